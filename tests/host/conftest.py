@@ -13,3 +13,14 @@ def book(tmp_path: Path) -> str:
     path = tmp_path / "book.txt"
     path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
     return str(path)
+
+
+@pytest.fixture
+def peers_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers of attached loops are threads of this process, with all their sockets: two imports of torch less."""
+    from loops import begin_in_thread
+
+    from atoll.host.attach import Run
+
+    monkeypatch.setattr(Run, "_begin", begin_in_thread)
+    monkeypatch.setattr("atoll.host.member.prepare", lambda folder: folder.mkdir(parents=True, exist_ok=True))

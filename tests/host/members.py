@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.host.island import Island
-from atoll.host.learning import Learning, built_in, decode_learning, found
+from atoll.host.learning import Beginning, Learning, built_in, decode_learning, found
 from atoll.host.shared import anonymous
 from atoll.host.store import Store
 from atoll.host.trainer import TrainerFailed, TrainerSpec
@@ -114,16 +114,22 @@ class Members:
     def __init__(
         self, base: Path, recipe: Recipe, book: str, peers: int = PEERS, settings: RunSettings | None = None
     ) -> None:
-        founded = found(built_in(recipe, book), settings or self.settings)
         self.base, self.recipe, self.book, self.peers = base, recipe, book, peers
+        founded = found(self.beginning(recipe, book), settings or self.settings)
         self.shares = (1,) * peers
         self.learning: Learning = decode_learning(founded.settings)
-        self.trainers = [Inside() for _ in range(peers)]
+        self.trainers = [self.trainer() for _ in range(peers)]
         self.stores = [Store(base / f"{k}", durable=False) for k in range(peers)]
         self.islands = [self.island(k) for k in range(peers)]
         self.state = {store.put_blob(founded.state) for store in self.stores}.pop()
         self.round = 0
         self.steps, self.batch = recipe.schedule.turn_steps, 0  # of the next round; 0: as the recipe has it
+
+    def beginning(self, recipe: Recipe, book: str) -> Beginning:
+        return built_in(recipe, book)
+
+    def trainer(self) -> Inside:
+        return Inside()
 
     def island(self, index: int) -> Island:
         island = Island(self.stores[index], 1, trainer=self.trainers[index])

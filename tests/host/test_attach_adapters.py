@@ -72,7 +72,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def test_adapters_travel_and_the_base_stays(tmp_path: Path):
+def test_adapters_travel_and_the_base_stays(tmp_path: Path, peers_in_threads: None):
     """A founder trains adapters. Who comes with another base is refused by the tensor's name; who comes with the
     same one is given the adapters. Then the founder unfreezes its base: it is told. Only adapters are exported."""
     own: dict[str, object] = {}

@@ -10,7 +10,7 @@ import pytest
 from atoll.base.errors import RunFailedError
 from atoll.host.attached import AttachedTrainer, Declines, ToUser, Trained
 from atoll.host.trainer.words import LENGTH, Train
-from atoll.learn.schedule import Schedule
+from atoll.learn.recipes import own_loop
 
 
 class Pipe:
@@ -35,7 +35,7 @@ def asked(pass_steps: int, *answers: object, epochs: int = 0) -> tuple[Train, ob
     async def told() -> tuple[Train, object, list[int]]:
         reader, pipe, declined = asyncio.StreamReader(), Pipe(), list[int]()
         trainer = AttachedTrainer(reader, pipe, None)  # pyright: ignore[reportArgumentType]
-        trainer.schedule = Schedule(20, epochs=epochs or msgspec.UNSET)
+        trainer.recipe = own_loop(rounds=3, inner_steps=20, epochs=epochs)
         trainer.pass_steps, trainer.on_decline = pass_steps, declined.append
         hearing = asyncio.create_task(trainer.hear())
         training = asyncio.create_task(trainer.train(20, cursor=0, shard=0, shards=1, global_step=0))

@@ -3,13 +3,15 @@
 After `attach` your loop goes on as it was. After every inner step of the optimizer a hook counts; when the round's
 steps are done, or its time is, the hook hands the parameters to the peer process, waits for the agreed ones, and
 returns. With `overlap` it returns at once, and what is agreed is merged some steps later. Learning-rate schedulers,
-gradient accumulation, torch.compile and GradScaler stay yours: a step that GradScaler skips does not fire the hook
-and is not counted, and a round ends by its time even if steps are skipped.
+gradient accumulation, torch.compile and GradScaler stay yours: a step that GradScaler skips is not counted, and a
+round ends by its time even if steps are skipped. Where members agree on gradients the recipe takes the step, the
+optimizer only says when (`learn/borrowed.py`), and gradients may wait for their rounds in a queue (`pipelined`).
 
 Promises: the model's tensors stay the same objects, only their values change, inside `optimizer.step()`; the
-optimizer's own state is never touched; the data never leaves this process. If the peer process dies the hook
-raises, it never goes on alone silently. Never sends anything but parameters and buffers of the model, and of
-those only what is exchanged: of a model with frozen parameters only what requires a gradient, or what `only` names.
+optimizer's own state is never touched, but where a recipe averages its moments; the data never leaves this process.
+If the peer process dies the hook raises, it never goes on alone silently. Never sends anything but parameters and
+buffers of the model, gradients or moments where the recipe says so, and of those only what is exchanged: of a model
+with frozen parameters only what requires a gradient, or what `only` names.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from inspect import signature
 from math import ceil
 from pathlib import Path
@@ -30,16 +34,43 @@ from typing import Annotated, Any, SupportsFloat, TypeVar
 
 import msgspec
 import torch
-from msgspec import Meta
+from msgspec import UNSET, Meta
 from torch import nn
 
 from atoll.base.arguments import Count, Peers, Positive, Share, Whole, arguments
+from atoll.base.effort import Effort, effort_problem
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.base.ids import Seconds
 from atoll.base.limits import PEERS_MAX
-from atoll.host.attached import LIARS, Attach, Closed, Declines, Farewell, Over, Told, ToUser, Trouble
+from atoll.host.attached import (
+    LIARS,
+    Attach,
+    Begins,
+    Closed,
+    Declines,
+    Farewell,
+    Over,
+    Told,
+    ToUser,
+    Trouble,
+    room_of,
+)
 from atoll.host.shared import Mailbox, anonymous
-from atoll.host.trainer.words import LENGTH, Cancel, Carried, Merge, Train, Trained, WriteX
+from atoll.host.trainer.words import (
+    LENGTH,
+    Cancel,
+    Carried,
+    LoadInner,
+    Merge,
+    Saved,
+    SaveInner,
+    Train,
+    Trained,
+    WriteX,
+)
+from atoll.learn.borrowed import AdamMoments, Gradients, optimizer_problem, skipped
 from atoll.learn.exchanged import Base, check_optimizer, exchanged
+from atoll.learn.inner import Accumulate, Pipelined, fresh_inner, inner_from_bytes, inner_pieces
 from atoll.learn.layout import base_digest, flatten, layout_of, unflatten
 from atoll.learn.merge import merge
 from atoll.learn.recipes import Recipe, in_own_loop, own_loop
@@ -51,6 +82,16 @@ T = TypeVar("T")
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 LEAVE_S = 15.0  # for the peer's farewell
 FIRST_WORD_S = 120.0  # for the peer process to import and open its door on a busy computer
+
+
+@dataclass
+class _Span:
+    """Steps since the parameters were handed over, or since the gradients before theirs were all taken."""
+
+    steps: int = 0
+    reported: int = 0
+    loss_sum: float = 0.0
+    seconds: float = 0.0
 
 
 class Run:
@@ -67,6 +108,7 @@ class Run:
         name: str = "",
         group: str = "",
         sample: Sample | None = None,
+        effort: Effort | None = None,
         listen: tuple[str, ...] = LOOPBACK,
         announce: tuple[str, ...] = (),
     ) -> None:
@@ -78,6 +120,7 @@ class Run:
             "trust": trust,
             "name": named(name, _checked(group)),
             "sample": sample,
+            "effort": effort,
             "listen": listen,
             "announce": announce,
         }
@@ -93,12 +136,18 @@ class Run:
         self.shard_index, self.shard_count = 0, 1  # this round's slice of the data, for `shard`
         self._process: subprocess.Popen[bytes] | None = None
         self._joined = False
-        self._steps = self._reported = 0  # since the parameters were handed over
-        self._loss_sum = self._seconds = 0.0
+        self._span = _Span()
         self._cancelled = self._stands = -1  # the job that was over last, and the one after which the loop waits
         self._job: Train | None = None  # what the peer waits for
+        self._asked = 0  # steps of the last one
         self._full = self._may = 0  # steps of a round, and how many of the next may be taken before it is asked for
         self._sent_F: torch.Tensor | None = None  # what was handed over, while the loop goes on
+        self._gradients: Gradients | None = None  # where members agree on them
+        self._depth = 0  # rounds whose gradients may wait for their turn, oldest first
+        self._waiting = deque[tuple[_Span, torch.Tensor]]()
+        self._merging: Merge | None = None  # what is to be taken in once the gradients before it are all taken
+        self._moments: AdamMoments | None = None  # where members average them
+        self._hooks: list[Any] = []
 
     # ---- what a loop calls ---------------------------------------------------------------------------------
 
@@ -128,10 +177,24 @@ class Run:
             )
         self._model, self._optimizer, self._batch = model, optimizer, batch
         self._choose(only)
-        wish = Attach(layout=self._layout, pass_steps=pass_steps, **self._wish)
+        if self._wish["recipe"] is not None:
+            self._work_with(self._wish["recipe"])
+        wish = Attach(layout=self._layout, batch=batch, pass_steps=pass_steps, **self._wish)
         memory = anonymous()
-        self._mailbox = Mailbox(memory, self._layout.floats, 0)
-        self._give_x()
+        self._mailbox = Mailbox(memory, self._layout.floats, room_of(self._layout))
+        self._mailbox.x_F.copy_(self._finite(flatten(self._model, self._layout)[0]))
+        self._begin(memory)
+        self._say(wish)
+        self._go_on()
+        self._joined = True
+        if not self.done:
+            self._hooks.append(optimizer.register_step_post_hook(self._stepped))
+            if self._gradients is not None:
+                self._hooks.append(optimizer.register_step_pre_hook(self._gradients.take))
+        return self
+
+    def _begin(self, memory: int) -> None:
+        """The peer process."""
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "atoll.host.attached", str(theirs.fileno()), str(memory)]
         paths = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
@@ -146,12 +209,6 @@ class Run:
         os.close(memory)
         self._socket = ours
         atexit.register(self.close)
-        self._say(wish)
-        self._go_on()
-        self._joined = True
-        if not self.done:
-            self._hook = optimizer.register_step_post_hook(lambda *_: self._stepped())
-        return self
 
     def _choose(self, only: Sequence[str]) -> None:
         """What of the model travels, and the watch over the rest."""
@@ -165,14 +222,25 @@ class Run:
         self.exchanged = self._layout.floats
         self.base = base_digest(self._layout).hex() if self._layout.held else ""
 
+    def _work_with(self, recipe: Recipe) -> None:
+        """What this recipe takes from the optimizer, if anything."""
+        if problem := optimizer_problem(recipe, self._optimizer, self._model, self._layout):
+            self.close()
+            raise UsageError("E-ATT-13", problem)
+        inner = recipe.inner
+        self._gradients = Gradients(self._model, self._layout) if isinstance(inner, Accumulate) else None
+        self._depth = inner.depth if isinstance(inner, Pipelined) else 0
+        if any(recipe.schedule.moments):
+            self._moments = AdamMoments(self._optimizer, self._model, self._layout)
+
     @arguments("run.report", "E-ATT-11")
     def report(self, loss: SupportsFloat) -> None:
         """Tell the others this step's training loss; optional, shown as the run's loss."""
         try:
-            self._loss_sum += float(loss)
+            self._span.loss_sum += float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         except (TypeError, ValueError, RuntimeError) as why:  # a tensor of many values
             raise UsageError("E-ATT-11", f"run.report: {why}", fix="run.report(loss.mean().item())") from None
-        self._reported += 1
+        self._span.reported += 1
 
     @arguments("run.decline", "E-ATT-11")
     def decline(self, rounds: Count = 1) -> None:
@@ -185,9 +253,11 @@ class Run:
             raise UsageError("E-ATT-05", "this run is not attached", fix="call run.attach(model, optimizer) first")
         if self.done:
             return
+        if self._merging is not None:
+            self._merge(self._merging)
         self._say(Declines(0 if self._job is None else self._job.job, rounds))
-        self._job, self._steps, self._reported, self._loss_sum, self._seconds = None, 0, 0, 0.0, 0.0
-        self._may, self._sent_F = 0, None
+        self._job = None
+        self._forget()
         self._go_on()
 
     @arguments("run.shard", "E-ATT-11")
@@ -220,12 +290,22 @@ class Run:
 
     # ---- between steps -------------------------------------------------------------------------------------
 
-    def _stepped(self) -> None:
+    def _stepped(self, *_: object) -> None:
         """The optimizer took a step: hand over if the round's steps or its time are done."""
-        if self.done or self._process is None:
+        if self._gradients is not None and not self._gradients.give_back():
+            self.close()
+            raise UsageError(
+                "E-ATT-13",
+                f"members of this run agree on gradients, and {type(self._optimizer).__name__} moves parameters "
+                "that have none: its steps would come on top of the agreed ones",
+                fix="attach torch.optim.SGD(model.parameters()): it only says when a step is due",
+            )
+        if self.done or self._process is None or skipped(self._optimizer):
             return
-        self._steps += 1
-        self._seconds += time.monotonic() - self._resumed
+        self._span.steps += 1
+        self._span.seconds += time.monotonic() - self._resumed
+        if self._depth and self._span.steps == self._asked:
+            self._waiting.append(self._end_span())
         self._go_on()
 
     def _go_on(self) -> None:
@@ -233,50 +313,82 @@ class Run:
         while not self.done:
             while select.select([self._socket], [], [], 0)[0]:
                 self._take(self._hear())
-            job = self._job
+            job, goes_ahead = self._job, self._unasked < self._may
             if job is not None and self._due(job):
                 self._hand_over(job)
-            elif job is not None or self._steps < self._may:
+            elif self._merging is not None and not goes_ahead:
+                self._merge(self._merging)
+            elif job is not None or goes_ahead:
                 break
             elif not self.done:
                 self._take(self._hear())
         self._resumed = time.monotonic()
 
+    @property
+    def _unasked(self) -> int:
+        """Steps that were taken and not handed over."""
+        return self._span.steps + sum(span.steps for span, _ in self._waiting)
+
     def _due(self, job: Train) -> bool:
         late = job.until is not None and time.monotonic() >= job.until
-        return self._steps > 0 and (self._steps >= job.steps or late or self._cancelled >= job.job)
+        enough = self._span.steps >= job.steps or late or self._cancelled >= job.job
+        return bool(self._waiting) or (self._span.steps > 0 and enough)
 
     def _hand_over(self, job: Train) -> None:
         if problem := self._base.problem():
             self.close()
             raise UsageError("E-ATT-06", problem)
-        sent_F = self._give_x()
-        loss = self._loss_sum / self._reported if self._reported else 0.0
-        steps, samples, seconds = self._steps, self._steps * self._batch, self._seconds
+        span, sent_F = self._waiting.popleft() if self._waiting else self._end_span()
+        self._mailbox.x_F.copy_(sent_F)
+        loss = span.loss_sum / span.reported if span.reported else 0.0
+        samples = span.steps * self._batch
         goes_on = job.ahead is not None and self._stands < job.job
-        self._sent_F = sent_F if goes_on else None
-        self._full = job.steps if goes_on else 0
+        self._sent_F = sent_F if goes_on and not self._depth else None
+        self._full = (job.ahead or 0 if self._depth else job.steps) if goes_on else 0
         self._may = 0 if self._cancelled >= job.job else job.ahead or 0
-        self._job, self._steps, self._reported, self._loss_sum, self._seconds = None, 0, 0, 0.0, 0.0
-        self._say(Trained(steps, samples, samples, loss, seconds, 0, ()))
+        self._job = None
+        self._say(Trained(span.steps, samples, samples, loss, span.seconds, 0, ()))
+
+    def _end_span(self) -> tuple[_Span, torch.Tensor]:
+        """The steps taken and what they came to (F,): the model, or in it the sum of gradients."""
+        span, x_F = self._span, flatten(self._model, self._layout)[0]
+        if self._gradients is not None:
+            x_F[: self._layout.parameters] = self._gradients.end()
+        self._finite(x_F)
+        self._span = _Span()
+        return span, x_F
+
+    def _forget(self) -> None:
+        """Nothing was stepped since what the model holds now."""
+        self._span, self._may, self._sent_F = _Span(), 0, None
+        self._waiting.clear()
+        if self._gradients is not None:
+            self._gradients.end()
 
     def _take(self, word: ToUser) -> None:
         match word:
             case Train():
-                self._job = word
+                self._job, self._asked = word, word.steps
                 self.shard_index, self.shard_count = word.shard, word.shards
             case WriteX():
-                own = flatten(self._model, self._layout)[1]
-                unflatten(self._mailbox.x_F, own, self._model, self._layout)
-                self._steps, self._may, self._sent_F = 0, 0, None
+                self._write_x()
                 self._say(Carried())
+            case Merge() if self._depth and self._unasked < self._may:
+                self._merging = word  # every gradient is of the parameters that its turn has
             case Merge():
                 self._merge(word)
-                self._say(Carried())
+            case SaveInner() | LoadInner():
+                self._carry_moments(word)
             case Cancel(job, stands=stands):
                 self._cancelled = job
                 if stands:
                     self._stands, self._may, self._full = job, 0, 0
+            case Begins(recipe) if not self._joined:
+                self._work_with(recipe)
+                if self._gradients is not None:
+                    print(_steps_of(recipe, self._optimizer), file=sys.stderr, flush=True)
+            case Begins():
+                pass
             case Told(ticket, me):
                 self.ticket, self.peer = ticket, me
                 if not self._wish["ticket"]:
@@ -292,38 +404,56 @@ class Run:
                         f"to begin another, name another folder than {self._wish['folder']}",
                         file=sys.stderr,
                     )
-                if hasattr(self, "_hook"):
-                    self._hook.remove()
+                for hook in self._hooks:
+                    hook.remove()
             case Trouble(code, what, cause, fix):
                 self.close()
                 raise _error(code)(code, what, cause=cause, fix=fix)
 
-    def _merge(self, word: Merge) -> None:
-        """What was agreed goes into the model; the steps since the hand-over stay."""
-        x_F, own = flatten(self._model, self._layout)
-        here = slice(word.lo, word.hi)
-        x_N, new_N = x_F[here], self._mailbox.x_F[here]
-        if word.how == "shift":
-            x_N.add_(new_N)
-        elif word.how == "afresh":
-            x_N.copy_(new_N)
-        else:
-            merge(word.how, x_N, x_N if self._sent_F is None else self._sent_F[here], new_N)
-        unflatten(x_F, own, self._model, self._layout)
-        self._sent_F, self._may = None, self._full
+    def _write_x(self) -> None:
+        own = flatten(self._model, self._layout)[1]
+        unflatten(self._mailbox.x_F, own, self._model, self._layout)
+        self._forget()
 
-    def _give_x(self) -> torch.Tensor:
-        x_F = flatten(self._model, self._layout)[0]
+    def _merge(self, word: Merge) -> None:
+        """What was agreed goes into the model; the steps since the hand-over stay, as far as the recipe has it."""
+        if word.how == "afresh":
+            self._write_x()
+        else:
+            x_F, own = flatten(self._model, self._layout)
+            here = slice(word.lo, word.hi)
+            x_N, new_N = x_F[here], self._mailbox.x_F[here]
+            if word.how == "shift":
+                x_N.add_(new_N)
+            else:
+                merge(word.how, x_N, x_N if self._sent_F is None else self._sent_F[here], new_N)
+            unflatten(x_F, own, self._model, self._layout)
+        self._sent_F, self._may, self._merging = None, self._full, None
+        self._say(Carried())
+
+    def _carry_moments(self, word: SaveInner | LoadInner) -> None:
+        assert self._moments is not None
+        if isinstance(word, SaveInner):
+            self._say(Saved(self._mailbox.put(*inner_pieces(self._moments.read()))))
+        else:
+            parameters, data = self._layout.parameters, self._mailbox.take(word.size_bytes)
+            self._moments.write(inner_from_bytes(data, parameters) if data else fresh_inner(parameters))
+            self._say(Carried())
+
+    def _finite(self, x_F: torch.Tensor) -> torch.Tensor:
+        """The same. RunFailedError if nobody could use it."""
         if not bool(x_F.isfinite().all()):
             self.close()
-            when = f"after round {self.round}, step {self._steps}" if self._joined else "before its first round"
+            what = "the model" if self._gradients is None or not self._joined else "a gradient"
+            when = (
+                f"after round {self.round}, step {self._span.steps}" if self._joined else "before its first round"
+            )
             raise RunFailedError(
                 "E-ATT-10",
-                f"the model is not finite {when}: nobody could use it",
+                f"{what} is not finite {when}: nobody could use it",
                 cause="training diverged: the learning rate is too large, or a batch or a loss holds nan",
                 fix="mend that and start the program again in the same folder: the last agreed state is good",
             )
-        self._mailbox.x_F.copy_(x_F)
         return x_F
 
     # ---- the socket ----------------------------------------------------------------------------------------
@@ -354,6 +484,16 @@ class Run:
 
 
 _DECODER = msgspec.msgpack.Decoder(ToUser)
+
+
+def _steps_of(recipe: Recipe, optimizer: torch.optim.Optimizer) -> str:
+    """Whose steps these are, for people: a rate that does nothing must not be looked for in vain."""
+    outer = recipe.outer
+    numbers = ", ".join(f"{name}={getattr(outer, name)!r}" for name in outer.__struct_fields__)
+    return (
+        f"members of this run agree on gradients: optimizer.step() takes the step of its recipe, "
+        f"{type(outer).__name__}({numbers}); rates and moments of your {type(optimizer).__name__} do nothing"
+    )
 
 
 def _error(code: str) -> type[AtollError]:
@@ -417,6 +557,10 @@ def found(
     fragments: Count = 1,
     overlap: Whole = 0,
     share: Share = 0.0,
+    round_time: Annotated[Seconds, Meta(ge=0)] = 0.0,
+    target_samples: Annotated[int, Meta(ge=0, lt=2**40)] = 0,
+    adaptive_steps: bool = False,
+    inner_steps_min: Count = 1,
     listen: tuple[str, ...] = LOOPBACK,
     announce: tuple[str, ...] = (),
 ) -> Run:
@@ -431,7 +575,13 @@ def found(
     every round, and members keep their own of all others until the last one (SPARTA; codecs and outer step are its
     own).
     `recipe=cooperative(rounds=20)` takes another published method (atoll.learn.methods) in the place of these
-    numbers, which are then its own; model, data and inner optimizer stay yours.
+    numbers, which are then its own; model, data and inner optimizer stay yours. Recipes that agree on gradients
+    (data_parallel, powersgd, demo_, pipelined, parameter_server) have none: they take the step themselves, with
+    their own rate, where `optimizer.step()` stands.
+    A round may be shorter than its `inner_steps`: `round_time` seconds of training, about `target_samples` of all
+    members together (`attach(batch=…)` says how many a step has), or with `adaptive_steps` as the loss falls that
+    `run.report` tells (specs/effort.md), but never shorter than `inner_steps_min`. Batches and rates are the
+    loop's: there is no total_tokens and no adaptive_batching here.
     """
     numbers: dict[str, Any] = {
         "rounds": rounds,
@@ -457,6 +607,7 @@ def found(
         else:
             _check_only_recipe(numbers)
             recipe = in_own_loop(recipe, believed=trust == "private")
+        effort = _effort(recipe, round_time, target_samples, adaptive_steps, inner_steps_min)
     except ValueError as why:
         fix = "help(atoll.found) says what goes together, specs/codecs.md has every codec"
         raise UsageError("E-ATT-12", f"no run can be founded like this: {why}", fix=fix) from None
@@ -468,6 +619,7 @@ def found(
         name=name,
         group=group,
         sample=_sample(sample, sample_peers, trust),
+        effort=effort,
         listen=listen,
         announce=announce,
     )
@@ -478,6 +630,20 @@ def _check_only_recipe(numbers: dict[str, Any]) -> None:
     defaults = signature(found).parameters
     if given := [name for name, value in numbers.items() if value != defaults[name].default]:
         raise ValueError(f"a recipe has numbers of its own, say there what {', '.join(given)} shall be")
+
+
+def _effort(recipe: Recipe, train_s: Seconds, samples: int, by_loss: bool, steps_min: int) -> Effort | None:
+    """What of a round's work follows the run; None: nothing. ValueError if that is none for this recipe."""
+    from atoll.host.learning import effort_misfit
+
+    if steps_min > 1 and not (samples or by_loss):
+        raise ValueError("inner_steps_min changes nothing without target_samples or adaptive_steps")
+    if not (train_s or samples or by_loss):
+        return None
+    effort = Effort(1, train_s or UNSET, samples or UNSET, steps_min, by_loss or UNSET)  # a batch is told later
+    if problem := effort_misfit(recipe, effort) or effort_problem(effort, recipe.schedule.turn_steps):
+        raise ValueError(f"rounds cannot follow the run: {problem}")
+    return effort
 
 
 def _start_peers() -> int:

@@ -22,6 +22,7 @@ from msgspec import UNSET
 from torch import Tensor
 
 from atoll.base.arguments import Peers, Whole
+from atoll.base.effort import Effort
 from atoll.base.errors import AtollError, RefusedError, RunFailedError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.machine import Fact
@@ -35,10 +36,13 @@ from atoll.host.trainer.words import (
     Broken,
     Cancel,
     Carried,
+    LoadInner,
     LookAlong,
     Looked,
     LookOn,
     Merge,
+    Saved,
+    SaveInner,
     Taken,
     Train,
     Trained,
@@ -48,8 +52,8 @@ from atoll.host.trainer.words import (
 from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import Room, new_wire
 from atoll.learn.layout import Layout, difference
+from atoll.learn.outer import Delayed
 from atoll.learn.recipes import Recipe
-from atoll.learn.schedule import Schedule
 from atoll.learn.state import SharedState, state_bytes
 from atoll.node.facts import GenesisKnown, Refused, RoundClosed, RunOver
 from atoll.node.settings import ERA_ROUNDS, RunSettings
@@ -79,6 +83,8 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     start_peers: Peers = 1
     trust: Trust = "private"
     sample: Sample | None = None  # how many train in a round of a run to found; None: everybody
+    effort: Effort | None = None  # what of its rounds' work follows the run; None: nothing
+    batch: int = 1  # samples behind one optimizer step
     pass_steps: Whole = 0  # optimizer steps of one pass over the loop's own data; 0: it did not say
 
 
@@ -87,6 +93,12 @@ class Told(msgspec.Struct, frozen=True, tag=True):
 
     ticket: str
     me: str
+
+
+class Begins(msgspec.Struct, frozen=True, tag=True):
+    """The first job comes next: what the run's recipe works with may be in the hands of the loop's optimizer."""
+
+    recipe: Recipe
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True):
@@ -125,11 +137,16 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
     """Last words of the user's process."""
 
 
-ToUser = Train | Cancel | WriteX | Merge | Told | Closed | Over | Trouble
-FromUser = Attach | Trained | Carried | Broken | Declines | Farewell
+ToUser = Train | Cancel | WriteX | Merge | SaveInner | LoadInner | Begins | Told | Closed | Over | Trouble
+FromUser = Attach | Trained | Carried | Saved | Broken | Declines | Farewell
 
 _FROM_USER: msgspec.msgpack.Decoder[FromUser] = msgspec.msgpack.Decoder(FromUser)
 _ATTACH = msgspec.msgpack.Decoder(Attach)
+
+
+def room_of(layout: Layout) -> int:
+    """Bytes behind x in the mailbox, for two moments and what names them. Memory is taken when they come."""
+    return 8 * layout.parameters + 4096
 
 
 class AttachedTrainer:
@@ -142,7 +159,7 @@ class AttachedTrainer:
         self._answers: asyncio.Queue[FromUser] = asyncio.Queue()
         self._job = 0
         self._training = False  # the loop has the floor
-        self.schedule = Schedule()  # of the run, once genesis is known
+        self.recipe: Recipe | None = None  # of the run, once genesis is known
         self.pass_steps = 0
         self.on_decline: Callable[[int], None] = lambda rounds: None
         self.ended = asyncio.Event()
@@ -172,6 +189,8 @@ class AttachedTrainer:
         assert self.layout is not None
         if self.ended.is_set():
             raise _ended()
+        assert self.recipe is not None, "who knows a spec knows genesis"
+        self.say(Begins(self.recipe))
         return self.layout
 
     async def train(
@@ -185,9 +204,10 @@ class AttachedTrainer:
         until: float | None = None,
         ahead: int | None = None,
         apart: bool = False,  # data are the loop's own
+        batch: int = 0,  # and so is this
     ) -> Trained:
-        if self.schedule.epochs is not msgspec.UNSET:
-            steps = min(steps, self.schedule.steps_of(self.pass_steps))
+        if self.recipe is not None and self.recipe.schedule.epochs is not msgspec.UNSET:
+            steps = min(steps, self.recipe.schedule.steps_of(self.pass_steps))
         async with self._lock:
             self._job, self._training = self._job + 1, True
             try:
@@ -228,10 +248,22 @@ class AttachedTrainer:
         raise TrainerFailed("refused", "an attached loop has no data that others hold out, too", alive=True)
 
     async def inner_state(self, room: Room = new_wire) -> Buffer:
-        return b""  # the optimizer is the loop's own
+        if not self._averages:
+            return b""  # the optimizer is the loop's own
+        async with self._lock:
+            saved = await self._turn(SaveInner(), Saved)
+            return self._mailbox.take(saved.size_bytes, room)
 
     async def set_inner_state(self, data: Buffer) -> None:
-        return
+        if not self._averages:
+            return
+        async with self._lock:
+            await self._turn(LoadInner(self._mailbox.put(data)), Carried)
+
+    @property
+    def _averages(self) -> bool:
+        """Rounds average moments, which are in the hands of the loop's optimizer."""
+        return self.recipe is not None and any(self.recipe.schedule.moments)
 
     async def stop(self) -> None:
         return  # the loop is not ours to end
@@ -261,7 +293,18 @@ def _ended() -> TrainerFailed:
 # ---- the peer process --------------------------------------------------------------------------------------
 
 
-async def _main(fd: int, memory: int) -> None:
+async def serve(fd: int, memory: int) -> None:
+    """The peer of the loop behind this socket, until either of them ends."""
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
+    try:
+        await _serve(reader, writer, memory)
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, memory: int) -> None:
     from atoll.host.learning import found
     from atoll.host.member import (
         Invitation,
@@ -274,10 +317,10 @@ async def _main(fd: int, memory: int) -> None:
         training,
     )
 
-    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
     (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     wish = _ATTACH.decode(await reader.readexactly(size))
-    trainer = AttachedTrainer(reader, writer, Mailbox(memory, wish.layout.floats, 0))
+    mailbox = Mailbox(memory, wish.layout.floats, room_of(wish.layout))
+    trainer = AttachedTrainer(reader, writer, mailbox)
     trainer.layout, trainer.pass_steps = wish.layout, wish.pass_steps
     over = asyncio.Event()
     trouble: list[AtollError] = []
@@ -337,8 +380,8 @@ async def _main(fd: int, memory: int) -> None:
         await host.leave(why, FAREWELL_S)
     await host.stop(why, farewell=not (said or host.machine.over))
     hearing.cancel()
-    for waited in ends:
-        waited.cancel()
+    for one in ends:
+        one.cancel()
     await asyncio.gather(hearing, *ends, return_exceptions=True)
     with suppress(ConnectionError):
         await writer.drain()
@@ -349,30 +392,39 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
     from atoll.host.learning import ATTACHED, Beginning, terms_of
 
     assert wish.recipe is not None
-    layout = wish.layout
+    layout, recipe = wish.layout, _in_samples(wish.recipe, wish.batch)
     first = SharedState(
         x_F.clone(), torch.zeros(layout.parameters), torch.zeros(layout.counters, dtype=torch.int64)
     )
-    beginning = Beginning(wish.recipe, layout, state_bytes(first, layout), ATTACHED, b"")
-    schedule = wish.recipe.schedule
+    beginning = Beginning(recipe, layout, state_bytes(first, layout), ATTACHED, b"")
+    schedule = recipe.schedule
     quorum = "majority" if wish.trust == "private" else "two-thirds"
     settings = RunSettings(
         name=wish.name,
         rounds=schedule.turns,
         start_peers=wish.start_peers,
-        topology="pairs" if wish.recipe.paired else "butterfly",
+        topology="pairs" if recipe.paired else "butterfly",
         tolerance=0.0 if wish.trust == "private" else LIARS,
         witnessed=wish.trust == "open",
         era_rounds=ERA_ROUNDS,
-        openings=terms_of(wish.recipe, SHARE if wish.trust == "community" else 0.0),
+        openings=terms_of(recipe, SHARE if wish.trust == "community" else 0.0),
         round=RoundSettings(
             inner_steps=schedule.turn_steps,
             quorum=quorum,
             sample=wish.sample or msgspec.UNSET,
+            effort=msgspec.structs.replace(wish.effort, batch=wish.batch) if wish.effort else msgspec.UNSET,
             committee=msgspec.UNSET if wish.trust == "private" else COMMITTEE_MOST,
         ),
     )
     return beginning, settings
+
+
+def _in_samples(recipe: Recipe, batch: int) -> Recipe:
+    """The same, where an outer step counts what was learned, in samples of which a step has so many."""
+    outer = recipe.outer
+    if not isinstance(outer, Delayed):
+        return recipe
+    return msgspec.structs.replace(recipe, outer=msgspec.structs.replace(outer, every=outer.every * batch))
 
 
 def _parting(run: Layout, mine: Layout) -> RefusedError | None:
@@ -408,8 +460,8 @@ def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: l
 
             assert trainer.layout is not None
             learning = decode_learning(settings)
-            trainer.schedule = learning.recipe.schedule
-            if trainer.schedule.epochs is not msgspec.UNSET and trainer.pass_steps < 1:
+            trainer.recipe = learning.recipe
+            if learning.recipe.schedule.epochs is not msgspec.UNSET and trainer.pass_steps < 1:
                 what = "a round of this run is a pass over your data, and your loop does not say how long one is"
                 fix = "run.attach(model, optimizer, pass_steps=len(loader))"
                 trouble.append(RefusedError("E-ATT-09", what, fix=fix))
@@ -425,6 +477,6 @@ def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: l
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(int(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(serve(int(sys.argv[1]), int(sys.argv[2])))
     sys.stdout.flush()
     os._exit(0)

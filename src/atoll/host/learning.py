@@ -148,9 +148,9 @@ def effort_misfit(recipe: Recipe, effort: Effort | UnsetType) -> str:
         return "its recipe has no steps over which rates could fall"
     if effort is UNSET:
         return ""
-    if recipe.model == ATTACHED:
-        return "steps and batches are the business of its members' own loops"
-    if effort.batch != recipe.batch:
+    if recipe.model == ATTACHED and (bounded or effort.batches is not UNSET):
+        return "batches and rates are the business of its members' own loops"
+    if recipe.model != ATTACHED and effort.batch != recipe.batch:
         return f"it begins with batches of {effort.batch}, and its recipe with {recipe.batch}"
     changing, growing = effort.samples is not UNSET or effort.by_loss is True, effort.batches is not UNSET
     if (changing or effort.train_s is not UNSET) and (

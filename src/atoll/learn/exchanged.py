@@ -36,8 +36,8 @@ def exchanged(model: nn.Module, only: Sequence[str] = ()) -> set[str]:
     known = [name for name, _ in parameters] + buffers
     if idle := [pattern for pattern in only if not any(fnmatchcase(name, pattern) for name in known)]:
         raise ValueError(
-            f"only={list(only)}: no parameter or buffer of this model matches {_some(idle)}; "
-            f"its parameters are called {_some([name for name, _ in parameters])}"
+            f"only={list(only)}: no parameter or buffer of this model matches {some(idle)}; "
+            f"its parameters are called {some([name for name, _ in parameters])}"
         )
 
     def named(name: str) -> bool:
@@ -69,12 +69,12 @@ def check_optimizer(model: nn.Module, going: set[str], held: Iterable[Tensor]) -
     loose = [n for n, p in mine if n not in going and (p.requires_grad or p.grad is not None)]
     if loose:
         raise ValueError(
-            f"the optimizer trains {_some(loose)}, which this run does not exchange: members would drift apart; "
+            f"the optimizer trains {some(loose)}, which this run does not exchange: members would drift apart; "
             "freeze it (requires_grad_(False), p.grad = None), leave it out of the optimizer, or name it in only="
         )
     if going and not any(name in going for name, _ in mine):
         raise ValueError(
-            f"the optimizer holds none of the parameters that this run exchanges ({_some(sorted(going))}); "
+            f"the optimizer holds none of the parameters that this run exchanges ({some(sorted(going))}); "
             "make the optimizer from the parameters of this very model, once adapters are in it"
         )
 
@@ -95,18 +95,18 @@ class Base:
         """What has changed of it, and what to do; empty while all is as it was when this began."""
         if turned := [n for n, p, trains in self._grads if p.requires_grad != trains]:
             return (
-                f"{_some(turned)}: requires_grad changed after the run was attached, which took what it exchanges "
+                f"{some(turned)}: requires_grad changed after the run was attached, which took what it exchanges "
                 "from it; name what is ever trained from the beginning, attach(…, only=['head.*']), "
                 "then freeze and unfreeze it as you like"
             )
         if moved := [n for n, p, mark in self._still if _mark(p) != mark]:
             return (
-                f"{_some(moved)} changed, which this run does not exchange: members would drift apart; freeze it "
+                f"{some(moved)} changed, which this run does not exchange: members would drift apart; freeze it "
                 "(an optimizer or a load_state_dict wrote to it), or name it in attach(…, only=[…])"
             )
         if moved := [n for n, b, before in self._values if not _same(b, before)]:
             return (
-                f"the buffers {_some(moved)} changed, which this run does not exchange: a frozen layer still keeps "
+                f"the buffers {some(moved)} changed, which this run does not exchange: a frozen layer still keeps "
                 "statistics; call .eval() on it after every model.train(), or name them in attach(…, only=[…])"
             )
         return ""
@@ -129,6 +129,6 @@ def _module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
     rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + rest

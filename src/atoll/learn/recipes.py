@@ -381,15 +381,11 @@ def in_own_loop(recipe: Recipe, believed: bool = True) -> Recipe:
     ValueError if it needs to know these; `believed`: see `in_swarm`.
     """
     why = ""
-    if isinstance(recipe.inner, Accumulate):
-        why = "members agree on gradients, and here optimizer.step() has used them before anybody could"
-    elif isinstance(recipe.outer, Moments):
-        why = "members agree on the moments of an optimizer that is yours here"
-    elif isinstance(recipe.outer, Delayed):
-        why = "updates count by the tokens behind them, which nobody knows of data of your own"
-    recipe = msgspec.structs.replace(
-        in_swarm(recipe, believed=believed), model="attached", seed=0, batch=1, seq_len=1, inner=LOOPS_OWN
-    )
+    if recipe.schedule.total_tokens is not UNSET:
+        why = "its rates follow the tokens of all, and here the rate is your scheduler's"
+    inner = recipe.inner if isinstance(recipe.inner, Accumulate) else LOOPS_OWN
+    recipe = msgspec.structs.replace(recipe, model="attached", seed=0, batch=1, seq_len=1, inner=inner)
+    recipe = in_swarm(recipe, believed=believed)  # an update counts by samples, where it counts by tokens
     if problem := why or swarm_problem(recipe):
         raise ValueError(f"this recipe is none for a loop of one's own: {problem}")
     return recipe
