@@ -65,12 +65,15 @@ def tuned_after(settings: RunSettings, parent: Body, trained: int, reports: Sequ
     back = next((amend for _, amend in amends_in(reports)), None)
     if back is not None:
         return back.tuned
-    word = next((change for _, change in tunes_in(reports)), None)
-    if word is None:
-        return parent.tuned
+    word = next((tune for _, tune in tunes_in(reports)), None)
+    return parent.tuned if word is None else tuned_by(settings, parent, trained, word.to)
+
+
+def tuned_by(settings: RunSettings, parent: Body, trained: int, to: Numbers) -> Tuned:
+    """What it says of them with these numbers."""
     before = Tuned(Numbers(), 0, 0) if parent.tuned is UNSET else parent.tuned
     steps = before.steps + (trained - before.trained) * settings_after(settings, parent).round.inner_steps
-    return Tuned(replace(before.to, **numbers_in(word.to)), trained, steps)
+    return Tuned(replace(before.to, **numbers_in(to)), trained, steps)
 
 
 def why_not(settings: RunSettings, parent: Body, to: Numbers) -> str:
