@@ -13,6 +13,7 @@ from atoll.host.tuning import KEYS, STAYS, by_key, learning_after, numbers_from,
 from atoll.learn.inner import rate_at, tuned
 from atoll.learn.methods import data_parallel
 from atoll.learn.recipes import Recipe, diloco
+from atoll.node.config.sections import keys
 from atoll.node.settings import RunSettings
 from atoll.wire.messages.statements import Numbers, Tuned
 
