@@ -10,7 +10,7 @@ from pathlib import Path
 from processes import started
 
 LIGHT = ["status", "peers", "invite", "export", "leave", "stop", "recover", "init", "plot", "simulate"]
-LIGHT += ["verify", "checkpoint", "plan", "pause", "resume"]
+LIGHT += ["verify", "checkpoint", "plan", "pause", "resume", "amend"]
 HEAVY_MODULES = ("torch", "numpy", "matplotlib")
 
 

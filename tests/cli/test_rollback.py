@@ -24,8 +24,9 @@ def test_a_run_goes_back_and_trains_on_at_both_members(tmp_path: Path):
 
         refused = atoll("checkpoint", "rollback", str(goal["round"]), "--dir", b)
         assert refused.returncode == 4 and "E-CHK-10" in refused.stderr and "founder's folder" in refused.stderr
-        not_his = atoll("pause", "--dir", b)
-        assert not_his.returncode == 4 and "E-RUN-25" in not_his.stderr and "founder's folder" in not_his.stderr
+        for words in (["pause"], ["amend", "train.lr=0.1"]):
+            not_his = atoll(*words, "--dir", b)
+            assert not_his.returncode == 4 and "E-RUN-25" in not_his.stderr and "founder's folder" in not_his.stderr
         unknown = atoll("checkpoint", "rollback", "100000", "--dir", a)
         assert unknown.returncode == 2 and "E-CHK-01" in unknown.stderr
         done = answer_of("checkpoint", "rollback", str(goal["round"]), "--dir", a)

@@ -61,9 +61,12 @@ class Inside:
         held=(),
         apart=False,
         batch=0,
+        inner=None,
+        horizon=None,
     ) -> Trained:
         self.jobs += 1
         named = steps, until, cursor, shard, shards, global_step, ahead, assignment, held, apart, batch
+        named += (inner, horizon)
         return self.ask(Train(self.jobs, *named))
 
     def cancel(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from members import Inside
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.effort import Batches, Effort
@@ -32,6 +33,7 @@ from atoll.node.jobs import Train as TrainAsked
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.reduce.work import Combine, Row
+from atoll.wire.messages.statements import Numbers, Tuned
 
 NAMES = (PeerId("ada"), PeerId("bob"), PeerId("eve"))
 SHARES = (1, 1, 1)
@@ -238,6 +240,23 @@ def test_an_audit_takes_the_batch_and_the_rates_that_the_round_had(tmp_path: Pat
         assert swarm.islands[0].head.samples == 3 * STEPS * (2 + 3 + 5)
 
     play(tmp_path, book, story, settings=settings, tokens=9000)
+
+
+def test_an_audit_takes_the_rates_that_held_in_the_round(tmp_path: Path, book: str):
+    """Another rate from the second round on: both are accepted, and neither would be at the other's."""
+
+    async def story(swarm: Swarm) -> None:
+        faster, usual = Tuned(Numbers(lr=0.02), 1, STEPS), UNSET
+        for island in swarm.islands:
+            island.tuned_before = lambda round: faster if round else usual
+        for other in (faster, usual):
+            await swarm.play()
+            assert (await swarm.audited(1, 2)).finding == "accepted"
+            before, swarm.islands[0].tuned_before = swarm.islands[0].tuned_before, lambda round, other=other: other
+            assert (await swarm.audited(1, 2)).finding != "accepted"
+            swarm.islands[0].tuned_before = before
+
+    play(tmp_path, book, story)
 
 
 def test_a_busy_auditor_can_still_show_its_own_round_and_does_so_first(tmp_path: Path, book: str):

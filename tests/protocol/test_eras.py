@@ -210,7 +210,7 @@ def test_a_newcomer_has_no_more_eras_on_their_way_than_a_member_reads_at_once():
     until_round(swarm, 110)
     member = swarm.world.nodes[peer_name(0)].machine
     assert member is not None and member.eras is not None and member.history is not None
-    newcomer = Eras(member.history, EVERY, 0, VirtualVerifier(), None)
+    newcomer = Eras(member.history, EVERY, lambda body: 0, VirtualVerifier(), None)
     newcomer.restore({})
     assert len(newcomer.lacking) >= 20
     on_their_way: set[int] = set()
@@ -230,7 +230,7 @@ def test_a_newcomer_has_no_more_eras_on_their_way_than_a_member_reads_at_once():
         more = newcomer.hear(peer_name(0), EraSigned(round, era.vertex, era.signatures), 5.002 + now / 1000)
         assert asked(more) <= 8
     assert not newcomer.lacking
-    newcomer = Eras(member.history, EVERY, 0, VirtualVerifier(), None)
+    newcomer = Eras(member.history, EVERY, lambda body: 0, VirtualVerifier(), None)
     newcomer.restore({})
     assert asked(newcomer.ask([peer_name(0)], 5.0)) == 8
     on_their_way.clear()  # nobody answers

@@ -60,6 +60,13 @@ def test_a_run_that_is_paused_again_and_again_weathers_everything(seed: int):
     assert report.rounds >= 15 and report.members >= 6 and min(report.faults["pause"], report.faults["resume"]) > 1
 
 
+@pytest.mark.parametrize("seed", [1])
+def test_a_run_whose_numbers_change_all_the_time_weathers_everything(seed: int):
+    """Beside rollbacks, and a member that changes numbers in another's name: a word counts once, if it counts."""
+    report = run_scenario("amendments", seed, peers=6, rounds=12)
+    assert report.rounds >= 12 and report.members >= 6 and report.measured["amended"] > 3
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_a_run_that_is_sent_back_all_the_time_weathers_everything(seed: int):
     """Words whose states are here, elsewhere or gone; those who were down or cut off end where the others are."""

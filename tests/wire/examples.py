@@ -52,6 +52,7 @@ from atoll.wire.messages.statements import (
     Join,
     Late,
     Leave,
+    Numbers,
     Pause,
     Placed,
     Proposed,
@@ -61,6 +62,8 @@ from atoll.wire.messages.statements import (
     Signed,
     Suspect,
     Timeout,
+    Tune,
+    Tuned,
     Validated,
     Vote,
     Weighing,
@@ -118,6 +121,7 @@ STATEMENTS = (
     Invite(b"ticket", b"key", "observer", 3, 2000.0),
     Amend(A, 3, B, A, 2, b"signature"),
     Pause(A, True, b"signature"),
+    Tune(A, Numbers(rounds=60, lr=0.002), b"signature"),
 )
 
 MESSAGES = (
@@ -157,6 +161,8 @@ MESSAGES = (
 )
 
 VALIDATED_RIGHT = Validated(7, A, (2_500_000,), (431_000,))
+TUNED = Tuned(Numbers(rounds=60, owner_s=12.0, lr=0.002), 7, 224)
+AMEND_TUNED = Amend(A, 3, B, A, 2, b"signature", tuned=TUNED)
 AMEND_WITHOUT = Amend(A, 3, B, A, 2, b"signature", (BOB,))
 COMMIT_LATE = Commit(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=Late(3, 64, 1024))
 MANIFEST_PARTLY = ManifestIs(A, None, b"\x05")
@@ -172,6 +178,7 @@ BODY_REPUTED = replace(BODY, reputation=(7750,))
 BODY_SAMPLED = replace(BODY, credits=((0, 64),))
 BODY_ASKING = replace(BODY, effort=Reached(24, 12, 10, 5.5))
 BODY_PAUSED = replace(BODY, paused=7)
+BODY_TUNED = replace(BODY, tuned=TUNED)
 
 OPENED = (  # the same words where blocks of answers are opened
     Answered(7, 1, 0, 2, A, 4096, (ALICE, BOB), made_of=B),

@@ -20,6 +20,7 @@ import cyclopts
 from atoll import __version__
 from atoll.base.errors import AtollError, RunFailedError, UsageError
 from atoll.cli import (
+    amend,
     blame,
     checkpoint,
     demo,
@@ -57,7 +58,7 @@ for verb in (demo.demo, init.init, up.up, join.join, status.status, status.peers
     app.command(verb)
 for verb in (leave.leave, leave.stop, leave.recover, status.export, plot.plot, simulate.simulate):
     app.command(verb)
-for verb in (pause.pause, pause.resume):
+for verb in (pause.pause, pause.resume, amend.amend):
     app.command(verb)
 for verb in (plan.plan, verify.verify, checkpoint.checkpoint, blame.blame):
     app.command(verb)

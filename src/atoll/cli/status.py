@@ -51,6 +51,9 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     say(f"run {s['run']} ({s['run_id'][:8]}): {s['trained']}{of} rounds trained, {s['phase']}{step}")
     if s["paused"]:
         say(f"  {s['paused']}")
+    if amended := s.get("amended"):
+        told = ", ".join(f"{key} = {value:g}" for key, value in amended["numbers"].items())
+        say(f"  amended after {amended['trained']} rounds: {told}")
     if s["trouble"]:
         say(f"  ! {s['trouble']}")
     if s.get("uncounted"):

@@ -191,6 +191,7 @@ def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
         "recoveries": audit.recoveries,
         "rollbacks": [asdict(r) for r in audit.returns],
         "pauses": [asdict(p) for p in audit.pauses],
+        "amendments": [asdict(t) for t in audit.tunes],
         "branches": [asdict(b) for b in audit.branches],
         "eras": [asdict(e) | {"sealed": e.sealed} for e in audit.eras],
         "votes_alone": votes_alone(audit),
@@ -239,6 +240,9 @@ def _say(audit: Audit, blobs: int | None) -> None:
     for p in audit.pauses:
         what = "paused" if p.paused else "resumed"
         say(f"  round {p.round} {what} the run, by the recovery identity's signature")
+    for t in audit.tunes:
+        told = ", ".join(f"{name} {value:g}" for name, value in t.to.items())
+        say(f"  round {t.round} changed numbers of the run ({told}), by the recovery identity's signature")
     for line in _eras_text(audit):
         say(f"  {line}")
     for c in audit.members[-CHANGES_SHOWN:]:

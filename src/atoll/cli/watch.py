@@ -173,6 +173,10 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             before = line_of({k: v for k, v in entry.items() if k != "pauses"}, progress)
             told = "the run is paused: members stay, nobody trains until `atoll resume` in the founder's folder"
             return "\n".join([before] * bool(before) + [f"! {told}" if entry["pauses"] else "the run goes on"])
+        case "RoundClosed" if "amends" in entry:
+            before = line_of({k: v for k, v in entry.items() if k != "amends"}, progress)
+            told = ", ".join(f"{name} {value:g}" for name, value in entry["amends"].items())
+            return "\n".join([before] * bool(before) + [f"! from the next round on: {told}, as the founder says"])
         case "RoundClosed" if entry["counted"]:
             absent = f", without {', '.join(name(p) for p in progress.missing)}" if progress.missing else ""
             of = f"/{progress.rounds}" if progress.rounds else ""

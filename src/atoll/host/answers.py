@@ -24,6 +24,7 @@ from atoll.host.rollback import roll_back
 from atoll.keys.erasure import piece_bytes
 from atoll.node.requests import turnout
 from atoll.node.settings import RunSettings
+from atoll.node.tuning import settings_after
 from atoll.policy.reputation import scores_of
 from atoll.wire.messages.statements import Invite
 from atoll.wire.ticket import issue
@@ -67,6 +68,11 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
     async def pause(with_: dict[str, Any]) -> Any:
         return await pause_run(host, bool(with_["paused"]), float(with_.get("wait_s", AGREE_S)))
 
+    async def amend(with_: dict[str, Any]) -> Any:
+        from atoll.host.tuning import amend_run
+
+        return await amend_run(host, list(map(str, with_["numbers"])), float(with_.get("wait_s", AGREE_S)))
+
     async def blame(with_: dict[str, Any]) -> Any:
         return await blame_round(host, int(with_["round"]))
 
@@ -100,6 +106,7 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
         "recover": recover,
         "rollback": rollback,
         "pause": pause,
+        "amend": amend,
         "blame": blame,
         "leave": leaving,
         "stop": leaving,
@@ -128,7 +135,8 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "role": host.wish.role,
         "round": machine.at,
         "trained": head.trained if head is not None else 0,
-        "rounds": p.rounds,
+        "rounds": _settings_now(host).rounds,
+        "amended": _amended(host),
         "phase": p.phase,
         "topology": p.topology,
         "topology_why": p.topology_why,
@@ -152,9 +160,9 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "scores": p.opinions if machine.inspectors.scoring is not None else None,
         "validation": _validation(host) if machine.inspectors.validators is not None else None,
         "kept": kept_of(host),
-        "paused": host.paused() or pause_told(host) or waiting_text(voting, machine.settings, p.trained),
+        "paused": host.paused() or pause_told(host) or waiting_text(voting, _settings_now(host), p.trained),
         "missing": p.missing,
-        "uncounted": uncounted_text(mine["missed"] if mine else 0, p.passed, machine.settings),
+        "uncounted": uncounted_text(mine["missed"] if mine else 0, p.passed, _settings_now(host)),
         "apart_steps": p.apart_steps,
         "branches": [b | {"members": [p.name_of(peer) for peer in b["members"]]} for b in p.branches],
         "late": [work | {"name": p.name_of(work["peer"])} for work in p.late],
@@ -223,6 +231,18 @@ def _eras_lacking(host: PeerHost) -> set[int]:
     """Last rounds of the eras without a quorum of signatures."""
     eras = host.machine.eras
     return set(eras.lacking) if eras is not None else set()
+
+
+def _amended(host: PeerHost) -> dict[str, Any] | None:
+    from atoll.host.tuning import amended_of
+
+    return amended_of(host)
+
+
+def _settings_now(host: PeerHost) -> RunSettings:
+    """By which the next round goes."""
+    settings, history = host.machine.settings, host.machine.history
+    return settings if history is None else settings_after(settings, history.head_body)
 
 
 def waiting_text(voters: int, settings: RunSettings, trained: int) -> str | None:

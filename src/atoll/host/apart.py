@@ -54,6 +54,7 @@ class Away:
             global_step=self._position(state, recipe, work.shards),
             until=begin + work.seconds_max,
             apart=True,
+            **self._tended.rates(recipe),
         )
         self.steps += done.steps
         if not done.steps or done.loss is None:

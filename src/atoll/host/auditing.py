@@ -81,7 +81,7 @@ class Made:
 class Auditing:
     run: Digest
     me: PeerId
-    learning: Learning
+    learning_in: Callable[[int], Learning]  # what a round is learned by
     store: Store
     shelf: Shelf
     tended: Tended
@@ -200,7 +200,9 @@ class Auditing:
     async def _judge(self, work: Judge) -> Verdict:
         loop = asyncio.get_running_loop()
         data = await asyncio.to_thread(self.store.read_blob, work.blob)
-        before = await loop.run_in_executor(self.arithmetic, self.shelf.find, work.before, self.learning.layout)
+        before = await loop.run_in_executor(
+            self.arithmetic, self.shelf.find, work.before, self.learning_in(work.round).layout
+        )
         if data is None or before is None:
             raise RunFailedError("E-AUD-03", "what this audit needs is not on this disk any more")
         shown = await asyncio.to_thread(shown_from_bytes, data)
@@ -227,7 +229,8 @@ class Auditing:
 
     def _judge_update(self, work: Judge, assignment: Assignment, shown: Shown, before: SharedState) -> Verdict:
         """Is what it sent what comes of its last state?"""
-        learning, floats = self.learning, self.learning.layout.floats
+        learning = self.learning_in(work.round)
+        floats = learning.layout.floats
         bounds = part_bounds(floats, work.shares)
         common = learning.common(work.round, before, work.before)
         return judge_update(
@@ -285,7 +288,8 @@ class Auditing:
     def _assigned(
         self, round: int, peer: PeerId, shard: int, shards: int, steps: int, head: SharedState, batch: int
     ) -> Assignment:
-        recipe = self.learning.recipe
+        learning = self.learning_in(round)
+        recipe = learning.recipe
         if batch:
             recipe = msgspec.structs.replace(recipe, batch=batch)
         return Assignment(
@@ -293,7 +297,7 @@ class Auditing:
             round=round,
             peer=peer,
             recipe=recipe,
-            data=self.learning.data_blob,
+            data=learning.data_blob,
             anchor=name_of_x(head.anchor_F),
             shard=shard,
             shards=shards,

@@ -21,7 +21,7 @@ from atoll.base.errors import UsageError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.keys.erasure import demand_ready
 from atoll.node.config.meaning import chosen_statistic, coded_of, keeps_records, sample_of, tolerance_of
-from atoll.node.config.reading import decode_config
+from atoll.node.config.reading import decode_config, decode_values
 from atoll.node.config.sections import Config, Sync, Train, toml_text
 from atoll.node.settings import RunSettings
 from atoll.policy.apart import Apart
@@ -73,6 +73,20 @@ def load_config(
             raise UsageError("E-CFG-07", f"--set {text} has no value", fix="write --set train.lr=0.002")
         _put(tree, key.strip(), value.strip())
     return decode_config(tree)
+
+
+def numbers_of(sets: Sequence[str]) -> dict[str, Any]:
+    """What is written as section.key=value, each judged as in a file. UsageError with the key."""
+    tree: dict[str, Any] = {}
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError("E-CFG-07", f"{text} has no value", fix="write train.lr=0.002")
+        _put(tree, key.strip(), value.strip())
+    config = decode_values(tree)
+    return {
+        f"{section}.{name}": getattr(getattr(config, section), name) for section in tree for name in tree[section]
+    }
 
 
 def recipe_of(config: Config) -> Recipe:

@@ -69,7 +69,7 @@ from atoll.protocol.membership.heartbeat import Suspected
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.codec import decode_message, encode
 from atoll.wire.messages.history import Chunk
-from atoll.wire.messages.statements import Invite
+from atoll.wire.messages.statements import Invite, Numbers
 from atoll.wire.messages.vertex import Vertex
 from atoll.wire.ticket import parse
 
@@ -270,6 +270,10 @@ class Driver:
     def pause(self, paused: bool) -> None:
         """Put before the members that nobody trains, or all again. Raises ValueError where that is no use."""
         self._do(lambda: requests.pause(self.machine, paused, self._sign_for_long, self.clock.now()))
+
+    def tune(self, to: Numbers) -> None:
+        """Put before the members that these numbers hold. Raises ValueError where they cannot."""
+        self._do(lambda: requests.tune(self.machine, to, self._sign_for_long, self.clock.now()))
 
     def ticket_text(self) -> str | None:
         """The ticket that founded or admitted this peer, while it can still be used."""

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
 import msgspec
 import torch
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from torch import Tensor
 
 from atoll.base.errors import RunFailedError
@@ -42,6 +43,7 @@ from atoll.host.shelf import NOTHING, Private, Shelf, read_private, write_privat
 from atoll.host.store import Store, stored
 from atoll.host.tended import Tended
 from atoll.host.trainer import Evaluated, TrainerFailed
+from atoll.host.tuning import learning_after
 from atoll.host.validating import canary_in, validated
 from atoll.host.without import Leaving
 from atoll.keys.digest import Buffer, digest
@@ -85,6 +87,7 @@ from atoll.node.jobs import (
 )
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Weigh
 from atoll.protocol.transfer.work import CloseBlob
+from atoll.wire.messages.statements import Tuned
 
 
 class Island:
@@ -99,7 +102,8 @@ class Island:
         keep: Keep = Keep(),  # a frozen value
     ) -> None:
         self.store, self.trains, self.keep = store, trains, keep
-        self.learning: Learning | None = None
+        self.learning: Learning | None = None  # as genesis has it
+        self.tuned_before: Callable[[int], Tuned | UnsetType] = lambda round: UNSET  # numbers of a round
         self.tended = Tended(threads, trainer)
         self.trainer = self.tended.trainer
         self.shelf = Shelf(store, keep)
@@ -129,7 +133,7 @@ class Island:
         self.auditing = Auditing(
             run,
             me,
-            self._learning,
+            self._learning_in,
             self.store,
             self.shelf,
             self.tended,
@@ -140,12 +144,12 @@ class Island:
 
     def be_opened(self) -> None:
         """Blocks of answers of this run are: name wires so that they can be, show mine, judge others'."""
-        self.openings = Openings(self._learning, self.store, self.shelf)
+        self.openings = Openings(self._learning, self._learning_in, self.store, self.shelf)
 
     def be_scored(self) -> None:
         """Updates of this run are: keep what was sent for a while, and be able to take a step along others'."""
         self.scoring = Scoring(
-            self._learning, self.store, self.shelf, self.tended, self._arithmetic, self._ready, self._up_name
+            self._learning_in, self.store, self.shelf, self.tended, self._arithmetic, self._ready, self._up_name
         )
 
     def be_paired(self, me: PeerId) -> None:
@@ -172,11 +176,11 @@ class Island:
             case Train():
                 if not self.trains:
                     raise RunFailedError("E-TRN-10", "this peer does not train")
-                return await self.live.train(work, self._learning, self.auditing)
+                return await self.live.train(work, self._learning_in(work.round), self.auditing)
             case HandOver():
                 return self.live.hand_over(work.round)
             case TrainApart():
-                return await self.live.train_apart(work, self._learning, self._keep)
+                return await self.live.train_apart(work, self._learning_in(work.round), self._keep)
             case Encode():
                 if work.round <= self.agreed.round:  # what is mine must not move any more
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
@@ -192,7 +196,7 @@ class Island:
                 if work.round <= self.agreed.round:
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: its rows build on an older head")
                 return await loop.run_in_executor(
-                    self._arithmetic, compared, work, self._learning, self._common(work.round)
+                    self._arithmetic, compared, work, self._learning_in(work.round), self._common(work.round)
                 )
             case Weigh():
                 return await loop.run_in_executor(self._arithmetic, weighed, work)
@@ -243,7 +247,7 @@ class Island:
                 return await loop.run_in_executor(self._disk, self.shelf.rows.read, work.blob, work.digest)
             case LeaveOut():
                 hands = self.store, self.shelf, self.tended, self._arithmetic, self._ready
-                return await Leaving(self._learning, *hands).left_out(work)
+                return await Leaving(self._learning_in(work.round), *hands).left_out(work)
             case CloseBlob():
                 await loop.run_in_executor(self._disk, stored, self.store, work)
                 return self.shelf.hold_a_while(work.blob)
@@ -315,14 +319,14 @@ class Island:
     # ---- tensors -------------------------------------------------------------------------------------------
 
     def _encode(self, work: Encode) -> Encoded:
-        mine, common = self.mine, self._common(work.round)
-        x_F = self.live.handed(self._learning, common.state)
+        mine, common, learning = self.mine, self._common(work.round), self._learning_in(work.round)
+        x_F = self.live.handed(learning, common.state)
         if self.paired is not None:
             whole = Encode(work.round, (1,))
-            update, _ = mine.encode(whole, self._learning, common, x_F, self.live.steps_since, self.live.members)
+            update, _ = mine.encode(whole, learning, common, x_F, self.live.steps_since, self.live.members)
             row = named(self.paired.row(update.wires[0], common.state), self._up_name)
             return Encoded((row,) * work.parts)
-        update, late = mine.encode(work, self._learning, common, x_F, self.live.steps_since, self.live.members)
+        update, late = mine.encode(work, learning, common, x_F, self.live.steps_since, self.live.members)
         claim = None
         if self.auditing is not None:
             claim = self.auditing.claim(work.round, update, mine.memory_F, mine.up)
@@ -337,17 +341,17 @@ class Island:
 
     def _combine(self, work: Combine, common: Common) -> Combined:
         if self.paired is not None:
-            return self.paired.combined(work, self._learning, common, self._down_name)
+            return self.paired.combined(work, self._learning_in(work.round), common, self._down_name)
         name = self._up_name if work.onward else self._down_name
-        return answer(work, self._learning, common, self.owing, name)
+        return answer(work, self._learning_in(work.round), common, self.owing, name)
 
     def _advance(self, work: Advance) -> Advanced:
         if self.paired is not None:
-            return Advanced(self.paired.rolled(work, self._learning))
+            return Advanced(self.paired.rolled(work, self._learning_in(work.round)))
         before = self._find(work.before)
         if before is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
-        after, combined_N = advanced(work, self._learning, before, self._memory)
+        after, combined_N = advanced(work, self._learning_in(work.round), before, self._memory)
         name = self.shelf.put(after, self._learning.layout)
         self.mine.led(name, combined_N)
         return Advanced(name)
@@ -387,11 +391,11 @@ class Island:
             async with self.tended.turn:
                 await loop.run_in_executor(self._arithmetic, self._begin_afresh, after)
         elif self.tended.ready and self.live.runs_on(self._learning.recipe):
-            self.live.take_in(self._learning, *await self._follow(work, after))
+            self.live.take_in(self._learning_in(work.round), *await self._follow(work, after))
         elif self.tended.ready:
             async with self.tended.turn:
                 before, after, sent, _ = await self._follow(work, after)
-                await self.live.merge(self._learning, before, after, sent)
+                await self.live.merge(self._learning_in(work.round), before, after, sent)
         else:  # it is starting, or gone: it will begin from the head, whichever that is by then
             await self._follow(work, after)
         self.agreed.name, self.agreed.vertex = work.state, work.vertex
@@ -409,7 +413,7 @@ class Island:
         if self.paired is None:
             return self._find(work.state), work
         assert self.head is not None
-        after, counts = self.paired.after(work.state, self.head, self._learning)
+        after, counts = self.paired.after(work.state, self.head, self._learning_in(work.round))
         return after, msgspec.structs.replace(work, counted=(True,) if counts else None)
 
     async def _follow(
@@ -417,8 +421,9 @@ class Island:
     ) -> tuple[SharedState | None, SharedState, bool, Tensor | None]:
         """The state is the head, and what is mine of its round is settled. Returns the head before, this one,
         whether something of mine was encoded, and what my own anchor (F,) moved by."""
-        before, sent = self.head, await self.mine.settle(work, self._learning, self.head)
-        by_F = self.mine.hear(work.state, self._learning, before, after)
+        learning = self._learning_in(work.round)
+        before, sent = self.head, await self.mine.settle(work, learning, self.head)
+        by_F = self.mine.hear(work.state, learning, before, after)
         self.agreed.head = after
         return before, after, sent, by_F
 
@@ -427,7 +432,7 @@ class Island:
         hold them against me: as before if my round does not count, as it left them if it does, else fresh. Fresh,
         too, where the run went back: an auditor takes that for a crash."""
         if counts:
-            await self.mine.settle(work, self._learning, self.head)
+            await self.mine.settle(work, self._learning_in(work.round), self.head)
         elif work.claim is not None or work.afresh:
             self.mine.memory_F, self.live.inner = None, b""
         if work.afresh:
@@ -504,6 +509,10 @@ class Island:
         data = [self._learning.data_blob, *self._learning.beside]
         self.shelf.tidy({name, *data, *needed}, self.agreed.round)
         self._memory.sweep()
+
+    def _learning_in(self, round: int) -> Learning:
+        """What this round is learned by."""
+        return learning_after(self._learning, self.tuned_before(round))
 
     @property
     def _learning(self) -> Learning:

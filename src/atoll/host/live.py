@@ -95,6 +95,7 @@ class Live:
                 assert agreed.head is not None
                 recipe, self.members = learning.recipe, work.shards
                 more: dict[str, Any] = {"batch": work.batch} if work.batch else {}
+                more |= self._tended.rates(recipe)
                 if auditing is not None:
                     held = tuple(sorted(auditing.showing))
                     more |= {"assignment": auditing.assignment(work, agreed.head), "held": held}

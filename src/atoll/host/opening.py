@@ -6,6 +6,8 @@ of one part. Never decides which blocks, and takes no number from the owner that
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from atoll.base.errors import RunFailedError
 from atoll.host.learning import Learning
 from atoll.host.names import Names
@@ -20,8 +22,10 @@ from atoll.wire.opening import opening_bytes
 
 
 class Openings:
-    def __init__(self, learning: Learning, store: Store, shelf: Shelf) -> None:
-        self.learning, self.store, self.shelf = learning, store, shelf
+    def __init__(
+        self, learning: Learning, learning_in: Callable[[int], Learning], store: Store, shelf: Shelf
+    ) -> None:
+        self.learning_in, self.store, self.shelf = learning_in, store, shelf
         coding = learning.recipe.coding
         self.names = Names(coding.up, coding.down)
 
@@ -32,7 +36,8 @@ class Openings:
         shown = self.store.read_blob(work.blob)
         if shown is None:
             raise RunFailedError("E-AUD-03", "what this opening needs is not on this disk any more")
-        schedule, layout = self.learning.recipe.schedule, self.learning.layout
+        learning = self.learning_in(work.round)
+        schedule, layout = learning.recipe.schedule, learning.layout
         begin, end = turn_of(schedule, layout, work.trained)
         lo, hi = part_bounds(end - begin, work.shares)[work.answered.part]
         statistic = Statistic() if work.weights else Statistic(work.statistic, work.liars)

@@ -24,9 +24,10 @@ from atoll.base.errors import UNREADABLE
 from atoll.base.ids import PeerId, names_of, short
 from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact
-from atoll.node.amend import amend_of, pauses_in
+from atoll.node.amend import amend_of, pauses_in, tunes_in
 from atoll.node.apart import late_of
 from atoll.node.facts import GenesisKnown, Looked, MembershipChanged, RoundClosed, StateJudged
+from atoll.node.tuning import numbers_in
 from atoll.policy.plan import QuorumRule, Turnout, quorum
 from atoll.policy.reputation import FLOOR, tier_of
 from atoll.policy.validation import ALL, LOSS_MOST, NAT
@@ -71,6 +72,10 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
                 entry |= {"back_to": back.round, "by": "recovery" if back.signature else "validators"}
             for _, pause in pauses_in(body.reports):
                 entry |= {"pauses": pause.paused}
+            for _, tune in tunes_in(body.reports):
+                entry |= {"amends": numbers_in(tune.to)}
+            if body.tuned is not UNSET and body.tuned.to.rounds is not UNSET:
+                entry |= {"rounds": body.tuned.to.rounds}
             if late := late_of(body):
                 entry["late"] = {peer: {"since": one.since, "steps": one.steps} for peer, one in late.items()}
             if body.weighing is not UNSET:
@@ -168,6 +173,7 @@ class Progress:
     parameters: int = 0  # that are exchanged
     base_values: int = 0  # that are not, and that every member has by itself
     rounds: int = 0  # 0: until it is stopped
+    founded_rounds: int = 0  # the same, as genesis has it
     inner_steps: int = 0
     topology: str = ""  # that the round in progress reduces by
     topology_why: str = ""
@@ -225,6 +231,7 @@ class Progress:
         match entry["fact"]:
             case "GenesisKnown":
                 self.run, self.rounds, self.min_peers = entry["name"], entry["rounds"], entry["min_peers"]
+                self.founded_rounds = self.rounds
                 self.inner_steps, self.members, self.state = entry["inner_steps"], entry["members"], entry["state"]
                 self.phase = "joining"
             case "LearningKnown":
@@ -237,6 +244,7 @@ class Progress:
                 self.phase = "downloading"
             case "RoundBegan":
                 self.phase, self.step = ("assembling" if entry["assembling"] else "training"), 0
+                self.over = False  # it may have been: members agree on more rounds
                 self.phase = "paused" if entry.get("paused") else self.phase
                 self.topology, self.topology_why = entry["topology"], entry["why"]
                 self.inner_steps = entry.get("steps") or self.inner_steps  # where rounds follow the run they change
@@ -310,6 +318,7 @@ class Progress:
 
     def _round_closed(self, entry: Entry) -> None:
         self.state, self.phase, self.trouble, self.apart_steps = entry["state"], "planning", "", 0
+        self.rounds = entry.get("rounds", self.founded_rounds)
         late = entry.get("late", {})
         self.late += [{"round": entry["round"], "peer": peer} | work for peer, work in late.items()]
         self.late = self.late[-LATE_MAX:]

@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from atoll.base.errors import PeerFault, UsageError
+from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import Digest, Seconds
 from atoll.base.machine import Fact
 from atoll.host.driver import Driver, Seat
@@ -26,6 +26,7 @@ from atoll.learn.models import task_of
 from atoll.node.facts import CaughtUp, GenesisKnown, Refused, RoundBegan, RowsGathered, StateLost, StateRebuilt
 from atoll.node.requests import gather_rows
 from atoll.protocol.transfer.fetch import Fetched
+from atoll.wire.messages.statements import Tuned
 
 
 class PeerHost(Driver):
@@ -40,6 +41,15 @@ class PeerHost(Driver):
         super().__init__(me, island, on_fact=on_fact)
         island.tended.on_beat = self._stepped
         self.machine.kept_rows.rounds = island.keep.updates
+        island.tuned_before = self._tuned_before
+
+    def _tuned_before(self, round: int) -> Tuned | UnsetType:
+        """What the vertex before this round says of numbers."""
+        history = self.machine.history
+        body = history.bodies.get(round - 1) if history is not None else None
+        if body is None:
+            raise RunFailedError("E-RUN-29", f"the vertex before round {round} is not in memory any more")
+        return body.tuned
 
     def _hurry(self) -> None:
         self.island.trainer.cancel()  # nobody waits for the rest of my steps

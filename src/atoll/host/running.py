@@ -264,12 +264,15 @@ class _Watch:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _over(self) -> None:
-        await self.over.wait()
         if self.start.stay:
             return
-        if any(s.up for s in self.host.links.stats().values()):
-            await asyncio.sleep(LINGER_S)
-        self.leave("the run is over")
+        while True:
+            await self.over.wait()
+            if any(s.up for s in self.host.links.stats().values()):
+                await asyncio.sleep(LINGER_S)
+            if self.host.machine.over:
+                return self.leave("the run is over")
+            self.over.clear()  # its members agreed on more rounds meanwhile
 
     async def _nobody(self) -> None:
         await asyncio.sleep(JOIN_S)

@@ -36,7 +36,7 @@ SENT_HELD = 2  # rounds whose update can still be shown: the one that was agreed
 
 @dataclass
 class Scoring:
-    learning: Learning
+    learning_in: Callable[[int], Learning]  # what a round is learned by
     store: Store
     shelf: Shelf
     tended: Tended
@@ -63,7 +63,7 @@ class Scoring:
     async def score(self, work: Score) -> Fell:
         loop = asyncio.get_running_loop()
         data = await asyncio.to_thread(self.store.read_blob, work.blob)
-        learning = self.learning
+        learning = self.learning_in(work.round)
         before = await loop.run_in_executor(self.arithmetic, self.shelf.find, work.before, learning.layout)
         if data is None or before is None:
             raise RunFailedError("E-SCO-02", "what this score needs is not on this disk any more")
@@ -89,7 +89,7 @@ class Scoring:
 
     def _along(self, work: Score, data: bytes, before: SharedState) -> Tensor:
         """The agreed state after a step along the update, if this is the one that was committed to."""
-        learning = self.learning
+        learning = self.learning_in(work.round)
         lo, hi = turn_of(learning.recipe.schedule, learning.layout, before.round)
         bounds = part_bounds(hi - lo, work.shares)
         wires = wires_from_bytes(data, work.root, bounds, self.name)

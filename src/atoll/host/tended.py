@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Seconds
@@ -19,6 +20,7 @@ from atoll.host.trainer import Beat, Trainer, TrainerFailed, TrainerSpec
 from atoll.learn.gradient import PLAIN
 from atoll.learn.horizon import horizon_of
 from atoll.learn.layout import check_same
+from atoll.learn.recipes import Recipe
 
 RETRY_FIRST_S, RETRY_LAST_S = 0.5, 60.0  # a trainer that failed is started again after this long, doubling
 FAILURES_MAX = 6  # in a row; then the peer leaves with a farewell
@@ -84,6 +86,11 @@ class Tended:
         )
         self.lives += 1
         check_same(learning.layout, await self.trainer.start(spec))
+
+    def rates(self, recipe: Recipe) -> dict[str, Any]:
+        """What a trainer is told of a round's: not always those that it was started with. Attached loops have
+        their own."""
+        return {} if recipe.model == ATTACHED else {"inner": recipe.inner, "horizon": horizon_of(recipe)}
 
     async def failed(self) -> None:
         """End it; it is started again later, each time later than the last."""

@@ -1,8 +1,9 @@
-"""What the recovery identity says to a running run, and when its word may stand: go back, pause, resume.
+"""What the recovery identity says to a running run, and when its word may stand: go back, pause, resume, tune.
 
-An `Amend` names a vertex of this very chain, a `Pause` says whether rounds train. Each is good for a few rounds
-after the head that its signer saw, and never once another of its kind took effect since: so none can be used twice,
-and of two that race the first in the chain wins. Pure: what lies on disk is handed in.
+An `Amend` names a vertex of this very chain, a `Pause` says whether rounds train, a `Tune` which numbers hold
+(`tuning.py`). Each is good for a few rounds after the head that its signer saw, and never once another of its kind
+took effect since: so none can be used twice, and of two that race the first in the chain wins. Pure: what
+lies on disk is handed in.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ from atoll.policy.members import AMEND_ROUNDS, Earlier
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Pause, Signed
+from atoll.wire.messages.statements import Amend, Pause, Signed, Tune, Tuned
 from atoll.wire.messages.vertex import Body
 
-Word = Amend | Pause  # of the recovery identity
+Word = Amend | Pause | Tune  # of the recovery identity
 W = TypeVar("W", bound=Word)
 
-DOMAINS: dict[type[Word], bytes] = {Amend: b"atoll/amend/1\0", Pause: b"atoll/pause/1\0"}
+DOMAINS: dict[type[Word], bytes] = {
+    Amend: b"atoll/amend/1\0",
+    Pause: b"atoll/pause/1\0",
+    Tune: b"atoll/tune/1\0",
+}
+WANTS: dict[type[Word], str] = {Amend: "go back", Pause: "pause or resume", Tune: "change numbers"}
 
 
 @dataclass(frozen=True)
@@ -37,10 +43,11 @@ class Goal:
     id: Digest
     state: Digest
     trained: int
+    tuned: Tuned | UnsetType = UNSET
 
 
 def goal_of(body: Body, id: Digest) -> Goal:
-    return Goal(body.round, id, body.state, body.trained)
+    return Goal(body.round, id, body.state, body.trained, body.tuned)
 
 
 def word_bytes(run: Digest, word: Word) -> bytes:
@@ -67,6 +74,11 @@ def amends_in(reports: Iterable[Signed]) -> list[tuple[Signed, Amend]]:
 def pauses_in(reports: Iterable[Signed]) -> list[tuple[Signed, Pause]]:
     """Those that pause the run or resume it."""
     return _said(reports, Pause)
+
+
+def tunes_in(reports: Iterable[Signed]) -> list[tuple[Signed, Tune]]:
+    """Those that change numbers of the run."""
+    return _said(reports, Tune)
 
 
 def _said(reports: Iterable[Signed], kind: type[W]) -> list[tuple[Signed, W]]:
@@ -124,5 +136,5 @@ def agrees(amend: Amend, earlier: Goal | None) -> Earlier:
     """What an Amend says of the vertex that it names, held against that vertex."""
     if earlier is None:
         return "unknown"
-    said = Goal(amend.round, amend.back_to, amend.state, amend.trained)
+    said = Goal(amend.round, amend.back_to, amend.state, amend.trained, amend.tuned)
     return "same" if said == earlier else "other"

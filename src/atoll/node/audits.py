@@ -28,10 +28,10 @@ from atoll.node.jobs import Exhibit, Exhibited, Hold, Judge, Judged, JudgeOpenin
 from atoll.node.openings import judge_opening, lay_open
 from atoll.node.reports import ReportPool
 from atoll.node.settings import RunSettings
+from atoll.node.tuning import plan_after
 from atoll.policy.audits import Case, Key, key_of
 from atoll.policy.inquiry import AGAINST
 from atoll.policy.openings import Opening
-from atoll.policy.plan import plan_round
 from atoll.protocol.dag.history import History
 from atoll.protocol.reduce.rows import Made
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
@@ -229,7 +229,7 @@ class Audits:
         parent, head = history.bodies.get(case.round - 1), history.ids.get(case.round - 1)
         if parent is None or head is None:
             return None
-        plan = plan_round(head, parent, self.settings.round)
+        plan = plan_after(self.settings, head, parent)
         ground = ground_after(self.settings, plan, parent, self.pool.recent(), history.notary.run)
         if isinstance(case, Opening):
             body = history.bodies.get(case.round)

@@ -20,12 +20,13 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
 from atoll.base.sample import Credit
 from atoll.keys.digest import digest
-from atoll.node.amend import amends_in, first_of, paused_after, pauses_in, word_holds
+from atoll.node.amend import Word, amends_in, first_of, paused_after, pauses_in, tunes_in, word_holds
 from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
 from atoll.node.ground import Ground
 from atoll.node.reputation import next_scores, resting_among
 from atoll.node.settings import RunSettings, encode_settings
 from atoll.node.topology import asked_in
+from atoll.node.tuning import tuned_after
 from atoll.policy.members import Reported, next_members
 from atoll.policy.plan import RoundPlan
 from atoll.policy.sampling import next_credits
@@ -42,7 +43,6 @@ from atoll.wire.messages.statements import (
     Commit,
     Compared,
     Join,
-    Pause,
     Signed,
     Statement,
     Weighing,
@@ -75,6 +75,7 @@ def write_body(
     time_s = max(now, parent.time_s)
     kept, opened = _judge_reports(ground, notary, reports, as_proposer=True)
     awaited = awaited_in(plan, opened, contributors)
+    trained = _trained(ground, kept)
     members, tickets = next_members(
         parent,
         {p: c for p, (c, _) in chosen.items()},
@@ -101,7 +102,7 @@ def write_body(
         tickets=tickets,
         reports=tuple(kept),
         metrics=_metrics([c for c, _ in chosen.values()]),
-        trained=_trained(ground, kept),
+        trained=trained,
         epoch=parent.epoch,
         weighing=UNSET if weighing is None else weighing,
         window_s=_window(ground, attempt, time_s, answers, [c for c, _ in chosen.values()], awaited),
@@ -109,6 +110,7 @@ def write_body(
         credits=_credits(ground, members, contributors),
         effort=_effort(ground, {p: c for p, (c, _) in chosen.items()}, kept),
         paused=paused_after(parent, plan.round, kept),
+        tuned=tuned_after(ground.settings, parent, trained, kept),
     )
 
 
@@ -218,6 +220,10 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         return "it goes back to two states"
     if len(pauses_in(kept)) > 1 or body.paused != paused_after(parent, plan.round, kept):
         return "whether the run is paused does not follow from its reports"
+    if len(tunes_in(kept)) > (not amends_in(kept)):  # what is gone back to has numbers of its own
+        return "it changes numbers twice, or as it goes back"
+    if body.tuned != tuned_after(ground.settings, parent, body.trained, kept):
+        return "the numbers of the run do not follow from its reports"
     rule, trained = plan.settings.quorum, bool(ground.owners)
     awaited = awaited_in(plan, opened, contributors)
     most = ground.parts_most, ground.trainers_most, plan.settings.signing, awaited
@@ -288,7 +294,7 @@ def amend_among(ground: Ground, notary: Notary, reports: Sequence[Signed]) -> tu
 def _forged(ground: Ground, notary: Notary, signed: Signed, report: Reported) -> bool:
     """A word of the recovery identity that is not its own, nor the one to go back that validators demand."""
     statement = report.statement
-    if not isinstance(statement, Amend | Pause):
+    if not isinstance(statement, Word):
         return False
     if isinstance(statement, Amend) and not statement.signature:
         return statement != ground.demanded or signed.body != encode(statement)

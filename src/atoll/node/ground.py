@@ -24,6 +24,7 @@ from atoll.base.limits import (
 from atoll.base.recall import of_the_same
 from atoll.node.settings import RunSettings
 from atoll.node.topology import PAIRS, Way, asked_in, parts_most, topology_in, way_asked, way_of
+from atoll.node.tuning import is_over, settings_after
 from atoll.policy.apart import Apart
 from atoll.policy.members import Recent, Reported, admissible
 from atoll.policy.plan import RoundPlan
@@ -51,6 +52,7 @@ class Ground:
     """What a round stands on: agreed facts and the judgement of reports, handed in by the peer."""
 
     plan: RoundPlan
+    settings: RunSettings  # genesis'; what the round goes by is in the plan
     parent: Body
     topology: Topology | None  # how updates are reduced; None in a round that only assembles members
     why: str  # this topology, in words for people
@@ -225,11 +227,14 @@ def known_keys(members: tuple[Member, ...]) -> dict[PeerId, bytes]:
 
 
 def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: Recent, run: Digest) -> Ground:
-    """What the round after `parent` stands on. Enough members and no pause, or it only assembles members.
+    """What the round after `parent` stands on; `settings` are genesis'. Enough members, no pause, rounds left to
+    train, or it only assembles members.
 
     The first round that trains waits for settled ones: a newcomer's update moves nothing, and nobody who was waited
     for shall count for nothing.
     """
+    genesis, over = settings, is_over(settings, parent)
+    settings = settings_after(settings, parent)
     parts = parts_most(settings, parent)
     if parent.trained:
         enough = len(plan.voters) >= settings.min_peers
@@ -248,11 +253,13 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     scored = None
     if settings.scored_share:
         scored = recent.scores.settled if recent.scores.head == parent.round else ()
-    if not enough or parent.paused is not UNSET:
+    if over or not enough or parent.paused is not UNSET:
         why = "too few members to train" if parent.paused is UNSET else f"paused since round {parent.paused}"
+        why = "the run is over" if over else why
         kind = settings.statistic
         return Ground(
             plan,
+            genesis,
             parent,
             None,
             why,
@@ -271,7 +278,7 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     more = audited, reputed, demanded, opened, settings.apart_terms, scored
     chosen = settings.round.quorum == "majority" and not plan.has_clock  # all is direct where members may lie
     ways = partial(way_asked, settings, plan, trained=parent.trained) if chosen else None
-    fixed = plan, parent, way.topology, way.why, judge
+    fixed = plan, genesis, parent, way.topology, way.why, judge
     return Ground(*fixed, *trust, parts, who, *more, paired=settings.paired, ways=ways)
 
 

@@ -27,7 +27,7 @@ from atoll.node.reports import ReportPool
 from atoll.node.roster import Roster, change_of, identities_in
 from atoll.node.settings import RunSettings
 from atoll.node.sides import Sides
-from atoll.policy.plan import plan_round
+from atoll.node.tuning import plan_after, settings_after
 from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History, newest_hole
 from atoll.wire.codec import decode_vertex, encode
@@ -66,7 +66,7 @@ class Known:
         self.eras: Eras | None = None  # where the run has them
         if every := settings.era_rounds:
             demands = wish.role != "visitor"  # it looks at what there is, and says what is wrong with it
-            self.eras = Eras(history, every, settings.rounds, notary.verifier, vouch, demands)
+            self.eras = Eras(history, every, self._rounds_after, notary.verifier, vouch, demands)
         self.pieces: Pieces | None = None  # where older states lie in them
         if coded := settings.kept_coded:
             self.pieces = Pieces(notary.me, coded, history, self.pool.ledger, self.unheard)
@@ -75,8 +75,11 @@ class Known:
                 identities[m.peer] = settings.recovery
 
     def _voters_of(self, head: Digest, body: Body) -> tuple[dict[PeerId, bytes], int]:
-        plan = plan_round(head, body, self.settings.round)
+        plan = plan_after(self.settings, head, body)
         return plan.vote_keys, plan.quorum
+
+    def _rounds_after(self, body: Body) -> int:
+        return settings_after(self.settings, body).rounds
 
     def mending(self, kept: dict[str, bytes]) -> Mending | None:
         """What a life before wrote down has a hole: until it is closed I know the newest vertex, and no other."""

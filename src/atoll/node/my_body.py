@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atoll.base.ids import Digest, Seconds
-from atoll.node.amend import amend_of, amends_in
+from atoll.node.amend import amend_of, amends_in, tunes_in
 from atoll.node.body import amend_among, write_body
 from atoll.node.commitments import Commitments
 from atoll.node.ground import Ground
@@ -82,7 +82,9 @@ class MyBody:
         if others := amends_in(reports):
             unwanted = {id(signed) for signed, _ in others}
             reports = [signed for signed in reports if id(signed) not in unwanted]
-        if back is not None:
+        if back is not None:  # and numbers are those that held there
+            unwanted = {id(signed) for signed, _ in tunes_in(reports)}
+            reports = [signed for signed in reports if id(signed) not in unwanted]
             reports = [back[0], *reports]
         commits = {} if self.assembling else self.committed.now.of
         weighing = self.weighing if any(part is not None for part in self.parts) else None
@@ -99,4 +101,5 @@ class MyBody:
             or body.tickets != parent.tickets
             or amend_of(body) is not None
             or body.paused != parent.paused
+            or body.tuned != parent.tuned
         )

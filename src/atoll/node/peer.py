@@ -82,9 +82,9 @@ from atoll.node.resting import WHY, Resting
 from atoll.node.round import Round
 from atoll.node.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
 from atoll.node.trial import Measured
+from atoll.node.tuning import is_over, plan_after
 from atoll.policy.links import Rates, report
 from atoll.policy.members import only_counts, suspicions_needed
-from atoll.policy.plan import plan_round
 from atoll.policy.trust import Strikes
 from atoll.protocol.consensus.door import open_door
 from atoll.protocol.dag.eras import Eras
@@ -115,6 +115,7 @@ from atoll.wire.messages.statements import (
     Signed,
     Statement,
     Suspect,
+    Tune,
 )
 from atoll.wire.messages.vertex import Vertex
 
@@ -363,13 +364,15 @@ class Peer:
             if self.settings.apart_terms is not None:  # what a life before sent may have been counted meanwhile
                 self.regain.left = left_open(self.me, 0, None)
             return self.regain.begin(history, "my state is older than the vertices in memory")
-        if 0 < self.settings.rounds <= parent.trained and self.at == history.head:
+        goes_on = self.at < history.head or pool.of_kind(Tune.__name__)  # members may agree on more rounds
+        if is_over(self.settings, parent) and not goes_on:
             self.round, was_over, self.over = None, self.over, True
             fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
             return [] if was_over else [self._fact(fact)]
+        self.over = False
         mine = next((m for m in parent.members if m.peer == self.me and m.present), None)
         self.unknown_key = mine is not None and mine.vote_key != self.notary.signer.vote_key
-        plan = plan_round(head, parent, self.settings.round)
+        plan = plan_after(self.settings, head, parent)
         ground = ground_after(self.settings, plan, parent, pool.recent(), self.run)
         kept = self.said.get(f"said/{plan.round}/agreement")
         raft = self.settings.by_raft
@@ -723,6 +726,8 @@ class Peer:
             effects += [Send(p, MemberReport(signed)) for p in self.known.roster.passes_on_to(signed)]
         if self.round is not None and news:
             effects += self._from_round(self.round.look_again(self._run_time(now)), now)
+        if self.over and isinstance(statement, Tune):
+            effects += self._begin_round(now)
         return effects
 
     def _say_again(self, now: Seconds) -> list[Effect]:

@@ -20,6 +20,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import COMMITTEE_MAX, REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX, VOICES_MAX
 from atoll.base.recall import of_the_same
 from atoll.node.amend import (
+    WANTS,
     Goal,
     Word,
     agrees,
@@ -28,12 +29,14 @@ from atoll.node.amend import (
     may_follow,
     pauses_in,
     rank,
+    tunes_in,
     word_holds,
 )
 from atoll.node.body import open_report
 from atoll.node.ground import known_keys
 from atoll.node.settings import RunSettings
 from atoll.node.topology import parts_most
+from atoll.node.tuning import why_not
 from atoll.policy.audits import Docket
 from atoll.policy.inquiry import AGAINST
 from atoll.policy.members import (
@@ -65,6 +68,7 @@ from atoll.wire.messages.statements import (
     Signed,
     Statement,
     Suspect,
+    Tune,
     Validated,
 )
 from atoll.wire.messages.vertex import Body
@@ -109,8 +113,9 @@ class ReportPool:
         statement = reported.statement
         recovery = self.settings.recovery
         if isinstance(statement, Word) and not word_holds(signed, statement, self.notary, recovery):
-            what = "go back" if isinstance(statement, Amend) else "pause or resume"
-            raise PeerFault(signed.signer, f"wants to {what} in a name that is not its own", signed.body)
+            raise PeerFault(
+                signed.signer, f"wants to {WANTS[type(statement)]} in a name that is not its own", signed.body
+            )
         wrong = self.judge(reported, head, self.recent(), run_time)
         if wrong is not None:
             return Pooled(reported, fresh=False, wrong=wrong)
@@ -194,7 +199,7 @@ class ReportPool:
 
     def my_words(self) -> list[Signed]:
         """Mine that are said again while they wait for their vertex: the recovery identity's, and about states."""
-        kinds = Amend, Pause, Validated
+        kinds = Amend, Pause, Tune, Validated
         return [signed for kind in kinds for signed in self.said_by(self.notary.me, kind.__name__)]
 
     def my_voices(self, gone: Callable[[PeerId], bool], run_time: Seconds) -> list[Signed]:
@@ -239,7 +244,8 @@ class ReportPool:
         """
         back = [signed for signed, _ in sorted(amends_in(self.pool.values()), key=rank)]
         pauses = sorted((signed for signed, _ in pauses_in(self.pool.values())), key=lambda signed: signed.body)
-        every = {id(signed) for signed in [*back, *pauses]}
+        tunes = sorted((signed for signed, _ in tunes_in(self.pool.values())), key=lambda signed: signed.body)
+        every = {id(signed) for signed in [*back, *pauses, *tunes]}
         crowded = self.crowded
         news = [
             (key[0] == Rests.__name__, signed)
@@ -247,7 +253,8 @@ class ReportPool:
             if id(signed) not in every and not (crowded and self._counts(key)) and _may_go(key, gone)
         ]
         news.sort(key=lambda one: (one[0], len(one[1].body)))
-        words = [*back[:AMENDS_MAX], *pauses[:1]]  # all that pause, or resume, and may stand now want the same
+        # all that pause, or resume, and may stand now want the same; of those that change numbers one is enough
+        words = [*back[:AMENDS_MAX], *pauses[:1], *tunes[:1]]
         lots = [[signed] for signed in words] + [[signed] for rests, signed in news if not rests]
         lots += self._whole_sets(gone) if crowded else []
         lots += [[signed] for rests, signed in news if rests]
@@ -314,7 +321,7 @@ class ReportPool:
             self.validations.follow(head, self.history.ids, self.history.bodies)
             self.scores.follow(head, self.history.ids, self.history.bodies)
             known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger, self.scores
-            self._recent = (head, Recent(states, *known, self.history.rounds()))
+            self._recent = (head, Recent(states, *known, self.history.rounds(), self._unfit))
         return self._recent[1]
 
     def wanted_back(self) -> list[Amend]:
@@ -334,6 +341,9 @@ class ReportPool:
 
     def _may_follow(self, word: Word) -> bool:
         return may_follow(self.history, word)
+
+    def _unfit(self, word: Tune, parent: Body) -> str:
+        return why_not(self.settings, parent, word.to)
 
     def _earlier(self, amend: Amend) -> Earlier:
         return agrees(amend, self.goal(amend.round) or self.goals.get(amend.back_to))

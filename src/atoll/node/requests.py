@@ -1,5 +1,5 @@
-"""What people ask of a peer: to leave, to rest, to start over, to go back, to pause, to find out what a round was
-made of.
+"""What people ask of a peer: to leave, to rest, to start over, to go back, to pause, to change numbers, to find out
+what a round was made of.
 
 Each makes a word for the members, or a vertex, out of what the peer knows, or raises ValueError with the reason
 where that would be wrong. `sign` is the recovery identity's. Never changes anything that the members did not agree
@@ -19,13 +19,14 @@ from atoll.node.amend import Goal, word_bytes
 from atoll.node.body import write_recovery
 from atoll.node.known import Known
 from atoll.node.peer import Peer
+from atoll.node.tuning import why_not
 from atoll.node.without import Question, question
 from atoll.policy.members import why_not_without
 from atoll.policy.plan import Turnout, quorum
 from atoll.protocol.dag.history import recovery_bytes
 from atoll.wire.codec import encode
 from atoll.wire.messages.history import WantVertices
-from atoll.wire.messages.statements import Amend, Leave, Pause
+from atoll.wire.messages.statements import Amend, Leave, Numbers, Pause, Tune
 from atoll.wire.messages.vertex import Vertex
 
 Sign = Callable[[bytes], bytes]
@@ -101,7 +102,9 @@ def go_back(peer: Peer, goal: Goal, sign: Sign, now: Seconds, without: tuple[Pee
         raise ValueError("its members have models of their own, and no earlier one that all of them held")
     if why := why_not_without(without, known.history.head_body.members):
         raise ValueError(f"its word {why}")
-    plain = Amend(known.history.head_id, goal.round, goal.id, goal.state, goal.trained, b"", without or UNSET)
+    plain = Amend(
+        known.history.head_id, goal.round, goal.id, goal.state, goal.trained, b"", without or UNSET, goal.tuned
+    )
     known.pool.goals[goal.id] = goal
     return peer.say(replace(plain, signature=sign(word_bytes(known.notary.run, plain))), now)
 
@@ -115,12 +118,23 @@ def pause(peer: Peer, paused: bool, sign: Sign, now: Seconds) -> list[Effect]:
     return peer.say(replace(plain, signature=sign(word_bytes(known.notary.run, plain))), now)
 
 
-def _as_member(peer: Peer) -> Known:
+def tune(peer: Peer, to: Numbers, sign: Sign, now: Seconds) -> list[Effect]:
+    """Ask the members to go by these numbers from the next vertex on; also those of a run that is over, which may
+    have more rounds."""
+    known = _as_member(peer, also_over=True)
+    history = known.history
+    if why := why_not(known.settings, history.head_body, to):
+        raise ValueError(f"its word {why}")
+    plain = Tune(history.head_id, to, b"")
+    return peer.say(replace(plain, signature=sign(word_bytes(known.notary.run, plain))), now)
+
+
+def _as_member(peer: Peer, also_over: bool = False) -> Known:
     """What it knows of a run whose members hear its words."""
     mine = None if peer.is_lost else peer.known.roster.mine
     if mine is None or not mine.present:
         raise ValueError("this peer is not a member (yet)")
-    if peer.over:
+    if peer.over and not also_over:
         raise ValueError("the run is over")
     return peer.known
 

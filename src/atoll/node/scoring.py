@@ -26,7 +26,7 @@ from atoll.node.ground import ground_after
 from atoll.node.jobs import Exhibited, Fell, Hold, Score, ShowUpdate
 from atoll.node.reports import ReportPool
 from atoll.node.settings import RunSettings
-from atoll.policy.plan import plan_round
+from atoll.node.tuning import plan_after
 from atoll.policy.scoring import Case, Falls, Key
 from atoll.protocol.dag.history import History
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
@@ -181,7 +181,7 @@ class Scoring:
         parent, head = history.bodies.get(case.round - 1), history.ids.get(case.round - 1)
         if parent is None or head is None:
             return None
-        plan = plan_round(head, parent, self.settings.round)
+        plan = plan_after(self.settings, head, parent)
         ground = ground_after(self.settings, plan, parent, self.pool.recent(), history.notary.run)
         shard, shards = plan.shard(case.peer)
         assigned = plan.steps

@@ -26,22 +26,23 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, names_of, short
 from atoll.base.limits import SCORE_OPEN, VALIDATION_ROUNDS
 from atoll.keys.signer import Verifier
-from atoll.node.amend import Word, agrees, amend_of, goal_of, may_follow, pauses_in
+from atoll.node.amend import Word, agrees, amend_of, goal_of, may_follow, pauses_in, tunes_in
 from atoll.node.body import check_body, write_recovery
 from atoll.node.ground import ground_after
 from atoll.node.settings import RunSettings, settings_of_run
+from atoll.node.tuning import numbers_in, plan_after, why_not
 from atoll.node.verify_eras import EraWalk, FoundEra
 from atoll.policy.audits import Case, Docket
 from atoll.policy.members import AMEND_ROUNDS, RECENT, Earlier, Recent
 from atoll.policy.pieces import Ledger
-from atoll.policy.plan import RoundPlan, plan_round
+from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import scores_of
 from atoll.policy.scoring import Scores
 from atoll.policy.validation import Validations
 from atoll.protocol.dag.history import History, genesis_digest
 from atoll.wire.codec import decode_body, decode_vertex, statement_in, vertex_id
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Commit, Join, Ready
+from atoll.wire.messages.statements import Amend, Commit, Join, Ready, Tune
 from atoll.wire.messages.vertex import Body, Vertex
 
 FETCH_ANEW = "atoll join TICKET --dir NEW_FOLDER fetches the whole history again"
@@ -103,6 +104,13 @@ class Paused(msgspec.Struct, frozen=True):
     paused: bool
 
 
+class Retuned(msgspec.Struct, frozen=True):
+    """From this round on numbers of the run were others, by the recovery identity's word."""
+
+    round: int
+    to: dict[str, float]  # by the names of `Numbers`
+
+
 class Branch(msgspec.Struct, frozen=True):
     """Another vertex closed this round, too, as finally as the one that is judged here."""
 
@@ -154,6 +162,7 @@ class Audit:
     recoveries: list[int] = field(default_factory=list[int])  # rounds that began an epoch without a quorum
     returns: list[Return] = field(default_factory=list[Return])
     pauses: list[Paused] = field(default_factory=list[Paused])
+    tunes: list[Retuned] = field(default_factory=list[Retuned])
     branches: list[Branch] = field(default_factory=list[Branch])  # of the run that begin beside what is judged
     trusted: int = -1  # the walk began after this round; earlier ones are held to it by their digests
     eras: list[FoundEra] = field(default_factory=list[FoundEra])
@@ -351,7 +360,7 @@ class _Walk:
         plan = self._plan_after(history.head_id, parent)
         self.ledger.book.lacks = self.hole >= 0
         known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger, self.scored
-        recent = Recent(self._recent_states(body), *known, history.rounds())
+        recent = Recent(self._recent_states(body), *known, history.rounds(), self._unfit)
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
         if self.audit.settings.validated is not None and self.hole > history.head - VALIDATION_ROUNDS:
             ground = dataclasses.replace(ground, demanded=self._taken_at_its_word(body))
@@ -381,6 +390,9 @@ class _Walk:
     def _may_follow(self, word: Word) -> bool:
         """Near a lost or damaged vertex, what came after it is taken at its word."""
         return may_follow(self.history, word) or self.hole > self.history.head - AMEND_ROUNDS
+
+    def _unfit(self, word: Tune, parent: Body) -> str:
+        return why_not(self.audit.settings, parent, word.to)
 
     def _earlier(self, amend: Amend) -> Earlier:
         """The vertex that it names, from this folder; one that is lost or damaged is named elsewhere, once."""
@@ -446,7 +458,7 @@ class _Walk:
     def _plan_after(self, head: Digest, body: Body) -> RoundPlan:
         """What the next vertex may hold, and who votes on it, is asked in turn: the last is remembered."""
         if self.plan is None or self.plan.head != head:
-            self.plan = plan_round(head, body, self.audit.settings.round)
+            self.plan = plan_after(self.audit.settings, head, body)
         return self.plan
 
     def _account(self, body: Body, before: Body | None) -> None:
@@ -459,6 +471,7 @@ class _Walk:
             by = "recovery" if back.signature else "validators"
             audit.returns.append(Return(body.round, back.round, back.state.hex(), back.trained, by))
         audit.pauses += [Paused(body.round, pause.paused) for _, pause in pauses_in(body.reports)]
+        audit.tunes += [Retuned(body.round, numbers_in(word.to)) for _, word in tunes_in(body.reports)]
         for m in body.members:
             audit.shares.setdefault(m.peer, Share()).name = m.name
         for signed in body.commits:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.node.settings import RunSettings
+from atoll.node.tuning import settings_after
 from atoll.protocol.dag.eras import (
     RECOVERY,
     Begin,
@@ -84,7 +85,7 @@ class EraWalk:
             if self.kept(body.round) is not None:
                 self.start(named, body)
             return []
-        if not ends(begin, body, settings.era_rounds, settings.rounds):
+        if not ends(begin, body, settings.era_rounds, settings_after(settings, body).rounds):
             return []
         self.start(named, body)
         era = era_of(begin, body, named)

@@ -24,8 +24,8 @@ from atoll.node.jobs import LeaveOut, LeftOut, PartRows
 from atoll.node.kept_rows import Lies, Place, commits_in
 from atoll.node.settings import RunSettings
 from atoll.node.trial import opened, step_of
+from atoll.node.tuning import plan_after
 from atoll.policy.members import Recent
-from atoll.policy.plan import plan_round
 from atoll.protocol.dag.history import History
 from atoll.protocol.reduce.rows import weights_in
 from atoll.wire.messages.statements import Answered
@@ -104,7 +104,7 @@ def question(settings: RunSettings, history: History, recent: Recent, round: int
         raise ValueError("its members exchange in pairs, and there is no model that all of them held")
     if not any(body.parts):
         raise ValueError("no update was counted in that round")
-    plan = plan_round(head, parent, settings.round)
+    plan = plan_after(settings, head, parent)
     ground = ground_after(settings, plan, parent, recent, history.notary.run)
     answers = tuple(None if signed is None else opened(signed) for signed in body.parts)
     weights = {peer: commit.weight for peer, commit in commits_in(body).items()}

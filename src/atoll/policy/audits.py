@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
+from msgspec import UNSET
 
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId
@@ -121,9 +122,14 @@ class Docket:
         if self.terms is not None:
             self.cases.update((o.key, o) for o in openings_of(vertex, body, self.terms, self.rule))
         if self.share:
-            self._audit(vertex, body)
+            self._audit(vertex, body, self._share_after(body))
 
-    def _audit(self, vertex: Digest, body: Body) -> None:
+    def _share_after(self, body: Body) -> float:
+        """As genesis says, or as members have agreed since: what a vertex draws goes by what it says itself."""
+        tuned = body.tuned
+        return self.share if tuned is UNSET or tuned.to.audit_rate is UNSET else tuned.to.audit_rate
+
+    def _audit(self, vertex: Digest, body: Body, usual: float) -> None:
         voters = sum(m.votes for m in body.members)
         able = [m.peer for m in body.members if m.votes and m.standing == "member"]
         needed, scores = voices_needed(voters, self.rule), scores_of(body)
@@ -134,7 +140,7 @@ class Docket:
         alike = Counter(commit.root for commit in claims.values())
         for peer, commit in claims.items():
             copied = alike[commit.root] > 1  # by one of them, and only their chains tell by whom
-            share = 1.0 if copied else self.share * audit_factor(scores, peer)  # from 1 on: always
+            share = 1.0 if copied else usual * audit_factor(scores, peer)  # from 1 on: always
             segment = drawn_segment(vertex, peer, commit.steps, share)
             if segment is None:
                 continue

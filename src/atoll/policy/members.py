@@ -54,6 +54,7 @@ from atoll.wire.messages.statements import (
     Scored,
     Statement,
     Suspect,
+    Tune,
     Validated,
 )
 from atoll.wire.messages.vertex import Body, Member, Standing, TicketUse
@@ -84,13 +85,14 @@ class Recent:
     scorers that they drew."""
 
     states: dict[Digest, Digest]
-    may_follow: Callable[[Amend | Pause], bool] = lambda word: False  # said lately, and none took effect since
+    may_follow: Callable[[Amend | Pause | Tune], bool] = lambda word: False  # said lately, none took effect since
     earlier: Callable[[Amend], Earlier] = lambda amend: "unknown"  # asked only for such words: they are rare
     docket: Docket = NO_DOCKET
     validations: Validations = NO_VALIDATIONS
     ledger: Ledger = NO_LEDGER
     scores: Scores = NO_SCORES
     rounds: Mapping[Digest, int] = field(default_factory=dict[Digest, int])  # of vertices; a lost one has none
+    unfit: Callable[[Tune, Body], str] = lambda word, parent: "names numbers that nobody here can judge"
 
 
 def changes_max(voters: int) -> int:
@@ -175,6 +177,12 @@ def admissible(
                 return "is out of date: the run has moved on, or was paused or resumed since"
             is_paused = parent.paused is not UNSET
             return None if paused != is_paused else f"is too late: the run {'is' if is_paused else 'is not'} paused"
+        case Tune():
+            if mine is None or not mine.present:
+                return "only members can bring the word to change numbers"
+            if not recent.may_follow(statement):
+                return "is out of date: the run has moved on, or numbers were changed since"
+            return recent.unfit(statement, parent) or None
         case Audited(peer=peer):
             target = members.get(peer)
             if mine is None or not mine.votes or target is None or target.standing == "expelled":

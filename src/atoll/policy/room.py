@@ -21,7 +21,7 @@ from atoll.base.limits import (
 )
 from atoll.policy.links import REPORT_BYTES_MAX as LINKS_BYTES_MAX
 from atoll.policy.signing import ED25519, Signing
-from atoll.wire.messages.statements import Signed, Weighing
+from atoll.wire.messages.statements import Numbers, Signed, Tuned, Weighing
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
 
 NOBODY, HUGE = PeerId(""), 2**63 - 1
@@ -67,6 +67,7 @@ _BODY = Body(
     Weighing((), (), ZERO_DIGEST),
     0.5,
     paused=HUGE,
+    tuned=Tuned(Numbers(*((HUGE,) * len(Numbers.__struct_fields__))), HUGE, HUGE),
 )
 LINE_BYTES = _bytes(_LINE)
 FRAME_BYTES = _bytes(_BODY) + 7 * LIST_BYTES  # parts, commits, members, tickets, reports, weights and whose

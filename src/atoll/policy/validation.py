@@ -23,7 +23,7 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import VALIDATION_OPEN, VALIDATION_ROUNDS
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Amend, Validated
+from atoll.wire.messages.statements import Amend, Tuned, Validated
 from atoll.wire.messages.vertex import Body
 
 NAT = 1_000_000  # losses travel in millionths
@@ -80,6 +80,7 @@ class Candidate:
     heard: int = -2  # the round whose vertex held the last word of it
     bounds: Losses | None = None  # None: there is nothing to compare with
     opinion: Opinion = "open"
+    tuned: Tuned | UnsetType = UNSET  # numbers that held from its vertex on
 
     @property
     def values(self) -> Losses | None:
@@ -158,7 +159,7 @@ class Validations:
         needed = voices(sum(m.votes for m in body.members), self.quorum)
         able = [m.peer for m in body.members if m.votes and m.standing == "member"]
         drawn = tuple(shuffled(vertex, "validators", able)[: 2 * needed - 1])
-        return Candidate(round, vertex, body.state, body.trained, drawn, needed)
+        return Candidate(round, vertex, body.state, body.trained, drawn, needed, tuned=body.tuned)
 
     def _judge(self, rule: Rule) -> None:
         """Each against the least value of those before it."""
@@ -210,7 +211,9 @@ class Validations:
         since = max(refused[0], self.cool_until)
         if not since <= self.head < since + LASTING:
             return None
-        return Amend(self.head_id, target.round, target.vertex, target.state, target.trained, b"")
+        return Amend(
+            self.head_id, target.round, target.vertex, target.state, target.trained, b"", UNSET, target.tuned
+        )
 
     @property
     def cool_until(self) -> int:

@@ -6,6 +6,7 @@
     withholder    never answers for its parts and never proposes
     flooder       talks about rounds that nobody has reached, a hundred words per heartbeat
     replayer      says again whatever it heard others say of coming and going (only in a story of its own)
+    usurper       changes numbers of the run in the recovery identity's name, and says its old words again
 
 A villain signs with its own keys only, as in the real world. What must hold beside them: no honest peer is ever
 blamed, loses its vote, or holds other bits than the others, and rounds go on.
@@ -25,7 +26,10 @@ from atoll.base.machine import Effect, Event, Lane, Payload, Send, SetTimer, Tim
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer
 from atoll.node.admission import Wish
+from atoll.node.amend import amends_in, tunes_in
 from atoll.node.peer import Peer
+from atoll.node.tuning import tuned_after
+from atoll.protocol.dag.history import History
 from atoll.sim.signatures import Keys
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
 from atoll.wire.envelope import Notary
@@ -45,10 +49,12 @@ from atoll.wire.messages.statements import (
     Certificate,
     Commit,
     Leave,
+    Numbers,
     Proposed,
     Signed,
     Suspect,
     Timeout,
+    Tune,
     Vote,
 )
 from atoll.wire.messages.vertex import Vertex
@@ -246,12 +252,51 @@ def replay(villain: Villain, send: Send) -> list[Effect]:
 
 def _replay(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
     return [Send(to, MemberReport(signed)) for signed in villain.reports]
+# ---- in somebody else's name -------------------------------------------------------------------------------
+
+
+FORGED = Numbers(inner_steps=1, lr=1e3)  # so that whoever goes by it is seen
+
+
+def usurp(villain: Villain, send: Send) -> list[Effect]:
+    """Every body that it proposes holds a word of its own making."""
+    history = villain.peer.history
+    if not isinstance(send.message, Propose) or history is None:
+        return [send]
+    body = decode_body(send.message.body)
+    parent, genesis = history.bodies.get(body.round - 1), villain.peer.settings
+    if parent is None or amends_in(body.reports):
+        return [send]
+    said = {id(signed) for signed, _ in tunes_in(body.reports)}
+    others = (signed for signed in body.reports if id(signed) not in said)
+    reports = (*others, _forged(villain, history))
+    forged = replace(body, reports=reports, tuned=tuned_after(genesis, parent, body.trained, reports))
+    raw = encode(forged)
+    proposed = decode_statement(send.message.statement.body, villain.peer.me)
+    assert isinstance(proposed, Proposed)
+    signed = villain.notary.sign(replace(proposed, digest=vertex_id(raw)))
+    return [replace(send, message=replace(send.message, body=raw, statement=signed))]
+
+
+def _usurp(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
+    history = villain.peer.history
+    if history is None:
+        return []
+    olds = [said for body in history.bodies.values() for said, _ in tunes_in(body.reports)]
+    again = villain.draw.sample(olds, min(1, len(olds)))
+    again += [villain.notary.sign(decode_statement(signed.body, signed.signer)) for signed in again]
+    return [Send(to, MemberReport(signed)) for signed in [_forged(villain, history), *again]]
+
+
+def _forged(villain: Villain, history: History) -> Signed:
+    return villain.notary.sign(Tune(history.head_id, FORGED, b"the founder's, of course"))
 
 
 MISCHIEF: dict[Twist, Callable[[Villain, PeerId, Seconds], list[Effect]]] = {
     garble: _nonsense,
     flood: _flood,
     replay: _replay,
+    usurp: _usurp,
 }
 KINDS: dict[str, Twist] = {
     "equivocator": equivocate,

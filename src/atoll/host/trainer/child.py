@@ -202,6 +202,8 @@ class Child:
         trouble, self.trouble, onward, self.onward = self.trouble, None, self.onward, None
         if trouble is not None:
             return trouble
+        if job.inner is not None:
+            self.spec = msgspec.structs.replace(self.spec, inner=job.inner, horizon=job.horizon)
         if onward is not None and _dealt(onward) != _dealt(job):
             self.waiting.clear()  # what waits was learned from samples that are others' now
         step_s = 0.0

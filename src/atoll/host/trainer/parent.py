@@ -55,6 +55,8 @@ from atoll.host.trainer.words import (
 from atoll.keys.digest import Buffer
 from atoll.learn.audit import Assignment
 from atoll.learn.codec.blocks import Room, new_wire
+from atoll.learn.horizon import Horizon
+from atoll.learn.inner import Inner
 from atoll.learn.layout import Layout
 
 STEPS_OF_SILENCE = 20  # a step that takes so many times longer than the last ones counts as hung
@@ -128,6 +130,8 @@ class Trainer:
         held: tuple[int, ...] = (),
         apart: bool = False,
         batch: int = 0,
+        inner: Inner | None = None,
+        horizon: Horizon | None = None,
     ) -> Trained:
         """At most `steps` inner steps from x, at most until `until` (time.monotonic()); x is then in `read_x()`.
 
@@ -135,12 +139,13 @@ class Trainer:
         `steps`; the next `train` counts them. `cancel`, or cancelling the awaiting task, ends it at the next step
         boundary; the steps taken count. With an `assignment` it keeps a chain, whose links come with the answer;
         chains of rounds that are `held` it keeps, too. `apart`: on data from half an epoch ahead.
-        `batch`: samples of a step, if they are not the spec's.
+        `batch`: samples of a step, if they are not the spec's. `inner` and `horizon`: numbers of its optimizer from
+        now on, of the spec's kind.
         """
         assert steps >= 0
         self._job += 1
         where = cursor, shard, shards, global_step
-        job = Train(self._job, steps, until, *where, ahead, assignment, held, apart, batch)
+        job = Train(self._job, steps, until, *where, ahead, assignment, held, apart, batch, inner, horizon)
         return await self._ask(job, Trained)
 
     def cancel(self) -> None:

@@ -61,6 +61,8 @@ class Train(msgspec.Struct, frozen=True, tag=True):
     held: tuple[int, ...] = ()  # rounds whose chain is still to be shown
     apart: bool = False  # from half an epoch ahead: the run goes on without these steps
     batch: int = 0  # samples of a step; 0: as the spec has it
+    inner: Inner | None = None  # with these numbers from now on; None: as before, and so is the horizon
+    horizon: Horizon | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

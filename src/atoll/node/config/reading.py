@@ -26,6 +26,13 @@ IN_WORDS = {"float": "a number", "int": "a whole number", "str": "text", "bool":
 
 def decode_config(tree: Mapping[str, Any]) -> Config:
     """The config of this tree (as tomllib reads it). UsageError that names the key and what to write instead."""
+    config = decode_values(tree)
+    demand_sense(config)
+    return config
+
+
+def decode_values(tree: Mapping[str, Any]) -> Config:
+    """The same, each value by itself: whether they fit each other is not looked at."""
     for path in _leaves(tree):
         _check_known(path)
     try:
@@ -42,7 +49,6 @@ def decode_config(tree: Mapping[str, Any]) -> Config:
         value = getattr(getattr(config, section), name)
         if isinstance(value, float) and not isfinite(value):
             raise UsageError("E-CFG-02", f"{key}: expected a finite number", fix=_mend(key))
-    demand_sense(config)
     return config
 
 

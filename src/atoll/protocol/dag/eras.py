@@ -171,6 +171,7 @@ class EraAwaited(Fact, frozen=True, kw_only=True):
 class Eras:
     """The eras of one run as one peer keeps them. `vouch` is its own identity; without one it only collects.
 
+    `rounds_after` a vertex says how many the run has then; 0: no end.
     `demands`: it believes no past that others hand it without the signatures that should be there by now.
     """
 
@@ -178,14 +179,14 @@ class Eras:
         self,
         history: History,
         era_rounds: int,
-        rounds: int,
+        rounds_after: Callable[[Body], int],
         verifier: Verifier,
         vouch: Vouch | None,
         demands: bool = True,
     ) -> None:
         assert era_rounds > 0
         self.history, self.verifier, self.vouch = history, verifier, vouch
-        self.era_rounds, self.rounds, self.demands = era_rounds, rounds, demands
+        self.era_rounds, self.rounds_after, self.demands = era_rounds, rounds_after, demands
         self.run, self.me = history.notary.run, history.notary.me
         self.begin = self._begin_at(-1)
         self.lacking: dict[int, Era] = {}  # ended without a quorum so far
@@ -216,7 +217,7 @@ class Eras:
     def grew(self, body: Body, handed: bool = False) -> list[Effect]:
         """The history grew by this one. If an era ends with it: keep that, signed by me if it is my turn."""
         begin = self.begin
-        if not ends(begin, body, self.era_rounds, self.rounds):
+        if not ends(begin, body, self.era_rounds, self.rounds_after(body)):
             return []
         self.begin = self._begin_at(body.round)
         era = replace(era_of(begin, body, self.history.ids[body.round]), handed=handed)

@@ -7,6 +7,7 @@
     overlap      churn where trainers go on while a round is agreed
     rollback     churn while the run is sent back to earlier states again and again
     pauses       churn while the run is paused and goes on again and again
+    amendments   churn while numbers of the run change and it is sent back, and one changes them in another's name
     weighed      churn where distances weigh rows, and owners speak twice
     paired_churn  churn where members exchange in pairs and have states of their own
     paced        churn where windows follow the pace of the run
@@ -62,6 +63,7 @@ from atoll.sim.scenarios.apart import apart
 from atoll.sim.scenarios.audits import accusers, audited, audits
 from atoll.sim.scenarios.branches import branches
 from atoll.sim.scenarios.churn import (
+    amendments,
     audited_churn,
     churn,
     clocks,
@@ -106,6 +108,7 @@ SCENARIOS: dict[str, Scenario] = {
     "overlap": Scenario(overlap, peers=12, rounds=15),
     "rollback": Scenario(rollback, peers=8, rounds=30),
     "pauses": Scenario(pauses, peers=8, rounds=20),
+    "amendments": Scenario(amendments, peers=8, rounds=30),
     "weighed": Scenario(weighed, peers=8, rounds=12),
     "paired_churn": Scenario(paired_churn, peers=8, rounds=20),
     "paced": Scenario(paced, peers=8, rounds=20),

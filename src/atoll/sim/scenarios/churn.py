@@ -12,10 +12,10 @@ from msgspec.structs import replace as replaced
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact
-from atoll.node.amend import goal_of
-from atoll.node.facts import RoundClosed
+from atoll.node.amend import amend_of, goal_of, tunes_in
+from atoll.node.facts import RoundBegan, RoundClosed
 from atoll.node.peer import Peer
-from atoll.node.requests import go_back, pause
+from atoll.node.requests import go_back, pause, tune
 from atoll.policy.inquiry import REFUTING
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import Acceptance
@@ -34,7 +34,9 @@ from atoll.sim.scenarios.validation import islands as validated_islands
 from atoll.sim.scores import islands as scored_islands
 from atoll.sim.signatures import RealKeys, peer_name
 from atoll.sim.swarm import IslandMaker, Keys, Swarm, SwarmKnobs
+from atoll.sim.villains import usurp, villain
 from atoll.sim.world import Node
+from atoll.wire.messages.statements import Numbers
 
 PACE_S = 3.0  # mean time between two faults
 DOWN_SHARE = 0.3  # of the founders at most, down or asleep at one time
@@ -131,6 +133,13 @@ def pauses(stage: Stage) -> None:
     _through_weather(stage, None, pauses=True)
 
 
+def amendments(stage: Stage) -> None:
+    """The same while the recovery identity changes numbers and sends the run back, again and again, beside a member
+    that does so in its name: every word counts once, and every round goes by the numbers of its vertex."""
+    stage.quorum = "two-thirds"
+    _through_weather(stage, None, returns=True, amends=True)
+
+
 def pieces_churn(stage: Stage) -> None:
     """The same where older states lie in pieces: holders come and go, what is gone back to may be whole nowhere.
     In the end every state that was ever placed comes back."""
@@ -171,19 +180,22 @@ def _through_weather(
     drift: float = 1e-4,
     returns: bool = False,
     pauses: bool = False,
+    amends: bool = False,
     told: Told | None = None,
     island: IslandMaker = Island,
     **settings: Any,
 ) -> None:
+    words = returns or pauses or amends  # of the recovery identity
     knobs = SwarmKnobs(
         stage.peers,
         network=WEATHER,
         island=IslandKnobs(train_failure_rate=0.02, overlap=overlap, carries=slow > 0),
         clock_offset_s=0.2,
         clock_drift=drift,
-        run=stage.settings(**({"recovery": peer_name(0).encode()} if returns or pauses else {}), **settings),
+        run=stage.settings(**({"recovery": peer_name(0).encode()} if words else {}), **settings),
     )
-    swarm = stage.gather(knobs, keys=keys, island=island if told is None else islands({}))
+    villains = {stage.peers - 1: villain(usurp)} if amends else {}
+    swarm = stage.gather(knobs, villains, keys, island if told is None else islands({}))
     if told is not None:
         stage.world.watchers.append(told.watch)
     for name in swarm.founders[:slow]:
@@ -194,8 +206,12 @@ def _through_weather(
     if pauses:
         weather.kinds.append((6, weather.pause))
         stage.world.watchers.append(_no_paused_round_trains)
+    if amends:
+        weather.kinds.append((12, weather.amend))
+        stage.world.watchers.append(_Amended(weather).watch)
     weather.begin()
-    heads = HeadCount(swarm, stage.rounds - 1)
+    honest = [name for name in swarm.founders if name not in swarm.checkers.villains]
+    heads = HeadCount(swarm, stage.rounds - 1, honest)
     stage.until(
         lambda: heads() * 2 > stage.peers,
         60.0 * (stage.rounds + 10),
@@ -212,6 +228,34 @@ def _no_paused_round_trains(now: Seconds, node: Node, fact: Fact) -> None:
         assert fact.body.paused < fact.body.round
         if fact.body.parts or fact.body.commits:
             raise InvariantBroken(f"round {fact.body.round} trained, paused since {fact.body.paused}")
+
+
+class _Amended:
+    """What the recovery identity said, and what became of it."""
+
+    def __init__(self, weather: Weather) -> None:
+        self.weather = weather
+        self.held: dict[bytes, int] = {}  # the round whose vertex held a word
+
+    def watch(self, now: Seconds, node: Node, fact: Fact) -> None:
+        if node.name in self.weather.swarm.checkers.villains:
+            return
+        if isinstance(fact, RoundClosed):
+            for _, word in tunes_in(fact.body.reports):
+                if word.to not in self.weather.numbers:
+                    raise InvariantBroken(f"round {fact.body.round} changed numbers that nobody said: {word.to}")
+                if self.held.setdefault(word.signature, fact.body.round) != fact.body.round:
+                    raise InvariantBroken(f"round {fact.body.round} held a word for a second time")
+            back, history = amend_of(fact.body), node.machine.history if node.machine is not None else None
+            goal = history.bodies.get(back.round) if back is not None and history is not None else None
+            if goal is not None and goal.tuned != fact.body.tuned:
+                raise InvariantBroken(f"round {fact.body.round} went back, and its numbers did not")
+            self.weather.stage.measured["amended"] = len(self.held)
+        if isinstance(fact, RoundBegan) and node.machine is not None and node.machine.history is not None:
+            tuned = node.machine.history.bodies[fact.round - 1].tuned
+            steps = UNSET if tuned is UNSET else tuned.to.inner_steps
+            if fact.steps != (self.weather.swarm.knobs.run.round.inner_steps if steps is UNSET else steps):
+                raise InvariantBroken(f"{node.name} takes {fact.steps} steps in round {fact.round}, not {steps}")
 
 
 class HeadCount:
@@ -241,6 +285,7 @@ class Weather:
         self.away: set[PeerId] = set()
         self.side: set[PeerId] = set()  # who is cut off from the others
         self.joined = 0
+        self.numbers: list[Numbers] = []  # that the run was told to go by
         self._said_at = 0.0  # when the run was last told to pause or to go on
         self.kinds: list[tuple[int, Callable[[], None]]] = [
             (4, self._kill),
@@ -360,6 +405,21 @@ class Weather:
         with suppress(ValueError):  # it is no member (yet)
             self.world.carry_out(node, go_back(via, goal, sign, node.clock.local(self.world.now)))
             self.stage.fault("rollback")
+
+    def amend(self) -> None:
+        """The word comes through whoever is up; some of them change what was changed before."""
+        up = [n.machine for n in self.swarm.honest if n.machine and not n.asleep and n.machine.history]
+        if not up:
+            return
+        via = self.draw.choice(up)
+        numbers = Numbers(inner_steps=self.draw.randint(5, 30))
+        if self.draw.random() < 0.5:
+            numbers = replaced(numbers, owner_s=self.draw.uniform(6.0, 9.0), lr=self.draw.random())
+        node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign
+        with suppress(ValueError):  # it is no member (yet)
+            self.numbers.append(numbers)
+            self.world.carry_out(node, tune(via, numbers, sign, node.clock.local(self.world.now)))
+            self.stage.fault("amend")
 
     def pause(self) -> None:
         """The word comes through whoever is up, and is the opposite of what holds there."""

@@ -8,11 +8,13 @@ Never holds a tensor: digests and numbers only.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from atoll.base.effort import Steps
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, one_line
+from atoll.base.limits import PEERS_MAX
 
 
 class Statement(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -283,6 +285,40 @@ class Invite(Statement, frozen=True):
     expires_s: float  # wall clock: only tickets and joins use it
 
 
+Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Many = Annotated[int, msgspec.Meta(ge=1, lt=2**62)]
+Peers = Annotated[int, msgspec.Meta(ge=1, le=PEERS_MAX)]
+Rate = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Above0 = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Numbers(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Numbers of a run that its members may agree to change; what is left out stays. No other ones ever change."""
+
+    rounds: Whole | msgspec.UnsetType = msgspec.UNSET  # training rounds until it is over; 0: without end
+    start_peers: Peers | msgspec.UnsetType = msgspec.UNSET
+    min_peers: Peers | msgspec.UnsetType = msgspec.UNSET
+    audit_rate: Rate | msgspec.UnsetType = msgspec.UNSET
+    train_max_s: Above0 | msgspec.UnsetType = msgspec.UNSET
+    owner_s: Above0 | msgspec.UnsetType = msgspec.UNSET  # and twice as long to agree
+    window_min_s: Above0 | msgspec.UnsetType = msgspec.UNSET
+    updates: Peers | msgspec.UnsetType = msgspec.UNSET  # after which the others are waited for no longer than
+    grace: Whole | msgspec.UnsetType = msgspec.UNSET  # so many steps
+    round_time_s: Above0 | msgspec.UnsetType = msgspec.UNSET
+    inner_steps: Steps | msgspec.UnsetType = msgspec.UNSET  # of a round
+    total_tokens: Many | msgspec.UnsetType = msgspec.UNSET
+    lr: Above0 | msgspec.UnsetType = msgspec.UNSET
+    outer_lr: Above0 | msgspec.UnsetType = msgspec.UNSET
+
+
+class Tuned(msgspec.Struct, frozen=True, array_like=True):
+    """The numbers that hold otherwise than genesis says, from a vertex on."""
+
+    to: Numbers
+    trained: int  # rounds, when the newest of them was changed
+    steps: int  # of one worker in these, as numbers had it then: rates fall over these and those to come
+
+
 class Amend(Statement, frozen=True):
     """The run goes on from what this earlier vertex of its own chain left behind; said by the recovery identity.
 
@@ -298,6 +334,7 @@ class Amend(Statement, frozen=True):
     signature: bytes  # of the recovery identity, over domain, run and all the rest; empty: of validators
     without: tuple[PeerId, ...] | msgspec.UnsetType = msgspec.UNSET
     """Members that are sent away for good with it; left out where there are none."""
+    tuned: Tuned | msgspec.UnsetType = msgspec.UNSET  # as the earlier vertex says, which holds again with it
 
     @property
     def sent_away(self) -> tuple[PeerId, ...]:
@@ -309,6 +346,14 @@ class Pause(Statement, frozen=True):
 
     after: Digest  # the head when it was said: good for a few rounds, and never after another one took effect
     paused: bool
+    signature: bytes  # of the recovery identity, over domain, run and all the rest
+
+
+class Tune(Statement, frozen=True):
+    """From the vertex that holds this on these numbers of the run are others; said by the recovery identity."""
+
+    after: Digest  # the head when it was said: good for a few rounds, and never after another one took effect
+    to: Numbers
     signature: bytes  # of the recovery identity, over domain, run and all the rest
 
 
@@ -333,4 +378,5 @@ AnyStatement = (
     | Invite
     | Amend
     | Pause
+    | Tune
 )

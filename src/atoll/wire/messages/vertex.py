@@ -15,7 +15,7 @@ from atoll.base.effort import Reached
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import SCORE_ONE
 from atoll.base.sample import CREDIT_MAX
-from atoll.wire.messages.statements import Certificate, Role, Signed, Weighing
+from atoll.wire.messages.statements import Certificate, Role, Signed, Tuned, Weighing
 
 Standing = Literal["observer", "new", "member", "away", "expelled"]
 Score = Annotated[int, msgspec.Meta(ge=0, le=SCORE_ONE)]  # of a member's record: policy/reputation.py
@@ -102,6 +102,7 @@ class Body(msgspec.Struct, frozen=True, tag="Body"):
     credits: tuple[tuple[Quarters, Quarters], ...] | UnsetType = UNSET  # where who trains is drawn: the same
     effort: Reached | UnsetType = UNSET  # where a round's work follows losses: what the next one goes by
     paused: int | UnsetType = UNSET  # the round whose vertex holds the word; left out: the run trains
+    tuned: Tuned | UnsetType = UNSET  # numbers that members changed since genesis; left out: none
 
 
 class Vertex(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,35 @@
+"""`atoll amend KEY=VALUE …`: numbers of a run change while it goes on, by agreement. It asks the peer here.
+
+Only the founder's peer (the recovery identity) can say so. Which numbers those are: specs/tuning.md.
+"""
+
+from __future__ import annotations
+
+from atoll.base.errors import UsageError
+from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+
+
+def amend(*numbers: str, dir: Dir = None, json: AsJson = False) -> None:
+    """Change numbers of a run while it goes on, or give one that is over more rounds: atoll amend run.rounds=60.
+
+    Parameters
+    ----------
+    numbers
+        As in run.toml: train.lr=0.002 run.rounds=60. They hold from one round on, the same one for all members.
+    """
+    from atoll.host.api import ask
+    from atoll.policy.members import AMEND_ROUNDS
+
+    if not numbers:
+        raise UsageError("E-CFG-07", "no number is named", fix="atoll amend run.rounds=60; atoll amend --help")
+    answer = ask(folder_of(dir), "amend", numbers=list(numbers))
+    told = ", ".join(f"{key} = {value:g}" for key, value in answer["amended"].items())
+    if json:
+        say_json(answer)
+    elif answer["agreed"]:
+        say(f"{told}: from round {answer['round'] + 1} on, after {answer['trained']} trained rounds")
+    else:
+        say(
+            f"the members were told ({told}); it takes effect when the current round closes: atoll status says "
+            f"when. If {AMEND_ROUNDS} rounds pass without it, say it again"
+        )
