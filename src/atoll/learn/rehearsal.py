@@ -346,6 +346,8 @@ class Experiment:
             if peer in updates:
                 own.sent(self.recipe.outer, decoded(updates[peer], bounds, ups), len(members), begun)
                 own.agreed(self.recipe.outer, flight.combined[0], begun)
+        if not counted and not self.recipe.own_anchors:
+            flight.combined.clear()  # the model rests
         if self.clients is not None:
             self.clients.took_turns(counted)
         self._written(flight, step, members, counted)
