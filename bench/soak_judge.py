@@ -38,6 +38,7 @@ from atoll.learn.models import build_model, loss_of
 from atoll.learn.state import state_from_bytes
 from atoll.node.settings import decode_settings
 from atoll.node.trial import trial_of
+from atoll.policy.plan import RoundSettings, plan_round
 from atoll.wire.codec import encode
 from atoll.wire.messages.vertex import Body
 
@@ -208,7 +209,9 @@ class Turn:
 
     samples: int  # before it
     after: int
+    steps: int  # of the longest contributor
     shares: tuple[str, ...]  # whose are the first, the second, … of them
+    counted: frozenset[str]  # by its vertex
 
     def places(self, peer: str, first: int, count: int) -> np.ndarray:
         """Positions of `count` samples of this peer, from its `first` one of this round on."""
@@ -225,7 +228,7 @@ def judge_history(
         bodies = [read_vertex(kept, folder, number)[1] for number in kept.rounds]
     settings = decode_settings(genesis.settings)
     learning = decode_learning(settings)
-    turns = turns_of([genesis, *bodies], learning)
+    turns = turns_of([genesis, *bodies], settings.round, learning)
     trained = [body for body in bodies if body.parts]
     result.figures["rounds that trained"] = len(trained)
     head = bodies[-1]
@@ -237,15 +240,16 @@ def judge_history(
     judge_loss(result, trained, state.anchor_F, learning)
 
 
-def turns_of(bodies: list[Body], learning: Learning) -> dict[int, Turn]:
+def turns_of(bodies: list[Body], settings: RoundSettings, learning: Learning) -> dict[int, Turn]:
     """By round; `bodies` are genesis and all that follow."""
     turns: dict[int, Turn] = {}
-    samples, inner = 0, learning.recipe.schedule.inner_steps // learning.recipe.schedule.fragments
+    samples = 0
     for parent, body in pairwise(bodies):
-        shares = tuple(m.peer for m in parent.members if m.trains)
-        steps = trial_of(encode(body), inner).step.steps if body.parts else 0
+        plan = plan_round(body.parent, parent, settings)
+        shares = tuple(m.peer for m in plan.trainers)
+        steps = trial_of(body.parent, encode(body), plan).step.steps if body.parts else 0
         after = position_after(samples, len(shares), steps * learning.recipe.batch) if shares else samples
-        turns[body.round] = Turn(samples, after, shares)
+        turns[body.round] = Turn(samples, after, steps, shares, frozenset(signed.signer for signed in body.commits))
         samples = after
     return turns
 
@@ -259,15 +263,39 @@ def judge_samples(
     undone: bool,
 ) -> None:
     """What every update that counted had learned from, by what its author recorded."""
+    if learning.recipe.schedule.overlap > 0 or learning.recipe.own_anchors:
+        result.figures["samples"] = "not looked at: trainers run ahead of rounds"
+        return
+    found = count_samples(turns, recorded, ids, learning, undone)
+    result.figures["samples"] = (
+        f"{found.dealt} handed out, {found.left_out} of them in no update; in rounds that counted nobody "
+        f"{found.again} more"
+    )
+    if found.twice:
+        result.wrong.append(f"samples learned from twice: {found.twice[0]} (and {len(found.twice) - 1} more)")
+
+
+@dataclass
+class Samples:
+    dealt: int  # handed out by the rounds of this history
+    left_out: int  # of those, in no update that counted
+    again: int  # learned from in rounds that counted nobody: the run deals them out again
+    twice: list[str]  # in two updates that counted: where
+
+
+def count_samples(
+    turns: Mapping[int, Turn],
+    recorded: Mapping[Path, list[dict[str, Any]]],
+    ids: Mapping[int, str],
+    learning: Learning,
+    undone: bool,
+) -> Samples:
+    """Of a run whose trainers do not run ahead of rounds."""
     round_samples = learning.recipe.schedule.turn_steps * learning.recipe.batch
     size = max((t.after for t in turns.values()), default=0) + 4096
     used = np.zeros(size, bool)
     twice: list[str] = []
     again = 0
-    ahead = learning.recipe.schedule.overlap > 0 or learning.recipe.own_anchors
-    if ahead:
-        result.figures["samples"] = "not looked at: trainers run ahead of rounds"
-        return
     for folder, entries in recorded.items():
         peer = ids.get(int(folder.name.split("-")[1]), "")
         for round, places in learned_from(entries, peer, turns, round_samples, undone):
@@ -279,12 +307,7 @@ def judge_samples(
                 twice.append(f"{folder.name}, round {round}: {len(wrong)} samples, the first is {wrong[0]}")
             used[places] = True
     end = max((t.after for t in turns.values()), default=0)
-    left_out = int((~used[:end]).sum())
-    result.figures["samples"] = (
-        f"{end} handed out, {left_out} of them in no update; in rounds that counted nobody {again} more"
-    )
-    if twice:
-        result.wrong.append(f"samples learned from twice: {twice[0]} (and {len(twice) - 1} more)")
+    return Samples(end, int((~used[:end]).sum()), again, twice)
 
 
 def learned_from(
@@ -292,22 +315,24 @@ def learned_from(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """(round, places of its samples) for every update of this peer that counted. What an update brings along from
     rounds whose training came too late to be told stands in no record: it is left out. `undone`: a round that does
-    not count leaves nothing behind, as where rounds are audited."""
+    not count leaves nothing behind, as where rounds are audited. Who was killed between its word and the end of the
+    round never tells of that end: the vertex does."""
     waiting: list[tuple[int, np.ndarray]] = []  # steps in x that no update has taken along
-    sent: list[tuple[int, np.ndarray]] = []  # in an update of this round
+    sent: list[tuple[int, np.ndarray]] = []  # in an update
+    shared = -1  # in which round it was sent last
     for e in entries:
         turn = turns.get(e.get("round", -9))
         match e["fact"]:
-            case "GenesisKnown":  # a new life: what was under way is lost
-                waiting, sent = [], []
-            case "CaughtUp" if e["by"] != "rounds":
-                waiting, sent = [], []
+            case "GenesisKnown" | "CaughtUp" if e["fact"] == "GenesisKnown" or e["by"] != "rounds":
+                if shared in turns and peer in turns[shared].counted:
+                    yield from sent
+                waiting, sent = [], []  # a new life: what was under way is lost
             case "TrainEnded" if turn is not None and peer in turn.shares:
                 before = sum(len(places) for _, places in waiting)
                 fresh = min(e["samples"] - before, round_samples)
                 waiting = [*waiting, (e["round"], turn.places(peer, 0, fresh))]
             case "ShareBegan" if peer in e["committed"] and waiting:
-                sent, waiting = [*sent, *waiting], []
+                sent, waiting, shared = [*sent, *waiting], [], e["round"]
             case "RoundClosed" if peer in e["counted"]:
                 yield from sent
                 sent = []

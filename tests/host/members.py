@@ -127,6 +127,7 @@ class Members:
         self.state = {store.put_blob(founded.state) for store in self.stores}.pop()
         self.round = 0
         self.steps, self.batch = recipe.schedule.turn_steps, 0  # of the next round; 0: as the recipe has it
+        self.fewer: dict[int, int] = {}  # steps of members that are asked for fewer
 
     def beginning(self, recipe: Recipe, book: str) -> Beginning:
         return built_in(recipe, book)
@@ -152,9 +153,12 @@ class Members:
 
     async def train(self, index: int, late: bool = False) -> Encoded:
         """Its update of this round; late work, if it has any, rides on it."""
-        asked = TrainAsked(self.round, self.steps, 600.0, index, self.peers, self.batch)
+        asked = TrainAsked(self.round, self.asked_of(index), 600.0, index, self.peers, self.batch)
         await self.islands[index].do(asked)
         return await self.islands[index].do(Encode(self.round, self.shares, late))
+
+    def asked_of(self, index: int) -> int:
+        return self.fewer.get(index, self.steps)
 
     async def play(
         self,
@@ -179,14 +183,19 @@ class Members:
         answers, led = [], dict[int, list[Digest]]()
         for part in range(peers):
             rows = tuple(
-                Row(PeerId(str(k)), (weights or {}).get(k, steps * batch), u.parts[part], (PeerId(str(k)),))
+                Row(
+                    PeerId(str(k)),
+                    (weights or {}).get(k, self.asked_of(k) * batch),
+                    u.parts[part],
+                    (PeerId(str(k)),),
+                )
                 for k, u in updates.items()
                 if k in counted
             )
             combine = Combine(self.round, part, self.shares, rows)
             answers.append((await self.islands[here[part % len(here)]].do(combine)).payload)
             led.setdefault(here[part % len(here)], []).append(answers[-1].digest)
-        samples = steps * batch * len(counted)
+        samples = sum(self.asked_of(k) for k in counted) * batch
         work = Advance(self.round, self.state, tuple(answers), steps, samples, peers, self.shares, batch=self.batch)
         states = {(await self.islands[k].do(work)).state for k in here}
         assert len(states) == 1

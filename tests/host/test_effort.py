@@ -29,16 +29,20 @@ PLAIN = {"fragments": 1, "overlap": 0}
 BOTH = {"fragments": 3, "overlap": 2, "merge": "delta"}
 
 
-def beside(tmp_path, book: str, recipe: Recipe, effort: Effort | None = None) -> Experiment:
+def beside(
+    tmp_path, book: str, recipe: Recipe, effort: Effort | None = None, fewer: dict[int, int] | None = None
+) -> Experiment:
     """Islands that are asked for what the experiment does, round by round, end with the state that it names."""
     steps = recipe.schedule.steps
     model = build_model("gpt-nano", 0)
-    run = Experiment(recipe, model, load_data(book), PEERS, steps, Trouble(), loss_of, None, effort)
+    own, whole = fewer or {}, recipe.schedule.turn_steps
+    slow = Trouble(speeds=tuple(own.get(k, whole) / whole for k in range(PEERS))) if own else Trouble()
+    run = Experiment(recipe, model, load_data(book), PEERS, steps, slow, loss_of, None, effort)
     while run.now < steps:
         run.step()
 
     async def tell(members: Members) -> None:
-        done = 0
+        done, members.fewer = 0, own
         for one in run.history:
             if effort is not None:
                 members.steps, members.batch = one.step - done, one.batch
@@ -80,6 +84,12 @@ def test_batches_and_steps_of_every_round_are_those_of_the_experiment(tmp_path, 
     assert [one.batch for one in run.history[:4]] == [2, 3, 4, 5]
     assert [one.step for one in run.history[:3]] == [7, 12, 16]
     assert run.rhythm.rate_step(run.now) > 40 and run.now == 48, "the horizon is nearly reached"
+
+
+def test_steps_by_each_members_own_speed_are_those_of_the_experiment(tmp_path, book):
+    """One has a third of the others' speed: it takes four steps of twelve, and its update weighs as much less."""
+    run = beside(tmp_path, book, recipe_for(PLAIN), Effort(2, by_speed=True), fewer={1: 4})
+    assert run.rhythm.tokens == 3 * (12 + 4) * 2 * 16
 
 
 def test_samples_are_counted_by_the_batch_that_was_asked_also_where_the_run_goes_back(tmp_path, book):
@@ -136,6 +146,7 @@ TINY = {"batch": 2, "seq_len": 16}
         (data_parallel("gpt-nano", rounds=5, **TINY), {"train_s": 60.0}, "every step is a round"),
         (eager("gpt-nano", rounds=3, inner_steps=12, **TINY), ASKS, "run on for a whole round"),
         (recipe_for(BOTH), ASKS, "overlap of 2 steps"),
+        (recipe_for(BOTH), {"by_speed": True, "steps_min": 2}, "overlap of 2 steps"),
         (recipe_for(BOTH), GROWS, "taken ahead"),
         (
             decoupled("gpt-nano", rounds=3, inner_steps=12, fragments=1, overlap=0, **TINY),

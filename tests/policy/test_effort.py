@@ -17,9 +17,11 @@ from atoll.base.effort import (
     Reached,
     begun,
     effort_problem,
+    fastest_of,
     next_batch,
     quota_of,
     reached_after,
+    steps_at,
 )
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
@@ -172,6 +174,62 @@ def test_whatever_stands_in_a_vertex_the_next_round_is_within_genesis(steps, bat
         assert 5 <= quota.steps <= 100 and 2 <= quota.batch <= 40 and 1.0 <= quota.stretch <= 40.0
 
 
+# ---- steps by a member's own speed -------------------------------------------------------------------------
+
+
+def shares(steps_s: list[float], quorum: str = "majority", new: tuple[int, ...] = (), least: int = 1) -> list[int]:
+    """Steps that members with these speeds are asked for, of a hundred."""
+    here = body(members=len(steps_s))
+    lines = (replace(m, step_s=s) for m, s in zip(here.members, steps_s, strict=True))
+    members = tuple(replace(m, standing="new") if k in new else m for k, m in enumerate(lines))
+    settings = RoundSettings(inner_steps=100, quorum=quorum, effort=Effort(4, steps_min=least, by_speed=True))
+    plan = plan_round(HEAD, replace(here, members=members), settings)
+    return [plan.steps_of(m.peer) for m in plan.members]
+
+
+def test_each_takes_the_share_of_the_steps_that_its_speed_is_of_the_fastests():
+    """max(1, floor(H v / v of the fastest)), so that all arrive together; a thousandth of the speed is one step."""
+    assert shares([0.1, 0.1, 0.2, 0.4]) == [100, 100, 50, 25]
+    assert shares([0.3, 0.1, 0.11, 100.0]) == [33, 100, 90, 1]
+    assert shares([0.1, 0.1, 0.2, 0.4], least=30) == [100, 100, 50, 30]
+
+
+def test_while_the_speed_of_most_is_unknown_all_take_all_and_later_only_who_is_new():
+    assert shares([0.0, 0.0, 0.2, 0.4]) == [100] * 4
+    assert shares([0.1, 0.1, 0.2, 0.0]) == [100, 100, 50, 100]
+    assert shares([0.1, 0.1, 0.2, 0.001], new=(3,)) == [100, 100, 50, 100], "a newcomer starves nobody"
+
+
+def test_who_claims_to_be_fast_starves_nobody_where_members_may_lie():
+    """Two of seven claim a thousand times the speed, or none: the others are asked as by an honest member's."""
+    honest = [0.1, 0.1, 0.1, 0.2, 0.4]
+    assert shares([*honest, 1e-4, 1e-4], "two-thirds") == [100, 100, 100, 50, 25, 100, 100]
+    assert shares([*honest, 1e9, 1e9], "two-thirds") == [100, 100, 100, 50, 25, 1, 1]
+    assert shares([*honest, 1e-4, 1e-4])[:5] == [1] * 5, "where nobody lies the fastest decides"
+
+
+def test_the_window_is_that_of_the_fewer_steps():
+    """One of four takes three times as long for a step: the round lasts as if all were fast."""
+    slow = planned(Effort(4, by_speed=True), slow=3.0)
+    assert slow.steps_of(PeerId("p3")) == 33 and slow.train_s == planned(Effort(4, by_speed=True)).train_s
+    assert planned(Effort(4), slow=3.0).train_s > 2 * slow.train_s
+
+
+@given(
+    steps_s=st.lists(st.floats(0, 2**40), min_size=1, max_size=8),
+    liars=st.integers(0, 2),
+    steps=st.integers(1, 2**31 - 1),
+    least=st.integers(1, 2**31 - 1),
+)
+def test_whatever_members_say_of_their_speed_they_are_asked_for_some_steps_and_no_more_than_all(
+    steps_s, liars, steps, least
+):
+    fastest_s = fastest_of(steps_s, liars)
+    for step_s in steps_s if fastest_s is not None else ():
+        assert min(least, steps) <= steps_at(step_s, fastest_s, steps, least) <= steps
+    assert fastest_s is None or steps_at(fastest_s, fastest_s, steps, least) in (steps, min(least, steps))
+
+
 # ---- genesis -----------------------------------------------------------------------------------------------
 
 
@@ -181,7 +239,11 @@ def test_settings_survive_their_encoding_and_those_that_cannot_be_are_refused():
 
     whole = Effort(8, 60.0, 4096, 4, True, Batches(2.0, 2, 64), True)
     assert decode_settings(with_effort(whole)).round.effort == whole
-    for wrong in (Effort(8, steps_min=33), Effort(80, batches=Batches(2.0, 2, 64))):
+    for wrong in (
+        Effort(8, steps_min=33),
+        Effort(80, batches=Batches(2.0, 2, 64)),
+        Effort(8, samples=64, by_speed=True),
+    ):
         assert effort_problem(wrong, 32)
         with pytest.raises(PeerFault, match="genesis"):
             decode_settings(with_effort(wrong))

@@ -12,11 +12,14 @@ from msgspec.structs import replace
 from atoll.base.effort import Batches, Effort, Reached
 from atoll.base.machine import Fact
 from atoll.node.body import check_body
-from atoll.node.facts import RoundClosed, TrainEnded
+from atoll.node.facts import RoundClosed, TrainEnded, Verdict
 from atoll.node.ground import ground_after
+from atoll.node.jobs import Judge
 from atoll.node.peer import Peer
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings, plan_round
+from atoll.sim.chains import Chain
+from atoll.sim.island import Island
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.swarm import Swarm, SwarmKnobs
 from atoll.sim.world import Node
@@ -37,7 +40,12 @@ class Story:
         node.island.knobs = type(node.island.knobs)(step_s=0.05 * slow)
         self.trained: dict[int, dict[str, TrainEnded]] = {}
         self.closed: dict[int, RoundClosed] = {}
+        self.audited = settings.audited_share > 0
+        self.judged: list[Judge] = []
+        self.findings = set[str]()
         self.swarm.world.watchers.append(self._watch)
+        for peer in self.swarm.founders:
+            self._overhear(self.swarm.world.nodes[peer].island)
 
     def run(self, rounds: int) -> Story:
         world = self.swarm.world
@@ -54,11 +62,23 @@ class Story:
         assert machine is not None
         return machine
 
+    def _overhear(self, island: Island) -> None:
+        do, island.chain = island.do, Chain(island.me) if self.audited else None
+
+        def does(work: object) -> object:
+            if isinstance(work, Judge):
+                self.judged.append(work)
+            return do(work)
+
+        island.do = does
+
     def _watch(self, now: float, node: Node, fact: Fact) -> None:
         if isinstance(fact, TrainEnded):
             self.trained.setdefault(fact.round, {})[node.name] = fact
         if isinstance(fact, RoundClosed):
             self.closed[fact.round] = fact
+        if isinstance(fact, Verdict):
+            self.findings.add(fact.finding)
 
 
 def test_a_round_in_seconds_ends_for_all_together_and_the_slow_take_fewer_steps():
@@ -93,6 +113,18 @@ def test_where_time_ends_rounds_claimed_steps_buy_no_weight():
     timed, counted = weights(Effort(16, train_s=1.0)), weights(None)
     assert timed[3] < 1.5 * timed[0]
     assert counted[3] == counted[0] == STEPS * timed[3]  # where they are assigned they weigh
+
+
+def test_each_takes_steps_by_its_own_speed_and_all_arrive_together():
+    """One of four takes four times as long for a step: once vertices say so it takes a quarter of the steps."""
+    story = Story(Effort(16, by_speed=True), slow=4.0, audit_rate=1.0, reputation=True).run(6)
+    assert story.steps(0) == [STEPS] * 4, "nobody's speed is known"
+    for round in range(2, 6):
+        assert story.steps(round) == [STEPS // 4, *[STEPS] * 3]
+        assert story.closed[round].body.metrics.samples == 13 * STEPS // 4 * 16
+    asked = {work.peer: work.steps_max for work in story.judged if work.round >= 2}
+    assert asked == {peer: STEPS // (4 if peer == story.slow else 1) for peer in story.swarm.founders}
+    assert story.findings == {"accepted"}, "auditors know what each was asked for"
 
 
 def test_losses_shorten_rounds_and_move_batches_alike_at_all_members():

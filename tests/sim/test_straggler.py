@@ -28,6 +28,11 @@ def test_one_of_four_that_is_four_times_slower_costs_the_others_next_to_nothing(
     assert quick["useful"] >= 0.85 and quick["slow"] > 0.6
 
 
+def test_where_each_takes_steps_by_its_own_speed_nobody_waits_for_long():
+    """The same four, and all are waited for: the slow one takes a quarter of the others' steps."""
+    assert run_scenario("by_speed", 1, rounds=10).measured["useful"] >= 0.85
+
+
 def test_a_round_waits_until_the_quorum_is_there_and_no_longer_than_the_grace():
     """No member shares before two have their updates; where somebody is late, one grace after the second."""
     stage = Stage("straggler", 5, 4, 10, "majority")

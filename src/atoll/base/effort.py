@@ -1,6 +1,7 @@
 """How much a round asks of each member where that follows from the run: steps, samples of a step, time.
 
     time      each member takes the steps that it manages in so many seconds, at most those of the round
+    speed     each member takes the share of a round's steps that its speed is of the fastest's, so all end together
     samples   all members together take about so many, however many members there are
     loss      steps fall with the root of the loss (AdaComm, 1810.08313, section 4.2: more often agreed, the nearer)
     batch     x 1.2 while the loss is far above a target, x 0.8 while it is far below
@@ -49,6 +50,7 @@ class Effort(msgspec.Struct, frozen=True):
     by_loss: bool | UnsetType = UNSET  # steps follow it
     batches: Batches | UnsetType = UNSET
     bounded: bool | UnsetType = UNSET  # samples move rates: nobody's count for more than the round asked of it
+    by_speed: bool | UnsetType = UNSET  # each member's steps follow its own speed, as it last reported it
 
     @property
     def learns(self) -> bool:
@@ -86,6 +88,25 @@ def quota_of(effort: Effort | UnsetType, inner_steps: int, reached: Reached | Un
         of_a_step = batch * max(1, members)
         steps = _within((effort.samples + of_a_step // 2) // of_a_step, min(effort.steps_min, steps), steps)
     return Quota(steps, batch, max(1.0, batch / max(1, now.before)))
+
+
+def fastest_of(steps_s: Sequence[Seconds], liars: int) -> Seconds | None:
+    """Of members' times for a step (0: unknown) the one that shares go by; None while that of most is unknown.
+
+    That of the fastest but `liars`: one of so many and one more is honest, so whatever liars claim, nobody is asked
+    for fewer steps than by the fastest honest member. A median would leave the faster half waiting for the slower.
+    """
+    known = sorted(step_s for step_s in steps_s if step_s > 0)
+    return known[liars] if len(known) > max(liars, len(steps_s) // 2) else None
+
+
+def steps_at(step_s: Seconds, fastest_s: Seconds, steps: int, least: int) -> int:
+    """Of a round of so many, for a member that takes `step_s` for one of them: floor(steps x fastest_s / step_s).
+
+    All of them while nothing is known of its speed (0). In whole nanoseconds: the same number on every machine.
+    """
+    share = steps * round(fastest_s * 1e9) // max(1, round(step_s * 1e9)) if step_s > 0 else steps
+    return _within(share, min(least, steps), steps)
 
 
 def begun(effort: Effort, inner_steps: int) -> Reached:
@@ -129,6 +150,8 @@ def effort_problem(effort: Effort, inner_steps: int) -> str:
     """Which of its numbers do not fit each other; empty if all do."""
     if effort.steps_min > inner_steps:
         return f"a round of at least {effort.steps_min} steps cannot have at most {inner_steps}"
+    if effort.by_speed is True and effort.samples is not UNSET:
+        return "steps by each member's own speed leave a round fewer samples than it is to have"
     rule = effort.batches
     if rule is not UNSET and not rule.least <= effort.batch <= rule.most:
         return f"a batch of {effort.batch} is not within {rule.least} … {rule.most}"

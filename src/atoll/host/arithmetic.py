@@ -27,7 +27,7 @@ from atoll.learn.data import position_after
 from atoll.learn.horizon import step_of_run
 from atoll.learn.outer import SHARED
 from atoll.learn.recipes import Recipe
-from atoll.learn.state import SharedState, decode_parts, moved_by
+from atoll.learn.state import SharedState, decode_parts, moved_by, rested
 from atoll.learn.statistic import Statistic
 from atoll.learn.update import Bounds, Common, moved, part_bounds, part_codec, part_codecs
 from atoll.learn.weighing import compare, weigh
@@ -103,14 +103,15 @@ def advanced(work: Advance, learning: Learning, before: SharedState, room: Room)
     in `room`."""
     recipe, layout, (lo, hi) = learning.recipe_after(before), learning.layout, learning.turn(before)
     combined_N, agreement_N = _heard(work, learning, before, room)
+    position = position_after(before.samples, work.shards, work.steps * (work.batch or recipe.batch))
+    adds = {"steps": work.steps, "samples": position - before.samples, "tokens": work.samples * recipe.seq_len}
+    if not any(work.parts) and not recipe.own_anchors:
+        return rested(before, **adds, room=room), combined_N
     after = moved_by(
         combined_N,
         before,
         shared_outer(recipe),
-        steps=work.steps,
-        samples=position_after(before.samples, work.shards, work.steps * (work.batch or recipe.batch))
-        - before.samples,
-        tokens=work.samples * recipe.seq_len,
+        **adds,
         turn=None if hi - lo == layout.floats else (lo, hi),
         agreement_N=agreement_N,
         step=step_of_run(recipe, before),

@@ -267,6 +267,7 @@ def _effort(config: Config, recipe: Recipe) -> Effort | UnsetType:
         samples=train.target_samples or UNSET,
         steps_min=train.inner_steps_min,
         by_loss=train.adaptive_steps or UNSET,
+        by_speed=train.steps_by_speed or UNSET,
         batches=batches,
         bounded=bool(train.total_tokens) or UNSET,
     )

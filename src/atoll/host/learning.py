@@ -152,7 +152,8 @@ def effort_misfit(recipe: Recipe, effort: Effort | UnsetType) -> str:
         return "batches and rates are the business of its members' own loops"
     if recipe.model != ATTACHED and effort.batch != recipe.batch:
         return f"it begins with batches of {effort.batch}, and its recipe with {recipe.batch}"
-    changing, growing = effort.samples is not UNSET or effort.by_loss is True, effort.batches is not UNSET
+    changing = effort.samples is not UNSET or effort.by_loss is True or effort.by_speed is True
+    growing = effort.batches is not UNSET
     if (changing or effort.train_s is not UNSET) and (
         isinstance(recipe.inner, Accumulate) or schedule.turn_steps < 2
     ):
@@ -452,7 +453,8 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
         raise UsageError(
             "E-RUN-22",
             f"rounds of this run cannot follow it: {problem}",
-            cause="train.round_time, target_samples, adaptive_steps, adaptive_batching or total_tokens asks for it",
+            cause="train.round_time, target_samples, adaptive_steps, adaptive_batching, steps_by_speed or "
+            "total_tokens asks for it",
             fix="leave those keys out, or choose the recipe diloco with sync.overlap = 0 and sync.quorum = 0",
         )
     if problem := rhythm_problem(beginning.recipe, settings):

@@ -132,7 +132,7 @@ class Experiment:
     ) -> None:
         self.recipe, self.steps, self.trouble, self.loss = recipe, steps, trouble, loss
         self.order = range(peers) if order is None else order
-        self.rhythm = Rhythm(recipe, steps, peers, effort)
+        self.rhythm = Rhythm(recipe, steps, peers, effort, trouble)
         self.own_data = own = isinstance(data, list)
         self.held_out = data[0] if own else data
         # worker -> its data, which of how many shares of them are its own
@@ -207,11 +207,12 @@ class Experiment:
         if self.clients is not None and self.drawn_for != self.launched:
             self.drawn_for = self.launched
             self.clients.draw(self._seed(), self.present)
-        self.rhythm.go_on(len(self._training()))
+        self.rhythm.go_on(self._training())
         for peer in self._training():
-            if self.trouble.takes_step(peer, self.now) and not self._passed(peer):
-                rhythm, share = self.rhythm, self.shares[peer]
-                self.workers[peer].train(rhythm.recipe, share, rhythm.rate_step(self.now - 1))
+            if self.rhythm.takes(peer, self.now) and not self._passed(peer):
+                rhythm, share, worker = self.rhythm, self.shares[peer], self.workers[peer]
+                worker.cursor = rhythm.place(peer, worker.cursor)
+                worker.train(rhythm.recipe, share, rhythm.rate_step(self.now - 1))
                 rhythm.took(peer)
         if self.now == self.steps:
             self._close()
@@ -345,6 +346,8 @@ class Experiment:
             if peer in updates:
                 own.sent(self.recipe.outer, decoded(updates[peer], bounds, ups), len(members), begun)
                 own.agreed(self.recipe.outer, flight.combined[0], begun)
+        if not counted and not self.recipe.own_anchors:
+            flight.combined.clear()  # the model rests
         if self.clients is not None:
             self.clients.took_turns(counted)
         self._written(flight, step, members, counted)
@@ -588,9 +591,9 @@ class Experiment:
         recipe, turns = self.recipe, len(self.history) - len(self.flights)
         steps = recipe.schedule.begun(turns)
         samples = steps * recipe.batch * len(self.workers)
-        if self.rhythm.effort is not None:
-            steps, samples = self.now, self.rhythm.dealt
         tokens = samples * recipe.seq_len
+        if self.rhythm.effort is not None:
+            steps, samples, tokens = self.now, self.rhythm.dealt, self.rhythm.tokens
         outer = self.outers[0][0]
         inner = outer.inner
         moments = (self.momentum_P, outer.second_P) if inner is None else (inner.first_P, inner.second_P)

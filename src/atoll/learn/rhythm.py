@@ -11,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from atoll.base.effort import Effort, Quota, Reached, effort_problem, quota_of, reached_after
+from atoll.base.effort import Effort, Quota, Reached, effort_problem, fastest_of, quota_of, reached_after, steps_at
 from atoll.learn.horizon import horizon_of, later, step_at
 from atoll.learn.recipes import Recipe
 from atoll.learn.schedule import Schedule, due
+from atoll.learn.trouble import Trouble
 
 
 class Rhythm:
-    def __init__(self, recipe: Recipe, steps: int, peers: int, effort: Effort | None) -> None:
+    def __init__(self, recipe: Recipe, steps: int, peers: int, effort: Effort | None, trouble: Trouble) -> None:
         self.recipe = recipe  # of the round under way: its batch
+        self.trouble = trouble
         self.steps, self.peers, self.effort = steps, peers, effort
         self.horizon = horizon_of(recipe)
         self.began = 0  # steps of the run before the round under way
@@ -29,17 +31,30 @@ class Rhythm:
         self.whole = True  # the last round took all its steps
         self._taken = [0] * peers  # samples since each worker's last round
         self._quota: Quota | None = None  # None: between two rounds
+        self._own: dict[int, int] = {}  # steps of each member in it, where these follow its speed
         self._reached: Reached | UnsetType = UNSET
 
-    def go_on(self, members: int) -> None:
+    def go_on(self, members: Sequence[int]) -> None:
         """Before every step: if a round begins with it, these members take part."""
         if self._quota is not None:
             return
-        self.members = members
+        self.members = len(members)
         effort, inner_steps = self.effort or UNSET, self.recipe.schedule.inner_steps
-        self._quota = quota_of(effort, inner_steps, self._reached, members)
+        self._quota = quota_of(effort, inner_steps, self._reached, self.members)
+        self._own = self._by_speed(members) if self.effort is not None and self.effort.by_speed is True else {}
         if self._quota.batch not in (0, self.recipe.batch):
             self.recipe = replace(self.recipe, batch=self._quota.batch)
+
+    def takes(self, peer: int, step: int) -> bool:
+        """Whether it takes this step of the run: as fast as it is, or its own steps of the round and no more."""
+        if peer not in self._own:
+            return self.trouble.takes_step(peer, step)
+        return step - self.began <= self._own[peer]  # all end together, so it does not matter when it takes them
+
+    def place(self, peer: int, cursor: int) -> int:
+        """Where in its share of the data it reads on. Where steps go by speed a round begins behind all that the
+        one before handed out, as real ones do; else at its own `cursor`."""
+        return self.dealt // self.peers + self._taken[peer] if peer in self._own else cursor
 
     def came(self, peer: int) -> None:
         """Back from an absence, with nothing of what it did before."""
@@ -84,6 +99,16 @@ class Rhythm:
         self.began, self._quota = step, None
         for peer in members:
             self._taken[peer] = 0
+
+    def _by_speed(self, members: Sequence[int]) -> dict[int, int]:
+        """Steps of this round that these members are asked for, as in plans of real ones."""
+        assert self._quota is not None and self.effort is not None
+        steps_s = {peer: 1.0 / self.trouble.speed(peer) for peer in members}
+        fastest_s = fastest_of(list(steps_s.values()), liars=0)
+        if fastest_s is None:
+            return {}
+        steps, least = self._quota.steps, self.effort.steps_min
+        return {peer: steps_at(step_s, fastest_s, steps, least) for peer, step_s in steps_s.items()}
 
     @property
     def _steps(self) -> int:

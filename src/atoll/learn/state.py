@@ -138,6 +138,17 @@ def moved_by(
     )
 
 
+def rested(state: SharedState, *, steps: int, samples: int, tokens: int, room: Room = new_wire) -> SharedState:
+    """The state after a round that counts nobody: the run goes on, the model rests.
+
+    An outer step without an update would move it by the momentum alone, once for every such round: where all
+    members were killed at once the model would run on while nobody learns.
+    """
+    anchor_F, momentum_P = (_but_for(old, 0, 0, room) for old in (state.anchor_F, state.momentum_P))
+    counts = state.round + 1, state.steps + steps, state.samples + samples, state.tokens + tokens
+    return SharedState(anchor_F, momentum_P, state.counters_K, *counts, state.second_P)
+
+
 def _but_for(old: Tensor, lo: int, hi: int, room: Room) -> Tensor:
     """A copy of it, whose values lo … hi are still to be written."""
     new = tensor_over(room(old.nbytes), torch.float32)

@@ -247,7 +247,7 @@ class Audits:
             peer=case.peer,
             segment=case.segment,
             before=parent.state,
-            steps_max=plan.steps,
+            steps_max=plan.steps_of(case.peer),
             shard=shard,
             shards=shards,
             shares=ground.shares,

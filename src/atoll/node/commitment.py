@@ -52,7 +52,7 @@ def row_weight(ground: Ground, peer: PeerId, steps: int, samples: int) -> int:
         return 0
     if not ground.reputed or ground.statistic != "mean":
         return samples
-    assigned = ground.plan.steps if ground.plan.limit_s is None else 1
+    assigned = ground.plan.steps_of(peer) if ground.plan.limit_s is None else 1
     return ground.influence[peer] * max(0, min(steps, assigned))
 
 

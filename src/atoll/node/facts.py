@@ -63,7 +63,7 @@ class RoundBegan(Fact, frozen=True, kw_only=True):
     topology: str  # empty while assembling
     paused: bool = False  # then it assembles, too
     why: str  # this one
-    steps: int = 0  # that it asks of each trainer, at most
+    steps: int = 0  # that it asks of this peer, at most
     batch: int = 0  # samples of each; 0: as the recipe has it
 
 

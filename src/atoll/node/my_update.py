@@ -45,7 +45,7 @@ class MyUpdate:
         plan = self.ground.plan
         index, count = plan.shard(self.me)
         time_s = max(0.0, left_s - HAND_OVER_S)
-        work = Train(plan.round, plan.steps, time_s, index, count, plan.batch, plan.limit_s)
+        work = Train(plan.round, plan.steps_of(self.me), time_s, index, count, plan.batch, plan.limit_s)
         return [Ask(f"round/{plan.round}/train", work)]
 
     def hand_over(self) -> list[Effect]:

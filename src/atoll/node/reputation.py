@@ -98,9 +98,10 @@ def resting_among(plan: RoundPlan, reports: Sequence[Reported]) -> set[PeerId]:
 
 
 def _assigned(plan: RoundPlan, taken: Sequence[int]) -> int:
-    """Steps that are the whole of a round. Where its time ends it, what the median member managed in it."""
+    """Steps that are the whole of a round. Where its time ends it, or each member's own speed, what the median
+    member managed in it: who says that it is slow gains nothing by it."""
     effort = plan.settings.effort
-    if effort is UNSET or effort.train_s is UNSET or not taken:
+    if effort is UNSET or (effort.train_s is UNSET and effort.by_speed is not True) or not taken:
         return plan.steps
     return max(1, min(plan.steps, median_low(taken)))
 

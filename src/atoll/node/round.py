@@ -282,7 +282,7 @@ class Round:
             paused=self.ground.parent.paused is not UNSET,
             topology=name,
             why=why,
-            steps=self.plan.steps,
+            steps=self.plan.steps_of(self.me),
             batch=self.plan.batch,
         )
         effects: list[Effect] = [self._report(began)]

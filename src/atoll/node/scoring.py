@@ -184,7 +184,6 @@ class Scoring:
         plan = plan_after(self.settings, head, parent)
         ground = ground_after(self.settings, plan, parent, self.pool.recent(), history.notary.run)
         shard, shards = plan.shard(case.peer)
-        assigned = plan.steps
         return Score(
             blob=blob,
             round=case.round,
@@ -193,8 +192,8 @@ class Scoring:
             shard=shard,
             shards=shards,
             shares=ground.shares,
-            steps=min(case.commit.steps, assigned),
-            steps_max=assigned,
+            steps=min(case.commit.steps, plan.steps_of(case.peer)),
+            steps_max=plan.steps,
             root=case.commit.root,
             drawn=Digest(draw_bytes(case.vertex, f"samples of {case.peer}", DIGEST_BYTES)),
             batch=plan.batch,

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from atoll.base.draw import draw_below
-from atoll.base.effort import STEPS_MOST, Effort, Quota, Steps, quota_of
+from atoll.base.effort import STEPS_MOST, Effort, Quota, Steps, fastest_of, quota_of, steps_at
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
     CLOCK_BOUND_S,
@@ -134,11 +134,16 @@ class RoundPlan:
     scores: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # of members' records, if any are kept
     drawn: frozenset[PeerId] | None = None  # who trains; None: everybody
     quota: Quota | None = None  # None: as settings have it
+    by_speed: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # steps of those who take fewer
 
     @property
     def steps(self) -> int:
         """Inner steps of each trainer, at most."""
         return self.settings.inner_steps if self.quota is None else self.quota.steps
+
+    def steps_of(self, peer: PeerId) -> int:
+        """Inner steps that this trainer is asked for."""
+        return self.by_speed.get(peer, self.steps)
 
     @property
     def batch(self) -> int:
@@ -342,23 +347,47 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
     settled = [m.peer for m in body.members if m.trains and m.standing == "member"]
     giving = len(settled if drawn is None else drawn.intersection(settled))
     quota = quota_of(settings.effort, settings.steps_after(body.trained), body.effort, giving)
-    train_s = _train_s(body, settings, quota, 1.0)
+    by_speed = _by_speed(body.members, drawn, settings, quota)
+    train_s = _train_s(body, settings, quota, by_speed, 1.0)
     pace: Pace | None = None
     if settings.window_min_s is not UNSET:
         agreed_s = settings.owner_s if body.window_s is UNSET else body.window_s
         owner_s = within(agreed_s, settings.window_min_s, settings.owner_s)
-        slowest, limit_s = _slowest_s(body), _limit_s(settings)
+        slowest, limit_s = _slowest_s(body, quota, by_speed), _limit_s(settings)
         training_s = (slowest or 0.0) * quota.stretch * quota.steps
         training_s = training_s if limit_s is None else min(training_s, limit_s)
-        pace = Pace(_train_s(body, settings, quota, owner_s / settings.owner_s), owner_s, training_s)
+        haste = owner_s / settings.owner_s
+        pace = Pace(_train_s(body, settings, quota, by_speed, haste), owner_s, training_s)
     told = quota if settings.effort is not UNSET or settings.rhythm is not UNSET else None
     fixed = body.round + 1, head, body.time_s, body.members, settings, train_s, owners, pace
-    return RoundPlan(*fixed, scores_of(body), drawn, told)
+    return RoundPlan(*fixed, scores_of(body), drawn, told, by_speed)
 
 
-def _train_s(body: Body, settings: RoundSettings, quota: Quota, haste: float) -> Seconds:
+def _by_speed(
+    members: Sequence[Member], drawn: frozenset[PeerId] | None, settings: RoundSettings, quota: Quota
+) -> dict[PeerId, int]:
+    """Steps of those trainers of a round that are asked for fewer than it has, where genesis says so.
+
+    A newcomer's word about its speed moves nobody's steps but its own.
+    """
+    effort = settings.effort
+    if effort is UNSET or effort.by_speed is not True:
+        return {}
+    trainers = [m for m in members if m.trains and (drawn is None or m.peer in drawn)]
+    settled = [m.step_s for m in trainers if m.standing == "member"]
+    liars = 0 if settings.quorum == "majority" else max(0, len(settled) - 1) // 3
+    fastest_s = fastest_of(settled, liars)
+    if fastest_s is None:
+        return {}
+    steps = {m.peer: steps_at(m.step_s, fastest_s, quota.steps, effort.steps_min) for m in trainers}
+    return {peer: own for peer, own in steps.items() if own < quota.steps}
+
+
+def _train_s(
+    body: Body, settings: RoundSettings, quota: Quota, by_speed: Mapping[PeerId, int], haste: float
+) -> Seconds:
     """Until when training lasts, counted from the last proposal. What is no training is taken `haste` times."""
-    slowest = _slowest_s(body)
+    slowest = _slowest_s(body, quota, by_speed)
     if slowest is None:
         return min(settings.first_train_s, settings.train_max_s)
     # half as much again: a busy box is not a dead one; and the last combined part reaches the last member late
@@ -378,12 +407,14 @@ def _limit_s(settings: RoundSettings) -> Seconds | None:
     return None if effort is UNSET or effort.train_s is UNSET else effort.train_s
 
 
-def _slowest_s(body: Body) -> Seconds | None:
-    """Per step, within reason; None while the speed of most is not known."""
+def _slowest_s(body: Body, quota: Quota, by_speed: Mapping[PeerId, int]) -> Seconds | None:
+    """Whose steps take longest: per step of the round, within reason; None while the speed of most is not known."""
     typical_s = _typical_s(body.members)
     if typical_s is None:
         return None
-    return min(max(m.step_s for m in body.members if m.votes), STRAGGLER_LIMIT * typical_s)
+    most_s = STRAGGLER_LIMIT * typical_s
+    voting = [m for m in body.members if m.votes]
+    return max(min(m.step_s, most_s) * (by_speed.get(m.peer, quota.steps) / quota.steps) for m in voting)
 
 
 def _typical_s(members: Sequence[Member]) -> Seconds | None:

@@ -231,8 +231,15 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "over the first one's (AdaComm, arXiv 1810.08313), at least train.inner_steps_min. Of the median member, "
         "as vertices hold it. Set train.total_tokens too, or rates stay behind."
     ),
+    "train.steps_by_speed": (
+        "Ask each member for the share of train.inner_steps that its speed is of the fastest's, so that all arrive "
+        "together: floor(steps x its speed / the fastest), at least train.inner_steps_min. Speeds are those that "
+        "members last reported; the fastest third does not count where members may lie. Updates weigh by their "
+        "samples. Not with train.target_samples."
+    ),
     "train.inner_steps_min": (
-        "Steps of a round, at the least, with train.target_samples or train.adaptive_steps. More than sync.overlap."
+        "Steps of a round, at the least, with train.target_samples, train.adaptive_steps or train.steps_by_speed. "
+        "More than sync.overlap."
     ),
     "train.adaptive_batching": (
         "Let the batch follow the loss: x 1.2 after a round whose loss is above 1.1 x train.target_loss, x 0.8 "

@@ -98,6 +98,7 @@ class Train(Section, frozen=True):
     total_tokens: Bytes = 0
     target_samples: Annotated[int, Meta(ge=0, lt=2**40)] = 0
     adaptive_steps: bool = False
+    steps_by_speed: bool = False
     inner_steps_min: Annotated[int, Meta(ge=1, le=STEPS_MOST)] = 1
     adaptive_batching: bool = False
     target_loss: Annotated[float, Meta(ge=0)] = 0.0

@@ -185,8 +185,8 @@ def _check_effort(config: Config) -> None:
         (("target_loss", "batch_min", "batch_max"), ("adaptive_batching = true",), train.adaptive_batching),
         (
             ("inner_steps_min",),
-            ("adaptive_steps = true", "train.target_samples"),
-            train.adaptive_steps or train.target_samples,
+            ("adaptive_steps = true", "train.steps_by_speed = true", "train.target_samples"),
+            train.adaptive_steps or train.steps_by_speed or train.target_samples,
         ),
     ):
         for key in keys:

@@ -33,6 +33,7 @@
     clients      who trains is drawn; some rest, decline or die: all groups of data come to their turns
     sampled_churn  churn where who trains is drawn
     straggler    one of four is four times slower: nobody waits for it, and its steps count
+    by_speed     one of four is four times slower and takes a quarter of the steps: all arrive together
     oceans       members on several continents train for 38 minutes a round; an exchange is hidden behind the next
     siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
     validated    a third poison a mean and lie as validators; the run leaves every bad state
@@ -94,7 +95,7 @@ from atoll.sim.scenarios.siege import siege
 from atoll.sim.scenarios.slow import slow
 from atoll.sim.scenarios.stage import NotForRaft, Scenario, ScenarioFailed, ScenarioReport, Stage, play
 from atoll.sim.scenarios.stories import blackout, calm, frozen, growth, late_joiner
-from atoll.sim.scenarios.straggler import straggler
+from atoll.sim.scenarios.straggler import by_speed, straggler
 from atoll.sim.scenarios.validation import validated, wolves
 
 __all__ = ["SCENARIOS", "NotForRaft", "ScenarioFailed", "ScenarioReport", "Stage", "main", "run_scenario"]
@@ -129,6 +130,7 @@ SCENARIOS: dict[str, Scenario] = {
     "audited": Scenario(audited, peers=5, rounds=20),
     "slow": Scenario(slow, peers=7, rounds=20),
     "straggler": Scenario(straggler, peers=4, rounds=20),
+    "by_speed": Scenario(by_speed, peers=4, rounds=20),
     "oceans": Scenario(oceans, peers=8, rounds=5),
     "straggler_churn": Scenario(straggler_churn, peers=8, rounds=15),
     "clients": Scenario(clients, peers=7, rounds=40),

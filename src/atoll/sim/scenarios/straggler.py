@@ -1,7 +1,9 @@
 """One member is several times slower than the others: rounds do not wait for it, and all its steps count.
 
+Or all are waited for, and each takes steps by its own speed, so that all arrive together.
+
 Measured: `useful`, the share of what all trainers together could do, without ever waiting, that stands in
-vertices; and `slow`, that of the slow member alone. Without acceptance a round takes as long as it does.
+vertices; and `slow`, that of the slow member alone. Without either a round takes as long as it does.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from dataclasses import replace as replaced
 
 from msgspec.structs import replace
 
+from atoll.base.effort import Effort
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.node.facts import RoundClosed
 from atoll.policy.plan import Acceptance
 from atoll.sim.checkers import InvariantBroken
-from atoll.sim.island import IslandKnobs
+from atoll.sim.island import BATCH, IslandKnobs
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.swarm import SwarmKnobs
@@ -39,11 +42,22 @@ def straggler(stage: Stage) -> None:
         raise InvariantBroken(f"only {stage.measured['useful']:.2f} of all steps that could be taken count")
 
 
-def tell(stage: Stage, acceptance: Acceptance | None, overlap: int = 4) -> None:
+def by_speed(stage: Stage) -> None:
+    """All are waited for, and who is slow takes fewer steps, so that nobody waits for long."""
+    tell(stage, None, by_speed=True)
+    if stage.measured["useful"] < USEFUL_MIN:
+        raise InvariantBroken(f"only {stage.measured['useful']:.2f} of all steps that could be taken count")
+
+
+def tell(stage: Stage, acceptance: Acceptance | None, overlap: int = 4, by_speed: bool = False) -> None:
     stage.quorum = "majority"
-    settings = stage.settings(round=stage.paced())
+    round = stage.paced()
     if acceptance is not None:
-        settings = replace(settings, round=replace(settings.round, acceptance=acceptance))
+        round = replace(round, acceptance=acceptance)
+    if by_speed:
+        effort = Effort(BATCH, steps_min=overlap + 1, by_speed=True)
+        round = replace(round, inner_steps=2 * round.inner_steps, effort=effort)
+    settings = stage.settings(round=round)
     island = IslandKnobs(step_s=STEP_S, overlap=overlap, carries=True, update_bytes=400_000)
     swarm = stage.gather(SwarmKnobs(stage.peers, network=LINKS, island=island, run=settings))
     slow = swarm.founders[-1]
