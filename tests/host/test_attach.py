@@ -50,6 +50,8 @@ if wish.pop("compiled", "") == os.environ["ATOLL_NAME"]:
 run = atoll.join(or_found=wish)
 first = [p for p in model.parameters()]
 run.attach(model, optimizer, batch=32)
+if not os.fork():
+    sys.exit()  # which is no farewell
 
 class Draws(torch.utils.data.IterableDataset):
     def __iter__(self):

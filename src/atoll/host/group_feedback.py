@@ -37,7 +37,7 @@ class ErrorFeedback:
         """(N,) what is owed for the values of these tensors, in order. UsageError if they are others."""
         sizes = tuple(tensor.numel() for tensor in tensors)
         if self._owed_N is None:
-            self._sizes, self._owed_N = sizes, torch.zeros(sum(sizes))
+            self._sizes, self._owed_N = sizes, torch.zeros(sum(sizes), dtype=torch.float32, device="cpu")
         if sizes != self._sizes:
             raise UsageError(
                 "E-RED-19",

@@ -331,6 +331,9 @@ class GroupIsland:
             refused = RunFailedError("E-RED-11", f"these tensors cannot be averaged: {why}")
             self.calls.popleft().future.set_exception(refused)
             raise refused from why
+        except Exception as why:  # it would fail again in every round
+            self.calls.popleft().future.set_exception(_defect(why))
+            raise
         self.current = work.round, call
         return Encoded(payloads)
 
@@ -422,6 +425,9 @@ class GroupIsland:
                 fix="see that all members have the same version; go on with the next call",
             )
             call.future.set_exception(why)
+        except Exception as why:  # whatever it is, somebody waits
+            call.future.set_exception(_defect(why))
+            raise
         else:
             if call.owing is not None:
                 call.owing.settle(led, call.whole)
@@ -490,6 +496,12 @@ class GroupIsland:
 ABSENT = Digest(bytes(DIGEST_BYTES))
 
 
+def _defect(why: Exception) -> AtollError:
+    text = f"an error of Atoll itself: {type(why).__name__}: {why}"
+    fix = "free memory, if that is what it lacked, and call again; else report it with the lines above"
+    return RunFailedError("E-INT-01", text, cause="a defect, or no memory left", fix=fix)
+
+
 def copied(wire: Buffer, room: Callable[[int], Buffer]) -> Buffer:
     """The same bytes in memory of their own."""
     data = memoryview(wire).cast("B")
@@ -544,16 +556,27 @@ def _padded(hashed: bytes) -> Digest:
 
 
 def fused(tensors: Sequence[Tensor]) -> Tensor:
-    """(N,) fp32 on the CPU: the one tensor's own memory if it already is such a vector, else a copy."""
-    if len(tensors) == 1:
-        only = tensors[0].detach()
-        if only.dtype == torch.float32 and only.device.type == "cpu" and only.is_contiguous():
-            return only.view(-1)
-    flat_N, at = torch.empty(sum(t.numel() for t in tensors)), 0
+    """(N,) fp32 on the CPU: the one tensor's own memory if it already is such a vector, else a copy.
+
+    A copy for CUDA tensors lies in pinned memory, so that they come and go at the speed of the bus, all at once.
+    """
+    if len(tensors) == 1 and _is_vector(tensors[0]):
+        return tensors[0].detach().view(-1)
+    devices = {t.device for t in tensors if t.is_cuda}
+    size = sum(t.numel() for t in tensors)
+    flat_N, at = torch.empty(size, dtype=torch.float32, device="cpu", pin_memory=bool(devices)), 0
     for tensor in tensors:
-        flat_N[at : at + tensor.numel()].copy_(tensor.detach().reshape(-1))
+        flat_N[at : at + tensor.numel()].copy_(tensor.detach().reshape(-1), non_blocking=True)
         at += tensor.numel()
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
     return flat_N
+
+
+def _is_vector(tensor: Tensor) -> bool:
+    """Such that another thread can read and write it where it lies."""
+    fits = tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+    return fits and not tensor.is_neg() and not tensor.is_inference()
 
 
 def placed(tensors: Sequence[Tensor], origin: int) -> tuple[Placed, ...]:
@@ -567,10 +590,12 @@ def placed(tensors: Sequence[Tensor], origin: int) -> tuple[Placed, ...]:
 
 
 def unfused(flat_N: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Write the vector back, each tensor in its own dtype and on its own device."""
+    """Write the vector back, each tensor in its own dtype and on its own device, in the order of its stream."""
     at = 0
     for tensor in tensors:
         piece = flat_N[at : at + tensor.numel()]
         at += tensor.numel()
         if piece.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(piece.view(tensor.shape))
+            there = piece.to(tensor.device, non_blocking=True)  # in fp32: a device rounds faster
+            with torch.inference_mode(tensor.is_inference()):
+                tensor.detach().copy_(there.view(tensor.shape))
