@@ -32,6 +32,7 @@ from atoll.base.errors import AtollError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import MIB, PAIRED_MAX, PEERS_MAX, PIECES_MAX
 from atoll.host.group_feedback import ErrorFeedback
+from atoll.host.group_held import Held
 from atoll.host.group_host import GroupHost, own_folder
 from atoll.host.group_island import (
     GATHERED,
@@ -133,6 +134,7 @@ class Group:
         codec: str | None = None,
         topology: str | None = None,
         error_feedback: ErrorFeedback | None = None,
+        held: Held | None = None,
         timeout_s: Patience | None = None,
     ) -> Reduced:
         """The weighted mean over all members, in place. Raises RunFailedError when it cannot be agreed in time, or
@@ -141,10 +143,12 @@ class Group:
         `codec` and `topology` (default: the group's) must be the same at all members, or all are told; see
         specs/codecs.md and specs/topologies.md. `error_feedback` keeps what the codec leaves out of these tensors
         and sends it with the next call that names it. The way back is not in it: a lossy `way_back` loses of every
-        mean again, unless both ways are `randk`, or owners remember (`found(remembered=True)`).
+        mean again, unless both ways are `randk`, or owners remember (`found(remembered=True)`). `held` keeps the
+        mean: members that hold the same one send differences from it in the next call that names it, of which
+        codecs lose much less where tensors change slowly; if one of them does not, all send whole values again.
         """
         work = self.all_reduce_async(
-            tensors, weight=weight, codec=codec, topology=topology, error_feedback=error_feedback
+            tensors, weight=weight, codec=codec, topology=topology, error_feedback=error_feedback, held=held
         )
         return work.wait(timeout_s)
 
@@ -157,10 +161,18 @@ class Group:
         codec: str | None = None,
         topology: str | None = None,
         error_feedback: ErrorFeedback | None = None,
+        held: Held | None = None,
     ) -> Work:
         """The same without waiting; the tensors are not to be touched until `wait` has returned."""
         self._check_open()
-        return self._begin(tensors, weight, codec, self._topology_name(topology), error_feedback)
+        if held is not None and self._host.island.checked is not None:
+            raise UsageError(
+                "E-RED-14",
+                "differences from what members hold, where members may lie",
+                cause="whoever says that it holds something else has all of them send whole values",
+                fix="leave held out",
+            )
+        return self._begin(tensors, weight, codec, self._topology_name(topology), error_feedback, held)
 
     @arguments("group.average_with_partner", CODE)
     def average_with_partner(
@@ -229,6 +241,7 @@ class Group:
         codec: str | None,
         topology: str,
         error_feedback: ErrorFeedback | None,
+        held: Held | None = None,
     ) -> Work:
         codec_name = _codec_name(codec) if codec else self._host.island.terms.codec
         if codec_name != self._host.island.terms.codec and self._host.island.checked is not None:
@@ -242,6 +255,8 @@ class Group:
         with inference_mode(False):  # another thread will write to both
             owed_N = error_feedback.owed(given) if error_feedback is not None else None
             flat_N = fused(given)
+        if held is not None:
+            held.of(given)
         step = SLICE_BYTES // flat_N.element_size()
         slices = [slice(at, at + step) for at in range(0, len(flat_N), step)]
         owed = [None if owed_N is None else owed_N[piece] for piece in slices]
@@ -256,6 +271,7 @@ class Group:
                 topology=topology,
                 tensors=placed(given, s.start) if shaped else (),
                 owing=answers if topology != PAIRS else None,
+                held=held,
                 at=s.start,
                 whole=len(flat_N),
             )
@@ -510,11 +526,12 @@ def _codec_name(name: str) -> str:
         return codec.name
     except ValueError as why:
         if "delta" in name.split("+"):
+            rest = "+".join(stage for stage in name.split("+") if stage != "delta")
             raise UsageError(
                 "E-RED-08",
                 f"a group cannot use the codec {name}",
-                cause="members keep no tensors between calls: whoever missed one, or is new, cannot read it",
-                fix="subtract what all members hold before the call, and add it again afterwards",
+                cause="whoever is new, or missed a call, could not read a difference",
+                fix=f'say "{rest}", and all_reduce(…, held=atoll.reduce.Held())',
             ) from None
         raise UsageError(
             "E-RED-08", f"a group cannot use the codec {name}: {why}", fix="specs/codecs.md has every codec"
