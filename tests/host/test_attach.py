@@ -39,7 +39,7 @@ model = network(int(sys.argv[2]))
 if "peer-2" == os.environ["ATOLL_NAME"]:
     model = torch.compile(model, backend="eager")
 run = atoll.join(or_found={"rounds": 3, "inner_steps": 6})
-end = train(run, model, workers=1)  # forked beside a run
+end = train(run, model, forks=True)
 open(sys.argv[1] + f"/{run.peer[-8:]}.json", "w").write(json.dumps(end))
 run.close()
 """

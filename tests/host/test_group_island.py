@@ -120,10 +120,11 @@ def test_sums_on_the_way_hold_the_places_that_members_drew(tmp_path: Path):
     story(tmp_path, GroupTerms("randk:0.25+fp32"), tell)
 
 
-@pytest.mark.parametrize("ends", ["counted", "uncounted", "unanswered", "failed"])
+@pytest.mark.parametrize("ends", ["counted", "uncounted", "unanswered", "failed", "of others"])
 def test_what_is_owed_depends_on_how_a_call_ended(tmp_path: Path, ends: str):
     """The row of the next call, with nothing new to say, is what is owed: what the codec left out of the agreed
-    row; where the mean is without it, all of it; and nothing where the user still has its values."""
+    row; where the mean is without it, all of it; and nothing where the user still has its values, the mean being
+    one of other calls, too."""
     codec, owed_N = codec_named("2bit"), torch.zeros(N)
 
     async def tell(island: GroupIsland, _: Encoded) -> None:
@@ -138,9 +139,10 @@ def test_what_is_owed_depends_on_how_a_call_ended(tmp_path: Path, ends: str):
         await island.do(Adopt(1, state, state, (ends == "counted",)))
         if ends == "failed":
             island.fails(1, RunFailedError("E-RED-09", "others called with other sizes"))
-        island.closed(Reduced(1, (A,), (), (), ()), again=False)
+        island.closed(Reduced(1, (A,), (), (), ()), again=False, others={0} if ends == "of others" else ())
         with suppress(RunFailedError):
             await asyncio.wrap_future(call.future)
+        assert torch.equal(call.flat_N, sent_N) == (ends in ("unanswered", "failed", "of others"))
         island.call(last := Call(torch.zeros(N), 1, "fp32", owed_N))
         (row,) = (await island.do(Encode(2, SHARES))).parts
         wanted = {"counted": left_N, "uncounted": sent_N}.get(ends, torch.zeros(N))

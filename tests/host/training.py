@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -25,14 +27,16 @@ class Draws(torch.utils.data.IterableDataset):
             yield torch.randn(16, 64, generator=draw)
 
 
-def train(run: atoll.Run, model: nn.Module, workers: int = 0, leaves: bool = False) -> dict:
+def train(run: atoll.Run, model: nn.Module, forks: bool = False, leaves: bool = False) -> dict:
     """A whole training script: a scheduler, accumulated gradients, and a GradScaler that skips every fifth step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
     first = list(model.parameters())
     run.attach(model, optimizer, batch=32)
-    batches = iter(torch.utils.data.DataLoader(Draws(run), batch_size=None, num_workers=workers))
+    if forks and not os.fork():
+        sys.exit()  # which is no farewell
+    batches = iter(torch.utils.data.DataLoader(Draws(run), batch_size=None, num_workers=int(forks)))
     skipped = steps = 0
     while not run.done and not (leaves and run.trained):
         for _ in range(2):  # gradient accumulation: two backward passes, one step

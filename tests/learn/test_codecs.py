@@ -332,3 +332,19 @@ def test_the_specification_alone_suffices_to_decode(name):
     """A reader of the page gets our bits; doubles show that no product needed rounding."""
     wire = CODECS[name].encode(gaussian(1003, 3.7e-4, 5))
     assert CODECS[name].decode(wire, 1003).tolist() == plain_decode(name, wire, 1003)
+
+
+@every_name
+def test_what_a_process_takes_for_the_usual_dtype_is_in_no_wire(name: str):
+    """Loops that make their models in bfloat16 say so to all of torch: codecs work in fp32 all the same."""
+    n = 1003
+    x = gaussian(n, 1.0, 3)
+    codec = made(name, n)
+    wire = codec.encode(x)
+    value_N = codec.decode(wire, n)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert bytes(codec.encode(x)) == bytes(wire)
+        assert torch.equal(codec.decode(wire, n), value_N)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -11,6 +11,7 @@ earlier answers, and that is given. Runs on one thread, off the loop. Never know
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,7 +105,11 @@ def advanced(work: Advance, learning: Learning, before: SharedState, room: Room)
     recipe, layout, (lo, hi) = learning.recipe_after(before), learning.layout, learning.turn(before)
     combined_N, agreement_N = _heard(work, learning, before, room)
     position = position_after(before.samples, work.shards, work.steps * (work.batch or recipe.batch))
-    adds = {"steps": work.steps, "samples": position - before.samples, "tokens": work.samples * recipe.seq_len}
+    adds: dict[str, Any] = {
+        "steps": work.steps,
+        "samples": position - before.samples,
+        "tokens": work.samples * recipe.seq_len,
+    }
     if not any(work.parts) and not recipe.own_anchors:
         return rested(before, **adds, room=room), combined_N
     after = moved_by(

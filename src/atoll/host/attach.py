@@ -208,6 +208,7 @@ class Run:
         theirs.close()
         os.close(memory)
         self._socket = ours
+        self._loop_process = os.getpid()
         atexit.register(self.close)
 
     def _choose(self, only: Sequence[str]) -> None:
@@ -270,7 +271,7 @@ class Run:
     def close(self) -> None:
         """Say farewell and end the peer process. Harmless if there is none; also done when Python exits."""
         process, self._process = self._process, None
-        if process is None:
+        if process is None or self._loop_process != os.getpid():  # a fork of the loop ends, not the loop
             return
         with suppress(OSError):
             self._say(Farewell())

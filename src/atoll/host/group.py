@@ -14,21 +14,25 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from itertools import accumulate
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
-from torch import Tensor, strided
+from torch import Tensor, inference_mode, strided
 
 from atoll.base.arguments import Peers, arguments
 from atoll.base.errors import AtollError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import MIB, PAIRED_MAX, PEERS_MAX, PIECES_MAX
 from atoll.host.group_feedback import ErrorFeedback
+from atoll.host.group_held import Held
 from atoll.host.group_host import GroupHost, own_folder
 from atoll.host.group_island import (
     GATHERED,
@@ -79,6 +83,7 @@ def _close_all() -> None:
 
 # while threads can still be given work, which a farewell needs: atexit comes after the pools of threads have ended
 getattr(threading, "_register_atexit", atexit.register)(_close_all)
+os.register_at_fork(after_in_child=_not_closed.clear)  # a worker of a data loader has no farewell to say
 
 
 class Group:
@@ -86,9 +91,9 @@ class Group:
 
     def __init__(self, opening: Coroutine[Any, Any, tuple[GroupHost, str]]) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="atoll-group", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="atoll-group", daemon=True)
         self._thread.start()
-        self._closed = False
+        self._closed, self._process = False, os.getpid()
         try:
             self._host, self.ticket = self._run(opening)
         except BaseException:
@@ -129,6 +134,7 @@ class Group:
         codec: str | None = None,
         topology: str | None = None,
         error_feedback: ErrorFeedback | None = None,
+        held: Held | None = None,
         timeout_s: Patience | None = None,
     ) -> Reduced:
         """The weighted mean over all members, in place. Raises RunFailedError when it cannot be agreed in time, or
@@ -137,10 +143,12 @@ class Group:
         `codec` and `topology` (default: the group's) must be the same at all members, or all are told; see
         specs/codecs.md and specs/topologies.md. `error_feedback` keeps what the codec leaves out of these tensors
         and sends it with the next call that names it. The way back is not in it: a lossy `way_back` loses of every
-        mean again, unless both ways are `randk`, or owners remember (`found(remembered=True)`).
+        mean again, unless both ways are `randk`, or owners remember (`found(remembered=True)`). `held` keeps the
+        mean: members that hold the same one send differences from it in the next call that names it, of which
+        codecs lose much less where tensors change slowly; if one of them does not, all send whole values again.
         """
         work = self.all_reduce_async(
-            tensors, weight=weight, codec=codec, topology=topology, error_feedback=error_feedback
+            tensors, weight=weight, codec=codec, topology=topology, error_feedback=error_feedback, held=held
         )
         return work.wait(timeout_s)
 
@@ -153,10 +161,18 @@ class Group:
         codec: str | None = None,
         topology: str | None = None,
         error_feedback: ErrorFeedback | None = None,
+        held: Held | None = None,
     ) -> Work:
         """The same without waiting; the tensors are not to be touched until `wait` has returned."""
         self._check_open()
-        return self._begin(tensors, weight, codec, self._topology_name(topology), error_feedback)
+        if held is not None and self._host.island.checked is not None:
+            raise UsageError(
+                "E-RED-14",
+                "differences from what members hold, where members may lie",
+                cause="whoever says that it holds something else has all of them send whole values",
+                fix="leave held out",
+            )
+        return self._begin(tensors, weight, codec, self._topology_name(topology), error_feedback, held)
 
     @arguments("group.average_with_partner", CODE)
     def average_with_partner(
@@ -225,6 +241,7 @@ class Group:
         codec: str | None,
         topology: str,
         error_feedback: ErrorFeedback | None,
+        held: Held | None = None,
     ) -> Work:
         codec_name = _codec_name(codec) if codec else self._host.island.terms.codec
         if codec_name != self._host.island.terms.codec and self._host.island.checked is not None:
@@ -235,8 +252,11 @@ class Group:
         if not any(tensor.numel() for tensor in given):  # there is no part that anybody could own or wait for
             fix = "give at least one value; whoever has nothing to add gives zeros, as many as the others"
             raise UsageError("E-RED-02", "no value that a mean could be taken of", fix=fix)
-        owed_N = error_feedback.owed(given) if error_feedback is not None else None
-        flat_N = fused(given)
+        with inference_mode(False):  # another thread will write to both
+            owed_N = error_feedback.owed(given) if error_feedback is not None else None
+            flat_N = fused(given)
+        if held is not None:
+            held.of(given)
         step = SLICE_BYTES // flat_N.element_size()
         slices = [slice(at, at + step) for at in range(0, len(flat_N), step)]
         owed = [None if owed_N is None else owed_N[piece] for piece in slices]
@@ -251,6 +271,7 @@ class Group:
                 topology=topology,
                 tensors=placed(given, s.start) if shaped else (),
                 owing=answers if topology != PAIRS else None,
+                held=held,
                 at=s.start,
                 whole=len(flat_N),
             )
@@ -262,7 +283,7 @@ class Group:
     def close(self) -> None:
         """Say farewell and end, once the others can agree without this member. Harmless the second time; also done
         when Python exits."""
-        if self._closed:
+        if self._closed or self._process != os.getpid():
             return
         self._closed = True
         _not_closed.discard(self)
@@ -276,12 +297,27 @@ class Group:
         self.close()
 
     def _check_open(self) -> None:
+        self._check_process()
         if self._closed:
-            raise UsageError("E-RED-01", "this group was closed", fix="found or join a group again")
+            raise _closed()
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise UsageError(
+                "E-RED-20",
+                "a group of the process that this one was forked from",
+                cause="the thread in which it works is there, and a fork takes no threads along",
+                fix="join in this process, too: atoll.reduce.join(group.ticket)",
+            )
 
     def _ask(self, question: Callable[[GroupHost], Coroutine[Any, Any, T]]) -> T:
         self._check_open()
-        return self._run(question(self._host))
+        try:
+            return self._run(question(self._host))
+        except (CancelledError, RuntimeError):
+            if not self._closed:  # meanwhile, by another thread
+                raise
+            raise _closed() from None
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -289,6 +325,10 @@ class Group:
     def _stop_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+    def _work(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(_end_tasks())
         self._loop.close()
 
     def trouble(self) -> str:
@@ -304,24 +344,45 @@ class Work:
         self._done: Reduced | None = None
 
     def done(self) -> bool:
+        self._group._check_process()
         return all(call.future.done() for call in self._calls)
 
     @arguments("work.wait", CODE)
     def wait(self, timeout_s: Patience | None = None) -> Reduced:
         """Until the mean is in the tensors. RunFailedError if it is not within `timeout_s`, where one is given."""
+        self._group._check_process()
         if self._done is None:
+            until = None if timeout_s is None else time.monotonic() + timeout_s
             try:
-                results = [call.future.result(timeout_s) for call in self._calls]
+                results = [call.future.result(_left(until)) for call in self._calls]
             except FutureTimeoutError:
                 raise RunFailedError(
                     "E-RED-03",
-                    f"the all-reduce was not agreed within {timeout_s} s",
+                    f"the all-reduce was not agreed within {timeout_s} s; it goes on, and its tensors are its own",
                     cause=self._group.trouble(),
-                    fix="wait again with work.wait(), or close the group and found a new one",
+                    fix="wait again with work.wait() (what all_reduce_async answers with), or close the group and "
+                    "found a new one",
                 ) from None
             unfused(self._flat_N, self._tensors)
             self._done = _joined(results, [len(call.flat_N) for call in self._calls])
         return self._done
+
+
+async def _end_tasks() -> None:
+    """Questions of other threads, which would wait for ever."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _closed() -> AtollError:
+    return UsageError("E-RED-01", "this group was closed", fix="found or join a group again")
+
+
+def _left(until: Seconds | None) -> Seconds | None:
+    """Of a time to wait, for the next of several slices."""
+    return None if until is None else max(0.0, until - time.monotonic())
 
 
 @arguments("atoll.reduce.found", CODE)
@@ -443,8 +504,9 @@ def _check_tensor(tensor: Tensor) -> None:
         raise UsageError("E-RED-02", f"a {type(tensor).__name__} where a tensor is expected", fix=fix)
     if not tensor.is_floating_point():
         raise UsageError("E-RED-02", f"a tensor of {tensor.dtype}", fix=fix)
-    if tensor.layout != strided or tensor.is_meta:
-        raise UsageError("E-RED-02", f"a tensor on {tensor.device}, {tensor.layout}", fix="reduce dense tensors")
+    kind = "nested" if tensor.is_nested else tensor.layout
+    if kind != strided or tensor.is_meta:
+        raise UsageError("E-RED-02", f"a tensor on {tensor.device}, {kind}", fix="reduce dense tensors")
     if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
         raise UsageError("E-RED-02", "a tensor whose values share memory", fix="reduce tensor.clone()")
 
@@ -464,11 +526,12 @@ def _codec_name(name: str) -> str:
         return codec.name
     except ValueError as why:
         if "delta" in name.split("+"):
+            rest = "+".join(stage for stage in name.split("+") if stage != "delta")
             raise UsageError(
                 "E-RED-08",
                 f"a group cannot use the codec {name}",
-                cause="members keep no tensors between calls: whoever missed one, or is new, cannot read it",
-                fix="subtract what all members hold before the call, and add it again afterwards",
+                cause="whoever is new, or missed a call, could not read a difference",
+                fix=f'say "{rest}", and all_reduce(…, held=atoll.reduce.Held())',
             ) from None
         raise UsageError(
             "E-RED-08", f"a group cannot use the codec {name}: {why}", fix="specs/codecs.md has every codec"

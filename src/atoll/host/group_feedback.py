@@ -37,15 +37,20 @@ class ErrorFeedback:
         """(N,) what is owed for the values of these tensors, in order. UsageError if they are others."""
         sizes = tuple(tensor.numel() for tensor in tensors)
         if self._owed_N is None:
-            self._sizes, self._owed_N = sizes, torch.zeros(sum(sizes))
-        if sizes != self._sizes:
-            raise UsageError(
-                "E-RED-19",
-                f"error feedback of {_told(self._sizes)} in a call with {_told(sizes)}",
-                cause="what codecs left out of some tensors would be added to others",
-                fix="give each sequence of tensors an atoll.reduce.ErrorFeedback() of its own",
-            )
+            self._sizes, self._owed_N = sizes, torch.zeros(sum(sizes), dtype=torch.float32, device="cpu")
+        same_sizes("error feedback", self._sizes, sizes)
         return self._owed_N
+
+
+def same_sizes(what: str, before: Sequence[int], now: Sequence[int]) -> None:
+    """UsageError if what is kept from call to call was of other tensors."""
+    if before != now:
+        raise UsageError(
+            "E-RED-19",
+            f"{what} of {_told(before)} in a call with {_told(now)}",
+            cause="what was kept of some tensors would be added to others",
+            fix="give each sequence of tensors an object of its own (atoll.reduce.ErrorFeedback, Held)",
+        )
 
 
 def _told(sizes: Sequence[int]) -> str:

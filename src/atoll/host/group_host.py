@@ -11,7 +11,7 @@ import asyncio
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from atoll.base.ids import PeerId, Seconds, names_of
 from atoll.base.limits import BULK_FRAME_MAX
 from atoll.base.machine import Event, Fact, Received, TimerFired
 from atoll.host import driver
-from atoll.host.group_island import Call, Cuts, GroupIsland, GroupTerms, Reduced, asked_for
+from atoll.host.group_island import Call, Cuts, GroupIsland, GroupTerms, Reduced, asked_for, but_for_held
 from atoll.host.group_trust import Checked
 from atoll.host.store import in_use
 from atoll.node.facts import MembershipChanged, OtherCall, RoundBegan, RoundClosed, ShareBegan
@@ -35,7 +35,7 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import Committed
 from atoll.wire.messages.statements import Answered, Join, Leave, Ready, Signed
-from atoll.wire.messages.vertex import Member, Standing
+from atoll.wire.messages.vertex import Body, Member, Standing
 
 GIVES_WAY = "members come or go"  # why a member passes a round that nobody but they needs; all say it in one word
 WORDS_MAX = 8  # rounds in a row made for a report on such a word alone; a true one has come by then
@@ -180,14 +180,20 @@ class GroupHost(driver.Driver):
                     self._words = self._words + 1 if self._gave_way == fact.round and not made_room else 0
                     made_room = made_room or 0 < self._words <= WORDS_MAX
                     again = bool(set(fact.missing) - left) and made_room
-                    if not again and (other := self._others_mean(fact)) is not None:
-                        self.island.fails(fact.round, self._other_call(other))
+                    again = again or (not any(fact.body.parts) and self.island.goes_whole(fact.round))
+                    others = {} if again else self._others(fact)
+                    if others and others.keys() >= set(fact.counted):
+                        other = next(iter(others.values()))
+                        why = _left_behind() if _differs_in_held(other) else self._other_call(other)
+                        self.island.fails(fact.round, why)
                     cuts = () if again else self.island.cuts_of(fact.round)
-                    self.island.closed(_reduced(fact, cuts, self.me), again)
+                    self.island.closed(_reduced(fact, cuts, self.me, others), again, _parts_of(fact.body, others))
             case CaughtUp(round=round):
                 self.island.missed(round, _left_behind())
             case MembershipChanged():
                 self._look_at_my_place()
+            case OtherCall() if _differs_in_held(fact):
+                self.island.mixes(fact.round)
             case OtherCall():
                 self.island.fails(fact.round, self._other_call(fact))
             case Refused():
@@ -229,14 +235,17 @@ class GroupHost(driver.Driver):
                 driver.Driver.hash_on_loop_bytes
             )  # these names take longer than a thread's start
 
-    def _others_mean(self, fact: RoundClosed) -> OtherCall | None:
-        """A call that it is the mean of, if nobody in it called as I did: that may have reached me never before."""
-        mine, theirs = self.island.asked_in(fact.round), commits_in(fact.body)
-        if mine is None or not theirs or any((c.values, c.asked) == mine for c in theirs.values()):
-            return None
-        peer, commit = next(iter(theirs.items()))
+    def _others(self, fact: RoundClosed) -> dict[PeerId, OtherCall]:
+        """Whose calls are in the mean and are not as mine was: they may never have reached me before."""
+        mine = self.island.asked_in(fact.round)
+        if mine is None:
+            return {}
         values, asked = mine
-        return OtherCall(peer=peer, values=commit.values, asked=commit.asked, my_values=values, my_asked=asked)
+        return {
+            p: OtherCall(peer=p, values=c.values, asked=c.asked, my_values=values, my_asked=asked)
+            for p, c in commits_in(fact.body).items()
+            if (c.values, c.asked) != mine
+        }
 
     def _other_call(self, fact: OtherCall) -> AtollError:
         assert self.machine.history is not None
@@ -386,12 +395,26 @@ def _leaving(reports: Iterable[Signed]) -> set[PeerId]:
     return {s.signer for s in reports if isinstance(decode_statement(s.body, s.signer), Leave)}
 
 
-def _reduced(fact: RoundClosed, cuts: Cuts, me: PeerId) -> Reduced:
-    """What it did for me: where members exchange in pairs, what is in my own parts."""
-    named: list[tuple[PeerId, ...]] = []
-    for signed in fact.body.parts:
-        answered = decode_statement(signed.body, signed.signer) if signed is not None else None
-        named.append(answered.contributors if isinstance(answered, Answered) else ())
+def _differs_in_held(call: OtherCall) -> bool:
+    """And in nothing else."""
+    mine, theirs = but_for_held(call.my_asked), but_for_held(call.asked)
+    return (call.my_values, mine) == (call.values, theirs)
+
+
+def _parts_of(body: Body, among: Container[PeerId]) -> frozenset[int]:
+    """The parts whose mean holds what one of these sent."""
+    return frozenset(i for i, signed in enumerate(body.parts) if any(p in among for p in _in(signed)))
+
+
+def _in(part: Signed | None) -> tuple[PeerId, ...]:
+    answered = decode_statement(part.body, part.signer) if part is not None else None
+    return answered.contributors if isinstance(answered, Answered) else ()
+
+
+def _reduced(fact: RoundClosed, cuts: Cuts, me: PeerId, others: Container[PeerId] = ()) -> Reduced:
+    """What it did for me: where members exchange in pairs, what is in my own parts. Nothing, where `others` are in
+    it, whose calls were not as mine."""
+    named = [() if any(p in others for p in names) else names for names in map(_in, fact.body.parts)]
     parts = tuple(zip(cuts, named, strict=True)) if cuts else ()
     if fact.topology != PAIRS:
         return Reduced(fact.round, fact.counted, fact.partly, fact.missing, parts, fact.topology)

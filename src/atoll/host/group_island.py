@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
@@ -27,6 +27,7 @@ from atoll.base.errors import AtollError, PeerFault, RunFailedError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.machine import Message, Payload
 from atoll.host.bulk import Follower
+from atoll.host.group_held import Held
 from atoll.host.group_trust import Checked, values_of
 from atoll.host.memory import Reused
 from atoll.host.owing import Owing
@@ -68,6 +69,7 @@ PART_VALUES_LEAST = 2**16  # below it a part costs everybody more in messages th
 GATHERED = "gathered"  # a way back without a codec: answers are the rows themselves, and everybody combines them
 QUICK = Contribution | RowBytes | Answer | PartBytes  # messages whose payloads a private group names by XXH3
 STATES_KEPT = 16  # names of agreed states: a newcomer fetches one while the next ones are agreed, ten a second
+HELD = "held="  # the word for it
 Cuts = tuple[tuple[int, int], ...]  # [lo, hi) of every part
 Part = tuple[tuple[int, int], tuple[PeerId, ...]]  # [lo, hi) of the fused values, and who is in it
 Agreed = tuple[Payload | None, bool]  # a part's answer, and whether what I sent is in it
@@ -81,12 +83,16 @@ class GroupTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: Seconds = 60.0
 
 
-def asked_for(codec: str, topology: str, tensors: tuple[Placed, ...] = ()) -> str:
+def asked_for(codec: str, topology: str, tensors: tuple[Placed, ...] = (), held: str = "") -> str:
     """What a call wants otherwise than its group, in the words in which members commit to it; empty: nothing. Where
-    tensors matter rows of others would be read as if they were these."""
+    tensors matter rows of others would be read as if they were these; `held` is what rows are differences from."""
     shapes = digest(repr([tuple(tensor) for tensor in tensors]).encode()).hex()[:16] if tensors else ""
-    words = f"{ASKED}{topology}", f"codec={codec}", f"shapes={shapes}"
+    words = f"{ASKED}{topology}", f"codec={codec}", f"shapes={shapes}", f"{HELD}{held}"
     return " ".join(word for word in words if not word.endswith("="))
+
+
+def but_for_held(asked: str) -> str:
+    return " ".join(word for word in asked.split(" ") if not word.startswith(HELD))
 
 
 @dataclass(frozen=True)
@@ -120,10 +126,15 @@ class Call:
     owing: Owing | None = None  # what my answers for these tensors left out, where owners remember
     at: int = 0  # where `flat_N` begins in what was called for, which has so many values
     whole: int = 0
+    held: Held | None = None  # what its user holds of an earlier mean of these tensors
     future: Future[Reduced] = field(default_factory=Future[Reduced])
     cuts: Cuts = ()
     left_N: Tensor | None = None  # (N,) what its rows leave out: owed where the agreed mean holds them
     members: int = 1  # in pairs: as many parts follow each other that hold the same of everybody's rows
+    mixed: int = -1  # in this round others held another mean, or none: nothing may be added up
+    sent_whole: bool = False  # so no differences this time
+    from_N: Tensor | None = None  # (N,) what its rows are differences from
+    from_name: str = ""
     made: dict[tuple[int, Digest], Tensor] = field(default_factory=dict[tuple[int, Digest], Tensor])
     """In pairs: by the part and the answer that names it, what I combined for myself. One attempt may differ from
     another, and the vertex says which of them counts."""
@@ -136,8 +147,17 @@ class Call:
         """The part whose draw this one's codec goes by: what is one row of all has one wire."""
         return part - part % self.members
 
+    def begins(self) -> None:
+        """What an earlier call of the same tensors agreed on is in them."""
+        if self.held is not None and not self.sent_whole:
+            self.from_name, self.from_N = self.held.slice(self.at, len(self.flat_N))
+
+    def row(self, lo: int, hi: int) -> Tensor:
+        """What members send of these values: the values, or how they differ from those that all hold."""
+        return self.flat_N[lo:hi] if self.from_N is None else self.flat_N[lo:hi] - self.from_N[lo:hi]
+
     def encoded(self, codec: Codec, lo: int, hi: int) -> Buffer:
-        x_N = self.flat_N[lo:hi]
+        x_N = self.row(lo, hi)
         if self.owed_N is None or self.left_N is None:
             return codec.encode(x_N)
         spans = (x_N[a:b] for a, b in spans_of(hi - lo))
@@ -150,7 +170,7 @@ class Call:
         if counted:
             self.owed_N[lo:hi] = self.left_N[lo:hi]
         else:
-            self.owed_N[lo:hi] += self.flat_N[lo:hi]
+            self.owed_N[lo:hi] += self.row(lo, hi)
 
 
 class GroupIsland:
@@ -194,10 +214,12 @@ class GroupIsland:
         self._passes = why
         self._changed.set()
 
-    def closed(self, done: Reduced, again: bool) -> None:
-        """The round was agreed. `again`: it only made room for a newcomer, the call is for the next one."""
+    def closed(self, done: Reduced, again: bool, others: Container[int] = ()) -> None:
+        """The round was agreed. `again`: it only made room for a newcomer, the call is for the next one. `others`:
+        of these parts the mean is of other calls than mine."""
         self._others_are_served()
-        mine, parts, led = self._mine(done.round), self._parts, self._led
+        mine, led = self._mine(done.round), self._led
+        parts = tuple((None, False) if i in others else agreed for i, agreed in enumerate(self._parts))
         self.current, self._parts = None, ()
         if mine is None or (again and not mine.future.done()):
             return  # it went on without me: the call, if there is one, is for the next round
@@ -219,6 +241,21 @@ class GroupIsland:
         self.calls.popleft()
         if not mine.future.done():
             mine.future.set_exception(why)
+
+    def mixes(self, round: int) -> None:
+        """Others hold another mean than mine, or none: differences from one are not added to those from another."""
+        mine = self._mine(round)
+        if mine is not None:
+            mine.mixed = round
+
+    def goes_whole(self, round: int) -> bool:
+        """Nothing came of the call of this round. True if members may have held different means: then it goes once
+        more, with whole values. All see so in one vertex, whoever of them heard of whose call."""
+        mine = self._mine(round)
+        if mine is None or mine.future.done() or mine.sent_whole or (mine.held is None and mine.mixed != round):
+            return False
+        mine.sent_whole, mine.from_name, mine.from_N = True, "", None
+        return True
 
     def ousted(self, why: AtollError) -> None:
         """The others go on without this member: nobody answers the calls that wait, and their users are told."""
@@ -310,6 +347,9 @@ class GroupIsland:
         if not self.calls:
             raise RunFailedError("E-RED-06", self._passes)
         call = self.calls[0]
+        if call.held is not None:
+            await asyncio.gather(*self._deliveries, return_exceptions=True)
+            call.begins()
         return Trained(1, call.weight, 0.0, 0.0, len(call.flat_N), self._asked(call))
 
     def _encode(self, work: Encode) -> Encoded:
@@ -331,6 +371,9 @@ class GroupIsland:
             refused = RunFailedError("E-RED-11", f"these tensors cannot be averaged: {why}")
             self.calls.popleft().future.set_exception(refused)
             raise refused from why
+        except Exception as why:  # it would fail again in every round
+            self.calls.popleft().future.set_exception(_defect(why))
+            raise
         self.current = work.round, call
         return Encoded(payloads)
 
@@ -387,7 +430,7 @@ class GroupIsland:
         call = self._mine(work.round)
         if call is None:
             raise RunFailedError("E-RED-06", "its user has not called")
-        if call.future.done():
+        if call.future.done() or call.mixed == work.round:
             raise RunFailedError("E-RED-06", "its call cannot succeed")
         lo, hi = call.cuts[work.part]
         return hi - lo
@@ -423,9 +466,15 @@ class GroupIsland:
                 fix="see that all members have the same version; go on with the next call",
             )
             call.future.set_exception(why)
+        except Exception as why:  # whatever it is, somebody waits
+            call.future.set_exception(_defect(why))
+            raise
         else:
             if call.owing is not None:
                 call.owing.settle(led, call.whole)
+            if call.held is not None:
+                call.held.take(call.at, call.flat_N)
+            call.from_N = None
             call.left_N, call.made = None, {}  # whoever keeps the result need not keep these
             call.future.set_result(done)
 
@@ -437,6 +486,8 @@ class GroupIsland:
             call.flat_N[lo:hi] = self._gathering(call, round, part).read(answer.data).value_N
         else:
             self._way_back(call, round, part).decode_into(answer.data, call.flat_N[lo:hi])
+        if call.from_N is not None:
+            call.flat_N[lo:hi] += call.from_N[lo:hi]
 
     def _gathering(self, call: Call, round: int, part: int) -> Answering:
         """Of a part that is one tensor, and nobody asks how much the rows agree."""
@@ -449,7 +500,8 @@ class GroupIsland:
     # ---- small words ---------------------------------------------------------------------------------------
 
     def _asked(self, call: Call) -> str:
-        return asked_for(call.codec if call.codec != self.terms.codec else "", call.topology, call.tensors)
+        codec = call.codec if call.codec != self.terms.codec else ""
+        return asked_for(codec, call.topology, call.tensors, call.from_name)
 
     def _codec(self, name: str, call: Call, round: int, part: int) -> Codec:
         """Where members trust each other nobody looks for numbers that are none."""
@@ -489,6 +541,12 @@ class GroupIsland:
 
 
 ABSENT = Digest(bytes(DIGEST_BYTES))
+
+
+def _defect(why: Exception) -> AtollError:
+    text = f"an error of Atoll itself: {type(why).__name__}: {why}"
+    fix = "free memory, if that is what it lacked, and call again; else report it with the lines above"
+    return RunFailedError("E-INT-01", text, cause="a defect, or no memory left", fix=fix)
 
 
 def copied(wire: Buffer, room: Callable[[int], Buffer]) -> Buffer:
@@ -545,16 +603,27 @@ def _padded(hashed: bytes) -> Digest:
 
 
 def fused(tensors: Sequence[Tensor]) -> Tensor:
-    """(N,) fp32 on the CPU: the one tensor's own memory if it already is such a vector, else a copy."""
-    if len(tensors) == 1:
-        only = tensors[0].detach()
-        if only.dtype == torch.float32 and only.device.type == "cpu" and only.is_contiguous():
-            return only.view(-1)
-    flat_N, at = torch.empty(sum(t.numel() for t in tensors)), 0
+    """(N,) fp32 on the CPU: the one tensor's own memory if it already is such a vector, else a copy.
+
+    A copy for CUDA tensors lies in pinned memory, so that they come and go at the speed of the bus, all at once.
+    """
+    if len(tensors) == 1 and _is_vector(tensors[0]):
+        return tensors[0].detach().view(-1)
+    devices = {t.device for t in tensors if t.is_cuda}
+    size = sum(t.numel() for t in tensors)
+    flat_N, at = torch.empty(size, dtype=torch.float32, device="cpu", pin_memory=bool(devices)), 0
     for tensor in tensors:
-        flat_N[at : at + tensor.numel()].copy_(tensor.detach().reshape(-1))
+        flat_N[at : at + tensor.numel()].copy_(tensor.detach().reshape(-1), non_blocking=True)
         at += tensor.numel()
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
     return flat_N
+
+
+def _is_vector(tensor: Tensor) -> bool:
+    """Such that another thread can read and write it where it lies."""
+    fits = tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+    return fits and not tensor.is_neg() and not tensor.is_inference()
 
 
 def placed(tensors: Sequence[Tensor], origin: int) -> tuple[Placed, ...]:
@@ -568,10 +637,12 @@ def placed(tensors: Sequence[Tensor], origin: int) -> tuple[Placed, ...]:
 
 
 def unfused(flat_N: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Write the vector back, each tensor in its own dtype and on its own device."""
+    """Write the vector back, each tensor in its own dtype and on its own device, in the order of its stream."""
     at = 0
     for tensor in tensors:
         piece = flat_N[at : at + tensor.numel()]
         at += tensor.numel()
         if piece.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(piece.view(tensor.shape))
+            there = piece.to(tensor.device, non_blocking=True)  # in fp32: a device rounds faster
+            with torch.inference_mode(tensor.is_inference()):
+                tensor.detach().copy_(there.view(tensor.shape))

@@ -45,7 +45,7 @@ class Owing:
         for answer in led:
             if (left := self._waiting.get(answer)) is not None:
                 if self._owed_F is None:
-                    self._owed_F = torch.zeros(floats)
+                    self._owed_F = torch.zeros(floats, dtype=torch.float32)
                 lo, left_N = left
                 self._owed_F[lo : lo + len(left_N)] = left_N
         self._waiting.clear()

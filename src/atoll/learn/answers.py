@@ -66,7 +66,7 @@ class Answering:
         weighed = [
             (index, opened) for index, (weight, opened) in zip(kept.counted, kept.opened, strict=True) if weight
         ]
-        share_G = torch.tensor([rows[index][0] / kept.total for index, _ in weighed])
+        share_G = torch.tensor([rows[index][0] / kept.total for index, _ in weighed], dtype=torch.float32)
         scale_GT, agree = share_G[:, None].expand(-1, len(self.sizes)), 1.0
         if self.agreeing or self.statistic != "mean":
             rows_GN = torch.stack([self.up.decode(rows[index][1], n) for index, _ in weighed])
@@ -120,7 +120,7 @@ class Answering:
     def _sums(self, opened: Sequence[Any], scale_GT: Tensor) -> Iterator[Tensor]:
         """Sum over rows, in order, of value * scale; span by span, each good until the next is asked for."""
         n, sizes_T = sum(self.sizes), torch.tensor(self.sizes)
-        sum_S, value_S = torch.empty(min(n, SPAN)), torch.empty(min(n, SPAN))
+        sum_S, value_S = torch.empty(2, min(n, SPAN), dtype=torch.float32)
         if len(self.sizes) == 1:  # as in groups: N scales of every row would be longer than the rows
             each = [scale_1.expand(n) for scale_1 in scale_GT]
         else:

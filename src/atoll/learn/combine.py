@@ -100,7 +100,7 @@ def combine_remembering(
     kept = opened_rows(rows, n, codec)
     if kept.total == 0:
         return Combined(None, kept.counted, kept.faults), memory_N
-    left_N = torch.empty(n)
+    left_N = torch.empty(n, dtype=torch.float32)
     wire = pack_spans(reply, _means(kept, n), memory_N, beta, left_N)
     return Combined(wire, kept.counted, kept.faults), left_N
 
@@ -114,7 +114,7 @@ def gather(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> Gathered
     kept = opened_rows(rows, n, codec)
     mean_N = None
     if kept.total:
-        mean_N = torch.empty(n)
+        mean_N = torch.empty(n, dtype=torch.float32)
         for (lo, hi), mean_S in zip(spans_of(n), _means(kept, n), strict=True):
             mean_N[lo:hi] = mean_S
     return Gathered(mean_N, kept.counted, kept.faults)

@@ -129,7 +129,7 @@ def made_of(
     if robust:
         return ROBUST[which](rows_GN, members)
     total = sum(weight for weight, _ in kept)
-    share_G = torch.tensor([weight / total for weight, _ in kept])
+    share_G = torch.tensor([weight / total for weight, _ in kept], dtype=torch.float32)
     if which == "mean":
         return (rows_GN * share_G[:, None]).sum(0)
     if which == "support":

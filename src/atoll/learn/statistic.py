@@ -61,7 +61,7 @@ MEAN = Statistic()
 
 def order_statistics(opened: Sequence[Any], n: int, codec: Codec, statistic: Statistic) -> Iterator[Tensor]:
     """The statistic of n values over opened wires, span by span; each is good until the next is asked for."""
-    work, rows_RS = OF_COLUMNS[statistic.name], torch.empty(len(opened), min(n, SPAN))
+    work, rows_RS = OF_COLUMNS[statistic.name], torch.empty(len(opened), min(n, SPAN), dtype=torch.float32)
     for lo, hi in spans_of(n):
         rows = [codec.read_span(wire, lo, room_S[: hi - lo]) for wire, room_S in zip(opened, rows_RS, strict=True)]
         # a minimum of 0 and -0 may be either, and its sign would be another byte: -0 + 0 is 0

@@ -56,10 +56,10 @@ def _products(opened: Sequence[Any], n: int, codec: Codec) -> Products:
     """Beside the rows this holds one decoded span of each."""
     count = len(opened)
     total_P = np.zeros(count * (count + 1) // 2)
-    rows_RS = torch.zeros(count, 0)
+    rows_RS = torch.zeros(count, 0, dtype=torch.float32)
     for lo, hi in spans_of(n if count else 0):
         if rows_RS.shape[1] != filled(hi - lo):  # the first span, and the last one
-            rows_RS = torch.zeros(count, filled(hi - lo))
+            rows_RS = torch.zeros(count, filled(hi - lo), dtype=torch.float32)
         for wire, row_S in zip(opened, rows_RS, strict=True):
             room_S = row_S[: hi - lo]
             span_S = codec.read_span(wire, lo, room_S)

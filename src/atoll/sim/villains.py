@@ -252,6 +252,8 @@ def replay(villain: Villain, send: Send) -> list[Effect]:
 
 def _replay(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
     return [Send(to, MemberReport(signed)) for signed in villain.reports]
+
+
 # ---- in somebody else's name -------------------------------------------------------------------------------
 
 

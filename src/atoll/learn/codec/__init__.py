@@ -49,7 +49,7 @@ def pack_spans(
             yield e_S
 
     wire = codec.encode_spans(n, owed())
-    opened, room_S = codec.open_wire(wire, n), torch.empty(min(n, SPAN))
+    opened, room_S = codec.open_wire(wire, n), torch.empty(min(n, SPAN), dtype=torch.float32)
     for lo, hi in spans_of(n):
         left_N[lo:hi].sub_(codec.read_span(opened, lo, room_S[: hi - lo]))
     return wire

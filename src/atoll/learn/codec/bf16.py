@@ -60,7 +60,7 @@ def _open_wire(wire: Buffer, n: int) -> Opened:
         above_S -= _LEAST  # unsigned: what is below comes out above everything
         if np.count_nonzero(above_S > _MOST - _LEAST) > hi - lo - np.count_nonzero(bits_N[lo:hi]):
             raise PeerFault("", f"a value in {lo}…{hi} is not finite, too small or too large")
-    return Opened(torch.empty(0), tensor_over(wire, torch.bfloat16))
+    return Opened(torch.empty(0, dtype=torch.float32), tensor_over(wire, torch.bfloat16))
 
 
 BF16 = Codec(

@@ -102,7 +102,7 @@ def new_wire(size: int) -> bytes:
 
 def scratch(n: int) -> Tensor:
     """Working memory for one span of n values: (blocks, BLOCK). Made once, for fresh pages cost more than work."""
-    return torch.empty(blocks_of(min(n, SPAN)), BLOCK)
+    return torch.empty(blocks_of(min(n, SPAN)), BLOCK, dtype=torch.float32)
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def _spare_span() -> Tensor:
     try:
         return _spare_spans.pop()
     except IndexError:  # another thread may have taken the last one
-        return torch.empty(SPAN)
+        return torch.empty(SPAN, dtype=torch.float32)
 
 
 def times_scales(value_S: Tensor, scale_B: Tensor) -> None:

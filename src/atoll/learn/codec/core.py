@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, empty, mul
+from torch import Tensor, empty, float32, mul
 
 from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import Room, check_input, new_wire, spans_of
@@ -74,7 +74,7 @@ class Codec:
         """
         if self.spanwise is not None:
             return self.spanwise(n, spans, room)
-        x = empty(n)
+        x = empty(n, dtype=float32)
         for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
             x[lo:hi] = x_S
         return self.encode(x)
@@ -97,7 +97,7 @@ class Codec:
 
     def decode(self, wire: Buffer, n: int) -> Tensor:
         """Wire -> (n,) fp32, bit-identical everywhere. PeerFault if the wire is not one for n values."""
-        out_N = empty(n)
+        out_N = empty(n, dtype=float32)
         self.decode_into(wire, out_N)
         return out_N
 

@@ -50,7 +50,7 @@ def _filled(n: int) -> int:
 def _encode(coefficients: Codec, x: Tensor) -> Buffer:
     x = check_input(x)
     refuse(largest_of(x))
-    out_N = torch.zeros(_filled(x.numel()))
+    out_N = torch.zeros(_filled(x.numel()), dtype=torch.float32)
     for lo, hi in spans_of(x.numel()):
         filled = _filled(hi - lo)
         x_S = torch.cat([x[lo:hi], x.new_zeros(filled - (hi - lo))])
@@ -63,7 +63,7 @@ def _open_wire(coefficients: Codec, wire: Buffer, n: int) -> Any:
 
 
 def _decode_span(coefficients: Codec, opened: Any, lo: int, out_S: Tensor) -> None:
-    coefficient_S = torch.empty(_filled(out_S.numel()))
+    coefficient_S = torch.empty(_filled(out_S.numel()), dtype=torch.float32)
     coefficients.decode_span(opened, lo, coefficient_S)
     out_S.copy_(_transformed(coefficient_S, WAVE_KI.T)[: out_S.numel()])
 

@@ -51,7 +51,7 @@ def _open_wire(wire: Buffer, n: int) -> Opened:
     for lo, hi in spans_of(n):
         if int((values[lo:hi].view(torch.int16) & _MAGNITUDE).amax()) > _LARGEST_BITS:
             raise PeerFault("", f"a value in {lo}…{hi} is not finite")
-    return Opened(torch.empty(0), values)
+    return Opened(torch.empty(0, dtype=torch.float32), values)
 
 
 FP16 = Codec(

@@ -83,7 +83,7 @@ def _open_wire(wire: Buffer, n: int) -> Opened:
     for lo, hi in spans_of(n):
         if not largest_of(values[lo:hi]) <= VALUE_MAX:
             raise PeerFault("", f"a value in {lo}…{hi} is not finite or too large")
-    return Opened(torch.empty(0), values)
+    return Opened(torch.empty(0, dtype=torch.float32), values)
 
 
 def _at_hand(opened: Opened, lo: int, hi: int) -> Tensor:
@@ -117,7 +117,7 @@ FP32 = Codec(
 
 def _open_trusted(wire: Buffer, n: int) -> Opened:
     check_length(wire, _wire_bytes(n))
-    return Opened(torch.empty(0), tensor_over(wire, torch.float32))
+    return Opened(torch.empty(0, dtype=torch.float32), tensor_over(wire, torch.float32))
 
 
 TRUSTED_FP32 = replace(FP32, open_wire=_open_trusted)

@@ -98,7 +98,7 @@ def _sent(pieces: tuple[Piece, ...], n: int) -> int:
 def _encode(pieces: tuple[Piece, ...], factors: Codec, reference_N: Tensor | None, x: Tensor) -> Buffer:
     x = check_input(x)
     refuse(largest_of(x))
-    sent_M = torch.zeros(_sent(pieces, len(x)))
+    sent_M = torch.zeros(_sent(pieces, len(x)), dtype=torch.float32)
     for piece in pieces:
         own, into = x[piece.at : piece.end], sent_M[piece.source : piece.source + piece.sent]
         if piece.rank == 0:

@@ -188,5 +188,5 @@ def mean_of(sum_B: Tensor, size: int) -> Tensor:
     mean_B = sum_B * (1 / BLOCK)
     short = size % BLOCK
     if short:
-        mean_B[-1:] = sum_B[-1:] / torch.tensor([float(short)])
+        mean_B[-1:] = sum_B[-1:] / torch.tensor([short], dtype=torch.float32)
     return mean_B
