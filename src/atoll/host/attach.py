@@ -183,6 +183,7 @@ class Run:
         memory = anonymous()
         self._mailbox = Mailbox(memory, self._layout.floats, room_of(self._layout))
         self._mailbox.x_F.copy_(self._finite(flatten(self._model, self._layout)[0]))
+        self._loop_process = os.getpid()
         self._begin(memory)
         self._say(wish)
         self._go_on()
@@ -208,7 +209,6 @@ class Run:
         theirs.close()
         os.close(memory)
         self._socket = ours
-        self._loop_process = os.getpid()
         atexit.register(self.close)
 
     def _choose(self, only: Sequence[str]) -> None:
