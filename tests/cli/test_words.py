@@ -229,6 +229,17 @@ def test_who_ends_as_we_do_is_no_trouble():
     assert line_of(silent, progress) == ""
 
 
+def test_a_screen_follows_the_rounds_that_members_agreed_on_and_forgets_them_where_the_run_goes_back():
+    progress = Progress(rounds=30, founded_rounds=30)
+    closed = {"fact": "RoundClosed", "round": 4, "state": "ab", "time_s": 9.0, "trained": 5, "loss": 2.0}
+    closed |= {"counted": [], "missing": [], "steps": 0, "samples": 0}
+    more = closed | {"amends": {"rounds": 60, "lr": 0.002}, "rounds": 60}
+    progress.see(more)
+    assert progress.rounds == 60 and "! from the next round on: rounds 60, lr 0.002" in line_of(more, progress)
+    progress.see(closed | {"round": 5, "back_to": 2})
+    assert progress.rounds == 30
+
+
 def test_of_two_branches_it_is_said_which_most_prefer_and_how_to_go_over():
     """From the facts as they are recorded to the lines of `atoll status`; nothing to do where it is one's own."""
     progress = Progress()

@@ -96,6 +96,7 @@ def test_what_a_recipe_cannot_do_is_refused_before_anybody_hears_of_it(book):
     for learning, to, told in (
         (overlapping, Numbers(inner_steps=2), "overlap"),
         (each, Numbers(outer_lr=0.5), "train.outer_lr: its recipe has none"),
+        (each, Numbers(inner_steps=2), "every step is a round"),
     ):
         assert told in problem(learning, RunSettings(), Tuned(to, 1, 4))
     assert problem(overlapping, RunSettings(), Tuned(Numbers(inner_steps=6, lr=0.1), 1, 4)) == ""

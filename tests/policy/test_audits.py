@@ -12,7 +12,7 @@ from atoll.keys.digest import digest
 from atoll.policy.audits import Case, Docket, drawn_segment, voices_needed
 from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Audited, Commit, Finding, Signed
+from atoll.wire.messages.statements import Audited, Commit, Finding, Numbers, Signed, Tuned
 from atoll.wire.messages.vertex import Body, Member, Metrics
 
 ADA, BOB, CID, DAN, EVE = (PeerId(name) for name in ("ada", "bob", "cid", "dan", "eve"))
@@ -64,6 +64,17 @@ def test_of_two_commitments_to_one_update_both_are_audited():
     drawn = [peer for _, peer in docket.cases]
     assert drawn.count(CID) == drawn.count(DAN) == AUDIT_ROUNDS
     assert len(drawn) < 2 * AUDIT_ROUNDS + 4
+
+
+def test_a_vertex_draws_at_the_rate_that_it_says_itself():
+    """Hardly anybody is audited as genesis has it; from the vertex that changes that on everybody is."""
+    docket = Docket(0.0001, "two-thirds")
+    own = [replace(commit_of(bytes(32)), root=digest(peer.encode())) for peer in EVERYBODY]
+    signed = tuple(Signed(peer, encode(commit), b"") for peer, commit in zip(EVERYBODY, own, strict=True))
+    bodies = {round: replace(body_of(round, {}), commits=signed) for round in (7, 8)}
+    bodies[8] = replace(bodies[8], tuned=Tuned(Numbers(audit_rate=1.0), 2, 9))
+    docket.follow(8, {round: digest(b"%d" % round) for round in bodies}, bodies)
+    assert set(docket.cases) == {(8, peer) for peer in EVERYBODY}
 
 
 def test_nobody_is_drawn_before_the_vertex_and_then_every_segment_alike():

@@ -34,7 +34,18 @@ from atoll.policy.room import members_most, name_bytes, room_taken
 from atoll.policy.signing import ED25519, Signing
 from atoll.wire.codec import encode
 from atoll.wire.messages.round import Propose
-from atoll.wire.messages.statements import Answered, Certificate, Commit, Invite, Join, Role, Signed, Timeout
+from atoll.wire.messages.statements import (
+    Answered,
+    Certificate,
+    Commit,
+    Invite,
+    Join,
+    Numbers,
+    Role,
+    Signed,
+    Timeout,
+    Tuned,
+)
 from atoll.wire.messages.vertex import Body, Member, Metrics, Vertex
 
 RUN, HEAD, SIGNATURE = Digest(bytes(32)), Digest(b"h" * 32), bytes(64)
@@ -99,6 +110,7 @@ def at_its_longest(parent: Body, parts: int, signing: Signing = ED25519) -> Body
         commits=tuple(Signed(name, words.ljust(COMMIT_BYTES_MAX - 64), signature) for name in names),
         members=tuple(replace(m, links=bytes(REPORT_BYTES_MAX), missed=MISSED_MAX, since=HUGE) for m in members),
         reports=(Signed(names[0], bytes(REPORTS_BYTES_MAX - 150), SIGNATURE),) if names else (),
+        tuned=Tuned(Numbers(*(0.5,) * len(Numbers.__struct_fields__)), HUGE, HUGE),
     )
 
 

@@ -45,6 +45,8 @@ def rollback(
     if answer["agreed"]:
         gone = f", without {', '.join(without)}" if without else ""
         say(f"round {answer['round']} went back to the state of round {round}; all members go on from there{gone}")
+        if answer.get("numbers"):
+            say("numbers of the run are those of that round again: atoll status, and atoll amend to change them")
     else:
         say(
             f"the members were told, and no round has ended with it yet: atoll checkpoint list {folder}. "

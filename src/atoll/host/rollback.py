@@ -54,7 +54,7 @@ async def roll_back(host: PeerHost, round: int, wait_s: Seconds, without: Sequen
         )
     names = tuple(sorted({_member(host, name) for name in without}))
     await _demand(host, goal, wait_s)
-    said_after = history.head
+    said_after, tuned = history.head, history.head_body.tuned
     try:
         host.go_back(goal, names)
     except ValueError as why:
@@ -72,6 +72,7 @@ async def roll_back(host: PeerHost, round: int, wait_s: Seconds, without: Sequen
         "trained": goal.trained,
         "refused": refused,  # validators went back behind it before
         "without": list(names),
+        "numbers": goal.tuned != tuned,  # those that were changed since go back with it
     }
 
 

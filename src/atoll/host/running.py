@@ -268,11 +268,17 @@ class _Watch:
             return
         while True:
             await self.over.wait()
-            if any(s.up for s in self.host.links.stats().values()):
+            if self._not_alone():
                 await asyncio.sleep(LINGER_S)
             if self.host.machine.over:
                 return self.leave("the run is over")
             self.over.clear()  # its members agreed on more rounds meanwhile
+
+    def _not_alone(self) -> bool:
+        """Others may ask for what they lack, or say that there are more rounds."""
+        history = self.host.machine.history
+        others = history is not None and any(m.present for m in history.head_body.members if m.peer != self.host.me)
+        return others or any(s.up for s in self.host.links.stats().values())
 
     async def _nobody(self) -> None:
         await asyncio.sleep(JOIN_S)

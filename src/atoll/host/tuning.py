@@ -164,8 +164,13 @@ def problem(learning: Learning, settings: RunSettings, changed: Tuned) -> str:
         alone = learning_after(learning, replace(changed, to=convert({name: 1e-30}, Numbers))).recipe
         if alone == before:
             return f"train.{name}: {without}"
-    if to.inner_steps is not UNSET and before.schedule.epochs is not UNSET:
-        return "its rounds are passes over members' own data, not steps (epochs)"
+    if to.inner_steps is not UNSET:
+        if before.schedule.epochs is not UNSET:
+            return "its rounds are passes over members' own data, not steps (epochs)"
+        if isinstance(before.inner, Accumulate):
+            return "every step is a round, which can be neither longer nor shorter"
+        if before.own_anchors:
+            return "trainers run on for a whole round before they know how long the next one is"
     if settings.min_peers < before.reducer.peers_min:
         return f"its recipe needs {before.reducer.peers_min} members (run.min_peers)"
     try:

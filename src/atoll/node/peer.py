@@ -364,8 +364,8 @@ class Peer:
             if self.settings.apart_terms is not None:  # what a life before sent may have been counted meanwhile
                 self.regain.left = left_open(self.me, 0, None)
             return self.regain.begin(history, "my state is older than the vertices in memory")
-        goes_on = self.at < history.head or pool.of_kind(Tune.__name__)  # members may agree on more rounds
-        if is_over(self.settings, parent) and not goes_on:
+        waits = self.at == history.head and is_over(self.settings, parent)
+        if waits and not pool.of_kind(Tune.__name__):  # else members may agree on more rounds
             self.round, was_over, self.over = None, self.over, True
             fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
             return [] if was_over else [self._fact(fact)]

@@ -1,4 +1,5 @@
-"""What a run is: the settings that genesis fixes, that every peer shares and that plans may depend on."""
+"""What a run is: the settings that genesis fixes, that every peer shares and that plans may depend on. Numbers of
+them that members may change later: `tuning.py`."""
 
 from __future__ import annotations
 

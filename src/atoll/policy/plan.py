@@ -55,7 +55,7 @@ class Acceptance(msgspec.Struct, frozen=True):
 
 
 class RoundSettings(msgspec.Struct, frozen=True):
-    """The part of the run's settings that plans depend on; fixed in genesis."""
+    """The part of the run's settings that plans depend on: genesis', with the numbers that vertices changed."""
 
     inner_steps: int = 32
     first_train_s: Seconds = 180.0  # nobody's speed is known yet, and imports may still be running

@@ -7,6 +7,7 @@
     flooder       talks about rounds that nobody has reached, a hundred words per heartbeat
     replayer      says again whatever it heard others say of coming and going (only in a story of its own)
     usurper       changes numbers of the run in the recovery identity's name, and says its old words again
+                  (not among `KINDS`: `atoll simulate amendments` has one)
 
 A villain signs with its own keys only, as in the real world. What must hold beside them: no honest peer is ever
 blamed, loses its vote, or holds other bits than the others, and rounds go on.

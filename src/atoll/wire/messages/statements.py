@@ -290,6 +290,7 @@ Many = Annotated[int, msgspec.Meta(ge=1, lt=2**62)]
 Peers = Annotated[int, msgspec.Meta(ge=1, le=PEERS_MAX)]
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Above0 = Annotated[float, msgspec.Meta(gt=0)]
+Lasting = Annotated[float, msgspec.Meta(gt=0, le=1e6)]  # seconds: a window of 1e7 would be none
 
 
 class Numbers(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -299,12 +300,12 @@ class Numbers(msgspec.Struct, frozen=True, omit_defaults=True):
     start_peers: Peers | msgspec.UnsetType = msgspec.UNSET
     min_peers: Peers | msgspec.UnsetType = msgspec.UNSET
     audit_rate: Rate | msgspec.UnsetType = msgspec.UNSET
-    train_max_s: Above0 | msgspec.UnsetType = msgspec.UNSET
-    owner_s: Above0 | msgspec.UnsetType = msgspec.UNSET  # and twice as long to agree
-    window_min_s: Above0 | msgspec.UnsetType = msgspec.UNSET
+    train_max_s: Lasting | msgspec.UnsetType = msgspec.UNSET
+    owner_s: Lasting | msgspec.UnsetType = msgspec.UNSET  # and twice as long to agree
+    window_min_s: Lasting | msgspec.UnsetType = msgspec.UNSET
     updates: Peers | msgspec.UnsetType = msgspec.UNSET  # after which the others are waited for no longer than
     grace: Whole | msgspec.UnsetType = msgspec.UNSET  # so many steps
-    round_time_s: Above0 | msgspec.UnsetType = msgspec.UNSET
+    round_time_s: Lasting | msgspec.UnsetType = msgspec.UNSET
     inner_steps: Steps | msgspec.UnsetType = msgspec.UNSET  # of a round
     total_tokens: Many | msgspec.UnsetType = msgspec.UNSET
     lr: Above0 | msgspec.UnsetType = msgspec.UNSET
