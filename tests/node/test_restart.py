@@ -182,7 +182,8 @@ def test_only_the_vertex_that_the_next_one_names_with_its_votes_closes_a_hole():
 def test_a_vertex_that_a_disk_damaged_is_shown_to_nobody_and_costs_a_newcomer_nothing(
     change: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ):
-    """It joins by the very member whose disk it is: that lives on, nobody is blamed, others show what is right."""
+    """It joins by the very member whose disk it is: that lives on, nobody is blamed, others show what is right,
+    to that member, too: its disk then holds what was agreed."""
     monkeypatch.setattr("atoll.protocol.dag.history.WINDOW", 8)
     swarm = Swarm(5, SwarmKnobs(peers=3))
     world, faults = swarm.world, list[Fault]()
@@ -195,3 +196,4 @@ def test_a_vertex_that_a_disk_damaged_is_shown_to_nobody_and_costs_a_newcomer_no
     newcomer = swarm.join(3, via=peer_name(0))
     world.run(world.now + 60, stop=lambda: swarm.head(newcomer) >= 14)
     assert swarm.head(newcomer) >= 14 and not faults
+    assert decode_vertex(kept["vertex/3"]).body == decode_vertex(before).body

@@ -1,4 +1,5 @@
-"""Vertices that this disk changed or lost, asked of members before the peer goes on.
+"""Vertices that this disk changed or lost, asked of members: the newest ones before the peer goes on, an older one
+when somebody else asked for it (`node/news.py`).
 
 Who votes, whose record is worth what and where the run may go back to follow from the newest vertices, so a peer
 with a hole in those it is handed at start would refuse what the others agree on: until they are whole it neither
@@ -23,7 +24,7 @@ from atoll.wire.messages.vertex import Vertex
 
 
 class Mending:
-    """`hole` is None once `kept`, which a starting peer is handed, is whole."""
+    """`hole` is None once `kept`, which a starting peer is handed or which was read for another, is whole."""
 
     def __init__(self, history: History, kept: dict[str, bytes], hole: Hole) -> None:
         self.history, self.kept = history, dict(kept)

@@ -1,7 +1,8 @@
 """Vertices asked for and shown: what one peer says to another whose history is longer, or shorter, than its own.
 
 Promises: one peer is asked or told once a second, however much it talks; vertices older than memory are read from
-disk for a few at once. Never believes a vertex: that is the history's business.
+disk for a few at once; one of them that the disk changed is found by that, and members are asked for it. Never
+believes a vertex: that is the history's business.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import CONTROL_FRAME_MAX, PEERS_MAX
 from atoll.base.machine import Ask, Effect, Send
 from atoll.node.jobs import ReadVertices
+from atoll.node.mending import Mending
 from atoll.protocol.dag.eras import Eras
-from atoll.protocol.dag.history import History, whole
+from atoll.protocol.dag.history import History, newest_hole, whole
 from atoll.protocol.transfer.fetch import SERVED_AT_ONCE
 from atoll.wire.messages.history import Vertices, WantVertices
+from atoll.wire.messages.vertex import Vertex
 
 HINT_AGAIN_S = 1.0  # a peer that talks about an old round is told the news at most this often
 VERTICES_BYTES_MAX = CONTROL_FRAME_MAX // 2
@@ -30,6 +33,7 @@ class News:
         self.hinted: dict[PeerId, Seconds] = {}
         self.ends: dict[PeerId, int] = {}  # with which round the histories of others end, as they said last
         self.reading: dict[str, PeerId] = {}  # old vertices on their way from disk, and who asked for them
+        self.mending: Mending | None = None  # of one of these; nobody waits for it
 
     def woke(self) -> None:
         """This computer slept: whatever was said before is old."""
@@ -71,12 +75,29 @@ class News:
             return [Ask(job, ReadVertices(first, VERTICES_BYTES_MAX))]
         return []
 
-    def read(self, job: str, kept: Sequence[bytes]) -> list[Effect]:
-        """The disk answered, with nothing where that failed. What it damaged is for others to show."""
+    def read(self, job: str, kept: Sequence[bytes], members: Sequence[PeerId]) -> list[Effect]:
+        """The disk answered, with nothing where that failed. What it damaged is for others to show, also to me."""
         asker, vertices = self.reading.pop(job, None), tuple(whole(kept))
-        if asker is None or self.history is None or not vertices:
+        if asker is None or self.history is None:
             return []
-        return [Send(asker, Vertices(vertices, self.history.head))]
+        effects: list[Effect] = [Send(asker, Vertices(vertices, self.history.head))] if vertices else []
+        if len(vertices) < len(kept):
+            effects += self._mend(self.history, int(job.split("/")[1]), kept, members)
+        return effects
+
+    def _mend(self, history: History, first: int, kept: Sequence[bytes], members: Sequence[PeerId]) -> list[Effect]:
+        """The newest of what is wrong in there, if the one after it is whole: that names it."""
+        rows = {f"vertex/{first + place}": data for place, data in enumerate(kept)}
+        hole = newest_hole(rows, history.notary.run)
+        if hole is None or hole.id is None:
+            return []
+        if self.mending is None or self.mending.hole != hole:
+            self.mending = Mending(history, rows, hole)
+        return self.mending.ask(members)
+
+    def mended(self, sender: PeerId, vertices: Sequence[Vertex]) -> list[Effect]:
+        """What somebody shows may be what my disk lacks."""
+        return self.mending.take(sender, vertices) if self.mending is not None else []
 
     def _hinted_lately(self, peer: PeerId, now: Seconds) -> bool:
         """If not, it is now."""

@@ -211,7 +211,7 @@ class Peer:
             case "restore":
                 return self._restored(result if isinstance(result, Restored | OthersStates) else None, now)
             case "history":
-                return self.news.read(job, result or ())
+                return self.news.read(job, result or (), self._within_reach())
             case "era":
                 return self.known.eras.read(job, result) if self.known.eras is not None else []
             case "earlier":
@@ -543,6 +543,7 @@ class Peer:
         self.news.ends_with(sender, message.head)
         if self.mending is not None:
             return self._mend(self.mending, sender, message, now)
+        effects += self.news.mended(sender, message.vertices)
         vertices = list(message.vertices)
         fresh = self.is_lost
         if fresh:
