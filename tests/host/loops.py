@@ -39,7 +39,7 @@ def begin_in_thread(run: Run, memory: int) -> None:
         asyncio.run(serve(fd, here))
         os.close(here)
 
-    peer = threading.Thread(target=whole)
+    peer = threading.Thread(target=whole, daemon=True)
     peer.start()
     run._process = SimpleNamespace(wait=lambda timeout=None: peer.join(timeout) or 0)
 

@@ -13,13 +13,14 @@ from safetensors.torch import load
 
 from atoll.base.errors import PeerFault, UsageError
 from atoll.host.config import load_config, recipe_of, settings_of
-from atoll.host.learning import built_in, decode_learning, found
+from atoll.host.learning import Beginning, built_in, decode_learning, found
 from atoll.learn.base import base_bytes, built
 from atoll.learn.export import Story, hugging_face_files
 from atoll.learn.layout import layout_of
 from atoll.learn.methods import diloco
 from atoll.learn.models import build_model, with_adapters
 from atoll.learn.models.weights import load_weights, name_in
+from atoll.learn.recipes import Recipe
 from atoll.learn.state import initial_state
 from atoll.node.settings import RunSettings
 
@@ -35,15 +36,13 @@ class WithBase(Members):
     """Members that hold the run's base as well, as those do who fetched it."""
 
     def __init__(self, base: Path, name: str, book: str, only: tuple[str, ...] = ()) -> None:
-        self.beginning = begun(name, book, only=only)
-        super().__init__(base, self.beginning.recipe, book)
-        founded = found(self.beginning, self.settings)
-        self.learning = decode_learning(founded.settings)
-        self.state = {store.put_blob(founded.state) for store in self.stores}.pop()
-        for island, store in zip(self.islands, self.stores, strict=True):
-            store.put_blob(founded.base)
-            island.learning = self.learning
-            island.equip(book)
+        self.begun = begun(name, book, only=only)
+        super().__init__(base, self.begun.recipe, book)
+        for store in self.stores:
+            store.put_blob(self.begun.base)
+
+    def beginning(self, recipe: Recipe, book: str) -> Beginning:
+        return self.begun
 
 
 @pytest.mark.parametrize(("name", "only"), [(ADAPTED, ()), (PLAIN, ("blocks.1.up.*", "blocks.1.down.*"))])
@@ -64,7 +63,7 @@ def test_members_exchange_what_is_named_and_the_rest_stays_as_it_was(tmp_path, b
         for where, value in model.named_parameters():
             assert torch.equal(value, fresh[where]) == (where in held), where
         told = Story("run", 2, "aa", "bb", "cc", name, "book", 4, ("int8", "int8"), 2)
-        files = hugging_face_files(first.head, layout, told, base=members.beginning.base)
+        files = hugging_face_files(first.head, layout, told, base=members.begun.base)
         assert "base.json" not in files and "stayed as it was" in files["README.md"].decode()
         folder = tmp_path / "export"
         folder.mkdir()

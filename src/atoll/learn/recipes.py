@@ -376,9 +376,10 @@ def fitting_seq_len(model: str, seq_len: int | None) -> int:
 
 
 def in_own_loop(recipe: Recipe, believed: bool = True) -> Recipe:
-    """What of a recipe is left to others where the loop is somebody's own, with its model, data and optimizer.
+    """What of a recipe is left to others where the loop is somebody's own, with its model, data and optimizer; sums
+    of gradients stay what members hand over (`learn/borrowed.py`).
 
-    ValueError if it needs to know these; `believed`: see `in_swarm`.
+    ValueError if it needs to know more of these; `believed`: see `in_swarm`.
     """
     why = ""
     if recipe.schedule.total_tokens is not UNSET:
