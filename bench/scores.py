@@ -27,9 +27,10 @@ from atoll.keys.digest import digest
 from atoll.learn import methods
 from atoll.learn.codec import Codec
 from atoll.learn.data import Data, epoch_samples, load_data, samples_at
-from atoll.learn.experiment import Experiment, Flight, Trouble, built_in_loss
+from atoll.learn.experiment import Experiment, Trouble, built_in_loss
 from atoll.learn.models import build_model, loss_of
 from atoll.learn.recipes import Coding, Recipe, diloco, overlapping
+from atoll.learn.rehearsal import Flight
 from atoll.learn.scoring import (
     SAMPLES,
     Falls,
@@ -123,7 +124,7 @@ class Watched(Experiment):
         samples = recipe.schedule.inner_steps // recipe.schedule.fragments * recipe.batch
         drawn = digest(b"%d %d" % (self.launched, member))
         own = dealt(drawn, member, PEERS, cursor - samples, samples)
-        epoch = epoch_samples(self.data, recipe.seq_len)
+        epoch = epoch_samples(self.held_out, recipe.seq_len)
         positions = own + undealt(drawn, cursor * PEERS, epoch, len(own))
         before = self._losses(anchor_F, positions)
 
@@ -166,7 +167,7 @@ class Watched(Experiment):
             loss
             for half in halves
             for loss in losses_of(
-                self.viewer.model, samples_at(self.data, half, self.recipe.seq_len, self.recipe.seed)
+                self.viewer.model, samples_at(self.held_out, half, self.recipe.seq_len, self.recipe.seed)
             )
         ]
 

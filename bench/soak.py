@@ -354,7 +354,7 @@ class Soak(Swarm):
 
     # ---- the whole story -----------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def all_begin(self) -> None:
         self.found()
         for index in range(1, PEERS):
             self.start(index)
@@ -443,7 +443,7 @@ def soak(
         network = stack.enter_context(Lab(Network.flat(HOSTS, rtt_s=0.02, rate_bytes_s=12.5e6))) if lab else None
         words = [*settings, f"run.start_peers={PEERS}"]
         swarm = stack.enter_context(Soak(base, words, seed, network, tell, disk))
-        swarm.begin()
+        swarm.all_begin()
         swarm.disturb(seconds)
         settled = swarm.settle()
         if not settled:
