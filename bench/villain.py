@@ -5,7 +5,7 @@
 With its own keys, in perfect form otherwise, and after so many honest rounds of training:
 
 poison        its update is ten times the way back of what it learnt
-huge          its update is 1e30 everywhere
+huge          its update is a million everywhere
 idle          it learns, and its update says that it did not
 stale         its update is what it learnt in the round before
 miscounter    as owner and as witness of parts it answers with other bytes than the rows make
@@ -46,7 +46,7 @@ BACK = 10.0  # how far, in lengths of the honest update
 Poison = Callable[[Tensor, Tensor], Tensor]  # (what it learnt, what it learnt in the round before) -> what it says
 POISONS: dict[str, Poison] = {
     "poison": lambda step_N, before_N: -BACK * step_N,
-    "huge": lambda step_N, before_N: torch.full_like(step_N, 1e30),
+    "huge": lambda step_N, before_N: torch.full_like(step_N, 1e6),
     "idle": lambda step_N, before_N: torch.zeros_like(step_N),
     "stale": lambda step_N, before_N: before_N,
 }
