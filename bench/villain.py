@@ -5,6 +5,9 @@
 With its own keys, in perfect form otherwise, and after so many honest rounds of training:
 
 poison        its update is ten times the way back of what it learnt
+huge          its update is a million everywhere
+idle          it learns, and its update says that it did not
+stale         its update is what it learnt in the round before
 miscounter    as owner and as witness of parts it answers with other bytes than the rows make
 two_tongued   it answers rightly to every second member, and with other bytes to the rest
 mute          it combines its parts and never says a word of it
@@ -23,6 +26,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -37,8 +41,16 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import Answer, Comparison, RoundMessage
 from atoll.wire.messages.statements import Answered, Compared
 
-KINDS = ("poison", "miscounter", "two_tongued", "mute", "miscomparer", "equivocator")
 BACK = 10.0  # how far, in lengths of the honest update
+
+Poison = Callable[[Tensor, Tensor], Tensor]  # (what it learnt, what it learnt in the round before) -> what it says
+POISONS: dict[str, Poison] = {
+    "poison": lambda step_N, before_N: -BACK * step_N,
+    "huge": lambda step_N, before_N: torch.full_like(step_N, 1e6),
+    "idle": lambda step_N, before_N: torch.zeros_like(step_N),
+    "stale": lambda step_N, before_N: before_N,
+}
+KINDS = (*POISONS, "miscounter", "two_tongued", "mute", "miscomparer", "equivocator")
 
 
 class Liar(Peer):
@@ -122,11 +134,17 @@ def _other(data: Any) -> bytes:
     return bytes(lie)
 
 
-def poisoned(honest: Callable[..., Any]) -> Callable[..., Any]:
-    """`encode_update` of what leads ten times as far in the other direction."""
+def poisoned(poison: Poison, honest: Callable[..., Any]) -> Callable[..., Any]:
+    """`encode_update` of what this poison makes of what was learnt; before the first round that was nothing."""
+    before_N: Tensor | None = None
 
     def encode(anchor_F: Tensor, x_N: Tensor, *more: Any) -> Any:
-        return honest(anchor_F, anchor_F + BACK * (anchor_F - x_N), *more)
+        nonlocal before_N
+        step_N = x_N - anchor_F
+        same = before_N is not None and before_N.shape == step_N.shape  # another fragment was learnt before
+        told_N = poison(step_N, before_N if same else torch.zeros_like(step_N))
+        before_N = step_N
+        return honest(anchor_F, anchor_F + told_N, *more)
 
     return encode
 
@@ -136,16 +154,16 @@ def main() -> None:
     parser.add_argument("--villain", choices=KINDS)
     parser.add_argument("--honest-rounds", type=int, default=0)
     lie, words = parser.parse_known_args()
-    if lie.villain == "poison":
-        poison_after(lie.honest_rounds)
+    if lie.villain in POISONS:
+        poison_after(lie.honest_rounds, POISONS[lie.villain])
     elif lie.villain is not None:
         Liar.kind, Liar.after = lie.villain, lie.honest_rounds
         driver.Peer = Liar
     atoll(words)
 
 
-def poison_after(rounds: int) -> None:
-    honest, lie = island.Island._encode, poisoned(mine.encode_update)
+def poison_after(rounds: int, poison: Poison) -> None:
+    honest, lie = island.Island._encode, poisoned(poison, mine.encode_update)
 
     def _encode(self: island.Island, work: Any) -> Any:
         if self.head is None or self.head.round < rounds:
