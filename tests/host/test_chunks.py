@@ -272,6 +272,42 @@ def test_once_a_chunk_had_to_come_from_disk_all_are_looked_at_again(
         asyncio.run(story())
 
 
+@pytest.mark.skipif(not stores.AT_ONCE, reason="no way to ask only what is in memory")
+def test_what_was_just_fetched_is_read_without_being_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """All was, when it came. What went out of memory is, and found rotten, though its file looks as it did."""
+    hashed: list[int] = []
+    gone: list[int] = []
+    preadv = os.preadv
+
+    def forgetful(handle: int, buffers: Any, at: int, flags: int = 0) -> int:
+        if flags and at in gone:
+            raise BlockingIOError(errno.EAGAIN, "not in memory")
+        return preadv(handle, buffers, at)
+
+    def counted(data: memoryview) -> Digest:
+        hashed.append(len(data))
+        return digest(data)
+
+    store = Store(tmp_path)
+    store.open_blob(BLOB, MANIFEST)
+    for index in range(3):
+        store.land(BLOB, index, MANIFEST.chunks[index], piece(index))
+    store.finish_blob(BLOB)
+    monkeypatch.setattr(stores.os, "preadv", forgetful)
+    monkeypatch.setattr(stores, "digest", counted)
+    assert store.read_blob(BLOB) == DATA and hashed == []
+    gone.append(BLOB_CHUNK)
+    assert store.read_blob(BLOB) == DATA and hashed == [BLOB_CHUNK]
+    path = store.blob_path(BLOB)
+    looked = path.stat()
+    with path.open("r+b") as file:
+        file.seek(BLOB_CHUNK + 7)
+        file.write(b"?")
+    os.utime(path, ns=(looked.st_atime_ns, looked.st_mtime_ns))
+    assert store.read_blob(BLOB) is None and not store.has_blob(BLOB)
+    store.close()
+
+
 def test_a_chunk_on_its_way_keeps_its_bytes_though_its_blob_goes(tmp_path: Path):
     """Files of blobs that go are lent to the next ones, to be written over: not while they are being sent."""
 

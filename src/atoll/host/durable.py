@@ -110,6 +110,15 @@ def write_at(handle: int, data: Buffer, at: int) -> None:
         view, at = view[count:], at + count
 
 
+def read_at(handle: int, place: memoryview, at: int) -> None:
+    """Fill this place with what stands there; an OSError if the file ends before."""
+    while place:
+        count = os.preadv(handle, [place], at)
+        if not count:
+            raise OSError(errno.EIO, "a file became shorter while it was read")
+        place, at = place[count:], at + count
+
+
 def sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:

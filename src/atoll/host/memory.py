@@ -99,6 +99,12 @@ def mapped(size_bytes: int) -> mmap.mmap:
     return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a forked child copies it
 
 
+def for_once(size_bytes: int) -> memoryview:
+    """New memory for something that is read in whole, and kept. On small pages: where large ones lie idle for some
+    seconds a virtual machine may give them back to its host, and the first touch then costs ten times as much."""
+    return memoryview(mapped(size_bytes)) if size_bytes >= SMALL_BYTES else memoryview(bytearray(size_bytes))
+
+
 def _fresh(capacity_bytes: int, size_bytes: int) -> np.ndarray:
     """New memory, on large pages as far as whole ones will be filled, where the system has them."""
     memory = mapped(capacity_bytes)

@@ -87,7 +87,7 @@ class Scoring:
         falls = falls_of(*losses, own=min(SAMPLES, along.samples))
         return Fell(fixed_point(falls, NAT, FALL_MOST))
 
-    def _along(self, work: Score, data: bytes, before: SharedState) -> Tensor:
+    def _along(self, work: Score, data: Buffer, before: SharedState) -> Tensor:
         """The agreed state after a step along the update, if this is the one that was committed to."""
         learning = self.learning_in(work.round)
         lo, hi = turn_of(learning.recipe.schedule, learning.layout, before.round)

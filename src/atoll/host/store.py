@@ -34,12 +34,14 @@ from atoll.host.durable import (
     aside,
     make_room,
     open_elsewhere,
+    read_at,
     refused,
     sync_folder,
     write_at,
     write_durably,
     write_over,
 )
+from atoll.host.memory import for_once
 from atoll.host.stretch import Handle, Stretch
 from atoll.keys.digest import Buffer, Manifest, blob_id, digest, manifest_of
 from atoll.node.jobs import ReadVertices
@@ -271,18 +273,37 @@ class Store:
                 size += path.stat().st_size if path.suffix == "" else 0
         return size
 
-    def read_blob(self, name: Digest) -> bytes | None:
+    def read_blob(self, name: Digest) -> memoryview | None:
         """The bytes, verified against the name; None if they are not here. A damaged file is set aside."""
-        path = self._path(name)
-        if not path.exists():
+        try:
+            handle = os.open(self._place(name), os.O_RDONLY)
+        except FileNotFoundError:
             return None
-        stamp, data = self._stamp(name), path.read_bytes()  # in this order: what is changed meanwhile is seen
-        manifest = manifest_of(data)
+        try:
+            found = os.fstat(handle)  # before reading: what is changed meanwhile is seen
+            data = for_once(found.st_size)
+            manifest = self._read_all(name, handle, Stamp.of(found), data)
+        finally:
+            os.close(handle)
         if blob_id(manifest) != name:
             self.set_aside(name)
             return None
-        self._remember(name, manifest, stamp)
-        return data
+        self._remember(name, manifest, Stamp.of(found))
+        return data.toreadonly()
+
+    def _read_all(self, name: Digest, handle: int, stamp: Stamp, data: memoryview) -> Manifest:
+        """What it is made of. A chunk that was hashed in this process, and is in memory, is believed."""
+        proof, held = self._proofs.get(name), self._manifests.get(name)
+        known = held if proof is not None and proof.stamp == stamp else None
+        chunks: list[Digest] = []
+        for index, begin in enumerate(range(0, len(data), BLOB_CHUNK)):
+            place = data[begin : begin + BLOB_CHUNK]
+            if known and proof and proof.chunks[index] and _stayed_in_memory(handle, place, begin):
+                chunks.append(known.chunks[index])
+                continue
+            read_at(handle, place, begin)
+            chunks.append(digest(place))
+        return Manifest(len(data), tuple(chunks))
 
     def set_aside(self, name: Digest) -> None:
         """This disk damaged it: as if it were not here."""
@@ -703,6 +724,14 @@ def stored(store: Store, work: Any) -> Any:
             return store.manifest(work.blob) or (store.partly(work.blob) if work.partly else None)
         case _:
             raise RunFailedError("E-RUN-05", f"no island does {type(work).__name__}")
+
+
+def _stayed_in_memory(handle: int, place: memoryview, at: int) -> bool:
+    """All of it was, and stands there; what has to come from disk may have rotted on it."""
+    try:
+        return bool(AT_ONCE) and os.preadv(handle, [place], at, AT_ONCE) == len(place)
+    except OSError:
+        return False
 
 
 def _empty(manifest: Manifest) -> set[int]:
