@@ -15,6 +15,7 @@ those only what is exchanged: of a model with frozen parameters only what requir
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import select
 import socket
@@ -169,9 +170,17 @@ class Run:
     def report(self, loss: SupportsFloat) -> None:
         """Tell the others this step's training loss; optional, shown as the run's loss."""
         try:
-            self._loss_sum += float(loss)
+            value = float(loss)
         except (TypeError, ValueError, RuntimeError) as why:  # a tensor of many values
             raise UsageError("E-ATT-11", f"run.report: {why}", fix="run.report(loss.mean().item())") from None
+        if not math.isfinite(value):
+            raise UsageError(
+                "E-ATT-11",
+                f"run.report: a loss of {value} says nothing of how training goes",
+                cause="a batch without targets, or parameters that are not finite any more",
+                fix="report finite losses alone; if none is, a lower learning rate, or the last checkpoint",
+            )
+        self._loss_sum += value
         self._reported += 1
 
     @arguments("run.decline", "E-ATT-11")
@@ -429,7 +438,8 @@ def found(
     every round, and members keep their own of all others until the last one (SPARTA; codecs and outer step are its
     own).
     `recipe=cooperative(rounds=20)` takes another published method (atoll.learn.methods) in the place of these
-    numbers, which are then its own; model, data and inner optimizer stay yours.
+    numbers, which are then its own; model, data and inner optimizer stay yours. That one withstands no liar: for
+    that take five members or more, `trust="community"` and no `recipe`.
     """
     numbers: dict[str, Any] = {
         "rounds": rounds,
