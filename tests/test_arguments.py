@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from inspect import Parameter, signature
 from pathlib import Path
@@ -119,6 +120,16 @@ def test_ranges_and_arrays_are_lists(order: Any):
     """What comes after `order` is what is wrong here."""
     assert "sample='half'" in refusal(atoll.experiment, diloco(rounds=1), order=order, sample="half")
     assert "order=" in refusal(atoll.experiment, diloco(rounds=1), order=torch.tensor([0.5, 1.0]), sample="half")
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, torch.tensor(math.nan)])
+def test_a_loss_that_is_not_finite_counts_for_nothing(loss: object):
+    """GradScaler passes over such a batch; counted, it would be the run's loss for everybody."""
+    run = atoll.Run(folder=Path("nowhere"))
+    run.report(loss)
+    assert (run._span.reported, run._span.loss_sum) == (0, 0.0)
+    with pytest.raises(atoll.UsageError, match=r"E-ATT-11 run.report: (.*\n)+.*try: "):
+        run.report(torch.ones(2))
 
 
 def test_a_data_set_that_is_asked_by_index_is_sharded():

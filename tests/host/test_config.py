@@ -878,6 +878,14 @@ def trusted(*sets: str) -> tuple[RunSettings, list[str]]:
     return settings_of(config, recipe), forgone(config, recipe, 0)
 
 
+@pytest.mark.parametrize(("peers", "told"), [(3, True), (4, True), (5, False)])
+def test_who_averages_by_records_hears_how_many_it_takes_to_outvote_a_liar(peers: int, told: bool):
+    """Krum's n >= 2f + 3; where updates are averaged by samples in a private run nobody is told."""
+    sets = ("model.name=gpt-nano", f"run.start_peers={peers}", f"run.min_peers={min(peers, 3)}")
+    asked = [text for text in trusted("train.recipe=cooperative", *sets)[1] if "run.start_peers = 5" in text]
+    assert bool(asked) is told and not any("2f + 3" in text for text in trusted(*sets)[1])
+
+
 @pytest.mark.parametrize("trust", PRESETS)
 def test_a_run_of_seven_has_what_its_trust_stands_for(trust: str):
     settings, lacks = trusted(f"run.trust={trust}", "run.min_peers=7", "run.start_peers=7")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from members import PEERS, SHARES, Members, recipe_for, story
 
 from atoll.base.ids import PeerId
 from atoll.learn.aggregate import RULES
-from atoll.learn.codec import codec_named
+from atoll.learn.codec import codec_named, native
 from atoll.learn.update import part_bounds
 from atoll.node.jobs import Encode
 from atoll.node.jobs import Train as TrainAsked
@@ -64,3 +66,26 @@ def test_islands_make_what_the_rule_makes_of_the_decoded_updates(tmp_path, book,
             torch.testing.assert_close(made, expected[lo:hi], rtol=1e-5, atol=1e-7)
 
     story(tell, Members(tmp_path, recipe, book))
+
+
+def test_kernels_load_before_the_first_round_and_nobody_waits_for_them(tmp_path, book, monkeypatch):
+    """Where vectors are long enough, while the peer has nothing to sum yet; compiling may take many seconds."""
+    compiled, ends = threading.Event(), threading.Event()
+
+    def compile_now() -> bool:
+        compiled.set()
+        return ends.wait(10)
+
+    monkeypatch.setattr(native, "load", compile_now)
+    monkeypatch.setattr(native, "kernels", None)
+    monkeypatch.setattr(native, "_loader", None)
+
+    async def tell(members: Members) -> None:
+        await members.islands[0].warm_up()
+        assert not compiled.is_set()
+        monkeypatch.setattr(native, "PAYS_FROM", members.learning.layout.floats)
+        await members.islands[0].warm_up()
+        assert await asyncio.to_thread(compiled.wait, 10)
+        ends.set()
+
+    story(tell, Members(tmp_path, recipe_for(PLAIN), book))

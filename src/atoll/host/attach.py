@@ -17,6 +17,7 @@ with frozen parameters only what requires a gradient, or what `only` names.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import select
 import socket
@@ -236,12 +237,17 @@ class Run:
 
     @arguments("run.report", "E-ATT-11")
     def report(self, loss: SupportsFloat) -> None:
-        """Tell the others this step's training loss; optional, shown as the run's loss."""
+        """Tell the others this step's training loss; optional, shown as the run's loss.
+
+        One that is not finite (a batch that GradScaler passes over) counts for nothing.
+        """
         try:
-            self._span.loss_sum += float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+            value = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         except (TypeError, ValueError, RuntimeError) as why:  # a tensor of many values
             raise UsageError("E-ATT-11", f"run.report: {why}", fix="run.report(loss.mean().item())") from None
-        self._span.reported += 1
+        if math.isfinite(value):
+            self._span.loss_sum += value
+            self._span.reported += 1
 
     @arguments("run.decline", "E-ATT-11")
     def decline(self, rounds: Count = 1) -> None:
@@ -576,7 +582,8 @@ def found(
     every round, and members keep their own of all others until the last one (SPARTA; codecs and outer step are its
     own).
     `recipe=cooperative(rounds=20)` takes another published method (atoll.learn.methods) in the place of these
-    numbers, which are then its own; model, data and inner optimizer stay yours. Recipes that agree on gradients
+    numbers, which are then its own; model, data and inner optimizer stay yours. That one withstands no liar: for
+    that take five members or more, `trust="community"` and no `recipe`. Recipes that agree on gradients
     (data_parallel, powersgd, demo_, pipelined, parameter_server) have none: they take the step themselves, with
     their own rate, where `optimizer.step()` stands.
     A round may be shorter than its `inner_steps`: `round_time` seconds of training, about `target_samples` of all

@@ -28,7 +28,7 @@ from atoll.policy.apart import Apart
 from atoll.policy.openings import Terms
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS
-from atoll.policy.trust import peers_for_one_liar
+from atoll.policy.trust import peers_for_one_liar, rows_needed
 from atoll.policy.validation import Rule
 
 if TYPE_CHECKING:
@@ -319,6 +319,13 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
         said.append(
             "updates are averaged, and one liar can move a mean: nothing better is possible with fewer than "
             f"{least} members; write run.min_peers = {least} and run.start_peers = {least} or more to withstand one"
+        )
+    members, least = max(config.run.start_peers, config.run.min_peers), rows_needed("krum", 1)
+    if config.train.recipe == "cooperative" and members < least:
+        said.append(
+            f"cooperative weighs members by their records, and {members} can outvote nobody: to withstand f liars "
+            f"Krum asks for n >= 2f + 3 members, {least} for one; write run.start_peers = {least} with another "
+            'recipe and run.trust = "community", or trust all who train'
         )
     if preset.audit_rate and config.run.audit_rate is None and (why := _unauditable(config, recipe, floats)):
         said.append(f"nobody's work is audited: {why}; write run.audit_rate = 0 to say that this is meant")

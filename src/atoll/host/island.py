@@ -48,6 +48,7 @@ from atoll.host.validating import canary_in, validated
 from atoll.host.without import Leaving
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.answers import remembers
+from atoll.learn.codec import native
 from atoll.learn.data import position_after
 from atoll.learn.kept import Kept
 from atoll.learn.moments import as_bytes, inherited
@@ -268,7 +269,8 @@ class Island:
         return digest(wire) if self.openings is None else self.openings.names.of_my_answer(wire)
 
     async def warm_up(self) -> None:
-        """Start the trainer before it is needed: a newcomer's first round should not wait for imports."""
+        """Begin now what a first round should not wait for: the trainer's imports, and compiling for large sums."""
+        native.load_for(self._learning.layout.floats)
         if not self.trains:
             return
         await self.tended.equipped()
