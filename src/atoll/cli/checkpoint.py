@@ -87,12 +87,13 @@ def show(
     folder = folder_of(run)
     with kept_in(folder) as kept:
         _check_round(kept, folder, round)
-        row = _row(kept, folder, round) | {"validated": validated(kept, folder, round)}
+        row = _row(kept, folder, round)
+        row |= {"validated": found} if (found := validated(kept, folder, round)) else {}
     if json:
         say_json(row)
         return
     for name, value in row.items():
-        if name in ("weighed", "late", "branch", "states", "validated") and not value:
+        if name in ("weighed", "late", "branch", "states") and not value:
             continue  # no distances weigh rows; nobody came back from being apart; there is one branch, one model
         words = ", ".join(value) or "nobody" if isinstance(value, list) else value
         if isinstance(value, dict):

@@ -16,7 +16,7 @@ from math import isfinite
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
 from atoll.base.draw import shuffled
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
@@ -189,9 +189,10 @@ class Validations:
         fits = len(report.losses) == sets and all(0 <= loss <= LOSS_MOST for loss in report.losses)
         if not fits:
             return "holds losses that are none"
-        right = report.losses[:0] if isinstance(report.right, UnsetType) else report.right
-        fits = report.right is UNSET or len(right) == sets
-        return None if fits and all(0 <= one <= ALL for one in right) else "holds shares that are none"
+        if isinstance(report.right, UnsetType):
+            return None
+        fits = len(report.right) == sets and all(0 <= one <= ALL for one in report.right)
+        return None if fits else "holds shares that are none"
 
     # ---- what follows --------------------------------------------------------------------------------------
 
