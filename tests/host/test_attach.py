@@ -98,10 +98,10 @@ def test_two_loops_end_with_one_model(tmp_path: Path, peers_in_threads: None, re
 
 
 def test_rounds_of_two_loops_end_by_samples_and_by_the_clock(tmp_path: Path, peers_in_threads: None):
-    """Three steps each are 192 samples of both, six of whoever is alone. No round takes a million steps."""
+    """Three steps each are 192 samples of both, where a round has six. No round takes a million steps."""
     ends = two_loops(tmp_path / "samples", target_samples=192)
     assert ends[0]["total"] == ends[1]["total"]
-    assert all(end["trained"] == 3 and end["steps"] - end["skipped"] <= 6 + 3 + 3 for end in ends)
+    assert all(end["trained"] == 3 and end["steps"] - end["skipped"] < 3 * 6 for end in ends)
     ends = two_loops(tmp_path / "clock", rounds=2, inner_steps=10**6, round_time=0.1)
     assert ends[0]["total"] == ends[1]["total"] and all(end["trained"] == 2 for end in ends)
 

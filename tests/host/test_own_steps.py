@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from functools import partial
 from types import SimpleNamespace
 
@@ -243,6 +244,34 @@ def test_a_loop_whose_step_would_be_nobodys_is_stopped(tmp_path, book, make, ste
         trainer.step = partial(step, trainer)
     with pytest.raises(atoll.AtollError, match=why):
         story(Loops.play, members)
+
+
+def slow(loop: Loop, found: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """It takes no step ahead before there is something new to take in."""
+    if loop.run._job is None and loop.run._merging is None:
+        select.select([loop.run._socket], [], [], 60.0)  # only a failing test waits so long
+    Loop.step(loop, found)
+
+
+def test_gradients_that_wait_in_a_loops_queue_are_the_experiments(tmp_path, book):
+    """Pipelined: each is of parameters three steps old, however slow one loop is to fill its queue."""
+    recipe, depth, steps = pipelined("gpt-nano", rounds=7, **SMALL), 3, 7
+    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, steps, Trouble(), loss_of)
+
+    async def tell(members: Loops) -> None:
+        for turn in range(1, steps + 1):
+            await members.play()
+            while run.now < min(turn + depth, steps):
+                run.step()
+            if turn + depth < steps or turn == steps:
+                heads = [island.head.anchor_F for island in members.islands]
+                assert torch.equal(heads[0], run.agreed()) and torch.equal(heads[1], run.agreed()), turn
+
+    torch.manual_seed(0)
+    members = Loops(tmp_path, recipe, book, sgd)
+    members.trainers[1].step = partial(slow, members.trainers[1])
+    story(tell, members)
+    assert all(trainer.steps >= steps + depth - 1 for trainer in members.trainers)
 
 
 @pytest.mark.parametrize(("method", "dropped"), [(data_parallel, 2), (pipelined, 5)])

@@ -232,8 +232,8 @@ class Run:
         inner = recipe.inner
         self._gradients = Gradients(self._model, self._layout) if isinstance(inner, Accumulate) else None
         self._depth = inner.depth if isinstance(inner, Pipelined) else 0
-        if any(recipe.schedule.moments):
-            self._moments = AdamMoments(self._optimizer, self._model, self._layout)
+        averages = any(recipe.schedule.moments)
+        self._moments = AdamMoments(self._optimizer, self._model, self._layout) if averages else None
 
     @arguments("run.report", "E-ATT-11")
     def report(self, loss: SupportsFloat) -> None:
