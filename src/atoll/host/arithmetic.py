@@ -105,7 +105,7 @@ def advanced(work: Advance, learning: Learning, before: SharedState, room: Room)
     combined_N, agreement_N = _heard(work, learning, before, room)
     position = position_after(before.samples, work.shards, work.steps * (work.batch or recipe.batch))
     adds = {"steps": work.steps, "samples": position - before.samples, "tokens": work.samples * recipe.seq_len}
-    if not any(work.parts) and not recipe.own_anchors:
+    if all(part is None for part in work.parts) and not recipe.own_anchors:
         return rested(before, **adds, room=room), combined_N
     after = moved_by(
         combined_N,
