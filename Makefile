@@ -38,8 +38,11 @@ long: $(READY)
 	ATOLL_FUZZ=100000 $(PY) -m pytest -m long --timeout=3600
 	$(PY) -m atoll simulate siege $(SIEGE) --swarm --minutes $(MINUTES) --jobs $(JOBS)
 
+# not among them, each has its own --quick: topology and kill of shaped links (root), mnist, under_attack and pareto
+# (want data), all-reduces and audits beside other systems or of many minutes: allreduce, robust_reduce, join, audit …
+BENCHES := handshake transport codec wire way_back consensus verify sim_scale reduce_scale meet survive straggler blackout soak growth convergence scores utilisation round_cost erasure apart power_loss
 bench: $(READY)
-	for script in handshake transport codec consensus verify sim_scale survive growth convergence utilisation erasure apart power_loss; do $(PY) bench/$$script.py --quick || exit 1; done
+	for script in $(BENCHES); do $(PY) bench/$$script.py --quick || exit 1; done
 
 clean:
 	rm -rf $(VENV)

@@ -110,7 +110,7 @@ def advanced(work: Advance, learning: Learning, before: SharedState, room: Room)
         "samples": position - before.samples,
         "tokens": work.samples * recipe.seq_len,
     }
-    if not any(work.parts) and not recipe.own_anchors:
+    if all(part is None for part in work.parts) and not recipe.own_anchors:
         return rested(before, **adds, room=room), combined_N
     after = moved_by(
         combined_N,
