@@ -196,6 +196,8 @@ def test_who_gets_the_mean_in_place_can_still_show_the_row_that_it_committed_to(
 def test_tensors_of_all_sorts_are_fused_and_come_back_in_their_own_dtype():
     with groups(2) as members:
         mine = [torch.ones(3, 5), torch.ones((), dtype=torch.float64), torch.ones(70, dtype=torch.bfloat16)[::2]]
+        if torch.cuda.is_available():
+            mine += [torch.ones(9, device="cuda"), torch.ones(2, 9, dtype=torch.bfloat16, device="cuda").t()]
         yours = [3 * t.clone() for t in mine]
         works = [members[0].all_reduce_async(mine), members[1].all_reduce_async(yours)]
         assert all(work.wait(PATIENCE_S).complete for work in works)
@@ -745,6 +747,8 @@ def test_mistakes_are_told_with_what_to_do():
     with pytest.raises(UsageError, match=r"E-RED-19 .* of 2 tensors with 7 values .* 1 tensor"):
         group.all_reduce(torch.ones(7), error_feedback=owed)
     held = atoll.reduce.Held()
+    with pytest.raises(UsageError, match="E-RED-08 error_feedback with held"):
+        group.all_reduce(torch.ones(7), error_feedback=owed, held=held)
     group.all_reduce_async([torch.ones(3), torch.ones(4)], held=held)
     with pytest.raises(UsageError, match=r"E-RED-19 what is held of 2 tensors with 7 values"):
         group.all_reduce(torch.ones(7), held=held)

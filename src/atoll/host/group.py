@@ -146,6 +146,7 @@ class Group:
         mean again, unless both ways are `randk`, or owners remember (`found(remembered=True)`). `held` keeps the
         mean: members that hold the same one send differences from it in the next call that names it, of which
         codecs lose much less where tensors change slowly; if one of them does not, all send whole values again.
+        What codecs left out is in these differences, so they take no `error_feedback`.
         """
         work = self.all_reduce_async(
             tensors, weight=weight, codec=codec, topology=topology, error_feedback=error_feedback, held=held
@@ -165,6 +166,13 @@ class Group:
     ) -> Work:
         """The same without waiting; the tensors are not to be touched until `wait` has returned."""
         self._check_open()
+        if held is not None and error_feedback is not None:
+            raise UsageError(
+                "E-RED-08",
+                "error_feedback with held",
+                cause="what codecs left out before is in a difference from what all hold, and would come twice",
+                fix="leave one of them out",
+            )
         if held is not None and self._host.island.checked is not None:
             raise UsageError(
                 "E-RED-14",
@@ -307,7 +315,7 @@ class Group:
                 "E-RED-20",
                 "a group of the process that this one was forked from",
                 cause="the thread in which it works is there, and a fork takes no threads along",
-                fix="join in this process, too: atoll.reduce.join(group.ticket)",
+                fix="start this process anew (multiprocessing: spawn) and let it atoll.reduce.join(group.ticket)",
             )
 
     def _ask(self, question: Callable[[GroupHost], Coroutine[Any, Any, T]]) -> T:

@@ -7,6 +7,7 @@ A codec loses a share of what it is given, and between two calls parameters chan
 Members commit to the name of what they hold before any row is shown. Where these differ (somebody is new, missed a
 call, or its part was answered by nobody) nothing is combined, all hear it from the same vertex, and the call goes
 once more with whole values: so a difference is never added to anything but what it was taken from.
+What a codec left out is in the next difference, so there is nothing for `ErrorFeedback` to do, and it is refused.
 Costs four bytes for every value. Names are quick hashes: only for members that trust each other.
 """
 

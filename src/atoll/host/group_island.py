@@ -170,7 +170,7 @@ class Call:
         if counted:
             self.owed_N[lo:hi] = self.left_N[lo:hi]
         else:
-            self.owed_N[lo:hi] += self.row(lo, hi)
+            self.owed_N[lo:hi] += self.flat_N[lo:hi]
 
 
 class GroupIsland:
