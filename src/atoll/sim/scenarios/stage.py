@@ -31,7 +31,7 @@ from atoll.sim.world import Node
 
 ERA_ROUNDS = 10  # short, so that every story sees some end
 WINDOW_MIN_S = 1.5  # as `atoll up` has it
-COLLECTIONS = 20_000, 50, 100  # nearly all that a world makes goes with its last reference; see `_seldom_collected`
+COLLECTIONS = 20_000, 10, 10  # containers, and rounds of the younger: nearly all goes with its last reference
 HEALED_ATTEMPTS = 4  # after the world is healed, everybody is at the head again within so many attempts' time
 
 
