@@ -126,15 +126,21 @@ class Stamp(NamedTuple):
 class Proof:
     """Which chunks of a blob were hashed in this process since they were last known to be in memory.
 
-    A disk that rots leaves no trace in the stamp, but what it changed has to come from it: the first chunk of a
-    blob that is not in memory any more ends the proof of all. Looked at are its first and last byte; pages between
-    them that went and came back rotten are noticed by the asker, which hashes all.
+    A disk that rots leaves no trace in the stamp, but what it changed has to come from it: a chunk that is not in
+    memory any more ends its proof and that of its neighbours, of which the system reads some along with it. The
+    others stay proved: memory goes page by page, and where a little of a blob went most of it is still there.
+    Looked at are the first and last byte; pages between them that went and came back rotten are noticed by the
+    asker, which hashes all.
     """
 
     def __init__(self, stamp: Stamp, chunks: bytearray) -> None:
         self.stamp = stamp
         self.chunks = chunks  # 1: proved
         self.file: Handle | None = None  # once one of them was served
+
+    def went(self, index: int) -> None:
+        for near in range(max(0, index - 1), min(index + 2, len(self.chunks))):
+            self.chunks[near] = 0
 
 
 class Store:
@@ -298,9 +304,11 @@ class Store:
         chunks: list[Digest] = []
         for index, begin in enumerate(range(0, len(data), BLOB_CHUNK)):
             place = data[begin : begin + BLOB_CHUNK]
-            if known and proof and proof.chunks[index] and _stayed_in_memory(handle, place, begin):
-                chunks.append(known.chunks[index])
-                continue
+            if known and proof and proof.chunks[index]:
+                if _stayed_in_memory(handle, place, begin):
+                    chunks.append(known.chunks[index])
+                    continue
+                proof.went(index)
             read_at(handle, place, begin)
             chunks.append(digest(place))
         return Manifest(len(data), tuple(chunks))
@@ -347,7 +355,8 @@ class Store:
         except OSError as why:
             if why.errno not in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT):
                 raise
-            self._proofs.pop(name, None)
+            if proof := self._proofs.get(name):
+                proof.went(index)
             raise NotInMemory from None
 
     def _proved_chunk(self, name: Digest, manifest: Manifest, index: int) -> Payload | None:
