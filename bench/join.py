@@ -7,9 +7,10 @@ chunk and one that answers a few chunks and then falls silent. `resume` kills th
 chunks are stored and starts it again. All are interleaved, medians of several repeats. They share the cores with
 each other and with whatever else runs, so processor time, of the joiner and of all sources together, says more.
 `others` has a trainer beside every source: how much slower its steps get per second of processor time while the
-joiner fetches (caches and memory are shared), and what the sources take of the processor.
+joiner fetches (caches and memory are shared), and what the sources take of the processor. `read` is what a
+member does next: the state into its memory. `--floors` measures what the pieces of a fetch cost by themselves.
 
-    python bench/join.py [--quick] [--json]
+    python bench/join.py [--quick] [--json] [--floors]
 """
 
 from __future__ import annotations
@@ -20,17 +21,21 @@ import os
 import select
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from argparse import SUPPRESS
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from form import asking, lines, report, versions
 
 from atoll.base.ids import Digest, PeerId
@@ -49,12 +54,14 @@ from atoll.base.machine import (
     Start,
     TimerFired,
 )
+from atoll.host.bulk import SLAB_BYTES
 from atoll.host.chunks import Chunks
 from atoll.host.libp2p import Libp2pSecurity
 from atoll.host.links import Links
 from atoll.host.store import Store, stored
 from atoll.keys.digest import digest
 from atoll.keys.identity import Identity
+from atoll.keys.seal import TAG_BYTES
 from atoll.protocol.transfer.fetch import BadSource, Fetch, Fetched, FetchFailed, Serve, StallingSource
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.codec import decode_message, encode
@@ -255,7 +262,18 @@ async def join(folder: Path, blob: str, addresses: list[str], chunks: int, block
     await joiner.over.wait()
     took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     named = {kind: [peers.index(PeerId(p)) for p in who] for kind, who in joiner.named.items()}
-    result = {"s": took_s, "cpu_s": cpu_s, "received": joiner.received, "failed": joiner.failed, **named}
+    began_cpu_s = time.process_time()
+    if not blocks and not joiner.failed:
+        assert joiner.store.read_blob(Digest(bytes.fromhex(blob))) is not None
+    read_cpu_s = time.process_time() - began_cpu_s
+    result = {
+        "s": took_s,
+        "cpu_s": cpu_s,
+        "read_cpu_s": read_cpu_s,
+        "received": joiner.received,
+        "failed": joiner.failed,
+        **named,
+    }
     print("result " + json.dumps(result), flush=True)
     joiner.chunks.close()
     await joiner.links.close()
@@ -401,6 +419,9 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
         "resume_redownload_share": round(statistics.median(wasted), 4),
         "others_steps_per_cpu_s_ratio": round(statistics.median(others), 3),
         "others_at_1_gbit_per_s": round(statistics.median(others) * (1 - at_a_gigabit), 3),
+        "joiner_read_cpu_s_per_gb": round(
+            statistics.median(each["read_cpu_s"] for each in runs["fetch"]) / size * 1e9, 2
+        ),
         **{f"{name}_mb_per_s": round(size / 1e6 / took[name], 1) for name in ("transport", "memory", "fetch")},
         **{f"joiner_{name}_cpu_s_per_gb": joiner[name] for name in ("transport", "memory", "fetch")},
         **{f"sources_{name}_cpu_s_per_gb": sources[name] for name in ("transport", "memory", "fetch")},
@@ -412,11 +433,93 @@ def _cpu_s(runs: list[dict[str, Any]]) -> float:
     return statistics.median(each["cpu_s"] + each["sources_cpu_s"] for each in runs)
 
 
+# ---- the pieces of a fetch by themselves ---------------------------------------------------------------------
+
+
+def floors(size: int, repeats: int) -> dict[str, float]:
+    """CPU-s per GB, the least of some repeats: megabytes in a core's cache, or (`far`) 64 of them in turn."""
+    near, far = (memoryview(bytearray(os.urandom(count * BLOB_CHUNK))) for count in (1, BLOCKS))
+    blocks = [far[at : at + BLOB_CHUNK] for at in range(0, len(far), BLOB_CHUNK)]
+    turns = range(size // BLOB_CHUNK)
+    slab = memoryview(bytearray(SLAB_BYTES + TAG_BYTES))
+    cipher, nonce = AESGCM(bytes(32)), bytes(12)
+    cipher.encrypt_into(nonce, near[:SLAB_BYTES], b"", slab)
+
+    def decrypt(to: list[memoryview]) -> None:
+        for turn in turns:
+            for at in range(0, BLOB_CHUNK, SLAB_BYTES):
+                cipher.decrypt_into(nonce, slab, b"", to[turn % len(to)][at : at + SLAB_BYTES])
+
+    def hashed(of: list[memoryview]) -> None:
+        for turn in turns:
+            digest(of[turn % len(of)])
+
+    with (
+        tempfile.TemporaryDirectory(prefix="atoll-join-") as folder,
+        socket.create_server(("127.0.0.1", 0)) as door,
+    ):
+        path = Path(folder) / "file"
+
+        def write(handle: int) -> None:
+            for turn in turns:
+                os.pwrite(handle, near, turn * BLOB_CHUNK)
+
+        def write_new() -> None:
+            path.unlink(missing_ok=True)
+            with path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+                write(file.fileno())
+
+        def write_over() -> None:
+            with path.open("r+b") as file:
+                write(file.fileno())
+
+        def read() -> None:
+            with path.open("rb") as file:
+                for turn in turns:
+                    os.preadv(file.fileno(), [near], turn * BLOB_CHUNK)
+
+        def send() -> None:
+            with socket.create_connection(door.getsockname()) as out:
+                for turn in turns:
+                    out.sendall(blocks[turn % len(blocks)])
+
+        def receive() -> None:
+            sender = threading.Thread(target=send)
+            sender.start()
+            with door.accept()[0] as come:
+                while come.recv_into(near[:SLAB_BYTES]):
+                    pass
+            sender.join()
+
+        pieces = {
+            "receive": receive,
+            "decrypt": lambda: decrypt([near]),
+            "decrypt_far": lambda: decrypt(blocks),
+            "blake3": lambda: hashed([near]),
+            "blake3_far": lambda: hashed(blocks),
+            "write_new": write_new,
+            "write_over": write_over,
+            "read": read,
+        }
+        return {
+            f"{name}_cpu_s_per_gb": round(min(_thread_s(do) for _ in range(repeats)) / size * 1e9, 3)
+            for name, do in pieces.items()
+        }
+
+
+def _thread_s(do: Callable[[], None]) -> float:
+    began_s = time.thread_time()
+    do()
+    return time.thread_time() - began_s
+
+
 def main() -> None:
     parser = asking(__doc__, f"{QUICK_SIZE // MIB} MiB instead of {SIZE // MIB}")
     parser.add_argument("--serve", nargs=2, help=SUPPRESS)
     parser.add_argument("--join", nargs="+", help=SUPPRESS)
     parser.add_argument("--train", action="store_true", help=SUPPRESS)
+    parser.add_argument("--floors", action="store_true", help="only what the pieces of a fetch cost by themselves")
     asked = parser.parse_args()
     if asked.serve:
         asyncio.run(serve(Path(asked.serve[0]), asked.serve[1]))
@@ -429,7 +532,7 @@ def main() -> None:
         asyncio.run(join(Path(folder), blob, addresses, int(chunks), int(blocks), int(tell_at)))
         return
     size, repeats = (QUICK_SIZE, QUICK_REPEATS) if asked.quick else (SIZE, REPEATS)
-    figures = measure(size, repeats)
+    figures = floors(size, repeats) if asked.floors else measure(size, repeats)
     settings = {"blob_bytes": size, "sources": SOURCES, "repeats": repeats, "cores": os.cpu_count()}
     print(report("join", settings, figures, versions()) if asked.json else lines(figures))
 

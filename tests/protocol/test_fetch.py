@@ -285,9 +285,8 @@ def test_a_blob_that_is_longer_than_its_asker_expects_is_refused_before_any_room
     assert isinstance(library.run().facts[-1], Fetched)
 
 
-def test_a_source_is_asked_for_several_chunks_at_a_time_once_the_disk_has_what_came():
-    """A quarter of its window is free before it is filled again: requests that leave together cost one turn. What
-    waits for the disk asks for nothing: the slower of the two sets the pace."""
+def test_a_source_is_asked_for_several_chunks_at_a_time():
+    """A quarter of its window is free before it is filled again: requests that leave together cost one turn."""
     library = Library({NAMES[0]: "good"})
     fetch = library.fetch
     fetch.handle(Start({}), 0.0)
@@ -295,16 +294,12 @@ def test_a_source_is_asked_for_several_chunks_at_a_time_once_the_disk_has_what_c
     assert len(fetch.handle(Done(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset())), 0.0)) == 8
     fetch.sources[NAMES[0]].window = 7  # an answer makes it eight, and one of them is free
 
-    def chunk_came(index: int) -> list[Effect]:
+    def chunk_came(index: int) -> int:
         payload = Payload(PIECES[index], BLOB_CHUNK, b"")
-        return fetch.handle(Received(NAMES[0], Chunk(BLOB, index), payload), 0.1)
+        effects = fetch.handle(Received(NAMES[0], Chunk(BLOB, index), payload), 0.1)
+        return sum(isinstance(e, Send) for e in effects)
 
-    def chunk_stored(index: int) -> list[int]:
-        effects = fetch.handle(Done(f"fetch/{BLOB.hex()}/chunk/{index}", None), 0.2)
-        return [e.message.index for e in effects if isinstance(e, Send) and isinstance(e.message, WantChunk)]
-
-    assert not any(isinstance(e, Send) for e in chunk_came(0)) and chunk_stored(0) == []
-    assert not any(isinstance(e, Send) for e in chunk_came(1)) and chunk_stored(1) == [8, 9, 10]
+    assert [chunk_came(0), chunk_came(1)] == [0, 3]
 
 
 def test_one_source_is_asked_in_sequence():
@@ -321,8 +316,9 @@ def test_one_source_is_asked_in_sequence():
         assert isinstance(send.message, WantChunk)
         asked.append(index := send.message.index)
         payload = Payload(pieces[index], BLOB_CHUNK, b"")
-        fetch.handle(Received(NAMES[0], Chunk(blob, index), payload), 0.01)
-        flying += fetch.handle(Done(f"fetch/{blob.hex()}/chunk/{index}", None), 0.01)
+        effects = fetch.handle(Received(NAMES[0], Chunk(blob, index), payload), 0.01)
+        effects += fetch.handle(Done(f"fetch/{blob.hex()}/chunk/{index}", None), 0.01)
+        flying += [effect for effect in effects if isinstance(effect, Send)]
     assert asked == list(range(300))
 
 

@@ -25,7 +25,8 @@ from atoll.base.ids import ZERO_DIGEST
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
 from atoll.host.memory import Reused
-from atoll.host.store import NotInMemory, Opening, Store
+from atoll.host.proofs import Opening
+from atoll.host.store import NotInMemory, Store
 from atoll.keys.digest import Buffer, digest
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.messages.history import Chunk

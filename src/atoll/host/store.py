@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -42,6 +42,7 @@ from atoll.host.durable import (
     write_over,
 )
 from atoll.host.memory import for_once
+from atoll.host.proofs import Opening, Proof, Stamp
 from atoll.host.stretch import Handle, Stretch
 from atoll.keys.digest import Buffer, Manifest, blob_id, digest, manifest_of
 from atoll.node.jobs import ReadVertices
@@ -86,55 +87,6 @@ def damaged(what: str, folder: Path) -> UsageError:
 
 class NotInMemory(Exception):
     """The disk would have to be waited for."""
-
-
-class Opening:
-    """Room for a blob that is being fetched. Every `open_blob` makes another one: what was written into the file of
-    an earlier one is not in this."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self.manifest = manifest
-        self.here = bytearray(-(-len(manifest.chunks) // 8))  # a bit for each chunk that was verified and written
-        self.unsynced_bytes = 0
-
-    def has(self, index: int) -> bool:
-        return bool(self.here[index // 8] >> index % 8 & 1)
-
-    def wrote(self, index: int) -> None:
-        self.here[index // 8] |= 1 << index % 8
-
-    def fits(self, index: int, proof: Digest, size_bytes: int) -> bool:
-        """Also in length: a stranger's manifest may name bytes that are longer than their place."""
-        manifest = self.manifest
-        if not 0 <= index < len(manifest.chunks):
-            return False
-        return manifest.chunks[index] == proof and manifest.chunk_bytes(index) == size_bytes
-
-
-class Stamp(NamedTuple):
-    """Another one after every write: whoever changes a file, or puts another one in its place, leaves a trace."""
-
-    inode: int
-    size_bytes: int
-    changed_ns: int
-
-    @classmethod
-    def of(cls, found: os.stat_result) -> Stamp:
-        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-class Proof:
-    """Which chunks of a blob were hashed in this process since they were last known to be in memory.
-
-    A disk that rots leaves no trace in the stamp, but what it changed has to come from it: the first chunk of a
-    blob that is not in memory any more ends the proof of all. Looked at are its first and last byte; pages between
-    them that went and came back rotten are noticed by the asker, which hashes all.
-    """
-
-    def __init__(self, stamp: Stamp, chunks: bytearray) -> None:
-        self.stamp = stamp
-        self.chunks = chunks  # 1: proved
-        self.file: Handle | None = None  # once one of them was served
 
 
 class Store:
@@ -298,9 +250,11 @@ class Store:
         chunks: list[Digest] = []
         for index, begin in enumerate(range(0, len(data), BLOB_CHUNK)):
             place = data[begin : begin + BLOB_CHUNK]
-            if known and proof and proof.chunks[index] and _stayed_in_memory(handle, place, begin):
-                chunks.append(known.chunks[index])
-                continue
+            if known and proof and proof.chunks[index]:
+                if _stayed_in_memory(handle, place, begin):
+                    chunks.append(known.chunks[index])
+                    continue
+                proof.went(index)
             read_at(handle, place, begin)
             chunks.append(digest(place))
         return Manifest(len(data), tuple(chunks))
@@ -347,7 +301,8 @@ class Store:
         except OSError as why:
             if why.errno not in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT):
                 raise
-            self._proofs.pop(name, None)
+            if proof := self._proofs.get(name):
+                proof.went(index)
             raise NotInMemory from None
 
     def _proved_chunk(self, name: Digest, manifest: Manifest, index: int) -> Payload | None:

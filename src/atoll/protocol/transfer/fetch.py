@@ -327,9 +327,7 @@ class Fetch:
         self.gave.add(sender)
         self.storing.add(index)
         self.fed_at = now
-        # more is asked for when this is stored: a disk that is slower than the links sets the pace, or chunks would
-        # wait for it in fresh memory, out of every cache, until there is no room at all
-        return [Ask(self._name(f"chunk/{index}"), StoreChunk(self.blob, index, payload))]
+        return [Ask(self._name(f"chunk/{index}"), StoreChunk(self.blob, index, payload)), *self._ask_chunks(now)]
 
     def _ask_chunks(self, now: Seconds) -> list[Effect]:
         if not (self.todo or self.waiting or self.storing or self.closing) and self.opened and not self.over:
