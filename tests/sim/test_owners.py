@@ -5,18 +5,23 @@ Every scenario checks each agreed part against the very rows that its contributo
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect
 from atoll.node import ground, peer, reports
+from atoll.node.settings import RunSettings
 from atoll.policy import members, trust
+from atoll.policy.plan import RoundSettings
 from atoll.protocol.reduce.watched import WatchedReduce
 from atoll.protocol.reduce.witness import Witnesses
 from atoll.sim.owners import CROOKS
 from atoll.sim.scenarios import ScenarioFailed, run_scenario
 from atoll.sim.scenarios.owners import PROVEN, play_crooks, watched
 from atoll.sim.scenarios.stage import Stage
+from atoll.sim.swarm import Swarm, SwarmKnobs
 from atoll.wire.messages.round import WantRow
 
 
@@ -40,6 +45,36 @@ def test_one_liar_of_each_kind_in_a_drawn_swarm():
 def test_villains_that_call_everybody_a_liar_are_not_believed():
     """Two of seven show true answers, the same one twice, two of different owners, and nonsense of their own."""
     assert run_scenario("framers", 1, rounds=4).members == 7
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_who_made_the_bytes_of_an_answer_is_not_sent_them_unless_it_came_back(
+    crashes: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Seven, two witnesses for each part: one of them restarts when it has signed, and holds every answer again."""
+    heard, said = WatchedReduce._answer_heard, WatchedReduce._answer_made
+    plan = RoundSettings(inner_steps=5, first_train_s=10, quorum="two-thirds")
+    run = RunSettings(open_to_all=True, round=plan, tolerance=0.33, witnessed=True)
+    sent, swarm = Counter[tuple[PeerId, bool]](), Swarm(1, SwarmKnobs(7, run=run))
+    fallen: list[PeerId] = []
+
+    def hears(self, sender, signed, answered, payload, now):
+        if payload is not None and answered.round == 2:
+            sent[self.me, self.me in self.plan.watchers(answered.part)] += 1
+        return heard(self, sender, signed, answered, payload, now)
+
+    def signs(self, held, now):
+        if crashes and not fallen and held.answered.round == 2 and held.answered.owner_index == 1:
+            fallen.append(self.me)
+            swarm.world.at(swarm.world.now + 0.05, lambda: swarm.world.crash(fallen[0]))
+            swarm.world.at(swarm.world.now + 0.06, lambda: swarm.world.start(fallen[0]))
+        return said(self, held, now)
+
+    monkeypatch.setattr(WatchedReduce, "_answer_heard", hears)
+    monkeypatch.setattr(WatchedReduce, "_answer_made", signs)
+    swarm.world.run(600, stop=lambda: min(swarm.heads()) >= 3)
+    assert min(swarm.heads()) >= 3 and swarm.checkers.complaints == 0
+    assert {peer for peer, made in sent if made} == set(fallen) and len(fallen) == crashes
 
 
 @pytest.mark.parametrize(("seed", "peers", "rounds"), [(1, 7, 20), (2, 4, 30), (3, 5, 30), (4, 4, 30)])
@@ -81,7 +116,7 @@ def test_without_witnesses_a_lie_is_agreed_on(monkeypatch: pytest.MonkeyPatch):
 def test_if_one_accuser_were_enough_anybody_could_be_framed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(members, "suspicions_needed", lambda voters, rule: 1)
     with pytest.raises(ScenarioFailed, match="lost their place"):
-        run_scenario("framers", 1, rounds=4)
+        run_scenario("framers", 2, rounds=4)
 
 
 def test_two_answers_prove_a_lie_only_in_one_slot(monkeypatch: pytest.MonkeyPatch):

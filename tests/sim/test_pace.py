@@ -113,10 +113,12 @@ def test_undisturbed_rounds_are_as_long_with_windows_of_any_length():
 def test_votes_that_take_seconds_leave_the_next_round_its_training():
     """Nothing passes for three seconds while round 8 is voted on: in round 9 all take all their steps."""
     story = Story(PACED, witnessed=True)
-    world, cut = story.swarm.world, []
+    world, reduced, cut = story.swarm.world, set[PeerId](), []
 
     def watch(now: float, node: Node, fact: Fact) -> None:
-        if isinstance(fact, Reduced) and fact.round == 8 and not cut:
+        if isinstance(fact, Reduced) and fact.round == 8:
+            reduced.add(node.name)
+        if len(reduced) == PEERS and not cut:
             cut.append(now)
             everybody = set(story.swarm.founders)
             world.at(now + 0.03, lambda: world.network.split(everybody, everybody))

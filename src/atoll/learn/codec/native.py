@@ -1,7 +1,8 @@
 """Whether codecs run as compiled kernels (`kernels.py`, the extra `fast`) or through torch. Bits are the same.
 
 Importing numba costs half a second and the first compilation on a computer some seconds, so both wait until a
-large vector is about to be coded, and happen on a thread of their own while torch does the work. Only rules over
+large vector is about to be coded (or the peer knows that one will be), and happen on a thread of their own while
+torch does the work. Only rules over
 whole vectors (learn/aggregate) wait for them: `at_once`.
 ATOLL_NATIVE=0 turns the kernels off. Never fails: what keeps them from loading is logged, and torch goes on.
 """
@@ -27,7 +28,7 @@ _one_at_a_time = threading.Lock()
 
 
 def load_for(values: int) -> None:
-    """A vector of so many values is about to be coded, and others after it. Returns at once."""
+    """A vector of so many values will be coded, and others after it. Returns at once."""
     global _loader
     if values >= PAYS_FROM and _loader is None and kernels is None:
         _loader = threading.Thread(target=load, name="kernels")

@@ -41,7 +41,8 @@ class WatchedReduce(Reduce):
         judged = around.judges, around.two_faced
         self.watch = Witnesses(plan, self.me, self._row_held, self.commit_of, self.gone, *judged)
         self.mine: dict[int, AnswerHeld] = {}  # what I made of the parts that I watch
-        self.revealed: set[int] = set()  # parts whose bytes I have shown to everybody
+        self.revealed: set[int] = set()  # parts whose bytes I have shown to everybody who lacks them
+        self.back: set[PeerId] = set()  # who came back or late: what it made it may have lost
         self.said = around.said
         self.words_asked: Counter[tuple[int, PeerId]] = Counter()  # (part, whose about it): how often
         self.words_told: Counter[tuple[int, PeerId]] = Counter()  # (part, to whom mine were said again): how often
@@ -59,6 +60,10 @@ class WatchedReduce(Reduce):
                 return super().handle(event, now)
 
     # ---- what the round asks -------------------------------------------------------------------------------
+
+    def resend(self, to: PeerId) -> list[Effect]:
+        self.back.add(to)
+        return super().resend(to)
 
     def examine(
         self, signed: Signed, said: Answered | Compared, now: Seconds, weighing: Weighing | None = None
@@ -200,7 +205,8 @@ class WatchedReduce(Reduce):
         return [owner for owner in left if owner == self.me or not self.gone(owner)]
 
     def _reveal_if_due(self, part: int, now: Seconds) -> list[Effect]:
-        """Everybody gets the bytes when the witnesses have signed: none of them can copy my answer as its own."""
+        """The bytes, when the witnesses have signed: none of them can copy my answer as its own. Who signed the
+        same has made the same bytes, and needs my word alone."""
         held = self.mine.get(part)
         if held is None or part in self.revealed or self.route.owner[part] != self.me:
             return []
@@ -210,7 +216,14 @@ class WatchedReduce(Reduce):
         if now < self._reveal_until(index) and self._unheard(part, index):
             return []
         self.revealed.add(part)
-        return [self._answer_to(peer, held) for peer in self.route.others()]
+        made = {
+            w.statement.signer for w in self.watch.cases[part].words if w.answered.digest == held.answered.digest
+        }
+        have = made - self.back
+        return [
+            Send(peer, self._message_of(held)) if peer in have else self._answer_to(peer, held)
+            for peer in self.route.others()
+        ]
 
     def _reveal_until(self, owner_index: int) -> Seconds:
         """Halfway between the end of gathering and the end of the window."""
