@@ -16,7 +16,7 @@ from math import isfinite
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from atoll.base.draw import shuffled
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
