@@ -1,9 +1,9 @@
 """Atoll trains one PyTorch model on many machines that nobody fully controls.
 
-What stands here is promised to stay: `join` and `found` for your own training loop, with the `Run` they return
-(`atoll.host.attach`), `local`, which runs such a script many times on this computer (`atoll.host.local`),
-`experiment`, which tries a recipe in one process, `reduce`, the all-reduce alone, and the errors. All else may
-move. Importing this package imports nothing heavy.
+What stands here is promised to stay: `join` and `found` for your own training loop (`atoll.host.runs`) with the
+`Run` that they return (`atoll.host.attach`), `local`, which runs such a script many times on this computer
+(`atoll.host.local`), `experiment`, which tries a recipe in one process, `reduce`, the all-reduce alone, and the
+errors. All else may move. Importing this package imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedE
 
 if TYPE_CHECKING:
     from atoll import reduce
-    from atoll.host.attach import Run, found, join
+    from atoll.host.attach import Run
     from atoll.host.local import local
+    from atoll.host.runs import found, join
     from atoll.learn.experiment import experiment
 
 __version__ = "0.1.0"
@@ -36,8 +37,8 @@ __all__ = [
 
 _LAZY = {  # they import torch
     "Run": "atoll.host.attach",
-    "found": "atoll.host.attach",
-    "join": "atoll.host.attach",
+    "found": "atoll.host.runs",
+    "join": "atoll.host.runs",
     "local": "atoll.host.local",
     "experiment": "atoll.learn.experiment",
 }
