@@ -17,15 +17,13 @@ from atoll.node.config.sections import keys
 from atoll.node.settings import RunSettings
 from atoll.wire.messages.statements import Numbers, Tuned
 
-PLAIN = {"fragments": 1, "overlap": 0}
 THIRDS = {"fragments": 3, "overlap": 2, "merge": "delta"}
 
 
-@pytest.mark.parametrize("how", [PLAIN, THIRDS], ids=["blocking", "overlapping"])
-def test_rounds_after_a_change_are_those_of_a_run_that_was_founded_with_the_numbers(tmp_path, book, how):
+def test_rounds_after_a_change_are_those_of_a_run_that_was_founded_with_the_numbers(tmp_path, book):
     """Other rates and twice the rounds from the first vertex on, told to trainers that run already: to the bit."""
-    changed = Tuned(Numbers(rounds=6 * how["fragments"], lr=0.001, outer_lr=0.5), 0, 0)
-    founded, wanted = recipe_for(how, rounds=3), recipe_for(how, rounds=6)
+    changed = Tuned(Numbers(rounds=6 * THIRDS["fragments"], lr=0.001, outer_lr=0.5), 0, 0)
+    founded, wanted = recipe_for(THIRDS, rounds=3), recipe_for(THIRDS, rounds=6)
     founded = replace(founded, inner=tuned(founded.inner, warmup_steps=2))
     wanted = replace(wanted, inner=tuned(wanted.inner, warmup_steps=2, lr=0.001))
     wanted = replace(wanted, outer=replace(wanted.outer, lr=0.5))
