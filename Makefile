@@ -38,9 +38,10 @@ long: $(READY)
 	ATOLL_FUZZ=100000 $(PY) -m pytest -m long --timeout=3600
 	$(PY) -m atoll simulate siege $(SIEGE) --swarm --minutes $(MINUTES) --jobs $(JOBS)
 
-# not among them, each has its own --quick: topology and kill of shaped links (root), mnist, under_attack and pareto
-# (want data), all-reduces and audits beside other systems or of many minutes: allreduce, robust_reduce, join, audit …
-BENCHES := handshake transport codec wire way_back consensus verify sim_scale reduce_scale meet survive straggler blackout soak growth convergence scores utilisation round_cost erasure apart power_loss
+# not among them, each has its own --quick: topology (root), mnist, under_attack and pareto (want data), allreduce,
+# robust_reduce and aggregate (beside other systems), kill, join, audit and agreement (some minutes)
+BENCHES := handshake transport codec wire way_back consensus verify sim_scale reduce_scale meet survive straggler \
+	blackout soak growth exact effort hostile convergence scores utilisation round_cost erasure apart power_loss
 bench: $(READY)
 	for script in $(BENCHES); do $(PY) bench/$$script.py --quick || exit 1; done
 
