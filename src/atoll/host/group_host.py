@@ -11,7 +11,7 @@ import asyncio
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -186,6 +186,8 @@ class GroupHost(driver.Driver):
                         other = next(iter(others.values()))
                         why = _left_behind() if _differs_in_held(other) else self._other_call(other)
                         self.island.fails(fact.round, why)
+                    if self.island.checked is not None:
+                        others = {}  # a liar's word alone must not spoil a part for everybody; its row decoded
                     cuts = () if again else self.island.cuts_of(fact.round)
                     self.island.closed(_reduced(fact, cuts, self.me, others), again, _parts_of(fact.body, others))
             case CaughtUp(round=round):
@@ -401,8 +403,10 @@ def _differs_in_held(call: OtherCall) -> bool:
     return (call.my_values, mine) == (call.values, theirs)
 
 
-def _parts_of(body: Body, among: Container[PeerId]) -> frozenset[int]:
+def _parts_of(body: Body, among: Collection[PeerId]) -> frozenset[int]:
     """The parts whose mean holds what one of these sent."""
+    if not among:
+        return frozenset()
     return frozenset(i for i, signed in enumerate(body.parts) if any(p in among for p in _in(signed)))
 
 

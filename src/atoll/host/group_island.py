@@ -613,7 +613,7 @@ def fused(tensors: Sequence[Tensor]) -> Tensor:
     size = sum(t.numel() for t in tensors)
     flat_N, at = torch.empty(size, dtype=torch.float32, device="cpu", pin_memory=bool(devices)), 0
     for tensor in tensors:
-        flat_N[at : at + tensor.numel()].copy_(tensor.detach().reshape(-1), non_blocking=True)
+        flat_N[at : at + tensor.numel()].copy_(tensor.detach().reshape(-1), non_blocking=tensor.is_cuda)
         at += tensor.numel()
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
@@ -643,6 +643,6 @@ def unfused(flat_N: Tensor, tensors: Sequence[Tensor]) -> None:
         piece = flat_N[at : at + tensor.numel()]
         at += tensor.numel()
         if piece.data_ptr() != tensor.data_ptr():
-            there = piece.to(tensor.device, non_blocking=True)  # in fp32: a device rounds faster
+            there = piece.to(tensor.device, non_blocking=tensor.is_cuda)  # in fp32: a device rounds faster
             with torch.inference_mode(tensor.is_inference()):
                 tensor.detach().copy_(there.view(tensor.shape))
