@@ -24,6 +24,7 @@ import torch
 from form import asking, report, versions
 
 import atoll
+from atoll.host.config import EVERY_STEP
 from atoll.learn.data import Data, load_data, validation
 from atoll.learn.data.images import Images
 from atoll.learn.layout import bind, layout_of
@@ -33,9 +34,9 @@ from atoll.learn.models import build_model
 PEERS, PIECES, MODEL = 4, 8, "cnn-mnist"
 ROUNDS, INNER_STEPS = 12, 50
 EXAMPLE = Path(__file__).parents[1] / "examples" / "mnist.py"
-STEP_BY_STEP = ("data_parallel", "demo_", "powersgd", "sparta")  # a round is a step
+STEP_BY_STEP = (*EVERY_STEP, "sparta")  # a round is a step
 RATE = {"lr": 2e-3}  # of AdamW here; recipes whose rate is not AdamW's keep their own
-OWN_RATE = ("fedavg",)
+OWN_RATE = ("fedavg", "demo_")
 
 
 def attached(data: Path, rounds: int, inner_steps: int) -> dict[str, Any]:
