@@ -163,6 +163,15 @@ def test_going_back_has_the_old_numbers_again_and_starting_over_keeps_them():
     assert audited(swarm).intact
 
 
+def test_numbers_asked_for_while_others_wait_for_their_vertex_come_with_them():
+    """Said twice in one round: a member keeps one such word of mine, and a vertex that holds it voids others."""
+    swarm = swarm_of()
+    reach(swarm, 2)
+    say(swarm, lr=0.5, rounds=60)
+    assert until_all(swarm, rounds=50).tuned.to == Numbers(lr=0.5, rounds=50)
+    assert until_all(swarm, lr=0.25).tuned.to == Numbers(lr=0.25, rounds=50)
+
+
 def test_a_word_that_is_forged_or_old_changes_nothing_and_no_body_may_hold_what_nobody_said():
     """Bob signs with his own identity, says an old word again, and bodies claim numbers that no word gave them."""
     swarm = swarm_of()

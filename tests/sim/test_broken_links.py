@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from atoll.base.machine import Fact
 from atoll.node.facts import RoundClosed
 from atoll.node.settings import RunSettings
+from atoll.policy.members import RECENT
 from atoll.policy.plan import QuorumRule, RoundSettings
 from atoll.sim.island import IslandKnobs
 from atoll.sim.network import NetworkKnobs
@@ -75,3 +76,22 @@ def test_where_only_one_member_hears_all_others_rounds_go_on(quorum: QuorumRule)
             swarm.world.cut(one, other)
     swarm.world.run(swarm.world.now + 120.0, stop=lambda: min(swarm.heads()) >= AFTER)
     assert min(swarm.heads()) >= AFTER and not swarm.checkers.complaints
+
+
+def test_whom_some_did_not_hear_for_long_is_let_go_once_it_is_dead():
+    """Of four, two do not hear it while the other one does, for longer than a suspicion is good: then it dies."""
+    swarm = Swarm(3, SwarmKnobs(4))
+    far, last = peer_name(3), peer_name(2)
+    swarm.world.run(300.0, stop=lambda: min(swarm.heads()) >= BEFORE)
+    for other in (peer_name(0), peer_name(1)):
+        swarm.world.cut(other, far)
+    swarm.world.run(900.0, stop=lambda: min(swarm.heads()) >= BEFORE + RECENT + 8)
+    history = swarm.world.nodes[last].machine.history
+
+    def standing() -> str:
+        return next(m.standing for m in history.head_body.members if m.peer == far)
+
+    assert history.head >= BEFORE + RECENT + 8 and standing() == "member"
+    swarm.world.crash(far)
+    swarm.world.run(swarm.world.now + 300.0, stop=lambda: standing() == "away")
+    assert standing() == "away"

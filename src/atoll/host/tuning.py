@@ -22,6 +22,7 @@ from atoll.host.config import numbers_of
 from atoll.host.learning import ATTACHED, Learning, effort_misfit, with_room
 from atoll.learn.inner import Accumulate, tuned
 from atoll.learn.recipes import Recipe, check_recipe, lasting, over_tokens, swarm_problem
+from atoll.node.requests import with_waiting
 from atoll.node.settings import RunSettings
 from atoll.node.tuning import numbers_in, tuned_by, with_numbers
 from atoll.wire.messages.statements import Numbers, Tuned
@@ -196,8 +197,9 @@ async def amend_run(host: PeerHost, texts: Sequence[str], wait_s: Seconds) -> di
         raise RefusedError("E-RUN-28", "this peer does not know the run yet", fix="atoll status")
     genesis, fragments = host.machine.settings, learning.recipe.schedule.fragments
     to = numbers_from(texts, fragments)
+    both = with_waiting(host.machine, to)
     try:
-        then = tuned_by(genesis, history.head_body, history.head_body.trained, to)
+        then = tuned_by(genesis, history.head_body, history.head_body.trained, both)
         if why := problem(learning, with_numbers(genesis, then.to), then):
             raise ValueError(why)
         host.tune(to)

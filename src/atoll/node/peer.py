@@ -402,6 +402,7 @@ class Peer:
         return (
             effects
             + self._say_voices(pool.my_voices(self.heartbeat.gone, self._run_time(now)))
+            + self._suspect_again(now)
             + self._replay_early(now)
             + self._ask_unheard()
         )
@@ -835,6 +836,17 @@ class Peer:
         # everybody begins to watch by the words of those who always do: all others' words only count
         watches = peer in self.heartbeat.chosen
         return self._tell_members(signed, now) if watches else self._say_voice(signed, now)
+
+    def _suspect_again(self, now: Seconds) -> list[Effect]:
+        """A suspicion is good for some rounds. Whom I alone did not hear all that time may be dead by now: without
+        my word others' would be too few for ever."""
+        pool = self.known.pool
+        if pool.crowded:
+            return []  # said anew in every round
+        settled = {s.signer for s in pool.of_kind(Leave.__name__)} | pool.suspected_by(self.me)
+        silent, refused = self.heartbeat.silent - settled, self.heartbeat.refused - settled
+        words = [(peer, "refused" if peer in refused else "silent") for peer in sorted(silent | refused)]
+        return [effect for peer, why in words for effect in self._suspect(peer, why, now)]
 
     def _link_up(self, event: LinkUp, peer: PeerId, now: Seconds) -> list[Effect]:
         self.linked.add(peer)

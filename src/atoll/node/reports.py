@@ -193,6 +193,10 @@ class ReportPool:
         """The accused was heard again."""
         self._forget((Suspect.__name__, by, peer))
 
+    def suspected_by(self, peer: PeerId) -> set[PeerId]:
+        """Whom it says that it does not hear."""
+        return {PeerId(target) for kind, by, target in self.pool if (kind, by) == (Suspect.__name__, peer)}
+
     def said_by(self, peer: PeerId, kind: str) -> list[Signed]:
         """Its reports of this kind that wait for their vertex."""
         return [signed for signed in self.of_kind(kind) if signed.signer == peer]

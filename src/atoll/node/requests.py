@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Send
-from atoll.node.amend import Goal, word_bytes
+from atoll.node.amend import Goal, tunes_in, word_bytes
 from atoll.node.body import write_recovery
 from atoll.node.known import Known
 from atoll.node.peer import Peer
-from atoll.node.tuning import why_not
+from atoll.node.tuning import numbers_in, why_not
 from atoll.node.without import Question, question
 from atoll.policy.members import why_not_without
 from atoll.policy.plan import Turnout, quorum
@@ -122,11 +122,18 @@ def tune(peer: Peer, to: Numbers, sign: Sign, now: Seconds) -> list[Effect]:
     """Ask the members to go by these numbers from the next vertex on; also those of a run that is over, which may
     have more rounds."""
     known = _as_member(peer, also_over=True)
-    history = known.history
+    history, to = known.history, with_waiting(peer, to)
     if why := why_not(known.settings, history.head_body, to):
         raise ValueError(f"its word {why}")
     plain = Tune(history.head_id, to, b"")
     return peer.say(replace(plain, signature=sign(word_bytes(known.notary.run, plain))), now)
+
+
+def with_waiting(peer: Peer, to: Numbers) -> Numbers:
+    """Together with those that I asked for before and no vertex holds yet: a pool keeps one word of mine, and a
+    vertex that carried one would void the other."""
+    mine = [] if peer.is_lost else tunes_in(peer.known.pool.said_by(peer.me, Tune.__name__))
+    return replace(mine[0][1].to, **numbers_in(to)) if mine else to
 
 
 def _as_member(peer: Peer, also_over: bool = False) -> Known:
