@@ -340,3 +340,29 @@ def test_a_loop_that_declines_takes_in_first_what_waits_for_its_queue(tmp_path):
     assert not said and not bool((model.weight == 1).all()), "three gradients are of the old parameters"
     run.decline()
     assert [type(word) for word in said] == [Carried, Declines] and bool((model.weight == 1).all())
+
+
+def test_an_optimizer_is_the_loops_again_once_its_run_is_closed_or_over(tmp_path, peers_in_threads: None):
+    """Closed: its own steps; attached again: none is taken twice; over: whatever other hooks it has."""
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def gradient_of_a_step() -> float:
+        """What it moved by, where the optimizer moves by gradients of one."""
+        before = model.bias.detach().clone()
+        optimizer.zero_grad()
+        model(torch.zeros(1, 64)).sum().backward()
+        optimizer.step()
+        assert bool((model.bias.grad == 1).all())
+        return float((before - model.bias).mean().detach())
+
+    recipe = data_parallel(rounds=3)
+    run = atoll.found(folder=tmp_path / "one", recipe=recipe).attach(model, optimizer)
+    assert gradient_of_a_step() < 0.5, "the recipe's"
+    run.close()
+    assert gradient_of_a_step() == pytest.approx(1.0)
+    with atoll.found(folder=tmp_path / "one", recipe=recipe).attach(model, optimizer) as run:
+        optimizer.register_step_post_hook(lambda *_: None)
+        while not run.done:
+            gradient_of_a_step()
+        assert gradient_of_a_step() == pytest.approx(1.0)

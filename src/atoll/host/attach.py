@@ -184,7 +184,7 @@ class Run:
         if not self.done:
             self._hooks.append(optimizer.register_step_post_hook(self._stepped))
             if self._gradients is not None:
-                self._hooks.append(optimizer.register_step_pre_hook(self._gradients.take))
+                self._hooks.append(optimizer.register_step_pre_hook(self._takes))
         return self
 
     def _begin(self, memory: int) -> None:
@@ -269,6 +269,8 @@ class Run:
     def close(self) -> None:
         """Say farewell and end the peer process. Harmless if there is none; also done when Python exits."""
         process, self._process = self._process, None
+        for hook in self._hooks:
+            hook.remove()
         if process is None or self._loop_process != os.getpid():  # a fork of the loop ends, not the loop
             return
         with suppress(OSError):
@@ -288,6 +290,11 @@ class Run:
         self.close()
 
     # ---- between steps -------------------------------------------------------------------------------------
+
+    def _takes(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Its step is the recipe's, until the run is over."""
+        assert self._gradients is not None
+        return None if self.done else self._gradients.take(optimizer, args, kwargs)
 
     def _stepped(self, *_: object) -> None:
         """The optimizer took a step: hand over if the round's steps or its time are done."""
@@ -403,8 +410,6 @@ class Run:
                         f"to begin another, name another folder than {self._wish['folder']}",
                         file=sys.stderr,
                     )
-                for hook in self._hooks:
-                    hook.remove()
             case Trouble(code, what, cause, fix):
                 self.close()
                 raise _error(code)(code, what, cause=cause, fix=fix)
