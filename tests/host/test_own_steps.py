@@ -342,10 +342,18 @@ def test_a_loop_that_declines_takes_in_first_what_waits_for_its_queue(tmp_path):
     assert [type(word) for word in said] == [Carried, Declines] and bool((model.weight == 1).all())
 
 
+class Derived(torch.optim.SGD):
+    """Torch calls hooks around its step, and around the one within it once a plain SGD was made."""
+
+    def step(self, closure: object = None) -> None:
+        return super().step(closure)
+
+
 def test_an_optimizer_is_the_loops_again_once_its_run_is_closed_or_over(tmp_path, peers_in_threads: None):
     """Closed: its own steps; attached again: none is taken twice; over: whatever other hooks it has."""
     model = torch.nn.Linear(64, 64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    torch.optim.SGD(model.parameters())
+    optimizer, steps = Derived(model.parameters(), lr=1.0), 0
 
     def gradient_of_a_step() -> float:
         """What it moved by, where the optimizer moves by gradients of one."""
@@ -365,4 +373,6 @@ def test_an_optimizer_is_the_loops_again_once_its_run_is_closed_or_over(tmp_path
         optimizer.register_step_post_hook(lambda *_: None)
         while not run.done:
             gradient_of_a_step()
+            steps += 1
+        assert steps == 2, "one each"
         assert gradient_of_a_step() == pytest.approx(1.0)

@@ -141,6 +141,7 @@ class Run:
         self._merging: Merge | None = None  # what is to be taken in once the gradients before it are all taken
         self._moments: AdamMoments | None = None  # where members average them
         self._hooks: list[Any] = []
+        self._in_step = False  # of the optimizer
 
     # ---- what a loop calls ---------------------------------------------------------------------------------
 
@@ -182,9 +183,8 @@ class Run:
         self._go_on()
         self._joined = True
         if not self.done:
+            self._hooks.append(optimizer.register_step_pre_hook(self._steps))
             self._hooks.append(optimizer.register_step_post_hook(self._stepped))
-            if self._gradients is not None:
-                self._hooks.append(optimizer.register_step_pre_hook(self._takes))
         return self
 
     def _begin(self, memory: int) -> None:
@@ -291,13 +291,16 @@ class Run:
 
     # ---- between steps -------------------------------------------------------------------------------------
 
-    def _takes(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Its step is the recipe's, until the run is over."""
-        assert self._gradients is not None
-        return None if self.done else self._gradients.take(optimizer, args, kwargs)
+    def _steps(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The optimizer begins a step. Where members agree on gradients it is the recipe's, until the run is over."""
+        self._in_step = True
+        return None if self._gradients is None or self.done else self._gradients.take(optimizer, args, kwargs)
 
     def _stepped(self, *_: object) -> None:
         """The optimizer took a step: hand over if the round's steps or its time are done."""
+        if not self._in_step:
+            return  # it was its super().step(), which torch hooks, too
+        self._in_step = False
         if self._gradients is not None and not self._gradients.give_back():
             self.close()
             raise UsageError(
