@@ -189,6 +189,8 @@ def test_rounds_of_loops_are_as_long_as_the_run_asks(tmp_path):
     ):
         with pytest.raises(atoll.UsageError, match=f"E-ATT-12 .*{why}"):
             atoll.found(folder=tmp_path, **wrong)
+    with pytest.raises(atoll.UsageError, match=r"E-ATT-11 .*batch=4194304"):
+        run.attach(model, sgd(model), batch=2**22)
     grows = msgspec.structs.replace(effort, batches=Batches(2.0, 1, 64))
     assert "members' own loops" in effort_misfit(run._wish["recipe"], grows)
 

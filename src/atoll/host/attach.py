@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 from atoll.base.arguments import Count, Whole, arguments
-from atoll.base.effort import Effort
+from atoll.base.effort import BATCH_MOST, Effort
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.host.attached import (
     Attach,
@@ -169,6 +169,13 @@ class Run:
                 "this run was attached already",
                 fix="call atoll.join again for another place in it, or to come back after close()",
             )
+        if self._wish["effort"] is not None and batch > BATCH_MOST:
+            raise UsageError(
+                "E-ATT-11",
+                f"run.attach(batch={batch}): a step has at most {BATCH_MOST} samples where rounds follow the run",
+                cause="these are tokens, or other parts of samples",
+                fix="count samples, in target_samples= as well",
+            )
         self._model, self._optimizer, self._batch = model, optimizer, batch
         self._choose(only)
         if self._wish["recipe"] is not None:
@@ -292,7 +299,7 @@ class Run:
     # ---- between steps -------------------------------------------------------------------------------------
 
     def _steps(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The optimizer begins a step. Where members agree on gradients it is the recipe's, until the run is over."""
+        """The optimizer begins a step: the recipe's, where members agree on gradients, until the run is over."""
         self._in_step = True
         return None if self._gradients is None or self.done else self._gradients.take(optimizer, args, kwargs)
 
