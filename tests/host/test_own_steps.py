@@ -189,6 +189,8 @@ def test_rounds_of_loops_are_as_long_as_the_run_asks(tmp_path):
     ):
         with pytest.raises(atoll.UsageError, match=f"E-ATT-12 .*{why}"):
             atoll.found(folder=tmp_path, **wrong)
+    with pytest.raises(atoll.UsageError, match=r"E-ATT-11 .*batch=4194304"):
+        run.attach(model, sgd(model), batch=2**22)
     grows = msgspec.structs.replace(effort, batches=Batches(2.0, 1, 64))
     assert "members' own loops" in effort_misfit(run._wish["recipe"], grows)
 
@@ -340,3 +342,39 @@ def test_a_loop_that_declines_takes_in_first_what_waits_for_its_queue(tmp_path):
     assert not said and not bool((model.weight == 1).all()), "three gradients are of the old parameters"
     run.decline()
     assert [type(word) for word in said] == [Carried, Declines] and bool((model.weight == 1).all())
+
+
+class Derived(torch.optim.SGD):
+    """Torch calls hooks around its step, and around the one within it once a plain SGD was made."""
+
+    def step(self, closure: object = None) -> None:
+        return super().step(closure)
+
+
+def test_an_optimizer_is_the_loops_again_once_its_run_is_closed_or_over(tmp_path, peers_in_threads: None):
+    """Closed: its own steps; attached again: none is taken twice; over: whatever other hooks it has."""
+    model = torch.nn.Linear(64, 64)
+    torch.optim.SGD(model.parameters())
+    optimizer, steps = Derived(model.parameters(), lr=1.0), 0
+
+    def gradient_of_a_step() -> float:
+        """What it moved by, where the optimizer moves by gradients of one."""
+        before = model.bias.detach().clone()
+        optimizer.zero_grad()
+        model(torch.zeros(1, 64)).sum().backward()
+        optimizer.step()
+        assert bool((model.bias.grad == 1).all())
+        return float((before - model.bias).mean().detach())
+
+    recipe = data_parallel(rounds=3)
+    run = atoll.found(folder=tmp_path / "one", recipe=recipe).attach(model, optimizer)
+    assert gradient_of_a_step() < 0.5, "the recipe's"
+    run.close()
+    assert gradient_of_a_step() == pytest.approx(1.0)
+    with atoll.found(folder=tmp_path / "one", recipe=recipe).attach(model, optimizer) as run:
+        optimizer.register_step_post_hook(lambda *_: None)
+        while not run.done:
+            gradient_of_a_step()
+            steps += 1
+        assert steps == 2, "one each"
+        assert gradient_of_a_step() == pytest.approx(1.0)

@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 from atoll.base.arguments import Count, Whole, arguments
-from atoll.base.effort import Effort
+from atoll.base.effort import BATCH_MOST, Effort
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.host.attached import (
     Attach,
@@ -141,6 +141,7 @@ class Run:
         self._merging: Merge | None = None  # what is to be taken in once the gradients before it are all taken
         self._moments: AdamMoments | None = None  # where members average them
         self._hooks: list[Any] = []
+        self._in_step = False  # of the optimizer
 
     # ---- what a loop calls ---------------------------------------------------------------------------------
 
@@ -168,6 +169,13 @@ class Run:
                 "this run was attached already",
                 fix="call atoll.join again for another place in it, or to come back after close()",
             )
+        if self._wish["effort"] is not None and batch > BATCH_MOST:
+            raise UsageError(
+                "E-ATT-11",
+                f"run.attach(batch={batch}): a step has at most {BATCH_MOST} samples where rounds follow the run",
+                cause="these are tokens, or other parts of samples",
+                fix="count samples, in target_samples= as well",
+            )
         self._model, self._optimizer, self._batch = model, optimizer, batch
         self._choose(only)
         if self._wish["recipe"] is not None:
@@ -182,9 +190,8 @@ class Run:
         self._go_on()
         self._joined = True
         if not self.done:
+            self._hooks.append(optimizer.register_step_pre_hook(self._steps))
             self._hooks.append(optimizer.register_step_post_hook(self._stepped))
-            if self._gradients is not None:
-                self._hooks.append(optimizer.register_step_pre_hook(self._gradients.take))
         return self
 
     def _begin(self, memory: int) -> None:
@@ -269,6 +276,8 @@ class Run:
     def close(self) -> None:
         """Say farewell and end the peer process. Harmless if there is none; also done when Python exits."""
         process, self._process = self._process, None
+        for hook in self._hooks:
+            hook.remove()
         if process is None or self._loop_process != os.getpid():  # a fork of the loop ends, not the loop
             return
         with suppress(OSError):
@@ -289,8 +298,16 @@ class Run:
 
     # ---- between steps -------------------------------------------------------------------------------------
 
+    def _steps(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The optimizer begins a step: the recipe's, where members agree on gradients, until the run is over."""
+        self._in_step = True
+        return None if self._gradients is None or self.done else self._gradients.take(optimizer, args, kwargs)
+
     def _stepped(self, *_: object) -> None:
         """The optimizer took a step: hand over if the round's steps or its time are done."""
+        if not self._in_step:
+            return  # it was its super().step(), which torch hooks, too
+        self._in_step = False
         if self._gradients is not None and not self._gradients.give_back():
             self.close()
             raise UsageError(
@@ -403,8 +420,6 @@ class Run:
                         f"to begin another, name another folder than {self._wish['folder']}",
                         file=sys.stderr,
                     )
-                for hook in self._hooks:
-                    hook.remove()
             case Trouble(code, what, cause, fix):
                 self.close()
                 raise _error(code)(code, what, cause=cause, fix=fix)

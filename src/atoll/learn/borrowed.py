@@ -72,6 +72,8 @@ class Gradients:
 
     def take(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A hook before the optimizer's step. A closure is called here, once."""
+        if self._kept and all(p.grad is None for _, p in self._held):
+            return None  # its super().step(): they are taken
         closure: Callable[[], Any] | None = kwargs.get("closure") or next(iter(args[1:]), None)
         loss = None
         if closure is not None:
