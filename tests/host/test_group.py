@@ -174,9 +174,14 @@ def test_whose_partner_does_not_call_keeps_its_own_values():
         assert torch.allclose(tensors[0], torch.full((10,), 2.0)) and torch.equal(*tensors)
 
 
-def test_who_gets_the_mean_in_place_can_still_show_the_row_that_it_committed_to():
-    """Blocks are opened after the call, when the tensor holds the mean and whatever its user wrote over it."""
-    with groups(4, trust="community", codec="fp32") as members:
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_who_gets_the_mean_in_place_can_still_show_the_row_that_it_committed_to(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Blocks are opened after the call, when the tensor holds the mean and whatever its user wrote over it. They
+    are of the parts that a codec makes: one of fewer bytes makes fewer."""
+    monkeypatch.setattr(group_island, "TURN_VALUES_LEAST", 2**13)
+    with groups(4, trust="community", codec=codec) as members:
         findings: SimpleQueue[str] = SimpleQueue()
         for member in members:
             member._host.listeners.append(
