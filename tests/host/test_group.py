@@ -26,7 +26,7 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Done, Effect, Event, Received, Send
 from atoll.host import group_island
 from atoll.host.group_host import GIVES_WAY, GroupHost
-from atoll.host.group_island import cuts, part_values
+from atoll.host.group_island import Call, cuts, part_values
 from atoll.learn.codec import codec_named
 from atoll.node import patience
 from atoll.node.facts import AuditEnded, MembershipChanged, Passed, RoundBegan
@@ -174,9 +174,14 @@ def test_whose_partner_does_not_call_keeps_its_own_values():
         assert torch.allclose(tensors[0], torch.full((10,), 2.0)) and torch.equal(*tensors)
 
 
-def test_who_gets_the_mean_in_place_can_still_show_the_row_that_it_committed_to():
-    """Blocks are opened after the call, when the tensor holds the mean and whatever its user wrote over it."""
-    with groups(4, trust="community", codec="fp32") as members:
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_who_gets_the_mean_in_place_can_still_show_the_row_that_it_committed_to(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Blocks are opened after the call, when the tensor holds the mean and whatever its user wrote over it. They
+    are of the parts that a codec makes: one of fewer bytes makes fewer."""
+    monkeypatch.setattr(group_island, "TURN_VALUES_LEAST", 2**13)
+    with groups(4, trust="community", codec=codec) as members:
         findings: SimpleQueue[str] = SimpleQueue()
         for member in members:
             member._host.listeners.append(
@@ -808,6 +813,26 @@ def test_a_closed_group_leaves_nothing_behind():
     thread = group._thread
     group.close()
     assert not folder.exists() and not thread.is_alive()
+
+
+def test_a_call_that_another_thread_closes_the_group_under_is_told(monkeypatch: pytest.MonkeyPatch):
+    """Before its loop ends, and after: nobody waits for ever for a call that nobody will look at."""
+    group, stop, late = atoll.reduce.found(), GroupHost.stop, Call(torch.ones(3), 1, "fp32")
+
+    async def and_then_it_comes(host: GroupHost) -> None:
+        await stop(host)
+        host.call([late])
+
+    def closed_meanwhile(given: Sequence[torch.Tensor]) -> torch.Tensor:
+        group.close()
+        return group_island.fused(given)
+
+    monkeypatch.setattr(GroupHost, "stop", and_then_it_comes)
+    monkeypatch.setattr("atoll.host.group.fused", closed_meanwhile)
+    with pytest.raises(UsageError, match="E-RED-01"):
+        group.all_reduce(torch.ones(3))
+    with pytest.raises(RunFailedError, match="E-RED-04"):
+        late.future.result(0)
 
 
 def test_a_member_that_cannot_come_in_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

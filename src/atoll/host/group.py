@@ -285,7 +285,10 @@ class Group:
             )
             for s, o in zip(slices, owed, strict=True)
         ]
-        self._loop.call_soon_threadsafe(self._host.call, calls)
+        try:
+            self._loop.call_soon_threadsafe(self._host.call, calls)
+        except RuntimeError:  # another thread closed the group meanwhile
+            raise _closed() from None
         return Work(self, given, flat_N, calls)
 
     def close(self) -> None:

@@ -180,6 +180,7 @@ class GroupIsland:
         self.pieces = self.pair_pieces = 1
         self.remembers = False  # what answers left out, where a call says with what
         self.calls: deque[Call] = deque()
+        self._closed = False
         self.current: tuple[int, Call] | None = None  # the round that is under way, and what was encoded for it
         self._agreed: dict[Digest, tuple[Payload | None, ...]] = {}
         self._parts: tuple[Agreed, ...] = ()  # of the round that was agreed last, until they are delivered
@@ -197,6 +198,9 @@ class GroupIsland:
     # ---- what the group's owner does -----------------------------------------------------------------------
 
     def call(self, call: Call) -> None:
+        if self._closed:  # meanwhile, by another thread than its user's
+            call.future.set_exception(_never_agreed())
+            return
         native.load_for(len(call.flat_N))
         self.calls.append(call)
         self._changed.set()
@@ -300,7 +304,10 @@ class GroupIsland:
             case LayOpen():
                 return await asyncio.to_thread(self._checked.lay_open, work)
             case JudgeOpening():
-                lo, hi = cuts(values_of(work), work.shares, self.pieces)[work.answered.part]
+                each = part_values(
+                    codec_named(self.terms.codec, SAMPLE)
+                )  # where rows are shown all calls are in it
+                lo, hi = cuts(values_of(work), work.shares, self.pieces, each)[work.answered.part]
                 return await self._off_loop(lambda work: self._checked.judge(work, hi - lo), work)
             case Hold(blobs):
                 self._needed = frozenset(blobs)
@@ -329,12 +336,11 @@ class GroupIsland:
         return _padded(followed) if self.checked is None and isinstance(message, QUICK) else None
 
     async def close(self) -> None:
+        self._closed = True
         self._others_are_served()
         for call in self.calls:
             if not call.future.done():
-                call.future.set_exception(
-                    RunFailedError("E-RED-04", "the group was closed before this all-reduce was agreed")
-                )
+                call.future.set_exception(_never_agreed())
         await asyncio.gather(*self._deliveries, return_exceptions=True)
         self._arithmetic.shutdown(wait=True, cancel_futures=True)
 
@@ -541,6 +547,10 @@ class GroupIsland:
 
 
 ABSENT = Digest(bytes(DIGEST_BYTES))
+
+
+def _never_agreed() -> AtollError:
+    return RunFailedError("E-RED-04", "the group was closed before this all-reduce was agreed")
 
 
 def _defect(why: Exception) -> AtollError:
