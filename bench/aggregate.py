@@ -35,6 +35,7 @@ from atoll.learn.aggregate import aggregate
 from atoll.learn.codec import native
 
 N, D, ROUNDS = (10, 20), 1_000_000, 7
+REST_S = 0.05
 QUICK_D, QUICK_ROUNDS = 200_000, 3
 BYZFL = "0.0.11"
 HERE = Path(__file__).resolve().parent / ".venv" / "robust"
@@ -95,6 +96,8 @@ def theirs(words: str, f: int, classes: dict[str, Callable]) -> Callable[[Tensor
 
 
 def cpu_s(work: Callable[[], Tensor]) -> tuple[float, Tensor]:
+    """After a rest: OpenMP's threads wait for more work in a loop, and whoever came next would pay for that."""
+    time.sleep(REST_S)
     began = time.process_time()
     result = work()
     return time.process_time() - began, result
