@@ -9,7 +9,7 @@ again from their folders. Looked at afterwards, in the folders and in what the p
                 which nothing disturbs: the mean and the largest difference, and both agreed models on held-out data
     samples     used twice: in two updates that counted; skipped: handed out, and in no update that counted; and how
                 many specs/effort.md (place in the data) lets these rounds skip
-    made again  samples learned from in rounds that counted nobody; the run deals them out again
+    made again  samples learned from in a round that counted nobody, and once more when they were dealt out again
     extra       what a blackout costs: from the kill to the end of the next round, beside the median round
 
 Ends with status 1 if a sample is used twice, more are skipped than may be, a round has two states, an honest peer

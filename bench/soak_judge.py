@@ -268,8 +268,8 @@ def judge_samples(
         return
     found = count_samples(turns, recorded, ids, learning, undone)
     result.figures["samples"] = (
-        f"{found.dealt} handed out, {found.left_out} of them in no update; in rounds that counted nobody "
-        f"{found.again} more"
+        f"{found.dealt} handed out, {found.left_out} of them in no update; after rounds that counted nobody "
+        f"{found.again} learned from once more"
     )
     if found.twice:
         result.wrong.append(f"samples learned from twice: {found.twice[0]} (and {len(found.twice) - 1} more)")
@@ -279,7 +279,7 @@ def judge_samples(
 class Samples:
     dealt: int  # handed out by the rounds of this history
     left_out: int  # of those, in no update that counted
-    again: int  # learned from in rounds that counted nobody: the run deals them out again
+    again: int  # learned from in a round that counted nobody, and once more when they were dealt out again
     twice: list[str]  # in two updates that counted: where
 
 
@@ -293,21 +293,20 @@ def count_samples(
     """Of a run whose trainers do not run ahead of rounds."""
     round_samples = learning.recipe.schedule.turn_steps * learning.recipe.batch
     size = max((t.after for t in turns.values()), default=0) + 4096
-    used = np.zeros(size, bool)
+    used, brought = np.zeros(size, bool), np.zeros(size, bool)
     twice: list[str] = []
-    again = 0
     for folder, entries in recorded.items():
         peer = ids.get(int(folder.name.split("-")[1]), "")
         for round, places in learned_from(entries, peer, turns, round_samples, undone):
             turn, places = turns[round], places[places < size]
-            if turn.after == turn.samples:  # nobody counted: the data stood still, the update went into a later one
-                again += len(places)
+            if turn.after == turn.samples:  # nobody counted and the data stood still: a later update has these
+                brought[places] = True
                 continue
             if len(wrong := places[used[places]]):
                 twice.append(f"{folder.name}, round {round}: {len(wrong)} samples, the first is {wrong[0]}")
             used[places] = True
     end = max((t.after for t in turns.values()), default=0)
-    return Samples(end, int((~used[:end]).sum()), again, twice)
+    return Samples(end, int((~(used | brought)[:end]).sum()), int((used & brought).sum()), twice)
 
 
 def learned_from(
