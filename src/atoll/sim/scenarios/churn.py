@@ -15,7 +15,7 @@ from atoll.base.machine import Fact
 from atoll.node.amend import amend_of, goal_of, tunes_in
 from atoll.node.facts import RoundBegan, RoundClosed
 from atoll.node.peer import Peer
-from atoll.node.requests import go_back, pause, tune
+from atoll.node.requests import go_back, pause, tune, with_waiting
 from atoll.policy.inquiry import REFUTING
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import Acceptance
@@ -417,7 +417,7 @@ class Weather:
             numbers = replaced(numbers, owner_s=self.draw.uniform(6.0, 9.0), lr=self.draw.random())
         node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign
         with suppress(ValueError):  # it is no member (yet)
-            self.numbers.append(numbers)
+            self.numbers.append(with_waiting(via, numbers))
             self.world.carry_out(node, tune(via, numbers, sign, node.clock.local(self.world.now)))
             self.stage.fault("amend")
 
