@@ -170,6 +170,31 @@ def test_closures_accumulated_gradients_and_scaled_ones_come_to_the_same(tmp_pat
     story(tell, members)
 
 
+@pytest.mark.parametrize(
+    ("method", "make"),
+    [
+        (data_parallel, sgd),
+        (delayed_nesterov, partial(ours, delayed_nesterov())),
+        (des_loc, lambda model: torch.optim.AdamW(model.parameters())),
+    ],
+)
+def test_what_torch_is_told_about_new_tensors_is_not_what_members_agree_in(tmp_path, book, method, make):
+    """A loop of doubles, whose model is of single precision."""
+
+    async def tell(members: Loops) -> None:
+        torch.set_default_dtype(torch.float64)
+        for _ in range(3):
+            await members.play()
+        one, two = (island.head for island in members.islands)
+        assert one.anchor_F.dtype == one.momentum_P.dtype == torch.float32
+        assert torch.equal(one.anchor_F, two.anchor_F) and torch.equal(one.momentum_P, two.momentum_P)
+
+    try:
+        story(tell, Loops(tmp_path, method("gpt-nano", rounds=9, **SMALL), book, make))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_rounds_of_loops_are_as_long_as_the_run_asks(tmp_path):
     """Genesis has it; what changes nothing, or has no meaning in somebody's own loop, is refused in words."""
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 128) for _ in range(4)))

@@ -133,7 +133,7 @@ def _heard(work: Advance, learning: Learning, before: SharedState, room: Room) -
     if not says_more(recipe):
         downs = part_codecs(recipe.coding.down, common, places)
         return decode_parts(parts, bounds, downs, hi - lo, room), 1.0
-    combined_N, agreement_N = torch.zeros(hi - lo), torch.ones(hi - lo)
+    combined_N, agreement_N = (make(hi - lo, dtype=torch.float32) for make in (torch.zeros, torch.ones))
     for part, (wire, (a, b)) in enumerate(zip(parts, bounds, strict=True)):
         if wire is not None:
             combined_N[a:b], agreement_N[a:b] = answering(recipe, common, places, part).read(wire)

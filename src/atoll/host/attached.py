@@ -393,9 +393,8 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
 
     assert wish.recipe is not None
     layout, recipe = wish.layout, _in_samples(wish.recipe, wish.batch)
-    first = SharedState(
-        x_F.clone(), torch.zeros(layout.parameters), torch.zeros(layout.counters, dtype=torch.int64)
-    )
+    momentum_P = torch.zeros(layout.parameters, dtype=torch.float32)
+    first = SharedState(x_F.clone(), momentum_P, torch.zeros(layout.counters, dtype=torch.int64))
     beginning = Beginning(recipe, layout, state_bytes(first, layout), ATTACHED, b"")
     schedule = recipe.schedule
     quorum = "majority" if wish.trust == "private" else "two-thirds"

@@ -122,7 +122,7 @@ class Mine:
             self.memory_F = left_N[:floats]
             return True
         if self.memory_F is None:
-            self.memory_F = torch.zeros(floats)
+            self.memory_F = torch.zeros(floats, dtype=torch.float32)
         self.memory_F[lo:hi] = left_N
         return True
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.learn.exchanged import some
-from atoll.learn.inner import Accumulate, InnerState
+from atoll.learn.inner import Accumulate, InnerState, fresh_inner
 from atoll.learn.layout import Layout, Slot
 from atoll.learn.outer import Moments
 from atoll.learn.recipes import Recipe
@@ -66,7 +66,7 @@ class Gradients:
     """Sums of an optimizer's gradients, in the place of its steps."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        self.sum_P = torch.zeros(layout.parameters)
+        self.sum_P = torch.zeros(layout.parameters, dtype=torch.float32)
         self._held = held(model, layout)
         self._kept: list[tuple[nn.Parameter, Tensor | None, int]] = []  # with their gradients and versions
 
@@ -117,13 +117,12 @@ class AdamMoments:
         self._optimizer, self._layout, self._held = optimizer, layout, held(model, layout)
 
     def read(self) -> InnerState:
-        first_P, second_P = torch.zeros(self._layout.parameters), torch.zeros(self._layout.parameters)
-        steps = 0
+        inner = fresh_inner(self._layout.parameters)
         for here, state in self._states():
-            for vector_P, name in zip((first_P, second_P), MOMENTS, strict=True):
+            for vector_P, name in zip((inner.first_P, inner.second_P), MOMENTS, strict=True):
                 vector_P[here].copy_(state[name].detach().reshape(-1))
-            steps = max(steps, int(state["step"]))
-        return InnerState(first_P, second_P, steps)
+            inner.steps = max(inner.steps, int(state["step"]))
+        return inner
 
     @torch.no_grad()
     def write(self, inner: InnerState) -> None:
@@ -132,7 +131,7 @@ class AdamMoments:
             state: dict[str, Any] = self._optimizer.state[p]
             if not state:  # as torch begins it, at the first step
                 kept_there = groups[id(p)]["capturable"] or groups[id(p)]["fused"]
-                state["step"] = torch.tensor(0.0, device=p.device if kept_there else "cpu")
+                state["step"] = torch.tensor(0.0, dtype=torch.float32, device=p.device if kept_there else "cpu")
             for vector_P, name in zip((inner.first_P, inner.second_P), MOMENTS, strict=True):
                 value_N = vector_P[slot.at : slot.at + slot.size].view(slot.shape)
                 state.setdefault(name, torch.zeros_like(p)).copy_(value_N)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 import torch
+from torch import Tensor
 
 from atoll.base.ids import Digest
 from atoll.learn.layout import Layout, Slot
@@ -115,8 +116,11 @@ def _exchange(recipe: Recipe, layout: Layout, lo: int, hi: int, peers: int) -> E
 
 def _sizes(recipe: Recipe, layout: Layout, name: str, bounds: Bounds, lo: int) -> list[int]:
     """Bytes of every part's wire. What codecs may build on is there in shape only: nothing is encoded."""
-    empty_F, empty_P = (torch.empty(n, device="meta") for n in (layout.floats, layout.parameters))
-    state = SharedState(empty_F, empty_P, torch.empty(layout.counters, device="meta"))
+
+    def empty(values: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(values, dtype=dtype, device="meta")
+
+    state = SharedState(empty(layout.floats), empty(layout.parameters), empty(layout.counters, torch.int64))
     common = Common(0, state, Digest(bytes(32)), layout, momentum_of(recipe.outer))
     codecs = part_codecs(name, common, moved(bounds, lo))
     return [codec.wire_bytes(b - a) for codec, (a, b) in zip(codecs, bounds, strict=True)]

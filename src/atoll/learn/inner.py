@@ -86,7 +86,7 @@ class InnerState:
 
 
 def fresh_inner(parameters: int, device: str = "cpu") -> InnerState:
-    return InnerState(torch.zeros(parameters, device=device), torch.zeros(parameters, device=device), 0)
+    return InnerState(*(torch.zeros(parameters, dtype=torch.float32, device=device) for _ in range(2)), 0)
 
 
 def lasting(spec: Inner, steps: int) -> Inner:

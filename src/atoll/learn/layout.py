@@ -209,7 +209,7 @@ def bind(model: nn.Module, layout: Layout, device: str = "cpu") -> tuple[Tensor,
     model.to(device)
     flat_F, _ = flatten(model, layout)
     x_F = flat_F.to(device)
-    gradient_P = torch.zeros(layout.parameters, device=device)
+    gradient_P = torch.zeros(layout.parameters, dtype=torch.float32, device=device)
     for slot, tensor in _tensors(model, layout):
         if slot.kind == "counter":
             continue

@@ -202,7 +202,8 @@ class Moment:
 
 def fresh_outer(outer: Outer, parameters: int) -> OuterState:
     outer = outer.below if isinstance(outer, Regional) else outer
-    return OuterState(torch.zeros(parameters), fresh_inner(parameters) if isinstance(outer, AdamW) else None)
+    inner = fresh_inner(parameters) if isinstance(outer, AdamW) else None
+    return OuterState(torch.zeros(parameters, dtype=torch.float32), inner)
 
 
 def move(

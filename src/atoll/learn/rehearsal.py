@@ -155,7 +155,7 @@ class Experiment:
         self.outers = [
             [fresh_outer(recipe.outer, self._inside(*f)) for f in self.fragments] for _ in range(anchors)
         ]
-        self.momentum_P = torch.zeros(self.layout.parameters)  # what codecs may build on
+        self.momentum_P = torch.zeros(self.layout.parameters, dtype=torch.float32)  # what codecs may build on
         eager = recipe.reducer.own == "fresh"
         self.own = [Own(first_F, self.momentum_P.clone()) for _ in range(peers)] if eager else []
         self.owed: dict[int, Tensor] = {}  # owner -> what its answers left out, over the whole vector
@@ -373,8 +373,8 @@ class Experiment:
     ) -> None:
         """Every part at its owner, as in a real round. Rows are added up in the order of `counted`."""
         reducer, n = self.recipe.reducer, flight.hi - flight.lo
-        combined = torch.zeros(n)
-        agreed = torch.ones(n) if isinstance(self.recipe.outer, Agreeing) else None
+        combined = torch.zeros(n, dtype=torch.float32)
+        agreed = torch.ones(n, dtype=torch.float32) if isinstance(self.recipe.outer, Agreeing) else None
         gathered = coding.answer == "gathered"
         downs = [None] * len(bounds) if gathered else self._codecs(coding.down, bounds, flight.lo)
         weights = {p: self._weight(p, flight.fragment) for p in counted}
@@ -394,7 +394,8 @@ class Experiment:
             else:
                 done = reduced(reducer, rows, b - a, up, down, owed_N, remember, sizes, len(updates))
             if remember and done.memory_N is not None:
-                self.owed.setdefault(owner, torch.zeros(self.layout.floats))[here] = done.memory_N
+                owes_F = self.owed.setdefault(owner, torch.zeros(self.layout.floats, dtype=torch.float32))
+                owes_F[here] = done.memory_N
             if done.value_N is not None:
                 combined[a:b] = done.value_N
             if agreed is not None and len(rows) > 1:

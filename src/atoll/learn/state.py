@@ -51,7 +51,7 @@ def initial_state(model: nn.Module, layout: Layout | None = None) -> SharedState
     """
     layout = layout or layout_of(model)
     anchor_F, counters_K = flatten(model, layout)
-    return SharedState(anchor_F, torch.zeros(layout.parameters), counters_K)
+    return SharedState(anchor_F, torch.zeros(layout.parameters, dtype=torch.float32), counters_K)
 
 
 def advance(

@@ -73,7 +73,7 @@ class TensorIsland(Island):
         super().__init__(me, knobs, draw)
         self.poison, self.rounds, self.says = poison, rounds, says
         self.cut, self.values = cut, values
-        self.point_V = torch.ones(values)
+        self.point_V = torch.ones(values, dtype=torch.float32)
         self.generator = torch.Generator().manual_seed(draw.getrandbits(62))
 
     def distance(self, state: Digest | None = None) -> float:
@@ -107,7 +107,7 @@ class TensorIsland(Island):
                 return super().do(work)
 
     def _encode(self, work: Encode) -> Encoded:
-        noise_V = torch.randn(self.values, generator=self.generator) * NOISE
+        noise_V = torch.randn(self.values, dtype=torch.float32, generator=self.generator) * NOISE
         delta_V = (self._anchor(self.head) - self.point_V) * STEP + noise_V
         if self.poison is not None and (self.rounds is None or work.round in self.rounds):
             delta_V = self.poison(delta_V)
@@ -150,7 +150,7 @@ class TensorIsland(Island):
 
     def _values(self, state: bytes) -> Tensor:
         if state == GENESIS_STATE:
-            return torch.zeros(self.values)
+            return torch.zeros(self.values, dtype=torch.float32)
         values = _LEARNED.decode(state).values
         return torch.frombuffer(bytearray(values), dtype=torch.float32)
 

@@ -164,7 +164,7 @@ def replacement(own_FD: Tensor, honest: int) -> Tensor:
 def gaussian(honest_HD: Tensor, f: int, deviation: float = 200.0, seed: int = 0) -> Tensor:
     """Independent normal values of mean 0, (f, d)."""
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(f, honest_HD.shape[1], generator=generator) * deviation).to(honest_HD)
+    return (torch.randn(f, honest_HD.shape[1], dtype=torch.float32, generator=generator) * deviation).to(honest_HD)
 
 
 def constant(honest_HD: Tensor, f: int, value: float = 1e30) -> Tensor:

@@ -117,7 +117,7 @@ def poison(size: float) -> Callable[[Replica, Tensor], None]:
     """In a direction of its own, so long beside what the segment moved."""
 
     def change(replica: Replica, begun_F: Tensor) -> None:
-        noise_F = torch.randn(len(begun_F), generator=torch.Generator().manual_seed(5))
+        noise_F = torch.randn(len(begun_F), dtype=torch.float32, generator=torch.Generator().manual_seed(5))
         replica.x_F.add_(noise_F * (size * (replica.x_F - begun_F).norm() / noise_F.norm()))
 
     return change

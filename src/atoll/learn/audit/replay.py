@@ -95,7 +95,7 @@ def name_of_x(x_F: Tensor) -> Digest:
 
 def fresh_private(layout: Layout) -> Digest:
     """`Link.private` of a trainer that begins anew, as after a crash."""
-    nothing = torch.zeros(0)
+    nothing = torch.zeros(0, dtype=torch.float32)
     counters_K = torch.zeros(layout.counters, dtype=torch.int64)
     return name_of(Live(nothing, counters_K, fresh_inner(layout.parameters))).private
 
