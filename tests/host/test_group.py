@@ -26,7 +26,7 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Done, Effect, Event, Received, Send
 from atoll.host import group_island
 from atoll.host.group_host import GIVES_WAY, GroupHost
-from atoll.host.group_island import Call, cuts, part_values
+from atoll.host.group_island import PART_VALUES, Call, cuts, part_values
 from atoll.learn.codec import codec_named
 from atoll.node import patience
 from atoll.node.facts import AuditEnded, MembershipChanged, Passed, RoundBegan
@@ -870,7 +870,7 @@ def test_what_a_killed_member_left_behind_is_cleared_away_and_nothing_else(
 
 @pytest.mark.parametrize(("values", "pieces"), [(0, 1), (1, 4), (10**6, 4), (10**7, 4), (2**26, 4), (255, 2)])
 def test_parts_cover_everything_once_and_small_calls_use_few(values: int, pieces: int):
-    found = cuts(values, (1,) * 4 * pieces, pieces)
+    found = cuts(values, (1,) * 4 * pieces, pieces, PART_VALUES)
     assert found[0][0] == 0 and found[-1][1] == values and len(found) == 4 * pieces
     assert all(a[1] == b[0] for a, b in pairwise(found))
     used = sum(hi > lo for lo, hi in found)
@@ -886,7 +886,7 @@ def test_a_large_call_in_fewer_bytes_has_fewer_messages(codec: str, parts: int):
 @pytest.mark.parametrize("owners", [2, 4, 8, 16])
 def test_a_call_of_ten_megabytes_is_everybodys_work(owners: int):
     """One owner of all would take in and hold everybody's rows: with 8 members seven times its tensors."""
-    sizes = [hi - lo for lo, hi in cuts(2_500_000, (1,) * owners * 4, 4)]
+    sizes = [hi - lo for lo, hi in cuts(2_500_000, (1,) * owners * 4, 4, PART_VALUES)]
     assert min(sum(sizes[owner::owners]) for owner in range(owners)) > 0.9 * 2_500_000 / owners
 
 
@@ -894,7 +894,7 @@ def test_a_call_of_ten_megabytes_is_everybodys_work(owners: int):
 def test_no_owner_of_a_large_call_holds_all_rows_of_its_share_at_once(owners: int):
     """Its own tensors a second time they would be; a part of each turn is a third of that."""
     values = 25_000_000
-    sizes = [hi - lo for lo, hi in cuts(values, (1,) * owners * 4, 4)]
+    sizes = [hi - lo for lo, hi in cuts(values, (1,) * owners * 4, 4, PART_VALUES)]
     assert max(sizes) * (owners - 1) < 0.34 * values
 
 

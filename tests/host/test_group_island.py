@@ -71,6 +71,17 @@ def test_bytes_have_one_name_wherever_they_are_named(tmp_path: Path, codec: str)
     story(tmp_path, GroupTerms(codec), tell)
 
 
+def test_a_round_that_goes_on_after_its_call_was_told_of_a_failure_is_declined(tmp_path: Path):
+    """A quorum that was lost comes back between training and encoding."""
+
+    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+        island.ousted(RunFailedError("E-RED-05", "the quorum is lost"))
+        with pytest.raises(RunFailedError, match="E-RED-06"):
+            await island.do(Encode(1, SHARES))
+
+    story(tmp_path, GroupTerms("fp32"), tell)
+
+
 def test_an_answer_lies_where_rows_lay(tmp_path: Path):
     memory = Reused()
     used = memory(4 * N)

@@ -304,9 +304,7 @@ class GroupIsland:
             case LayOpen():
                 return await asyncio.to_thread(self._checked.lay_open, work)
             case JudgeOpening():
-                each = part_values(
-                    codec_named(self.terms.codec, SAMPLE)
-                )  # where rows are shown all calls are in it
+                each = part_values(codec_named(self.terms.codec, SAMPLE))  # where rows are shown all calls use it
                 lo, hi = cuts(values_of(work), work.shares, self.pieces, each)[work.answered.part]
                 return await self._off_loop(lambda work: self._checked.judge(work, hi - lo), work)
             case Hold(blobs):
@@ -355,10 +353,14 @@ class GroupIsland:
         call = self.calls[0]
         if call.held is not None:
             await asyncio.gather(*self._deliveries, return_exceptions=True)
+            if not self.calls or self.calls[0] is not call:  # ousted meanwhile
+                return await self._train()
             call.begins()
         return Trained(1, call.weight, 0.0, 0.0, len(call.flat_N), self._asked(call))
 
     def _encode(self, work: Encode) -> Encoded:
+        if not self.calls:  # ousted since it trained, and the round goes on after all
+            raise RunFailedError("E-RED-06", "its user was told that its call failed")
         call = self.calls[0]
         each = part_values(codec_named(call.codec, SAMPLE))
         if call.paired:
@@ -577,7 +579,7 @@ def part_values(codec: Codec) -> int:
     return min(PART_VALUES_MOST, 4 * PART_VALUES * SAMPLE_VALUES // codec.wire_bytes(SAMPLE_VALUES))
 
 
-def cuts(values: int, shares: Sequence[int], pieces: int = 1, each: int = PART_VALUES) -> Cuts:
+def cuts(values: int, shares: Sequence[int], pieces: int, each: int) -> Cuts:
     """[lo, hi) per part, in proportion to the shares, cut between blocks of the codecs.
 
     The parts are `pieces` turns of all owners, of about `each` values, or less for the sake of memory. Few values
@@ -593,7 +595,7 @@ def cuts(values: int, shares: Sequence[int], pieces: int = 1, each: int = PART_V
     return filled + ((values, values),) * (len(shares) - len(filled))
 
 
-def paired_cuts(values: int, members: int, pieces: int, each: int = PART_VALUES) -> Cuts:
+def paired_cuts(values: int, members: int, pieces: int, each: int) -> Cuts:
     """The same where members exchange in pairs: pieces of about `each` values, and of each a part per member."""
     filled = part_bounds(values, (1,) * min(pieces, max(1, round(values / each))))
     bounds = filled + ((values, values),) * (pieces - len(filled))
