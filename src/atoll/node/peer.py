@@ -860,7 +860,7 @@ class Peer:
         effects += known.eras.ask_of(peer, now) if known.eras is not None else []
         effects += known.branches.met(peer, known.roster.put_away())
         if self.round is not None:
-            effects += self._from_round(self.round.greet(peer, self._run_time(now)), now)
+            effects += self._from_round(self.round.greet(peer), now)
         return effects
 
     def _wake(self, now: Seconds) -> list[Effect]:
