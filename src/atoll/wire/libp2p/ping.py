@@ -1,6 +1,6 @@
 """`/ipfs/ping/1.0.0`: 32 bytes there, the same 32 bytes back (libp2p/specs ping/ping.md).
 
-We answer and ask nobody. Promises: what comes back is what came, whole payloads only, however they were cut on the way.
+We answer and ask nobody. Promises: what comes back is what came, whole payloads only, however they were cut.
 """
 
 from __future__ import annotations
