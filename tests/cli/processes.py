@@ -52,6 +52,13 @@ def started(*words: str | Path, timeout_s: float = 60.0) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
 
 
+def lying(folder: Path, code: str) -> dict[str, str]:
+    """The environment of a process that runs this before anything else: a member's that departs from the rules."""
+    (lies := folder / "lies").mkdir()
+    (lies / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": os.pathsep.join([str(lies), os.environ.get("PYTHONPATH", "")])}
+
+
 def answer_of(*words: str | Path) -> Any:
     """What a command says with --json; it must succeed."""
     done = atoll(*words, "--json")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from processes import Peer, answer_of, atoll, peers
+from processes import Peer, answer_of, atoll, lying, peers
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
@@ -31,10 +30,7 @@ if "atoll.host.trainer" in sys.orig_argv:
 
 def test_one_of_three_that_takes_every_second_step_is_found_out_and_the_others_are_accepted(tmp_path: Path):
     """Its statements are true to its chain and its updates look like anybody's: taking its steps again tells."""
-    cheat = tmp_path / "cheat"
-    cheat.mkdir()
-    (cheat / "sitecustomize.py").write_text(CHEAT)
-    lies = {"PYTHONPATH": os.pathsep.join([str(cheat), os.environ.get("PYTHONPATH", "")])}
+    lies = lying(tmp_path, CHEAT)
     with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *AUDITED)) as running:
         ada = running[0]
         ticket = ada.until_fact("Opened")["ticket"]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from processes import Peer, answer_of, peers
+from processes import Peer, answer_of, lying, peers
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
@@ -34,15 +33,12 @@ Island._combine = spoilt
 
 def test_an_owner_that_answers_with_other_bytes_is_expelled_and_nobody_else_is_named(tmp_path: Path):
     """What it shows are true rows: that they do not make what it signed is the proof."""
-    lies = tmp_path / "lies"
-    lies.mkdir()
-    (lies / "sitecustomize.py").write_text(LIAR)
-    env = {"PYTHONPATH": os.pathsep.join([str(lies), os.environ.get("PYTHONPATH", "")])}
+    lies = lying(tmp_path, LIAR)
     with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *CHECKED)) as running:
         ada = running[0]
         ticket = ada.until_fact("Opened")["ticket"]
         running += [Peer("join", ticket, "--dir", tmp_path / name, "--name", name) for name in ("bob", "cid")]
-        eve = Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", env=env)
+        eve = Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", env=lies)
         running.append(eve)
         villain = eve.until_fact("Opened")["peer"]
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > 0)

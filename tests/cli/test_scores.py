@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from processes import Peer, answer_of, atoll, peers
+from processes import Peer, answer_of, atoll, lying, peers
 
 pytestmark = [pytest.mark.long, pytest.mark.net, pytest.mark.timeout(300)]
 
@@ -28,10 +27,7 @@ if "atoll.host.trainer" in sys.orig_argv:
 
 def test_work_on_another_members_samples_is_hollow_and_nobody_elses_is(tmp_path: Path):
     """It takes every step, on the wrong samples, in a run with overlap, which no replay could audit."""
-    cat = tmp_path / "cat"
-    cat.mkdir()
-    (cat / "sitecustomize.py").write_text(COPYCAT)
-    lies = {"PYTHONPATH": os.pathsep.join([str(cat), os.environ.get("PYTHONPATH", "")])}
+    lies = lying(tmp_path, COPYCAT)
     with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *SCORED)) as running:
         ada = running[0]
         ticket = ada.until_fact("Opened")["ticket"]

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from processes import Peer, answer_of, atoll, peers
+from processes import Peer, answer_of, atoll, lying, peers
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
@@ -37,10 +37,7 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
     Bob and Eve fetch the canary data from Ada: all three measure two losses. All keep updates, so Ada can make a
     refused round again without each of them: it was Eve.
     """
-    villain = tmp_path / "villain"
-    villain.mkdir()
-    (villain / "sitecustomize.py").write_text(POISON)
-    lies = {"PYTHONPATH": os.pathsep.join([str(villain), os.environ.get("PYTHONPATH", "")])}
+    lies = lying(tmp_path, POISON)
     (canary := tmp_path / "canary.txt").write_text(Path(os.__file__).read_text())
     keep = ("--set", "keep.updates=150", "--set", "keep.newest=150")
     more = ("--set", f"data.canary={canary}", *keep)

@@ -171,13 +171,6 @@ class Swarm:
             store.close()
 
 
-@pytest.fixture
-def book(tmp_path: Path) -> str:
-    path = tmp_path / "book.txt"
-    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
-    return str(path)
-
-
 def play(tmp_path: Path, book: str, story: Callable[[Swarm], Any], **how: Any) -> None:
     async def run() -> None:
         swarm = Swarm(tmp_path, book, **how)

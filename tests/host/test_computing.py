@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -30,13 +29,6 @@ from atoll.node.settings import RunSettings
 SHORT = diloco("gpt-nano", rounds=2, inner_steps=4, batch=2, seq_len=16)
 BF16 = replace(SHORT, computing=Computing("bf16"))
 COMPILED = replace(SHORT, computing=Computing(compiled=True))
-
-
-@pytest.fixture
-def book(tmp_path: Path) -> str:
-    path = tmp_path / "book.txt"
-    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
-    return str(path)
 
 
 def test_members_compute_in_bf16_and_keep_fp32_and_agree_bit_for_bit(tmp_path, book):

@@ -3,8 +3,6 @@ the experiment and torch's own AdamW."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 import torch
@@ -28,13 +26,6 @@ from atoll.node.jobs import Train as TrainAsked
 from atoll.node.settings import RunSettings
 
 SMALL = {"batch": 2, "seq_len": 16}
-
-
-@pytest.fixture
-def book(tmp_path: Path) -> str:
-    path = tmp_path / "book.txt"
-    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
-    return str(path)
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,6 @@ from atoll.protocol.reduce.work import Combine, Row
 A, B, C = (PeerId(name) for name in "abc")
 
 
-@pytest.fixture
-def book(tmp_path: Path) -> str:
-    path = tmp_path / "book.txt"
-    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
-    return str(path)
-
-
 @pytest.mark.parametrize(("up", "down"), [("2bit", "int8"), ("int8", "int8"), ("topk:0.1+int8", "fp32")])
 def test_a_sum_made_on_the_way_counts_at_the_owner_beside_updates(tmp_path: Path, book: str, up: str, down: str):
     """a and b are combined by a relay, c sends directly; the answer is the mean of all three, weighted.

@@ -24,13 +24,6 @@ from atoll.protocol.reduce.work import Combine, Compare, Row, Weigh
 PLAIN = {"fragments": 1, "overlap": 0}
 
 
-@pytest.fixture
-def book(tmp_path: Path) -> str:
-    path = tmp_path / "book.txt"
-    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
-    return str(path)
-
-
 @pytest.mark.parametrize("up", ["fp32", "int8"])
 def test_islands_make_what_the_rule_makes_of_the_decoded_updates(tmp_path, book, up):
     """Two updates of two islands, each sent by two peers, and a newcomer's: the geometric median of four rows."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 import torch
@@ -22,13 +20,6 @@ from atoll.node.settings import RunSettings
 
 RECIPE = sparta("gpt-nano", rounds=6, share=0.1, batch=2, seq_len=16)
 COOPERATIVE = cooperative("gpt-nano", peers_min=2, batch=2, seq_len=16, inner_steps=2)
-
-
-@pytest.fixture
-def book(tmp_path: Path) -> str:
-    path = tmp_path / "book.txt"
-    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
-    return str(path)
 
 
 def x_of(members: Members, index: int) -> torch.Tensor:

@@ -345,6 +345,17 @@ async def test_a_frozen_process_is_given_up_in_time():
         await closed(ada)
 
 
+async def hung_up_on(ada: Island, junk: bytes) -> None:
+    """A stranger says this, and then listens until it is hung up on."""
+    reader, writer = await stranger(ada)
+    writer.write(junk)
+    async with asyncio.timeout(PATIENCE_S):
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(65536):
+                pass
+    writer.close()
+
+
 @story
 async def test_strangers_cost_only_their_own_connection():
     """Garbage, an endless hello, an oversized frame, a word out of turn: each is hung up on, ada stays up."""
@@ -361,13 +372,7 @@ async def test_strangers_cost_only_their_own_connection():
         b"atoll/plain/1" + bytes((Lane.BULK, 3)) + b"bob" + b"\x01\0\0\0" + b"\xff" * 20,
         b"atoll/plain/1" + bytes((7, 3)) + b"eve",
     ):
-        reader, writer = await stranger(ada)
-        writer.write(junk)
-        async with asyncio.timeout(PATIENCE_S):
-            with contextlib.suppress(ConnectionError):
-                while await reader.read(65536):
-                    pass
-        writer.close()
+        await hung_up_on(ada, junk)
     assert bob.links.send(ada.name, b"still here")
     await ada.until(lambda: ada.heard == [("bob", b"still here", None)])
     assert LinkDown(bob.name, refused=False) not in ada.events
@@ -379,13 +384,7 @@ async def test_garbage_instead_of_a_handshake_is_hung_up_on():
     """At once where it cannot become a handshake any more, at the deadline where it still could."""
     ada, bob = await pair(settings=LinkSettings(handshake_s=0.5))
     for junk in (b"GET / HTTP/1.1\r\n\r\n", bytes(100_000), b"\x13/multistream/1.0.0\n" + os.urandom(5000)):
-        reader, writer = await stranger(ada)
-        writer.write(junk)
-        async with asyncio.timeout(PATIENCE_S):
-            with contextlib.suppress(ConnectionError):
-                while await reader.read(65536):
-                    pass
-        writer.close()
+        await hung_up_on(ada, junk)
     assert bob.links.send(ada.name, b"still here")
     await ada.until(lambda: ada.heard == [(bob.name, b"still here", None)])
     await closed(ada, bob)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 import torch
@@ -22,13 +20,6 @@ from atoll.node.jobs import Restore
 from atoll.node.settings import RunSettings
 
 RECIPE = des_loc("gpt-nano", rounds=7, inner_steps=2, batch=2, seq_len=16)
-
-
-@pytest.fixture
-def book(tmp_path: Path) -> str:
-    path = tmp_path / "book.txt"
-    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
-    return str(path)
 
 
 def moments_of(members: Members, index: int) -> InnerState:

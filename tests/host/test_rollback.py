@@ -47,13 +47,6 @@ async def to(members: Members, back_to: Digest) -> None:
         await island.do(Adopt(members.round - 1, members.vertex(), members.state, None, afresh=True))
 
 
-@pytest.fixture
-def book(tmp_path: Path) -> str:
-    path = tmp_path / "book.txt"
-    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
-    return str(path)
-
-
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_an_island_goes_on_with_nothing_of_its_own(tmp_path: Path, book: str, recipe: Recipe):
     """Three rounds, back to the first; then both islands train on as two that just came, to the bit.

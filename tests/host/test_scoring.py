@@ -24,13 +24,6 @@ from atoll.policy.scoring import opinion_of
 PLAIN, APART = {"overlap": 0, "fragments": 1}, {"overlap": 3, "fragments": 2}
 
 
-@pytest.fixture
-def book(tmp_path: Path) -> str:
-    path = tmp_path / "book.txt"
-    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
-    return str(path)
-
-
 def play(tmp_path: Path, book: str, tell: Callable[[Members], Awaitable[None]], how: dict | None = None) -> None:
     recipe = replace(recipe_for(how or PLAIN, rounds=9), batch=4)
     members = Members(tmp_path / "a", recipe, book)

@@ -32,13 +32,6 @@ from atoll.protocol.reduce.work import Combine, Row
 RECIPE = recipe_for({"overlap": 0, "fragments": 1}, rounds=9)
 
 
-@pytest.fixture
-def book(tmp_path: Path) -> str:
-    path = tmp_path / "book.txt"
-    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
-    return str(path)
-
-
 def play(tmp_path: Path, book: str, story: Callable[[Members], Awaitable[None]]) -> None:
     async def run() -> None:
         members = Members(tmp_path / "a", RECIPE, book)

@@ -20,13 +20,6 @@ from atoll.node.without import notable
 FOUR = 4
 
 
-@pytest.fixture
-def book(tmp_path: Path) -> str:
-    path = tmp_path / "book.txt"
-    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
-    return str(path)
-
-
 class Remembering(Members):
     """Keeps what everybody sent, as owners do, and can make one of them send its update turned round."""
 

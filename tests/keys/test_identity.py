@@ -18,9 +18,7 @@ from atoll.base.errors import AtollError, UsageError
 from atoll.keys import identity as identity_module
 from atoll.keys.identity import (
     CERTIFICATE_BYTES_MAX,
-    DualSignature,
     Identity,
-    IdentityCertificate,
     PublicIdentity,
     Session,
     SessionCertificate,
@@ -30,7 +28,6 @@ from atoll.keys.identity import (
     ed25519_of,
     ed25519_of_libp2p,
     libp2p_public_key,
-    open_identity_certificate,
     open_session_certificate,
     peer_id_of,
 )
@@ -145,22 +142,12 @@ def test_without_post_quantum_cryptography_nothing_starts(primitive: type, monke
 # ---- certificates ------------------------------------------------------------------------------------------
 
 
-def test_a_certificate_binds_both_keys_to_each_other(alice: Identity, mallory: Identity):
-    """Mallory combines her ML-DSA key with Alice's peer id: whatever she signs, one signature is missing."""
-    assert open_identity_certificate(alice.certificate()) == alice.public
-    stolen = PublicIdentity(alice.public.ed25519, mallory.public.mldsa65)
-    genuine = msgspec.msgpack.decode(alice.certificate(), type=IdentityCertificate)
-    by_mallory = mallory.sign(b"atoll/identity/1\0" + encode(stolen))
-    for signature in (genuine.signature, by_mallory, DualSignature(genuine.signature.ed25519, by_mallory.mldsa65)):
-        assert open_identity_certificate(encode(IdentityCertificate(stolen, signature))) is None
-
-
 def test_a_certificate_has_one_encoding(alice: Identity):
     """The same values in longer msgpack, or with bytes behind them, are refused though all signatures hold."""
-    certificate = alice.certificate()
-    assert certificate[:2] == b"\x92\x92"
-    for other in (certificate + b"\0", b"\xdc\x00\x02" + certificate[1:], b"\x92\xdc\x00\x02" + certificate[2:]):
-        assert open_identity_certificate(other) is None
+    certificate = session_of(alice).certificate
+    assert certificate[:1] == b"\x93" and open_session_certificate(certificate) is not None
+    for other in (certificate + b"\0", b"\xdc\x00\x03" + certificate[1:]):
+        assert open_session_certificate(other) is None
 
 
 def test_a_signature_means_one_kind_of_thing(alice: Identity):
@@ -181,7 +168,7 @@ def test_the_signed_bytes_of_a_session_are_frozen(alice: Identity):
     assert blake3(encode(session)).hexdigest() == (
         "aac03edec0c19af64a9d5f51b7dc7d8eb4037531779248dcc964d0480900bc5a"
     )
-    assert (len(alice.certificate()), len(session_of(alice).certificate)) == (5370, 5515)
+    assert len(session_of(alice).certificate) == 5515
 
 
 # ---- sessions ----------------------------------------------------------------------------------------------
@@ -291,6 +278,5 @@ def test_strangers_bytes_are_false_and_never_an_exception(alice: Identity, fuzz:
         if bytes(data) == genuine:
             continue
         assert verifier.certifies(bytes(data), alice.peer, session.vote_key, RUN) is False
-        assert open_identity_certificate(bytes(data)) is None
         assert verifier.holds(bytes(data[:40]), b"x", bytes(data[:70])) is False
     assert verifier.session_of(bytes(CERTIFICATE_BYTES_MAX + 1)) is None

@@ -9,7 +9,8 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 from atoll.base.errors import PeerFault
-from atoll.keys.seal import BOX_PLAIN_MAX, NONCE_END, TAG_BYTES, Aead, LinkSpent, Opener, Seal
+from atoll.base.limits import MIB
+from atoll.keys.seal import NONCE_END, TAG_BYTES, Aead, LinkSpent, Opener, Seal
 
 KEY = bytes(range(32))
 both = pytest.mark.parametrize("aead", list(Aead))
@@ -36,12 +37,12 @@ def test_boxes_are_those_of_noise():
 @both
 def test_a_tensor_is_sealed_and_opened_where_it_lies(aead: Aead):
     """1 MiB in the caller's own memory: encrypted in place, decrypted in place, no copy on the way."""
-    tensor = random.Random(3).randbytes(BOX_PLAIN_MAX)
+    tensor = random.Random(3).randbytes(MIB)
     memory = bytearray(tensor + bytes(TAG_BYTES))
-    plain = memoryview(memory)[:BOX_PLAIN_MAX]
+    plain = memoryview(memory)[:MIB]
     assert Seal(KEY, aead).seal_into(plain, memory, b"header") == len(memory)
     assert bytes(plain) != tensor
-    assert Opener(KEY, aead).open_into(memory, plain, b"header") == BOX_PLAIN_MAX
+    assert Opener(KEY, aead).open_into(memory, plain, b"header") == MIB
     assert bytes(plain) == tensor
 
 

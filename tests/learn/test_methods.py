@@ -49,7 +49,7 @@ from atoll.learn.outer import (
     move,
     outer_step,
 )
-from atoll.learn.recipes import Coding, in_swarm
+from atoll.learn.recipes import Coding, check_recipe, in_swarm
 from atoll.learn.reducer import Reducer, agreement, arrived, scales_of, support_mean, weight_of
 from atoll.learn.regions import Regions
 from atoll.learn.schedule import Phase, Schedule, check_schedule, due, fragments_of, phase_at, phases_named
@@ -440,6 +440,12 @@ def test_eager_rounds_leave_out_nothing_and_count_nothing_twice():
     for peer, own in enumerate(run.own):
         others = sum(sent[other] for other in sent if other != peer) / 4
         assert torch.allclose(own.anchor_F - run.agreed(), others, atol=1e-6) and float(others.norm()) > 1e-3
+
+
+@pytest.mark.parametrize("outer", [AdamW(), Delayed(lr=1.0, momentum=0.5, every=4)])
+def test_eager_updates_are_refused_where_the_outer_step_remembers_more_than_a_momentum(outer):
+    with pytest.raises(ValueError, match="twice a round"):
+        check_recipe(replace(eager(rounds=4, inner_steps=5), outer=outer))
 
 
 def test_an_eager_worker_feels_its_own_newest_share_at_once():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from amendable import BOB, CARL, CREATOR, DORA, EVE, as_creator, history_of, reach, swarm_of
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -15,32 +16,15 @@ from atoll.node.facts import Fault, RoundBegan
 from atoll.node.jobs import Train
 from atoll.node.verify import Kept, Paused, verify_history
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
-from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.sim.swarm import Swarm
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.statements import Pause
 from atoll.wire.messages.vertex import Body
 
-CREATOR, BOB, CARL, DORA, EVE = (peer_name(i) for i in range(5))
-
-
-def swarm_of(peers: int = 4, seed: int = 3) -> Swarm:
-    knobs = SwarmKnobs(peers=peers)
-    knobs.run = replace(knobs.run, recovery=CREATOR.encode())
-    return Swarm(seed, knobs)
-
-
-def as_creator(data: bytes) -> bytes:
-    return sign_as_identity(CREATOR.encode(), data)
-
 
 def head_of(swarm: Swarm, name: PeerId = CREATOR) -> Body:
-    return swarm.world.nodes[name].machine.history.head_body
-
-
-def reach(swarm: Swarm, round: int) -> None:
-    swarm.world.run(swarm.world.now + 300.0, stop=lambda: min(swarm.heads()) >= round)
-    assert min(swarm.heads()) >= round, swarm.heads()
+    return history_of(swarm, name).head_body
 
 
 def say(swarm: Swarm, paused: bool) -> None:

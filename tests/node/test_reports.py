@@ -10,9 +10,9 @@ from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_BYTES_MAX, REPORTS_PER_V
 from atoll.base.machine import Report, Send
 from atoll.keys.digest import digest
 from atoll.node.body import open_report
-from atoll.node.peer import WRITERS_TOLD
 from atoll.node.reports import ReportPool
 from atoll.node.trial import named_in
+from atoll.node.words import WRITERS_TOLD
 from atoll.protocol.membership.heartbeat import Suspected
 from atoll.sim.island import IslandKnobs
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier

@@ -8,6 +8,7 @@ from functools import partial
 
 import msgspec
 import pytest
+from amendable import BOB, CARL, CREATOR, DORA, EVE, as_creator, history_of, reach, swarm_of
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId, Seconds
@@ -24,28 +25,12 @@ from atoll.policy.plan import RoundSettings
 from atoll.protocol.transfer.work import ReadManifest
 from atoll.sim.island import Shared
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
-from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.sim.swarm import Swarm, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.envelope import Notary, signed_bytes
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.statements import Amend, Certificate, Invite, Signed, Vote
 from atoll.wire.messages.vertex import Body, Vertex
-
-CREATOR, BOB, CARL, DORA, EVE = (peer_name(i) for i in range(5))
-
-
-def swarm_of(peers: int = 4, seed: int = 3, **settings) -> Swarm:
-    knobs = SwarmKnobs(peers=peers)
-    knobs.run = replace(knobs.run, recovery=CREATOR.encode(), **settings)
-    return Swarm(seed, knobs)
-
-
-def as_creator(data: bytes) -> bytes:
-    return sign_as_identity(CREATOR.encode(), data)
-
-
-def history_of(swarm: Swarm, name: PeerId = CREATOR):
-    return swarm.world.nodes[name].machine.history
 
 
 def facts_of(swarm: Swarm, *kinds: type) -> list:
@@ -64,12 +49,6 @@ def go_back(swarm: Swarm, round: int, by: PeerId = CREATOR, to: Goal | None = No
     node = swarm.world.nodes[by]
     local = node.clock.local(swarm.world.now)
     swarm.world.carry_out(node, requests.go_back(node.machine, to or goal(swarm, round), as_creator, local))
-
-
-def reach(swarm: Swarm, round: int, who: list[PeerId] | None = None, within_s: float = 300.0) -> None:
-    heads: Callable[[], list[int]] = swarm.heads if who is None else lambda: [swarm.head(p) for p in who]
-    swarm.world.run(swarm.world.now + within_s, stop=lambda: min(heads()) >= round)
-    assert min(heads()) >= round, heads()
 
 
 def until_returned(swarm: Swarm, within_s: float = 120.0) -> Body:

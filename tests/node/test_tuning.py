@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from amendable import BOB, CARL, CREATOR, DORA, EVE, as_creator, history_of, reach, swarm_of
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -19,35 +20,17 @@ from atoll.node.tuning import why_not, with_numbers
 from atoll.node.verify import Audit, Kept, Retuned, verify_history
 from atoll.policy.plan import Acceptance, RoundSettings
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
-from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.sim.swarm import Swarm
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.statements import Amend, Numbers, Pause, Signed, Tune, Tuned
 from atoll.wire.messages.vertex import Body
 
-CREATOR, BOB, CARL, DORA, EVE = (peer_name(i) for i in range(5))
-
-
 PACED = RoundSettings(inner_steps=20, train_max_s=600.0, acceptance=Acceptance(2, 5), window_min_s=1.5)
 
 
-def swarm_of(peers: int = 4, seed: int = 3, **settings: object) -> Swarm:
-    knobs = SwarmKnobs(peers=peers)
-    knobs.run = replace(knobs.run, recovery=CREATOR.encode(), **settings)
-    return Swarm(seed, knobs)
-
-
-def as_creator(data: bytes) -> bytes:
-    return sign_as_identity(CREATOR.encode(), data)
-
-
 def head_of(swarm: Swarm, name: PeerId = CREATOR) -> Body:
-    return swarm.world.nodes[name].machine.history.head_body
-
-
-def reach(swarm: Swarm, round: int) -> None:
-    swarm.world.run(swarm.world.now + 300.0, stop=lambda: min(swarm.heads()) >= round)
-    assert min(swarm.heads()) >= round, swarm.heads()
+    return history_of(swarm, name).head_body
 
 
 def say(swarm: Swarm, **numbers: float) -> None:

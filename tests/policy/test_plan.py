@@ -43,7 +43,7 @@ def test_attempts_follow_each_other_by_the_clock_without_gap_or_overlap():
     plan = plan_round(HEAD, body(4), RoundSettings())
     for k, (this, following) in enumerate(pairwise(plan.times(k) for k in range(GROWN_ATTEMPTS + 6))):
         assert this.agree_until == pytest.approx(following.begin)
-        assert this.begin < this.train_until < this.answer_until[0] < this.share_until < this.agree_until
+        assert this.begin < this.train_until < this.answer_until[0] < this.answer_until[-1] < this.agree_until
         assert plan.attempt_at(this.begin + 1e-6) == plan.attempt_at(this.agree_until - 1e-6) == k
     assert plan.attempt_at(0.0) == 0
     later = plan.begin + 3600

@@ -113,7 +113,7 @@ def test_only_waits_inside_the_first_attempt_are_shorter():
     first = paced.times(0)
     assert first.agree_until == pytest.approx(fixed.times(0).agree_until)
     assert first.answer_until[0] - paced.begin < (fixed.times(0).answer_until[0] - fixed.begin) / 3
-    assert first.begin < first.train_until < first.answer_until[0] < first.share_until < first.agree_until
+    assert first.begin < first.train_until < first.answer_until[0] < first.answer_until[-1] < first.agree_until
     assert paced.attempt_at(first.agree_until - 1e-6) == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect
-from atoll.node import ground, peer, reports
+from atoll.node import ground, reports, words
 from atoll.node.settings import RunSettings
 from atoll.policy import members, trust
 from atoll.policy.plan import RoundSettings
@@ -152,13 +152,13 @@ def test_a_jury_makes_doubted_parts_again_and_nobody_else_asks_for_a_row(monkeyp
 def test_voices_reach_a_vertex_though_only_two_writers_are_told(monkeypatch: pytest.MonkeyPatch):
     """Seven members, called many. More than two must say that they made the sum again: the liar is out in time."""
     monkeypatch.setattr(reports, "COMMITTEE_MAX", 4)
-    monkeypatch.setattr(peer, "WRITERS_TOLD", 2)
+    monkeypatch.setattr(words, "WRITERS_TOLD", 2)
     play_crooks(Stage("voices", 3, peers=7, rounds=3, quorum="two-thirds"), {2: "miscounter"})
 
 
 def test_voices_that_nobody_is_told_end_nothing(monkeypatch: pytest.MonkeyPatch):
     """Mutant: each keeps its own."""
     monkeypatch.setattr(reports, "COMMITTEE_MAX", 4)
-    monkeypatch.setattr(peer, "WRITERS_TOLD", 0)
+    monkeypatch.setattr(words, "WRITERS_TOLD", 0)
     with pytest.raises(AssertionError, match="the miscounter p0002 left after round None"):
         play_crooks(Stage("voices", 3, peers=7, rounds=3, quorum="two-thirds"), {2: "miscounter"})

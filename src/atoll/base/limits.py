@@ -14,16 +14,13 @@ COMMITTEE_MAX = 32  # voters per round, where genesis says nothing else: message
 COMMITTEE_MOST = 128  # that genesis may ask for: a drawn committee has the share of liars that the draw gives it
 PARTS_MAX = 16  # parts of one update: owners send to everyone, members send to every owner
 PIECES_MAX = 64  # that one owner's share is cut into; genesis may be a stranger's, and every part costs messages
-PART_BYTES_MAX = (
-    48 * MIB
-)  # of an encoded part; keeps it below a bulk frame with room for the largest codec's extras
+PART_BYTES_MAX = 48 * MIB  # of an encoded part: below a bulk frame, with room for the largest codec's extras
 CODEC_EXTRA = 4  # a wire is at most this part longer than its values in fp32: places of a top-k of all are 6 %
 HELD_BYTES_MAX = 512 * MIB  # combined parts of recent rounds in memory; older ones than the current go first
 PART_GIVEN_MAX = 4  # times that one peer is given one part per attempt, or after the round: any may be lost
 PART_GIVEN_S = 60.0  # after which an attempt counts anew: a group's have no end, and a connection may break in one
 OWNERS_PER_PART = 6  # takeover chain: five that die at once leave every part somebody to combine it
 OWNER_WINDOWS = 3  # sub-deadlines in the plan; owners behind the third stand in for the gone, not for the late
-ATTEMPTS_MAX = 64  # windows grow 1.5x per attempt: attempt 20 already waits an hour
 EARLY_MESSAGES_MAX = 2048  # messages for a round not reached yet; older ones are dropped first
 EARLY_BYTES_MAX = 256 * MIB  # their payloads and bodies
 UPDATES_KEPT_MAX = 200  # rounds whose rows stay on a disk: their vertices must still be in memory, which holds 256

@@ -109,8 +109,6 @@ class LinkDown(msgspec.Struct, frozen=True, gc=False):
 class Woke(msgspec.Struct, frozen=True, gc=False):
     """The clock jumped: this computer slept. What was pending is stale."""
 
-    slept_s: Seconds
-
 
 class Carried(msgspec.Struct, frozen=True, gc=False):
     """How fast bulk left this computer while more was waiting, as the driver measured it: links at their limit."""

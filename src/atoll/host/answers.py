@@ -117,6 +117,8 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
 
 
 def status_of(host: PeerHost) -> dict[str, Any]:
+    from atoll.host.tuning import amended_of
+
     p, machine = host.progress, host.machine
     members = peers_of(host)
     mine = next((m for m in members if m["peer"] == host.me), None)
@@ -136,7 +138,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "round": machine.at,
         "trained": head.trained if head is not None else 0,
         "rounds": _settings_now(host).rounds,
-        "amended": _amended(host),
+        "amended": amended_of(host),
         "phase": p.phase,
         "topology": p.topology,
         "topology_why": p.topology_why,
@@ -231,12 +233,6 @@ def _eras_lacking(host: PeerHost) -> set[int]:
     """Last rounds of the eras without a quorum of signatures."""
     eras = host.machine.eras
     return set(eras.lacking) if eras is not None else set()
-
-
-def _amended(host: PeerHost) -> dict[str, Any] | None:
-    from atoll.host.tuning import amended_of
-
-    return amended_of(host)
 
 
 def _settings_now(host: PeerHost) -> RunSettings:

@@ -74,7 +74,6 @@ from atoll.policy.sampling import Sample, group_problem, named
 T = TypeVar("T")
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 LEAVE_S = 15.0  # for the peer's farewell
-FIRST_WORD_S = 120.0  # for the peer process to import and open its door on a busy computer
 
 
 @dataclass
@@ -190,8 +189,8 @@ class Run:
         self._go_on()
         self._joined = True
         if not self.done:
-            self._hooks.append(optimizer.register_step_pre_hook(self._steps))
-            self._hooks.append(optimizer.register_step_post_hook(self._stepped))
+            self._hooks.append(optimizer.register_step_pre_hook(self._begins_step))
+            self._hooks.append(optimizer.register_step_post_hook(self._ends_step))
         return self
 
     def _begin(self, memory: int) -> None:
@@ -298,12 +297,12 @@ class Run:
 
     # ---- between steps -------------------------------------------------------------------------------------
 
-    def _steps(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _begins_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The optimizer begins a step: the recipe's, where members agree on gradients, until the run is over."""
         self._in_step = True
         return None if self._gradients is None or self.done else self._gradients.take(optimizer, args, kwargs)
 
-    def _stepped(self, *_: object) -> None:
+    def _ends_step(self, *_: object) -> None:
         """The optimizer took a step: hand over if the round's steps or its time are done."""
         if not self._in_step:
             return  # it was its super().step(), which torch hooks, too

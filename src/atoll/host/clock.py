@@ -17,7 +17,6 @@ class Clock:
     def __init__(self) -> None:
         self._wall_at_start = time.time()
         self._boot_at_start = time.clock_gettime(_BOOT)
-        self._monotonic_at_start = time.monotonic()
 
     def now(self) -> Seconds:
         return self._wall_at_start + time.clock_gettime(_BOOT) - self._boot_at_start

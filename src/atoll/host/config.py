@@ -36,25 +36,10 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = "ATOLL_"
 CHANGE_OF_SCHEDULE = 1000  # rounds over which the learning rate falls when a run has no end
-EVERY_STEP = (
-    "data_parallel",
-    "parameter_server",
-    "demo_",
-    "powersgd",
-    "pipelined",
-)  # recipes that agree on the gradient of every step
-BUILT = (
-    "diloco",
-    "streaming",
-    "auto",
-    "eager",
-    "muloco",
-    "decoupled",
-    "noloco",
-    "des_loc",
-    "delayed_nesterov",
-    *EVERY_STEP,
-)  # made as the config says; others are only adjusted
+# recipes that agree on the gradient of every step
+EVERY_STEP = ("data_parallel", "parameter_server", "demo_", "powersgd", "pipelined")
+DILOCO = ("diloco", "streaming", "auto", "eager", "muloco", "decoupled", "noloco", "des_loc", "delayed_nesterov")
+BUILT = (*DILOCO, *EVERY_STEP)  # made as the config says; others are only adjusted
 
 
 def load_config(
@@ -67,22 +52,14 @@ def load_config(
         section, two, key = name.removeprefix(ENVIRONMENT).partition("__")
         if name.startswith(ENVIRONMENT) and two:
             _put(tree, f"{section}.{key}".lower(), found[name])
-    for text in sets:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError("E-CFG-07", f"--set {text} has no value", fix="write --set train.lr=0.002")
-        _put(tree, key.strip(), value.strip())
+    _put_all(tree, sets, "--set ")
     return decode_config(tree)
 
 
 def numbers_of(sets: Sequence[str]) -> dict[str, Any]:
     """What is written as section.key=value, each judged as in a file. UsageError with the key."""
     tree: dict[str, Any] = {}
-    for text in sets:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError("E-CFG-07", f"{text} has no value", fix="write train.lr=0.002")
-        _put(tree, key.strip(), value.strip())
+    _put_all(tree, sets)
     config = decode_values(tree)
     return {
         f"{section}.{name}": getattr(getattr(config, section), name) for section in tree for name in tree[section]
@@ -406,6 +383,15 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as why:
         raise UsageError("E-CFG-09", f"{path} is not TOML: {why}", fix="mend that line") from None
+
+
+def _put_all(tree: dict[str, Any], sets: Sequence[str], option: str = "") -> None:
+    """Each of key=value; `option` is what people write before it. UsageError for one without a value."""
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError("E-CFG-07", f"{option}{text} has no value", fix=f"write {option}train.lr=0.002")
+        _put(tree, key.strip(), value.strip())
 
 
 def _put(tree: dict[str, Any], key: str, text: str) -> None:

@@ -23,9 +23,7 @@ from atoll.host.tcp import Channel, Wire
 from atoll.wire.libp2p.multiaddr import Endpoint
 
 READ_BYTES = MIB // 16  # control frames are small; a long one comes in several reads
-SESSION_BYTES_MAX = (
-    MIB // 16
-)  # given to the session at once: what waits there can no longer be dropped or overtaken
+SESSION_BYTES_MAX = MIB // 16  # given to it at once: what waits there can no longer be dropped or overtaken
 
 
 class Word(IntEnum):

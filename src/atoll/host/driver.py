@@ -482,7 +482,7 @@ class Driver:
             if late > SLEPT_S:
                 for name, (at, _) in list(self._timers.items()):
                     self._set_timer(name, at)  # the loop's clock may have stood still
-                self.handle(Woke(late))
+                self.handle(Woke())
 
     def _measure(self, now: Seconds) -> None:
         round = self.machine.round

@@ -242,8 +242,6 @@ def row_bytes_most(layout: Layout, floats: int | None = None) -> int:
     return 8 * (layout.floats if floats is None else floats)
 
 
-SLOW_LINK_BYTES_S = 2.5e6  # 20 Mbit/s: a round of a large model must not fail because an owner's link is a home's
-SLOW_DISK_BYTES_S = 30e6  # the next state is hashed and synced before anybody votes for it
 ATTACHED = "attached"  # data and steps are the user's own loop: see attach.py
 
 

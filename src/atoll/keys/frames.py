@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from atoll.base.errors import PeerFault
-from atoll.keys.seal import TAG_BYTES, Seal
+from atoll.keys.seal import TAG_BYTES
 
 FRAME_MAX: Final = 65535  # bytes after the length, in handshake and transport alike
 FRAME_PLAIN_MAX: Final = FRAME_MAX - TAG_BYTES
@@ -19,13 +19,6 @@ def framed(message: bytes) -> bytes:
     """A handshake message, or a box, behind its two-byte length."""
     assert len(message) <= FRAME_MAX
     return len(message).to_bytes(2, "big") + message
-
-
-def seal_frames(seal: Seal, data: bytes | bytearray | memoryview) -> bytes:
-    """Data of any length as frames of at most FRAME_MAX bytes each."""
-    view = memoryview(data).cast("B")
-    pieces = (view[at : at + FRAME_PLAIN_MAX] for at in range(0, len(view), FRAME_PLAIN_MAX))
-    return b"".join(framed(seal.seal(piece)) for piece in pieces)
 
 
 class Unframer:

@@ -36,7 +36,6 @@ MLDSA65_SIGNATURE_BYTES: Final = 3309
 SEED_BYTES: Final = 32  # of either key; seeds are what we store, expanded keys are not
 CERTIFICATE_BYTES_MAX: Final = 12288  # of a session 5.5 kB, with an ML-DSA-65 vote key 10.7; more is refused unread
 
-_PAIR_DOMAIN = b"atoll/identity/1\0"
 _SESSION_DOMAIN = b"atoll/session/1\0"
 _POSSESSION_DOMAIN = b"atoll/session-possession/1\0"
 _SIGNED_DOMAIN = b"atoll/session-signed/1\0"
@@ -136,13 +135,6 @@ class PublicIdentity(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
         return True
 
 
-class IdentityCertificate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Each key's word for the other: both sign the pair. Enters the membership record once, for good."""
-
-    identity: PublicIdentity
-    signature: DualSignature
-
-
 class Session(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What a session certificate says: this vote key speaks for this identity, in one run, for a while.
 
@@ -174,7 +166,6 @@ class SessionCertificate(msgspec.Struct, frozen=True, array_like=True, forbid_un
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_IDENTITY_CERTIFICATE = msgspec.msgpack.Decoder(IdentityCertificate)
 _SESSION_CERTIFICATE = msgspec.msgpack.Decoder(SessionCertificate)
 _SESSION = msgspec.msgpack.Decoder(Session)
 _DUAL_SIGNATURE = msgspec.msgpack.Decoder(DualSignature)
@@ -190,15 +181,6 @@ def canonical(data: bytes, kind: msgspec.msgpack.Decoder[T], bytes_max: int) -> 
     except UNREADABLE:
         return None
     return value if _ENCODER.encode(value) == data else None
-
-
-def open_identity_certificate(certificate: bytes) -> PublicIdentity | None:
-    """Both public keys, if each has signed for the other; None otherwise."""
-    opened = canonical(certificate, _IDENTITY_CERTIFICATE, CERTIFICATE_BYTES_MAX)
-    if opened is None:
-        return None
-    pair = _ENCODER.encode(opened.identity)
-    return opened.identity if opened.identity.holds(_PAIR_DOMAIN + pair, opened.signature) else None
 
 
 def open_session_certificate(certificate: bytes) -> Session | None:
@@ -225,7 +207,6 @@ class Identity:
 
     def __init__(self, ed25519: Ed25519PrivateKey, mldsa65: MLDSA65PrivateKey) -> None:
         self._ed25519, self._mldsa65 = ed25519, mldsa65
-        self._certificate: bytes | None = None
         self.public = PublicIdentity(
             ed25519.public_key().public_bytes_raw(), mldsa65.public_key().public_bytes_raw()
         )
@@ -287,13 +268,6 @@ class Identity:
     def sign_classical(self, data: bytes) -> bytes:
         """Sign with the Ed25519 key alone: for tickets, which must fit a QR code, and for foreign libp2p peers."""
         return self._ed25519.sign(data)
-
-    def certificate(self) -> bytes:
-        """Each key's word for the other. Made once: ML-DSA signatures are randomised, this one stays the same."""
-        if self._certificate is None:
-            signature = self.sign(_PAIR_DOMAIN + _ENCODER.encode(self.public))
-            self._certificate = _ENCODER.encode(IdentityCertificate(self.public, signature))
-        return self._certificate
 
     def __repr__(self) -> str:
         return f"Identity({self.peer})"

@@ -21,14 +21,12 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 from atoll.base.errors import PeerFault
-from atoll.base.limits import MIB
 
 KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
 NONCE_END: Final = 2**64 - 1  # Noise keeps the last nonce for rekeying
 BOXES_PER_KEY: Final = 2**32 - 1  # the bound of the AES-GCM standard for one key, kept for both ciphers
 BULK_REKEY_BYTES: Final = 2**36  # 64 GiB: below 2^-64 of telling AES-GCM boxes from noise, and costs nothing
-BOX_PLAIN_MAX: Final = 1 * MIB  # larger boxes are no faster, and a forged one is noticed later
 
 Buffer = bytes | bytearray | memoryview
 Writable = bytearray | memoryview

@@ -122,8 +122,10 @@ def experiment(
     if own and trouble and trouble.villains:
         raise ValueError("villains lie to members that reduce together: group='all', own='sent', no merge='swap'")
     recipe = lasting(recipe, recipe.schedule.steps if steps is None else steps)
-    each = isinstance(data, Sequence) and not isinstance(data, str | Text | Images)
-    found = [_loaded(one) for one in data] if each else _loaded(data)
+    if isinstance(data, Sequence) and not isinstance(data, str | Text | Images):
+        found = [_loaded(one) for one in data]
+    else:
+        found = _loaded(data)
     if isinstance(found, list) and len(found) != peers:
         raise ValueError(f"{peers} peers need {peers} data sets of their own, not {len(found)}")
     if isinstance(model, str) or model is None:
@@ -149,7 +151,7 @@ def _unsampled(recipe: Recipe) -> str:
     return "a closing average is everybody's" if recipe.schedule.closing or any(recipe.schedule.moments) else ""
 
 
-def _loaded(data: str | Data | None) -> Data:
+def _loaded(data: object) -> Data:
     if data is None or isinstance(data, str):
         return load_data(data or "stdlib")
     if not isinstance(data, Text | Images):

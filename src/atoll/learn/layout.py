@@ -31,11 +31,14 @@ BASE_TENSORS_MAX = 8192  # about 120 bytes each, and genesis is one frame of 2 M
 COUNTER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
+Kind = Literal["parameter", "buffer", "counter"]
+
+
 class Slot(msgspec.Struct, frozen=True, array_like=True):
     """One tensor of the model and where it lies: `at` counts elements of its own vector."""
 
     name: str
-    kind: Literal["parameter", "buffer", "counter"]
+    kind: Kind
     shape: tuple[int, ...]
     dtype: str
     at: int
@@ -81,12 +84,13 @@ def layout_of(model: nn.Module, only: Sequence[str] = (), bound: bool = True) ->
     stay local. ValueError for a tensor that cannot travel, or a base whose bytes cannot be named.
     """
     kept, going = kept_of(model), exchanged(model, only)
-    tensors: list[tuple[str, Literal["parameter", "buffer", "counter"], Tensor]] = []
-    tensors += [(name, "parameter", value) for name, value in parameters_of(model) if name in going]
     all_buffers = [(name, value) for name, value in buffers_of(model) if name in kept]
     buffers = [(name, value) for name, value in all_buffers if name in going]
-    tensors += [(name, "buffer", value) for name, value in buffers if value.is_floating_point()]
-    tensors += [(name, "counter", value) for name, value in buffers if not value.is_floating_point()]
+    tensors: list[tuple[str, Kind, Tensor]] = [
+        *((name, "parameter", value) for name, value in parameters_of(model) if name in going),
+        *((name, "buffer", value) for name, value in buffers if value.is_floating_point()),
+        *((name, "counter", value) for name, value in buffers if not value.is_floating_point()),
+    ]
     slots, floats, parameters, counters = [], 0, 0, 0
     for name, kind, value in tensors:
         allowed = COUNTER_DTYPES if kind == "counter" else EXACT_IN_FP32

@@ -146,7 +146,7 @@ def outer_step(
     agreeing = agreement_P if isinstance(outer, Agreeing) else 1.0
     momentum = outer.momentum if isinstance(outer, Agreeing) else momentum_at(outer, step)
     for here in (slice(lo, hi) for lo, hi in spans_of(len(anchor_P))):  # everything while a span is in the cache
-        share = (agreeing if isinstance(agreeing, float) else agreeing[here]) * momentum
+        share = (agreeing[here] if isinstance(agreeing, Tensor) else agreeing) * momentum
         momentum_S = torch.mul(momentum_P[here], share, out=new_momentum_P[here]).add_(combined_P[here])
         ahead_S = (momentum_S * share).add_(combined_P[here]).mul_(rate)
         torch.sub(anchor_P[here], ahead_S, out=new_anchor_P[here])

@@ -19,7 +19,19 @@ from atoll.learn.inner import QUEUE_MAX, Accumulate, AdamW, Inner, Pipelined
 from atoll.learn.inner import lasting as inner_lasting
 from atoll.learn.merge import Merge
 from atoll.learn.models import spec_of
-from atoll.learn.outer import AVERAGE, SHARED, Agreeing, Delayed, Gossip, Moments, Nesterov, Outer, Regional, Sign
+from atoll.learn.outer import (
+    AVERAGE,
+    PLAIN,
+    SHARED,
+    Agreeing,
+    Delayed,
+    Gossip,
+    Moments,
+    Nesterov,
+    Outer,
+    Regional,
+    Sign,
+)
 from atoll.learn.reducer import SCALED, Reducer
 from atoll.learn.schedule import Schedule, check_schedule, phase_at
 
@@ -86,6 +98,8 @@ def check_recipe(recipe: Recipe) -> None:
         raise ValueError("random pairs and the gossip outer step need each other")
     if isinstance(recipe.outer, Regional) and recipe.reducer.group != "one":
         raise ValueError("servers of regions take updates as they come: group='one'")
+    if recipe.reducer.own == "fresh" and not isinstance(recipe.outer, PLAIN):
+        raise ValueError("eager updates move an anchor twice a round: outer=Nesterov(), Sign() or Agreeing()")
     if isinstance(recipe.inner, Pipelined) and not 1 <= recipe.inner.depth <= QUEUE_MAX:
         raise ValueError(f"a queue of {recipe.inner.depth} gradients: it holds 1 to {QUEUE_MAX}")
     if isinstance(recipe.inner, Pipelined) and recipe.reducer != Reducer():

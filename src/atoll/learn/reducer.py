@@ -28,7 +28,7 @@ ROBUST: dict[Statistic, Callable[[Tensor, int], Tensor]] = {  # of (rows, member
     "median": lambda rows_GN, _: columns.median(list(rows_GN)),
     "trimmed_mean": lambda rows_GN, n: columns.trimmed_mean(list(rows_GN), liars_of(n)),
     "meamed": lambda rows_GN, n: columns.mean_around_median(list(rows_GN), len(rows_GN) - liars_of(n)),
-    "robust": lambda rows_GN, n: default(n)(rows_GN),
+    "robust": lambda rows_GN, n: torch.as_tensor(default(n)(rows_GN)),
 }
 """What withstands `liars_of` the members, whoever of them is heard; a row that does not come lowers no f, and with
 fewer than 2f + 1 a part counts for nobody. Each row counts once, whatever samples it claims (learn/statistic)."""

@@ -26,12 +26,13 @@ from atoll.learn.codec import Codec
 from atoll.learn.combine import gather
 from atoll.learn.data import Data, epoch_samples, validation
 from atoll.learn.eager import Own
-from atoll.learn.gradient import PLAIN, Loss
+from atoll.learn.gradient import Computing, Loss
 from atoll.learn.inner import Pipelined
 from atoll.learn.layout import flatten, layout_of
 from atoll.learn.merge import merge, where_moved
 from atoll.learn.moments import inherited, take_in
 from atoll.learn.outer import (
+    PLAIN,
     Agreeing,
     Moment,
     Moments,
@@ -133,13 +134,15 @@ class Experiment:
         self.recipe, self.steps, self.trouble, self.loss = recipe, steps, trouble, loss
         self.order = range(peers) if order is None else order
         self.rhythm = Rhythm(recipe, steps, peers, effort, trouble)
-        self.own_data = own = isinstance(data, list)
-        self.held_out = data[0] if own else data
+        self.own_data = isinstance(data, list)
         # worker -> its data, which of how many shares of them are its own
-        self.shares = [(data[w], 0, 1) if own else (data, w, peers) for w in range(peers)]
+        self.shares = (
+            [(one, 0, 1) for one in data] if isinstance(data, list) else [(data, w, peers) for w in range(peers)]
+        )
+        self.held_out = self.shares[0][0]
         self.layout = layout_of(model, only)
         self.fragments = fragments_of(self.layout, recipe.schedule.fragments)
-        how = recipe.computing or PLAIN, loss
+        how = recipe.computing or Computing(), loss
         self.workers = [Worker(model, len(self.fragments), self.layout, *how) for _ in range(peers)]
         self.viewer = Worker(model, 0, self.layout)  # its model is looked at, never trained
         self.present = list(range(peers))
@@ -289,9 +292,11 @@ class Experiment:
     def _close_whole(self, coding: Coding, outer: Outer) -> None:
         """A last round that carries all fragments at once, as in real rounds."""
         whole = self._launch(0, self.steps, coding, (0, self.layout.floats))
-        for fragment, (lo, hi) in enumerate(self.fragments if whole is not None else ()):
+        if whole is None:
+            return
+        for fragment, (lo, hi) in enumerate(self.fragments):
             cut = slice(lo, hi)
-            agreed = whole.agreement if isinstance(whole.agreement, float) else whole.agreement[cut]
+            agreed = whole.agreement[cut] if isinstance(whole.agreement, Tensor) else whole.agreement
             piece = Flight(
                 *(fragment, lo, hi, whole.begun, whole.lands_at),
                 sent={peer: sent_F[cut] for peer, sent_F in whole.sent.items()},
@@ -342,10 +347,12 @@ class Experiment:
             self._pair(flight, members, counted, updates, ups)
         else:
             self._reduce(flight, owners, rows, updates, bounds, ups, coding)
+        outer = self.recipe.outer
         for peer, own in enumerate(self.own):
+            assert isinstance(outer, PLAIN), "check_recipe refuses the others"
             if peer in updates:
-                own.sent(self.recipe.outer, decoded(updates[peer], bounds, ups), len(members), begun)
-                own.agreed(self.recipe.outer, flight.combined[0], begun)
+                own.sent(outer, decoded(updates[peer], bounds, ups), len(members), begun)
+                own.agreed(outer, flight.combined[0], begun)
         if not counted and not self.recipe.own_anchors:
             flight.combined.clear()  # the model rests
         if self.clients is not None:

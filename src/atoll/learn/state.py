@@ -103,7 +103,7 @@ def moved_by(
     lo, hi = turn or (0, len(state.anchor_F))
     step = state.steps if step is None else step
     end = max(lo, min(hi, len(state.momentum_P)))  # of the parameters in it; buffers follow
-    agreed_N = agreement_N if isinstance(agreement_N, float) else agreement_N[: end - lo]
+    agreed_N = agreement_N[: end - lo] if isinstance(agreement_N, Tensor) else agreement_N
     second_P, given_N = state.second_P, combined_N[: end - lo]
     anchor_F, momentum_P = (_but_for(old, lo, end, room) for old in (state.anchor_F, state.momentum_P))
     before_N, into_N = (state.anchor_F[lo:end], state.momentum_P[lo:end]), (anchor_F[lo:end], momentum_P[lo:end])

@@ -57,5 +57,5 @@ def _encoded(row_N: Tensor, bounds: Bounds, ups: Sequence[Codec]) -> Update:
     try:
         return encode_update(row_N, nothing_N, None, bounds, ups, 0.0)
     except ValueError:
-        raw = [memoryview(row_N[lo:hi].numpy()).cast("B") for lo, hi in bounds]
+        raw = [row_N[lo:hi].numpy().data.cast("B") for lo, hi in bounds]
         return Update(tuple(raw), nothing_N, bounds)

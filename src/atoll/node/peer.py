@@ -7,6 +7,7 @@
     Serve       blobs for others                        OldParts    of rounds that are over, for laggards
     Downloads   other blobs, and states to go back to   EarlyWords  of rounds that I have not reached
     Inspectors  is what others did any good?            Mending     what my disk lost of the history
+    Words       what I tell the members, and which of them
 
 Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
 knows genesis, *behind* while its state is older than its history, *current* while a round is running. Never does
@@ -83,6 +84,7 @@ from atoll.node.round import Round
 from atoll.node.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
 from atoll.node.trial import Measured
 from atoll.node.tuning import is_over, plan_after
+from atoll.node.words import Words
 from atoll.policy.links import Rates, report
 from atoll.policy.members import only_counts, suspicions_needed
 from atoll.policy.trust import Strikes
@@ -118,9 +120,6 @@ from atoll.wire.messages.statements import (
     Tune,
 )
 from atoll.wire.messages.vertex import Vertex
-
-WRITERS_TOLD = 8  # of a large swarm's voters, in turn: where a third lies all of them do so in 1 of 10,000 rounds
-WORDS_AGAIN_S = 3.0  # so are the recovery identity's, to members that were a vertex behind when they heard them
 
 
 def part_bytes_most(update_bytes: int) -> int:
@@ -172,7 +171,7 @@ class Peer:
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.strikes = Strikes()
         self.resting = Resting()
-        self.said_again: Seconds = 0.0  # when my words of the recovery identity were last repeated
+        self.words = Words(self.notary, lambda: self.known, self.heartbeat, self._writers, self._pool_report)
         self.inspectors = Inspectors(self.me)
         self.over = self.leaving = False
 
@@ -399,13 +398,7 @@ class Peer:
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
             effects += self._from_round(self._learned(plan.round, vertex, now), now)
-        return (
-            effects
-            + self._say_voices(pool.my_voices(self.heartbeat.gone, self._run_time(now)))
-            + self._suspect_again(now)
-            + self._replay_early(now)
-            + self._ask_unheard()
-        )
+        return effects + self.words.round_begins(now) + self._replay_early(now) + self._ask_unheard()
 
     def _learned(self, round: int, vertex: Vertex, now: Seconds) -> list[Effect]:
         current = self.round  # a round may close inside its own first event
@@ -432,7 +425,7 @@ class Peer:
                 case RoundClosed():
                     out += self._round_closed(effect.fact, now)
                 case Accused():
-                    out += self._accuse(effect.fact.statement, now)
+                    out += self.words.accuse(effect.fact.statement, now)
                 case ShareBegan():
                     self._drop_adopted_parts(effect.fact)
                 case AttemptFailed() if self.round is not None:
@@ -675,30 +668,10 @@ class Peer:
         """No round needs the line."""
         return self.round is None or not self.round.patience.sharing
 
-    # ---- words for the members -----------------------------------------------------------------------------
+    # ---- words of members, mine among them -----------------------------------------------------------------
 
-    def _tell_members(self, signed: Signed, now: Seconds) -> list[Effect]:
-        message = MemberReport(signed)
-        sends: list[Effect] = [Send(p, message) for p in self._within_reach()]
-        return sends + self._pool_report(self.me, signed, now)
-
-    def _accuse(self, statement: Caught | Complaint, now: Seconds) -> list[Effect]:
-        """A proof is told to everybody, unless there is one already. So is a voice that only counts, but in a large
-        swarm, where it goes to those who write the vertex that it may stand in."""
-        signed = self.notary.sign(statement)
-        if isinstance(statement, Caught) and self.known.pool.proves(statement):
-            return self._pool_report(self.me, signed, now)
-        return self._say_voice(signed, now) if only_counts(statement) else self._tell_members(signed, now)
-
-    def _say_voice(self, signed: Signed, now: Seconds) -> list[Effect]:
-        if not self.known.pool.crowded:
-            return self._tell_members(signed, now)
-        return self._pool_report(self.me, signed, now) + self._say_voices([signed])
-
-    def _say_voices(self, voices: Sequence[Signed]) -> list[Effect]:
-        """To those who write this round's vertex: to the first ones, since some are gone and some are liars."""
-        writers = self.round.writers(WRITERS_TOLD) if self.round is not None else []
-        return [Send(peer, MemberReport(signed)) for signed in voices for peer in writers]
+    def _writers(self, most: int) -> list[PeerId]:
+        return self.round.writers(most) if self.round is not None else []
 
     def _pool_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
         """Remember a report for the next vertex, pass on what came from its author, act on what it says."""
@@ -732,26 +705,17 @@ class Peer:
             effects += self._begin_round(now)
         return effects
 
-    def _say_again(self, now: Seconds) -> list[Effect]:
-        """My words of the recovery identity and about states, while they wait for their vertex: who was a vertex
-        behind could not believe them yet, and a leader that stays would never hear what was lost on its way."""
-        if now < self.said_again + WORDS_AGAIN_S:
-            return []
-        self.said_again = now
-        words = self.known.pool.my_words()
-        return [Send(p, MemberReport(signed)) for signed in words for p in self._within_reach()]
-
     def _seek_admission(self, now: Seconds) -> list[Effect]:
         """Ask to be what I wish to be, until the agreed membership says so."""
         if self.leaving:
             return []
         at = self.at if not self.regain.busy else -2  # who fetches a state is not ready, whatever it held before
         word = self.admission.word(self.wish, self.known.history, at, now)
-        return self._tell_members(self.notary.sign(word), now) if word is not None else []
+        return self.words.tell(word, now) if word is not None else []
 
     def _say_resting(self, now: Seconds) -> list[Effect]:
         words = self.resting.words(self.at + 1)
-        return [effect for word in words for effect in self._tell_members(self.notary.sign(word), now)]
+        return [effect for word in words for effect in self.words.tell(word, now)]
 
     def _from_inspectors(self, effects: list[Effect], now: Seconds) -> list[Effect]:
         """What they found is told to the members; a vertex will hold it, and only that has consequences."""
@@ -760,9 +724,9 @@ class Peer:
             out.append(effect)
             word = self.inspectors.word_of(effect) if not self.leaving else None
             if isinstance(word, Caught | Complaint):
-                out += self._accuse(word, now)
+                out += self.words.accuse(word, now)
             elif word is not None:
-                out += self._tell_members(self.notary.sign(word), now)
+                out += self.words.tell(word, now)
         for blob, drop in self.inspectors.given_up().items():
             if (given_up := self.downloads.give_up(blob)) is not None:
                 out += [*given_up, drop]
@@ -775,7 +739,7 @@ class Peer:
             return []
         effects = pieces.work(self.at, now)
         for word in pieces.words(now):
-            effects += self._tell_members(self.notary.sign(word), now)
+            effects += self.words.tell(word, now)
         return effects
 
     # ---- heartbeats, links, time ---------------------------------------------------------------------------
@@ -793,7 +757,7 @@ class Peer:
         effects += known.eras.ask(self._within_reach(), now) if known.eras is not None else []
         effects += self.inspectors.ask_again() + self.kept_rows.ask_again()
         effects += self._tend_pieces(now)
-        effects += self._say_again(now)
+        effects += self.words.again(now)
         if self.wish.role != "visitor":
             effects += known.sides.look(known.branches.known, now)
         return effects + self._seek_admission(now)
@@ -818,7 +782,7 @@ class Peer:
                 continue
             match effect.fact:
                 case Suspected(peer=peer, why=why):
-                    out += self._suspect(peer, why, now)
+                    out += self.words.suspect(peer, why, now)
                 case Returned(peer=peer):
                     self.known.pool.withdraw_suspicion(self.me, peer)
                 case _:
@@ -826,27 +790,6 @@ class Peer:
             if self.round is not None:
                 out += self._from_round(self.round.look_again(self._run_time(now)), now)
         return out
-
-    def _suspect(self, peer: PeerId, why: str, now: Seconds) -> list[Effect]:
-        mine = self.known.roster.mine
-        if mine is None or not mine.votes:
-            return []
-        reason = "refused" if why == "refused" else "silent"
-        signed = self.notary.sign(Suspect(self._head() + 1, peer, reason))
-        # everybody begins to watch by the words of those who always do: all others' words only count
-        watches = peer in self.heartbeat.chosen
-        return self._tell_members(signed, now) if watches else self._say_voice(signed, now)
-
-    def _suspect_again(self, now: Seconds) -> list[Effect]:
-        """A suspicion is good for some rounds. Whom I alone did not hear all that time may be dead by now: without
-        my word others' would be too few for ever."""
-        pool = self.known.pool
-        if pool.crowded:
-            return []  # said anew in every round
-        settled = {s.signer for s in pool.of_kind(Leave.__name__)} | pool.suspected_by(self.me)
-        silent, refused = self.heartbeat.silent - settled, self.heartbeat.refused - settled
-        words = [(peer, "refused" if peer in refused else "silent") for peer in sorted(silent | refused)]
-        return [effect for peer, why in words for effect in self._suspect(peer, why, now)]
 
     def _link_up(self, event: LinkUp, peer: PeerId, now: Seconds) -> list[Effect]:
         self.linked.add(peer)
@@ -860,7 +803,7 @@ class Peer:
         effects += known.eras.ask_of(peer, now) if known.eras is not None else []
         effects += known.branches.met(peer, known.roster.put_away())
         if self.round is not None:
-            effects += self._from_round(self.round.greet(peer, self._run_time(now)), now)
+            effects += self._from_round(self.round.greet(peer), now)
         return effects
 
     def _wake(self, now: Seconds) -> list[Effect]:
@@ -894,7 +837,7 @@ class Peer:
 
     def say(self, statement: Statement, now: Seconds) -> list[Effect]:
         """Put this word of mine before the members."""
-        return [self._to_local(e) for e in self._tell_members(self.notary.sign(statement), now)]
+        return [self._to_local(e) for e in self.words.tell(statement, now)]
 
     def begin_epoch(self, vertex: Vertex, now: Seconds) -> list[Effect]:
         """The run goes on from this vertex, which the recovery identity has signed."""

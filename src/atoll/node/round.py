@@ -235,7 +235,7 @@ class Round:
                 view, effects = self.agreement.view, self.agreement.receive(sender, message)
                 return effects + self._pass_view(now) if self.agreement.view > view else effects
             case Repeat():
-                return self._repeat_to(sender, now)
+                return self._repeat_to(sender)
             case _:
                 return []
 
@@ -633,14 +633,14 @@ class Round:
         ask = Repeat(self.plan.round, self.attempt, self.plan.trace)
         return [Send(peer, ask) for peer in sorted(peers)]
 
-    def _repeat_to(self, peer: PeerId, now: Seconds) -> list[Effect]:
+    def _repeat_to(self, peer: PeerId) -> list[Effect]:
         """Once per attempt: the words are many bytes, and asking is cheap."""
         if peer in self.repeated_to or peer not in self.ground.vote_key_of:
             return []
         self.repeated_to.add(peer)
-        return self.greet(peer, now)
+        return self.greet(peer)
 
-    def greet(self, peer: PeerId, now: Seconds) -> list[Effect]:
+    def greet(self, peer: PeerId) -> list[Effect]:
         """This peer was not with us for a while: repeat to it what it may have missed."""
         if self.closed or self.final is not None:
             return []

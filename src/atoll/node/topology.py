@@ -146,9 +146,8 @@ def _built(
             return butterfly(peers, seed, weights, pieces)
 
 
-@lru_cache(
-    maxsize=32
-)  # rounds follow each other on the same links, and a prediction for 64 peers takes half a second
+# rounds follow each other on the same links, and a prediction for 64 peers takes half a second
+@lru_cache(maxsize=32)
 def _cheapest(
     latency_s: tuple[tuple[Seconds, ...], ...],
     rates: tuple[float, ...],

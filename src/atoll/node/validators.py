@@ -18,7 +18,7 @@ from atoll.node.blame import refusal_in
 from atoll.node.facts import Looked, StateJudged, WentBack
 from atoll.node.jobs import Hold, Losses, Validate
 from atoll.node.reports import ReportPool
-from atoll.policy.validation import Candidate, Opinion, fixed_point, share
+from atoll.policy.validation import Candidate, Opinion, fixed_point, fixed_share
 from atoll.protocol.dag.history import History
 from atoll.wire.messages.vertex import Body
 
@@ -54,7 +54,10 @@ class Validators:
         self.looking = None
         told: list[Effect] = []
         if isinstance(event, Done) and isinstance(event.result, Losses):
-            losses, right = tuple(map(fixed_point, event.result.losses)), tuple(map(share, event.result.right))
+            losses, right = (
+                tuple(map(fixed_point, event.result.losses)),
+                tuple(map(fixed_share, event.result.right)),
+            )
             looked = Looked(of=candidate.round, state=candidate.state, losses=losses, right=right)
             told.append(self._fact(looked))
         return told + self._look()

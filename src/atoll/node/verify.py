@@ -141,9 +141,7 @@ class Kept:
     read: Callable[[int], bytes | None]
     era: Callable[[int], bytes | None] = lambda round: None  # signatures under the era that ended with it
     pieces: bytes = b""  # which older states lie in pieces, as this peer knew last: `node/pieces.placed_rounds`
-    branch: Callable[[int], bytes | None] = lambda round: (
-        None
-    )  # another vertex that closed the round: node/branches
+    branch: Callable[[int], bytes | None] = lambda round: None  # another vertex of the round: `node/branches`
     updates: Sequence[int] = ()  # rounds whose updates, or some of them, are kept here: node/kept_rows
 
 
@@ -281,7 +279,7 @@ class _Walk:
             return
         vertex, body = found
         before = self.history.head_body
-        flaw = self._judge(vertex, body) if self.sound else self._look_alone(vertex, body)
+        flaw = self._judge(vertex, body) if self.sound else self._look_alone(vertex)
         if not self.sound and round != self.audit.trusted:
             self.audit.unchecked.append(round)
         if flaw is not None:
@@ -331,7 +329,7 @@ class _Walk:
         if body.parent != history.head_id:
             return "link", f"it follows {short(body.parent)}, round {history.head} is {short(history.head_id)}"
         if body.round <= self.audit.trusted:
-            return self._look_alone(vertex, body)
+            return self._look_alone(vertex)
         if not any(m.votes for m in history.head_body.members):
             return "link", "it follows a vertex that leaves nobody to vote"
         if body.time_s < history.head_body.time_s:
@@ -347,7 +345,7 @@ class _Walk:
             return kind, f"{what} ({content})" if content is not None else what
         return ("content", content) if content is not None else None
 
-    def _look_alone(self, vertex: Vertex, body: Body) -> tuple[str, str] | None:
+    def _look_alone(self, vertex: Vertex) -> tuple[str, str] | None:
         """What can be said without the parent: is the body at least the one that its certificate names?"""
         return ("body", "its body is not the one that its certificate names") if _names_another(vertex) else None
 

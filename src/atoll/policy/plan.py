@@ -102,10 +102,6 @@ class Times:
     answer_until: tuple[Seconds, ...]  # owner 0, 1, … of every part has answered
     agree_until: Seconds
 
-    @property
-    def share_until(self) -> Seconds:
-        return self.answer_until[-1]
-
 
 @dataclass(frozen=True)
 class Pace:

@@ -55,7 +55,7 @@ def fixed_point(loss: float) -> int:
     return max(0, round(loss * NAT))
 
 
-def share(right: float) -> int:
+def fixed_share(right: float) -> int:
     """A share of right answers as it travels; what is no number is none of them."""
     return round(max(0.0, min(right, 1.0)) * ALL) if isfinite(right) else 0
 

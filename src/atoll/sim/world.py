@@ -77,7 +77,6 @@ class Node:
     life: int = 0  # grows with every start: events of an earlier life are not delivered
     asleep: bool = False
     missed: list[tuple[Seconds, Event]] = field(default_factory=list)
-    slept_at: Seconds = 0.0
     timers: dict[str, int] = field(default_factory=dict)
     contacts: set[PeerId] = field(default_factory=set)
     training: Callable[[], None] | None = None  # ends what its trainer was asked for last
@@ -163,7 +162,7 @@ class World:
         """Suspended: nothing is handled until `wake`, and nobody is told."""
         node = self.nodes[name]
         if node.machine is not None and not node.asleep:
-            node.asleep, node.slept_at = True, self.now
+            node.asleep = True
 
     def wake(self, name: PeerId) -> None:
         node = self.nodes[name]
@@ -171,7 +170,7 @@ class World:
             return
         node.asleep = False
         waiting, node.missed = node.missed, []
-        self._handle(node, Woke(self.now - node.slept_at))
+        self._handle(node, Woke())
         for _, event in waiting:
             if node.machine is not None and not node.asleep:
                 self._handle(node, event)

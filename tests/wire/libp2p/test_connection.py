@@ -15,7 +15,7 @@ from atoll.base.draw import draw_below, draw_bytes
 from atoll.base.errors import PeerFault
 from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.base.machine import Lane
-from atoll.keys.frames import seal_frames
+from atoll.keys.frames import framed
 from atoll.keys.identity import Identity
 from atoll.keys.noise_pattern import HYBRID, Role
 from atoll.wire.libp2p import multistream, yamux
@@ -235,7 +235,7 @@ class Mallory:
         self._seal = self.pair.events[0][0].established.send
 
     def says(self, plain: bytes) -> list[object]:
-        return self.bob.receive(seal_frames(self._seal, plain))
+        return self.bob.receive(framed(self._seal.seal(plain)))
 
 
 def test_a_replayed_or_reordered_frame_ends_the_connection():

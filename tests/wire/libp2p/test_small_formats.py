@@ -94,24 +94,10 @@ def test_a_message_above_the_bound_is_refused_by_its_length_alone():
 
 
 def test_ping_comes_back_byte_for_byte_however_it_is_cut():
-    echo, pinger = ping.Echo(), ping.Pinger("bob")
+    echo = ping.Echo()
     for payload in (bytes(range(32)), b"\xff" * 32):
-        question = pinger.ask(payload)
-        answer = echo.receive(question[:31])
-        assert answer == b""  # whole payloads only
-        answer = echo.receive(question[31:])
-        assert not pinger.receive(answer[:5])
-        assert pinger.receive(answer[5:])
-
-
-@pytest.mark.parametrize("answer", [bytes(31) + b"\x01", bytes(33), b"\x01"])
-def test_a_wrong_or_unasked_pong_is_a_fault(answer: bytes):
-    pinger = ping.Pinger("liar")
-    pinger.ask(bytes(32))
-    with pytest.raises(PeerFault):
-        pinger.receive(answer)
-    with pytest.raises(PeerFault):
-        ping.Pinger("eager").receive(b"\x00")
+        assert echo.receive(payload[:31]) == b""  # whole payloads only
+        assert echo.receive(payload[31:]) == payload
 
 
 # ---- identify ----------------------------------------------------------------------------------------------
@@ -131,7 +117,6 @@ def test_identify_survives_the_wire_with_every_field():
     (body,) = identify.frames().receive(identify.encode(said))
     assert identify.decode(body) == said
     assert said.dialable() == ("/ip4/127.0.0.1/tcp/7071",)  # the other one is /udp: passed over
-    assert said.observed() == "/ip6/::1/tcp/9"
 
 
 def test_an_identify_message_in_its_golden_bytes():

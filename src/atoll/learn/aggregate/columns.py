@@ -196,9 +196,14 @@ def multiply(mix: np.ndarray, values: np.ndarray, into: np.ndarray) -> None:
 
 
 def _run(net: Network, registers: list[Tensor]) -> None:
-    lesser, greater, places = torch.minimum, torch.maximum, registers
     if registers[0].device.type == "cpu":  # numpy's calls cost less: 36 ms where torch's took 47 (n = 20, d = 1M)
-        lesser, greater, places = np.minimum, np.maximum, [register.numpy() for register in registers]
+        return _play(net, [register.numpy() for register in registers], np.minimum, np.maximum)
+    _play(net, registers, torch.minimum, torch.maximum)
+
+
+def _play(
+    net: Network, places: Sequence[object], lesser: Callable[..., object], greater: Callable[..., object]
+) -> None:
     for maximum, left, right, into in net.steps:
         (greater if maximum else lesser)(places[left], places[right], out=places[into])
 

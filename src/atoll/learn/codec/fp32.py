@@ -59,7 +59,7 @@ def _encode(x: Tensor, show: Show = _show_nobody) -> Buffer:
 
 
 def _bytes_of(x_N: Tensor) -> memoryview:
-    return memoryview(x_N.numpy()).cast("B").toreadonly()
+    return x_N.numpy().data.cast("B").toreadonly()
 
 
 def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire, show: Show = _show_nobody) -> Buffer:
@@ -73,7 +73,7 @@ def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire, show: 
         if largest > VALUE_MAX:
             x_S = x_S.clamp(-VALUE_MAX, VALUE_MAX)
         values[lo:hi] = x_S
-        show(values[lo:hi].numpy())
+        show(_bytes_of(values[lo:hi]))
     return wire
 
 

@@ -2,8 +2,7 @@
 
 Importing numba costs half a second and the first compilation on a computer some seconds, so both wait until a
 large vector is about to be coded (or the peer knows that one will be), and happen on a thread of their own while
-torch does the work. Only rules over
-whole vectors (learn/aggregate) wait for them: `at_once`.
+torch does the work. Only rules over whole vectors (learn/aggregate) wait for them: `at_once`.
 ATOLL_NATIVE=0 turns the kernels off. Never fails: what keeps them from loading is logged, and torch goes on.
 """
 

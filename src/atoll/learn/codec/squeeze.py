@@ -37,7 +37,7 @@ class Method(NamedTuple):
     code: int  # first byte of the wire
     encode_gb_s: float  # of the inner wire, on one core of an AMD EPYC: the slowest of four kinds of wires that
     decode_gb_s: float  # shrink (int8 with few, half and all of the values, int4 with heavy tails)
-    compress: Callable[[Buffer], Buffer]
+    compress: Callable[[Buffer], cramjam.Buffer]
 
 
 def _lz4_into(data: Buffer, room: bytearray) -> int:

@@ -60,11 +60,8 @@ def _encode_spans(
     per_chunk: int, values: Codec, form: Form, n: int, spans: Iterable[Tensor], room: Room = new_wire
 ) -> Buffer:
     """What is kept is a new vector anyway: nothing of it is written into `room`."""
-    place_M, value_M, m = (
-        np.empty(_kept(per_chunk, n), np.int64),
-        torch.empty(_kept(per_chunk, n), dtype=torch.float32),
-        0,
-    )
+    kept, m = _kept(per_chunk, n), 0
+    place_M, value_M = np.empty(kept, np.int64), torch.empty(kept, dtype=torch.float32)
     for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
         cut = (hi - lo) // CHUNK * CHUNK
         for start, end, chunk in ((0, cut, CHUNK), (cut, hi - lo, hi - lo - cut)):

@@ -132,8 +132,8 @@ def _batches(file: Path, column: str) -> Iterator[tuple[list[str], list[Any] | N
 
 def _pyarrow(file: Path) -> Any:
     try:
-        import pyarrow.ipc
-        import pyarrow.parquet
+        import pyarrow.ipc  # pyright: ignore[reportMissingImports]  # as is this one, only where somebody asked for it
+        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ValueError(
             f"{file.name} needs pyarrow, which is not installed: pip install 'atoll[hub]'; or save it as JSON lines"

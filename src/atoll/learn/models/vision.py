@@ -87,7 +87,10 @@ class VGG11(nn.Module):
         short, narrow = (max(0, VGG_SIDE - side) for side in h.shape[2:])
         h = functional.pad(h, (narrow // 2, narrow - narrow // 2, short // 2, short - short // 2))
         for stage in self.stages:
-            for convolution, norm in stage:
+            assert isinstance(stage, nn.ModuleList)
+            for block in stage:
+                assert isinstance(block, nn.Sequential)
+                convolution, norm = block
                 h = functional.relu(normed(norm, convolution(h)))
             h = functional.max_pool2d(h, 2)
         return self.fc(h.mean((2, 3)))
@@ -101,8 +104,9 @@ def planes(images: Tensor, channels: int) -> Tensor:
     return x
 
 
-def normed(norm: nn.BatchNorm2d, x_BCHW: Tensor) -> Tensor:
+def normed(norm: nn.Module, x_BCHW: Tensor) -> Tensor:
     """Batch norm that survives a variance below zero in the running statistics."""
+    assert isinstance(norm, nn.BatchNorm2d)
     if norm.training:
         return norm(x_BCHW)
     assert norm.running_var is not None

@@ -55,7 +55,8 @@ class Watched:
     heard_s: Seconds  # local clock at which I last heard from it
     samples: deque[tuple[Seconds, Seconds]] = field(
         default_factory=lambda: deque[tuple[Seconds, Seconds]](maxlen=SAMPLES)
-    )  # (round trip, its run time minus my local clock)
+    )
+    """(round trip, its run time minus my local clock)"""
 
 
 class Heartbeat:

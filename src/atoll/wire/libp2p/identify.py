@@ -16,7 +16,6 @@ from atoll.wire.libp2p.framing import Frames, varint_frame, varint_length
 from atoll.wire.libp2p.varint import Bytes
 
 PROTOCOL = "/ipfs/id/1.0.0"
-PUSH_PROTOCOL = "/ipfs/id/push/1.0.0"
 MESSAGE_MAX = 8192  # bytes; the bound of go-libp2p without signed records, and js-libp2p's default
 LISTED_MAX = 256  # addresses, and protocols: more than anybody has, few enough to keep
 
@@ -33,10 +32,6 @@ class Identify(msgspec.Struct, frozen=True, kw_only=True):
     def dialable(self) -> tuple[str, ...]:
         """The listen addresses that Atoll can dial, as text."""
         return tuple(text for raw in self.listen_addresses if (text := _readable(raw)))
-
-    def observed(self) -> str:
-        """Our own address as the other side sees it, or ''."""
-        return _readable(self.observed_address)
 
 
 def encode(message: Identify) -> bytes:

@@ -248,9 +248,8 @@ class Validated(Statement, frozen=True):
     round: int
     state: Digest
     losses: tuple[int, ...]  # millionths of a nat, one per set of such data; LOSS_MOST of policy/validation: none
-    right: tuple[int, ...] | msgspec.UnsetType = (
-        msgspec.UNSET
-    )  # millionths of the tokens or pictures whose answer it guessed, one per set; left out: not counted
+    right: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Millionths of the tokens or pictures whose answer it guessed, one per set; left out: not counted."""
 
 
 class Scored(Statement, frozen=True):
@@ -270,9 +269,7 @@ class Placed(Statement, frozen=True):
     index: int
     size_bytes: int  # of the state
     pieces: tuple[Digest, ...]  # blob ids, in order: whoever holds the state can compute them
-    since: int | msgspec.UnsetType = (
-        msgspec.UNSET
-    )  # the round whose vertex drew me for it, where that is a later one
+    since: int | msgspec.UnsetType = msgspec.UNSET  # the round whose vertex drew me for it, where that is later
 
 
 class Invite(Statement, frozen=True):
