@@ -21,6 +21,7 @@ from torch import Tensor
 from atoll.base.ids import Digest
 from atoll.host.apart import Away
 from atoll.host.learning import Learning
+from atoll.host.private import placed
 from atoll.host.shelf import STATES_HELD
 from atoll.learn.codec import Codec, native
 from atoll.learn.codec.blocks import Room
@@ -117,14 +118,12 @@ class Mine:
             return False
         left_N = self._away.settled(await self._left(update, counted), work.late)
         assert before is not None
-        (lo, hi), floats = learning.turn(before), len(before.anchor_F)
-        if hi - lo >= floats:
-            self.memory_F = left_N[:floats]
-            return True
-        if self.memory_F is None:
-            self.memory_F = torch.zeros(floats)
-        self.memory_F[lo:hi] = left_N
+        self.memory_F = placed(self.memory_F, left_N, learning.turn(before)[0], len(before.anchor_F))
         return True
+
+    def take_up(self, update: Update, up: tuple[Codec, ...]) -> None:
+        """What a life before sent, and the vertex that comes next counts."""
+        self.update, self.up, self._steps = update, up, 0
 
     async def leave_open(self, left: Left) -> None:
         """The round that was under way is settled elsewhere, and a later state takes its place."""
