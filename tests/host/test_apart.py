@@ -271,7 +271,7 @@ def test_a_crash_costs_no_whole_worth_of_steps_and_counts_none_twice(tmp_path, b
         await members.islands[OUT].close()
         members.trainers[OUT] = Inside()
         island = members.islands[OUT] = members.island(OUT)
-        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert await island.do(members.restore(OUT))
         return island
 
     story(tell, swarm(tmp_path, book))

@@ -23,7 +23,7 @@ from atoll.learn.models import build_model, loss_of
 from atoll.learn.recipes import Recipe, diloco, in_swarm, overlapping
 from atoll.learn.reducer import Reducer
 from atoll.learn.schedule import phases_named
-from atoll.node.jobs import HandOver, Restore
+from atoll.node.jobs import HandOver
 from atoll.node.jobs import Train as TrainAsked
 from atoll.node.settings import RunSettings
 
@@ -287,7 +287,7 @@ def test_an_eager_member_whose_round_was_agreed_without_it_sends_all_of_it_again
         await members.islands[1].close()
         members.trainers[1] = Inside()
         members.islands[1] = island = members.island(1)
-        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert await island.do(members.restore(1))
         assert torch.equal(island.mine.own.anchor_F, island.head.anchor_F)
         await members.play()
         assert torch.equal(island.head.anchor_F, members.islands[0].head.anchor_F)
@@ -404,7 +404,7 @@ def test_a_restarted_member_goes_on_from_the_head_with_its_feedback(tmp_path, bo
         old = members.islands[1]
         members.trainers[1] = Inside()
         members.islands[1] = island = members.island(1)
-        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert await island.do(members.restore(1))
         assert torch.equal(island.mine.memory_F, old.mine.memory_F) and torch.equal(
             island.head.anchor_F, old.head.anchor_F
         )
@@ -431,7 +431,7 @@ def test_who_fetched_the_state_begins_anew_from_it(tmp_path, book):
         members.trainers[1] = Inside()
         members.islands = [*both, members.island(1)]
         island = members.islands[1]
-        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert await island.do(members.restore(1))
         assert island.mine.memory_F is None and not island.live.inner
         await members.play()
         assert torch.equal(island.head.anchor_F, both[0].head.anchor_F)
