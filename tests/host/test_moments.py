@@ -67,7 +67,8 @@ def test_who_begins_afresh_has_the_agreed_moments_once_there_are_both(tmp_path, 
 
     async def again(members: Members, index: int) -> InnerState:
         await members.islands[index].close()
-        members.stores[index].write_private(b"")
+        for ahead in (False, True):
+            members.stores[index].write_private(b"", ahead=ahead)
         members.trainers[index] = Inside()
         members.islands[index] = island = members.island(index)
         assert await island.do(members.restore(index))

@@ -343,6 +343,32 @@ def test_a_loop_that_declines_takes_in_first_what_waits_for_its_queue(tmp_path):
     assert [type(word) for word in said] == [Carried, Declines] and bool((model.weight == 1).all())
 
 
+def test_a_step_that_raises_is_none_and_leaves_its_gradients(tmp_path):
+    """A hook of the loop's own fails, once; torch tells nobody that the step is over."""
+    model = torch.nn.Linear(64, 64)
+    optimizer = sgd(model)
+    run = atoll.found(recipe=data_parallel(rounds=9), folder=tmp_path / "one")
+    run._model, run._optimizer, run._layout = model, optimizer, layout_of(model)
+    run._work_with(run._wish["recipe"])
+
+    def fail(*_: object) -> None:
+        raise OSError("the loop's log is full")
+
+    optimizer.register_step_pre_hook(run._steps)
+    failing = optimizer.register_step_post_hook(fail)
+    optimizer.register_step_post_hook(run._stepped)
+    run._guard(optimizer, run._gradients)
+    model(torch.ones(1, 64)).sum().backward()
+    grads = [p.grad for p in model.parameters()]
+    with pytest.raises(OSError, match="full"):
+        optimizer.step()
+    assert all(p.grad is grad for p, grad in zip(model.parameters(), grads, strict=True))
+    failing.remove()
+    optimizer.step()
+    assert all(p.grad is grad for p, grad in zip(model.parameters(), grads, strict=True))
+    assert bool((run._gradients.end() == 1).all()), "taken once"
+
+
 class Derived(torch.optim.SGD):
     """Torch calls hooks around its step, and around the one within it once a plain SGD was made."""
 

@@ -54,8 +54,9 @@ from atoll.learn.answers import remembers
 from atoll.learn.codec import Codec, native
 from atoll.learn.data import position_after
 from atoll.learn.kept import Kept
-from atoll.learn.moments import as_bytes, inherited
+from atoll.learn.moments import as_bytes, inherited, taken_in
 from atoll.learn.outer import Moments
+from atoll.learn.schedule import moments_due
 from atoll.learn.state import SharedState, export_model, gone_back
 from atoll.learn.update import Common, moved, part_codecs, settle
 from atoll.node.config.sections import Keep
@@ -471,7 +472,7 @@ class Island:
             return None
         files = read_private(self.store, self._learning.layout.floats) if mine else []
         anew = work.left is None and self.away.held is None  # else what a round left open is in both
-        private = self._private(files, work, work.mine if anew else ())
+        private = self._private(files, work, work.mine if anew else (), state)
         if work.left is None or not work.left.afresh:
             on_disk = private.kept or next((one.kept for one in reversed(files)), None)
             kept = self._still_kept(on_disk, work.state, state)
@@ -484,20 +485,26 @@ class Island:
         manifest = self.store.manifest(work.state) if self.paired is None else None
         return Restored(manifest.size_bytes if manifest is not None else 0)
 
-    def _private(self, files: list[Private], work: Restore, mine: tuple[Counted, ...]) -> Private:
-        """What of these goes with this vertex, as it is since."""
+    def _private(
+        self, files: list[Private], work: Restore, mine: tuple[Counted, ...], state: SharedState
+    ) -> Private:
+        """What of these goes with this vertex and its state, as it is since."""
         private, counted = going_with(files, work.vertex, mine)
         sent = private.sent
         if sent is None:
             return private
         assert counted is not None and private.vertex is not None
-        up = () if all(counted.parts) else self._encoded_with(sent, work.round - (counted is not mine[0]))
+        newest = counted is mine[0]
+        up = () if all(counted.parts) else self._encoded_with(sent, work.round - (not newest))
         if up is None:
             return NOTHING
         left_N = settle(sent.update, counted.parts, up)
         memory_F = placed(private.memory_F, left_N, sent.begins, self._learning.layout.floats)
         late = next((one.late for one in files if one.goes_with(private.vertex, None)), None)  # done since
-        return replace(private, memory_F=memory_F, late=late, sent=None)
+        inner, schedule = private.inner, self._learning_in(work.round).recipe.schedule
+        if newest and (due := moments_due(schedule, state.round - 1)):
+            inner = taken_in(inner, state, due)
+        return replace(private, memory_F=memory_F, inner=inner, late=late, sent=None)
 
     def _encoded_with(self, sent: Sent, round: int) -> tuple[Codec, ...] | None:
         """The codecs of what was sent in this round; None if its state is gone."""

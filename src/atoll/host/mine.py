@@ -60,7 +60,7 @@ class Mine:
         self.own: Own | None = None  # my own anchor, where the recipe gives every member one
         self.kept: Kept | None = None  # my own parameters, where it leaves them to me, as of the last update
         self._steps = 0  # that the update stands for, late work apart
-        self._means: OrderedDict[Digest, Tensor] = OrderedDict()  # then: state -> the mean that led to it
+        self._means: OrderedDict[Digest, Tensor | None] = OrderedDict()  # then: state -> the mean that led to it
         self._away = away
         self._arithmetic, self._room = arithmetic, room
 
@@ -150,8 +150,8 @@ class Mine:
             self._away.owe(self.memory_F, steps)
             self.memory_F = None
 
-    def led(self, state: Digest, mean_F: Tensor) -> None:
-        """This mean (F,) leads to this state, if that is agreed."""
+    def led(self, state: Digest, mean_F: Tensor | None) -> None:
+        """This mean (F,), or none, leads to this state, if that is agreed."""
         if self.own is not None:
             self._means[state] = mean_F
             while len(self._means) > STATES_HELD:
@@ -167,12 +167,15 @@ class Mine:
         if own is None or before is None or after.round == before.round:
             return None
         before_F = own.anchor_F
-        mean_F = self._means.get(state)
-        if mean_F is None:  # agreed without me: the agreed anchor has all that mine would miss
+        if state not in self._means:  # agreed without me: the agreed anchor has all that mine would miss
             self.own = own = Own(after.anchor_F, after.momentum_P)
-        elif not own.agreed(_outer(learning), mean_F, step_of_run(learning.recipe, before)):
-            return None
-        return own.anchor_F - before_F
+            return own.anchor_F - before_F
+        mean_F = self._means[state]
+        if mean_F is None:
+            moved = own.rests()
+        else:
+            moved = own.agreed(_outer(learning), mean_F, step_of_run(learning.recipe, before))
+        return own.anchor_F - before_F if moved else None
 
     def begin_afresh(self, learning: Learning, state: SharedState, kept: Kept | None = None) -> None:
         """From this state with nothing of my own but `kept`: my feedback and anchor led elsewhere."""

@@ -5,7 +5,8 @@ which every one of them computes to the same bits, moments included; so whoever 
 processor is where the others are. The loop's optimizer then only says when: in its `step()` the gradients are
 summed up and it is shown none, so that it moves nothing. Members that average the moments of Adam (`outer.Moments`)
 read and write them in the optimizer's own state.
-Promises: after a step `.grad` is what it was before; a step that GradScaler has a fused optimizer skip is no step.
+Promises: after a step `.grad` is what it was before; a step that GradScaler has a fused optimizer skip is no step,
+and neither is one that raises.
 Never touches what the run does not exchange.
 """
 
@@ -69,6 +70,7 @@ class Gradients:
         self.sum_P = torch.zeros(layout.parameters)
         self._held = held(model, layout)
         self._kept: list[tuple[nn.Parameter, Tensor | None, int]] = []  # with their gradients and versions
+        self._counts, self._scale = False, None  # of the step under way: whether it is one, and GradScaler's factor
 
     def take(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A hook before the optimizer's step. A closure is called here, once."""
@@ -79,8 +81,7 @@ class Gradients:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not skipped(optimizer):
-            self._add(getattr(optimizer, "grad_scale", None))
+        self._counts, self._scale = not skipped(optimizer), getattr(optimizer, "grad_scale", None)
         self._kept = [(p, p.grad, p._version) for _, p in self._held]
         for _, p in self._held:
             p.grad = None  # what has none is passed over
@@ -97,11 +98,14 @@ class Gradients:
                 value_N = value_N / scale.to(value_N.device)
             self.sum_P[slot.at : slot.at + slot.size].add_(value_N.to(self.sum_P.device))
 
-    def give_back(self) -> bool:
-        """After the step; False if the optimizer has moved parameters that it saw no gradient of."""
+    def give_back(self, done: bool = True) -> bool:
+        """After the step, or after an exception in it, of which nothing is summed up; False if the optimizer has
+        moved parameters that it saw no gradient of."""
         kept, self._kept = self._kept, []
         for p, grad, _ in kept:
             p.grad = grad
+        if kept and done and self._counts:
+            self._add(self._scale)
         return all(p._version == version for p, _, version in kept)
 
     def end(self) -> Tensor:

@@ -343,10 +343,10 @@ class Experiment:
         else:
             self._reduce(flight, owners, rows, updates, bounds, ups, coding)
         for peer, own in enumerate(self.own):
-            if peer in updates:
+            if peer in updates and counted:
                 own.sent(self.recipe.outer, decoded(updates[peer], bounds, ups), len(members), begun)
                 own.agreed(self.recipe.outer, flight.combined[0], begun)
-        if not counted and not self.recipe.own_anchors:
+        if not counted and not in_pairs:
             flight.combined.clear()  # the model rests
         if self.clients is not None:
             self.clients.took_turns(counted)
