@@ -124,7 +124,8 @@ class Loops(Members):
         """The same member with another loop, and a disk that lost what was private."""
         await self.islands[index].close()
         await self.trainers[index].end()
-        self.stores[index].write_private(b"")
+        for ahead in (False, True):
+            self.stores[index].write_private(b"", ahead=ahead)
         self.trainers[index] = self.trainer()
         self.islands[index] = self.island(index)
         return self.islands[index]

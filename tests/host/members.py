@@ -18,8 +18,9 @@ from atoll.host.store import Store
 from atoll.host.trainer import TrainerFailed, TrainerSpec
 from atoll.host.trainer.child import Child
 from atoll.host.trainer.words import Broken, LoadInner, Merge, SaveInner, Train, Trained, WriteX
+from atoll.keys.digest import merkle_root
 from atoll.learn.recipes import Recipe, diloco, overlapping
-from atoll.node.jobs import Adopt, Advance, Encode, Encoded, Restore, Restored
+from atoll.node.jobs import Adopt, Advance, Counted, Encode, Encoded, Restore, Restored
 from atoll.node.jobs import Train as TrainAsked
 from atoll.node.settings import RunSettings
 from atoll.protocol.reduce.work import Combine, Row
@@ -128,6 +129,7 @@ class Members:
         self.round = 0
         self.steps, self.batch = recipe.schedule.turn_steps, 0  # of the next round; 0: as the recipe has it
         self.fewer: dict[int, int] = {}  # steps of members that are asked for fewer
+        self.mine: list[tuple[Counted, ...]] = [()] * peers  # what the last two vertices count of whom
 
     def beginning(self, recipe: Recipe, book: str) -> Beginning:
         return built_in(recipe, book)
@@ -150,6 +152,19 @@ class Members:
 
     def vertex(self) -> Digest:
         return Digest(self.round.to_bytes(32, "big"))
+
+    def restore(self, index: int) -> Restore:
+        """As a start asks for it."""
+        return Restore(self.round - 1, self.vertex(), self.state, mine=self.mine[index])
+
+    def counts(self, index: int, encoded: Encoded | None, parts: tuple[bool, ...]) -> Counted:
+        """What the vertex that was just agreed counts of its update; to be called once."""
+        before = Digest((self.round - 1).to_bytes(32, "big"))
+        mine = Counted(before)
+        if encoded is not None and any(parts):
+            mine = Counted(before, merkle_root(tuple(part.digest for part in encoded.parts)), parts, encoded.claim)
+        self.mine[index] = (mine, *self.mine[index][:1])
+        return mine
 
     async def train(self, index: int, late: bool = False) -> Encoded:
         """Its update of this round; late work, if it has any, rides on it."""
@@ -204,7 +219,10 @@ class Members:
         for index in here:
             mine = (index in counted,) * peers if index in encoding else None
             mine_led = tuple(led.get(index, ()))
-            adopt = Adopt(self.round - 1, self.vertex(), self.state, mine, late=index in taken, led=mine_led)
+            held = self.counts(index, updates.get(index), mine or ())
+            adopt = Adopt(
+                self.round - 1, self.vertex(), self.state, mine, late=index in taken, led=mine_led, mine=held
+            )
             await self.islands[index].do(adopt)
 
     async def close(self) -> None:

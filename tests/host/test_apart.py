@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.host.learning import built_in, found
-from atoll.host.shelf import read_private
+from atoll.host.private import read_private
 from atoll.learn.late import FORMAT, LateWork, carried, late_bytes, late_from_bytes
 from atoll.learn.merge import Mix
 from atoll.learn.methods import data_parallel
@@ -265,13 +265,13 @@ def test_a_crash_costs_no_whole_worth_of_steps_and_counts_none_twice(tmp_path, b
         await island.do(Adopt(members.round - 1, members.vertex(), members.state, None, late=True))
         assert island.away.held is None
         floats = members.learning.layout.floats
-        assert read_private(members.stores[OUT], floats).late is None
+        assert read_private(members.stores[OUT], floats)[0].late is None
 
     async def again(members: Members):
         await members.islands[OUT].close()
         members.trainers[OUT] = Inside()
         island = members.islands[OUT] = members.island(OUT)
-        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert await island.do(members.restore(OUT))
         return island
 
     story(tell, swarm(tmp_path, book))

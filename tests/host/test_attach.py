@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import psutil
 import pytest
 import torch
@@ -22,7 +24,7 @@ from training import network, train
 import atoll
 from atoll.host.attached import Attach, Over, _beginning
 from atoll.host.learning import decode_learning, found
-from atoll.host.trainer.words import Cancel, Merge
+from atoll.host.trainer.words import LENGTH, Cancel, Merge, WriteX
 from atoll.learn.layout import flatten, layout_of
 from atoll.learn.methods import METHODS, data_parallel, delayed_nesterov, des_loc, pipelined, streaming
 from atoll.learn.recipes import BATCH, SEQ_LEN, Recipe, in_swarm, over_tokens
@@ -237,6 +239,61 @@ def test_a_loop_that_is_to_stand_may_take_no_step_ahead_whatever_is_merged(tmp_p
     run._take(Cancel(3, stands=True))
     run._take(Merge(0, len(values), "delta"))
     assert run._may == 0
+
+
+def words_in(sock: socket.socket) -> list[str]:
+    """The names of those that came by now."""
+    data, names = sock.recv(1 << 16), []
+    while data:
+        (size,) = LENGTH.unpack(data[: LENGTH.size])
+        names.append(msgspec.msgpack.decode(data[LENGTH.size : LENGTH.size + size])["type"])
+        data = data[LENGTH.size + size :]
+    return names
+
+
+def test_a_loop_that_is_interrupted_while_its_peer_waits_has_left_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Ctrl-C in a notebook: on the way to a word nothing is lost; in the midst of what it asks for half may be."""
+    model, interrupted = nn.Linear(2, 2), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = atoll.found(folder=tmp_path / "one")
+    run._model, run._optimizer, run._layout, run._joined = model, optimizer, layout_of(model), True
+    run._mailbox, run._loop_process = SimpleNamespace(x_F=flatten(model, run._layout)[0]), os.getpid()
+    run._process = SimpleNamespace(wait=lambda timeout=None: 0)
+    ours, theirs = socket.socketpair()
+
+    class Interrupted:
+        """Its third call is."""
+
+        def recv(self, count: int) -> bytes:
+            interrupted.append(count)
+            if len(interrupted) == 3:
+                raise KeyboardInterrupt
+            return ours.recv(min(count, 3))
+
+        def __getattr__(self, name: str):
+            return getattr(ours, name)
+
+    run._socket = Interrupted()
+    word = msgspec.msgpack.encode(WriteX((1, 2, 3)))
+    theirs.sendall(LENGTH.pack(len(word)) + word)
+    with pytest.raises(KeyboardInterrupt):
+        run._hear()
+    assert run._hear() == WriteX((1, 2, 3)) and len(interrupted) > 3
+
+    def unflatten(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("atoll.host.attach.unflatten", unflatten)
+    with pytest.raises(KeyboardInterrupt):
+        run._take(WriteX(()))
+    assert words_in(theirs) == ["Farewell"], "what it wrote half is not said to be carried out"
+    with pytest.raises(atoll.RunFailedError, match=r"E-ATT-14 .*KeyboardInterrupt"):
+        optimizer.step()
+    run.close()
+    optimizer.step()
+    theirs.close()
 
 
 def test_joining_without_a_ticket_says_what_to_do(monkeypatch: pytest.MonkeyPatch):

@@ -28,7 +28,7 @@ from atoll.host.trainer.words import GoOn, LoadInner, Progressed, SaveInner, Tra
 from atoll.keys.digest import digest, merkle_root
 from atoll.learn.audit import claim_name
 from atoll.learn.recipes import diloco, over_tokens, overlapping
-from atoll.node.jobs import Adopt, Advance, Encode, Exhibit, Hold, Judge, Judged, Restore
+from atoll.node.jobs import Adopt, Advance, Counted, Encode, Exhibit, Hold, Judge, Judged, Restore
 from atoll.node.jobs import Train as TrainAsked
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
@@ -98,6 +98,7 @@ class Swarm:
         self.round, self.before = 0, self.state
         self.claims: list[list[Digest | None]] = [[], [], []]  # per island, of its counted rounds
         self.roots: list[Digest] = []
+        self.mine: list[tuple[Counted, ...]] = [()] * 3  # what the last two vertices count of whom
 
     def island(self, index: int) -> Island:
         island = Island(self.stores[index], 1, trainer=self.trainers[index])
@@ -134,8 +135,11 @@ class Swarm:
             claim = updates[k].claim if k in counted else None
             if claim is not None:
                 self.claims[k].append(claim)
-            mine = (k in counted,) * 3
-            await island.do(Adopt(self.round, self.vertex(self.round), self.state, mine, claim))
+            mine, held = (k in counted,) * 3, Counted(self.vertex(self.round - 1))
+            if k in counted:
+                held = Counted(held.before, self.roots[k], mine, claim)
+            self.mine[k] = (held, *self.mine[k][:1])
+            await island.do(Adopt(self.round, self.vertex(self.round), self.state, mine, claim, mine=held))
         self.round += 1
 
     async def audited(self, of: int, segment: int, by: int = 0, **changes: Any) -> Judged:
@@ -337,7 +341,8 @@ def test_a_restart_goes_on_from_the_last_claim_and_one_without_its_files_from_fr
                 (tmp_path / "bob" / "private.bin").unlink()
             swarm.trainers[1] = Near()
             swarm.islands[1] = swarm.island(1)
-            assert await swarm.islands[1].do(Restore(swarm.round - 1, swarm.vertex(swarm.round - 1), swarm.state))
+            found = Restore(swarm.round - 1, swarm.vertex(swarm.round - 1), swarm.state, mine=swarm.mine[1])
+            assert await swarm.islands[1].do(found)
             assert (swarm.islands[1].auditing.last is None) == lost
             await swarm.play()
             said = await swarm.audited(1, 0)

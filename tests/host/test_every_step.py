@@ -21,7 +21,7 @@ from atoll.learn.models import build_model, loss_of
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import initial_state, moved_by, state_bytes, state_from_bytes
 from atoll.learn.tensorfile import dump, load
-from atoll.node.jobs import Encode, Restore
+from atoll.node.jobs import Encode
 from atoll.node.jobs import Train as TrainAsked
 from atoll.node.settings import RunSettings
 
@@ -165,7 +165,7 @@ def test_a_pipelined_gradient_is_ready_when_its_round_begins_and_of_older_parame
         await island.close()
         members.trainers[1] = Inside()
         members.islands[1] = island = members.island(1)
-        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert await island.do(members.restore(1))
         await members.train(1)
         assert torch.equal(sums_sent(members, 1), gradient_at(island.head.anchor_F, of_round_4))
 
@@ -213,7 +213,7 @@ def test_a_restarted_member_has_both_moments_from_the_state(tmp_path, book):
         await members.islands[1].close()
         members.trainers[1] = Inside()
         members.islands[1] = island = members.island(1)
-        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert await island.do(members.restore(1))
         assert torch.equal(island.head.second_P, members.islands[0].head.second_P)
         assert bool((island.head.second_P > 0).any())
         await members.play()

@@ -31,7 +31,7 @@ async def restarted(members: Members, index: int):
     await members.islands[index].close()
     members.trainers[index] = Inside()
     members.islands[index] = island = members.island(index)
-    assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+    assert await island.do(members.restore(index))
     return island
 
 
@@ -96,7 +96,7 @@ def test_who_missed_rounds_takes_what_moved_since_and_keeps_its_own_of_the_rest(
         members.stores[1].put_blob(members.stores[0].read_blob(members.state))
         island = members.islands[1]
         if alive:
-            assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+            assert await island.do(members.restore(1))
         else:
             island = await restarted(members, 1)
         await island._ready()

@@ -16,7 +16,6 @@ from atoll.learn.inner import InnerState
 from atoll.learn.methods import des_loc
 from atoll.learn.models import build_model, loss_of
 from atoll.learn.schedule import Schedule
-from atoll.node.jobs import Restore
 from atoll.node.settings import RunSettings
 
 RECIPE = des_loc("gpt-nano", rounds=7, inner_steps=2, batch=2, seq_len=16)
@@ -59,10 +58,11 @@ def test_who_begins_afresh_has_the_agreed_moments_once_there_are_both(tmp_path, 
 
     async def again(members: Members, index: int) -> InnerState:
         await members.islands[index].close()
-        members.stores[index].write_private(b"")
+        for ahead in (False, True):
+            members.stores[index].write_private(b"", ahead=ahead)
         members.trainers[index] = Inside()
         members.islands[index] = island = members.island(index)
-        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert await island.do(members.restore(index))
         await island._ready()
         return moments_of(members, index)
 

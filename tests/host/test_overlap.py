@@ -23,7 +23,7 @@ from atoll.learn.models import build_model, loss_of
 from atoll.learn.recipes import Recipe, diloco, in_swarm, overlapping
 from atoll.learn.reducer import Reducer
 from atoll.learn.schedule import phases_named
-from atoll.node.jobs import HandOver, Restore
+from atoll.node.jobs import Adopt, Advance, HandOver
 from atoll.node.jobs import Train as TrainAsked
 from atoll.node.settings import RunSettings
 
@@ -287,10 +287,45 @@ def test_an_eager_member_whose_round_was_agreed_without_it_sends_all_of_it_again
         await members.islands[1].close()
         members.trainers[1] = Inside()
         members.islands[1] = island = members.island(1)
-        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert await island.do(members.restore(1))
         assert torch.equal(island.mine.own.anchor_F, island.head.anchor_F)
         await members.play()
         assert torch.equal(island.head.anchor_F, members.islands[0].head.anchor_F)
+
+    story(tell, Members(tmp_path, recipe, book))
+
+
+def test_eager_members_rest_in_a_round_that_counts_nobody(tmp_path, book):
+    """They sent, and their own anchors had moved. An experiment whose updates are all lost rests, too."""
+    recipe = eager("gpt-nano", rounds=5, inner_steps=6, batch=2, seq_len=16, up="fp32", down="fp32")
+    lost = Trouble(lost=1.0)
+    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 6, lost, loss_of)
+    run.step()
+    first_F = run.agreed().clone()
+    while run.now < run.steps:
+        run.step()
+    assert torch.equal(run.agreed(), first_F) and torch.equal(run.own[1].anchor_F, first_F)
+
+    async def tell(members: Members) -> None:
+        for _ in range(2):
+            await members.play()
+        island = members.islands[1]
+        await island.live.taken_in()
+        head, own = island.head, island.mine.own
+        before = own.anchor_F, own.momentum_P
+        assert float(head.momentum_P.abs().max()) > 0
+        sent = await members.train(1)
+        assert not torch.equal(own.anchor_F, before[0]), "what it sends moves its own at once"
+        nobody = Advance(2, members.state, (None,) * PEERS, 0, 0, PEERS, members.shares)
+        state = (await island.do(nobody)).state
+        counted = (False,) * PEERS
+        members.round += 1
+        await island.do(Adopt(2, members.vertex(), state, counted, mine=members.counts(1, sent, counted)))
+        await island.live.taken_in()
+        assert torch.equal(island.head.anchor_F, head.anchor_F)
+        assert torch.equal(island.head.momentum_P, head.momentum_P)
+        assert torch.equal(own.anchor_F, before[0]) and torch.equal(own.momentum_P, before[1])
+        assert float(island.mine.memory_F.norm()) > 0, "it waits in the feedback"
 
     story(tell, Members(tmp_path, recipe, book))
 
@@ -404,7 +439,7 @@ def test_a_restarted_member_goes_on_from_the_head_with_its_feedback(tmp_path, bo
         old = members.islands[1]
         members.trainers[1] = Inside()
         members.islands[1] = island = members.island(1)
-        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert await island.do(members.restore(1))
         assert torch.equal(island.mine.memory_F, old.mine.memory_F) and torch.equal(
             island.head.anchor_F, old.head.anchor_F
         )
@@ -431,7 +466,7 @@ def test_who_fetched_the_state_begins_anew_from_it(tmp_path, book):
         members.trainers[1] = Inside()
         members.islands = [*both, members.island(1)]
         island = members.islands[1]
-        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert await island.do(members.restore(1))
         assert island.mine.memory_F is None and not island.live.inner
         await members.play()
         assert torch.equal(island.head.anchor_F, both[0].head.anchor_F)

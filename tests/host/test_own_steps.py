@@ -36,7 +36,6 @@ from atoll.learn.methods import (
 )
 from atoll.learn.models import build_model, loss_of
 from atoll.learn.recipes import Recipe, in_own_loop, in_swarm
-from atoll.node.jobs import Restore
 
 SMALL = {"batch": 2, "seq_len": 16}
 
@@ -342,7 +341,7 @@ def test_moments_of_two_loops_are_averaged_on_their_clocks(tmp_path, book):
             seen.append(tuple(torch.equal(one, two) for one, two in pairs))
         head = members.islands[0].head
         again = await members.anew(1)
-        assert await again.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert await again.do(members.restore(1))
         await members.train(1)
         fresh = members.trainers[1]
         assert {int(state["step"]) for state in fresh.optimizer.state.values()} == {head.steps + 2}

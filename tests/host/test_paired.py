@@ -117,6 +117,20 @@ def test_who_misses_a_round_keeps_its_anchor_and_its_steps(tmp_path: Path, book:
     story(tell, Paired(tmp_path, recipe_for(), book, 4))
 
 
+def test_pairs_rest_in_a_round_that_counts_nobody(tmp_path: Path, book: str):
+    """Nobody's answer is heard: anchors stay, and so does the momentum, which would move them by itself."""
+
+    async def tell(members: Paired) -> None:
+        await members.play()
+        before = [island.head for island in members.islands]
+        await members.play(unheard=range(members.peers))
+        for island, then in zip(members.islands, before, strict=True):
+            assert torch.equal(island.head.anchor_F, then.anchor_F)
+            assert torch.equal(island.head.momentum_P, then.momentum_P) and float(then.momentum_P.abs().max()) > 0
+
+    story(tell, Paired(tmp_path, recipe_for(), book, 2))
+
+
 def test_what_a_life_before_made_of_a_round_is_mine_once_a_roll_names_it(tmp_path: Path, book: str):
     """Restarted between its answer and the vertex: it goes on from what it said it holds."""
 

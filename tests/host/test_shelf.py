@@ -10,7 +10,8 @@ from torch import nn
 
 from atoll.base.ids import Digest
 from atoll.base.limits import MIB
-from atoll.host.shelf import NOTHING, Private, Shelf, read_private, write_private
+from atoll.host.private import Private, read_private, write_private
+from atoll.host.shelf import Shelf
 from atoll.host.store import Store
 from atoll.learn.kept import Kept
 from atoll.learn.late import LateWork
@@ -47,23 +48,23 @@ def test_a_private_file_is_good_for_its_vertex_its_model_and_whole(tmp_path: Pat
     late = LateWork(torch.ones(10), 3, 4, 8)
     kept = Kept(torch.full((10,), 2.0), Digest(b"s" * 32))
     write_private(store, Private(vertex, memory_F, memoryview(b"inner"), b"claim", late, kept))
-    again = read_private(store, 10)
+    (again,) = read_private(store, 10)
     assert again.vertex == vertex and torch.equal(again.memory_F, memory_F)
     assert (again.inner, again.claim) == (b"inner", b"claim")
     assert torch.equal(again.late.delta_F, late.delta_F)
     assert (again.late.since, again.late.steps, again.late.samples) == (3, 4, 8)
     assert torch.equal(again.kept.x_F, kept.x_F) and again.kept.state == kept.state
-    assert read_private(store, 11) == NOTHING
+    assert read_private(store, 11) == []
     whole = store.read_private()
     for damaged in (whole[:-1], b"", b"\x84\xa6vertex"):
         store.write_private(damaged)
-        assert read_private(store, 10) == NOTHING
+        assert read_private(store, 10) == []
     write_private(store, Private(vertex))
-    assert read_private(store, 10) == Private(vertex)
+    assert read_private(store, 10) == [Private(vertex)]
     for odd_F in (torch.full((10,), torch.nan), torch.zeros(10, dtype=torch.int32)):
         for odd in (Private(vertex, odd_F), Private(vertex, kept=Kept(odd_F, vertex))):
             write_private(store, odd)
-            assert read_private(store, 10) == NOTHING
+            assert read_private(store, 10) == []
     store.close()
 
 

@@ -99,19 +99,21 @@ def _bounds(shares: tuple[int, ...], learning: Learning, before: SharedState) ->
 # ---- everybody ---------------------------------------------------------------------------------------------
 
 
-def advanced(work: Advance, learning: Learning, before: SharedState, room: Room) -> tuple[SharedState, Tensor]:
+def advanced(
+    work: Advance, learning: Learning, before: SharedState, room: Room
+) -> tuple[SharedState, Tensor | None]:
     """The state after a round with these answers, and the combined update (N,) of its stretch that led there; both
-    in `room`."""
+    in `room`. None led there where the round counts nobody."""
     recipe, layout, (lo, hi) = learning.recipe_after(before), learning.layout, learning.turn(before)
-    combined_N, agreement_N = _heard(work, learning, before, room)
     position = position_after(before.samples, work.shards, work.steps * (work.batch or recipe.batch))
     adds: dict[str, Any] = {
         "steps": work.steps,
         "samples": position - before.samples,
         "tokens": work.samples * recipe.seq_len,
     }
-    if all(part is None for part in work.parts) and not recipe.own_anchors:
-        return rested(before, **adds, room=room), combined_N
+    if all(part is None for part in work.parts):
+        return rested(before, **adds, room=room), None
+    combined_N, agreement_N = _heard(work, learning, before, room)
     after = moved_by(
         combined_N,
         before,

@@ -9,7 +9,8 @@ optimizer only says when (`learn/borrowed.py`), and gradients may wait for their
 
 Promises: the model's tensors stay the same objects, only their values change, inside `optimizer.step()`; the
 optimizer's own state is never touched, but where a recipe averages its moments; the data never leaves this process.
-If the peer process dies the hook raises, it never goes on alone silently. Never sends anything but parameters and
+If the peer process dies the hook raises, it never goes on alone silently; nor does it after an exception or Ctrl-C
+in the midst of what its peer waits for: then the loop has left the run. Never sends anything but parameters and
 buffers of the model, gradients or moments where the recipe says so, and of those only what is exchanged: of a model
 with frozen parameters only what requires a gradient, or what `only` names.
 """
@@ -25,8 +26,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsFloat, TypeVar
@@ -141,6 +142,7 @@ class Run:
         self._moments: AdamMoments | None = None  # where members average them
         self._hooks: list[Any] = []
         self._in_step = False  # of the optimizer
+        self._heard = b""  # of a word that is not whole yet
 
     # ---- what a loop calls ---------------------------------------------------------------------------------
 
@@ -258,11 +260,12 @@ class Run:
             raise UsageError("E-ATT-05", "this run is not attached", fix="call run.attach(model, optimizer) first")
         if self.done:
             return
-        if self._merging is not None:
-            self._merge(self._merging)
-        self._say(Declines(0 if self._job is None else self._job.job, rounds))
-        self._job = None
-        self._forget()
+        with self._whole():
+            if self._merging is not None:
+                self._merge(self._merging)
+            self._say(Declines(0 if self._job is None else self._job.job, rounds))
+            self._job = None
+            self._forget()
         self._go_on()
 
     @arguments("run.shard", "E-ATT-11")
@@ -330,9 +333,11 @@ class Run:
                 self._take(self._hear())
             job, goes_ahead = self._job, self._unasked < self._may
             if job is not None and self._due(job):
-                self._hand_over(job)
+                with self._whole():
+                    self._hand_over(job)
             elif self._merging is not None and not goes_ahead:
-                self._merge(self._merging)
+                with self._whole():
+                    self._merge(self._merging)
             elif job is not None or goes_ahead:
                 break
             elif not self.done:
@@ -380,7 +385,24 @@ class Run:
         if self._gradients is not None:
             self._gradients.end()
 
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What happens in here does so whole, or the loop has left: its peer would wait for the rest of it."""
+        try:
+            yield
+        except AtollError:
+            raise
+        except BaseException as why:
+            self.close()
+            if self._joined:
+                self._hooks.append(self._optimizer.register_step_pre_hook(_refusing(type(why).__name__)))
+            raise
+
     def _take(self, word: ToUser) -> None:
+        with self._whole():
+            self._carry_out(word)
+
+    def _carry_out(self, word: ToUser) -> None:
         match word:
             case Train():
                 self._job, self._asked = word, word.steps
@@ -476,13 +498,16 @@ class Run:
         self._socket.sendall(LENGTH.pack(len(body)) + body)
 
     def _hear(self) -> ToUser:
-        (size,) = LENGTH.unpack(self._read(LENGTH.size))
-        return _DECODER.decode(self._read(size))
+        """The next word; whoever is interrupted on the way to it hears it the next time."""
+        (size,) = LENGTH.unpack(self._hear_bytes(LENGTH.size)[: LENGTH.size])
+        word = _DECODER.decode(self._hear_bytes(LENGTH.size + size)[LENGTH.size :])
+        self._heard = b""
+        return word
 
-    def _read(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            more = self._socket.recv(count - len(data))
+    def _hear_bytes(self, count: int) -> bytes:
+        """So many of the word that is on its way, at least."""
+        while len(self._heard) < count:
+            more = self._socket.recv(count - len(self._heard))
             if not more:
                 assert self._process is not None
                 code = self._process.wait()
@@ -492,8 +517,8 @@ class Run:
                     cause="it was killed, or it said why above or in atoll.log",
                     fix="start the program again in the same folder: it goes on from the last agreed state",
                 )
-            data += more
-        return data
+            self._heard += more
+        return self._heard
 
 
 _DECODER = msgspec.msgpack.Decoder(ToUser)
@@ -507,6 +532,18 @@ def _steps_of(recipe: Recipe, optimizer: torch.optim.Optimizer) -> str:
         f"members of this run agree on gradients: optimizer.step() takes the step of its recipe, "
         f"{type(outer).__name__}({numbers}); rates and moments of your {type(optimizer).__name__} do nothing"
     )
+
+
+def _refusing(why: str) -> Callable[..., None]:
+    def refuse(*_: object) -> None:
+        raise RunFailedError(
+            "E-ATT-14",
+            f"this loop has left its run: {why} came while it took in what was agreed, or handed over",
+            cause="its model may be half of one state and half of another",
+            fix="start the program again in the same folder: it goes on from the last agreed state",
+        )
+
+    return refuse
 
 
 def _error(code: str) -> type[AtollError]:

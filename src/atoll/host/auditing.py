@@ -142,9 +142,11 @@ class Auditing:
         made = self.made.get(round)
         return self.tended.ready and made is not None and made.life == self.tended.lives
 
-    def memory(self) -> bytes:
-        """For the private file: after a restart my next claim begins where the last one ended."""
-        return b"" if self.last is None else msgspec.msgpack.encode(self.last)
+    def memory(self, sent: int | None = None) -> bytes:
+        """For the private file: after a restart my next claim begins where the last one ended. `sent`: the round
+        whose claim it is once that is counted."""
+        last = self.last if sent is None else self.made[sent].claim
+        return b"" if last is None else msgspec.msgpack.encode(last)
 
     def remember(self, data: bytes) -> None:
         try:

@@ -12,10 +12,12 @@ Never decides anything: what is counted and what is the head is said by the vert
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -38,28 +40,31 @@ from atoll.host.opening import Openings
 from atoll.host.owing import Owing
 from atoll.host.paired import Paired
 from atoll.host.pieces import cut_state, rebuild_blob
+from atoll.host.private import NOTHING, Private, Sent, going_with, placed, read_private, write_private
 from atoll.host.scoring import Scoring
-from atoll.host.shelf import NOTHING, Private, Shelf, read_private, write_private
+from atoll.host.shelf import Shelf
 from atoll.host.store import Store, stored
 from atoll.host.tended import Tended
 from atoll.host.trainer import Evaluated, TrainerFailed
 from atoll.host.tuning import learning_after
 from atoll.host.validating import canary_in, validated
 from atoll.host.without import Leaving
-from atoll.keys.digest import Buffer, digest
+from atoll.keys.digest import Buffer, digest, merkle_root
 from atoll.learn.answers import remembers
-from atoll.learn.codec import native
+from atoll.learn.codec import Codec, native
 from atoll.learn.data import position_after
 from atoll.learn.kept import Kept
-from atoll.learn.moments import as_bytes, inherited
+from atoll.learn.moments import as_bytes, inherited, taken_in
 from atoll.learn.outer import Moments
+from atoll.learn.schedule import moments_due
 from atoll.learn.state import SharedState, export_model, gone_back
-from atoll.learn.update import Common
+from atoll.learn.update import Common, moved, part_codecs, settle
 from atoll.node.config.sections import Keep
 from atoll.node.jobs import (
     Adopt,
     Advance,
     Advanced,
+    Counted,
     CutState,
     Encode,
     Encoded,
@@ -89,6 +94,8 @@ from atoll.node.jobs import (
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Weigh
 from atoll.protocol.transfer.work import CloseBlob
 from atoll.wire.messages.statements import Tuned
+
+log = logging.getLogger(__name__)
 
 
 class Island:
@@ -121,6 +128,8 @@ class Island:
         self.openings: Openings | None = None  # where answers are opened
         self.scoring: Scoring | None = None  # where updates are scored
         self.paired: Paired | None = None  # where members exchange in pairs
+        self._ahead: Private | None = None  # what is on disk once the round under way counts what I sent
+        self._writing: asyncio.Task[None] | None = None  # that
         self._disk = ThreadPoolExecutor(1, "disk")
         self._coding = ThreadPoolExecutor(1, "coding")  # pieces of a large state take seconds, and nobody waits
 
@@ -166,6 +175,7 @@ class Island:
     async def close(self) -> None:
         await self.trainer.stop()
         await self.live.close()
+        await self._written(cancel=True)
         self._arithmetic.shutdown(wait=True, cancel_futures=True)
         self._disk.shutdown(wait=True, cancel_futures=True)
         self._coding.shutdown(wait=True, cancel_futures=True)
@@ -188,6 +198,7 @@ class Island:
                 encoded = await loop.run_in_executor(self._arithmetic, self._encode, work)
                 if self.mine.own is not None:
                     await self.live.follow(self.mine.own)
+                self._write_ahead(work, encoded)
                 return encoded
             case Combine():
                 if work.round <= self.agreed.round:
@@ -202,6 +213,7 @@ class Island:
             case Weigh():
                 return await loop.run_in_executor(self._arithmetic, weighed, work)
             case Advance():
+                await self._written()  # before I can vote: no vertex is kept before it
                 return await loop.run_in_executor(self._arithmetic, self._advance, work)
             case Adopt():
                 return await self._adopt(work)
@@ -253,6 +265,7 @@ class Island:
                 await loop.run_in_executor(self._disk, stored, self.store, work)
                 return self.shelf.hold_a_while(work.blob)
             case Restore():
+                await self._written()
                 if work.left is not None:
                     await self.mine.leave_open(work.left)
                 return await loop.run_in_executor(self._arithmetic, self._restore, work)
@@ -370,10 +383,12 @@ class Island:
 
     async def _adopt(self, work: Adopt) -> None:
         await self.live.taken_in()
+        await self._written()
         self.agreed.round = work.round
         if work.late:
             self.away.forget()
         was_apart = await self.away.come_back()
+        work, before = await self._recalled(work)
         in_vain = self.mine.in_vain(work.counted)
         loop = asyncio.get_running_loop()
         after, work = await loop.run_in_executor(self._arithmetic, self._agreed_on, work)
@@ -384,20 +399,21 @@ class Island:
         if self.tended.ready:
             self.trainer.cancel()  # the round is over for everybody: what is left of its steps is not taken
         if self.auditing is not None:
-            counts = self.auditing.counts(work) and not work.afresh
+            counts = self.auditing.counts(work) and not work.afresh and before is None
             async with self.tended.turn if self.tended.ready else nullcontext():
-                await self._begin_anew(work, after, counts)
+                await self._begin_anew(work, after, counts, before)
         elif work.afresh and not self.tended.ready:  # a trainer that is starting has the turn, for long perhaps
             self._begin_afresh(after)
         elif work.afresh:
             async with self.tended.turn:
                 await loop.run_in_executor(self._arithmetic, self._begin_afresh, after)
         elif self.tended.ready and self.live.runs_on(self._learning.recipe):
-            self.live.take_in(self._learning_in(work.round), *await self._follow(work, after))
+            was, after, sent, by_F = await self._follow(work, after)
+            self.live.take_in(self._learning_in(work.round), was, after, sent and before is None, by_F)
         elif self.tended.ready:
             async with self.tended.turn:
-                before, after, sent, _ = await self._follow(work, after)
-                await self.live.merge(self._learning_in(work.round), before, after, sent)
+                was, after, sent, _ = await self._follow(work, after)
+                await self.live.merge(self._learning_in(work.round), was, after, sent)
         else:  # it is starting, or gone: it will begin from the head, whichever that is by then
             await self._follow(work, after)
         self.agreed.name, self.agreed.vertex = work.state, work.vertex
@@ -407,7 +423,7 @@ class Island:
             self.mine.owe(in_vain)
         if work.afresh:
             await loop.run_in_executor(self._disk, self.shelf.found_way)  # its lock may be held for long
-        await self._keep(work.vertex)
+        await self._keep(work.vertex, self._foreseen(work))
 
     def _agreed_on(self, work: Adopt) -> tuple[SharedState | None, Adopt]:
         """The state to go on from, and the work with what counts of my update: a pair's is one row, and counts if
@@ -429,11 +445,11 @@ class Island:
         self.agreed.head = after
         return before, after, sent, by_F
 
-    async def _begin_anew(self, work: Adopt, after: SharedState, counts: bool) -> None:
+    async def _begin_anew(self, work: Adopt, after: SharedState, counts: bool, before: Private | None) -> None:
         """Where rounds are audited each one begins from the anchor, with moments and error feedback as vertices
         hold them against me: as before if my round does not count, as it left them if it does, else fresh. Fresh,
         too, where the run went back: an auditor takes that for a crash."""
-        if counts:
+        if counts or before is not None:
             await self.mine.settle(work, self._learning_in(work.round), self.head)
         elif work.claim is not None or work.afresh:
             self.mine.memory_F, self.live.inner = None, b""
@@ -454,13 +470,12 @@ class Island:
             state = self._find(work.state)
         if state is None:
             return None
-        private = NOTHING
-        if mine:
-            private = read_private(self.store, self._learning.layout.floats)
+        files = read_private(self.store, self._learning.layout.floats) if mine else []
+        anew = work.left is None and self.away.held is None  # else what a round left open is in both
+        private = self._private(files, work, work.mine if anew else (), state)
         if work.left is None or not work.left.afresh:
-            kept = self._still_kept(private.kept, work.state, state)
-        if private.vertex != work.vertex:
-            private = NOTHING
+            on_disk = private.kept or next((one.kept for one in reversed(files)), None)
+            kept = self._still_kept(on_disk, work.state, state)
         self.agreed.name, self.agreed.round = work.state, work.round
         self._begin_afresh(state, kept)
         self.mine.memory_F, self.live.inner = private.memory_F, private.inner or self._inherited(state)
@@ -469,6 +484,36 @@ class Island:
             self.auditing.remember(private.claim)
         manifest = self.store.manifest(work.state) if self.paired is None else None
         return Restored(manifest.size_bytes if manifest is not None else 0)
+
+    def _private(
+        self, files: list[Private], work: Restore, mine: tuple[Counted, ...], state: SharedState
+    ) -> Private:
+        """What of these goes with this vertex and its state, as it is since."""
+        private, counted = going_with(files, work.vertex, mine)
+        sent = private.sent
+        if sent is None:
+            return private
+        assert counted is not None and private.vertex is not None
+        newest = counted is mine[0]
+        up = () if all(counted.parts) else self._encoded_with(sent, work.round - (not newest))
+        if up is None:
+            return NOTHING
+        left_N = settle(sent.update, counted.parts, up)
+        memory_F = placed(private.memory_F, left_N, sent.begins, self._learning.layout.floats)
+        late = next((one.late for one in files if one.goes_with(private.vertex, None)), None)  # done since
+        inner, schedule = private.inner, self._learning_in(work.round).recipe.schedule
+        if newest and (due := moments_due(schedule, state.round - 1)):
+            inner = taken_in(inner, state, due)
+        return replace(private, memory_F=memory_F, inner=inner, late=late, sent=None)
+
+    def _encoded_with(self, sent: Sent, round: int) -> tuple[Codec, ...] | None:
+        """The codecs of what was sent in this round; None if its state is gone."""
+        before = self._find(sent.state)
+        if before is None:
+            return None
+        learning = self._learning_in(round)
+        common = learning.common(round, before, sent.state)
+        return part_codecs(learning.recipe_after(before).coding.up, common, moved(sent.update.bounds, sent.begins))
 
     def _still_kept(self, on_disk: Kept | None, name: Digest, state: SharedState) -> Kept | None:
         """My own parameters in a state that I come to by leaving out rounds; None where the one is gone that they
@@ -495,14 +540,80 @@ class Island:
     def _find(self, name: Digest) -> SharedState | None:
         return self.shelf.find(name, self._learning.layout)
 
-    async def _keep(self, vertex: Digest) -> None:
-        """What is this peer's own, and good for this vertex, is durable."""
-        await asyncio.get_running_loop().run_in_executor(self._disk, self._keep_private, vertex)
+    # ---- what is this peer's own, on its disk -----------------------------------------------------------------
 
-    def _keep_private(self, vertex: Digest) -> None:
+    def _write_ahead(self, work: Encode, encoded: Encoded) -> None:
+        """While what I made is on its way: what will be mine if it is counted. Late work goes another way."""
+        away, mine = self.away, self.mine
+        if self.paired is not None or mine.own is not None or away.held is not None or away.base_F is not None:
+            return
+        assert mine.update is not None and self.agreed.name is not None and self.head is not None
+        root = merkle_root(tuple(part.digest for part in encoded.parts))
+        begins = self._learning_in(work.round).turn(self.head)[0]
+        sent = Sent(root, encoded.claim, self.agreed.name, begins, mine.update)
+        self._writing = asyncio.create_task(self._keep_ahead(work.round, sent))
+
+    async def _keep_ahead(self, round: int, sent: Sent) -> None:
+        inner = await self.live.left(self._learning_in(round).recipe, undone=self.auditing is not None)
+        claim = self.auditing.memory(sent=round) if sent.claim is not None and self.auditing is not None else b""
+        whole = len(sent.update.memory_F) >= self._learning.layout.floats
+        memory_F = None if whole else self.mine.memory_F
+        private = Private(self.agreed.vertex, memory_F, inner, claim, None, self.mine.kept, sent)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._disk, write_private, self.store, private)
+        except OSError as why:  # what must be kept meets the same disk
+            log.warning("what is this peer's own could not be written ahead: %s", why)
+        else:
+            self._ahead = private
+
+    async def _written(self, cancel: bool = False) -> None:
+        """Whatever is written ahead is on disk."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            if cancel:
+                writing.cancel()
+            await asyncio.gather(writing, return_exceptions=cancel)
+
+    async def _recalled(self, work: Adopt) -> tuple[Adopt, Private | None]:
+        """The vertex may count what a life before sent, and this one knows from its disk alone."""
+        if work.mine is None or work.mine.root is None or self.mine.update is not None or self.mine.own is not None:
+            return work, None
+        loop = asyncio.get_running_loop()
+        files = await loop.run_in_executor(self._disk, read_private, self.store, self._learning.layout.floats)
+        private, _ = going_with(files, work.vertex, (work.mine,))
+        if private.sent is None or work.mine.before != self.agreed.vertex:
+            return work, None
+        up = await loop.run_in_executor(self._arithmetic, self._encoded_with, private.sent, work.round)
+        if up is None:
+            return work, None
+        self.mine.take_up(private.sent.update, up)
+        if self.tended.ready:
+            self.trainer.cancel()
+        await self.live.recall(private.inner, self._learning_in(work.round).recipe)
+        if self.auditing is not None:
+            self.auditing.remember(private.claim)
+        self._ahead = private
+        return msgspec.structs.replace(work, counted=work.mine.parts), private
+
+    def _foreseen(self, work: Adopt) -> bool:
+        """What was written ahead is what is mine now."""
+        ahead, mine, self._ahead = self._ahead, work.mine, None
+        if ahead is None or mine is None or work.afresh or not all(mine.parts) or self.away.kept() is not None:
+            return False
+        runs_on = self.live.runs_on(self._learning_in(work.round).recipe)  # moments are of the merge before
+        return ahead.goes_with(work.vertex, mine) and (runs_on or ahead.inner is self.live.inner)
+
+    async def _keep(self, vertex: Digest, foreseen: bool = False) -> None:
+        """What is this peer's own, and good for this vertex, is durable."""
+        await asyncio.get_running_loop().run_in_executor(self._disk, self._keep_private, vertex, foreseen)
+
+    def _keep_private(self, vertex: Digest, foreseen: bool) -> None:
         claim = self.auditing.memory() if self.auditing is not None else b""
         mine, late = self.mine, self.away.kept()
-        write_private(self.store, Private(vertex, mine.memory_F, self.live.inner, claim, late, mine.kept))
+        if foreseen:
+            self.store.private_holds()
+        else:
+            write_private(self.store, Private(vertex, mine.memory_F, self.live.inner, claim, late, mine.kept))
         name = self.agreed.name
         assert name is not None
         needed = frozenset[Digest]().union(*self.needed.values())

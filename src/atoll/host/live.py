@@ -50,6 +50,7 @@ class Live:
     def __init__(self, tended: Tended, away: Away, mine: Mine, agreed: Agreed, room: Room) -> None:
         self.inner: Buffer = b""  # moments, as they go into the private file
         self._moments: Buffer = b""  # as they were handed over, where they are averaged
+        self._left: Buffer | None = None  # as this round's steps left them, once they were read
         self.members = 1  # whose updates make the mean of this round
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
         self._samples_since = 0  # that they learned from
@@ -87,6 +88,7 @@ class Live:
         async with self._tended.turn:
             if self.runs_on(learning.recipe) and work.round <= agreed.round:
                 raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
+            self._left = None
             try:
                 await self.ready(learning)
                 until = begin + work.seconds_max
@@ -137,6 +139,38 @@ class Live:
             return x_F
         return behind(x_F, inner_from_bytes(self._moments, learning.layout.parameters), hi)
 
+    async def left(self, recipe: Recipe, undone: bool) -> Buffer:
+        """Moments as they will be once the update that was just encoded is counted. Of a trainer that runs on: as
+        of the merge before. `undone`: they are as before if it is not counted.
+        """
+        if self.runs_on(recipe) or gathers(recipe) or not self._tended.ready:
+            return self.inner
+        async with self._tended.turn:
+            if not self._tended.ready:
+                return self.inner
+            try:
+                self._left = await self._trainer.inner_state(self._room)
+            except TrainerFailed:
+                await self._tended.failed()
+                return self.inner
+        if not undone:
+            self.inner = self._left
+        return self._left
+
+    async def recall(self, inner: Buffer, recipe: Recipe) -> None:
+        """The update of a life before is counted, which left these moments."""
+        if not self._tended.ready:
+            self.inner = inner
+        if not self._tended.ready or self.runs_on(recipe):
+            return  # whatever runs on has its own
+        async with self._tended.turn:
+            self.inner = self._left = inner
+            try:
+                if self._tended.ready:
+                    await self._trainer.set_inner_state(inner)
+            except TrainerFailed:
+                await self._tended.failed()
+
     async def train_apart(
         self, work: TrainApart, learning: Learning, keep: Callable[[Digest], Awaitable[None]]
     ) -> Trained:
@@ -145,6 +179,7 @@ class Live:
         await self._tended.wanted(work.seconds_max)
         async with self._tended.turn:
             try:
+                self._left = None
                 if work.round > agreed.round and agreed.head is not None:
                     await self.ready(learning)
                 if work.round <= agreed.round or agreed.head is None:  # perhaps since a trainer has begun to start
@@ -198,7 +233,7 @@ class Live:
             else:
                 await self._trainer.write_x(after.anchor_F)
             if not gathers(recipe):  # else it remembers nothing
-                self.inner = await self._trainer.inner_state(self._room)
+                self.inner = self._left or await self._trainer.inner_state(self._room)
             if before is not None and (due := moments_due(recipe.schedule, before.round)):
                 self.inner = taken_in(self.inner, after, due)
                 await self._trainer.set_inner_state(self.inner)
@@ -218,7 +253,7 @@ class Live:
             if self._tended.ready:
                 await self._trainer.write_x(anchor_F)
                 if goes_on:
-                    self.inner = await self._trainer.inner_state(self._room)
+                    self.inner = self._left or await self._trainer.inner_state(self._room)
                 else:
                     await self._trainer.set_inner_state(self.inner)
         except TrainerFailed:

@@ -21,6 +21,7 @@ from torch import Tensor
 from atoll.base.ids import Digest
 from atoll.host.apart import Away
 from atoll.host.learning import Learning
+from atoll.host.private import placed
 from atoll.host.shelf import STATES_HELD
 from atoll.learn.codec import Codec, native
 from atoll.learn.codec.blocks import Room
@@ -59,7 +60,7 @@ class Mine:
         self.own: Own | None = None  # my own anchor, where the recipe gives every member one
         self.kept: Kept | None = None  # my own parameters, where it leaves them to me, as of the last update
         self._steps = 0  # that the update stands for, late work apart
-        self._means: OrderedDict[Digest, Tensor] = OrderedDict()  # then: state -> the mean that led to it
+        self._means: OrderedDict[Digest, Tensor | None] = OrderedDict()  # then: state -> the mean that led to it
         self._away = away
         self._arithmetic, self._room = arithmetic, room
 
@@ -117,14 +118,12 @@ class Mine:
             return False
         left_N = self._away.settled(await self._left(update, counted), work.late)
         assert before is not None
-        (lo, hi), floats = learning.turn(before), len(before.anchor_F)
-        if hi - lo >= floats:
-            self.memory_F = left_N[:floats]
-            return True
-        if self.memory_F is None:
-            self.memory_F = torch.zeros(floats, dtype=torch.float32)
-        self.memory_F[lo:hi] = left_N
+        self.memory_F = placed(self.memory_F, left_N, learning.turn(before)[0], len(before.anchor_F))
         return True
+
+    def take_up(self, update: Update, up: tuple[Codec, ...]) -> None:
+        """What a life before sent, and the vertex that comes next counts."""
+        self.update, self.up, self._steps = update, up, 0
 
     async def leave_open(self, left: Left) -> None:
         """The round that was under way is settled elsewhere, and a later state takes its place."""
@@ -151,8 +150,8 @@ class Mine:
             self._away.owe(self.memory_F, steps)
             self.memory_F = None
 
-    def led(self, state: Digest, mean_F: Tensor) -> None:
-        """This mean (F,) leads to this state, if that is agreed."""
+    def led(self, state: Digest, mean_F: Tensor | None) -> None:
+        """This mean (F,), or none, leads to this state, if that is agreed."""
         if self.own is not None:
             self._means[state] = mean_F
             while len(self._means) > STATES_HELD:
@@ -168,12 +167,15 @@ class Mine:
         if own is None or before is None or after.round == before.round:
             return None
         before_F = own.anchor_F
-        mean_F = self._means.get(state)
-        if mean_F is None:  # agreed without me: the agreed anchor has all that mine would miss
+        if state not in self._means:  # agreed without me: the agreed anchor has all that mine would miss
             self.own = own = Own(after.anchor_F, after.momentum_P)
-        elif not own.agreed(_outer(learning), mean_F, step_of_run(learning.recipe, before)):
-            return None
-        return own.anchor_F - before_F
+            return own.anchor_F - before_F
+        mean_F = self._means[state]
+        if mean_F is None:
+            moved = own.rests()
+        else:
+            moved = own.agreed(_outer(learning), mean_F, step_of_run(learning.recipe, before))
+        return own.anchor_F - before_F if moved else None
 
     def begin_afresh(self, learning: Learning, state: SharedState, kept: Kept | None = None) -> None:
         """From this state with nothing of my own but `kept`: my feedback and anchor led elsewhere."""

@@ -1,4 +1,4 @@
-"""The shared states that an island has at hand, and what only this peer knows beside them.
+"""The shared states that an island has at hand.
 
 The latest states are in memory; older ones stay on disk a while, for laggards that are still fetching them, and
 some for long (`retention.py`), so that the run can go back to them.
@@ -11,24 +11,15 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from threading import Lock
 
-import torch
-from torch import Tensor
-
 from atoll.base.errors import PeerFault, RunFailedError
-from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
+from atoll.base.ids import Digest, PeerId
 from atoll.host.retention import Retention
 from atoll.host.rows import Rows
 from atoll.host.store import Store
-from atoll.keys.digest import Buffer
-from atoll.learn.codec.blocks import tensor_over
-from atoll.learn.kept import Kept
-from atoll.learn.late import LateWork, late_bytes, late_from_bytes
 from atoll.learn.layout import Layout
 from atoll.learn.state import SharedState, state_from_bytes, state_pieces
-from atoll.learn.tensorfile import load, pieces_of
 from atoll.node.config.sections import Keep
 
 STATES_HELD = 4  # recent shared states in memory: the head, its parent, and proposals
@@ -126,72 +117,3 @@ class Shelf:
         self._kept_since[name] = time.monotonic()
         while len(self._held) > STATES_HELD:
             self._held.popitem(last=False)
-
-
-PRIVATE = "atoll/private/2"
-BYTES = ("inner", "claim", "late")  # what stands in the private file as bytes, beside vectors
-
-
-@dataclass(frozen=True)
-class Private:
-    """What only this peer knows. Good for exactly one vertex, but for `kept`, which says what it is good for."""
-
-    vertex: Digest | None
-    memory_F: Tensor | None = None  # error feedback
-    inner: Buffer = b""  # moments
-    claim: bytes = b""  # the last one that a vertex holds, where rounds are audited
-    late: LateWork | None = None  # what it did apart and no vertex has yet
-    kept: Kept | None = None  # parameters that the recipe leaves to it
-
-
-NOTHING = Private(None)
-
-
-def write_private(store: Store, private: Private) -> None:
-    """Tensors go to disk from where they lie."""
-    assert private.vertex is not None
-    late = late_bytes(private.late) if private.late is not None else b""
-    beside = zip(BYTES, (private.inner, private.claim, late), strict=True)
-    tensors = {name: tensor_over(data, torch.uint8) for name, data in beside if data}
-    told = {"format": PRIVATE, "vertex": private.vertex.hex()}
-    if private.memory_F is not None:
-        tensors["memory"] = private.memory_F
-    if private.kept is not None:
-        tensors["kept"], told["kept"] = private.kept.x_F, private.kept.state.hex()
-    store.write_private(*pieces_of(tensors, told))
-
-
-def read_private(store: Store, floats: int) -> Private:
-    """What was written last, of a model of so many values; nothing if it is damaged, which costs what is this
-    peer's own and nothing that was agreed."""
-    data = store.read_private()
-    if data is None:
-        return NOTHING
-    try:
-        tensors, told = load(data)
-        vectors = {name: tensors.pop(name).clone() for name in ("memory", "kept") if name in tensors}
-        if told.get("format") != PRIVATE or not all(_fits(vector, floats) for vector in vectors.values()):
-            return NOTHING
-        inner, claim, late = (tensors.pop(name).numpy().tobytes() if name in tensors else b"" for name in BYTES)
-        kept_F = vectors.get("kept")
-        return Private(
-            _digest(told.get("vertex", "")),
-            vectors.get("memory"),
-            inner,
-            claim,
-            late_from_bytes(late, floats) if late else None,
-            Kept(kept_F, _digest(told.get("kept", ""))) if kept_F is not None else None,
-        )
-    except (PeerFault, ValueError):
-        return NOTHING
-
-
-def _fits(vector: Tensor, floats: int) -> bool:
-    """Of this model. A power cut may leave it half of one round and half of another, but nothing else."""
-    return vector.shape == (floats,) and vector.dtype == torch.float32 and bool(vector.isfinite().all())
-
-
-def _digest(text: str) -> Digest:
-    if len(data := bytes.fromhex(text)) != DIGEST_BYTES:
-        raise ValueError(f"{len(data)} bytes are no digest")
-    return Digest(data)

@@ -5,6 +5,7 @@
     blobs/<hex>               finished blobs; <hex>.part while they are being fetched
     blobs/<hex>.manifest      their chunk digests; proves itself by its name, made again if lost
     private.bin               error feedback and inner state, keyed by vertex; losing it costs progress, not safety
+    private.next              the same as it will be once the round under way counts what was sent in it
     facts.jsonl               the record of the run for people and plots, and facts.old.jsonl before it: `record.py`
 
 Promises: what `keep` or `finish_blob` returned for survives a power cut; a half-written file never has a final
@@ -532,26 +533,37 @@ class Store:
 
     # ---- private state and secrets -------------------------------------------------------------------------
 
-    def write_private(self, *pieces: Buffer) -> None:
+    def write_private(self, *pieces: Buffer, ahead: bool = False) -> None:
         """Whole or not at all, not synced: a lost one costs some progress of this peer and nobody else anything.
 
-        Two files take turns: the last but one is written over.
+        `ahead`: it lies beside what holds now, until `private_holds`. Files that nobody needs are written over.
         """
-        path, temporary, old = (self.folder / f"private.{end}" for end in ("bin", "tmp", "old"))
+        path, following, temporary = self._private()
+        target = following if ahead else path
+        if ahead and following.exists():
+            following.rename(temporary)
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             write_over(handle, *pieces)
         finally:
             os.close(handle)
-        if path.exists():
-            path.rename(old)
-        temporary.rename(path)
-        if old.exists():
-            old.rename(temporary)
+        temporary.rename(target)
 
-    def read_private(self) -> bytes | None:
-        path = self.folder / "private.bin"
+    def private_holds(self) -> None:
+        """What was written ahead takes the place of what held until now."""
+        path, following, temporary = self._private()
+        if path.exists():
+            path.rename(temporary)
+        following.rename(path)
+
+    def read_private(self, ahead: bool = False) -> bytes | None:
+        path = self._private()[int(ahead)]
         return path.read_bytes() if path.exists() else None
+
+    def _private(self) -> tuple[Path, Path, Path]:
+        """What holds, what will, and a file to write over."""
+        path, following, temporary = (self.folder / f"private.{end}" for end in ("bin", "next", "tmp"))
+        return path, following, temporary
 
     def secret(self, name: str) -> bytes | None:
         path = self.folder / name

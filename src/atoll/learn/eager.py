@@ -21,9 +21,11 @@ class Own:
         self.anchor_F, self.momentum_P = anchor_F, momentum_P
         self._share_F: Tensor | None = None  # of mine in a round that is not agreed yet; the anchor has it already
         self._rest_F: Tensor | None = None  # of the last agreed mean, what the anchor does not have yet
+        self._before: tuple[Tensor, Tensor, Tensor | None] | None = None  # what I had before I sent last
 
     def sent(self, outer: PLAIN, mine_F: Tensor, members: int, step: int) -> None:
         """I sent this (F,), as it decodes, in a round of so many members."""
+        self._before = self.anchor_F, self.momentum_P, self._rest_F
         share_F = mine_F / members
         self._move(outer, share_F if self._rest_F is None else self._rest_F + share_F, step)
         self._share_F, self._rest_F = share_F, None
@@ -35,8 +37,16 @@ class Own:
             self._move(outer, self._rest_F, step)
         # taken back even if it was not counted: error feedback sends it again
         self._rest_F = mean_F if self._share_F is None else mean_F - self._share_F
-        self._share_F = None
+        self._share_F = self._before = None
         return moved
+
+    def rests(self) -> bool:
+        """The round counts nobody: what I sent in it is taken back. True if the anchor moved."""
+        if self._before is None:
+            return False
+        self.anchor_F, self.momentum_P, self._rest_F = self._before
+        self._share_F = self._before = None
+        return True
 
     def _move(self, outer: PLAIN, update_F: Tensor, step: int) -> None:
         inside = len(self.momentum_P)

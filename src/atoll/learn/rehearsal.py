@@ -350,10 +350,10 @@ class Experiment:
         outer = self.recipe.outer
         for peer, own in enumerate(self.own):
             assert isinstance(outer, PLAIN), "check_recipe refuses the others"
-            if peer in updates:
+            if peer in updates and counted:
                 own.sent(outer, decoded(updates[peer], bounds, ups), len(members), begun)
                 own.agreed(outer, flight.combined[0], begun)
-        if not counted and not self.recipe.own_anchors:
+        if not counted and not in_pairs:
             flight.combined.clear()  # the model rests
         if self.clients is not None:
             self.clients.took_turns(counted)

@@ -5,18 +5,18 @@ Pure functions of the vertex, the plan and my own update. Never sends anything.
 
 from __future__ import annotations
 
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import PeerId
 from atoll.node.apart import late_of
 from atoll.node.facts import RoundClosed
 from atoll.node.ground import Ground
-from atoll.node.jobs import Adopt
+from atoll.node.jobs import Adopt, Counted
 from atoll.node.my_update import MyUpdate
 from atoll.node.topology import asked_in
 from atoll.node.trial import Trial, opened
 from atoll.policy.plan import RoundPlan
 from atoll.policy.sampling import resting_in
-from atoll.wire.codec import decode_statement, vertex_id
-from atoll.wire.messages.statements import Commit
+from atoll.wire.codec import statement_in, vertex_id
+from atoll.wire.messages.statements import Answered, Commit
 from atoll.wire.messages.vertex import Body, Vertex
 
 
@@ -32,13 +32,18 @@ def adopted(trial: Trial, ground: Ground, update: MyUpdate) -> Adopt:
     late = ground.apart is not None and me in late_of(body)
     led = tuple(opened(s).digest for s in body.parts if s is not None and s.signer == me)
     mine = None if afresh else counted
-    return Adopt(plan.round, trial.id, body.state, mine, _claim_of(me, body), afresh, late, led)
+    held = counted_in(me, body)
+    return Adopt(plan.round, trial.id, body.state, mine, held.claim, afresh, late, led, held)
 
 
-def _claim_of(me: PeerId, body: Body) -> Digest | None:
+def counted_in(me: PeerId, body: Body) -> Counted:
     """What the vertex holds me to; also where I said it in a life before."""
-    mine = (decode_statement(s.body, s.signer) for s in body.commits if s.signer == me)
-    return next((commit.claimed for commit in mine if isinstance(commit, Commit)), None)
+    mine = next((statement_in(signed) for signed in body.commits if signed.signer == me), None)
+    if not isinstance(mine, Commit):
+        return Counted(body.parent)
+    answers = (statement_in(signed) if signed is not None else None for signed in body.parts)
+    parts = tuple(isinstance(answer, Answered) and me in answer.contributors for answer in answers)
+    return Counted(body.parent, mine.root, parts, mine.claimed)
 
 
 def closed_by(vertex: Vertex, body: Body, ground: Ground, assembling: bool) -> RoundClosed:

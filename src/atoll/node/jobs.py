@@ -98,6 +98,15 @@ class Advanced(msgspec.Struct, frozen=True):
     state: Digest
 
 
+class Counted(msgspec.Struct, frozen=True):
+    """How a vertex counts my update of its round, also where a life before sent it."""
+
+    before: Digest  # the vertex that it follows
+    root: Digest | None = None  # of the update's parts; None: nothing of mine is in it
+    parts: tuple[bool, ...] = ()
+    claim: Digest | None = None
+
+
 class Adopt(msgspec.Struct, frozen=True):
     """The vertex is final: make `state` the head, settle error feedback, merge the live parameters -> None.
 
@@ -113,6 +122,7 @@ class Adopt(msgspec.Struct, frozen=True):
     afresh: bool = False  # the run went back: live parameters, feedback and moments are of another past, drop them
     late: bool = False  # the vertex holds my late work: also what I said of it in a life before
     led: tuple[Digest, ...] = ()  # the answers in it that are mine, as an owner
+    mine: Counted | None = None  # None: what it counts, if anything, is this life's
 
 
 class GoBack(msgspec.Struct, frozen=True):
@@ -149,12 +159,14 @@ class Restore(msgspec.Struct, frozen=True):
     Where members have states of their own and none that would do is here -> `OthersStates`, one of which is to be
     fetched before this is asked again.
     `left`: the round in which I was until now, where what it owes is still to be told.
+    `mine`: what this vertex and the one before it count of mine, the newest first; it ends where the run went back.
     """
 
     round: int
     vertex: Digest
     state: Digest
     left: Left | None = None
+    mine: tuple[Counted, ...] = ()
 
 
 class Restored(msgspec.Struct, frozen=True):

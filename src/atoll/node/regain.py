@@ -14,8 +14,10 @@ from typing import Literal
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import ROUNDS_KEPT
 from atoll.base.machine import Ask, Effect, Event, Received, Report, SetTimer
+from atoll.node.amend import amend_of
+from atoll.node.closing import counted_in
 from atoll.node.ground import answered_bytes
-from atoll.node.jobs import Left, OthersStates, Restore, Restored
+from atoll.node.jobs import Counted, Left, OthersStates, Restore, Restored
 from atoll.protocol.dag.history import History
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
 
@@ -67,7 +69,17 @@ class Regain:
         self.others = OthersStates(())
         self.round = history.head
         left, self.left = self.left, None  # told once: what it owes may be under way again when a state comes
-        return [Ask("restore", Restore(history.head, history.head_id, history.head_body.state, left))]
+        mine = self._mine(history) if left is None else ()
+        return [Ask("restore", Restore(history.head, history.head_id, history.head_body.state, left, mine))]
+
+    def _mine(self, history: History) -> tuple[Counted, ...]:
+        """A life before may have ended after it kept the newest vertex, and before it kept what is its own."""
+        found: list[Counted] = []
+        for body in (history.bodies.get(history.head), history.bodies.get(history.head - 1)):
+            if body is None or body.round < 0 or amend_of(body) is not None:
+                break
+            found.append(counted_in(self.me, body))
+        return tuple(found)
 
     def restored(self, found: Restored | OthersStates | None) -> Literal["disk", "blob"] | None:
         """The island holds it, and where it came from; None if it must be fetched."""

@@ -1,0 +1,165 @@
+"""A peer that is killed at any moment of a round goes on with what is its own, whatever its disk got to hold of it.
+
+The disk of one member is copied at every point between two writes, and in the middle of each. A life begins from
+each copy: at the vertex of the round if that was kept by then, else at the one before, and hears of it from others.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from members import PEERS, SHARES, Inside, Members, recipe_for, story
+
+from atoll.base.ids import PeerId
+from atoll.host import store as stores
+from atoll.host.island import Island
+from atoll.host.store import Store
+from atoll.node.jobs import Adopt, Advance, Restore
+from atoll.protocol.reduce.work import Combine, Row
+
+PRIVATE = ("private.bin", "private.next", "private.tmp")
+WHOLE = {"overlap": 0, "fragments": 1}
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("data") / "book.txt"
+    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
+    return str(path)
+
+
+@dataclass
+class Copy:
+    folder: Path
+    kept: bool  # the round's vertex was
+
+
+class Disk:
+    """Copies the files of one member's own whenever something is about to change there."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.copies, self.kept = folder, list[Copy](), False
+        self.watching = False
+        rename, write_over = Path.rename, stores.write_over
+
+        def renamed(path: Path, target: Path) -> Path:
+            if path.parent == folder:
+                self.copy()
+            return rename(path, target)
+
+        def written(handle: int, *pieces) -> None:
+            if Path(os.readlink(f"/proc/self/fd/{handle}")).parent == folder:
+                write_over(handle, *pieces[: len(pieces) // 2])
+                self.copy()
+            write_over(handle, *pieces)
+
+        monkeypatch.setattr(Path, "rename", renamed)
+        monkeypatch.setattr(stores, "write_over", written)
+
+    def copy(self) -> None:
+        if not self.watching:
+            return
+        into = self.folder.with_name(f"copy-{len(self.copies)}")
+        into.mkdir()
+        for name in PRIVATE:
+            if (self.folder / name).exists():
+                shutil.copy(self.folder / name, into / name)
+        self.copies.append(Copy(into, self.kept))
+
+
+async def watched_round(members: Members, disk: Disk, parts: tuple[bool, ...]) -> None:
+    """One round in which these parts count member 1, whose disk is watched."""
+    disk.watching = True
+    updates = [await members.train(index) for index in range(PEERS)]
+    answers = []
+    for part in range(PEERS):
+        rows = tuple(
+            Row(PeerId(str(k)), 24, update.parts[part], (PeerId(str(k)),))
+            for k, update in enumerate(updates)
+            if k == 0 or parts[part]
+        )
+        answers.append((await members.islands[part].do(Combine(members.round, part, SHARES, rows))).payload)
+    steps = members.steps
+    work = Advance(members.round, members.state, tuple(answers), steps, 48, PEERS, SHARES)
+    (state,) = {(await island.do(work)).state for island in members.islands}
+    disk.copy()
+    disk.kept, members.state = True, state
+    disk.copy()
+    members.round += 1
+    for index, counted in enumerate(((True,) * PEERS, parts)):
+        mine = members.counts(index, updates[index], counted)
+        await members.islands[index].do(Adopt(members.round - 1, members.vertex(), state, counted, mine=mine))
+    disk.copy()
+    disk.watching = False
+
+
+async def life_from(members: Members, copy: Copy, before: Restore, ready: bool) -> Island:
+    """Another process that finds this disk, once it is where the others are."""
+    for blob in (members.stores[1].folder / "blobs").iterdir():
+        (copy.folder / "blobs").mkdir(exist_ok=True)
+        os.link(blob, copy.folder / "blobs" / blob.name)
+    members.stores.append(Store(copy.folder, durable=False))
+    island = Island(members.stores[-1], 1, trainer=Inside())
+    island.learning = members.learning
+    island.equip(members.book)
+    after = members.restore(1)
+    assert await island.do(after if copy.kept else before)
+    if ready:
+        await island._ready()
+    if not copy.kept:
+        await island.do(Adopt(after.round, after.vertex, after.state, None, mine=after.mine[0]))
+    return island
+
+
+def owns(island: Island) -> tuple[torch.Tensor, bytes]:
+    assert island.mine.memory_F is not None
+    return island.mine.memory_F, bytes(island.live.inner)
+
+
+@pytest.mark.parametrize(
+    ("how", "parts"),
+    [
+        (WHOLE, (True, True)),
+        (WHOLE, (True, False)),
+        (WHOLE, (False, False)),
+        ({"overlap": 0, "fragments": 2}, (True, True)),
+    ],
+    ids=["counted", "counted in part", "not counted", "a fragment"],
+)
+def test_whatever_the_moment_of_a_kill_what_is_its_own_goes_with_the_vertex(
+    tmp_path: Path, book: str, monkeypatch: pytest.MonkeyPatch, how: dict[str, int], parts: tuple[bool, ...]
+):
+    """A life that another one left nothing of a round that did not count begins as before that round."""
+
+    async def tell(members: Members) -> None:
+        for _ in range(2):
+            await members.play()
+        disk, before = Disk(members.stores[1].folder, monkeypatch), members.restore(1)
+        then = owns(members.islands[1])
+        then = then[0].clone(), then[1]
+        await watched_round(members, disk, parts)
+        now = owns(members.islands[1])
+        assert not torch.equal(now[0], then[0]) and now[1] != then[1], "else this test would see nothing"
+        assert len(disk.copies) > 5 and {copy.kept for copy in disk.copies} == {True, False}
+        runs_on = how["fragments"] > 1  # moments are of the merge before
+        for number, copy in enumerate(disk.copies):
+            sent = any(parts) and (copy.kept or (copy.folder / "private.next").exists())
+            # one life hears of the vertex while it has a trainer
+            ready = number == max(k for k, one in enumerate(disk.copies) if not one.kept)
+            island = await life_from(members, copy, before, ready)
+            memory_F, inner = owns(island)
+            good_F, left = now if sent or number == len(disk.copies) - 1 else then
+            assert torch.equal(memory_F, good_F), number
+            assert runs_on or inner == left, number
+            if ready and not runs_on:
+                trainer = island.trainer
+                assert torch.equal(trainer.read_x(), island.head.anchor_F)
+                assert await trainer.inner_state() == inner
+            await island.close()
+
+    story(tell, Members(tmp_path, recipe_for(how, rounds=6), book))
