@@ -82,7 +82,7 @@ class PairedIsland(Island):
         return Advanced(self._put(roll_bytes(after)))
 
     def _follow(self, work: Adopt) -> None:
-        mine = self.roll(work.state).newly_of(self.me)
+        mine = None if work.state == self.head else self.roll(work.state).newly_of(self.me)
         counts = mine is not None and mine in self.blobs  # also made by a life before
         if counts and mine is not None:
             self._check_made_of(mine)
