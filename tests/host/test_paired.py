@@ -131,6 +131,21 @@ def test_pairs_rest_in_a_round_that_counts_nobody(tmp_path: Path, book: str):
     story(tell, Paired(tmp_path, recipe_for(), book, 2))
 
 
+def test_a_vertex_that_averaged_nothing_counts_nothing(tmp_path: Path, book: str):
+    """Its roll is the one before, which says what was made a round ago: an update under way is not in that."""
+
+    async def tell(members: Paired) -> None:
+        await members.play()
+        island = members.islands[1]
+        await members.train(1)
+        head, x_F = island.head, island.trainer.read_x().clone()
+        await island.do(Adopt(1, members.vertex(), members.state, None))
+        assert island.head.anchor_F is head.anchor_F and island.live.steps_since == 4
+        assert torch.equal(island.trainer.read_x(), x_F), "its steps are still in x"
+
+    story(tell, Paired(tmp_path, recipe_for(), book, 4))
+
+
 def test_what_a_life_before_made_of_a_round_is_mine_once_a_roll_names_it(tmp_path: Path, book: str):
     """Restarted between its answer and the vertex: it goes on from what it said it holds."""
 

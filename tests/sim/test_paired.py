@@ -169,6 +169,32 @@ def test_a_newcomer_and_one_that_lost_its_disk_take_a_members_state_and_are_draw
         assert roots - {peer}, "it began from what another made"
 
 
+def test_what_a_newcomer_made_becomes_its_own_though_it_died_and_took_anothers_meanwhile():
+    """No roll names it when it dies, so its next life begins from what another holds; then the vertex names what it
+    made before, of what it held then. One more sleeps, so that the round lasts that long."""
+    paired = Paired(3)
+    paired.until(2)
+    world, joiner = paired.world, peer_name(3)
+    paired.swarm.join(3, via=peer_name(0))
+    island = paired.island(joiner)
+    world.run(1e3, stop=lambda: bool(_made_by(island)))
+    (first,) = _made_by(island)
+    partner = next(peer for peer, _ in _own(island, first).rows if peer != joiner)
+    world.sleep(next(peer for peer in paired.swarm.founders if peer != partner))
+    world.run(world.now + 0.5)  # its answer is at the others
+    world.crash(joiner)
+    world.start(joiner)
+    world.run(1e3, stop=lambda: island.own is not None)
+    assert island.own not in (first, _own(island, first).before), "what it begins from is another's"
+    world.run(1e3, stop=lambda: island.own == first)
+    assert island.own == first and paired.closed[-1].body.state in island.blobs
+
+
+def _made_by(island: PairedIsland) -> list[Digest]:
+    own = [name for name, data in island.blobs.items() if _is_own(data)]
+    return [name for name in own if _own(island, name).of == island.me]
+
+
 def _is_own(data: bytes) -> bool:
     try:
         msgspec.msgpack.decode(data, type=OwnState)

@@ -106,7 +106,7 @@ class Paired:
         """What I hold after a round that left this roll, and whether it is what I made in it; if not, the tensors
         are those of `head`."""
         roll = self._roll(state, learning)
-        mine = roll.newly_of(self.me)
+        mine = None if roll.round == head.round else roll.newly_of(self.me)  # in a round without parts it stays
         made = None if mine is None else self._found(mine, learning)  # also by a life before
         return (_at(head, roll), False) if made is None else (_at(made, roll), True)
 

@@ -1,12 +1,13 @@
 """A virtual peer of a run whose members exchange in pairs: a state of its own, and the roll that all agree on.
 
 A member's state is a few bytes: who it is, the state before, and the digests of the rows that it was made of. Rolls
-are the real ones. So who goes on from anything but what it held, or names what it does not hold, is found.
+are the real ones. So who goes on from anything but what it held, or names what it does not hold, is found. Of whom
+no roll names a state each life may hold another's: what one of them made counts in the next.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -37,6 +38,7 @@ class PairedIsland(Island):
     """`own` follows what is durable: a restart asks for it by the roll."""
 
     own: Digest | None = None
+    owns: dict[Digest, set[Digest]] = field(default_factory=dict)  # all that any life held at a head; to check by
 
     def crash(self) -> None:
         super().crash()
@@ -80,18 +82,24 @@ class PairedIsland(Island):
         return Advanced(self._put(roll_bytes(after)))
 
     def _follow(self, work: Adopt) -> None:
-        mine = self.roll(work.state).newly_of(self.me)
+        mine = None if work.state == self.head else self.roll(work.state).newly_of(self.me)
         counts = mine is not None and mine in self.blobs  # also made by a life before
         if counts and mine is not None:
             self._check_made_of(mine)
             self.own = mine
         assert self.own is not None and self.own in self.blobs, "it goes on from what it does not hold"
-        self.needed["own"] = (self.own,)
+        self._holds(work.state, self.own)
         super().do(msgspec.structs.replace(work, counted=(True,) if counts else None))
+
+    def _holds(self, head: Digest, own: Digest) -> None:
+        self.own = own
+        self.needed["own"] = (own,)
+        self.owns.setdefault(head, set()).add(own)
 
     def _check_made_of(self, mine: Digest) -> None:
         state = _OWN_STATE.decode(self.blobs[mine])
-        if (state.of, state.before) != (self.me, self.own) or len(state.rows) > 2:
+        assert self.head is not None
+        if state.of != self.me or state.before not in self.owns[self.head] or len(state.rows) > 2:
             self.miscounted.append(f"{self.me} goes on from what was not made of its own: {state}")
 
     def _held(self, work: Restore) -> Restored | OthersStates | None:
@@ -105,6 +113,5 @@ class PairedIsland(Island):
             if not here:
                 return OthersStates(tuple((entry.peer, entry.state) for entry in others))
             found = here[0]
-        self.own = found
-        self.needed["own"] = (found,)
+        self._holds(work.state, found)
         return super().do(work)
