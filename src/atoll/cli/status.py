@@ -52,8 +52,7 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     if s["paused"]:
         say(f"  {s['paused']}")
     if amended := s.get("amended"):
-        told = ", ".join(f"{key} = {value:g}" for key, value in amended["numbers"].items())
-        say(f"  amended after {amended['trained']} rounds: {told}")
+        say(f"  amended after {amended['trained']} rounds: {amended['words']}")
     if s["trouble"]:
         say(f"  ! {s['trouble']}")
     if s.get("uncounted"):
