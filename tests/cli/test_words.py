@@ -133,7 +133,9 @@ def test_a_founder_that_nobody_can_dial_is_told_so():
         a: introduction(news | {"addresses": [a]})
         for a in ("/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.5/tcp/1", "/dns4/a.org/tcp/1")
     }
-    assert "only this computer" in told["/ip4/127.0.0.1/tcp/1"]
+    assert "only this computer" in told["/ip4/127.0.0.1/tcp/1"] and "--role client" in told["/ip4/127.0.0.1/tcp/1"]
+    assert "--role client" not in introduction(news | {"addresses": ["/ip4/127.0.0.1/tcp/1"], "ticket": "ATOLL1:"})
+    assert "nobody dials a client" in introduction(news | {"addresses": []})
     assert "behind a router" in told["/ip4/192.168.1.5/tcp/1"]
     assert "only" not in told["/dns4/a.org/tcp/1"]
 

@@ -53,7 +53,7 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
         say(f"  {s['paused']}")
     if amended := s.get("amended"):
         say(f"  amended after {amended['trained']} rounds: {amended['words']}")
-    if s["trouble"]:
+    if s["trouble"] and s["trouble"] != s["paused"]:
         say(f"  ! {s['trouble']}")
     if s.get("uncounted"):
         say(f"  ! {s['uncounted']}")

@@ -148,10 +148,13 @@ def introduction(news: dict[str, Any]) -> str:
     lines = [f"peer {news['name']} ({news['peer'][-8:]}) of run {news['run_id'][:8]}, folder {news['folder']}"]
     scopes = {scope_of(a) for a in news["addresses"]}
     lines += [f"  reached at {a}" for a in news["addresses"]]
-    if scopes <= {"computer"}:
+    if not scopes:
+        lines.append("  it dials the others; nobody dials a client")
+    elif scopes <= {"computer"}:
+        client = "" if news["ticket"] else ", or --role client where nobody can dial it"
         lines.append(
-            "  ! only this computer can dial these; for others start with "
-            "--listen /ip4/0.0.0.0/tcp/7071 (and --announce, behind a router)"
+            "  ! only this computer can dial these; for members on others start with "
+            f"--listen /ip4/0.0.0.0/tcp/7071 (and --announce, behind a router){client}"
         )
     elif "internet" not in scopes:
         lines.append("  only this network can dial these; behind a router say --announce /ip4/PUBLIC/tcp/PORT")
