@@ -30,7 +30,8 @@ def test_a_run_that_is_over_gets_more_rounds_and_another_rate(tmp_path: Path):
         assert [f["steps"] for f in began] == [8, 8, 4, 4]
         s = answer_of("status", "--dir", a)
         numbers = {"run.rounds": 4, "train.inner_steps": 4, "train.lr": 0.002}
-        assert (s["rounds"], s["amended"]) == (4, {"numbers": numbers, "trained": 2})
-        assert "amended after 2 rounds: run.rounds = 4" in atoll("status", "--dir", a).stdout
+        words = "4 rounds, 4 steps a round, learning rate 0.002"
+        assert (s["rounds"], s["amended"]) == (4, {"numbers": numbers, "trained": 2, "words": words})
+        assert f"amended after 2 rounds: {words}" in atoll("status", "--dir", a).stdout
         audit = answer_of("verify", a)
         assert audit["intact"] and [t["to"]["lr"] for t in audit["amendments"]] == [0.002]

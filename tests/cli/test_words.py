@@ -52,6 +52,7 @@ from atoll.wire.ticket import issue
         (["simulate", "calm", "--seeds", "0"], 2, "E-ARG-01"),
         (["simulate", "calm", "--peers", "0"], 2, "E-ARG-01"),
         (["simulate", "--swarm", "--minutes", "-1"], 2, "E-ARG-01"),
+        (["simulate", "calm", "--jobs", "2"], 2, "E-ARG-13"),
         (["up", "--threads", "-2"], 2, "E-ARG-01"),
         (["demo", "--rounds", "0"], 2, "E-ARG-01"),
         (["demo", "--peers", "99"], 2, "E-ARG-07"),
@@ -132,7 +133,9 @@ def test_a_founder_that_nobody_can_dial_is_told_so():
         a: introduction(news | {"addresses": [a]})
         for a in ("/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.5/tcp/1", "/dns4/a.org/tcp/1")
     }
-    assert "only this computer" in told["/ip4/127.0.0.1/tcp/1"]
+    assert "only this computer" in told["/ip4/127.0.0.1/tcp/1"] and "--role client" in told["/ip4/127.0.0.1/tcp/1"]
+    assert "--role client" not in introduction(news | {"addresses": ["/ip4/127.0.0.1/tcp/1"], "ticket": "ATOLL1:"})
+    assert "nobody dials a client" in introduction(news | {"addresses": []})
     assert "behind a router" in told["/ip4/192.168.1.5/tcp/1"]
     assert "only" not in told["/dns4/a.org/tcp/1"]
 
@@ -233,9 +236,10 @@ def test_a_screen_follows_the_rounds_that_members_agreed_on_and_forgets_them_whe
     progress = Progress(rounds=30, founded_rounds=30)
     closed = {"fact": "RoundClosed", "round": 4, "state": "ab", "time_s": 9.0, "trained": 5, "loss": 2.0}
     closed |= {"counted": [], "missing": [], "steps": 0, "samples": 0}
-    more = closed | {"amends": {"rounds": 60, "lr": 0.002}, "rounds": 60}
+    more = closed | {"amends": {"rounds": 60, "owner_s": 6.0, "lr": 0.002}, "rounds": 60}
     progress.see(more)
-    assert progress.rounds == 60 and "! from the next round on: rounds 60, lr 0.002" in line_of(more, progress)
+    words = "60 rounds, 6.0 s for an owner of a part to answer, learning rate 0.002"
+    assert progress.rounds == 60 and line_of(more, progress).endswith(words)
     progress.see(closed | {"round": 5, "back_to": 2})
     assert progress.rounds == 30
 

@@ -15,6 +15,7 @@ from atoll.learn.methods import data_parallel
 from atoll.learn.recipes import Recipe, diloco
 from atoll.node.config.sections import keys
 from atoll.node.settings import RunSettings
+from atoll.node.tuning import WORDS
 from atoll.wire.messages.statements import Numbers, Tuned
 
 THIRDS = {"fragments": 3, "overlap": 2, "merge": "delta"}
@@ -70,13 +71,14 @@ def test_people_write_keys_of_run_toml_and_are_told_why_others_stay():
         "train.inner_steps": 30,
         "train.lr": 0.002,
     }
-    assert {KEYS[key].name for key in KEYS} == set(Numbers.__struct_fields__)
+    assert {KEYS[key].name for key in KEYS} == set(Numbers.__struct_fields__) == set(WORDS)
     assert all(key in KEYS or key in STAYS or key.partition(".")[0] in STAYS for key in keys())
     for text, told in (
         ("model.name=gpt-tiny", "shape"),
         ("keep.newest=3", "run.toml"),
         ("train.inner_steps=32", "write train.inner_steps = 33"),
-        ("run.audit_rate=0", "audit_rate"),
+        ("run.audit_rate=0", "run.audit_rate is a number that this run may change, and not switch off"),
+        ("consensus.timeout=1e9", "consensus.timeout is more than members agree on"),
         ("train.lr=-1", "train.lr"),
         ("lr=0.1", "did you mean train.lr"),
         ("train.lr", "no value"),

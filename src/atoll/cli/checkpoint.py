@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from atoll.wire.messages.vertex import Body, Vertex
     from atoll.wire.pairs import Entry
 
-LISTED = 19  # newest rounds shown, 20 lines with the one above them; --all and --json have every one
+LISTED = 18  # newest rounds shown, 20 lines with the two above them; --all and --json have every one
 
 checkpoint = cyclopts.App(
     name="checkpoint",
@@ -42,9 +42,10 @@ def listing(
     all: Annotated[bool, Parameter(negative="", help=f"Every round, not only the newest {LISTED}.")] = False,
     json: AsJson = False,
 ) -> None:
-    """One line per agreed round: time, loss, who counted, state, and whether the state is in this folder.
+    """One line per agreed round: how many had trained, time, loss, who counted, state, and whether it is here.
 
-    The first line says which rounds the run can go back to from here, a mark where it went back.
+    Rounds that only assembled members are agreed on, too, so `trained` is what `atoll up` and `status` count. The
+    first line says which rounds the run can go back to from here, a mark where it went back.
     """
     from atoll.node.pieces import placed_rounds
 
@@ -64,6 +65,7 @@ def listing(
         say(f"  lie in pieces at the members: rounds {spans_text(spans_of(placed))}")
     there = "this peer's own model is here of" if paired else "can be gone back to from here:"
     say(f"  {there} rounds {spans_text(spans_of(here)) or 'none'}")
+    say(f"  {'round':>6}  {'trained':>7}  {'after':>12}  {'loss':>8}  {'counted':>9}  {'state':<8}  {'size':>9}")
     for row in rows:
         size = bytes_text(row["size_bytes"]) if row["size_bytes"] is not None else "-"
         loss = f"{row['loss']:.4f}" if row["contributors"] else "-"
@@ -72,7 +74,8 @@ def listing(
         back = f"  back to round {row['back_to']}" if row["back_to"] is not None else ""
         back += "".join(f"  + {who}, {late_text(late)}" for who, late in row["late"].items())
         back += f"  | another branch begins here: epoch {row['branch']['epoch']}" if row["branch"] else ""
-        say(f"  {row['round']:>6}  {after:>12}  loss {loss:>8}  {counted:>9}  {row['state'][:8]}  {size:>9}{back}")
+        at = f"  {row['round']:>6}  {row['trained']:>7}  {after:>12}"
+        say(f"{at}  {loss:>8}  {counted:>9}  {row['state'][:8]}  {size:>9}{back}")
 
 
 @checkpoint.command

@@ -43,8 +43,13 @@ def simulate(
         bool,
         Parameter(negative="", help="Play drawn scenarios at drawn sizes, from this seed on, until time is up."),
     ] = False,
-    minutes: Annotated[float, Parameter(validator=Number(gte=0, lt=inf), help="How long --swarm goes on.")] = 10.0,
-    jobs: Annotated[int, Parameter(validator=SOME, help="Worlds that --swarm plays at a time, a core each.")] = 1,
+    minutes: Annotated[
+        float | None, Parameter(validator=Number(gte=0, lt=inf), help="How long --swarm goes on. Default: 10.")
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        Parameter(validator=SOME, help="Worlds that --swarm plays at a time, a core each. Default: one."),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Play a scenario with virtual peers; a failure ends with the one line that replays it."""
@@ -54,11 +59,20 @@ def simulate(
         raise UsageError(
             "E-ARG-09", f"there is no scenario {name!r}", fix="one of " + ", ".join([*SCENARIOS, "all"])
         )
+    if not swarm and (minutes is not None or jobs is not None):
+        raise UsageError(
+            "E-ARG-13",
+            "--minutes and --jobs are for --swarm",
+            cause="without it the seeds are played once each, one after the other",
+            fix=f"atoll simulate {name} --swarm, or leave them out".replace("  ", " "),
+        )
     if swarm:
         from atoll.sim.scenarios.night import night
 
         stories = {name: SCENARIOS[name]} if name in SCENARIOS else SCENARIOS
-        worlds = night(stories, seed, 60 * minutes, peers=peers, rounds=rounds, jobs=jobs)
+        worlds = night(
+            stories, seed, 60 * (10.0 if minutes is None else minutes), peers=peers, rounds=rounds, jobs=jobs or 1
+        )
         _swarm(worlds, f"atoll simulate {name}".rstrip(), seed, json)
         return
     if not name:

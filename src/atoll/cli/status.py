@@ -52,9 +52,8 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     if s["paused"]:
         say(f"  {s['paused']}")
     if amended := s.get("amended"):
-        told = ", ".join(f"{key} = {value:g}" for key, value in amended["numbers"].items())
-        say(f"  amended after {amended['trained']} rounds: {told}")
-    if s["trouble"]:
+        say(f"  amended after {amended['trained']} rounds: {amended['words']}")
+    if s["trouble"] and s["trouble"] != s["paused"]:
         say(f"  ! {s['trouble']}")
     if s.get("uncounted"):
         say(f"  ! {s['uncounted']}")

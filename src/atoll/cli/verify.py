@@ -205,6 +205,7 @@ def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
 
 
 def _say(audit: Audit, blobs: int | None) -> None:
+    from atoll.node.tuning import in_words
     from atoll.policy.reputation import tier_of
 
     for p in audit.problems:
@@ -241,8 +242,7 @@ def _say(audit: Audit, blobs: int | None) -> None:
         what = "paused" if p.paused else "resumed"
         say(f"  round {p.round} {what} the run, by the recovery identity's signature")
     for t in audit.tunes:
-        told = ", ".join(f"{name} {value:g}" for name, value in t.to.items())
-        say(f"  round {t.round} changed numbers of the run ({told}), by the recovery identity's signature")
+        say(f"  round {t.round} changed numbers of the run: {in_words(t.to)}; by the recovery identity's signature")
     for line in _eras_text(audit):
         say(f"  {line}")
     for c in audit.members[-CHANGES_SHOWN:]:

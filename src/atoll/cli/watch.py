@@ -20,6 +20,7 @@ from atoll.cli.say import qr, say, say_json
 from atoll.host.reach import scope_of
 from atoll.host.record import Progress
 from atoll.host.running import Shell
+from atoll.node.tuning import in_words
 
 
 def watched(work: Callable[[Shell], Awaitable[int]], *, facts: bool, as_json: bool) -> int:
@@ -147,10 +148,13 @@ def introduction(news: dict[str, Any]) -> str:
     lines = [f"peer {news['name']} ({news['peer'][-8:]}) of run {news['run_id'][:8]}, folder {news['folder']}"]
     scopes = {scope_of(a) for a in news["addresses"]}
     lines += [f"  reached at {a}" for a in news["addresses"]]
-    if scopes <= {"computer"}:
+    if not scopes:
+        lines.append("  it dials the others; nobody dials a client")
+    elif scopes <= {"computer"}:
+        client = "" if news["ticket"] else ", or --role client where nobody can dial it"
         lines.append(
-            "  ! only this computer can dial these; for others start with "
-            "--listen /ip4/0.0.0.0/tcp/7071 (and --announce, behind a router)"
+            "  ! only this computer can dial these; for members on others start with "
+            f"--listen /ip4/0.0.0.0/tcp/7071 (and --announce, behind a router){client}"
         )
     elif "internet" not in scopes:
         lines.append("  only this network can dial these; behind a router say --announce /ip4/PUBLIC/tcp/PORT")
@@ -175,8 +179,8 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             return "\n".join([before] * bool(before) + [f"! {told}" if entry["pauses"] else "the run goes on"])
         case "RoundClosed" if "amends" in entry:
             before = line_of({k: v for k, v in entry.items() if k != "amends"}, progress)
-            told = ", ".join(f"{name} {value:g}" for name, value in entry["amends"].items())
-            return "\n".join([before] * bool(before) + [f"! from the next round on: {told}, as the founder says"])
+            told = f"! from the next round on, as the founder says: {in_words(entry['amends'])}"
+            return "\n".join([before] * bool(before) + [told])
         case "RoundClosed" if entry["counted"]:
             absent = f", without {', '.join(name(p) for p in progress.missing)}" if progress.missing else ""
             of = f"/{progress.rounds}" if progress.rounds else ""

@@ -112,6 +112,8 @@ async def run_up(start: Start, shell: Shell) -> int:
             "training begins now, alone, and others may come; to wait for them first, found it with "
             "--set run.start_peers=2 or more"
         )
+    else:
+        shell.notice(f"training begins once {start.config.run.start_peers} members are here")
     return await _run(host, ticket.text, start, shell)
 
 

@@ -24,7 +24,7 @@ from atoll.learn.inner import Accumulate, tuned
 from atoll.learn.recipes import Recipe, check_recipe, lasting, over_tokens, swarm_problem
 from atoll.node.requests import with_waiting
 from atoll.node.settings import RunSettings
-from atoll.node.tuning import numbers_in, tuned_by, with_numbers
+from atoll.node.tuning import in_words, numbers_in, tuned_by, with_numbers
 from atoll.wire.messages.statements import Numbers, Tuned
 from atoll.wire.messages.vertex import Body
 
@@ -96,13 +96,19 @@ def numbers_from(written: Sequence[str], fragments: int) -> Numbers:
         if number.turns:
             value = value * fragments if number.turns > 0 else value // fragments
         found[number.name] = value if number.share == 1.0 else value * number.share
+        _demand_bounds(key, number.name, found[number.name])
+    return convert(found, Numbers)
+
+
+def _demand_bounds(key: str, name: str, value: float) -> None:
+    """The config takes zeros for "none", and longer waits than a vertex may ask for."""
     try:
-        return convert(found, Numbers)
-    except ValidationError as why:  # the config takes zeros for "none", and what there is none of stays away
+        convert({name: value}, Numbers)
+    except ValidationError:
+        more = "is more than members agree on"
+        none = "is a number that this run may change, and not switch off"
         raise UsageError(
-            "E-RUN-27",
-            f"{', '.join(written)} cannot be agreed on: {why}",
-            fix="write another value: numbers that a run has can change, and not be switched off (docs/config.md)",
+            "E-RUN-27", f"{key} {more if value > 0 else none}", fix=f"write another value: atoll amend {key}=…"
         ) from None
 
 
@@ -227,4 +233,4 @@ def amended_of(host: PeerHost) -> dict[str, Any] | None:
         return None
     said = history.head_body.tuned
     numbers = by_key(said.to, learning.recipe.schedule.fragments)
-    return {"numbers": numbers, "trained": said.trained}
+    return {"numbers": numbers, "trained": said.trained, "words": in_words(numbers_in(said.to))}

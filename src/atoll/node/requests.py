@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Send
-from atoll.node.amend import Goal, tunes_in, word_bytes
+from atoll.node.amend import Goal, pauses_in, tunes_in, word_bytes
 from atoll.node.body import write_recovery
 from atoll.node.known import Known
 from atoll.node.peer import Peer
@@ -113,7 +113,9 @@ def pause(peer: Peer, paused: bool, sign: Sign, now: Seconds) -> list[Effect]:
     """Ask the members to train no more from the next vertex on, or to train again."""
     known = _as_member(peer)
     if paused == (known.history.head_body.paused is not UNSET):
-        raise ValueError("it is paused already" if paused else "it is not paused")
+        waits = any(word.paused for _, word in pauses_in(known.pool.said_by(peer.me, Pause.__name__)))
+        soon = " yet: the pause that was asked for begins when the round under way closes" if waits else ""
+        raise ValueError("it is paused already" if paused else f"it is not paused{soon}")
     plain = Pause(known.history.head_id, paused, b"")
     return peer.say(replace(plain, signature=sign(word_bytes(known.notary.run, plain))), now)
 

@@ -8,7 +8,7 @@ each of them such that members need nothing new for it: no other model, data, co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict, replace
 
 from atoll.base.ids import Digest
+from atoll.base.units import seconds_text
 from atoll.node.amend import amends_in, tunes_in
 from atoll.node.settings import RunSettings, pacing_problem
 from atoll.policy.plan import RoundPlan, plan_round
@@ -57,6 +58,30 @@ def with_numbers(settings: RunSettings, to: Numbers) -> RunSettings:
 def numbers_in(to: Numbers) -> dict[str, Any]:
     """What is said in it, by name."""
     return {name: value for name, value in asdict(to).items() if value is not UNSET}
+
+
+WORDS = {  # what people are told of each number, which is known by one name to members and by another in run.toml
+    "rounds": "{:g} rounds",
+    "start_peers": "{:g} members to begin",
+    "min_peers": "{:g} members to go on",
+    "audit_rate": "a share of {:g} audited",
+    "train_max_s": "rounds that train for {} at most",
+    "owner_s": "{} for an owner of a part to answer",
+    "window_min_s": "{} at the least for an owner of a part to answer",
+    "updates": "{:g} updates before the slow are left behind",
+    "grace": "{:g} steps of grace for them",
+    "round_time_s": "rounds that train for {}",
+    "inner_steps": "{:g} steps a round",
+    "total_tokens": "{:,} tokens in all",
+    "lr": "learning rate {:g}",
+    "outer_lr": "outer learning rate {:g}",
+}
+
+
+def in_words(numbers: Mapping[str, float]) -> str:
+    """What is said in these, by name, for people: '14 rounds, learning rate 0.002'."""
+    told = ((WORDS.get(name, name + " {:g}"), name, value) for name, value in numbers.items())
+    return ", ".join(words.format(seconds_text(v) if name.endswith("_s") else v) for words, name, v in told)
 
 
 def tuned_after(settings: RunSettings, parent: Body, trained: int, reports: Sequence[Signed]) -> Tuned | UnsetType:

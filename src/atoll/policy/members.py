@@ -283,7 +283,7 @@ def _may_join(
         return None
     ticket = _ticket_of(join, parent.tickets)
     if ticket is None:
-        return "its ticket is unknown here or was revoked; ask for a new one: atoll invite"
+        return "its ticket is used up, revoked or unknown here; ask for a new one: atoll invite"
     if ticket.uses_left < 1:
         return "its ticket is used up; ask for a new one: atoll invite"
     if wall_s is not None and ticket.expires_s < wall_s:
