@@ -6,7 +6,9 @@ import asyncio
 import errno
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -135,6 +137,40 @@ def test_a_flood_of_chunks_waits_in_the_network_and_not_in_memory(tmp_path: Path
         assert len(told) >= 9 * ARRIVING_MAX - 16
         while len(told) < 10 * ARRIVING_MAX:
             await asyncio.sleep(0)
+        chunks.close()
+        store.close()
+
+    asyncio.run(story())
+
+
+def test_what_the_thread_does_not_keep_up_with_is_on_disk_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It waits for the disk with one chunk, others wait for it: what comes next is written at once, since a process
+    that is killed loses what lies in its memory. Not where the disk is behind: then the loop would wait, too."""
+    held, let_go = Event(), Event()
+    monkeypatch.setattr(Store, "catch_up", lambda store, name: (held.set(), let_go.wait()))
+
+    async def story() -> None:
+        store = Store(tmp_path)
+        chunks = Chunks(store)
+        store.open_blob(BLOB, MANIFEST)
+        told: list[Payload] = []
+        chunks.take(Chunk(BLOB, 0), piece(0), told.append)
+        held.wait()
+        for _ in range(ARRIVING_MAX):
+            chunks.take(Chunk(BLOB, 0), piece(0), told.append)
+        chunks.take(Chunk(BLOB, 1), piece(1), told.append)
+        assert len(told) == 1 and on_disk(store)[BLOB_CHUNK : 2 * BLOB_CHUNK] == piece(1)
+        monkeypatch.setattr(Store, "is_behind", lambda store, name: True)
+        chunks.take(Chunk(BLOB, 2), piece(2), told.append)
+        assert len(told) == 2 and told[1].digest == MANIFEST.chunks[2]
+        assert on_disk(store)[2 * BLOB_CHUNK :] == bytes(5000)
+        let_go.set()
+        assert await done(chunks, StoreChunk(BLOB, 2, told[1])) is None
+        while len(told) < 3 + ARRIVING_MAX:
+            await asyncio.sleep(0)
+        assert on_disk(store) == DATA
         chunks.close()
         store.close()
 
@@ -370,7 +406,27 @@ def test_a_long_download_is_synced_on_its_way(tmp_path: Path, monkeypatch: pytes
     store.open_blob(BLOB, MANIFEST)
     for index in (0, 1, 2, 0):
         store.store_chunk(BLOB, index, piece(index))
+    store.close()
     assert len(synced) == 1
+
+
+def test_a_disk_that_syncs_keeps_nobody_from_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Until it was given as much again; and the blob has no name before that sync, too, has ended."""
+    synced = Event()
+    monkeypatch.setattr(stores, "_sync_data", lambda handle: synced.wait())
+    monkeypatch.setattr(stores, "SYNCED_EVERY_BYTES", BLOB_CHUNK)
+    store = Store(tmp_path)
+    store.open_blob(BLOB, MANIFEST)
+    store.store_chunk(BLOB, 0, piece(0))
+    store.store_chunk(BLOB, 2, piece(2))
+    assert not store.is_behind(BLOB)
+    store.store_chunk(BLOB, 1, piece(1))
+    assert store.is_behind(BLOB) and on_disk(store) == DATA
+    with ThreadPoolExecutor() as others:
+        caught_up, finished = others.submit(store.catch_up, BLOB), others.submit(store.finish_blob, BLOB)
+        assert not (caught_up.done() or finished.done() or store.has_blob(BLOB))
+        synced.set()
+    assert caught_up.exception() is None and finished.exception() is None and store.read_blob(BLOB) == DATA
     store.close()
 
 

@@ -187,6 +187,34 @@ def test_a_late_answer_still_counts_and_brings_its_source_back():
     assert not fetch.handle(Received(other, Chunk(BLOB, index), payload), 6.2), "stored twice"
 
 
+def test_a_chunk_that_came_is_not_asked_for_once_more():
+    """Both are late with it, so it is a probe of the first, to be asked for again; then it comes, and there is no
+    room to ask for anything before it is stored."""
+    fetch = Fetch(BLOB, NAMES[:2], requests_max=1)
+    fetch.handle(Start({}), 0.0)
+    fetch.handle(Received(NAMES[0], ManifestIs(BLOB, MANIFEST)), 0.0)
+    fetch.handle(Done(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(1, CHUNKS)))), 0.0)
+    for late in (6.0, 12.0):
+        (asked,) = [e for e in fetch.handle(TimerFired(f"fetch/{BLOB.hex()}/stall"), late) if isinstance(e, Send)]
+    payload = Payload(PIECES[0], BLOB_CHUNK, b"")
+    (store,) = fetch.handle(Received(asked.to, Chunk(BLOB, 0), payload), 12.1)
+    assert isinstance(store, Ask)
+    assert fetch.handle(Done(store.job, None), 12.2) == [Ask(f"fetch/{BLOB.hex()}/close", CloseBlob(BLOB))]
+
+
+def test_who_was_left_is_asked_again_where_the_last_one_stalls_too():
+    """It drops what it is asked for a while, as somebody with many askers does; the other one is silent for ever."""
+    library = Library({NAMES[0]: "good", NAMES[1]: "silent"})
+    answer = library.answer
+
+    def drops(send: Send) -> None:
+        if isinstance(send.message, WantManifest) or library.now > 160.0:
+            answer(send)
+
+    library.answer = drops  # type: ignore[method-assign]
+    assert library.run(600.0).told(Fetched) and library.told(StallingSource)[-1].left
+
+
 def test_a_source_that_was_left_does_not_come_back_by_showing_the_manifest_again():
     """It would be a fresh source each time, be given eight requests, and answer none of them."""
     library = Library({NAMES[0]: "silent"} | dict.fromkeys(NAMES[1:], "good"))

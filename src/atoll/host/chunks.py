@@ -2,15 +2,16 @@
 
 A chunk that arrives is hashed on a thread and, if a blob that is being fetched is made of it, written in the same
 breath, while it is in the core's cache: it proves itself by the manifest, so the disk need not wait for the
-machine, which hears of it afterwards. What arrives while the thread works goes to disk in its next turn.
+machine, which hears of it afterwards. The thread takes what has arrived meanwhile without being told; where it does
+not keep up the loop does the same with what comes, so that next to nothing lies in memory, which a kill would take.
 What is asked for lies in the system's page cache more often than not. If it was hashed before (`store.Proof`) it
 stays there until it is encrypted; else it is copied and checked on the loop, one chunk a turn. Only what must come
 from disk waits for the thread.
 Promises: every piece of work is answered once, from the loop, never inside the call that asked for it; nothing is
 written that is not what a manifest says.
-Never keeps more than `ARRIVING_MAX` unjudged chunks: what comes then is hashed before more is read from the
-network. Never holds the loop for longer than one chunk in memory takes (0.3 ms); for the disk only where memory ran
-out between the question and the answer.
+Never keeps more than `ARRIVING_MAX` unjudged chunks: what comes then is hashed, and written unless the disk is
+behind, before more is read from the network. Never holds the loop for longer than one chunk in memory takes
+(0.5 ms); for the disk only where memory ran out between the question and the answer.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 from typing import Any, NamedTuple
 
 from atoll.base.ids import ZERO_DIGEST
@@ -31,8 +33,8 @@ from atoll.keys.digest import Buffer, digest
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.messages.history import Chunk
 
-ARRIVING_MAX = 8  # chunks that came and are not hashed yet, a megabyte each: a crash loses them
-AT_ONCE = 4  # chunks of one turn of the thread: their memory is free again, and the machine hears of them, after it
+ARRIVING_MAX = 2  # chunks that came and are not hashed yet, a megabyte each: a crash loses them
+AT_ONCE = 4  # chunks of one turn of the thread, before what must come from the disk has its turn
 
 Answer = Callable[[Any], None]  # is given the result, or the exception
 
@@ -59,20 +61,28 @@ class Chunks:
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "chunks")
         self._arriving: deque[Arriving] = deque()
+        self._landed: deque[tuple[Callable[[Payload], None], Payload]] = deque()  # nobody was told of them yet
         self._to_read: deque[tuple[ReadChunk, Answer]] = deque()
-        self._landing = self._closing = False
+        self._lock = Lock()  # of what the thread and the loop both change
+        self._landing = self._telling = self._closing = False
 
     def take(self, chunk: Chunk, data: memoryview, then: Callable[[Payload], None]) -> None:
         """A chunk came, nobody knows yet whether it is one: `then` is given its bytes by their name."""
         if len(data) > BLOB_CHUNK:  # no chunk of anything, though a frame may be 64 times as long
             then(Payload(ZERO_DIGEST, len(data), b""))
             return
-        if len(self._arriving) >= ARRIVING_MAX:
-            then(Payload(digest(data), len(data), data))
-            return
-        self._arriving.append(Arriving(chunk, data, then))
-        if not self._landing:
-            self._land_some()
+        with self._lock:
+            waits = len(self._arriving) < ARRIVING_MAX
+            if waits:
+                self._arriving.append(Arriving(chunk, data, then))
+            begins = waits and not self._landing
+            self._landing |= begins
+        if begins:
+            self._thread.submit(self._land_some)
+        elif not waits and self._store.is_behind(chunk.blob):
+            then(Payload(digest(data), len(data), data))  # to be stored when its turn comes
+        elif not waits:
+            then(self._land(chunk, data))
 
     def do(self, work: StoreChunk | ReadChunk, answer: Answer) -> None:
         if isinstance(work, ReadChunk):
@@ -96,28 +106,40 @@ class Chunks:
     # ---- to disk -------------------------------------------------------------------------------------------
 
     def _land_some(self) -> None:
-        turn = [self._arriving.popleft() for _ in range(min(AT_ONCE, len(self._arriving)))]
-        self._landing = True
-        self._off_the_loop(self._land, turn, lambda payloads: self._tell(turn, payloads))
+        """The thread's turn. There is another one as long as something is there for it."""
+        for _ in range(AT_ONCE):
+            with self._lock:
+                if not self._arriving:
+                    self._landing = False
+                    return
+                chunk, data, then = self._arriving.popleft()
+            self._store.catch_up(chunk.blob)
+            self._tell(then, self._land(chunk, data))
+        self._thread.submit(self._land_some)
 
-    def _land(self, turn: list[Arriving]) -> list[Payload]:
-        payloads: list[Payload] = []
-        for chunk, data, _ in turn:
-            name = digest(data)
-            opening = self._store.land(chunk.blob, chunk.index, name, data)
-            payloads.append(Payload(name, len(data), data if opening is None else Landed(data, opening)))
-        return payloads
+    def _land(self, chunk: Chunk, data: memoryview) -> Payload:
+        name = digest(data)
+        opening = self._store.land(chunk.blob, chunk.index, name, data)
+        return Payload(name, len(data), data if opening is None else Landed(data, opening))
 
-    def _tell(self, turn: list[Arriving], payloads: list[Payload]) -> None:
-        self._landing = False
-        if self._arriving:
-            self._land_some()  # first: the thread shall not wait for what the machine makes of them
-        for arriving, payload in zip(turn, payloads, strict=True):
-            self._loop.call_soon(self._then, arriving.then, payload)  # one after the other: none falls with another
+    def _tell(self, then: Callable[[Payload], None], payload: Payload) -> None:
+        with self._lock:
+            self._landed.append((then, payload))
+            is_told, self._telling = self._telling, True
+        if not (is_told or self._closing):  # `close` waits for the thread, then the loop may end
+            self._loop.call_soon_threadsafe(self._hear)
+
+    def _hear(self) -> None:
+        with self._lock:
+            landed, self._telling = [*self._landed], False
+            self._landed.clear()
+        for then, payload in landed:
+            self._loop.call_soon(self._then, then, payload)  # one after the other: none falls with another
 
     def _store_one(self, what: tuple[StoreChunk, Buffer]) -> Exception | None:
         work, data = what
         try:
+            self._store.catch_up(work.blob)
             self._store.store_chunk(work.blob, work.index, data)
         except Exception as why:
             return why

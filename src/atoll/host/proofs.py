@@ -9,6 +9,8 @@ Never touches a disk.
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future
+from threading import Lock
 from typing import NamedTuple
 
 from atoll.base.ids import Digest
@@ -23,13 +25,29 @@ class Opening:
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self.here = bytearray(-(-len(manifest.chunks) // 8))  # a bit for each chunk that was verified and written
-        self.unsynced_bytes = 0
+        self.unsynced_bytes = 0  # written since the last sync began
+        self.syncing: Future[None] | None = None  # the last one
+        self._writing = Lock()
 
     def has(self, index: int) -> bool:
         return bool(self.here[index // 8] >> index % 8 & 1)
 
-    def wrote(self, index: int) -> None:
-        self.here[index // 8] |= 1 << index % 8
+    def wrote(self, index: int, unsynced_bytes: int = 0) -> None:
+        """By any thread."""
+        with self._writing:
+            self.here[index // 8] |= 1 << index % 8
+            self.unsynced_bytes += unsynced_bytes
+
+    def sync_is_due(self, every_bytes: int) -> bool:
+        """True once for so many bytes, as soon as the sync before has ended."""
+        with self._writing:
+            due = self.unsynced_bytes >= every_bytes and not self.is_syncing
+            self.unsynced_bytes = 0 if due else self.unsynced_bytes
+        return due
+
+    @property
+    def is_syncing(self) -> bool:
+        return self.syncing is not None and not self.syncing.done()
 
     def fits(self, index: int, proof: Digest, size_bytes: int) -> bool:
         """Also in length: a stranger's manifest may name bytes that are longer than their place."""

@@ -169,7 +169,8 @@ class Fetch:
         self.rank: list[int] = []  # of each chunk, where as many have it as have another
         self.todo: deque[int] = deque()  # chunks to be asked for; of late ones, once more
         self.waiting: dict[int, dict[PeerId, Seconds]] = {}  # chunk -> whom it was asked of, and when
-        self.storing: set[int] = set()
+        self.came: set[int] = set()  # a probe's chunk, and a late one, may still stand in `todo`
+        self.storing: set[int] = set()  # of these, not yet on disk
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         if self.over:
@@ -325,11 +326,14 @@ class Fetch:
                 self.sources[peer].asked.pop(index, None)
         self.sources.setdefault(sender, Source()).answered(now - asked_at)
         self.gave.add(sender)
+        self.came.add(index)
         self.storing.add(index)
         self.fed_at = now
         return [Ask(self._name(f"chunk/{index}"), StoreChunk(self.blob, index, payload)), *self._ask_chunks(now)]
 
     def _ask_chunks(self, now: Seconds) -> list[Effect]:
+        while self.todo and self.todo[0] in self.came:
+            self.todo.popleft()
         if not (self.todo or self.waiting or self.storing or self.closing) and self.opened and not self.over:
             self.closing = True
             return [Ask(self._name("close"), CloseBlob(self.blob))]
@@ -342,7 +346,7 @@ class Fetch:
                 break
             index = self.todo.popleft()
             asked = self.waiting.get(index, {})
-            if index in self.storing:
+            if index in self.came:
                 continue
             free = {p: s for p, s in hungry.items() if len(s.asked) < s.window and p not in asked}
             if not free and asked:
@@ -364,7 +368,7 @@ class Fetch:
         for peer, source in self.sources.items():
             while source.offers and len(source.asked) < source.window and len(effects) < room:
                 index = source.offers.popleft()
-                if index not in self.todo or index in self.storing or peer in self.waiting.get(index, {}):
+                if index not in self.todo or index in self.came or peer in self.waiting.get(index, {}):
                     continue
                 if not source.stalls:
                     self.todo.remove(index)
@@ -441,6 +445,9 @@ class Fetch:
         if left:
             self.left[peer] = source
             effects += self._leave(peer)
+        elif source.stalls >= STALLS_MAX:  # those that were left for it were no worse
+            self.sources.update((p, Source(here=s.here)) for p, s in self.left.items())
+            self.left.clear()
         return effects
 
     def _settle(self, index: int) -> None:
