@@ -35,7 +35,7 @@ MINUTES ?= 60
 JOBS ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count())")
 SIEGE ?= --rounds 8
 long: $(READY)
-	$(PY) -m pytest -m "hypothesis and not long" --hypothesis-profile=default
+	$(PY) -m pytest -m "hypothesis and not long" --hypothesis-profile=new
 	ATOLL_FUZZ=100000 $(PY) -m pytest -m long --timeout=3600
 	$(PY) -m atoll simulate siege $(SIEGE) --swarm --minutes $(MINUTES) --jobs $(JOBS)
 

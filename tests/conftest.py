@@ -1,12 +1,28 @@
 """What every test process begins with."""
 
 import gc
+from collections.abc import Iterator
+from tempfile import TemporaryDirectory
 
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, settings
 
+# nobody fails because others use the computer: an example has no deadline, and to draw it slowly is no fault
+settings.register_profile("new", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # a change is judged by the same examples wherever it is tested; `make long` looks at new ones
-settings.register_profile("steady", derandomize=True)
+settings.register_profile("steady", settings.get_profile("new"), derandomize=True)
 settings.load_profile("steady")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def doors_of_their_own() -> Iterator[None]:
+    """Peers under test have no neighbours from elsewhere, and those that are killed leave no sockets behind."""
+    with (
+        TemporaryDirectory(prefix="doors-", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
 
 
 def pytest_collection_finish() -> None:

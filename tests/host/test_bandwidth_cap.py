@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import selectors
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from islands import Island, closed, pair
+from islands import ClockworkLoop, Island, clockwork, closed, pair
 
 from atoll.base.limits import MIB
 from atoll.base.machine import Lane
@@ -19,48 +17,6 @@ from atoll.host.cap import BURST_S, DEBT_MAX_S, QUANTUM_MIN_BYTES, QUANTUM_S, Ca
 from atoll.host.links import LinkSettings
 
 pytestmark = pytest.mark.net
-
-KERNEL_S = 0.002  # for loopback to carry what is under way, before the clock may jump
-
-
-class _Patient(selectors.DefaultSelector):
-    """Says how long the loop wanted to wait, instead of waiting."""
-
-    def __init__(self, kernel_s: float) -> None:
-        super().__init__()
-        self.passed_s, self._kernel_s = 0.0, kernel_s
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None or timeout <= 0:
-            return super().select(timeout)
-        ready = super().select(self._kernel_s)
-        if not ready:
-            self.passed_s += timeout
-        return ready
-
-
-class ClockworkLoop(asyncio.SelectorEventLoop):
-    """A day passes here as soon as everybody waits for it. Computing takes no time at all."""
-
-    def __init__(self, kernel_s: float = KERNEL_S) -> None:
-        self._clock = _Patient(kernel_s)
-        super().__init__(self._clock)
-
-    def time(self) -> float:
-        return self._clock.passed_s
-
-    def compute(self, for_s: float) -> None:
-        """All but this."""
-        self._clock.passed_s += for_s
-
-
-def story(test: Callable[[], Coroutine[None, None, None]]) -> Callable[[], None]:
-    def run() -> None:
-        with asyncio.Runner(loop_factory=ClockworkLoop) as runner:
-            runner.run(test())
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
 
 
 async def sent_bytes_each(period_s: float, periods: int, island: Island) -> list[int]:
@@ -73,7 +29,7 @@ async def sent_bytes_each(period_s: float, periods: int, island: Island) -> list
     return out
 
 
-@story
+@clockwork
 async def test_no_two_seconds_differ_from_the_cap_by_more_than_five_percent():
     """3 MB/s, ten seconds of 40 MB in frames of all sizes: every 2 s window carries 6 MB, also the first."""
     ada, bob = await pair(settings=LinkSettings(upload_bytes_s=3_000_000))
@@ -85,7 +41,7 @@ async def test_no_two_seconds_differ_from_the_cap_by_more_than_five_percent():
     await closed(ada, bob)
 
 
-@story
+@clockwork
 async def test_links_of_one_peer_share_its_cap_fairly():
     """Ada sends to bob and to cyd: together 2 MB/s, each about half, though bob has four connections."""
     ada, bob = await pair(settings=LinkSettings(upload_bytes_s=2_000_000))
@@ -100,7 +56,7 @@ async def test_links_of_one_peer_share_its_cap_fairly():
     await closed(ada, bob, cyd)
 
 
-@story
+@clockwork
 async def test_a_control_message_counts_but_does_not_wait():
     """Behind 30 MB that take 30 s ada says 2 MB of small words: they are there at once, the bulk pays for them."""
     ada, bob = await pair(settings=LinkSettings(upload_bytes_s=1_000_000))
@@ -120,7 +76,7 @@ async def test_a_control_message_counts_but_does_not_wait():
     await closed(ada, bob)
 
 
-@story
+@clockwork
 async def test_without_a_cap_nobody_waits_for_a_clock():
     """40 MB leave and arrive while no time passes."""
     ada, bob = await pair()
@@ -133,7 +89,7 @@ async def test_without_a_cap_nobody_waits_for_a_clock():
     await closed(ada, bob)
 
 
-@story
+@clockwork
 async def test_a_record_that_takes_longer_than_the_stall_limit_still_arrives():
     """At 10 kB/s half a megabyte takes 52 s; frames are given up after 30 s without a byte, not a record."""
     ada, bob = await pair(settings=LinkSettings(upload_bytes_s=10_000))
@@ -144,7 +100,7 @@ async def test_a_record_that_takes_longer_than_the_stall_limit_still_arrives():
     await closed(ada, bob)
 
 
-@story
+@clockwork
 async def test_a_capped_connection_that_breaks_frees_its_place_in_the_queue():
     """Bob's connection is cut while it waits for its turn: cyd then has all of the cap."""
     ada, bob = await pair(settings=LinkSettings(upload_bytes_s=1_000_000))
@@ -178,7 +134,6 @@ class Sender:
             self.sent_bytes += size
 
 
-@settings(deadline=None)
 @given(
     bytes_s=st.integers(10_000, 5 * 10**7),
     pieces=st.lists(st.integers(20_000, MIB), min_size=1, max_size=5),
@@ -213,7 +168,7 @@ def test_the_promise_of_the_bucket_holds_for_any_rate_and_any_senders(
         runner.run(run())
 
 
-@story
+@clockwork
 async def test_a_flood_of_control_messages_holds_bulk_up_for_a_bounded_time():
     """An hour's worth of bytes was spoken; bulk goes on after five seconds, and a closed cap calls nobody."""
     cap = Cap(1_000_000)

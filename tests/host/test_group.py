@@ -625,8 +625,11 @@ def loses_calls(host: GroupHost, third: PeerId, cut_off: threading.Event) -> Non
 
 
 @pytest.mark.parametrize(("standing", "code"), [("away", "E-RED-15"), ("expelled", "E-RED-16")])
-def test_a_member_that_lost_its_place_is_told_at_once_and_not_when_its_patience_ends(standing: str, code: str):
+def test_a_member_that_lost_its_place_is_told_at_once_and_not_when_its_patience_ends(
+    standing: str, code: str, monkeypatch
+):
     """Its call waits for another member's; then it hears what the others agreed on meanwhile."""
+    monkeypatch.setattr("atoll.host.group_host.FAREWELL_S", 0.0)  # the two do not agree on who is there any more
     with groups(2) as members:
         tensors = [torch.full((10,), float(i)) for i in range(2)]
         together(members, [t.clone() for t in tensors])
@@ -642,7 +645,7 @@ def test_a_member_that_lost_its_place_is_told_at_once_and_not_when_its_patience_
 
         members[1]._run(hears())
         with pytest.raises((RunFailedError, RefusedError)) as told:
-            work.wait(1.0)
+            work.wait(PATIENCE_S / 2)  # its patience is twice that
         assert told.value.code == code and torch.equal(tensors[1], torch.ones(10))
 
 

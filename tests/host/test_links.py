@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
-from islands import PATIENCE_S, Island, closed, pair, story, stranger
+from islands import PATIENCE_S, Island, clockwork, closed, pair, story, stranger
 
 from atoll.base.errors import NetworkError, RefusedError, UsageError
 from atoll.base.ids import PeerId
@@ -69,7 +70,7 @@ async def test_what_goes_to_a_peer_on_this_computer_is_no_link_to_be_measured_un
     await closed(ada, bob, eve, bea)
 
 
-@story
+@clockwork
 async def test_a_part_that_was_handed_to_its_connection_still_waits_for_the_network():
     """A connection takes half a megabyte at once, however slow it is: small parts would tell nothing of a link."""
     ada, bob = await pair(settings=LinkSettings(upload_bytes_s=256 * 1024))
@@ -84,7 +85,7 @@ async def test_a_part_that_was_handed_to_its_connection_still_waits_for_the_netw
     await closed(ada, bob)
 
 
-@story
+@clockwork
 async def test_a_burst_larger_than_every_window_arrives_in_order():
     """14 MiB of control messages at once, then goodbye: yamux windows and socket buffers fill several times."""
     ada, bob = await pair()
@@ -112,11 +113,10 @@ async def test_a_frame_striped_over_several_connections_arrives_whole():
 
 @story
 async def test_bulk_never_delays_control():
-    """256 MiB are queued before a heartbeat; the heartbeat is there while most of them are still waiting."""
+    """64 MiB are queued before a heartbeat; the heartbeat is there while most of them are still waiting."""
     ada, bob = await pair()
-    big = bytes(BULK_FRAME_MAX)
     for _ in range(4):
-        ada.links.send(bob.name, b"bulk", Lane.BULK, big)
+        ada.links.send(bob.name, b"bulk", Lane.BULK, bytes(16 * MIB))
     await bob.until(lambda: bob.heard)
     ada.links.send(bob.name, b"heartbeat")
     await bob.until(lambda: len(bob.heard) == 5)
@@ -197,9 +197,9 @@ async def test_a_dial_says_why_it_failed():
     other_network = await Island("bob", network=b"another").open()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(NetworkError, match="E-NET-12 nobody listens at"):
-        await ada.links.dial(f"/ip4/127.0.0.1/tcp/{port}")
+        port = free.getsockname()[1]  # ours, so that nobody else may listen there
+        with pytest.raises(NetworkError, match="E-NET-12 nobody listens at"):
+            await ada.links.dial(f"/ip4/127.0.0.1/tcp/{port}")
     with pytest.raises(UsageError, match=r"write /ip4/.*/tcp/7070"):
         await ada.links.dial("127.0.0.1:7070")
     with pytest.raises(RefusedError, match="this is myself"):
@@ -251,18 +251,14 @@ async def known_as(process: subprocess.Popen[str], island: Island) -> PeerId:
 
 @story
 async def test_a_killed_process_is_reported_as_gone_at_once():
-    """SIGKILL: the kernel resets the connection, the redial is refused; the answer is there in under 100 ms."""
+    """SIGKILL: the kernel resets the connection, the redial is refused; that is the answer, no clock's."""
     ada = await Island("ada").open()
-    with victim() as process:
+    with victim() as process, patch.object(links_module, "TELL_S", 2 * PATIENCE_S):
         name = await known_as(process, ada)
         ada.links.send(name, b"part", Lane.BULK, bytes(MIB))
-        loop = asyncio.get_running_loop()
-        killed = loop.time()
         process.send_signal(signal.SIGKILL)
         await ada.until(lambda: len(ada.events) == 2)
-        took_s = loop.time() - killed
     assert ada.events == [LinkUp(name), LinkDown(name, refused=True)]
-    assert took_s < 0.1
     await closed(ada)
 
 
@@ -379,10 +375,10 @@ async def test_strangers_cost_only_their_own_connection():
     await closed(ada, bob)
 
 
-@story
+@clockwork
 async def test_garbage_instead_of_a_handshake_is_hung_up_on():
     """At once where it cannot become a handshake any more, at the deadline where it still could."""
-    ada, bob = await pair(settings=LinkSettings(handshake_s=0.5))
+    ada, bob = await pair()
     for junk in (b"GET / HTTP/1.1\r\n\r\n", bytes(100_000), b"\x13/multistream/1.0.0\n" + os.urandom(5000)):
         await hung_up_on(ada, junk)
     assert bob.links.send(ada.name, b"still here")
@@ -390,10 +386,10 @@ async def test_garbage_instead_of_a_handshake_is_hung_up_on():
     await closed(ada, bob)
 
 
-@story
+@clockwork
 async def test_silent_strangers_are_few_and_hung_up_on():
     """More half-open connections than one source may have: the surplus is closed at once, the rest in time."""
-    ada = await Island("ada", settings=LinkSettings(handshake_s=0.3)).open()
+    ada = await Island("ada").open()
     strangers = [await stranger(ada) for _ in range(links_module.HALF_OPEN_PER_SOURCE_MAX + 8)]
     async with asyncio.timeout(PATIENCE_S):
         for reader, writer in strangers:
@@ -425,7 +421,7 @@ async def test_an_overflowing_queue_drops_the_oldest_and_counts():
     await closed(ada)
 
 
-@story
+@clockwork
 async def test_close_leaves_nothing_behind():
     """In the middle of dialling, sending and a handshake: no task, no traceback, no event after the fact."""
     ada, bob = await pair()

@@ -50,7 +50,7 @@ def test_each_of_the_210_ways_to_lose_four_of_ten_leaves_the_blob():
         assert made_of(left, len(data), 6, 10, index=lost[-1]) == pieces[lost[-1]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_any_k_of_n_make_a_blob_of_any_size(choice: st.DataObject):
     """Also an empty one, one of a byte, and sizes around the borders of units and stripes."""

@@ -517,7 +517,7 @@ def test_a_member_cannot_come_by_the_classical_suite(alice: Identity, bob: Ident
 
 
 @pytest.mark.timeout(3600)  # with ATOLL_FUZZ=100000
-@settings(max_examples=FUZZ, deadline=None, database=None)
+@settings(max_examples=FUZZ, database=None)
 @given(data=st.data())
 def test_whatever_arrives_is_a_message_or_a_fault(data: st.DataObject):
     """Arbitrary bytes, and true messages with a piece replaced: PeerFault, and no other exception ever."""
@@ -589,7 +589,7 @@ def test_protobuf_that_makes_no_sense_is_refused(data: bytes):
 
 
 @pytest.mark.timeout(3600)  # with ATOLL_FUZZ=100000
-@settings(max_examples=FUZZ, deadline=None, database=None)
+@settings(max_examples=FUZZ, database=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_protobuf_or_a_value_error(data: bytes):
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.base.errors import PeerFault
@@ -84,7 +84,6 @@ def test_a_row_that_does_not_decode_is_named_and_the_others_count():
     assert done.wire == how.answer([rows[0], rows[2]]).wire
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_whatever_an_owner_sends_is_read_or_is_its_fault(data: st.DataObject):
     """Invariant: a PeerFault, or N finite-length values and an agreement of 0 … 1; nothing else is ever raised."""

@@ -54,7 +54,7 @@ def gaussian(n: int, magnitude: float, seed: int) -> torch.Tensor:
 
 @every_name
 @given(n=lengths, magnitude=magnitudes, seed=st.integers(0, 2**31))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_wire_has_the_announced_length_and_decodes_twice_to_the_same_bits(name, n, magnitude, seed):
     """Codecs whose length depends on the data announce the longest."""
     x, codec = gaussian(n, magnitude, seed), made(name, n)
@@ -66,7 +66,7 @@ def test_a_wire_has_the_announced_length_and_decodes_twice_to_the_same_bits(name
 
 
 @given(n=lengths, magnitude=magnitudes, seed=st.integers(0, 2**31))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_int8_errs_by_at_most_half_a_step_of_its_block(n, magnitude, seed):
     """A step is max|x| / 127, up to 1/128 more for the rounding of the scale to bf16."""
     x = gaussian(n, magnitude, seed)
@@ -159,7 +159,7 @@ def test_anything_but_one_fp32_vector_is_refused(name):
 
 @every_name
 @given(wire=st.binary(max_size=700), n=st.integers(0, 600))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_strangers_bytes_are_a_fault_or_a_bounded_vector(name, wire, n):
     """No other exception, no NaN, nothing larger than the bound."""
     fault_or_bounded(made(name, n), wire, n)
@@ -167,7 +167,7 @@ def test_a_strangers_bytes_are_a_fault_or_a_bounded_vector(name, wire, n):
 
 @every_name
 @given(n=st.sampled_from([1, 64, 700, 4097, 9000]), where=st.lists(st.floats(0, 1), max_size=3), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_damaged_wire_is_a_fault_or_a_bounded_vector(name, n, where, data):
     """An honest wire with a few bytes changed, cut or appended: most of the checks lie behind the length."""
     codec = made(name, n)
@@ -248,7 +248,7 @@ def test_without_feedback_nothing_is_remembered():
     "name", ["fp32", "fp16", "bf16", "int8", "int4", "e3m0", "2bit", "2means", "sign", "topk+int8"]
 )
 @given(n=lengths, magnitude=magnitudes, seed=st.integers(0, 2**31))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_span_by_span_gives_the_same_bytes(name, n, magnitude, seed):
     """Every span comes in the same piece of memory, which is overwritten as soon as the next one is asked for.
 

@@ -155,7 +155,7 @@ def test_changed_leaves_out_tensors_that_did_not_move_across_part_borders():
 
 
 @given(rows=st.integers(1, 40), columns=st.integers(1, 400), before=st.integers(0, 700), parts=st.integers(1, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_part_of_any_layout_is_covered_by_its_pieces(rows, columns, before, parts):
     """A vector, a matrix and a convolution, cut anywhere: the codecs of the parts take exactly their values."""
     n = before + rows * columns + 2 * 3 * 3 * rows

@@ -98,7 +98,7 @@ def through(name: str, x: Tensor, reference: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", EACH)
 @given(x=updates(), seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_value_errs_by_more_than_its_codec_promises(name, x, seed):
     reference = torch.randn(len(x), generator=torch.Generator().manual_seed(seed)) * 1e-3
     error = (through(name, x, reference).double() - x.double()).abs()
@@ -107,7 +107,7 @@ def test_no_value_errs_by_more_than_its_codec_promises(name, x, seed):
 
 @pytest.mark.parametrize("name", NORM)
 @given(x=updates(), seed=st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_no_square_or_matrix_errs_by_more_than_its_share(name, x, seed):
     """Transforms mix values, so the norm is bounded: by that of the update, or error feedback would grow."""
     reference = torch.randn(len(x), generator=torch.Generator().manual_seed(seed)) * 1e-3

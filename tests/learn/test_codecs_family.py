@@ -37,7 +37,7 @@ def relative_error(name: str, x: torch.Tensor) -> float:
 
 
 @given(values=st.lists(st.floats(-60000, 60000, width=32), max_size=50))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_fp16_errs_by_a_2048th_or_half_its_smallest_step(values):
     x = torch.tensor(values, dtype=torch.float32)
     error = (through("fp16", x) - x).abs()
@@ -52,7 +52,7 @@ def test_fp16_saturates_and_refuses_infinities_of_others():
 
 
 @given(values=st.lists(st.floats(-(2.0**60), 2.0**60, width=32), max_size=50))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_bf16_errs_by_a_256th_over_the_whole_range(values):
     """Down to 2^-80; what is smaller becomes zero."""
     x = torch.tensor(values, dtype=torch.float32)
@@ -74,7 +74,7 @@ def test_a_bf16_that_encode_never_makes_is_a_fault(bits):
 
 
 @given(n=st.sampled_from([1, 255, 257, 3000]), exponent=st.floats(-40, 30), seed=st.integers(0, 999))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_int4_errs_by_at_most_half_a_step_of_its_block(n, exponent, seed):
     x = gaussian(n, 2.0**exponent, seed)
     error = (through("int4", x) - x).abs()
@@ -91,7 +91,7 @@ def test_int4_does_not_cut_the_largest_value_of_a_block():
 
 
 @given(n=st.sampled_from([1, 255, 257, 3000]), exponent=st.floats(-40, 30), seed=st.integers(0, 999))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_e3m0_takes_the_nearest_of_its_fifteen_levels(n, exponent, seed):
     """Against a search over all levels, in double precision, with the scale that the wire has."""
     x = gaussian(n, 2.0**exponent, seed)
@@ -154,7 +154,7 @@ def test_two_means_find_the_two_magnitudes():
 
 
 @given(n=st.integers(1, 9000), share=st.floats(0.01, 1), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_topk_keeps_the_largest_of_every_chunk(n, share, seed):
     """Against a plain sort, chunk by chunk; everything else is zero."""
     ratio = max(Fraction(1, 256), Fraction(round(share * 1000), 1000))
@@ -183,7 +183,7 @@ both_forms = pytest.mark.parametrize("form", [PLACES, GAPS], ids=["places", "gap
 
 @both_forms
 @given(n=st.integers(1, 3000), share=st.floats(0, 1), seed=st.integers(0, 99))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_places_take_the_announced_bytes_and_come_back(form, n, share, seed):
     m = max(1, int(share * n))
     place_M = np.sort(np.random.default_rng(seed).permutation(n)[:m])
@@ -202,7 +202,7 @@ def test_gaps_stay_within_their_announced_bytes_wherever_the_places_are(place_M)
 
 @both_forms
 @given(data=st.data(), n=st.integers(1, 200), m=st.integers(1, 40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_places_have_one_spelling(form, data, n, m):
     """Whatever bytes are accepted, encoding what they mean gives the same bytes."""
     m = min(n, m)
@@ -235,7 +235,7 @@ def plain_gaps(data: bytes, n: int, m: int) -> list[int]:
 
 
 @given(n=st.integers(1, 900), share=st.floats(0, 1), seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_specification_alone_suffices_to_read_gaps(n, share, seed):
     m = max(1, int(share * n))
     place_M = np.sort(np.random.default_rng(seed).permutation(n)[:m])
@@ -385,7 +385,7 @@ def test_the_dct_of_a_wave_is_one_number():
 
 
 @given(n=st.sampled_from([1, 4095, 4096, 9000]), exponent=st.floats(-70, 50), seed=st.integers(0, 99))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_dct_there_and_back_loses_almost_nothing(n, exponent, seed):
     assert relative_error("dct+fp32", gaussian(n, 2.0**exponent, seed)) < 2.5e-4
 
@@ -474,7 +474,7 @@ def in_shapes(*shapes: tuple[int, int], near: torch.Tensor | None = None) -> Kno
 
 
 @given(rows=st.integers(20, 90), columns=st.integers(20, 90), rank=st.integers(1, 4), seed=st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_matrix_of_low_rank_comes_back_from_its_factors(rows, columns, rank, seed):
     x = matrix(rows, columns, rank, seed)
     decoded = through("lowrank:4+fp32", x, in_shapes((rows, columns)))
@@ -513,7 +513,7 @@ def test_a_start_from_what_was_expected_finds_directions_that_a_single_pass_woul
 
 
 @given(seed=st.integers(0, 99), rows=st.integers(3, 50), columns=st.integers(3, 3000), rank=st.integers(1, 5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_factors_multiply_in_plain_order(seed, rows, columns, rank):
     """numpy, one rank after another, rounding each product and each sum: the same bits, across spans of any cut."""
     x = gaussian(rows * columns, 1e-3, seed)

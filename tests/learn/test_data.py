@@ -38,7 +38,7 @@ def numbered(windows: int) -> Text:
 
 
 @given(n=st.integers(1, 3000), seed=st.integers(0, 2**63))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_order_is_a_permutation_that_needs_no_table(n, seed):
     keys = np.full(n, seed, dtype=np.uint64)
     assert sorted(permuted(np.arange(n), n, keys).tolist()) == list(range(n))

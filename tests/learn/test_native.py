@@ -80,7 +80,7 @@ def both_ways(work):
 
 @every_name
 @given(x=vectors())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_both_encode_to_the_same_bytes_or_refuse_in_the_same_words(name, x):
     codec = codec_named(name)
     by_torch, by_kernels = both_ways(lambda: bytes(codec.encode(x)))
@@ -89,7 +89,7 @@ def test_both_encode_to_the_same_bytes_or_refuse_in_the_same_words(name, x):
 
 @every_name
 @given(n=lengths, seed=st.integers(0, 2**32), weights=st.lists(st.integers(0, 2**48), min_size=1, max_size=4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_both_decode_and_combine_to_the_same_bits(name, n, seed, weights):
     """Members of very different sizes, with weights that divide badly; wires lie at odd addresses."""
     codec, rows = codec_named(name), []
@@ -108,7 +108,7 @@ def test_both_decode_and_combine_to_the_same_bits(name, n, seed, weights):
 
 @pytest.mark.parametrize("name", ["int8", "int4", "e3m0", "2bit", "sign"])
 @given(n=st.integers(0, 1100), seed=st.integers(0, 2**32), data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_both_make_the_same_of_a_strangers_bytes(name, n, seed, data):
     """Any codes under any scales, valid ones and others: the same values, or the same fault."""
     codec = codec_named(name)
@@ -122,7 +122,7 @@ def test_both_make_the_same_of_a_strangers_bytes(name, n, seed, data):
 
 @pytest.mark.parametrize("name", ["topk:64/4096", "topk:0.1+int8"])
 @given(n=st.integers(1, 5000), seed=st.integers(0, 2**32), flips=st.lists(st.floats(0, 1), max_size=3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_both_make_the_same_of_places_that_a_stranger_changed(name, n, seed, flips):
     """Some bits of an honest wire are turned: the same places and values, or the same fault."""
     codec = codec_named(name)
@@ -141,7 +141,7 @@ def test_both_make_the_same_of_places_that_a_stranger_changed(name, n, seed, fli
     powers=st.integers(-149, 127),
     apart=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_both_sum_rows_to_the_same_bits(members, n, seed, powers, apart):
     """Rows from denormal to overflowing, with zeros and minus zeros, cut anywhere; some values lie apart."""
     generator = np.random.default_rng(seed)

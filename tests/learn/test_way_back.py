@@ -31,7 +31,7 @@ def mean_of(xs: list[torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("reply", ["fp32", "int8", "2bit", "topk:0.1+int8", "dct+int8"])
 @given(n=st.sampled_from([1, 300, 5000, SPAN + 77]), seed=st.integers(0, 99))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_without_memory_an_owner_that_remembers_answers_like_one_that_does_not(reply, n, seed):
     """The first answer is the same, byte for byte; what it left out is exactly what is remembered."""
     rows, codec = rows_of(updates(n, seed), INT8), codec_named(reply)

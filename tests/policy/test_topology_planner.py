@@ -67,7 +67,6 @@ def test_on_equal_links_the_schedule_takes_exactly_what_the_formulas_say(n):
     assert predicted_s(star(links.peers, SEED)) == pytest.approx(2 * alpha + 2 * (n - 1) * whole_s)
 
 
-@settings(deadline=None)
 @given(st.integers(2, 12), st.integers(1, 32))
 def test_pieces_follow_each_other_through_a_chain(n, pieces):
     """A chain of h hops up and h down: one piece takes 2 h turns, each further piece at most two more.
@@ -151,7 +150,7 @@ def networks(draw: st.DrawFn) -> Links:
     return Links(names(n), [row(latency) for _ in range(n)], row(rate), row(rate), pair, regions, wan)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(networks(), st.integers(1, 10**9))
 def test_no_prediction_beats_what_its_links_allow(links, update_bytes):
     """Bytes agree with the counts of the plan, and no link is asked to carry more than its rate."""
@@ -240,7 +239,7 @@ def test_a_hundred_peers_are_put_in_groups():
     assert choice.prediction.sent_max_bytes < 3 * 10_000_000
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(networks(), st.integers(1, 10**9))
 def test_the_choice_is_the_same_for_the_same_links_and_within_a_tenth_of_the_best(links, update_bytes):
     choice = chosen(links, update_bytes)
@@ -264,7 +263,7 @@ def test_a_nested_hierarchy_in_64_parts_sends_what_the_plan_counts():
 # ---- who is near whom ----------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.data())
 def test_sites_are_found_whatever_the_order_of_peers(data):
     """2 to 5 sites of 2 to 6 peers, latencies inside far below those between, peers in drawn order."""
@@ -298,7 +297,6 @@ def test_a_long_line_of_peers_is_no_group_of_near_ones():
     assert sorted(clusters_by_latency(links)) == sorted(links.peers)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 20), st.floats(0, 1))
 def test_where_nobody_stands_apart_there_are_no_groups(n, latency_s):
     assert sorted(clusters_by_latency(lan(n, latency_s))) == sorted(names(n))

@@ -239,7 +239,7 @@ def test_if_nobody_holds_it_that_is_said():
     assert "nobody" in Library(dict.fromkeys(NAMES, "empty")).run().told(FetchFailed)[0].why
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.sampled_from(["liar", "silent", "empty", "forger"]), max_size=3), st.integers(0, 2**32))
 @example(["liar", "empty", "silent"], 600668)  # a late chunk waited for ever for a source that had been left
 def test_one_good_source_is_enough_whatever_the_others_do(bad: list[str], seed: int):

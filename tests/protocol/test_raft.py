@@ -357,7 +357,7 @@ def test_the_properties_of_the_thesis_hold_in_every_game_and_peace_brings_progre
             raise AssertionError(f"seed {seed}: {why}") from why
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32), st.sampled_from([3, 4, 5, 7]))
 def test_whatever_the_enemy_draws(seed: int, voters: int):
     live(hostile(seed, voters))

@@ -378,7 +378,7 @@ def test_survivors_of_any_death_hold_everybody_who_lives_without_any_deadline(to
             assert not late, f"part {j} of the {topology} is without {late}, who live"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 9), st.sampled_from(TOPOLOGIES), st.integers(0, 2**32))
 def test_whatever_the_network_does_nobody_is_counted_twice(count: int, topology: str, seed: int):
     """Messages are lost, doubled, reordered, members die and time passes at any moment."""

@@ -119,7 +119,7 @@ def assert_exactly_once(topology: Topology, peers: tuple[PeerId, ...]) -> Reduce
     return done
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(swarms(), st.binary(max_size=4), st.integers(1, 3), st.integers(1, 4))
 def test_every_row_reaches_every_owner_once_and_every_answer_everybody_once(swarm, seed, pieces, arity):
     """Rows are carried hop by hop; counts, worked out without carrying anything, must agree with what moved."""
@@ -141,7 +141,6 @@ def test_every_row_reaches_every_owner_once_and_every_answer_everybody_once(swar
         assert count.sent_mean == pytest.approx(2 * (len(peers) - 1) / len(peers))
 
 
-@settings(deadline=None)
 @given(nestings(), st.binary(max_size=4))
 def test_any_nesting_of_clusters_reaches_everybody(clusters, seed):
     peers = members(clusters)
@@ -149,7 +148,6 @@ def test_any_nesting_of_clusters_reaches_everybody(clusters, seed):
     assert sorted(members(fanned(clusters, seed, 2))) == sorted(peers)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 64), st.binary(max_size=4))
 def test_ring_and_butterfly_send_as_little_as_possible_and_a_star_burdens_its_server(n, seed):
     """2 (n - 1) / n updates per peer (Patarasuk & Yuan 2009); above PARTS_MAX a butterfly's owners send more.
@@ -169,7 +167,6 @@ def test_ring_and_butterfly_send_as_little_as_possible_and_a_star_burdens_its_se
     assert n == 1 or max(served.sent[p] + served.received[p] for p in peers[:-1]) == 2
 
 
-@settings(deadline=None)
 @given(swarms(), st.binary(max_size=4))
 def test_clients_own_nothing_and_nobody_hands_them_a_row(swarm, seed):
     peers, weights = swarm
@@ -181,7 +178,6 @@ def test_clients_own_nothing_and_nobody_hands_them_a_row(swarm, seed):
             assert len(part.owners) == min(OWNERS_PER_PART, len(able))
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.1, 100), min_size=3, max_size=PARTS_MAX), st.data())
 def test_no_other_cut_of_the_update_would_free_the_busiest_uplink_sooner(rates, data):
     """The butterfly's shares against drawn ones; a peer sends 1 + (n - 2) of its share."""
@@ -208,7 +204,6 @@ def test_equal_uplinks_get_equal_shares_and_a_thin_one_nothing():
     assert {part.owners[0] for part in thin.parts} == set(peers) - {"p0"}
 
 
-@settings(deadline=None)
 @given(st.integers(1, 30), st.integers(0, 30), st.integers(1, 4), st.binary(max_size=4))
 def test_in_a_tree_and_a_ring_clients_are_shared_out(able, clients, arity, seed):
     """The fan that a peer has anyway, and its fair share of clients: one row more per part and client."""
@@ -229,7 +224,6 @@ def test_above_the_limit_of_parts_the_fastest_own():
     assert all(rates[p] == 10.0 for p in owners)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.binary(max_size=4), st.integers(1, 3))
 def test_a_link_between_clusters_carries_each_part_once(sizes, seed, pieces):
     """With k clusters k - 1 rows leave their cluster per part, however many members there are."""
@@ -253,7 +247,6 @@ def test_nested_clusters_cross_each_level_once():
         assert sum(a // 2 != b // 2 for a, b in between) == 1
 
 
-@settings(deadline=None)
 @given(st.integers(1, 10), st.integers(1, 10), st.binary(max_size=4))
 def test_members_of_a_cluster_take_turns_as_its_head(a, b, seed):
     peers = names(a + b)
@@ -287,7 +280,6 @@ def test_a_swarm_of_5000_keeps_messages_and_bytes_per_peer_bounded():
     assert counts(butterfly(peers, SEED), peers).sent_max > 300
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(2, FAN), st.binary(max_size=4))
 def test_groups_stay_within_their_fan_and_need_no_more_levels_than_that_takes(n, fan, seed):
     def levels(cluster: Cluster) -> int:
@@ -334,7 +326,7 @@ def test_a_part_that_takes_rows_which_cannot_reach_it_is_refused(takes):
     assert "takes rows" in validate(Topology("pairs", (part,)), peers)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(swarms())
 def test_the_same_agreed_inputs_give_the_same_topologies(swarm):
     peers, weights = swarm

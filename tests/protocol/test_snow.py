@@ -174,7 +174,7 @@ def test_a_settled_peer_never_flips_and_no_two_settle_differently():
         assert len(swarm.until_settled()) == 1 and len(swarm.settled) == len(swarm.honest), f"seed {seed}"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32), st.integers(20, 40), st.sampled_from([0.0, 0.03]))
 def test_whatever_is_drawn(seed: int, peers: int, loss: float):
     swarm = Swarm(peers, random.Random(seed), SHORT, loss=loss)

@@ -192,7 +192,7 @@ def test_a_ticket_has_one_text():
 
 
 @pytest.mark.timeout(3600)  # with ATOLL_FUZZ=100000
-@settings(max_examples=FUZZ, deadline=None, database=None)
+@settings(max_examples=FUZZ, database=None)
 @given(
     st.one_of(
         st.text(max_size=700), st.binary(max_size=300).map(text_of), st.text(max_size=80).map("ATOLL1:".__add__)

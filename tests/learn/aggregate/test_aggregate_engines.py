@@ -39,7 +39,7 @@ def test_every_distance_is_there_and_right(n, chunk):
 
 
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 400), st.lists(st.integers(0, 400), max_size=4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_matrices_of_parts_add_up_to_the_matrix_of_the_whole(seed, n, d, cuts):
     """Cut anywhere: the sum differs from the whole by rounding, and Krum's and NNM's choices do not differ."""
     x = drawn(seed, n, d)
@@ -117,7 +117,7 @@ def test_a_pruned_network_still_finds_what_is_asked_of_it(n):
 
 
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_values_nearest_the_median_are_found_without_trying_windows(seed, n, keep):
     """Also when far more are dropped than kept, as Bulyan does. Distances tie, so their sums are compared."""
     keep = min(keep, n)

@@ -113,7 +113,7 @@ def test_weiszfeld_on_weights_is_weiszfeld_on_vectors(steps, floor):
 
 
 @given(st.integers(0, 10**6), st.integers(3, 12), st.integers(1, 20))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_no_point_is_nearer_to_all_rows_together_than_the_geometric_median(seed, n, d):
     x = drawn(seed, n, d)
     found = geometric_median(x)
@@ -232,7 +232,7 @@ def test_one_row_is_its_own_answer_where_one_is_enough(rule):
 @pytest.mark.parametrize("pre", [(), ("nnm",)])
 @pytest.mark.parametrize("rule", RULES)
 @given(seed=st.integers(0, 10**6), copies=st.booleans())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_order_of_the_rows_changes_no_bit(rule, pre, seed, copies):
     """Small whole numbers, so that scores tie; ties are broken by what rows say, not by where they stand."""
     rng = np.random.default_rng(seed)
@@ -256,7 +256,7 @@ def test_the_order_of_the_rows_changes_no_bit(rule, pre, seed, copies):
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "centred_clipping"])
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_moving_all_rows_moves_the_answer_and_scaling_scales_it(rule, seed):
     """Centred clipping starts at the origin, so it is left out here; with `start` moved as well it moves too."""
     x, by = drawn(seed, 11, 8), drawn(seed + 1, 1, 8, 100.0)[0]
@@ -363,7 +363,7 @@ def test_rows_that_do_not_fit_together_are_named(rows, says):
 
 
 @given(st.integers(0, 10**6), st.integers(3, 10))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_search_for_the_least_diameter_is_exact(seed, n):
     """Against all subsets. Whole numbers in the plane, so that many distances tie; any of the tightest will do."""
     x = np.random.default_rng(seed).integers(0, 6, (n, 2)).astype(np.float64)

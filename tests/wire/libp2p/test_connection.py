@@ -65,7 +65,7 @@ def test_two_members_meet_by_the_hybrid_suite_and_know_each_other():
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=8), st.booleans())
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_however_the_wire_cuts_the_bytes_the_same_story_happens(cuts: list[int], foreign: bool):
     """Handshake, one echo of 100 kB, an orderly end: hybrid, and classical with the muxer agreed inside Noise."""
     both = (classical_pair() if foreign else pair()).run()

@@ -192,7 +192,7 @@ class Wire:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_whatever_the_pace_everything_arrives_in_order_and_no_window_is_overrun(data: st.DataObject):
     """Both ends open streams and send; bytes move, are read and are framed in drawn portions; then all drains.
 

@@ -26,6 +26,7 @@ from atoll.wire.libp2p.yamux import PROTOCOL as YAMUX
 pytestmark = [pytest.mark.net, pytest.mark.timeout(600)]  # npm may have to install first
 
 HERE = Path(__file__).parent
+WHOLE = HERE / "node_modules" / ".package-lock.json"  # npm writes it last
 ECHO = "/echo/1"
 SPOKEN = (identify.PROTOCOL, ping.PROTOCOL, ECHO, CONTROL_PROTOCOL)
 PATIENCE_S = 60
@@ -43,7 +44,7 @@ def node() -> str:
     bundled = HERE / "node_modules" / ".bin" / "node"  # the npm package `node`: js-libp2p needs 22
     with (HERE / "package.json").open() as only_one:  # of several test processes installs, the others wait
         fcntl.flock(only_one, fcntl.LOCK_EX)
-        if not (HERE / "node_modules" / "libp2p").exists():
+        if not WHOLE.exists():
             asked = [npm, "install", "--no-package-lock", "--no-audit", "--no-fund"]
             try:
                 done = subprocess.run(asked, cwd=HERE, capture_output=True, text=True, timeout=400)
