@@ -6,15 +6,19 @@ The machines are those of the real world; links, disks and arithmetic are virtua
 25 to 50 ms drawn per pair, 1 Gbit/s up and down per peer, 0.5 ms per message at either end, 1 GB/s to combine,
 4 ms for a disk. Updates have 1 MB. Everybody has committed before; what committing costs is not in here. Virtual
 figures depend on the seed alone, CPU seconds on the computer.
+
+The last table is of a group's large call: 100 MB in three turns of every owner, members 0.2 to 0.5 ms apart. One
+or two die at any moment of it; what an owner had to do passes to one member, or to one per turn (`spread`).
 """
 
 from __future__ import annotations
 
 import resource
+import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from form import asking, report, versions
@@ -22,7 +26,7 @@ from form import asking, report, versions
 from atoll.base.ids import PeerId
 from atoll.policy.topology import Links, predict
 from atoll.protocol.reduce.topology import Topology, butterfly, counts, fanned, hierarchical, ring, star, tree
-from atoll.sim.reduction import Reduction, ReductionKnobs
+from atoll.sim.reduction import GIGABIT, Outcome, Reduction, ReductionKnobs
 from atoll.sim.signatures import peer_name
 
 SEED = b"reduce_scale"
@@ -37,6 +41,10 @@ LARGEST = {"ring": 10, "star": 1000}  # beyond, one is always silent, or it take
 PREDICTED_MAX = 100  # the planner wants the latency of every pair
 SIZES = (10, 100, 1000, 5000)
 DEATH_RATE = 0.05
+TURNS, CALL_BYTES = 3, 100_000_000  # of a group's large call
+NEAR = replace(GIGABIT, latency_min_s=0.0002, latency_max_s=0.0005)
+TAKEOVERS = ((4, 1), (8, 1), (8, 2))  # members, and how many of them die
+TAKEOVER_SEEDS, QUICK_TAKEOVER_SEEDS = 100, 20
 
 
 def row(name: str, count: int, seed: int) -> dict[str, Any]:
@@ -110,6 +118,30 @@ def deaths(name: str, count: int, seed: int, spread_s: float) -> dict[str, Any]:
     }
 
 
+def takeovers(count: int, dying: int, spread: bool, seeds: int) -> dict[str, Any]:
+    """How much longer a large call takes where some die in the middle of it."""
+    peers = tuple(peer_name(i) for i in range(count))
+    knobs = ReductionKnobs(NEAR, CALL_BYTES, detect_s=0.02, detect_spread_s=0.05)
+
+    def outcome(seed: int, knobs: ReductionKnobs) -> Outcome:
+        shape = butterfly(peers, seed.to_bytes(4, "big"), pieces=TURNS, spread=spread)
+        return Reduction(seed, peers, shape, knobs).run()
+
+    whole_s = outcome(0, knobs).seconds
+    deadly = replace(knobs, death_rate=dying / count, deaths_until_s=whole_s)
+    ended = [outcome(seed, deadly) for seed in range(seeds)]
+    recovery_s = sorted(each.seconds - whole_s for each in ended)
+    return {
+        "peers": count,
+        "dying": dying,
+        "spread": spread,
+        "undisturbed_s": whole_s,
+        "recovery_s_median": statistics.median(recovery_s),
+        "recovery_s_max": recovery_s[-1],
+        "sent_mb_mean": statistics.mean(sum(each.sent_bytes.values()) for each in ended) / 1e6,
+    }
+
+
 def main() -> None:
     parser = asking(__doc__, "at most 100 peers, deaths among 200")
     parser.add_argument("--seed", type=int, default=1)
@@ -125,7 +157,9 @@ def main() -> None:
         for seed in range(options.seed, options.seed + 3)
     ]
     mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-    figures = {"rows": rows, "deaths": games, "peak_mib": mib}
+    seeds = QUICK_TAKEOVER_SEEDS if options.quick else TAKEOVER_SEEDS
+    passed = [takeovers(n, dying, spread, seeds) for n, dying in TAKEOVERS for spread in (False, True)]
+    figures = {"rows": rows, "deaths": games, "takeovers": passed, "peak_mib": mib}
     settings = {"seed": options.seed, "knobs": asdict(ReductionKnobs())}
     if options.json:
         print(report("reduce_scale", settings, figures, versions("msgspec")))
@@ -151,6 +185,13 @@ def main() -> None:
             f"  {d['peers']:>5} {d['topology']:<12} {d['detect_spread_s']:>8} {d['seed']:>4} "
             f"{d['parts_owned']:>5} of {d['parts']:<2} {d['parts_with_two_results']:>12} {d['results_missing']:>8} "
             f"{d['living_left_out']:>9} {d['counted_twice']:>6} {d['virtual_s']:>10.2f} {d['cpu_s']:>6.1f}"
+        )
+    print(f"100 MB in {TURNS} turns, {seeds} seeds: seconds beyond an undisturbed call")
+    print("  peers dying spread  undisturbed s  median s  max s  sent MB")
+    for p in passed:
+        print(
+            f"  {p['peers']:>5} {p['dying']:>5} {p['spread']!s:>6} {p['undisturbed_s']:>14.3f} "
+            f"{p['recovery_s_median']:>9.3f} {p['recovery_s_max']:>6.3f} {p['sent_mb_mean']:>8.0f}"
         )
 
 

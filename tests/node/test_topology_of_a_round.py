@@ -72,6 +72,15 @@ def test_owners_that_remember_own_the_same_parts_in_every_round():
         assert (len(owned) > 1) == moves
 
 
+def test_pieces_of_one_owner_pass_to_one_member_each_where_genesis_says_so():
+    """Left out, as in every genesis written before: to the one behind it, so that old and new members agree."""
+    plan = plan_of(["a", "b", "c", "d"])
+    for settings, takers in ((RunSettings(pieces=3), 1), (RunSettings(pieces=3, spread=True), 3)):
+        parts = way_of(settings, plan).topology.parts
+        for owner in plan.owners:
+            assert len({part.owners[1] for part in parts if part.owners[0] == owner}) == takers
+
+
 def measured(plan: RoundPlan, latency_s, rates: dict[int, Rates] | None = None) -> RoundPlan:
     """The same plan with what its members reported; `latency_s(i, j)` one way."""
     peers = [m.peer for m in plan.members]

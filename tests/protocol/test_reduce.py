@@ -39,6 +39,7 @@ def topology_named(name: str, names: tuple[PeerId, ...]) -> Topology:
     clusters = tuple(names[i : i + 3] for i in range(0, len(names), 3))
     return {
         "butterfly": lambda: butterfly(names, b"seed"),
+        "butterfly in turns": lambda: butterfly(names, b"seed", pieces=3, spread=True),
         "ring": lambda: ring(names, b"seed"),
         "tree": lambda: tree(names, b"seed", pieces=2),
         "star": lambda: star(names, b"seed"),
@@ -198,6 +199,26 @@ def test_a_dead_owner_is_answered_for_by_the_next_in_the_plan():
         told = [f for f in group.facts[p] if isinstance(f, PartAnswered) and f.part == 2]
         assert [f.owner for f in told] == [second]
         assert first not in group.parts_of(p)[2] and len(group.parts_of(p)[2]) == 3
+
+
+def test_who_showed_a_dead_owners_answer_is_not_sent_it_again():
+    """One of four got all three answers of an owner before that died; the other two lack them, and get them."""
+    group = Group(4, "butterfly in turns").begin()
+    dying = group.plan.owners(0)[0]
+    owned = [part for part in range(group.plan.parts) if group.plan.owners(part)[0] == dying]
+    holder, *others = [p for p in group.names if p != dying]
+    while group.flying:
+        sender, send = group.flying[0]
+        late = isinstance(send.message, Answer) and sender == dying and send.to != holder
+        group.flying.pop(0) if late else group.deliver(0)
+    group.dies(dying)
+    sent: list[PeerId] = []
+    while group.flying:
+        _, send = group.flying[0]
+        sent += [send.to] if isinstance(send.message, Answer) and send.payload is not None else []
+        group.deliver(0)
+    assert all(group.machines[p].answers[part].statement.signer == dying for p in others for part in owned)
+    assert holder not in sent
 
 
 @pytest.mark.parametrize(("has_clock", "least_s", "most_s"), [(True, 6.0, 18.0), (False, 30.0, 90.0)])

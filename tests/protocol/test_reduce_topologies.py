@@ -216,6 +216,17 @@ def test_in_a_tree_and_a_ring_clients_are_shared_out(able, clients, arity, seed)
     assert max(busy.sent[p] for p in peers) <= busy.total * (2 + fair)
 
 
+def test_pieces_of_one_owner_pass_to_as_many_members_when_it_dies():
+    """One member behind it for all would have to take in and give out alone what the dead one had to."""
+    for n, pieces in ((4, 3), (8, 3), (3, 3), (1, 2)):
+        peers = names(n)
+        parts = butterfly(peers, SEED, pieces=pieces, spread=True).parts
+        for owner in peers:
+            takers = [part.owners[1:2] for part in parts if part.owners[0] == owner]
+            assert len(takers) == pieces and len(set(takers)) == min(pieces, max(1, n - 1))
+        assert [part.owners for part in parts[:n]] == [part.owners for part in butterfly(peers, SEED).parts]
+
+
 def test_above_the_limit_of_parts_the_fastest_own():
     peers = names(40)
     rates = {p: 10.0 if i % 2 else 1.0 for i, p in enumerate(peers)}

@@ -456,6 +456,7 @@ def found(
         topology=topology,
         pieces=min(PIECES_MAX, max(1, SLICE_BYTES // (4 * PART_VALUES * max(peers, 2)))),
         update_bytes=SLICE_BYTES,
+        spread=True,
         learning=msgspec.msgpack.encode(terms),
         steady=True if remembered else msgspec.UNSET,
     )

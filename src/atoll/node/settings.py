@@ -53,6 +53,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     protocol: Literal["raft"] | msgspec.UnsetType = msgspec.UNSET  # by which members agree; left out: two phases
     apart: Apart | msgspec.UnsetType = msgspec.UNSET  # who hears no quorum trains on; left out: it stands still
     steady: bool | msgspec.UnsetType = msgspec.UNSET  # the same owners every round, who remember; left out: drawn
+    spread: bool | msgspec.UnsetType = msgspec.UNSET  # an owner's pieces pass to one member each; left out: to one
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
     rules: int = RULES
 

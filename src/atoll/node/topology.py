@@ -107,31 +107,37 @@ def parts_planned(settings: RunSettings) -> int:
 
 def _way(settings: RunSettings, plan: RoundPlan, wire_bytes: int) -> Way:
     wanted, peers, pieces = settings.topology, plan.owners, settings.pieces
-    seed = STEADY if settings.steady is True else plan.head
+    seed, spread = STEADY if settings.steady is True else plan.head, settings.spread is True
     if plan.settings.quorum != "majority" or settings.statistic != "mean":  # nobody can sort partial sums
         name = "star" if wanted == "star" else "butterfly"
-        return Way(_built(name, peers, seed, None, peers, pieces), "every row goes to its owner directly")
+        return Way(_built(name, peers, seed, None, peers, pieces, spread), "every row goes to its owner directly")
     weights = agreed_weights(plan.members, peers)
     if wanted not in ("auto", "hierarchical"):  # who is near whom is then nobody's question
-        return Way(_built(wanted, peers, seed, weights, peers, pieces), "as the run's settings say")
+        return Way(_built(wanted, peers, seed, weights, peers, pieces, spread), "as the run's settings say")
     links = agreed_links(plan.members, peers)
     named = regions_of({peer: plan.by_peer[peer].name for peer in peers})
     measured = clusters_by_latency(links) if links is not None else peers
     near = named if any(isinstance(item, tuple) for item in named) else measured
     if wanted != "auto":
-        return Way(_built(wanted, peers, seed, weights, near, pieces), "as the run's settings say")
+        return Way(_built(wanted, peers, seed, weights, near, pieces, spread), "as the run's settings say")
     if near is named:
-        return Way(_built("hierarchical", peers, seed, weights, near, pieces), "names say who is near whom")
+        return Way(_built("hierarchical", peers, seed, weights, near, pieces, spread), "names say who is near whom")
     if links is None or not wire_bytes:
-        return Way(_built("butterfly", peers, seed, weights, near, pieces), "links are not known yet")
+        return Way(_built("butterfly", peers, seed, weights, near, pieces, spread), "links are not known yet")
     rows, between = tuple(tuple(row) for row in links.latency_s), tuple(sorted(links.wan_bytes_s.items()))
     known = rows, tuple(links.up_bytes_s), tuple(links.regions), between
     name, why = _cheapest(*known, 1 << (wire_bytes - 1).bit_length(), pieces)
-    return Way(_built(name, peers, seed, weights, near, pieces), why)
+    return Way(_built(name, peers, seed, weights, near, pieces, spread), why)
 
 
 def _built(
-    name: str, peers: tuple[PeerId, ...], seed: bytes, weights: Weights | None, near: Cluster, pieces: int
+    name: str,
+    peers: tuple[PeerId, ...],
+    seed: bytes,
+    weights: Weights | None,
+    near: Cluster,
+    pieces: int,
+    spread: bool = False,
 ) -> Topology:
     match name:
         case "star":
@@ -143,7 +149,7 @@ def _built(
         case "hierarchical":
             return hierarchical(fanned(near, seed), seed, weights, pieces)
         case _:
-            return butterfly(peers, seed, weights, pieces)
+            return butterfly(peers, seed, weights, pieces, spread)
 
 
 # rounds follow each other on the same links, and a prediction for 64 peers takes half a second

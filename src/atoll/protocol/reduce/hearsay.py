@@ -40,6 +40,11 @@ class Hearsay:
                 return [Send(holder, wish)]
         return []
 
+    def holders(self, answered: Answered) -> set[PeerId]:
+        """Who says that it holds this very answer."""
+        said = self.heard.get(answered.part, {}).items()
+        return {holder for holder, (_, word) in said if word.digest == answered.digest}
+
     def fetches(self, part: int) -> bool:
         return part in self.fetching
 

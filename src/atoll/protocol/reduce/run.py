@@ -274,9 +274,10 @@ class Reduce:
         return self._hold(AnswerHeld(signed, answered, payload))
 
     def _pass_down(self, held: AnswerHeld) -> list[Send]:
-        """To all that have an answer from me, as soon as I hold it."""
+        """To all that have an answer from me, as soon as I hold it; not to those who showed me that they do."""
         part, owner = held.answered.part, held.statement.signer
-        near = self.route.within_reach(part, owner)
+        holders = self.hearsay.holders(held.answered)
+        near = [peer for peer in self.route.within_reach(part, owner) if peer not in holders]
         return [self._answer_to(peer, held) for peer in near if self.route.serves(part, owner, peer)]
 
     def _answers_for(self, to: PeerId) -> list[Send]:

@@ -109,17 +109,23 @@ def star(
     return Topology("star", (Part(_chain(order, 0), 1, {}),) * _positive(pieces))
 
 
-def butterfly(peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1) -> Topology:
+def butterfly(
+    peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1, spread: bool = False
+) -> Topology:
     """Everybody owns a part, up to PARTS_MAX owners, and sends directly: reduce-scatter, then all-gather.
 
     Up to PARTS_MAX equal peers each send 2 (n - 1) / n updates, the least possible (Patarasuk & Yuan 2009).
-    With `weights` the parts balance the uplinks (`_shares`), and beyond PARTS_MAX the fastest own.
+    With `weights` the parts balance the uplinks (`_shares`), and beyond PARTS_MAX the fastest own. `spread`: the
+    pieces of one owner pass to one member each when it dies, and not all to the one behind it.
     """
     order = _fastest(_carriers(peers, seed, weights), weights)
     owners = order[:PARTS_MAX]
     shares = [1] * len(owners) if weights is None else _shares([weights[p] for p in owners], len(peers))
-    turn = [Part(_chain(order, first), share, {}) for first, share in enumerate(shares) if share]
-    return Topology("butterfly", tuple(turn) * _positive(pieces))
+    turns = range(_positive(pieces))
+    owned = [(first, share) for first, share in enumerate(shares) if share]
+    chains = [[_chain(order, first, turn if spread else 0) for first, _ in owned] for turn in turns]
+    parts = (Part(chain, share, {}) for turn in chains for chain, (_, share) in zip(turn, owned, strict=True))
+    return Topology("butterfly", tuple(parts))
 
 
 def ring(peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1) -> Topology:
@@ -371,8 +377,11 @@ def _fastest(order: list[PeerId], weights: Weights | None) -> list[PeerId]:
     return order if weights is None else sorted(order, key=lambda p: -weights[p])
 
 
-def _chain(order: Sequence[PeerId], first: int) -> tuple[PeerId, ...]:
-    return tuple(order[(first + k) % len(order)] for k in range(min(OWNERS_PER_PART, len(order))))
+def _chain(order: Sequence[PeerId], first: int, skipped: int = 0) -> tuple[PeerId, ...]:
+    """An owner and those behind it, all round, beginning with the one behind so many of them."""
+    others = [order[(first + k) % len(order)] for k in range(1, len(order))]
+    begin = skipped % max(1, len(others))
+    return (order[first], *others[begin:], *others[:begin])[:OWNERS_PER_PART]
 
 
 def _positive(pieces: int) -> int:
