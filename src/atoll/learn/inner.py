@@ -86,7 +86,8 @@ class InnerState:
 
 
 def fresh_inner(parameters: int, device: str = "cpu") -> InnerState:
-    return InnerState(*(torch.zeros(parameters, dtype=torch.float32, device=device) for _ in range(2)), 0)
+    first_P, second_P = (torch.zeros(parameters, dtype=torch.float32, device=device) for _ in range(2))
+    return InnerState(first_P, second_P, 0)
 
 
 def lasting(spec: Inner, steps: int) -> Inner:
