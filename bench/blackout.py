@@ -7,13 +7,16 @@ again from their folders. Looked at afterwards, in the folders and in what the p
 
     loss        of every round that counted somebody, beside an experiment of as many such rounds in one process,
                 which nothing disturbs: the mean and the largest difference, and both agreed models on held-out data
+    alike       rounds from the first on with the very loss of that experiment, beside rounds from the first on
+                that counted all steps of all in every part: on a busy computer some come late after a blackout
     samples     used twice: in two updates that counted; skipped: handed out, and in no update that counted; and how
                 many specs/effort.md (place in the data) lets these rounds skip
     made again  samples learned from in a round that counted nobody, and once more when they were dealt out again
     extra       what a blackout costs: from the kill to the end of the next round, beside the median round
 
-Ends with status 1 if a sample is used twice, more are skipped than may be, a round has two states, an honest peer
-is blamed, or anybody's log holds an error. `--png` draws both curves and the blackouts; needs atoll[plot].
+Ends with status 1 if a round after none but whole ones has another loss, a sample is used twice, more are skipped
+than may be, a round has two states, an honest peer is blamed, or anybody's log holds an error. `--png` draws both
+curves and the blackouts; needs atoll[plot].
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ import random
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 import torch
@@ -51,7 +55,7 @@ from atoll.learn.models import build_model, loss_of
 from atoll.learn.state import state_from_bytes
 from atoll.node.settings import decode_settings
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Commit
+from atoll.wire.messages.statements import Answered, Commit
 from atoll.wire.messages.vertex import Body
 
 PEERS = 4
@@ -63,6 +67,7 @@ SETS = [
     "run.rounds=0",
     f"run.start_peers={PEERS}",
     f"run.min_peers={PEERS}",
+    "sync.topology=butterfly",  # the planner may find another way cheaper, and sums in a tree have other bits
 ]
 PATIENCE_S = 300.0  # for all to be there again, on a busy computer
 LATEST = 2.0  # a moment within so many rounds after the one that it is to come behind
@@ -113,6 +118,22 @@ def may_skip(bodies: list[Body], turns: dict[int, Turn], learning: Learning) -> 
     return allowed
 
 
+def is_whole(body: Body, learning: Learning) -> bool:
+    said = [decode_statement(signed.body, signed.signer) for signed in body.commits]
+    answers = [decode_statement(signed.body, signed.signer) for signed in body.parts if signed is not None]
+    return (
+        len(said) == PEERS
+        and all(isinstance(one, Commit) and one.steps == learning.recipe.schedule.turn_steps for one in said)
+        and len(answers) == len(body.parts)
+        and all(isinstance(one, Answered) and len(one.contributors) == PEERS for one in answers)
+    )
+
+
+def leading(each: Iterable[bool]) -> int:
+    """How many of them are true before the first that is not."""
+    return len(list(takewhile(bool, each)))
+
+
 def undisturbed(learning: Learning, rounds: int) -> tuple[list[float], Experiment]:
     torch.set_num_threads(1)
     recipe, data = learning.recipe, load_data(learning.data)
@@ -149,6 +170,8 @@ def judged(
     state = state_from_bytes((folders[0] / "blobs" / bodies[-1].state.hex()).read_bytes(), learning.layout)
     losses = run.loss_at(state.anchor_F, SAMPLES), run.loss_at(run.agreed(), SAMPLES)
     apart = [abs(a / b - 1) for a, b in zip(here, beside, strict=True)]
+    whole = leading(is_whole(body, learning) for body in counting)
+    alike = leading(a == b for a, b in zip(here, beside, strict=True))
     samples = count_samples(turns, recorded, ids, learning, bool(settings.audited_share))
     allowed = may_skip(bodies, turns, learning)
     lasted = [b.time_s - a.time_s for a, b in pairwise(counting)]
@@ -157,6 +180,8 @@ def judged(
         "rounds_counting": len(counting),
         "rounds_counting_all": sum(len(body.commits) == PEERS for body in counting),
         "rounds_counting_nobody": sum(bool(body.parts) and not body.commits for body in bodies),
+        "rounds_whole_first": whole,
+        "rounds_alike_first": alike,
         "loss_apart_mean": round(statistics.mean(apart), 5),
         "loss_apart_most": round(max(apart), 5),
         "val_loss": round(losses[0], 4),
@@ -170,6 +195,8 @@ def judged(
         "round_s": round(statistics.median(lasted), 2),
         "extra_s": round(statistics.median(b.took_s for b in blackouts) - statistics.median(lasted), 2),
     }
+    if alike < whole:
+        wrong.append(f"of {whole} rounds that counted everybody whole only {alike} have the loss undisturbed")
     wrong += [f"samples used twice: {one}" for one in samples.twice]
     if samples.left_out > allowed:
         wrong.append(f"{samples.left_out} samples are in no update, and at most {allowed} may be")

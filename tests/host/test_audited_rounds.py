@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from members import Inside
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -347,6 +348,29 @@ def test_a_restart_goes_on_from_the_last_claim_and_one_without_its_files_from_fr
             await swarm.play()
             said = await swarm.audited(1, 0)
             assert said.finding == "accepted", said
+
+    play(tmp_path, book, story)
+
+
+def test_who_was_killed_before_its_vertex_came_goes_on_from_the_claim_that_this_holds(tmp_path: Path, book: str):
+    """Another life hears of the round from the others: moments, feedback and claim are those of the file ahead."""
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.play()
+        before = Restore(0, swarm.vertex(0), swarm.state, mine=swarm.mine[1])
+        await swarm.play()
+        old = swarm.islands[1]
+        await old.close()
+        swarm.trainers[1] = Near()
+        swarm.islands[1] = island = swarm.island(1)
+        assert await island.do(before)
+        held = swarm.mine[1][0]
+        await island.do(Adopt(1, swarm.vertex(1), swarm.state, None, held.claim, mine=held))
+        assert torch.equal(island.mine.memory_F, old.mine.memory_F) and island.auditing.last == old.auditing.last
+        assert bytes(island.live.inner) == bytes(old.live.inner) != b""
+        await swarm.play()
+        said = await swarm.audited(1, 0)
+        assert said.finding == "accepted", said
 
     play(tmp_path, book, story)
 

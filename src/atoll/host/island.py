@@ -175,7 +175,9 @@ class Island:
     async def close(self) -> None:
         await self.trainer.stop()
         await self.live.close()
-        await self._written(cancel=True)
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait([self._writing])
         self._arithmetic.shutdown(wait=True, cancel_futures=True)
         self._disk.shutdown(wait=True, cancel_futures=True)
         self._coding.shutdown(wait=True, cancel_futures=True)
@@ -399,7 +401,7 @@ class Island:
         if self.tended.ready:
             self.trainer.cancel()  # the round is over for everybody: what is left of its steps is not taken
         if self.auditing is not None:
-            counts = self.auditing.counts(work) and not work.afresh and before is None
+            counts = before is None and self.auditing.counts(work) and not work.afresh
             async with self.tended.turn if self.tended.ready else nullcontext():
                 await self._begin_anew(work, after, counts, before)
         elif work.afresh and not self.tended.ready:  # a trainer that is starting has the turn, for long perhaps
@@ -544,21 +546,23 @@ class Island:
 
     def _write_ahead(self, work: Encode, encoded: Encoded) -> None:
         """While what I made is on its way: what will be mine if it is counted. Late work goes another way."""
-        away, mine = self.away, self.mine
+        away, mine, agreed, self._ahead = self.away, self.mine, self.agreed, None
         if self.paired is not None or mine.own is not None or away.held is not None or away.base_F is not None:
             return
-        assert mine.update is not None and self.agreed.name is not None and self.head is not None
+        if work.round <= agreed.round or mine.update is None or agreed.head is None or agreed.name is None:
+            return  # it was agreed without this update, while that was encoded
         root = merkle_root(tuple(part.digest for part in encoded.parts))
-        begins = self._learning_in(work.round).turn(self.head)[0]
-        sent = Sent(root, encoded.claim, self.agreed.name, begins, mine.update)
-        self._writing = asyncio.create_task(self._keep_ahead(work.round, sent))
+        learning, claim = self._learning_in(work.round), b""
+        if self.auditing is not None and encoded.claim is not None:
+            claim = self.auditing.memory(sent=work.round)
+        sent = Sent(root, encoded.claim, agreed.name, learning.turn(agreed.head)[0], mine.update)
+        memory_F = None if len(mine.update.memory_F) >= learning.layout.floats else mine.memory_F
+        private = Private(agreed.vertex, memory_F, b"", claim, None, mine.kept, sent)
+        self._writing = asyncio.create_task(self._keep_ahead(private, learning))
 
-    async def _keep_ahead(self, round: int, sent: Sent) -> None:
-        inner = await self.live.left(self._learning_in(round).recipe, undone=self.auditing is not None)
-        claim = self.auditing.memory(sent=round) if sent.claim is not None and self.auditing is not None else b""
-        whole = len(sent.update.memory_F) >= self._learning.layout.floats
-        memory_F = None if whole else self.mine.memory_F
-        private = Private(self.agreed.vertex, memory_F, inner, claim, None, self.mine.kept, sent)
+    async def _keep_ahead(self, private: Private, learning: Learning) -> None:
+        inner = await self.live.left(learning.recipe, undone=self.auditing is not None)
+        private = replace(private, inner=inner)
         try:
             await asyncio.get_running_loop().run_in_executor(self._disk, write_private, self.store, private)
         except OSError as why:  # what must be kept meets the same disk
@@ -566,13 +570,11 @@ class Island:
         else:
             self._ahead = private
 
-    async def _written(self, cancel: bool = False) -> None:
+    async def _written(self) -> None:
         """Whatever is written ahead is on disk."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            if cancel:
-                writing.cancel()
-            await asyncio.gather(writing, return_exceptions=cancel)
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+            self._writing.result()
 
     async def _recalled(self, work: Adopt) -> tuple[Adopt, Private | None]:
         """The vertex may count what a life before sent, and this one knows from its disk alone."""

@@ -573,6 +573,8 @@ class Store:
     def private_holds(self) -> None:
         """What was written ahead takes the place of what held until now."""
         path, following, temporary = self._private()
+        if not following.exists():
+            return  # a life before had come so far
         if path.exists():
             path.rename(temporary)
         following.rename(path)

@@ -234,8 +234,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "train.steps_by_speed": (
         "Ask each member for the share of train.inner_steps that its speed is of the fastest's, so that all arrive "
         "together: floor(steps x its speed / the fastest), at least train.inner_steps_min. Speeds are those that "
-        "members last reported; the fastest third does not count where members may lie. Updates weigh by their "
-        "samples. Not with train.target_samples."
+        "members last reported; the fastest third does not count where members may lie, and in a private run one "
+        "wrong clock brings the others down to train.inner_steps_min: set it. Updates weigh by their samples. Not "
+        "with train.target_samples."
     ),
     "train.inner_steps_min": (
         "Steps of a round, at the least, with train.target_samples, train.adaptive_steps or train.steps_by_speed. "
