@@ -203,7 +203,7 @@ def test_a_chunk_that_came_is_not_asked_for_once_more():
 
 
 def test_who_was_left_is_asked_again_where_the_last_one_stalls_too():
-    """It drops what it is asked for a while, as somebody with many askers does; the other one is silent for ever."""
+    """It drops what it is asked for a while, as somebody with many askers does; the other one is always silent."""
     library = Library({NAMES[0]: "good", NAMES[1]: "silent"})
     answer = library.answer
 
