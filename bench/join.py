@@ -4,8 +4,11 @@
 hashed or written; `memory` is the same with blocks that no cache holds. `fetch` is the joiner of
 `protocol/transfer`: manifest, verified chunks, durable file. `bad` has one source that changes a byte in every
 chunk and one that answers a few chunks and then falls silent. `resume` kills the joiner (SIGKILL) when half of the
-chunks are stored and starts it again. All are interleaved, medians of several repeats. They share the cores with
-each other and with whatever else runs, so processor time, of the joiner and of all sources together, says more.
+chunks came and starts it again: what came before it died and after, more than there is (`redownload`); what had
+come and the next one did not find on disk (`lost_chunks`, the most of all repeats); and what sources gave to their
+sockets, more than there is (`sent`), on loopback some megabytes that nobody had read. All are interleaved, medians
+of several repeats. They share the cores with each other and with whatever else runs, so processor time, of the
+joiner and of all sources together, says more.
 `others` has a trainer beside every source: how much slower its steps get per second of processor time while the
 joiner fetches (caches and memory are shared), and what the sources take of the processor. `read` is what a
 member does next: the state into its memory. `--floors` measures what the pieces of a fetch cost by themselves.
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 import os
 import select
 import shutil
@@ -63,7 +67,7 @@ from atoll.keys.digest import digest
 from atoll.keys.identity import Identity
 from atoll.keys.seal import TAG_BYTES
 from atoll.protocol.transfer.fetch import BadSource, Fetch, Fetched, FetchFailed, Serve, StallingSource
-from atoll.protocol.transfer.work import ReadChunk, StoreChunk
+from atoll.protocol.transfer.work import BlobOpened, ReadChunk, StoreChunk
 from atoll.wire.codec import decode_message, encode
 from atoll.wire.messages.history import Chunk
 
@@ -134,6 +138,7 @@ class Source(Host):
         self.habit, self.given = habit, 0
         self.blocks: list[memoryview] = []
         self.heard, self.cpu_before_s = 0, 0.0
+        self.pushed_bytes = 0
 
     def hear(self, sender: PeerId, data: bytes, payload: memoryview | None, name: bytes | None) -> None:
         self.heard += 1
@@ -143,6 +148,7 @@ class Source(Host):
             super().hear(sender, data, payload, name)
             return
         count, blocks = map(int, data[len(PUSH) :].split())
+        self.pushed_bytes += count * BLOB_CHUNK
         while len(self.blocks) < blocks:
             self.blocks.append(memoryview(os.urandom(BLOB_CHUNK) if blocks > 1 else bytes(BLOB_CHUNK)))
         for number in range(count):
@@ -169,7 +175,7 @@ async def serve(folder: Path, habit: str) -> None:
         source.store.read_blob(Digest(bytes.fromhex(blob.name)))
     print((await source.links.listen(["/ip4/127.0.0.1/tcp/0"]))[0], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    print(time.process_time() - source.cpu_before_s, flush=True)
+    print(time.process_time() - source.cpu_before_s, source.links.traffic()[0] - source.pushed_bytes, flush=True)
     source.chunks.close()
     await source.links.close()
 
@@ -212,6 +218,8 @@ class Joiner(Host):
         super().__init__(folder, None)
         self.over = asyncio.Event()
         self.received, self.expected = 0, 0
+        self.counted = _outliving(folder.with_suffix(".received"))
+        self.here = 0  # chunks that were on disk when the fetch began
         self.tell_at = 0  # chunks, after which this process is going to be killed
         self.named: dict[str, set[str]] = {"bad": set(), "stalling": set()}
         self.failed = ""
@@ -219,6 +227,7 @@ class Joiner(Host):
     def hear(self, sender: PeerId, data: bytes, payload: memoryview | None, name: bytes | None) -> None:
         if payload is not None:
             self.received += 1
+            self.counted[0] = self.received
         if data == PUSH:
             if self.received >= self.expected:
                 self.over.set()
@@ -226,6 +235,14 @@ class Joiner(Host):
         super().hear(sender, data, payload, name)
         if payload is not None and self.received == self.tell_at:
             print(self.received, flush=True)
+
+    def handle(self, event: Event) -> None:
+        match event:
+            case Done(_, BlobOpened(have)):
+                self.here = len(have)
+            case _:
+                pass
+        super().handle(event)
 
     def on_fact(self, fact: Any) -> None:
         match fact:
@@ -240,6 +257,13 @@ class Joiner(Host):
                 self.over.set()
             case _:
                 pass
+
+
+def _outliving(path: Path) -> memoryview:
+    """A number in pages of a file, which a SIGKILL leaves as they are."""
+    with path.open("w+b") as file:
+        file.truncate(mmap.PAGESIZE)
+        return memoryview(mmap.mmap(file.fileno(), mmap.PAGESIZE)).cast("Q")
 
 
 async def join(folder: Path, blob: str, addresses: list[str], chunks: int, blocks: int, tell_at: int) -> None:
@@ -271,6 +295,7 @@ async def join(folder: Path, blob: str, addresses: list[str], chunks: int, block
         "cpu_s": cpu_s,
         "read_cpu_s": read_cpu_s,
         "received": joiner.received,
+        "here": joiner.here,
         "failed": joiner.failed,
         **named,
     }
@@ -311,7 +336,9 @@ class Bench:
         try:
             before = self._join(folder, addresses, blocks, kill_at)["received"] if kill_at else 0
             result = {**self._join(folder, addresses, blocks, 0.0), "received_before": before}
-            result["sources_cpu_s"] = sum(float(source.communicate("")[0]) for source in sources)
+            told = [source.communicate("")[0].split() for source in sources]
+            result["sources_cpu_s"] = sum(float(cpu_s) for cpu_s, _ in told)
+            result["sent_bytes"] = sum(int(sent) for _, sent in told)
             return result
         finally:
             for source in sources:
@@ -331,16 +358,15 @@ class Bench:
         numbers = map(str, (self.chunks, blocks, int(kill_at * self.chunks)))
         joiner = self._start("--join", str(folder), self.blob.hex(), *numbers, *addresses)
         assert joiner.stdout is not None
-        received = 0
         for line in joiner.stdout:
             if line.startswith("result "):
                 joiner.wait(30)
                 return json.loads(line.removeprefix("result "))
-            received = int(line)
             joiner.send_signal(signal.SIGKILL)
         joiner.wait()
         assert kill_at, "the joiner died"
-        return {"received": received}
+        with folder.with_suffix(".received").open("rb") as counted:
+            return {"received": int.from_bytes(counted.read(8), sys.byteorder)}
 
     def _start(self, *arguments: str, **pipes: Any) -> subprocess.Popen[str]:
         command = [sys.executable, __file__, *arguments]
@@ -389,7 +415,7 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
     good = ["good"] * SOURCES
     bad = ["good", "corrupt", "good", "stall"]
     runs: dict[str, list[dict[str, Any]]] = {"transport": [], "memory": [], "fetch": [], "bad": []}
-    wasted: list[float] = []
+    killed: list[dict[str, Any]] = []
     others: list[float] = []
     try:
         for _ in range(repeats):
@@ -399,9 +425,8 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
             named = bench.fetch(bad)
             assert named["bad"] == [1] and not named["failed"], named  # on a busy box good ones may be late too
             runs["bad"].append(named)
-            again = bench.fetch(good, kill_at=0.5)
+            killed.append(bench.fetch(good, kill_at=0.5))
             others.append(bench.beside_training())
-            wasted.append((again["received"] + again["received_before"] - bench.chunks) / bench.chunks)
     finally:
         bench.close()
     took = {name: statistics.median(each["s"] for each in of) for name, of in runs.items()}
@@ -416,7 +441,11 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
         "cpu_ratio_to_transport": round(_cpu_s(runs["transport"]) / _cpu_s(runs["fetch"]), 3),
         "cpu_ratio_to_memory": round(_cpu_s(runs["memory"]) / _cpu_s(runs["fetch"]), 3),
         "bad_sources_time_ratio": round(took["bad"] / took["fetch"], 3),
-        "resume_redownload_share": round(statistics.median(wasted), 4),
+        "resume_redownload_share": round(
+            statistics.median(each["received"] + each["received_before"] for each in killed) / bench.chunks - 1, 4
+        ),
+        "resume_lost_chunks": max(each["received_before"] - each["here"] for each in killed),
+        "resume_sent_share": round(statistics.median(each["sent_bytes"] for each in killed) / size - 1, 4),
         "others_steps_per_cpu_s_ratio": round(statistics.median(others), 3),
         "others_at_1_gbit_per_s": round(statistics.median(others) * (1 - at_a_gigabit), 3),
         "joiner_read_cpu_s_per_gb": round(

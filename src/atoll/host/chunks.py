@@ -33,7 +33,7 @@ from atoll.keys.digest import Buffer, digest
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.messages.history import Chunk
 
-ARRIVING_MAX = 2  # chunks that came and are not hashed yet, a megabyte each: a crash loses them
+ARRIVING_MAX = 1  # chunks that wait for the thread, a megabyte each: a kill loses them, its own and the loop's
 AT_ONCE = 4  # chunks of one turn of the thread, before what must come from the disk has its turn
 
 Answer = Callable[[Any], None]  # is given the result, or the exception
