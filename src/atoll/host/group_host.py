@@ -20,7 +20,7 @@ import msgspec
 
 from atoll.base.errors import UNREADABLE, AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds, names_of
-from atoll.base.limits import BULK_FRAME_MAX
+from atoll.base.limits import BULK_FRAME_MAX, MIB
 from atoll.base.machine import Event, Fact, Received, TimerFired
 from atoll.host import driver
 from atoll.host.group_island import Call, Cuts, GroupIsland, GroupTerms, Reduced, asked_for, but_for_held
@@ -41,6 +41,8 @@ GIVES_WAY = "members come or go"  # why a member passes a round that nobody but 
 WORDS_MAX = 8  # rounds in a row made for a report on such a word alone; a true one has come by then
 FAREWELL_S = 10.0  # for the others to agree that this member is gone, where they need its vote for that
 VERTICES_KEPT = 64  # for members that were away
+KEPT_ROWS_MAX = 2048 * MIB  # of memory between calls where rows outlive their sum: as many updates of 256 MiB as a
+# part has owners at most, my own and the answers. What the next call does not use goes back all the same
 FOLDERS = "atoll-group-"
 ABANDONED_S = 60.0  # a younger folder may be that of a member that has not taken its lock yet
 _mine: set[Path] = set()  # folders of this process: to look at its own locks would let go of them
@@ -236,6 +238,7 @@ class GroupHost(driver.Driver):
             self.hash_on_loop_bytes = (
                 driver.Driver.hash_on_loop_bytes
             )  # these names take longer than a thread's start
+            self.links.memory.kept_bytes_max = KEPT_ROWS_MAX
 
     def _others(self, fact: RoundClosed) -> dict[PeerId, OtherCall]:
         """Whose calls are in the mean and are not as mine was: they may never have reached me before."""

@@ -18,7 +18,6 @@ from itertools import accumulate, repeat
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 import xxhash
 from torch import Tensor
@@ -35,7 +34,7 @@ from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.answers import Answering
 from atoll.learn.codec import Codec, Known, codec_named, native, pack_spans
-from atoll.learn.codec.blocks import spans_of
+from atoll.learn.codec.blocks import Room, spans_of
 from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import Combined as Made
 from atoll.learn.combine import combine, gather
@@ -163,6 +162,13 @@ class Call:
         spans = (x_N[a:b] for a, b in spans_of(hi - lo))
         return pack_spans(codec, spans, self.owed_N[lo:hi], 1.0, self.left_N[lo:hi])
 
+    def encoded_apart(self, codec: Codec, lo: int, hi: int, room: Room) -> Buffer:
+        """The same in memory of its own: the mean is written over the tensor before rows are shown."""
+        if self.owed_N is not None or codec.spanwise is None:  # which make a wire in any case
+            return self.encoded(codec, lo, hi)
+        x_N = self.row(lo, hi)
+        return codec.encode_spans(hi - lo, (x_N[a:b] for a, b in spans_of(hi - lo)), room)
+
     def settle(self, lo: int, hi: int, counted: bool) -> None:
         """A mean of these values was agreed on, with mine or without, and is about to be written over them."""
         if self.owed_N is None or self.left_N is None:
@@ -191,7 +197,7 @@ class GroupIsland:
         self._waited_for: asyncio.TimerHandle | None = None
         self._passes = ""  # why the round that is under way goes on without my user
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
-        self.room: Callable[[int], Buffer] = Reused()  # for wires; better the one that arriving parts lie in
+        self.room: Room = Reused()  # for wires; better the one that arriving parts lie in
         self.checked: Checked | None = None  # where members may lie
         self._needed: frozenset[Digest] = frozenset()  # blobs, for openings under way
 
@@ -388,9 +394,7 @@ class GroupIsland:
     def _combine(self, work: Combine) -> Combined:
         values = self._values(work)
         if self.checked is not None:
-            done = self.checked.combine(work, values)
-            named = self.checked.row if work.onward else self.checked.answer
-            payload = None if done.wire is None else named(done.wire)
+            done, payload = self.checked.combine(work, values, self.room)
         else:
             done, payload = self._combine_trusting(work, values)
         counted = tuple(work.rows[i].peer for i in done.counted)
@@ -521,10 +525,7 @@ class GroupIsland:
     def _encoded(self, call: Call, round: int, part: int) -> Payload:
         codec, (lo, hi) = self._codec(call.codec, call, round, part), call.cuts[part]
         if self.checked is not None:
-            wire = call.encoded(codec, lo, hi)
-            if np.may_share_memory(np.frombuffer(wire, np.uint8), call.flat_N.numpy()):
-                wire = copied(wire, self.room)  # the mean is written over the tensor before rows are shown
-            return self.checked.row(wire)
+            return self.checked.made(codec, lambda shown: call.encoded_apart(shown, lo, hi, self.room))
         name = xxhash.xxh3_128()
         wire = call.encoded(codec.showing(name.update), lo, hi)
         return _quickly_named(wire, name.digest())
@@ -559,14 +560,6 @@ def _defect(why: Exception) -> AtollError:
     text = f"an error of Atoll itself: {type(why).__name__}: {why}"
     fix = "free memory, if that is what it lacked, and call again; else report it with the lines above"
     return RunFailedError("E-INT-01", text, cause="a defect, or no memory left", fix=fix)
-
-
-def copied(wire: Buffer, room: Callable[[int], Buffer]) -> Buffer:
-    """The same bytes in memory of their own."""
-    data = memoryview(wire).cast("B")
-    copy = memoryview(room(len(data)))
-    copy[:] = data
-    return copy
 
 
 def seed_of(round: int, part: int) -> bytes:

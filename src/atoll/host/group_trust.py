@@ -7,15 +7,17 @@ decides anything: who is believed is said by the vertices.
 
 from __future__ import annotations
 
+from blake3 import blake3
 from msgspec.structs import replace
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import Digest
 from atoll.base.machine import Payload
-from atoll.host.names import Names
+from atoll.host.names import Encode, Names
 from atoll.host.store import Store
 from atoll.keys.digest import Buffer, digest
-from atoll.learn.codec import codec_named
+from atoll.learn.codec import Codec, codec_named
+from atoll.learn.codec.blocks import Room
 from atoll.learn.combine import Combined as Made
 from atoll.learn.combine import combine, combine_weighed
 from atoll.learn.opening import Claimed, Cut, judge, opening_problem
@@ -100,20 +102,32 @@ class Checked:
         self.store, self.up, self.down = store, codec_named(up), codec_named(down)
         self._opened = Names(up, down) if opened else None
 
-    def row(self, wire: Buffer) -> Payload:
-        return _payload(wire, digest(wire) if self._opened is None else self._opened.of_row(wire))
-
-    def answer(self, wire: Buffer) -> Payload:
-        return _payload(wire, digest(wire) if self._opened is None else self._opened.of_my_answer(wire))
+    def made(self, codec: Codec, encode: Encode) -> Payload:
+        """A row or an answer of mine, named while it is encoded."""
+        if self._opened is not None:
+            wire, name = self._opened.of_mine(codec, encode)
+        else:
+            hashed = blake3()
+            wire = encode(codec.showing(lambda stretch: hashed.update(memoryview(stretch).cast("B"))))
+            name = Digest(hashed.digest())
+        return Payload(name, memoryview(wire).nbytes, wire)
 
     def name_of(self, message: object, payload: Buffer) -> Digest:
         return digest(payload) if self._opened is None else self._opened.of_arrived(message, payload)
 
-    def combine(self, work: Combine, values: int) -> Made:
-        rows = [(row.weight, row.payload.data) for row in work.rows]
-        if work.weights:
-            return combine_weighed(rows, work.weights, values, self.up, self.down)
-        return combine(rows, values, self.up, self.down, Statistic(work.statistic, work.liars))
+    def combine(self, work: Combine, values: int, room: Room) -> tuple[Made, Payload | None]:
+        rows, done = [(row.weight, row.payload.data) for row in work.rows], Made(None, (), ())
+
+        def encode(down: Codec) -> Buffer:
+            nonlocal done
+            if work.weights:
+                done = combine_weighed(rows, work.weights, values, self.up, down, room)
+            else:
+                done = combine(rows, values, self.up, down, Statistic(work.statistic, work.liars), room)
+            return done.wire or b""
+
+        payload = self.made(self.down, encode)
+        return done, None if done.wire is None else payload
 
     def compare(self, work: Compare, values: int) -> Products:
         done = compare([(row.weight, row.payload.data) for row in work.rows], values, self.up)
@@ -137,10 +151,6 @@ class Checked:
         if self._opened is None:
             raise RunFailedError("E-AUD-03", "answers of this group are not opened")
         return self._opened
-
-
-def _payload(wire: Buffer, name: Digest) -> Payload:
-    return Payload(name, memoryview(wire).nbytes, wire)
 
 
 def values_of(work: JudgeOpening) -> int:

@@ -34,7 +34,7 @@ class Reused:
     """Called with a size, answers with uninitialised memory of that size."""
 
     def __init__(self, kept_bytes_max: int = 4 * BULK_FRAME_MAX) -> None:
-        self._kept_bytes_max = kept_bytes_max
+        self.kept_bytes_max = kept_bytes_max  # whoever keeps rows longer may want more
         self._free: list[_Block] = []  # oldest first
         self._kept_bytes = 0  # in them
         self._unused = 0  # so many of the oldest have not been used since the last sweep
@@ -87,7 +87,7 @@ class Reused:
         while self._returned:
             self._free.append(block := self._returned.popleft())
             self._kept_bytes += block.used_bytes
-        while self._kept_bytes > self._kept_bytes_max:
+        while self._kept_bytes > self.kept_bytes_max:
             self._kept_bytes -= self._free.pop(0).used_bytes
             self._unused = max(0, self._unused - 1)
 

@@ -6,15 +6,19 @@ thread may ask. Never keeps the tree of another member's answer, nor more than `
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Lock
 
 from atoll.base.ids import Digest
 from atoll.keys.digest import Buffer, MerkleTree, digest
-from atoll.learn.codec import codec_named
-from atoll.learn.opening import Cut, Shown, lay_out
+from atoll.learn.codec import Codec, codec_named
+from atoll.learn.opening import Cut, Leaves, Shown, lay_out
 from atoll.node.jobs import LayOpen
 from atoll.wire.messages.round import Answer, Contribution, PartBytes, RowBytes
 from atoll.wire.opening import Opening
+
+Encode = Callable[[Codec], Buffer]
+"""Makes a wire by this codec, which shows it as it grows."""
 
 LEAVES_MAX = 2**17  # of rows that may be shown: of 2 GiB in fp32, which makes 20 MB of digests
 
@@ -40,6 +44,12 @@ class Names:
 
     def of_row(self, wire: Buffer) -> Digest:
         return self._kept(self.up.tree(wire))
+
+    def of_mine(self, codec: Codec, encode: Encode) -> tuple[Buffer, Digest]:
+        """A row or an answer that is encoded now, hashed as far as a core's cache still holds it."""
+        leaves = Leaves(Cut(codec))
+        wire = encode(codec.showing(leaves.update))
+        return wire, self._kept(leaves.tree())
 
     def of_my_answer(self, wire: Buffer) -> Digest:
         return self._kept(self.down.tree(wire))

@@ -76,7 +76,12 @@ def combine(
 
 
 def combine_weighed(
-    rows: Sequence[tuple[int, Buffer]], shares: Sequence[float], n: int, codec: Codec, reply: Codec
+    rows: Sequence[tuple[int, Buffer]],
+    shares: Sequence[float],
+    n: int,
+    codec: Codec,
+    reply: Codec,
+    room: Room = new_wire,
 ) -> Combined:
     """Sum of share * row, encoded with `reply`: shares as distances between whole updates made them.
 
@@ -85,7 +90,7 @@ def combine_weighed(
     kept = opened_rows(rows, n, codec)
     if kept.faults:
         return Combined(None, kept.counted, kept.faults, f"{len(kept.faults)} of its rows do not decode any more")
-    return Combined(reply.encode_spans(n, _sums(kept, shares, n)), kept.counted, ())
+    return Combined(reply.encode_spans(n, _sums(kept, shares, n), room), kept.counted, ())
 
 
 def combine_remembering(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from blake3 import blake3
 from msgspec import UNSET
 
 from atoll.base.errors import PeerFault
@@ -75,13 +76,15 @@ class Cut:
         return self._leaf(memoryview(wire).cast("B"), self._lengths(len(wire)), index)
 
     def tree(self, wire: Buffer) -> MerkleTree:
-        return MerkleTree([digest(leaf) for leaf in self._leaves(memoryview(wire).cast("B"))])
+        leaves = Leaves(self)
+        leaves.update(wire)
+        return leaves.tree()
 
     def name(self, wire: Buffer) -> Digest:
         """What commitments and answers call this wire."""
         return self.tree(wire).root
 
-    def _leaves(self, view: memoryview) -> list[memoryview] | list[bytes]:
+    def leaves(self, view: memoryview) -> list[memoryview] | list[bytes]:
         """All of them; a hundred megabytes have six thousand, and hashing one takes three microseconds."""
         lengths, sections, at = self._lengths(len(view)), list[list[memoryview]](), 0
         for (values, size), length in zip(self.codec.sections, lengths, strict=bool(lengths)):
@@ -115,6 +118,22 @@ class Cut:
         if low == 0 or self.codec.wire_bytes(low) != rest:
             return []
         return [full * (self.leaf_values // v) * size + -(-low // v) * size for v, size in self.codec.sections]
+
+
+class Leaves:
+    """The tree of one wire that is shown stretch by stretch, in order, each while a core's cache holds it.
+
+    A stretch has whole leaves, but for the last one; a wire of several sections is one stretch.
+    """
+
+    def __init__(self, cut: Cut) -> None:
+        self._cut, self._digests = cut, list[bytes]()
+
+    def update(self, stretch: Buffer) -> None:
+        self._digests += [blake3(leaf).digest() for leaf in self._cut.leaves(memoryview(stretch).cast("B"))]
+
+    def tree(self) -> MerkleTree:
+        return MerkleTree(self._digests or [digest(b"")])
 
 
 class Shown(NamedTuple):

@@ -47,6 +47,9 @@ class Codec:
     shows: Callable[[Codec, Show], Codec] | None = None
     """See `showing`; None where wires are much smaller than vectors."""
 
+    decodes: Callable[[Buffer, Tensor], None] | None = None
+    """What `decode_into` does, where looking at values and copying them are cheaper together."""
+
     def showing(self, show: Show) -> Codec:
         """The same codec, whose encoders show the whole wire, stretch by stretch, in order: for whoever hashes it.
 
@@ -103,6 +106,9 @@ class Codec:
 
     def decode_into(self, wire: Buffer, out_N: Tensor) -> None:
         """The same into memory that is there already: one fp32 vector on the CPU, without gaps."""
+        if self.decodes is not None:
+            self.decodes(wire, out_N)
+            return
         opened = self.open_wire(wire, len(out_N))
         if self.at_hand is not None:
             out_N.copy_(self.at_hand(opened, 0, len(out_N)))

@@ -81,9 +81,21 @@ def _open_wire(wire: Buffer, n: int) -> Opened:
     check_length(wire, _wire_bytes(n))
     values = tensor_over(wire, torch.float32)
     for lo, hi in spans_of(n):
-        if not largest_of(values[lo:hi]) <= VALUE_MAX:
-            raise PeerFault("", f"a value in {lo}…{hi} is not finite or too large")
+        _judge(values[lo:hi], lo)
     return Opened(torch.empty(0, dtype=torch.float32), values)
+
+
+def _judge(value_S: Tensor, lo: int) -> None:
+    if not largest_of(value_S) <= VALUE_MAX:
+        raise PeerFault("", f"a value in {lo}…{lo + len(value_S)} is not finite or too large")
+
+
+def _decode_into(wire: Buffer, out_N: Tensor) -> None:
+    check_length(wire, _wire_bytes(len(out_N)))
+    values = tensor_over(wire, torch.float32)
+    for lo, hi in spans_of(len(out_N)):
+        _judge(values[lo:hi], lo)
+        out_N[lo:hi] = values[lo:hi]
 
 
 def _at_hand(opened: Opened, lo: int, hi: int) -> Tensor:
@@ -111,6 +123,7 @@ FP32 = Codec(
     at_hand=_at_hand,
     add_span=_add_span,
     shows=_showing,
+    decodes=_decode_into,
     sections=((1, 4),),
 )
 
@@ -120,5 +133,5 @@ def _open_trusted(wire: Buffer, n: int) -> Opened:
     return Opened(torch.empty(0, dtype=torch.float32), tensor_over(wire, torch.float32))
 
 
-TRUSTED_FP32 = replace(FP32, open_wire=_open_trusted)
+TRUSTED_FP32 = replace(FP32, open_wire=_open_trusted, decodes=None)
 """For those who trust who encoded it: values were checked there and are not looked at again (2 passes saved)."""
