@@ -50,7 +50,7 @@ def test_nothing_of_a_peer_comes_after_its_link_is_gone(message: PartBytes | Chu
         driver.machine, driver.hash_on_loop_bytes = Machine(), 0
         driver._chunks = Chunks(store, fresh)
         land = driver._chunks._land
-        driver._chunks._land = lambda turn: (free.wait(10), land(turn))[1]
+        driver._chunks._land = lambda *what: (free.wait(10), land(*what))[1]
         named = driver._named
         driver._named = lambda *what: (named(*what), done.set())
         driver.handle(LinkUp(BOB))
