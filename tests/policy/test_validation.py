@@ -21,7 +21,7 @@ from atoll.policy.validation import (
     Rule,
     Validations,
     fixed_point,
-    share,
+    fixed_share,
     voices,
 )
 from atoll.wire.codec import encode
@@ -189,7 +189,7 @@ def test_an_accuracy_is_as_many_answers_as_an_honest_validator_counted():
     mute = Story()
     mute.plays(2)
     assert mute.validations.candidates[0].accuracy is None and mute.validations.candidates[0].opinion == "good"
-    assert [share(one) for one in (0.431, 1.0, 7.0, -1.0, nan, inf)] == [431_000, ALL, ALL, 0, 0, 0]
+    assert [fixed_share(one) for one in (0.431, 1.0, 7.0, -1.0, nan, inf)] == [431_000, ALL, ALL, 0, 0, 0]
 
 
 def test_the_first_state_of_all_is_bad_only_if_its_loss_is_none():
