@@ -34,6 +34,7 @@ from atoll.protocol.consensus.door import open_door
 from atoll.protocol.consensus.raft import Raft
 from atoll.protocol.consensus.raft_words import Committed
 from atoll.protocol.consensus.snow import Snow
+from atoll.protocol.consensus.voter import Electorate
 from atoll.sim.signatures import RealKeys
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
@@ -135,8 +136,9 @@ def by_door(members: int, seed: int, rule: QuorumRule, raft: bool, votes: VoteKi
     names = tuple(known.name(i) for i in range(members))
     vote_keys = {name: known.vote_key(i) for i, name in enumerate(names)}
     need = quorum(members, rule)
+    electorate = Electorate(0, "", vote_keys, need, names)
     machines = {
-        name: open_door(raft, Notary(RUN, known.signer(i, RUN), known.verifier), 0, "", vote_keys, need, names)
+        name: open_door(raft, Notary(RUN, known.signer(i, RUN), known.verifier), electorate)
         for i, name in enumerate(names)
     }
 

@@ -43,10 +43,10 @@ def sites(*sizes: int, wan_rate: float = RATE / 10, far_s: float = 0.04) -> Link
     return Links(names(len(where)), latency, rates, rates, regions=where, wan_bytes_s=wan)
 
 
-def chosen(links: Links, update_bytes: int = UPDATE_BYTES, trust="private") -> Choice[Topology]:
+def chosen(links: Links, update_bytes: int = UPDATE_BYTES) -> Choice[Topology]:
     rates = dict(zip(links.peers, links.up_bytes_s, strict=True))
     offered = candidates(links.peers, SEED, rates, clusters_by_latency(links), update_bytes)
-    return choose(offered, update_bytes, links, trust)
+    return choose(offered, update_bytes, links)
 
 
 # ---- the model against formulas ------------------------------------------------------------------------------
@@ -210,16 +210,6 @@ def test_sites_on_thin_links_aggregate_at_home_first(sizes):
         assert predict(flat(links.peers, SEED), UPDATE_BYTES, links).seconds >= 1.5 * choice.prediction.seconds
     assert choice.prediction.wan_bytes == pytest.approx(2 * (len(sizes) - 1) * UPDATE_BYTES)
     assert "hierarchical" in choice.reason and "between regions" in choice.reason
-
-
-def test_where_peers_do_not_trust_each_other_nobody_hands_on_sums_of_others():
-    links = sites(8, 8)
-    for trust in ("community", "open"):
-        choice = chosen(links, trust=trust)
-        assert choice.topology.name == "butterfly"
-        assert trust in choice.reason
-    with pytest.raises(ValueError, match="send to owners directly"):
-        choose([ring(links.peers, SEED)], UPDATE_BYTES, links, "open")
 
 
 def test_a_simpler_topology_stays_unless_another_is_a_tenth_faster():

@@ -11,6 +11,7 @@ from atoll.base.machine import Effect, Keep, Report, Send
 from atoll.protocol.consensus.door import Door
 from atoll.protocol.consensus.facts import Decided, Judge
 from atoll.protocol.consensus.raft_round import RaftRound
+from atoll.protocol.consensus.voter import Electorate
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Statement
@@ -48,7 +49,7 @@ class Table:
         """With what it kept; another `session` than the first is one that is not agreed."""
         notary = Notary(RUN, VirtualSigner(name, session), VirtualVerifier())
         quorum = self.voters // 2 + 1
-        made = self.machine(notary, ROUND, "t", self.keys, quorum, self.names, self.kept.get(name))
+        made = self.machine(notary, Electorate(ROUND, "t", self.keys, quorum, self.names), self.kept.get(name))
         self.at[name] = made
         return made
 

@@ -310,7 +310,8 @@ class GroupIsland:
             case LayOpen():
                 return await asyncio.to_thread(self._checked.lay_open, work)
             case JudgeOpening():
-                each = part_values(codec_named(self.terms.codec, SAMPLE))  # where rows are shown all calls use it
+                # where rows are shown all calls are in this codec
+                each = part_values(codec_named(self.terms.codec, SAMPLE))
                 lo, hi = cuts(values_of(work), work.shares, self.pieces, each)[work.answered.part]
                 return await self._off_loop(lambda work: self._checked.judge(work, hi - lo), work)
             case Hold(blobs):

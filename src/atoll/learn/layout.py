@@ -31,6 +31,7 @@ BASE_TENSORS_MAX = 8192  # about 120 bytes each, and genesis is one frame of 2 M
 COUNTER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
+LINES_TOLD = 8  # of what parts two layouts
 Kind = Literal["parameter", "buffer", "counter"]
 
 
@@ -135,8 +136,8 @@ def layout_digest(layout: Layout) -> Digest:
     return digest(b"atoll/layout/1" + msgspec.msgpack.encode(layout))
 
 
-def difference(ours: Layout, theirs: Layout, most: int = 8) -> str:
-    """Where two layouts part, one line per tensor, `most` lines; an empty string if they are equal."""
+def difference(ours: Layout, theirs: Layout) -> str:
+    """Where two layouts part, one line per tensor, LINES_TOLD of them; an empty string if they are equal."""
     if ours == theirs:
         return ""
     here, there = ({slot.name: slot for slot in side.slots} for side in (ours, theirs))
@@ -158,8 +159,8 @@ def difference(ours: Layout, theirs: Layout, most: int = 8) -> str:
     if not lines:
         lines = ["the same tensors in another order"]
     lines.sort()
-    rest = [f"… and {len(lines) - most} more"] if len(lines) > most else []
-    return "\n".join(lines[:most] + rest)
+    rest = [f"… and {len(lines) - LINES_TOLD} more"] if len(lines) > LINES_TOLD else []
+    return "\n".join(lines[:LINES_TOLD] + rest)
 
 
 def _base_lines(here: dict[str, Held], there: dict[str, Held], slots: set[str]) -> list[str]:

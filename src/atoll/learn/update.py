@@ -60,14 +60,12 @@ class Common:
     momentum: float  # of the outer step
 
 
-def part_codecs(name: str, common: Common, bounds: Bounds, link_bytes_s: float | None = None) -> tuple[Codec, ...]:
+def part_codecs(name: str, common: Common, bounds: Bounds) -> tuple[Codec, ...]:
     """The codec of that name for each part, with all that it may want to know. ValueError if there is none."""
-    indices = range(len(bounds))
-    return tuple(part_codec(name, common, bounds, part, link_bytes_s) for part in indices)
+    return tuple(part_codec(name, common, bounds, part) for part in range(len(bounds)))
 
 
-def part_codec(name: str, common: Common, bounds: Bounds, part: int, link_bytes_s: float | None = None) -> Codec:
-    """The codec for one part; `link_bytes_s` is the sender's own and decides only what its compressor does."""
+def part_codec(name: str, common: Common, bounds: Bounds, part: int) -> Codec:
     lo, hi = bounds[part]
     words = {stage.partition(":")[0] for stage in name.split("+")}
     place = common.round.to_bytes(8, "big") + part.to_bytes(4, "big")
@@ -76,7 +74,6 @@ def part_codec(name: str, common: Common, bounds: Bounds, part: int, link_bytes_
         reference_N=_expected(common, lo, hi) if words & {"delta", "lowrank"} else None,
         sizes=tensor_sizes(common.layout, lo, hi) if "changed" in words else None,
         shapes=matrices(_placed(common.layout), lo, hi) if "lowrank" in words else None,
-        link_bytes_s=link_bytes_s,
     )
     return codec_named(name, known)
 

@@ -89,6 +89,7 @@ from atoll.policy.links import Rates, report
 from atoll.policy.members import only_counts, suspicions_needed
 from atoll.policy.trust import Strikes
 from atoll.protocol.consensus.door import open_door
+from atoll.protocol.consensus.voter import Electorate
 from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History, genesis_digest
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
@@ -376,7 +377,8 @@ class Peer:
         kept = self.said.get(f"said/{plan.round}/agreement")
         raft = self.settings.by_raft
         turns = plan.turns(parent.proposer if raft else None)
-        agreement = open_door(raft, self.notary, plan.round, plan.trace, plan.vote_keys, plan.quorum, turns, kept)
+        electorate = Electorate(plan.round, plan.trace, plan.vote_keys, plan.quorum, turns)
+        agreement = open_door(raft, self.notary, electorate, kept)
         held = self.old_parts.begin(plan.round)
         self.round = Round(
             ground,

@@ -6,7 +6,7 @@
     again     what may have been lost, or came to somebody who could not believe it yet
 
 Promises: a proof that is known already is told to nobody. Never judges a word (policy/members does, at everybody)
-and never acts on one: `pool` is what does that with mine, after they were sent.
+and never acts on one: `pool` does, with mine as with others'.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.statements import Caught, Complaint, Leave, Signed, Statement, Suspect
 
 WRITERS_TOLD = 8  # of a large swarm's voters, in turn: where a third lies all of them do so in 1 of 10,000 rounds
-WORDS_AGAIN_S = 3.0  # so are the recovery identity's, to members that were a vertex behind when they heard them
+WORDS_AGAIN_S = 3.0  # between words that wait for their vertex and the same words again
 
 
 class Words:

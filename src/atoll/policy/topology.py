@@ -1,8 +1,8 @@
 """Which reduce topology to use: what each would cost on the links that were agreed about, and the cheapest one.
 
 Promises the same choice at every peer that is given the same agreed links, on every platform: plain sums,
-products and comparisons in a fixed order, no logarithm, no measurement of its own. Never builds a topology (the
-reduce room offers candidates) and never lets a peer hand on sums of others where peers do not trust each other.
+products and comparisons in a fixed order, no logarithm, no measurement of its own. Never builds a topology: it is
+offered candidates, among them none that hand on sums of others where peers do not trust each other.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import fsum, inf
-from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.units import bytes_text
 
-Trust: TypeAlias = Literal["private", "community", "open"]
 Group: TypeAlias = "tuple[PeerId | Group, ...]"  # peers and smaller groups that are near each other
 
 MARGIN = 0.9  # a less simple topology must promise at least a tenth less time: links are never known that well
@@ -43,8 +42,6 @@ class TopologyLike(Protocol):
     def name(self) -> str: ...
     @property
     def parts(self) -> Sequence[PartLike]: ...
-    @property
-    def direct(self) -> bool: ...
 
 
 T = TypeVar("T", bound=TopologyLike)
@@ -101,31 +98,15 @@ class Choice(Generic[T]):
 # ---- choosing ------------------------------------------------------------------------------------------------
 
 
-def choose(
-    candidates: Sequence[T],
-    update_bytes: int,
-    links: Links,
-    trust: Trust = "private",
-    up_ratio: float = 1.0,
-    down_ratio: float = 1.0,
-) -> Choice[T]:
-    """The first of `candidates` (simplest first) that no later one beats by a tenth, see MARGIN.
-
-    Outside `private` only direct topologies count: a sum that somebody handed on hides its rows from robust
-    rules and from openings, and its author cannot be held to it. Raises ValueError if no candidate is left.
-    """
-    fit = [c for c in candidates if trust == "private" or c.direct]
-    if not fit:
-        raise ValueError(
-            f"no topology to choose from; {trust} trust needs one in which all send to owners directly"
-        )
-    predicted = [(c, predict(c, update_bytes, links, up_ratio, down_ratio)) for c in fit]
+def choose(candidates: Sequence[T], update_bytes: int, links: Links) -> Choice[T]:
+    """The first of `candidates` (simplest first) that no later one beats by a tenth, see MARGIN."""
+    predicted = [(c, predict(c, update_bytes, links)) for c in candidates]
     seconds = [prediction.seconds for _, prediction in predicted]
     best = next(c for k, c in enumerate(predicted) if seconds[k] * MARGIN <= min(seconds[k:]))
-    return Choice(*best, _reason(best, predicted, trust if len(fit) < len(candidates) else None))
+    return Choice(*best, _reason(best, predicted))
 
 
-def _reason(best: tuple[T, Prediction], predicted: Sequence[tuple[T, Prediction]], limited_by: Trust | None) -> str:
+def _reason(best: tuple[T, Prediction], predicted: Sequence[tuple[T, Prediction]]) -> str:
     chosen, cost = best
     others = sorted((p.seconds, t.name, p.wan_bytes) for t, p in predicted if t.name != chosen.name)
     words = f"{chosen.name}: {cost.seconds:.3g} s predicted"
@@ -134,8 +115,6 @@ def _reason(best: tuple[T, Prediction], predicted: Sequence[tuple[T, Prediction]
         words += f", {name} {seconds:.3g} s"
         if wan_bytes > cost.wan_bytes:
             words += f" with {bytes_text(wan_bytes)} between regions instead of {bytes_text(cost.wan_bytes)}"
-    if limited_by:
-        words += f"; with {limited_by} trust nobody hands on sums of others"
     return words
 
 
@@ -302,18 +281,18 @@ def _hops(parents: Sequence[int]) -> int:
 # ---- who is near whom ----------------------------------------------------------------------------------------
 
 
-def clusters_by_latency(links: Links, gap: float = GAP, near_s: Seconds = NEAR_S) -> Group:
+def clusters_by_latency(links: Links) -> Group:
     """Groups whose members are near each other, groups of groups and so on; flat if nobody stands apart.
 
     Complete linkage (the distance of two groups is the largest latency between them, either way), by chains of
     nearest neighbours in O(n²) (Murtagh 1983; Müllner 2011). Merged groups melt into one, but for one
-    whose inside is `gap` times as near as the merge: that one stays a group. Ties go to the peer listed first.
+    whose inside is GAP times as near as the merge: that one stays a group. Ties go to the peer listed first.
     """
     n = len(links.peers)
-    if max(map(max, links.latency_s), default=0.0) <= near_s:
+    if max(map(max, links.latency_s), default=0.0) <= NEAR_S:
         return links.peers
-    far = [[max(links.latency_s[i][j], links.latency_s[j][i], near_s) for j in range(n)] for i in range(n)]
-    found = {i: _Near(near_s, (links.peers[i],)) for i in range(n)}
+    far = [[max(links.latency_s[i][j], links.latency_s[j][i], NEAR_S) for j in range(n)] for i in range(n)]
+    found = {i: _Near(NEAR_S, (links.peers[i],)) for i in range(n)}
     chain: list[int] = []
     while len(found) > 1:
         chain = chain or [min(found)]
@@ -323,7 +302,7 @@ def clusters_by_latency(links: Links, gap: float = GAP, near_s: Seconds = NEAR_S
             chain.append(nearest)
             continue
         keep, gone = sorted((here, nearest))
-        found[keep] = _merged(found[keep], found.pop(gone), far[keep][gone], gap)
+        found[keep] = _merged(found[keep], found.pop(gone), far[keep][gone])
         for j in found:
             far[keep][j] = far[j][keep] = max(far[keep][j], far[gone][j])
         del chain[-2:]
@@ -336,9 +315,9 @@ class _Near:
     items: Group
 
 
-def _merged(a: _Near, b: _Near, width_s: Seconds, gap: float) -> _Near:
+def _merged(a: _Near, b: _Near, width_s: Seconds) -> _Near:
     items: list[PeerId | Group] = []
     for side in (a, b):
-        apart = len(side.items) > 1 and width_s >= gap * side.width_s
+        apart = len(side.items) > 1 and width_s >= GAP * side.width_s
         items += [side.items] if apart else side.items
     return _Near(width_s, tuple(items))

@@ -23,6 +23,7 @@ from atoll.base.machine import Effect, Report, Send
 from atoll.keys.signer import Signer
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.facts import Decided, Equivocation, Free, Judge
+from atoll.protocol.consensus.voter import Electorate
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Voted
@@ -76,7 +77,7 @@ class Twins:
         for copy in self.copies:
             notary = Notary(run, VirtualSigner(copy[0]), VirtualVerifier())
             notary = self.watch.spied(notary) if copy[0] in honest else notary
-            self.machines[copy] = machine(notary, 0, "", dict(keys), QUORUM, NAMES)
+            self.machines[copy] = machine(notary, Electorate(0, "", dict(keys), QUORUM, NAMES))
 
     def play(self) -> None:
         views = len(self.sides) // 2

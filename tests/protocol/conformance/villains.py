@@ -26,6 +26,7 @@ from atoll.base.machine import Effect, Keep, Report, Send
 from atoll.keys.digest import digest
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.facts import Free, Judge
+from atoll.protocol.consensus.voter import Electorate
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Stage, Timeout, Vote
@@ -70,7 +71,7 @@ class Gang:
 
     def _start(self, name: PeerId, twin: int) -> None:
         w, h = self.world, self.height
-        machine = Agreement(self.notaries[name], self.round, "", dict(h.keys), h.quorum, h.names)
+        machine = Agreement(self.notaries[name], Electorate(self.round, "", dict(h.keys), h.quorum, h.names))
         self.machines[name, twin] = machine
         self.world.after(0.0, lambda: self._apply(name, twin, machine.begin()))
         w._every(w.draw.uniform(2.0, 9.0), lambda: self._apply(name, twin, machine.close_view(machine.view)))

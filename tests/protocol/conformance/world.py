@@ -35,6 +35,7 @@ from atoll.policy.plan import quorum
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.door import Door
 from atoll.protocol.consensus.facts import Decided, Equivocation, Free, Judge, Lacking, Prepared
+from atoll.protocol.consensus.voter import Electorate
 from atoll.protocol.dag.history import History
 from atoll.sim.signatures import RealKeys, VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
@@ -365,9 +366,8 @@ class World:
         host, height = self.hosts[name], self.hosts[name].height
         host.life, host.free = host.life + 1, None
         host.attempt = attempt_at(host.clock.shows(self.now) - height.began_s)
-        host.machine = machine = self.machine(
-            host.notary, height.round, "", dict(height.keys), height.quorum, height.names, host.kept_here
-        )
+        electorate = Electorate(height.round, "", dict(height.keys), height.quorum, height.names)
+        host.machine = machine = self.machine(host.notary, electorate, host.kept_here)
         if host.vertex is not None:
             machine.stop()
             return

@@ -38,7 +38,7 @@ from atoll.base.turns import in_turn
 from atoll.protocol.consensus.facts import Free, Lacking, Prepared
 from atoll.protocol.consensus.grounds import Grounds, Proofs
 from atoll.protocol.consensus.said import Said
-from atoll.protocol.consensus.voter import Turn, Voter
+from atoll.protocol.consensus.voter import Electorate, Turn, Voter
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
@@ -66,22 +66,13 @@ class Agreement(Voter[Tally]):
 
     heard = Tally
 
-    def __init__(
-        self,
-        notary: Notary,
-        round: int,
-        trace: str,
-        vote_keys: dict[PeerId, bytes],
-        quorum: int,
-        proposers: tuple[PeerId, ...],
-        kept: bytes | None = None,
-    ) -> None:
-        super().__init__(notary, round, trace, vote_keys, quorum, proposers)
+    def __init__(self, notary: Notary, electorate: Electorate, kept: bytes | None = None) -> None:
+        super().__init__(notary, electorate)
         self.said = Said.recall(kept)
         self.view = self.said.view
         self.reminders = 0  # how often I said my words again
         self.bodies |= self.said.bodies
-        self.proofs = Proofs(notary, round, vote_keys, quorum)
+        self.proofs = Proofs(notary, self.round, self.vote_keys, self.quorum)
         for known in (self.said.claimed, self.said.high):
             if known is not None:
                 self.proofs.add(known)

@@ -15,6 +15,7 @@ from atoll.base.machine import Effect
 from atoll.protocol.consensus.agreement import Agreement
 from atoll.protocol.consensus.facts import Decided
 from atoll.protocol.consensus.raft_round import RaftRound
+from atoll.protocol.consensus.voter import Electorate
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
 
@@ -57,16 +58,6 @@ class Door(Protocol):
     def receive(self, sender: PeerId, message: Propose | Voted | TimedOut | PreVote) -> list[Effect]: ...
 
 
-def open_door(
-    raft: bool,
-    notary: Notary,
-    round: int,
-    trace: str,
-    vote_keys: dict[PeerId, bytes],
-    quorum: int,
-    proposers: tuple[PeerId, ...],
-    kept: bytes | None = None,
-) -> Door:
+def open_door(raft: bool, notary: Notary, electorate: Electorate, kept: bytes | None = None) -> Door:
     """The machine that this run agrees by; `kept` is what it kept under `said/ROUND/agreement`."""
-    machine = RaftRound if raft else Agreement
-    return machine(notary, round, trace, vote_keys, quorum, proposers, kept)
+    return (RaftRound if raft else Agreement)(notary, electorate, kept)

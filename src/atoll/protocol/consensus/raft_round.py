@@ -28,7 +28,7 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Keep, Send
 from atoll.protocol.consensus.facts import Free, Lacking
 from atoll.protocol.consensus.grounds import timeouts_shown
-from atoll.protocol.consensus.voter import Turn, Voter
+from atoll.protocol.consensus.voter import Electorate, Turn, Voter
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
@@ -70,18 +70,9 @@ class RaftRound(Voter[Term]):
 
     heard = Term
 
-    def __init__(
-        self,
-        notary: Notary,
-        round: int,
-        trace: str,
-        vote_keys: dict[PeerId, bytes],
-        quorum: int,
-        proposers: tuple[PeerId, ...],
-        kept: bytes | None = None,
-    ) -> None:
-        assert len(vote_keys) < 2 * quorum
-        super().__init__(notary, round, trace, vote_keys, quorum, proposers)
+    def __init__(self, notary: Notary, electorate: Electorate, kept: bytes | None = None) -> None:
+        assert len(electorate.vote_keys) < 2 * electorate.quorum
+        super().__init__(notary, electorate)
         self.kept = _KEPT.decode(kept) if kept else Kept()
         self.view = max(self.kept.closed + 1, self.kept.newest[0])
         if self.has_voted:  # a restarted voter needs no second look at what it accepted

@@ -28,6 +28,20 @@ from atoll.wire.messages.statements import Certificate, Proposed, Signed
 ATTEMPTS_AHEAD = 2  # words are remembered for the views of this many attempts ahead: clocks differ by less
 
 
+@dataclass(frozen=True)
+class Electorate:
+    """Who decides how one round ends, the same at everybody."""
+
+    round: int
+    trace: str
+    vote_keys: dict[PeerId, bytes]  # of those who vote
+    quorum: int
+    proposers: tuple[PeerId, ...]  # the same ones, in turn
+
+    def __post_init__(self) -> None:
+        assert 0 < self.quorum <= len(self.vote_keys) == len(self.proposers)
+
+
 @dataclass
 class Turn:
     """What the proposer of one view said."""
@@ -50,20 +64,12 @@ class Voter(ABC, Generic[T]):
     view: int
     heard: type[T]  # what is remembered of one view
 
-    def __init__(
-        self,
-        notary: Notary,
-        round: int,
-        trace: str,
-        vote_keys: dict[PeerId, bytes],
-        quorum: int,
-        proposers: tuple[PeerId, ...],
-    ) -> None:
-        assert 0 < quorum <= len(vote_keys) == len(proposers)
-        self.notary, self.me, self.round, self.trace = notary, notary.me, round, trace
+    def __init__(self, notary: Notary, electorate: Electorate) -> None:
+        vote_keys = electorate.vote_keys
+        self.notary, self.me, self.round, self.trace = notary, notary.me, electorate.round, electorate.trace
+        self.vote_keys, self.quorum, self.proposers = vote_keys, electorate.quorum, electorate.proposers
         self.others = tuple(p for p in vote_keys if p != self.me)
         self.tallies: dict[int, T] = {}  # words heard, by view
-        self.vote_keys, self.quorum, self.proposers = vote_keys, quorum, proposers
         self.votes = vote_keys.get(self.me) == notary.signer.vote_key  # not yet with a session that is not agreed
         self.bodies: dict[Digest, bytes] = {}
         self.asked: set[Digest] = set()  # bodies that the round was asked to judge
