@@ -1,7 +1,8 @@
 """All-reduce alone: average tensors of several processes, encrypted, and survive the death of any of them.
 
 python examples/reduce.py                 # founds a group of three and prints a ticket
-python examples/reduce.py ATOLL1:…        # twice, in other terminals or on other computers
+python examples/reduce.py ATOLL1:…        # twice, in other terminals
+ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071 before each of them where they are on several computers
 """
 
 import sys
