@@ -17,6 +17,7 @@ with group:
     print(
         f"I am {group.me[-6:]}.",
         "" if len(sys.argv) > 1 else f"The others: python examples/reduce.py {group.ticket}",
+        flush=True,
     )
     gradients = [torch.empty(1000, 1000), torch.empty(1000)]
     for step in range(10):
