@@ -63,7 +63,7 @@ def main() -> None:
     asked.add_argument("--rank", type=int, default=4)
     asked.add_argument("--rounds", type=int, default=6)
     asked.add_argument("--inner-steps", type=int, default=20)
-    asked.add_argument("--folder", default="atoll-local")
+    asked.add_argument("--folder", default="")
     options = asked.parse_args()
     torch.set_num_threads(1)
     if options.compare:
