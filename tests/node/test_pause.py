@@ -67,7 +67,7 @@ def test_nobody_trains_while_the_run_is_paused_and_members_come_and_go():
     the data, and whoever reads the history agrees."""
     swarm = swarm_of()
     reach(swarm, 5)
-    with pytest.raises(ValueError, match="not paused$"):
+    with pytest.raises(ValueError, match=r"not paused$"):
         say(swarm, paused=False)
     say(swarm, paused=True)
     with pytest.raises(ValueError, match="not paused yet"):
