@@ -2,8 +2,10 @@
 
     python examples/federated.py                    in one process first: twelve hospitals, six of them per round
     python examples/federated.py --local 4          then four real peers on this computer, two of them per round
-    ATOLL_TICKET=ATOLL1:… python examples/federated.py --hospital 3      a hospital of its own, elsewhere
+    python examples/federated.py --hospital 0                             or founds a run and prints the ticket
+    ATOLL_TICKET=ATOLL1:… ATOLL_DIR=three python examples/federated.py --hospital 3      another one joins it
 
+Between machines set ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071 on each of them.
 The pictures are made up here: four kinds of finding, of which each hospital sees two often and two hardly ever, and
 hospitals have between 150 and 450 of them. Two scanners of one hospital are one group: they share its turns.
 """

@@ -1,12 +1,13 @@
 """Fine-tuning together: a frozen GPT that everybody has, low-rank adapters (LoRA) that are all that travels.
 
     python examples/lora.py --local 2                        two peers on this computer
-    python examples/lora.py                                  alone: founds a run and prints the line for others
-    ATOLL_TICKET=ATOLL1:… ATOLL_DIR=two python examples/lora.py                 on another machine
+    python examples/lora.py                                  founds a run and prints the ticket for others
+    ATOLL_TICKET=ATOLL1:… ATOLL_DIR=two python examples/lora.py                 in another terminal
     python examples/lora.py --compare                        bytes per round beside the whole model, in one process
 
-The base here is a GPT with the weights of a seed, since nothing is downloaded; yours is a checkpoint that every
-member loads before `attach`. The text is Python's standard library.
+Between machines set ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071 on each of them. The base here is a GPT with the weights of
+a seed, since nothing is downloaded; yours is a checkpoint that every member loads before `attach`. The text is
+Python's standard library.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def main() -> None:
     asked.add_argument("--rank", type=int, default=4)
     asked.add_argument("--rounds", type=int, default=6)
     asked.add_argument("--inner-steps", type=int, default=20)
-    asked.add_argument("--folder", default="atoll-local")
+    asked.add_argument("--folder", default="")
     options = asked.parse_args()
     torch.set_num_threads(1)
     if options.compare:

@@ -1,10 +1,11 @@
 """MNIST in a plain PyTorch loop, together with others: the two lines that Atoll adds are marked.
 
-    python examples/mnist.py mnist.npz                       alone: founds a run and prints the line for others
-    ATOLL_TICKET=ATOLL1:… ATOLL_DIR=two python examples/mnist.py mnist.npz      on another machine
     python examples/mnist.py mnist.npz --local 4             four peers on this computer
+    python examples/mnist.py mnist.npz                       founds a run and prints the ticket for others
+    ATOLL_TICKET=ATOLL1:… ATOLL_DIR=two python examples/mnist.py mnist.npz      in another terminal
 
-`mnist.npz` holds x_train, y_train, x_test, y_test (uint8), as Keras distributes it.
+Between machines set ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071 on each of them. `mnist.npz` holds x_train, y_train, x_test,
+y_test (uint8), as Keras distributes it: https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """All-reduce alone: average tensors of several processes, encrypted, and survive the death of any of them.
 
 python examples/reduce.py                 # founds a group of three and prints a ticket
-python examples/reduce.py ATOLL1:…        # twice, in other terminals or on other computers
+python examples/reduce.py ATOLL1:…        # twice, in other terminals
+ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071 before each of them where they are on several computers
 """
 
 import sys
@@ -16,6 +17,7 @@ with group:
     print(
         f"I am {group.me[-6:]}.",
         "" if len(sys.argv) > 1 else f"The others: python examples/reduce.py {group.ticket}",
+        flush=True,
     )
     gradients = [torch.empty(1000, 1000), torch.empty(1000)]
     for step in range(10):

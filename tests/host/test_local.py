@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import atoll
+from atoll.host.reach import LOOPBACK
 
 BROKEN = """
 import os, sys
@@ -24,11 +25,24 @@ def test_a_script_that_fails_before_the_run_began_ends_the_others(tmp_path: Path
         atoll.local(script, peers=2, folder=tmp_path / "swarm")
 
 
-def test_requests_that_make_no_swarm_are_refused(tmp_path: Path):
+def test_requests_that_make_no_swarm_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """What a script leaves lies in a folder of its own: another one in the same place begins another run."""
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(atoll.UsageError, match="E-USE-07"):
         atoll.local(tmp_path / "none.py")
     (tmp_path / "train.py").write_text("")
     with pytest.raises(atoll.UsageError, match="E-USE-08"):
         atoll.local(tmp_path / "train.py", peers=0)
     with pytest.raises(atoll.RunFailedError, match="E-LOC-02"):
-        atoll.local(tmp_path / "train.py", peers=2, folder=tmp_path / "swarm")
+        atoll.local(tmp_path / "train.py", peers=2)
+    assert (tmp_path / "atoll-local" / "train").is_dir()
+
+
+def test_a_script_listens_where_its_call_or_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """One script serves all computers; on each of them the call comes first, then ATOLL_LISTEN, then loopback."""
+    everywhere, here = "/ip4/0.0.0.0/tcp/7071", "/ip4/10.0.0.5/tcp/7071"
+    assert atoll.found(folder=tmp_path)._wish["listen"] == LOOPBACK
+    monkeypatch.setenv("ATOLL_LISTEN", everywhere)
+    assert atoll.join(or_found={}, folder=tmp_path)._wish["listen"] == (everywhere,)
+    assert atoll.join("ATOLL1:", folder=tmp_path)._wish["listen"] == (everywhere,)
+    assert atoll.join("ATOLL1:", folder=tmp_path, listen=(here,))._wish["listen"] == (here,)

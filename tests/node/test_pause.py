@@ -51,6 +51,11 @@ def test_nobody_trains_while_the_run_is_paused_and_members_come_and_go():
     the data, and whoever reads the history agrees."""
     swarm = swarm_of()
     reach(swarm, 5)
+    with pytest.raises(ValueError, match=r"not paused$"):
+        say(swarm, paused=False)
+    say(swarm, paused=True)
+    with pytest.raises(ValueError, match="not paused yet"):
+        say(swarm, paused=False)
     held = until_all(swarm, paused=True)
     assert held.paused == held.round and held.trained == held.round + 1  # the round that holds the word trained
     asked: list[Train] = []

@@ -51,6 +51,7 @@ from atoll.host.attached import (
     Trouble,
     room_of,
 )
+from atoll.host.reach import LOOPBACK
 from atoll.host.shared import Mailbox, anonymous
 from atoll.host.trainer.words import (
     LENGTH,
@@ -73,7 +74,6 @@ from atoll.learn.recipes import Recipe
 from atoll.policy.sampling import Sample, group_problem, named
 
 T = TypeVar("T")
-LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 LEAVE_S = 15.0  # for the peer's farewell
 
 
@@ -429,7 +429,9 @@ class Run:
             case Told(ticket, me):
                 self.ticket, self.peer = ticket, me
                 if not self._wish["ticket"]:
-                    print(f"others join with: atoll.join({ticket!r})", flush=True)
+                    alone = self._wish["listen"] == LOOPBACK
+                    where = "  (on this computer; for others ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071)" * alone
+                    print(f"others join with: atoll.join({ticket!r}){where}", flush=True)
             case Closed():
                 self.round, self.trained, self.members = word.round, word.trained, word.members
                 self.loss = word.loss

@@ -149,6 +149,7 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unkept: list[tuple[str, bytes | None]] = []
         self._last: tuple[Message, bytes] | None = None  # a broadcast is encoded once
+        self._refused: tuple[int, str] | None = None  # of which round, and why: work that people were told of
         self._closing = False
         self._silent = False  # what must be durable is not: nothing is said any more
 
@@ -392,12 +393,22 @@ class Driver:
             case PeerFault(what=what):
                 self.handle(Failed(job, what))
             case OSError():
+                self._tell_refused(result)
                 self.handle(Failed(job, f"the disk or the system refused: {result}"))
             case Exception():
                 log.error("the work for %s failed", job, exc_info=result)
                 self.handle(Failed(job, str(result) or type(result).__name__))
             case _:
                 self.handle(Done(job, result))
+
+    def _tell_refused(self, why: OSError) -> None:
+        """Once per round and reason: the machine goes on without that work, and people would see attempts fail."""
+        told = (self.progress.round, why.strerror or str(why))
+        if told != self._refused:
+            self._refused = told
+            log.warning("the disk or the system refused work: %s", why)
+            entry = {"at": round(self.clock.now(), 3), "fact": "WorkRefused", "phase": self.progress.phase}
+            self._tell(entry | {"round": told[0], "why": told[1]}, durable=False)
 
     # ---- the network ---------------------------------------------------------------------------------------
 

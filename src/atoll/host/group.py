@@ -50,6 +50,7 @@ from atoll.host.group_island import (
 from atoll.host.group_trust import distrusting
 from atoll.host.learning import Founded, with_room
 from atoll.host.member import Invitation, Listening, found_run, join_run
+from atoll.host.reach import listening
 from atoll.learn.codec import codec_named
 from atoll.node.settings import RunSettings, TopologyName
 from atoll.node.topology import PAIRS, TOPOLOGIES
@@ -57,7 +58,6 @@ from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import StatisticName
 
 T = TypeVar("T")
-LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 RATE_MAX = 2**40  # bytes per second: no link is faster
 WEIGHT_MAX = 2**31 - 1  # samples behind one call; the sum over all members fits a signed 64-bit integer
 FOREVER_S = 1e8  # a group may be idle for as long as it likes: rounds begin with a call, not with the clock
@@ -409,7 +409,7 @@ def found(
     timeout_s: Span = 60.0,
     silence_s: Span = 6.0,
     name: str = "",
-    listen: tuple[str, ...] = LOOPBACK,
+    listen: tuple[str, ...] = (),
     announce: tuple[str, ...] = (),
     upload_bytes_s: Rate = 0,
 ) -> Group:
@@ -430,6 +430,7 @@ def found(
     but a third of them took.
     `trust` "community" or "open" is for members of whom up to a third may lie: rows are combined by `statistic`
     (docs/config.md), owners are spot-checked or watch each other (specs/trust.md, specs/openings.md).
+    Members on other computers can dial this one if `listen`, or ATOLL_LISTEN, says /ip4/0.0.0.0/tcp/7071.
     `upload_bytes_s` is the most that this member sends, 0: no cap.
     Raises UsageError for settings that cannot be.
     """
@@ -464,7 +465,7 @@ def found(
     with_room(settings)
 
     async def opening() -> tuple[GroupHost, str]:
-        founded, where = Founded(settings, STATE), Listening(listen, announce, upload_bytes_s)
+        founded, where = Founded(settings, STATE), Listening(listening(listen), announce, upload_bytes_s)
         invitation = Invitation(uses=PEERS_MAX)  # members of a group come and go
         with own_folder() as folder:
             host, ticket = await found_run(folder, founded, name, where, invitation, GroupHost, durable=False)
@@ -480,7 +481,7 @@ def join(
     *,
     name: str = "",
     via: tuple[str, ...] = (),
-    listen: tuple[str, ...] = LOOPBACK,
+    listen: tuple[str, ...] = (),
     announce: tuple[str, ...] = (),
     upload_bytes_s: Rate = 0,
     client: bool = False,
@@ -494,7 +495,7 @@ def join(
     """
 
     async def opening() -> tuple[GroupHost, str]:
-        where, role = Listening(listen, announce, upload_bytes_s), "client" if client else "trainer"
+        where, role = Listening(listening(listen), announce, upload_bytes_s), "client" if client else "trainer"
         with own_folder() as folder:
             host = await join_run(folder, ticket, role, name, where, GroupHost, durable=False)
         host.bootstrap += tuple((address, None) for address in via)

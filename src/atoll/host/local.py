@@ -31,14 +31,16 @@ Child = subprocess.Popen[bytes]
 
 
 @arguments("atoll.local", "E-USE-08")
-def local(script: str | Path, *arguments: str, peers: Peers = 4, folder: str | Path = "atoll-local") -> None:
+def local(script: str | Path, *arguments: str, peers: Peers = 4, folder: str | Path = "") -> None:
     """Run a training script in `peers` processes on this computer that form one private swarm.
 
     The script says `run = atoll.join(or_found={…})`, then `run.attach(model, optimizer)`. In a notebook, write it
-    with `%%writefile`.
+    with `%%writefile`. Peers live in `folder`, by default atoll-local/NAME for NAME.py: called again with the same
+    one they go on with their run.
     Raises RunFailedError if a process fails, UsageError for a script that is not there.
     """
-    script, base = Path(script), Path(folder)
+    script = Path(script)
+    base = Path(folder or Path("atoll-local", script.stem))
     if not script.is_file():
         raise UsageError(
             "E-USE-07",
@@ -54,6 +56,10 @@ def local(script: str | Path, *arguments: str, peers: Peers = 4, folder: str | P
     words = [sys.executable, str(script), *arguments]
     children: list[Child] = []
     before = _trained(founder)
+    if (founder / "kept.sqlite").exists():
+        print(
+            f"{base} holds a run already, which goes on as it was founded; another folder= begins one", flush=True
+        )
     try:
         children.append(_started(words, founder, ATOLL_START_PEERS=str(peers)))
         ticket = _ticket_in(founder, children[0])
@@ -68,6 +74,7 @@ def local(script: str | Path, *arguments: str, peers: Peers = 4, folder: str | P
 def _started(words: Sequence[str], folder: Path, **said: str) -> Child:
     paths = os.pathsep.join(path for path in sys.path if path)
     own = {"PYTHONPATH": paths, "ATOLL_DIR": str(folder), "ATOLL_NAME": folder.name, "OMP_NUM_THREADS": "1"}
+    own |= {"ATOLL_LISTEN": ""}  # they are all here, and cannot listen at one port
     return subprocess.Popen(words, env=os.environ | own | said)
 
 

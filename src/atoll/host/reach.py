@@ -7,13 +7,21 @@ an outside service what our address is: behind a router one says so with --annou
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from contextlib import suppress
 
 from atoll.host.dialling import endpoint_of
 from atoll.wire.libp2p.multiaddr import Endpoint, endpoint, text_of
 
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 INTERFACES_MAX = 3  # addresses told per unspecified one: a ticket has room for a few
+
+
+def listening(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Where a program's peer listens: as its call says, else as ATOLL_LISTEN does, else on this computer alone."""
+    text = os.environ.get("ATOLL_LISTEN", "")
+    return given or ((text,) if text else LOOPBACK)
 
 
 def dialable(bound: list[str]) -> tuple[str, ...]:

@@ -292,6 +292,8 @@ class Progress:
                 self.over, self.phase, self.state = True, "over", entry["state"]
             case "AttemptFailed" | "Suspected" if entry.get("paused"):
                 self.trouble = entry["paused"]
+            case "WorkRefused":
+                self.trouble = f"this computer cannot do its part of the round: {entry['why']}"
             case "AttemptFailed" if entry["attempt"] + 1 >= self.max_retries:
                 self.trouble = f"round {entry['round']} failed {entry['attempt'] + 1} times; it goes on trying"
             case "EraAwaited" if entry.get("elsewhere"):

@@ -19,8 +19,9 @@ from atoll.base.effort import Effort, effort_problem
 from atoll.base.errors import UsageError
 from atoll.base.ids import Seconds
 from atoll.base.limits import PEERS_MAX
-from atoll.host.attach import LOOPBACK, Run
+from atoll.host.attach import Run
 from atoll.host.attached import LIARS
+from atoll.host.reach import listening
 from atoll.learn.recipes import Recipe, in_own_loop, own_loop
 from atoll.policy.presets import Trust
 from atoll.policy.sampling import THOUSAND, Sample
@@ -34,20 +35,22 @@ def join(
     folder: str | Path = "",
     name: str = "",
     group: str = "",
-    listen: tuple[str, ...] = LOOPBACK,
+    listen: tuple[str, ...] = (),
     announce: tuple[str, ...] = (),
     or_found: dict[str, Any] | None = None,
 ) -> Run:
     """A place in the ticket's run, or in the one that the environment names (ATOLL_TICKET, as `local` sets it).
 
     Call `.attach(model, optimizer)` next. `folder` keeps keys and state: the same folder is the same peer. `group`
-    says whose data it has, where rounds are sampled (specs/clients.md).
+    says whose data it has, where rounds are sampled (specs/clients.md). Members on other computers can dial it if
+    `listen`, or ATOLL_LISTEN, says /ip4/0.0.0.0/tcp/7071.
     Where there is no ticket, `or_found` holds the arguments for `found`, so that one script serves all members.
     """
     ticket = ticket or os.environ.get("ATOLL_TICKET", "")
     folder = Path(folder or os.environ.get("ATOLL_DIR") or "atoll-run")
     name, group = name or os.environ.get("ATOLL_NAME", ""), group or os.environ.get("ATOLL_GROUP", "")
     if ticket:
+        listen = listening(listen)
         return Run(folder=folder, ticket=ticket, name=name, group=group, listen=listen, announce=announce)
     if or_found is None:
         raise UsageError(
@@ -86,7 +89,7 @@ def found(
     target_samples: Annotated[int, Meta(ge=0, lt=2**40)] = 0,
     adaptive_steps: bool = False,
     inner_steps_min: Count = 1,
-    listen: tuple[str, ...] = LOOPBACK,
+    listen: tuple[str, ...] = (),
     announce: tuple[str, ...] = (),
 ) -> Run:
     """A new run of DiLoCo rounds over the model that is attached next; `run.ticket` then lets others join.
@@ -146,7 +149,7 @@ def found(
         group=group,
         sample=_sample(sample, sample_peers, trust),
         effort=effort,
-        listen=listen,
+        listen=listening(listen),
         announce=announce,
     )
 
