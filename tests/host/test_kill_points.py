@@ -7,6 +7,7 @@ each copy: at the vertex of the round if that was kept by then, else at the one 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from atoll.base.ids import PeerId
 from atoll.host import store as stores
 from atoll.host.island import Island
 from atoll.host.store import Store
+from atoll.learn.data import load_data
+from atoll.learn.experiment import Experiment, Trouble
+from atoll.learn.models import build_model, loss_of
 from atoll.node.jobs import Adopt, Advance, Restore
 from atoll.protocol.reduce.work import Combine, Row
 
@@ -64,7 +68,7 @@ class Disk:
     def copy(self) -> None:
         if not self.watching:
             return
-        into = self.folder.with_name(f"copy-{len(self.copies)}")
+        into = self.folder.with_name(f"{self.folder.name}-copy-{len(self.copies)}")
         into.mkdir()
         for name in PRIVATE:
             if (self.folder / name).exists():
@@ -72,9 +76,10 @@ class Disk:
         self.copies.append(Copy(into, self.kept))
 
 
-async def watched_round(members: Members, disk: Disk, parts: tuple[bool, ...]) -> None:
-    """One round in which these parts count member 1, whose disk is watched."""
-    disk.watching = True
+async def watched_round(members: Members, disks: list[Disk], parts: tuple[bool, ...]) -> None:
+    """One round in which these parts count member 1, and these disks are watched."""
+    for disk in disks:
+        disk.watching = True
     updates = [await members.train(index) for index in range(PEERS)]
     answers = []
     for part in range(PEERS):
@@ -87,31 +92,33 @@ async def watched_round(members: Members, disk: Disk, parts: tuple[bool, ...]) -
     steps = members.steps
     work = Advance(members.round, members.state, tuple(answers), steps, 48, PEERS, SHARES)
     (state,) = {(await island.do(work)).state for island in members.islands}
-    disk.copy()
-    disk.kept, members.state = True, state
-    disk.copy()
+    members.state = state
+    for disk in disks:
+        disk.copy()
+        disk.kept = True
+        disk.copy()
     members.round += 1
     for index, counted in enumerate(((True,) * PEERS, parts)):
         mine = members.counts(index, updates[index], counted)
         await members.islands[index].do(Adopt(members.round - 1, members.vertex(), state, counted, mine=mine))
-    disk.copy()
-    disk.watching = False
+    for disk in disks:
+        disk.copy()
+        disk.watching = False
 
 
-async def life_from(members: Members, copy: Copy, before: Restore, ready: bool) -> Island:
+async def life_from(members: Members, index: int, copy: Copy, before: Restore, ready: bool = False) -> Island:
     """Another process that finds this disk, once it is where the others are."""
-    for blob in (members.stores[1].folder / "blobs").iterdir():
+    for blob in (members.stores[index].folder / "blobs").iterdir():
         (copy.folder / "blobs").mkdir(exist_ok=True)
         os.link(blob, copy.folder / "blobs" / blob.name)
-    members.stores.append(Store(copy.folder, durable=False))
-    island = Island(members.stores[-1], 1, trainer=Inside())
+    store, after = Store(copy.folder, durable=False), members.restore(index)
+    island = Island(store, 1, trainer=Inside())
     island.learning = members.learning
     island.equip(members.book)
-    after = members.restore(1)
     assert await island.do(after if copy.kept else before)
     if ready:
         await island._ready()
-    if not copy.kept:
+    if not copy.kept and after != before:
         await island.do(Adopt(after.round, after.vertex, after.state, None, mine=after.mine[0]))
     return island
 
@@ -142,7 +149,7 @@ def test_whatever_the_moment_of_a_kill_what_is_its_own_goes_with_the_vertex(
         disk, before = Disk(members.stores[1].folder, monkeypatch), members.restore(1)
         then = owns(members.islands[1])
         then = then[0].clone(), then[1]
-        await watched_round(members, disk, parts)
+        await watched_round(members, [disk], parts)
         now = owns(members.islands[1])
         assert not torch.equal(now[0], then[0]) and now[1] != then[1], "else this test would see nothing"
         assert len(disk.copies) > 5 and {copy.kept for copy in disk.copies} == {True, False}
@@ -151,7 +158,7 @@ def test_whatever_the_moment_of_a_kill_what_is_its_own_goes_with_the_vertex(
             sent = any(parts) and (copy.kept or (copy.folder / "private.next").exists())
             # one life hears of the vertex while it has a trainer
             ready = number == max(k for k, one in enumerate(disk.copies) if not one.kept)
-            island = await life_from(members, copy, before, ready)
+            island = await life_from(members, 1, copy, before, ready)
             memory_F, inner = owns(island)
             good_F, left = now if sent or number == len(disk.copies) - 1 else then
             assert torch.equal(memory_F, good_F), number
@@ -161,5 +168,46 @@ def test_whatever_the_moment_of_a_kill_what_is_its_own_goes_with_the_vertex(
                 assert torch.equal(trainer.read_x(), island.head.anchor_F)
                 assert await trainer.inner_state() == inner
             await island.close()
+            island.store.close()
 
     story(tell, Members(tmp_path, recipe_for(how, rounds=6), book))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_all_were_killed_in_a_round_a_run_ends_as_if_nothing_had_happened(
+    tmp_path: Path, book: str, monkeypatch: pytest.MonkeyPatch, seed: int
+):
+    """Each at a moment of its own: the experiment's model and all error feedback, bit for bit. Once in the first
+    half of the round, which is taken again; else after all had voted, so that what is theirs was written ahead."""
+    recipe, draw = recipe_for(WHOLE, rounds=5), random.Random(seed)
+    run = Experiment(
+        recipe, build_model("gpt-nano", 0), load_data(book), PEERS, recipe.schedule.steps, Trouble(), loss_of
+    )
+
+    async def tell(members: Members) -> None:
+        for _ in range(2):
+            await members.play()
+        disks = [Disk(store.folder, monkeypatch) for store in members.stores]
+        before, then = [members.restore(k) for k in range(PEERS)], (members.round, members.state, [*members.mine])
+        await watched_round(members, disks, (True,) * PEERS)
+        voted = [
+            [one for one in disk.copies if one.kept or (one.folder / "private.next").exists()] for disk in disks
+        ]
+        copies = [draw.choice(found if seed else disk.copies[:2]) for found, disk in zip(voted, disks, strict=True)]
+        if not any(copy.kept for copy in copies):
+            members.round, members.state, members.mine = then
+        for index, old in enumerate(members.islands):
+            await old.close()
+            life = await life_from(members, index, copies[index], before[index])
+            members.islands[index], members.trainers[index] = life, life.trainer
+            members.stores[index].close()
+            members.stores[index] = life.store
+        while members.round < 5:
+            await members.play()
+        while run.now < run.steps:
+            run.step()
+        for island, worker in zip(members.islands, run.workers, strict=True):
+            assert torch.equal(island.head.anchor_F, run.agreed()), copies
+            assert torch.equal(island.mine.memory_F, worker.memory_F), copies
+
+    story(tell, Members(tmp_path, recipe, book))

@@ -23,7 +23,7 @@ from atoll.learn.models import build_model, loss_of
 from atoll.learn.recipes import Recipe, diloco, in_swarm, overlapping
 from atoll.learn.reducer import Reducer
 from atoll.learn.schedule import phases_named
-from atoll.node.jobs import Adopt, Advance, HandOver
+from atoll.node.jobs import Adopt, Advance, HandOver, Restore
 from atoll.node.jobs import Train as TrainAsked
 from atoll.node.settings import RunSettings
 
@@ -466,7 +466,7 @@ def test_who_fetched_the_state_begins_anew_from_it(tmp_path, book):
         members.trainers[1] = Inside()
         members.islands = [*both, members.island(1)]
         island = members.islands[1]
-        assert await island.do(members.restore(1))
+        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
         assert island.mine.memory_F is None and not island.live.inner
         await members.play()
         assert torch.equal(island.head.anchor_F, both[0].head.anchor_F)

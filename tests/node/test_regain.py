@@ -9,13 +9,14 @@ from atoll.base.machine import Ask, Done, Received, Report, Send, SetTimer, Star
 from atoll.keys.digest import blob_id, manifest_of
 from atoll.node.facts import FetchBegan
 from atoll.node.ground import answered_bytes
-from atoll.node.jobs import OthersStates, Restore, Restored
+from atoll.node.jobs import Left, OthersStates, Restore, Restored
 from atoll.node.regain import STALLED_S, Regain
 from atoll.node.settings import RunSettings
 from atoll.protocol.transfer.fetch import Fetched
 from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob
 from atoll.sim.island import IslandKnobs
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.wire.codec import decode_statement
 from atoll.wire.messages.history import ManifestIs, WantManifest
 
 ADA, BOB, CLEO = (PeerId(name) for name in ("ada", "bob", "cleo"))
@@ -47,6 +48,23 @@ def begun(found: object) -> tuple[Regain, object]:
     assert isinstance(ask.work, Restore) and ask.work.state == history.head_body.state
     assert regain.restored(found) is None
     return regain, history
+
+
+def test_a_start_is_told_what_the_newest_two_vertices_count_of_it():
+    """By the root that its commitment says; of a life that leaves a round for a later state nothing is told."""
+    run, history = swarm_history()
+    me = peer_name(0)
+    (ask,) = Regain(run, me).begin(history)
+    newest, before = ask.work.mine
+    assert (newest.before, before.before) == (history.ids[history.head - 1], history.ids[history.head - 2])
+    said = next(s for s in history.head_body.commits if s.signer == me)
+    assert newest.root == decode_statement(said.body, me).root and all(newest.parts)
+    (stranger,) = Regain(run, PeerId("eve")).begin(history)
+    assert [one.root for one in stranger.work.mine] == [None, None]
+    regain = Regain(run, me)
+    regain.left = Left(None, late=False)
+    (left,) = regain.begin(history)
+    assert left.work.mine == ()
 
 
 def test_the_names_come_first_and_then_the_state_of_one():

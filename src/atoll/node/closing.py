@@ -5,6 +5,8 @@ Pure functions of the vertex, the plan and my own update. Never sends anything.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from atoll.base.ids import PeerId
 from atoll.node.apart import late_of
 from atoll.node.facts import RoundClosed
@@ -32,18 +34,24 @@ def adopted(trial: Trial, ground: Ground, update: MyUpdate) -> Adopt:
     late = ground.apart is not None and me in late_of(body)
     led = tuple(opened(s).digest for s in body.parts if s is not None and s.signer == me)
     mine = None if afresh else counted
-    held = counted_in(me, body)
+    held = counted_in(me, body, trial.answers)
     return Adopt(plan.round, trial.id, body.state, mine, held.claim, afresh, late, led, held)
 
 
-def counted_in(me: PeerId, body: Body) -> Counted:
+def counted_in(me: PeerId, body: Body, answers: Iterable[Answered | None]) -> Counted:
     """What the vertex holds me to; also where I said it in a life before."""
     mine = next((statement_in(signed) for signed in body.commits if signed.signer == me), None)
     if not isinstance(mine, Commit):
         return Counted(body.parent)
-    answers = (statement_in(signed) if signed is not None else None for signed in body.parts)
-    parts = tuple(isinstance(answer, Answered) and me in answer.contributors for answer in answers)
+    parts = tuple(answer is not None and me in answer.contributors for answer in answers)
     return Counted(body.parent, mine.root, parts, mine.claimed)
+
+
+def answers_in(body: Body) -> Iterator[Answered | None]:
+    """Of each part, as far as it can be read."""
+    for signed in body.parts:
+        said = statement_in(signed) if signed is not None else None
+        yield said if isinstance(said, Answered) else None
 
 
 def closed_by(vertex: Vertex, body: Body, ground: Ground, assembling: bool) -> RoundClosed:

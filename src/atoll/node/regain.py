@@ -15,7 +15,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import ROUNDS_KEPT
 from atoll.base.machine import Ask, Effect, Event, Received, Report, SetTimer
 from atoll.node.amend import amend_of
-from atoll.node.closing import counted_in
+from atoll.node.closing import answers_in, counted_in
 from atoll.node.ground import answered_bytes
 from atoll.node.jobs import Counted, Left, OthersStates, Restore, Restored
 from atoll.protocol.dag.history import History
@@ -78,7 +78,7 @@ class Regain:
         for body in (history.bodies.get(history.head), history.bodies.get(history.head - 1)):
             if body is None or body.round < 0 or amend_of(body) is not None:
                 break
-            found.append(counted_in(self.me, body))
+            found.append(counted_in(self.me, body, answers_in(body)))
         return tuple(found)
 
     def restored(self, found: Restored | OthersStates | None) -> Literal["disk", "blob"] | None:
