@@ -9,7 +9,7 @@
     pauses       churn while the run is paused and goes on again and again
     amendments   churn while numbers of the run change and it is sent back, and one changes them in another's name
     weighed      churn where distances weigh rows, and owners speak twice
-    paired_churn  churn where members exchange in pairs and have states of their own
+    paired_churn  churn where members exchange in pairs, have states of their own, and pause
     paced        churn where windows follow the pace of the run
     growth       two founders, four joiners by ticket; then one is lost for good
     blackout     everybody stops at once, again and again, and goes on from disk

@@ -80,10 +80,10 @@ def straggler_churn(stage: Stage) -> None:
 
 
 def paired_churn(stage: Stage) -> None:
-    """The same where members exchange in pairs: each goes on from what it held, or takes another's. At the end the
-    roll names of every member a state that is on its disk and lately made."""
+    """The same where members exchange in pairs, and pause: each goes on from what it held, or takes another's. At
+    the end the roll names of every member a state that is on its disk and lately made."""
     stage.quorum = "majority"
-    _through_weather(stage, None, island=PairedIsland, topology="pairs")
+    _through_weather(stage, None, pauses=True, island=PairedIsland, topology="pairs")
     settled = stage.newest.head if stage.newest is not None else 0
     stage.until_round(settled + PAIRED_CALM_ROUNDS, stage.healed() * PAIRED_CALM_ROUNDS)
     for node in stage.swarm.honest:
@@ -135,8 +135,10 @@ def pauses(stage: Stage) -> None:
 
 def amendments(stage: Stage) -> None:
     """The same while the recovery identity changes numbers and sends the run back, again and again, beside a member
-    that does so in its name: every word counts once, and every round goes by the numbers of its vertex."""
-    stage.quorum = "two-thirds"
+    that does so in its name, where members may lie: every word counts once, and every round goes by the numbers of
+    its vertex."""
+    if stage.protocol == "bft":
+        stage.quorum = "two-thirds"
     _through_weather(stage, None, returns=True, amends=True)
 
 
@@ -194,7 +196,7 @@ def _through_weather(
         clock_drift=drift,
         run=stage.settings(**({"recovery": peer_name(0).encode()} if words else {}), **settings),
     )
-    villains = {stage.peers - 1: villain(usurp)} if amends else {}
+    villains = {stage.peers - 1: villain(usurp)} if amends and stage.protocol == "bft" else {}
     swarm = stage.gather(knobs, villains, keys, island if told is None else islands({}))
     if told is not None:
         stage.world.watchers.append(told.watch)
@@ -400,6 +402,8 @@ class Weather:
         if via is None or history is None:
             return
         round = self.draw.randint(max(-1, history.head - BACK_MAX), history.head)
+        if round not in history.bodies:
+            return  # it came later, or lost its disk
         node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign
         goal = goal_of(history.bodies[round], history.ids[round])
         with suppress(ValueError):  # it is no member (yet)
