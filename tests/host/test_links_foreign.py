@@ -22,14 +22,12 @@ JS = Path(__file__).parent.parent / "wire" / "libp2p" / "interop"
 VISITOR_JS = """
 import { noise } from '@chainsafe/libp2p-noise'
 import { yamux } from '@chainsafe/libp2p-yamux'
-import { identify } from '@libp2p/identify'
-import { ping } from '@libp2p/ping'
 import { tcp } from '@libp2p/tcp'
 import { multiaddr } from '@multiformats/multiaddr'
 import { createLibp2p } from 'libp2p'
+import { patient } from './patient.mjs'
 const node = await createLibp2p({
-  transports: [tcp()], connectionEncrypters: [noise()], streamMuxers: [yamux()],
-  services: { identify: identify(), ping: ping() }
+  transports: [tcp()], connectionEncrypters: [noise()], streamMuxers: [yamux()], ...patient
 })
 const identified = new Promise(resolve => node.addEventListener('peer:identify', e => resolve(e.detail)))
 const connection = await node.dial(multiaddr(process.argv[1]))
@@ -103,7 +101,7 @@ async def test_js_libp2p_identifies_and_pings_us():
         cwd=JS,
         stdout=subprocess.PIPE,
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         said, _ = await process.communicate()
     heard = json.loads(said)
     assert heard["peer"] == ada.name and heard["agent"] == "atoll"

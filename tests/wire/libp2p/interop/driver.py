@@ -54,7 +54,7 @@ class Link:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until the remote hangs up; a PeerFault ends it too."""
+        """Until the remote hangs up, which ends all streams; a PeerFault ends it too."""
         await self.flush()
         while data := await self._reader.read(1 << 16):
             for event in self.connection.receive(data):
@@ -63,6 +63,12 @@ class Link:
             self._moved.set()
             self._moved.clear()
         self._writer.close()
+        gone = ConnectionError("the remote hung up")
+        for opening in self._opening.values():
+            if not opening.done():
+                opening.set_exception(gone)
+        for stream in self.streams.values():
+            stream._arrived.put_nowait(gone)
 
     async def open(self, protocol: str) -> Stream:
         name = self.connection.open_stream(protocol)

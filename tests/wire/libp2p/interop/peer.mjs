@@ -8,11 +8,10 @@
 import { createHash, randomBytes } from 'node:crypto'
 import { noise } from '@chainsafe/libp2p-noise'
 import { yamux } from '@chainsafe/libp2p-yamux'
-import { identify } from '@libp2p/identify'
-import { ping } from '@libp2p/ping'
 import { tcp } from '@libp2p/tcp'
 import { multiaddr } from '@multiformats/multiaddr'
 import { createLibp2p } from 'libp2p'
+import { patient } from './patient.mjs'
 
 const ECHO = '/echo/1'
 const ECHO_BYTES = 16 * 1024 * 1024
@@ -25,7 +24,7 @@ const node = await createLibp2p({
   transports: [tcp()],
   connectionEncrypters: [noise(process.env.EARLY_MUXERS === 'no' ? { extensions: { streamMuxers: [] } } : {})],
   streamMuxers: [yamux()],
-  services: { identify: identify(), ping: ping() }
+  ...patient
 })
 
 const whatIdentifySays = ({ peerId, agentVersion, protocols, listenAddrs, observedAddr }) => ({
