@@ -34,7 +34,7 @@ from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.messages.history import Chunk
 
 ARRIVING_MAX = 1  # chunks that wait for the thread, a megabyte each: a kill loses them, its own and the loop's
-AT_ONCE = 4  # chunks of one turn of the thread, before what must come from the disk has its turn
+AT_ONCE = 4  # chunks of one turn of the thread: their memory is free again, and the machine hears of them, after it
 
 Answer = Callable[[Any], None]  # is given the result, or the exception
 
@@ -61,10 +61,9 @@ class Chunks:
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "chunks")
         self._arriving: deque[Arriving] = deque()
-        self._landed: deque[tuple[Callable[[Payload], None], Payload]] = deque()  # nobody was told of them yet
         self._to_read: deque[tuple[ReadChunk, Answer]] = deque()
         self._lock = Lock()  # of what the thread and the loop both change
-        self._landing = self._telling = self._closing = False
+        self._landing = self._closing = False
 
     def take(self, chunk: Chunk, data: memoryview, then: Callable[[Payload], None]) -> None:
         """A chunk came, nobody knows yet whether it is one: `then` is given its bytes by their name."""
@@ -107,32 +106,27 @@ class Chunks:
 
     def _land_some(self) -> None:
         """The thread's turn. There is another one as long as something is there for it."""
+        landed: list[tuple[Callable[[Payload], None], Payload]] = []
+        more = False
         for _ in range(AT_ONCE):
             with self._lock:
-                if not self._arriving:
-                    self._landing = False
-                    return
+                more = self._landing = bool(self._arriving)
+                if not more:
+                    break
                 chunk, data, then = self._arriving.popleft()
             self._store.catch_up(chunk.blob)
-            self._tell(then, self._land(chunk, data))
-        self._thread.submit(self._land_some)
+            landed.append((then, self._land(chunk, data)))
+        if more:
+            self._thread.submit(self._land_some)
+        if not self._closing:  # `close` waits for the thread, then the loop may end
+            self._loop.call_soon_threadsafe(self._tell, landed)
 
     def _land(self, chunk: Chunk, data: memoryview) -> Payload:
         name = digest(data)
         opening = self._store.land(chunk.blob, chunk.index, name, data)
         return Payload(name, len(data), data if opening is None else Landed(data, opening))
 
-    def _tell(self, then: Callable[[Payload], None], payload: Payload) -> None:
-        with self._lock:
-            self._landed.append((then, payload))
-            is_told, self._telling = self._telling, True
-        if not (is_told or self._closing):  # `close` waits for the thread, then the loop may end
-            self._loop.call_soon_threadsafe(self._hear)
-
-    def _hear(self) -> None:
-        with self._lock:
-            landed, self._telling = [*self._landed], False
-            self._landed.clear()
+    def _tell(self, landed: list[tuple[Callable[[Payload], None], Payload]]) -> None:
         for then, payload in landed:
             self._loop.call_soon(self._then, then, payload)  # one after the other: none falls with another
 
