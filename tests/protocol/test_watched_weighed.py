@@ -5,9 +5,11 @@ Updates are names with a number in them, so a comparison is arithmetic that a te
 
 from __future__ import annotations
 
+import gc
 import random
 import struct
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -425,3 +427,16 @@ def test_two_broken_links_of_seven_cost_no_row():
     group.twist = lambda p, send: None if frozenset({p, send.to}) in Broken.links else send
     group.begin().played()
     assert group.agreed().peers == group.names and not group.told(Lied)
+
+
+@pytest.mark.parametrize("weighs", [True, False])
+def test_rows_of_a_round_that_is_over_are_let_go_at_once(weighs: bool):
+    """An owner holds rows of w + 1 updates: whoever drops its reduce has that memory back before any collector."""
+    world = Watched(5)
+    world.plan = replace(world.plan, weighs=weighs)
+    gc.disable()
+    try:
+        dropped = weakref.ref(world.machine(world.names[0]))
+        assert dropped() is None
+    finally:
+        gc.enable()

@@ -11,7 +11,9 @@ Never passes answers on: who believes nobody needs no messenger.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import ParamSpec, TypeVar
+from weakref import WeakMethod
 
 from msgspec.structs import replace
 
@@ -30,7 +32,21 @@ from atoll.wire.messages.round import Repeat, WantPart, WantWords
 from atoll.wire.messages.statements import Answered, Compared, Lapse, Signed, Weighing
 from atoll.wire.opening import rows_of
 
+P, T = ParamSpec("P"), TypeVar("T")
 WORDS_ASKED_MAX = 3  # of one signer about one part, in a large committee: each may be lost
+
+
+def loosely(method: Callable[P, T]) -> Callable[P, T]:
+    """For what its object holds itself: in a circle rows of w + 1 updates outlive their round, until the garbage
+    collector looks for circles."""
+    weak = WeakMethod(method)
+
+    def call(*args: P.args, **words: P.kwargs) -> T:
+        bound = weak()
+        assert bound is not None  # nobody else has what calls it
+        return bound(*args, **words)
+
+    return call
 
 
 class WatchedReduce(Reduce):
@@ -39,7 +55,7 @@ class WatchedReduce(Reduce):
     def __init__(self, notary: Notary, plan: ReducePlan, around: Surroundings) -> None:
         super().__init__(notary, plan, around)
         judged = around.judges, around.two_faced
-        self.watch = Witnesses(plan, self.me, self._row_held, self.commit_of, self.gone, *judged)
+        self.watch = Witnesses(plan, self.me, loosely(self._row_held), self.commit_of, self.gone, *judged)
         self.mine: dict[int, AnswerHeld] = {}  # what I made of the parts that I watch
         self.revealed: set[int] = set()  # parts whose bytes I have shown to everybody who lacks them
         self.back: set[PeerId] = set()  # who came back or late: what it made it may have lost

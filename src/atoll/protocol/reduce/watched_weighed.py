@@ -38,7 +38,7 @@ from atoll.protocol.reduce.facts import RowsWeighed
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, name_of, shares_left
 from atoll.protocol.reduce.surroundings import Surroundings
-from atoll.protocol.reduce.watched import WatchedReduce
+from atoll.protocol.reduce.watched import WatchedReduce, loosely
 from atoll.protocol.reduce.witness import Lied, Question, Witnesses, Word
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Row, Weigh, Weights
 from atoll.wire.codec import encode
@@ -57,11 +57,11 @@ class WatchedWeighedReduce(ByDistance, WatchedReduce):
 
     def __init__(self, notary: Notary, plan: ReducePlan, around: Surroundings) -> None:
         super().__init__(notary, plan, around)
-        own = plan, self.me, self._row_held, self.commit_of, self.gone
-        sums = Question("judge", self._sum_again, lambda said: self.verdicts.get(said.rows), self._same_rows)
+        own = plan, self.me, loosely(self._row_held), self.commit_of, self.gone
+        sums = Question("judge", loosely(self._sum_again), loosely(self._is_true), loosely(self._same_rows))
         self.watch = Witnesses(*own, around.judges, around.two_faced, sums)
         weighs = around.judges or bool(self.gathers)
-        rows = Question("recompare", self._compare_again, None, self.watch.same_rows)
+        rows = Question("recompare", loosely(self._compare_again), None, self.watch.same_rows)
         self.compared = Witnesses(*own, weighs, around.two_faced, rows)
         self.asked_for: Choice | None = None  # what I weigh by
         self.weighing: Weighing | None = None  # what came of it, and what I combine with
@@ -497,6 +497,9 @@ class WatchedWeighedReduce(ByDistance, WatchedReduce):
     def _sum_again(self, said: Answered, rows: tuple[Row, ...]) -> Combine:
         weights = shares_left(self.weighings[said.rows], said.contributors)
         return self._sum_of(said.part, rows, weights or (0.0,) * len(rows))
+
+    def _is_true(self, answered: Answered) -> bool | None:
+        return self.verdicts.get(answered.rows)
 
     def _same_rows(self, answered: Answered) -> bool | None:
         """Was it made of the rows that I know of? It stands on a comparison of these."""
