@@ -379,9 +379,9 @@ def _fastest(order: list[PeerId], weights: Weights | None) -> list[PeerId]:
 
 def _chain(order: Sequence[PeerId], first: int, skipped: int = 0) -> tuple[PeerId, ...]:
     """An owner and those behind it, all round, beginning with the one behind so many of them."""
-    others = [order[(first + k) % len(order)] for k in range(1, len(order))]
-    begin = skipped % max(1, len(others))
-    return (order[first], *others[begin:], *others[:begin])[:OWNERS_PER_PART]
+    n = len(order)
+    behind = ((skipped + k) % (n - 1) for k in range(min(OWNERS_PER_PART, n) - 1))
+    return (order[first], *(order[(first + 1 + k) % n] for k in behind))
 
 
 def _positive(pieces: int) -> int:
