@@ -21,9 +21,7 @@ class Own:
         self.anchor_F, self.momentum_P = anchor_F, momentum_P
         self._share_F: Tensor | None = None  # of mine in a round that is not agreed yet; the anchor has it already
         self._rest_F: Tensor | None = None  # of the last agreed mean, what the anchor does not have yet
-        self._before: tuple[Tensor, Tensor, Tensor | None] | None = (
-            None  # these, before I sent last
-        )
+        self._before: tuple[Tensor, Tensor, Tensor | None] | None = None  # these, before I sent last
 
     def sent(self, outer: PLAIN, mine_F: Tensor, members: int, step: int) -> None:
         """I sent this (F,), as it decodes, in a round of so many members."""
