@@ -32,7 +32,8 @@ from atoll.wire.messages.round import Repeat, WantPart, WantWords
 from atoll.wire.messages.statements import Answered, Compared, Lapse, Signed, Weighing
 from atoll.wire.opening import rows_of
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 WORDS_ASKED_MAX = 3  # of one signer about one part, in a large committee: each may be lost
 
 
