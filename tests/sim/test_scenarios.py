@@ -161,6 +161,9 @@ def test_a_failing_run_ends_with_the_line_that_replays_it(monkeypatch: pytest.Mo
         run_scenario("calm", 8171)
     assert main(["calm", "--seed", "8171"]) == 5
     assert "atoll simulate calm --seed 8171 --peers 8 --rounds 20" in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.setattr(SCENARIOS["apart"], "tell", breaks)
+    with pytest.raises(ScenarioFailed, match="--peers 7 --quorum"):  # it has no rounds to ask for
+        run_scenario("apart", 8171)
 
 
 @pytest.mark.long

@@ -245,7 +245,9 @@ def play(
         raise
     except Exception as why:
         kind = "" if isinstance(why, InvariantBroken) else f"{type(why).__name__}: "
-        replay = f"atoll simulate {name} --seed {seed} --peers {peers} --rounds {rounds} --quorum {stage.quorum}"
+        replay = f"atoll simulate {name} --seed {seed} --peers {peers}"
+        replay += f" --rounds {rounds}" if rounds else ""  # some stories have none
+        replay += f" --quorum {stage.quorum}"
         replay += f" --protocol {protocol}" if protocol != "bft" else ""
         at = f"at {stage.world.now:.1f} s, " if hasattr(stage, "world") else ""  # before anybody was gathered
         raise ScenarioFailed(f"{kind}{why}\n  {at}replay: {replay}") from why
