@@ -33,7 +33,7 @@ from atoll.keys.digest import Buffer, digest
 from atoll.protocol.transfer.work import ReadChunk, StoreChunk
 from atoll.wire.messages.history import Chunk
 
-ARRIVING_MAX = 1  # chunks that wait for the thread, a megabyte each: a kill loses them, its own and the loop's
+ARRIVING_MAX = 2  # chunks that wait for the thread, a megabyte each: a kill loses them, its own and the loop's
 AT_ONCE = 4  # chunks of one turn of the thread: their memory is free again, and the machine hears of them, after it
 
 Answer = Callable[[Any], None]  # is given the result, or the exception
