@@ -24,6 +24,7 @@ class Worker:
 def answers(trouble: Exception | None) -> list[Done | Failed]:
     host, heard = Driver.__new__(Driver), []
     host.island, host.handle = Worker(trouble), heard.append
+    host._tell_refused = lambda why: None
     asyncio.run(host._answer("job", "work"))
     return heard
 

@@ -393,8 +393,8 @@ class Driver:
             case PeerFault(what=what):
                 self.handle(Failed(job, what))
             case OSError():
-                self._tell_refused(result)
                 self.handle(Failed(job, f"the disk or the system refused: {result}"))
+                self._tell_refused(result)
             case Exception():
                 log.error("the work for %s failed", job, exc_info=result)
                 self.handle(Failed(job, str(result) or type(result).__name__))

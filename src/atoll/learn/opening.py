@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from blake3 import blake3
 from msgspec import UNSET
 
 from atoll.base.errors import PeerFault
@@ -127,10 +126,10 @@ class Leaves:
     """
 
     def __init__(self, cut: Cut) -> None:
-        self._cut, self._digests = cut, list[bytes]()
+        self._cut, self._digests = cut, list[Digest]()
 
     def update(self, stretch: Buffer) -> None:
-        self._digests += [blake3(leaf).digest() for leaf in self._cut.leaves(memoryview(stretch).cast("B"))]
+        self._digests += [digest(leaf) for leaf in self._cut.leaves(memoryview(stretch).cast("B"))]
 
     def tree(self) -> MerkleTree:
         return MerkleTree(self._digests or [digest(b"")])

@@ -16,7 +16,7 @@ from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import Room, check_input, new_wire, spans_of
 
 EncodeSpans = Callable[[int, Iterable[Tensor], Room], Buffer]
-Show = Callable[[Buffer], None]
+Show = Callable[[Buffer], object]
 
 
 @dataclass(frozen=True)
