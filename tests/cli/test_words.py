@@ -240,6 +240,7 @@ def test_a_screen_follows_the_rounds_that_members_agreed_on_and_forgets_them_whe
     progress.see(more)
     words = "60 rounds, 6.0 s for an owner of a part to answer, learning rate 0.002"
     assert progress.rounds == 60 and line_of(more, progress).endswith(words)
+    assert line_of(closed | {"amends": {"rounds": 0}}, progress).endswith(" rounds without end")
     progress.see(closed | {"round": 5, "back_to": 2})
     assert progress.rounds == 30
 

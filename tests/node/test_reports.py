@@ -240,3 +240,18 @@ def test_among_many_only_who_watches_tells_everybody_of_a_silence(stand: Stand):
 
     assert told(watched) == len(names) - 1
     assert 0 < told(other) <= WRITERS_TOLD
+
+
+def test_among_many_a_silence_that_lasts_is_told_to_the_writers_of_the_next_round(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+):
+    """Others forget what is of rounds before. Whom I hear again I say nothing of."""
+    machine = stand.swarm.world.nodes[ME].machine
+    names = stand.crowd(40)
+    machine.heartbeat.watch(tuple(names), 0.5)
+    silent = next(p for p in names[1:] if p not in machine.heartbeat.chosen)
+    machine.heartbeat_facts([Report(Suspected(peer=silent, why="silent"))], 0.5)
+    for gone in (True, False):
+        monkeypatch.setattr(machine.heartbeat, "gone", lambda peer, gone=gone: gone and peer == silent)
+        told = [e for e in machine.words.round_begins(1.0) if isinstance(e, Send)]
+        assert 0 < len(told) <= WRITERS_TOLD if gone else told == []

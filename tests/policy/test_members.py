@@ -121,6 +121,10 @@ def test_a_returning_member_needs_no_ticket_but_the_keys_it_joined_with():
 
     assert judge(join("b")) is None
     assert "keys" in (judge(replace_identity(join("b"), Digest(b"i" * 32))) or "")
+    here, other = join("a").statement, Digest(b"i" * 32)
+    assert isinstance(here, Join)
+    moved = Reported(PeerId("a"), replace(here, addresses=("elsewhere",)))  # by its session key
+    assert judge(moved) is None and "keys" in (judge(replace_identity(moved, other)) or "")
     assert "ticket" in (judge(join("stranger")) or "")
     assert "too long ago" in (judge(join("b", after=STATE)) or "")
     members, _ = after(parent, join("b"))

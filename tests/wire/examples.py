@@ -179,6 +179,10 @@ BODY_SAMPLED = replace(BODY, credits=((0, 64),))
 BODY_ASKING = replace(BODY, effort=Reached(24, 12, 10, 5.5))
 BODY_PAUSED = replace(BODY, paused=7)
 BODY_TUNED = replace(BODY, tuned=TUNED)
+# what no word above has
+COMMIT_MEASURED = replace(COMMIT_LATE, offset_s=0.125, values=4096, links=bytes(range(8)))
+BODY_MEASURED = replace(BODY, members=(replace(MEMBER, offset_s=0.125, links=bytes(range(8))),))
+TUNE_ALL = Tune(A, Numbers(60, 4, 2, 0.5, 60.0, 12.0, 1.0, 3, 2, 30.0, 25, 10**9, 0.002, 0.7), b"signature")
 
 OPENED = (  # the same words where blocks of answers are opened
     Answered(7, 1, 0, 2, A, 4096, (ALICE, BOB), made_of=B),

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -21,6 +23,7 @@ from examples import (
     ANSWER_WEIGHED,
     BODY,
     BODY_ASKING,
+    BODY_MEASURED,
     BODY_PACED,
     BODY_PAUSED,
     BODY_REPUTED,
@@ -28,6 +31,7 @@ from examples import (
     BODY_TUNED,
     BODY_WEIGHED,
     COMMIT_LATE,
+    COMMIT_MEASURED,
     COMPARED_CHECKED,
     COMPARISON_CHECKED,
     MANIFEST_PARTLY,
@@ -37,6 +41,7 @@ from examples import (
     PLACED_AGAIN,
     SCORED,
     STATEMENTS,
+    TUNE_ALL,
     VALIDATED_RIGHT,
     VERTEX,
     VOTED_PROVEN,
@@ -93,7 +98,8 @@ ADDED = (  # the same words with a field that only some runs have
     (MANIFEST_PARTLY, "here", "partly"),
 )
 CHECKED = (COMPARED_CHECKED, COMPARISON_CHECKED)
-SPOKEN = (*EVERYTHING, *(value for value, _, _ in ADDED), BODY_PACED, *CHECKED, *OPENED, *SCORED)
+MEASURED = (COMMIT_MEASURED, BODY_MEASURED, TUNE_ALL)
+SPOKEN = (*EVERYTHING, *(value for value, _, _ in ADDED), BODY_PACED, *CHECKED, *OPENED, *SCORED, *MEASURED)
 
 
 @pytest.mark.parametrize("value", EVERYTHING, ids=lambda v: type(v).__name__)
@@ -194,6 +200,32 @@ def test_there_is_an_example_of_every_message_and_statement():
     """A new word on the wire without golden bytes is noticed here."""
     assert {type(m) for m in MESSAGES} == set(AnyMessage.__args__)
     assert {type(s) for s in STATEMENTS} == set(AnyStatement.__args__)
+
+
+def test_nonsense_is_made_of_every_field():
+    """A new field on the wire that no example has is noticed here, too."""
+    said = {field for value in SPOKEN for field in fields_said(value)}
+    assert {field for kind in (AnyMessage, AnyStatement, Body, Vertex) for field in fields_of(kind)} <= said
+
+
+def fields_said(value: object) -> Iterator[tuple[type, str]]:
+    """Those of a word, and of what is in it, that say more than where they are left out."""
+    for one in value if isinstance(value, tuple) else ():
+        yield from fields_said(one)
+    for field in msgspec.structs.fields(value) if isinstance(value, msgspec.Struct) else ():
+        if (here := getattr(value, field.name)) != field.default:
+            yield type(value), field.name
+            yield from fields_said(here)
+
+
+def fields_of(kind: object) -> Iterator[tuple[type, str]]:
+    for inside in get_args(kind):
+        yield from fields_of(inside)
+    for field in (
+        msgspec.structs.fields(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()
+    ):
+        yield kind, field.name
+        yield from fields_of(field.type)
 
 
 def test_a_newer_peer_may_say_more():

@@ -380,14 +380,13 @@ def nobody_known(peer: PeerId) -> PublicIdentity | None:
 class SessionVerifier:
     """The `Verifier` of the real world.
 
-    `known` says which identity the agreed membership holds for a peer. It is what stops whoever can forge
-    Ed25519 from turning up under a member's peer id with an ML-DSA key of their own.
+    Whoever can forge Ed25519 makes certificates of another peer's id that hold here, with an ML-DSA key of their
+    own: those that judge joins (policy/members) compare `identity_of` with what the agreed membership holds.
     """
 
     REMEMBERED_MAX = PEERS_MAX  # certificates per run; each costs an ML-DSA check (0.2 ms) when forgotten
 
-    def __init__(self, known: Callable[[PeerId], PublicIdentity | None] = nobody_known) -> None:
-        self._known = known
+    def __init__(self) -> None:
         self._opened: OrderedDict[bytes, Session] = OrderedDict()  # only certificates that hold
 
     def holds(self, vote_key: bytes, data: bytes, signature: bytes) -> bool:
@@ -401,7 +400,7 @@ class SessionVerifier:
         return session.vote_key == vote_key and session.run == run
 
     def session_of(self, certificate: bytes) -> Session | None:
-        """What a certificate says, if it holds and does not contradict the agreed membership; None otherwise."""
+        """What a certificate says, if it holds by itself; None otherwise."""
         if len(certificate) > CERTIFICATE_BYTES_MAX:
             return None
         name = blake3(certificate).digest()
@@ -415,8 +414,7 @@ class SessionVerifier:
                 self._opened.popitem(last=False)
         else:
             self._opened.move_to_end(name)
-        known = self._known(session.identity.peer)
-        return session if known is None or known == session.identity else None
+        return session
 
     def identity_of(self, certificate: bytes) -> bytes | None:
         session = self.session_of(certificate)

@@ -80,8 +80,13 @@ WORDS = {  # what people are told of each number, which is known by one name to 
 
 def in_words(numbers: Mapping[str, float]) -> str:
     """What is said in these, by name, for people: '14 rounds, learning rate 0.002'."""
-    told = ((WORDS.get(name, name + " {:g}"), name, value) for name, value in numbers.items())
-    return ", ".join(words.format(seconds_text(v) if name.endswith("_s") else v) for words, name, v in told)
+    return ", ".join(_told(name, value) for name, value in numbers.items())
+
+
+def _told(name: str, value: float) -> str:
+    if name == "rounds" and not value:
+        return "rounds without end"
+    return WORDS.get(name, name + " {:g}").format(seconds_text(value) if name.endswith("_s") else value)
 
 
 def tuned_after(settings: RunSettings, parent: Body, trained: int, reports: Sequence[Signed]) -> Tuned | UnsetType:

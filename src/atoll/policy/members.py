@@ -271,10 +271,10 @@ def _may_join(
         return (
             "it was written too long ago: it has come in since"  # or whoever heard it once could take its key back
         )
-    if before is not None and before.vote_key == join.vote_key and before.standing != "away":
-        return "it is a member already" if before.addresses == join.addresses else None
     if before is not None and before.identity != reported.identity:
         return "its keys are not those that this peer id joined with"
+    if before is not None and before.vote_key == join.vote_key and before.standing != "away":
+        return "it is a member already" if before.addresses == join.addresses else None
     if before is not None and before.role == join.role:
         return None  # a former member comes back with its identity; a ticket is needed once
     if len(members) - len(_forgettable(parent.members, {by})) >= PEERS_MAX:

@@ -1,6 +1,6 @@
 """zstd, lz4, snappy: a general-purpose compressor behind a codec, used only where it pays.
 
-`int8+zstd:3` names the compressor, `int8+auto` leaves it to the sender, which knows its link (`Known.link_bytes_s`)
+`int8+zstd:3` names the compressor, `int8+auto` leaves it to the sender, by its link (`Known.link_bytes_s`)
 and takes what is soonest done: compress, send, decompress, against sending as it is. The wire says what was
 taken, so a receiver needs to know neither link nor choice. A sample is tried first; what does not shrink
 costs a sample's time and one byte.
