@@ -59,7 +59,6 @@ class WatchedReduce(Reduce):
         self.watch = Witnesses(plan, self.me, loosely(self._row_held), self.commit_of, self.gone, *judged)
         self.mine: dict[int, AnswerHeld] = {}  # what I made of the parts that I watch
         self.revealed: set[int] = set()  # parts whose bytes I have shown to everybody who lacks them
-        self.back: set[PeerId] = set()  # who came back or late: what it made it may have lost
         self.said = around.said
         self.words_asked: Counter[tuple[int, PeerId]] = Counter()  # (part, whose about it): how often
         self.words_told: Counter[tuple[int, PeerId]] = Counter()  # (part, to whom mine were said again): how often
@@ -77,10 +76,6 @@ class WatchedReduce(Reduce):
                 return super().handle(event, now)
 
     # ---- what the round asks -------------------------------------------------------------------------------
-
-    def resend(self, to: PeerId) -> list[Effect]:
-        self.back.add(to)
-        return super().resend(to)
 
     def examine(
         self, signed: Signed, said: Answered | Compared, now: Seconds, weighing: Weighing | None = None
