@@ -92,6 +92,21 @@ def test_every_topology_gives_the_mean(topology: str):
         assert torch.allclose(tensors[0].double(), mean, atol=1e-6)
 
 
+def test_the_pieces_of_one_owner_pass_to_all_others_when_it_dies():
+    """As plans of three members have it, in a group that `found` made: none of them takes over alone."""
+
+    async def parts(host: GroupHost) -> list[Sequence[PeerId]]:
+        assert host.machine.round is not None and host.machine.round.way.topology is not None
+        return [part.owners for part in host.machine.round.way.topology.parts]
+
+    with groups(3) as members:
+        members[1].wait_for_peers(3, PATIENCE_S)
+        owned = members[1]._ask(parts)
+        for member in members:
+            takers = {next_one for owner, next_one, *_ in owned if owner == member.me}
+            assert takers == {m.me for m in members} - {member.me}
+
+
 def test_a_call_chooses_its_topology_and_the_next_one_another():
     """Of one group, also one that makes sums on the way, and one whose owners are others; nobody agreed before."""
     with groups(4, ["eu/a", "eu/b", "us/c", "us/d"], topology="star") as members:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from atoll.base.errors import RunFailedError
 from atoll.base.ids import PeerId
 from atoll.base.limits import MIB
 from atoll.host.group_island import Call, GroupIsland, GroupTerms, Reduced
+from atoll.host.group_trust import Checked
 from atoll.host.memory import Reused
 from atoll.host.store import Store
 from atoll.keys.digest import digest
@@ -78,6 +80,36 @@ def test_a_round_that_goes_on_after_its_call_was_told_of_a_failure_is_declined(t
         island.ousted(RunFailedError("E-RED-05", "the quorum is lost"))
         with pytest.raises(RunFailedError, match="E-RED-06"):
             await island.do(Encode(1, SHARES))
+
+    story(tmp_path, GroupTerms("fp32"), tell)
+
+
+@pytest.mark.parametrize("diverged", [False, True])
+def test_a_call_that_failed_while_it_was_encoded_takes_no_later_one_with_it(tmp_path: Path, diverged: bool):
+    """The quorum is lost while a thread is at work; its user calls again, and the old round closes after all."""
+    began, goes_on = threading.Event(), threading.Event()
+
+    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+        island.ousted(RunFailedError("E-RED-05", "the quorum is lost"))
+        slow, later = (Call(torch.zeros(N), 1, "fp32") for _ in range(2))
+
+        def row(lo: int, hi: int) -> torch.Tensor:
+            began.set()
+            goes_on.wait(60.0)
+            return torch.full((N,), torch.inf if diverged else 1.0)
+
+        slow.row = row
+        island.terms, island.checked = GroupTerms("fp32"), Checked(island.store, "fp32", "fp32", opened=False)
+        island.call(slow)
+        encoding = asyncio.ensure_future(island.do(Encode(1, SHARES)))
+        await asyncio.to_thread(began.wait, 60.0)
+        island.ousted(RunFailedError("E-RED-05", "the quorum is lost"))
+        island.call(later)
+        goes_on.set()
+        with pytest.raises(RunFailedError):
+            await encoding
+        island.closed(Reduced(1, (), (), (), ()), again=False)
+        assert list(island.calls) == [later] and not later.future.done()
 
     story(tmp_path, GroupTerms("fp32"), tell)
 

@@ -431,12 +431,16 @@ def test_two_broken_links_of_seven_cost_no_row():
 
 @pytest.mark.parametrize("weighs", [True, False])
 def test_rows_of_a_round_that_is_over_are_let_go_at_once(weighs: bool):
-    """An owner holds rows of w + 1 updates: whoever drops its reduce has that memory back before any collector."""
+    """An owner holds rows of w + 1 updates, and its witnesses all answers: whoever drops its reduce has that memory
+    back before any collector."""
     world = Watched(5)
     world.plan = replace(world.plan, weighs=weighs)
     gc.disable()
     try:
-        dropped = weakref.ref(world.machine(world.names[0]))
-        assert dropped() is None
+        reduce = world.machine(world.names[0])
+        held = [reduce, reduce.watch, reduce.compared if weighs else reduce.watch]
+        dropped = [weakref.ref(each) for each in held]
+        del reduce, held
+        assert [each() for each in dropped] == [None, None, None]
     finally:
         gc.enable()

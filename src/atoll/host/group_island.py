@@ -300,7 +300,7 @@ class GroupIsland:
             case Train():
                 return await self._train()
             case Encode():
-                return await self._off_loop(self._encode, work)
+                return await self._encode(work)
             case Combine():
                 return await self._off_loop(self._combine, work)
             case Compare() if self.checked is not None:
@@ -360,15 +360,38 @@ class GroupIsland:
         call = self.calls[0]
         if call.held is not None:
             await asyncio.gather(*self._deliveries, return_exceptions=True)
-            if not self.calls or self.calls[0] is not call:  # ousted meanwhile
+            if not self._is_first(call):  # ousted meanwhile
                 return await self._train()
             call.begins()
         return Trained(1, call.weight, 0.0, 0.0, len(call.flat_N), self._asked(call))
 
-    def _encode(self, work: Encode) -> Encoded:
+    async def _encode(self, work: Encode) -> Encoded:
+        told = RunFailedError("E-RED-06", "its user was told that its call failed")
         if not self.calls:  # ousted since it trained, and the round goes on after all
-            raise RunFailedError("E-RED-06", "its user was told that its call failed")
+            raise told
         call = self.calls[0]
+        try:
+            payloads = await self._off_loop(lambda work: self._rows(work, call), work)
+        except ValueError as why:
+            refused = RunFailedError("E-RED-11", f"these tensors cannot be averaged: {why}")
+            self._refuse(call, refused)
+            raise refused from why
+        except Exception as why:  # it would fail again in every round
+            self._refuse(call, _defect(why))
+            raise
+        if not self._is_first(call):  # ousted meanwhile: what its user calls now is another call
+            raise told
+        self.current = work.round, call
+        return Encoded(payloads)
+
+    def _refuse(self, call: Call, why: AtollError) -> None:
+        if self._is_first(call) and not self._closed:  # which tells everybody
+            self.calls.popleft().future.set_exception(why)
+
+    def _is_first(self, call: Call) -> bool:
+        return bool(self.calls) and self.calls[0] is call
+
+    def _rows(self, work: Encode, call: Call) -> tuple[Payload, ...]:
         each = part_values(codec_named(call.codec, SAMPLE))
         if call.paired:
             call.members = len(work.shares) // self.pair_pieces
@@ -379,18 +402,8 @@ class GroupIsland:
         if call.owing is not None:
             call.owing.settle((), call.whole)  # what waits is of a round that failed here
         filled = max(1, sum(hi > lo for lo, hi in call.cuts))
-        try:
-            rows = [self._encoded(call, work.round, part) for part in range(0, filled, call.members)]
-            payloads = tuple(row for row in rows for _ in range(call.members))
-        except ValueError as why:
-            refused = RunFailedError("E-RED-11", f"these tensors cannot be averaged: {why}")
-            self.calls.popleft().future.set_exception(refused)
-            raise refused from why
-        except Exception as why:  # it would fail again in every round
-            self.calls.popleft().future.set_exception(_defect(why))
-            raise
-        self.current = work.round, call
-        return Encoded(payloads)
+        rows = [self._encoded(call, work.round, part) for part in range(0, filled, call.members)]
+        return tuple(row for row in rows for _ in range(call.members))
 
     def _combine(self, work: Combine) -> Combined:
         values = self._values(work)

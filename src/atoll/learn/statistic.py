@@ -9,7 +9,9 @@ The last three sort values (learn/aggregate/columns). **Every row then counts on
 claims**: a weight is the sender's own word, and whoever sets its own weight sets a weighted order statistic. A row
 of weight 0 (a newcomer's) is left out of the sort, as it adds nothing to a mean.
 Needs 2f + 1 rows that count, and says so instead of answering with less. Works span by span: beside the rows it
-holds one decoded span (1 MiB) of each. The same rows give the same bits in any order, on any machine.
+holds one decoded span (1 MiB) of each. The same rows in the same order, that of their authors' ids, give the same
+bits on any machine; in another order the last bits of a sum of several rows may differ, also of a trimmed mean,
+whose ranks are summed as the sort leaves them.
 """
 
 from __future__ import annotations

@@ -105,7 +105,8 @@ class Codec:
         return out_N
 
     def decode_into(self, wire: Buffer, out_N: Tensor) -> None:
-        """The same into memory that is there already: one fp32 vector on the CPU, without gaps."""
+        """The same into memory that is there already: one fp32 vector on the CPU, without gaps. Where it raises,
+        some of it may be written over."""
         if self.decodes is not None:
             self.decodes(wire, out_N)
             return

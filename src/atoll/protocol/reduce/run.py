@@ -91,6 +91,7 @@ class Reduce:
         self.asked: set[tuple[int, PeerId]] = set()  # (part, whom I asked for an answer that somebody gone owes me)
         self.shown: set[tuple[int, PeerId]] = set()  # (part, next owner) whom I told that I hold the answer
         self.given: set[tuple[int, PeerId]] = set()  # (part, to whom I sent its answer)
+        self.back: set[PeerId] = set()  # who came back or late: what it held it may have lost
         self.answers: dict[int, AnswerHeld] = {}
         # what I answered, by its digest, where the vertex may draw blocks of it, or I keep rows
         self.made: dict[Digest, Made] = {}
@@ -155,6 +156,7 @@ class Reduce:
 
     def resend(self, to: PeerId) -> list[Effect]:
         """This peer came back, or came late: give it what it may have missed."""
+        self.back.add(to)
         effects: list[Effect] = [*self._answers_for(to)]
         for part, target in sorted(self.sent):
             if target == to and part not in self.answers and part not in self.missing:
@@ -276,7 +278,7 @@ class Reduce:
     def _pass_down(self, held: AnswerHeld) -> list[Send]:
         """To all that have an answer from me, as soon as I hold it; not to those who showed me that they do."""
         part, owner = held.answered.part, held.statement.signer
-        holders = self.hearsay.holders(held.answered)
+        holders = self.hearsay.holders(held.answered) - self.back
         near = [peer for peer in self.route.within_reach(part, owner) if peer not in holders]
         return [self._answer_to(peer, held) for peer in near if self.route.serves(part, owner, peer)]
 

@@ -11,9 +11,7 @@ Never passes answers on: who believes nobody needs no messenger.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import ParamSpec, TypeVar
-from weakref import WeakMethod
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -24,7 +22,7 @@ from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.surroundings import Surroundings
-from atoll.protocol.reduce.witness import Witnesses
+from atoll.protocol.reduce.witness import Witnesses, loosely
 from atoll.protocol.reduce.work import Combined
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
@@ -32,22 +30,7 @@ from atoll.wire.messages.round import Repeat, WantPart, WantWords
 from atoll.wire.messages.statements import Answered, Compared, Lapse, Signed, Weighing
 from atoll.wire.opening import rows_of
 
-P = ParamSpec("P")
-T = TypeVar("T")
 WORDS_ASKED_MAX = 3  # of one signer about one part, in a large committee: each may be lost
-
-
-def loosely(method: Callable[P, T]) -> Callable[P, T]:
-    """For what its object holds itself: in a circle rows of w + 1 updates outlive their round, until the garbage
-    collector looks for circles."""
-    weak = WeakMethod(method)
-
-    def call(*args: P.args, **words: P.kwargs) -> T:
-        bound = weak()
-        assert bound is not None  # nobody else has what calls it
-        return bound(*args, **words)
-
-    return call
 
 
 class WatchedReduce(Reduce):
@@ -59,7 +42,6 @@ class WatchedReduce(Reduce):
         self.watch = Witnesses(plan, self.me, loosely(self._row_held), self.commit_of, self.gone, *judged)
         self.mine: dict[int, AnswerHeld] = {}  # what I made of the parts that I watch
         self.revealed: set[int] = set()  # parts whose bytes I have shown to everybody who lacks them
-        self.back: set[PeerId] = set()  # who came back or late: what it made it may have lost
         self.said = around.said
         self.words_asked: Counter[tuple[int, PeerId]] = Counter()  # (part, whose about it): how often
         self.words_told: Counter[tuple[int, PeerId]] = Counter()  # (part, to whom mine were said again): how often
@@ -77,10 +59,6 @@ class WatchedReduce(Reduce):
                 return super().handle(event, now)
 
     # ---- what the round asks -------------------------------------------------------------------------------
-
-    def resend(self, to: PeerId) -> list[Effect]:
-        self.back.add(to)
-        return super().resend(to)
 
     def examine(
         self, signed: Signed, said: Answered | Compared, now: Seconds, weighing: Weighing | None = None

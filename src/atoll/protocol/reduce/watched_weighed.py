@@ -38,8 +38,8 @@ from atoll.protocol.reduce.facts import RowsWeighed
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, name_of, shares_left
 from atoll.protocol.reduce.surroundings import Surroundings
-from atoll.protocol.reduce.watched import WatchedReduce, loosely
-from atoll.protocol.reduce.witness import Lied, Question, Witnesses, Word
+from atoll.protocol.reduce.watched import WatchedReduce
+from atoll.protocol.reduce.witness import Lied, Question, Witnesses, Word, loosely
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Row, Weigh, Weights
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
