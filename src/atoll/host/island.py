@@ -567,8 +567,8 @@ class Island:
         private = replace(private, inner=inner)
         try:
             await asyncio.get_running_loop().run_in_executor(self._disk, write_private, self.store, private)
-        except OSError as why:  # what must be kept meets the same disk
-            log.warning("what is this peer's own could not be written ahead: %s", why)
+        except (OSError, MemoryError) as why:  # what must be kept meets the same disk
+            log.warning("what is this peer's own could not be written ahead: %r", why)
         else:
             self._ahead = private
 
