@@ -401,6 +401,44 @@ def test_a_trainer_that_restarts_before_its_round_is_agreed_goes_on_with_fresh_m
     play(tmp_path, book, story)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "started again"])
+def test_moments_that_went_with_a_trainer_are_not_written_ahead(tmp_path: Path, book: str, again: bool):
+    """Its trainer fails once the update is encoded, then the peer is killed when the vertex is kept: what it had
+    before the round is neither what the claim ends with nor fresh."""
+
+    async def gone(room: object = None) -> bytes:
+        raise TrainerFailed("crashed", "it was killed")
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.play()
+        bob, trainer = swarm.islands[1], swarm.trainers[1]
+        own_do, old, disk = bob.do, bytes(bob.live.inner), dict[str, bytes]()
+
+        async def do(work: Any) -> Any:
+            if isinstance(work, Encode) and again:
+                await trainer.set_inner_state(old)
+                bob.tended.lives += 1
+            elif isinstance(work, Encode):
+                trainer.inner_state = gone
+            elif isinstance(work, Adopt):
+                disk.update((path.name, path.read_bytes()) for path in bob.store.folder.glob("private.*"))
+            return await own_do(work)
+
+        bob.do = do
+        await swarm.play()
+        await bob.close()
+        for name, data in disk.items():
+            (bob.store.folder / name).write_bytes(data)
+        swarm.trainers[1] = Near()
+        swarm.islands[1] = swarm.island(1)
+        assert await swarm.islands[1].do(Restore(1, swarm.vertex(1), swarm.state, mine=swarm.mine[1]))
+        await swarm.play()
+        said = await swarm.audited(1, 0)
+        assert said.finding == "accepted", said
+
+    play(tmp_path, book, story)
+
+
 @pytest.mark.parametrize("trouble", [TypeError("len() of a 0-d tensor"), MemoryError("8 GB")])
 def test_an_exhibit_that_cannot_be_read_here_is_no_verdict_and_ends_nobody(
     tmp_path: Path, book: str, monkeypatch: pytest.MonkeyPatch, trouble: Exception

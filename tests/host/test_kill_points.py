@@ -19,6 +19,7 @@ from members import PEERS, SHARES, Inside, Members, recipe_for, story
 from atoll.base.ids import PeerId
 from atoll.host import store as stores
 from atoll.host.island import Island
+from atoll.host.private import Private, write_private
 from atoll.host.store import Store
 from atoll.learn.data import load_data
 from atoll.learn.experiment import Experiment, Trouble
@@ -211,3 +212,25 @@ def test_after_all_were_killed_in_a_round_a_run_ends_as_if_nothing_had_happened(
             assert torch.equal(island.mine.memory_F, worker.memory_F), copies
 
     story(tell, Members(tmp_path, recipe, book))
+
+
+@pytest.mark.parametrize(
+    "trouble", [OSError(28, "No space left on device"), MemoryError("8 GB")], ids=["disk", "memory"]
+)
+def test_what_cannot_be_written_ahead_costs_no_round(
+    tmp_path: Path, book: str, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+):
+    """Nor can the member come back, where whatever it waits for has failed for good."""
+
+    def write(store: Store, private: Private) -> None:
+        if private.sent is not None:
+            raise trouble
+        write_private(store, private)
+
+    async def tell(members: Members) -> None:
+        monkeypatch.setattr("atoll.host.island.write_private", write)
+        await members.play()
+        assert await members.islands[1].do(members.restore(1))
+        assert owns(members.islands[1])[0].any()
+
+    story(tell, Members(tmp_path, recipe_for(WHOLE), book))

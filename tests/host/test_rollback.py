@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from members import Members, recipe_for
+from members import story as told
 from msgspec.structs import replace
 from torch import nn
 
@@ -19,11 +20,11 @@ from atoll.host.rollback import roll_back, rounds_here
 from atoll.host.shelf import STATES_KEPT_S, Shelf
 from atoll.host.store import Store
 from atoll.learn.layout import layout_of
-from atoll.learn.methods import eager
+from atoll.learn.methods import des_loc, eager
 from atoll.learn.recipes import Recipe, in_swarm
 from atoll.learn.state import gone_back, initial_state, state_from_bytes
 from atoll.node.config.sections import Keep
-from atoll.node.jobs import Adopt, FindState, GoBack
+from atoll.node.jobs import Adopt, FindState, GoBack, Train
 from atoll.wire.codec import encode
 from atoll.wire.messages.vertex import Body, Metrics, Vertex
 
@@ -33,6 +34,8 @@ RECIPES = {
     "fragments": recipe_for({"overlap": 2, "fragments": 2, "merge": "delta"}, rounds=9),
     "eager": in_swarm(replace(eager("gpt-nano", rounds=9, inner_steps=12, batch=2, seq_len=16)), "int8"),
 }
+
+AVERAGED = in_swarm(des_loc("gpt-nano", rounds=9, inner_steps=12, batch=2, seq_len=16), "int8")
 
 
 async def to(members: Members, back_to: Digest) -> None:
@@ -81,6 +84,33 @@ def test_an_island_goes_on_with_nothing_of_its_own(tmp_path: Path, book: str, re
             assert members.state == fresh.state
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["the run went back", "they were averaged"])
+def test_moments_of_a_past_that_is_gone_do_not_come_back_with_a_round_of_others(
+    tmp_path: Path, book: str, back: bool
+):
+    """Its trainer is there again, for a validation say; then the others train and it rests."""
+
+    async def story(members: Members) -> None:
+        await members.play()
+        first = members.state
+        await members.play()
+        await members.play()
+        if back:
+            await to(members, first)
+        rests = members.islands[1]
+        await rests._ready()
+        does = rests.do
+
+        async def do(work: object) -> object:
+            return None if isinstance(work, Train) else await does(work)
+
+        rests.do = do
+        await members.play(encoding=[0])
+        assert rests.live.inner == await rests.trainer.inner_state()
+
+    told(story, Members(tmp_path, RECIPES["plain"] if back else AVERAGED, book))
 
 
 @pytest.mark.parametrize("at", ["start", "set_inner_state"])

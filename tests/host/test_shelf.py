@@ -59,6 +59,10 @@ def test_a_private_file_is_good_for_its_vertex_its_model_and_whole(tmp_path: Pat
     for damaged in (whole[:-1], b"", b"\x84\xa6vertex"):
         store.write_private(damaged)
         assert read_private(store, 10) == []
+    write_private(store, Private(vertex, memory_F + 1, memoryview(b"later"), b"claim", late, kept))
+    later, half = store.read_private(), len(whole) // 2
+    store.write_private(later[:-half] + whole[-half:])  # written over, and half of its pages when the power went
+    assert len(later) == len(whole) and read_private(store, 10) == []
     write_private(store, Private(vertex))
     assert read_private(store, 10) == [Private(vertex)]
     for odd_F in (torch.full((10,), torch.nan), torch.zeros(10, dtype=torch.int32)):

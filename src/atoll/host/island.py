@@ -558,15 +558,17 @@ class Island:
         sent = Sent(root, encoded.claim, agreed.name, learning.turn(agreed.head)[0], mine.update)
         memory_F = None if len(mine.update.memory_F) >= learning.layout.floats else mine.memory_F
         private = Private(agreed.vertex, memory_F, b"", claim, None, mine.kept, sent)
-        self._writing = asyncio.create_task(self._keep_ahead(private, learning))
+        self._writing = asyncio.create_task(self._keep_ahead(private, learning, work.round))
 
-    async def _keep_ahead(self, private: Private, learning: Learning) -> None:
+    async def _keep_ahead(self, private: Private, learning: Learning, round: int) -> None:
         inner = await self.live.left(learning.recipe, undone=self.auditing is not None)
+        if self.auditing is not None and not self.auditing.lives_on(round):
+            inner = b""  # the moments that the claim ends with are gone
         private = replace(private, inner=inner)
         try:
             await asyncio.get_running_loop().run_in_executor(self._disk, write_private, self.store, private)
-        except OSError as why:  # what must be kept meets the same disk
-            log.warning("what is this peer's own could not be written ahead: %s", why)
+        except (OSError, MemoryError) as why:  # what must be kept meets the same disk
+            log.warning("what is this peer's own could not be written ahead: %r", why)
         else:
             self._ahead = private
 

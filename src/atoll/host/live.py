@@ -80,6 +80,7 @@ class Live:
             written = agreed.head
             await self._trainer.write_x(self._mine.begins(written))
         self._count_anew()
+        self._left = None
         self._tended.ready = True
 
     async def train(self, work: Train, learning: Learning, auditing: Auditing | None) -> Trained:
@@ -233,7 +234,8 @@ class Live:
             else:
                 await self._trainer.write_x(after.anchor_F)
             if not gathers(recipe):  # else it remembers nothing
-                self.inner = self._left or await self._trainer.inner_state(self._room)
+                left, self._left = self._left, None  # of this round, once
+                self.inner = left or await self._trainer.inner_state(self._room)
             if before is not None and (due := moments_due(recipe.schedule, before.round)):
                 self.inner = taken_in(self.inner, after, due)
                 await self._trainer.set_inner_state(self.inner)

@@ -23,7 +23,7 @@ from torch import Tensor
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import DIGEST_BYTES, Digest
 from atoll.host.store import Store
-from atoll.keys.digest import Buffer
+from atoll.keys.digest import Buffer, blob_id, manifest_of
 from atoll.learn.codec.blocks import tensor_over
 from atoll.learn.kept import Kept
 from atoll.learn.late import LateWork, late_bytes, late_from_bytes
@@ -128,8 +128,10 @@ def write_private(store: Store, private: Private) -> None:
         word = _SentWord(sent.root, sent.claim, sent.state, sent.begins, sent.update.bounds)
         vectors["left"], beside["sent"] = sent.update.memory_F, msgspec.msgpack.encode(word)
         beside |= {f"wire/{part:06}": wire for part, wire in enumerate(sent.update.wires)}
-    bytes_of = {name: tensor_over(data, torch.uint8) for name, data in beside.items() if len(data)}
-    store.write_private(*pieces_of(vectors | bytes_of, told), ahead=sent is not None)
+    tensors = vectors | {name: tensor_over(data, torch.uint8) for name, data in beside.items() if len(data)}
+    _, *body = pieces_of(tensors, {})
+    told["body"] = blob_id(manifest_of(*body)).hex()
+    store.write_private(*pieces_of(tensors, told), ahead=sent is not None)
 
 
 def read_private(store: Store, floats: int) -> list[Private]:
@@ -142,6 +144,8 @@ def read_private(store: Store, floats: int) -> list[Private]:
 def _read(data: bytes, floats: int) -> Private | None:
     try:
         tensors, told = load(data)
+        if told.get("body") != blob_id(manifest_of(*pieces_of(tensors, {})[1:])).hex():
+            return None  # files are written over: a power cut may leave pages of another round in one
         vectors = {name: tensors.pop(name).clone() for name in ("memory", "kept", "left") if name in tensors}
         whole = {name: vector for name, vector in vectors.items() if name != "left"}
         if told.get("format") != FORMAT or any(vector.shape != (floats,) for vector in whole.values()):
@@ -174,7 +178,6 @@ def _sent(beside: dict[str, bytes], left_N: Tensor) -> Sent:
 
 
 def _fits(vector: Tensor) -> bool:
-    """A power cut may leave it half of one round and half of another, but nothing else."""
     return vector.ndim == 1 and vector.dtype == torch.float32 and bool(vector.isfinite().all())
 
 
