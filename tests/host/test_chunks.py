@@ -483,6 +483,28 @@ def test_a_disk_that_could_not_sync_has_lost_what_it_was_given(
     store.close()
 
 
+def test_whatever_breaks_at_one_chunk_the_thread_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A system that has no more threads to give does not even raise an OSError."""
+
+    def no_more(*work: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def story() -> None:
+        monkeypatch.setattr(stores, "SYNCED_EVERY_BYTES", 1)
+        store = Store(tmp_path)
+        monkeypatch.setattr(store._syncs, "submit", no_more)
+        chunks = Chunks(store)
+        store.open_blob(BLOB, MANIFEST)
+        async with asyncio.timeout(20):
+            for _ in range(ARRIVING_MAX + 1):
+                (payload,) = await taken(chunks, (0, piece(0)))
+        assert isinstance(await done(chunks, StoreChunk(BLOB, 0, payload)), RuntimeError), "told to who asks"
+        chunks.close()
+        store.close()
+
+    asyncio.run(story())
+
+
 def test_a_chunk_of_a_blob_that_became_whole_meanwhile_is_stored_already(tmp_path: Path):
     """A state may be fetched for two reasons at once; whoever closes first takes the file of the other."""
 
