@@ -483,6 +483,88 @@ def test_a_disk_that_could_not_sync_has_lost_what_it_was_given(
     store.close()
 
 
+def test_a_sync_that_fails_late_takes_its_own_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A fetch is given up while the disk syncs, and begun anew; then the disk says that it lost the first file."""
+    synced = Event()
+
+    def breaks(handle: int) -> None:
+        synced.wait()
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(stores, "_sync_data", breaks)
+    monkeypatch.setattr(stores, "SYNCED_EVERY_BYTES", BLOB_CHUNK)
+    store = Store(tmp_path)
+    store.open_blob(BLOB, MANIFEST)
+    store.store_chunk(BLOB, 0, piece(0))
+    given_up = store.opening(BLOB)
+    store.drop_unfinished(BLOB)
+    store.open_blob(BLOB, MANIFEST)
+    again = store.opening(BLOB)
+    synced.set()
+    assert given_up and given_up.syncing and isinstance(given_up.syncing.exception(), OSError)
+    assert store.opening(BLOB) is again and on_disk(store) == bytes(SIZE)
+    synced.clear()
+    store.store_chunk(BLOB, 0, piece(0))
+    waited: list[Any] = []
+    monkeypatch.setattr(stores, "wait", lambda futures: (synced.set(), waited.append(futures[0].exception())))
+    # without giving it up first: nothing of the file that is lost is believed
+    assert store.open_blob(BLOB, MANIFEST) == frozenset() and waited
+    assert on_disk(store) == bytes(SIZE)
+    store.close()
+
+
+def test_a_blob_that_was_begun_anew_is_not_finished_by_whoever_began_it_first(tmp_path: Path):
+    """Two fetch it: all is written, the file goes as a disk loses it, the second begins anew, the first ends."""
+    store = Store(tmp_path)
+    for _ in range(2):
+        store.open_blob(BLOB, MANIFEST)
+        with pytest.raises(OSError, match="the disk lost"):
+            store.finish_blob(BLOB)
+        for index in range(3):
+            store.store_chunk(BLOB, index, piece(index))
+        store.drop_unfinished(BLOB)
+    assert not store.has_blob(BLOB)
+    store.close()
+
+
+def test_a_chunk_that_is_written_while_its_file_goes_is_not_in_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store = Store(tmp_path)
+    store.open_blob(BLOB, MANIFEST)
+
+    def in_between(handle: int, data: memoryview, at: int) -> None:
+        store.drop_unfinished(BLOB)
+        store.open_blob(BLOB, MANIFEST)
+
+    monkeypatch.setattr(stores, "write_at", in_between)
+    store.store_chunk(BLOB, 0, piece(0))
+    assert store.partly(BLOB) is None
+    store.close()
+
+
+def test_whatever_breaks_at_one_chunk_the_thread_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A system that has no more threads to give does not even raise an OSError."""
+
+    def no_more(*work: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def story() -> None:
+        monkeypatch.setattr(stores, "SYNCED_EVERY_BYTES", 1)
+        store = Store(tmp_path)
+        monkeypatch.setattr(store._syncs, "submit", no_more)
+        chunks = Chunks(store)
+        store.open_blob(BLOB, MANIFEST)
+        async with asyncio.timeout(20):
+            for _ in range(ARRIVING_MAX + 1):
+                (payload,) = await taken(chunks, (0, piece(0)))
+        assert isinstance(await done(chunks, StoreChunk(BLOB, 0, payload)), RuntimeError), "told to who asks"
+        chunks.close()
+        store.close()
+
+    asyncio.run(story())
+
+
 def test_a_chunk_of_a_blob_that_became_whole_meanwhile_is_stored_already(tmp_path: Path):
     """A state may be fetched for two reasons at once; whoever closes first takes the file of the other."""
 

@@ -13,6 +13,7 @@ from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
 from atoll.base.machine import Keep, Send, TimerFired
 from atoll.cli.watch import line_of
+from atoll.host import durable
 from atoll.host.driver import Driver, Seat
 from atoll.host.member import identity_of
 from atoll.host.record import Record
@@ -80,22 +81,31 @@ def test_a_peer_whose_disk_is_full_says_nothing_that_is_not_durable_and_ends(tmp
     assert "free some space" in ended[0].fix
 
 
-def test_work_that_a_full_disk_refuses_is_told_once_in_a_round(tmp_path: Path):
+def test_work_that_a_full_disk_refuses_is_told_once_in_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A state or an answer finds no room while a vote still does: attempts fail, and nobody would know why."""
+
+    def no_room(*what: object) -> None:
+        raise OSError(28, "No space left on device")
 
     async def story() -> tuple[str, list[str]]:
         store = Store(tmp_path)
         driver = Driver(Seat(store, identity_of(store), RUN, Wish("trainer", "full")), None)
         driver.machine, told = SimpleNamespace(handle=lambda event, now: []), []
         driver.on_entry = told.append
-        for blob in "ab":
-            driver._answered("round/3/combine", OSError(28, "No space left on device", blob))
+        monkeypatch.setattr(durable, "write_at", no_room)
+        for state in (b"of the first attempt", b"of the second"):
+            with pytest.raises(RunFailedError, match="E-DISK-01") as state_refused:
+                store.put_blob(state)
+            driver._answered("round/3/combine", state_refused.value)
+            driver._answered("round/3/combine", OSError(5, "Input/output error"))
+        driver._answered("round/3/combine", OSError(28, "No space left on device", "an answer"))
         driver.record.close()
         store.close()
         return driver.progress.trouble, [line_of(e, driver.progress) for e in told]
 
     trouble, lines = asyncio.run(story())
-    assert trouble.endswith("No space left on device") and len(lines) == 1 and "make room" in lines[0]
+    assert trouble.endswith("Input/output error") and len(lines) == 2
+    assert "No space left on device; make room" in lines[0]
 
 
 def test_a_peer_whose_disk_takes_no_session_key_ends_as_well(tmp_path: Path):

@@ -38,6 +38,18 @@ def test_requests_that_make_no_swarm_are_refused(monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "atoll-local" / "train").is_dir()
 
 
+def test_what_this_shell_says_of_one_peer_is_not_said_to_the_swarm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A ticket and an address that were exported for a run elsewhere: the first one founds all the same."""
+    monkeypatch.setenv("ATOLL_TICKET", "ATOLL1:elsewhere")
+    monkeypatch.setenv("ATOLL_LISTEN", "/ip4/0.0.0.0/tcp/7071")
+    script, said = tmp_path / "train.py", tmp_path / "said"
+    words = "os.environ.get('ATOLL_TICKET', '') + os.environ.get('ATOLL_LISTEN', '')"
+    script.write_text(f"import os, pathlib\npathlib.Path({str(said)!r}).write_text({words})\n")
+    with pytest.raises(atoll.RunFailedError, match="E-LOC-02"):
+        atoll.local(script, peers=2, folder=tmp_path / "swarm")
+    assert said.read_text() == ""
+
+
 def test_a_script_listens_where_its_call_or_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """One script serves all computers; on each of them the call comes first, then ATOLL_LISTEN, then loopback."""
     everywhere, here = "/ip4/0.0.0.0/tcp/7071", "/ip4/10.0.0.5/tcp/7071"

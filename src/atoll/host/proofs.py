@@ -32,6 +32,10 @@ class Opening:
     def has(self, index: int) -> bool:
         return bool(self.here[index // 8] >> index % 8 & 1)
 
+    @property
+    def is_whole(self) -> bool:
+        return int.from_bytes(self.here).bit_count() == len(self.manifest.chunks)
+
     def wrote(self, index: int, unsynced_bytes: int = 0) -> None:
         """By any thread."""
         with self._writing:

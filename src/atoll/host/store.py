@@ -16,6 +16,7 @@ from disk, as far as that is noticed (`Proof`).
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sqlite3
 import time
@@ -57,6 +58,8 @@ from atoll.protocol.transfer.work import (
     Partly,
     ReadManifest,
 )
+
+log = logging.getLogger(__name__)
 
 VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones stay on disk
 MANIFESTS_HELD = 64
@@ -375,7 +378,9 @@ class Store:
         earlier attempt, or of other blobs, as far as an earlier state or another one is made of the same."""
         if self.has_blob(name):
             return frozenset(range(len(manifest.chunks)))
-        path = self._part(name)
+        path, before = self._part(name), self._openings.get(name)
+        if before is not None and before.syncing is not None:
+            wait([before.syncing])  # what that loses shall not be believed
         if not path.exists() or path.stat().st_size != manifest.size_bytes:
             try:
                 make_room(path, manifest.size_bytes)
@@ -460,6 +465,7 @@ class Store:
     def store_chunk(self, name: Digest, index: int, data: Buffer) -> None:
         """Write one verified chunk. Synced now and then, without waiting: a disk that syncs 64 MiB for 0.1 s would
         keep as much of a fast network's bytes from their file, in memory that a kill takes."""
+        opening = self._openings.get(name)  # first: what is written into an earlier file is not in a later one
         try:
             handle = os.open(self._place(name) + ".part", os.O_WRONLY)
         except FileNotFoundError:
@@ -468,7 +474,6 @@ class Store:
             raise
         try:
             write_at(handle, data, index * BLOB_CHUNK)
-            opening = self._openings.get(name)
             if opening is not None:
                 opening.wrote(index, len(data))
                 if self._durable and opening.sync_is_due(SYNCED_EVERY_BYTES):
@@ -479,7 +484,10 @@ class Store:
     def finish_blob(self, name: Digest) -> None:
         """Every chunk was verified: the blob gets its final name, durably."""
         part, path = self._part(name), self._path(name)
-        opening = self._openings.pop(name, None)
+        opening = self._openings.get(name)
+        if opening is not None and not (opening.is_whole or path.exists()):  # a sync failed, and it was begun anew
+            raise OSError(errno.EIO, "the disk lost what was written", os.fspath(part))
+        self._openings.pop(name, None)
         if opening is not None:
             self._write_manifest(name, opening.manifest)
         if opening is not None and opening.syncing is not None:
@@ -499,8 +507,11 @@ class Store:
         the next one would succeed, and memory would show what the disk never got (fsyncgate, 2018)."""
         try:
             sync(handle)
-        except OSError:
-            self.drop_unfinished(name)
+        except OSError as why:
+            log.warning("the disk lost what was fetched of %s, it is to be fetched again: %s", name.hex(), why)
+            with suppress(FileNotFoundError):  # given up meanwhile, and perhaps begun anew in another file
+                if os.path.samestat(os.fstat(handle), self._part(name).stat()):
+                    self.drop_unfinished(name)
             raise
 
     def _sync_behind(self, name: Digest, handle: int, sync: Callable[[int], None]) -> None:

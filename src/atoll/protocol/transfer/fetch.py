@@ -165,6 +165,8 @@ class Fetch:
         self.fed_at: Seconds = 0.0  # the last chunk that came
         self.news_at: Seconds = 0.0  # when it was last asked who has what
         self.turn = 0  # of whom
+        self.tick_at: Seconds = 0.0  # when it is looked next for what is late
+        self.spared = False  # nobody was judged last time
         self.news = False  # somebody has more than it had
         self.rank: list[int] = []  # of each chunk, where as many have it as have another
         self.todo: deque[int] = deque()  # chunks to be asked for; of late ones, once more
@@ -412,6 +414,8 @@ class Fetch:
         return effects
 
     def _look_for_late_ones(self, now: Seconds) -> list[Effect]:
+        # who slept itself finds answers in its own buffers: it reads them first, and judges at the next tick
+        self.spared = now - self.tick_at > TICK_S and not self.spared
         effects: list[Effect] = [self._tick(now)]
         effects += self._ask_for_news(now)
         if self.manifest is None:
@@ -422,7 +426,7 @@ class Fetch:
         if self.opened and self.news:
             self._order()
         usual = sorted(s.usual_s for s in self.sources.values() if s.usual_s)
-        for peer, source in list(self.sources.items()):
+        for peer, source in list(self.sources.items()) if not self.spared else ():
             patience_s = source.patience_s
             if not source.usual_s and usual:  # the others have answered long ago
                 others_s = max(PATIENCE_S[0], 2 * PATIENCE * usual[len(usual) // 2])
@@ -505,7 +509,8 @@ class Fetch:
         ]
 
     def _tick(self, now: Seconds) -> SetTimer:
-        return SetTimer(self._name("stall"), now + TICK_S)
+        self.tick_at = now + TICK_S
+        return SetTimer(self._name("stall"), self.tick_at)
 
     def _name(self, what: str) -> str:
         return self.prefix + what
