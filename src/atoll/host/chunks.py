@@ -11,7 +11,8 @@ Promises: every piece of work is answered once, from the loop, never inside the 
 written that is not what a manifest says.
 Never keeps more than `ARRIVING_MAX` unjudged chunks: what comes then is hashed, and written unless the disk is
 behind, before more is read from the network. Never holds the loop for longer than one chunk in memory takes
-(0.5 ms); for the disk only where memory ran out between the question and the answer.
+(0.5 ms); for the disk only where memory ran out between the question and the answer, or the system makes whoever
+writes wait for it.
 """
 
 from __future__ import annotations

@@ -235,9 +235,8 @@ class GroupHost(driver.Driver):
         if settings.tolerance:
             terms, opened = self.island.terms, settings.opened is not None
             self.island.checked = Checked(self.store, terms.codec, terms.way_back or terms.codec, opened)
-            self.hash_on_loop_bytes = (
-                driver.Driver.hash_on_loop_bytes
-            )  # these names take longer than a thread's start
+            # these names take longer than a thread's start
+            self.hash_on_loop_bytes = driver.Driver.hash_on_loop_bytes
             self.links.memory.kept_bytes_max = KEPT_ROWS_MAX
 
     def _others(self, fact: RoundClosed) -> dict[PeerId, OtherCall]:
