@@ -210,7 +210,8 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             why = entry.get("paused", "trying again")
             return f"! attempt {entry['attempt']} of round {entry['round']} ran out of time; {why}"
         case "WorkRefused":
-            return f"! this computer cannot do its part of the round: {entry['why']}; make room, it is tried again"
+            told = f"! this computer cannot do its part of the round: {entry['why']}"
+            return f"{told}; make room, or mend what is broken: it is tried again"
         case "Passed":
             return f"! nothing contributed to round {entry['round']}: {entry['why']}"
         case "ScoreMissed":
