@@ -10,7 +10,7 @@ from atoll.keys.digest import blob_id, manifest_of
 from atoll.node.facts import FetchBegan
 from atoll.node.ground import answered_bytes
 from atoll.node.jobs import Left, OthersStates, Restore, Restored
-from atoll.node.regain import STALLED_S, Regain
+from atoll.node.regain import OUTRUN_S, STALLED_S, Regain
 from atoll.node.settings import RunSettings
 from atoll.protocol.transfer.fetch import Fetched
 from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob
@@ -107,12 +107,23 @@ def test_newer_rounds_do_not_chase_a_newcomer_from_one_member_to_the_next():
     regain, history = begun(HELD)
     asked(regain, history, 0.0)
     regain.round -= 1
-    assert not regain.is_outrun(history)
+    assert not regain.is_outrun(history, 60.0)
     regain, history = begun(None)
     asked(regain, history, 0.0)
-    assert not regain.is_outrun(history)
+    assert not regain.is_outrun(history, 0.0)
     regain.round -= 1
-    assert regain.is_outrun(history)
+    assert regain.is_outrun(history, 0.0)
+
+
+def test_a_newcomer_is_outrun_again_and_again_but_not_before_its_members_had_time_to_answer():
+    """Its history grows in leaps: the second state may be as old as the first, and the dead are silent about it."""
+    regain, history = begun(None)
+    for begun_at in (0.0, 0.5, 0.5 + OUTRUN_S):
+        asked(regain, history, begun_at)
+        regain.round -= 1
+        if begun_at:
+            assert not regain.is_outrun(history, begun_at + OUTRUN_S - 0.1)
+        assert regain.is_outrun(history, begun_at + OUTRUN_S)
 
 
 def test_where_nobody_is_left_whom_the_roll_names_nothing_is_fetched_again_and_again():

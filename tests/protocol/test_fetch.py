@@ -244,6 +244,17 @@ def test_if_nobody_holds_it_that_is_said():
     assert "nobody" in Library(dict.fromkeys(NAMES, "empty")).run().told(FetchFailed)[0].why
 
 
+def test_the_silent_do_not_hold_up_the_word_that_nobody_has_it():
+    """Members that died a moment ago stay among those who are asked; the living have let go of it."""
+    library = Library(dict(zip(NAMES, ["empty", "silent", "empty", "silent"], strict=True))).run(until=60.0)
+    assert "do not hold it" in library.told(FetchFailed)[0].why
+
+
+def test_where_nobody_answers_at_all_the_asking_goes_on():
+    library = Library(dict.fromkeys(NAMES, "silent")).run(until=60.0)
+    assert not library.told(FetchFailed) and not library.fetch.over
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.sampled_from(["liar", "silent", "empty", "forger"]), max_size=3), st.integers(0, 2**32))
 @example(["liar", "empty", "silent"], 600668)  # a late chunk waited for ever for a source that had been left

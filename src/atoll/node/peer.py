@@ -605,7 +605,7 @@ class Peer:
     def _catch_up(self, now: Seconds) -> list[Effect]:
         """My history is ahead of my state: replay the parts of its rounds or fetch the state, by what is less."""
         history = self.known.history
-        if self.regain.is_outrun(history):
+        if self.regain.is_outrun(history, now):
             return self._fetch_state("a newer state was agreed on", now)  # the old one is soon nobody's any more
         if self.regain.busy or history.head <= self.at:
             return self._seek_admission(now)

@@ -23,6 +23,7 @@ from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
 
 FOLLOWED_MAX = ROUNDS_KEPT // 2  # rounds, however short: while they are followed members let go of the oldest
 FETCH_AGAIN_S = 1.0  # after no source could serve it
+OUTRUN_S = 2.0  # longer than a trip to the members and back, even where they are busy
 STALLED_S = 10.0  # without a word of the one member whose state is fetched: it is another's turn
 
 
@@ -40,6 +41,7 @@ class Regain:
         self.failed: set[PeerId] = set()  # at giving its own
         self.size_bytes = 0  # of the last state that was restored: all of a run are about as long; 0: not known
         self.exchanged = False  # this fetch was begun in the place of an older one
+        self.begun_at: Seconds = 0.0  # this fetch
 
     @property
     def busy(self) -> bool:
@@ -55,12 +57,14 @@ class Regain:
         parts_bytes = sum(answered_bytes(history.bodies[r]) for r in rounds if r in history.bodies)
         return 0 < self.size_bytes < parts_bytes
 
-    def is_outrun(self, history: History) -> bool:
-        """A newer state was agreed on before anybody told what this one is made of: soon nobody has it. Said once:
-        rounds that are shorter than a trip to the members are not caught by whoever always begins anew. A member's
-        own stays with it for longer than a round."""
+    def is_outrun(self, history: History, now: Seconds) -> bool:
+        """A newer state was agreed on before anybody told what this one is made of: soon nobody has it. Said once,
+        and then after a trip to the members: rounds that are shorter are not caught by whoever always begins anew,
+        and a newcomer's history grows in leaps, past states that nobody has any more while the dead are silent
+        about them. A member's own stays with it for longer than a round."""
         untold = self.fetch is not None and self.fetch.manifest is None and self.of_one is None
-        return untold and not self.exchanged and history.head > self.round
+        again = not self.exchanged or now - self.begun_at >= OUTRUN_S
+        return untold and again and history.head > self.round
 
     def begin(self, history: History, why: str | None = None) -> list[Effect]:
         """I do not hold the state of my head: is it on disk? `why` is told if it must be fetched."""
@@ -109,7 +113,7 @@ class Regain:
             if peer not in self.failed:
                 self.fetch, self.of_one = Fetch(state, [peer]), (peer, now)
                 return True
-        self.exchanged = self.fetch is not None
+        self.exchanged, self.begun_at = self.fetch is not None, now
         self.round = history.head
         self.fetch, self.of_one = Fetch(history.head_body.state, sources, me=self.me), None
         return True

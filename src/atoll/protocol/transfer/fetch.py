@@ -60,6 +60,7 @@ QUEUED_S = 1.0  # of an answer: more wait there than distance explains, and more
 NEWS_S = 1.0  # how often those that do not hold it whole are asked what they have
 NEWS_MAX = 8  # of them at a time, in turns
 STARVED_S = 10.0  # without a chunk, nobody asked holding it whole: those that have parts will not get the rest
+ASKS_MAX = 6  # for the manifest, each with the longest patience, where others said that they have nothing
 STALLS_MAX = 5  # late in a row, each time twice as long: this source is left, if there is another one
 SERVED_AT_ONCE = 64  # chunk reads in progress for others; more requests are dropped and asked again
 SERVED_TO_ONE = WINDOW_MAX  # of these, for one asker: whoever floods leaves the other half to the others
@@ -161,7 +162,8 @@ class Fetch:
         self.gave: set[PeerId] = set()
         self.manifest: Manifest | None = None
         self.opened = self.closing = self.over = False
-        self.asked_at: Seconds = 0.0  # the manifest, last
+        self.asks = 0  # for the manifest
+        self.asked_at: Seconds = 0.0  # the last of them
         self.fed_at: Seconds = 0.0  # the last chunk that came
         self.news_at: Seconds = 0.0  # when it was last asked who has what
         self.turn = 0  # of whom
@@ -242,7 +244,7 @@ class Fetch:
     # ---- the manifest, and who has what --------------------------------------------------------------------
 
     def _ask_manifest(self, now: Seconds) -> list[Effect]:
-        self.asked_at = now
+        self.asks, self.asked_at = self.asks + 1, now
         return [self._ask_what_is_here(p) for p in self.sources]
 
     def _ask_what_is_here(self, peer: PeerId) -> Send:
@@ -420,6 +422,8 @@ class Fetch:
         effects += self._ask_for_news(now)
         if self.manifest is None:
             late = now - self.asked_at >= PATIENCE_S[1]
+            if late and self.asks >= ASKS_MAX and any(self.told.values()):
+                return self._give_up("those who answer do not hold it")
             return [*self._ask_manifest(now), *effects] if late else effects
         if self.opened and self._starves(now):
             return self._give_up("those who have some of it lack the rest")
