@@ -42,7 +42,7 @@ TURN_BYTES = MIB  # written before others on the loop get their turn: about a mi
 PEEK_BYTES = 4096  # read when no head is known yet: a small message whole, never much of a slab to move
 RESTARTS_MAX = 3  # of one frame whose connection broke
 ABANDONED_MAX = 256  # frame numbers whose late slabs are thrown away; forgotten ones only cost memory until swept
-STALLED_SWEEPS = 3  # a frame without a byte for so long gives its memory back. No clock: it may run on while we stand
+STALLED_SWEEPS = 3  # a frame without a byte for so long gives its memory back; clocks run on while we stand still
 
 
 class Follower(Protocol):
@@ -384,7 +384,7 @@ class BulkLane:
         return True
 
     def touch(self, number: int) -> None:
-        """A part of this record is here: through a thin uplink one record alone may take longer than three sweeps."""
+        """A part of this record is here: through a thin uplink one record alone may take longer than all sweeps."""
         if frame := self._incoming.get(number):
             frame.quiet_sweeps = 0
 
