@@ -5,7 +5,10 @@ two clusters of 4, 5 ms round trips inside, 120 ms and 20 Mbit/s shared by all b
 Two ways to run: by "links", one process per peer moves rows and answers of the right size over real encrypted
 links exactly as the topology says, and combines nothing (what the planner predicts: `policy/topology.predict`);
 by "reduce", the library `atoll.reduce` averages real tensors, agrees on the result and answers for it. Rows of one
-network are interleaved: every repetition runs each once, from a barrier to the last answer at the slowest peer.
+network are interleaved: every repetition runs each of them some times in a row, from a barrier to the last answer
+at the slowest peer. By "links" all rows share connections, which remember the rate that the topology before left
+them (three senders to one peer: a third of its downlink), so only the last run of a row counts, when they have
+found the rate of its own; what the first one took is what a change of topology costs, and stands beside it.
 
     sudo python bench/topology.py [--quick] [--json] [--megabytes 5] [--network equal,apart] [--by links,reduce]
 """
@@ -61,6 +64,7 @@ NETWORKS = {
     "equal": Network.flat(4, rtt_s=0.05, rate_bytes_s=100 * MBIT, jitter_s=0.005),
     "apart": Network.clustered((4, 4), 0.005, 0.12, trunk_bytes_s=20 * MBIT, rate_bytes_s=100 * MBIT),
 }
+SETTLING = 4  # runs in a row by links until connections have found their rate again
 MEETINGS = 8  # calls before the measured ones: in a few seconds members learn their links, and agree on them
 
 
@@ -306,6 +310,7 @@ class Row:
     setting: str = ""  # of a group
     used: str = ""  # by a group that chooses itself
     seconds: list[float] = field(default_factory=list)
+    unsettled_s: list[float] = field(default_factory=list)  # of the first run after another topology's
     trunk_bytes: list[int] = field(default_factory=list)
     late_packets: int = 0
     packets: int = 0
@@ -319,6 +324,7 @@ class Row:
             "measured_s": round(statistics.median(self.seconds), 3),
             "min_s": round(min(self.seconds), 3),
             "max_s": round(max(self.seconds), 3),
+            "unsettled_s": round(statistics.median(self.unsettled_s), 3) if self.unsettled_s else None,
             "predicted_trunk_mb": round(self.predicted.wan_bytes / 1e6, 2),
             "measured_trunk_mb": round(statistics.median(self.trunk_bytes) / 1e6, 2),
             "chosen": self.chosen,
@@ -334,14 +340,23 @@ class Row:
         return crew.all(do="go")
 
     def measure(self, crew: Crew, update_bytes: int) -> None:
+        if self.by == "links":
+            self.unsettled_s.append(took_s(self.run(crew, update_bytes)))
+            for _ in range(SETTLING - 2):
+                self.run(crew, update_bytes)
         before = crew.lab.counted()
         times = self.run(crew, update_bytes)
         after = crew.lab.counted()
         assert all(t.get("contributors") in (None, len(crew.peers)) for t in times), "somebody did not count"
-        self.seconds.append(max(t["ended"] for t in times) - min(t["began"] for t in times))
+        self.seconds.append(took_s(times))
         self.trunk_bytes.append(after.trunk_bytes - before.trunk_bytes)
         self.late_packets += after.late_packets - before.late_packets
         self.packets += after.packets - before.packets
+
+
+def took_s(times: Sequence[dict[str, Any]]) -> float:
+    """From the barrier to the last answer at the slowest peer."""
+    return max(t["ended"] for t in times) - min(t["began"] for t in times)
 
 
 def rows_of(
@@ -448,11 +463,15 @@ def table(
     name: str, figures: list[dict[str, Any]], reason: str, megabytes: float, repeats: int, counted: Counted
 ) -> None:
     print(f"\n{name}: updates of {megabytes:g} MB, median of {repeats}; the planner: {reason}")
-    print(f"{'by':8}{'topology':22}{'predicted s':>12}{'measured s':>12}{'trunk MB':>10}{'measured':>10}   chosen")
+    print(
+        f"{'by':8}{'topology':22}{'predicted s':>12}{'measured s':>12}{'at first':>10}"
+        f"{'trunk MB':>10}{'measured':>10}   chosen"
+    )
     for f in figures:
         if f["network"] == name:
             print(
                 f"{f['by']:8}{f['topology']:22}{f['predicted_s']:12.2f}{f['measured_s']:12.2f}"
+                f"{'' if f['unsettled_s'] is None else format(f['unsettled_s'], '.2f'):>10}"
                 f"{f['predicted_trunk_mb']:10.1f}{f['measured_trunk_mb']:10.1f}   {'<--' if f['chosen'] else ''}"
             )
     late = counted.late_packets / max(1, counted.packets)

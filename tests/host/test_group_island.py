@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ import torch
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import PeerId
 from atoll.base.limits import MIB
-from atoll.host.group_island import Call, GroupIsland, GroupTerms, Reduced
+from atoll.base.machine import Payload
+from atoll.host.group import Work
+from atoll.host.group_island import Call, GroupIsland, GroupTerms, Reduced, fused
 from atoll.host.group_trust import Checked
 from atoll.host.memory import Reused
 from atoll.host.store import Store
@@ -161,6 +164,65 @@ def test_sums_on_the_way_hold_the_places_that_members_drew(tmp_path: Path):
         assert bytes(done.payload.data) == bytes(row.data)
 
     story(tmp_path, GroupTerms("randk:0.25+fp32"), tell)
+
+
+def test_a_part_that_does_not_decode_leaves_the_values_behind_it_alone(tmp_path: Path):
+    """Of three parts the second is one byte short, as everybody agreed: the first holds the mean, the third not."""
+
+    async def tell(island: GroupIsland, _: Encoded) -> None:
+        island.calls.popleft().future.cancel()
+        shares, sent_N = (1, 1, 1), torch.arange(N) / N
+        island.call(call := Call(sent_N.clone(), 1, "int8"))
+        rows = (await island.do(Encode(1, shares))).parts
+        answers = []
+        for part, row in enumerate(rows):
+            answers.append((await island.do(Combine(1, part, shares, (Row(A, 1, row, (A,)),)))).payload)
+        short = bytes(answers[1].data)[:-1]
+        answers[1] = Payload(digest(short), len(short), short)
+        state = (await island.do(Advance(1, digest(b"before"), tuple(answers), 1, 1, 1))).state
+        await island.do(Adopt(1, state, state, (True, True, True)))
+        island.closed(Reduced(1, (A,), (), (), ()), again=False)
+        with pytest.raises(RunFailedError, match="E-RED-17"):
+            await asyncio.wrap_future(call.future)
+        (_, first), (_, second), _ = call.cuts
+        assert torch.equal(call.flat_N[:first], codec_named("int8").decode(answers[0].data, first))
+        assert not torch.equal(call.flat_N[:first], sent_N[:first])
+        assert torch.equal(call.flat_N[second:], sent_N[second:]) and call.written == second
+
+    story(tmp_path, GroupTerms("int8"), tell)
+
+
+def a_call_in_two_slices(tensors: list[torch.Tensor]) -> tuple[Work, Call, Call]:
+    flat_N = fused(tensors)
+    half = len(flat_N) // 2
+    calls = [Call(flat_N[at : at + half], 1, "fp32", at=at, whole=len(flat_N)) for at in (0, half)]
+    group = SimpleNamespace(_check_process=lambda: None, trouble=lambda: "")
+    return Work(group, tensors, flat_N, calls), *calls
+
+
+def test_whoever_is_told_of_a_failure_has_the_tensors_back():
+    """The first slice fails, the second is still under way: its mean would be written after the user was told."""
+    work, failed, goes_on = a_call_in_two_slices([torch.zeros(8)])
+    failed.future.set_exception(RunFailedError("E-RED-11", "a value is not finite", fix="look for it"))
+    with pytest.raises(RunFailedError, match=r"E-RED-03 .* its tensors are its own"):
+        work.wait(0.0)
+    goes_on.flat_N.fill_(1.0)
+    goes_on.written = 4
+    goes_on.future.set_result(Reduced(1, (A,), (), (), ()))
+    with pytest.raises(RunFailedError, match="E-RED-11 a value is not finite; of 8 values 4 to 8 were written"):
+        work.wait(0.0)
+
+
+def test_tensors_that_were_copied_are_as_they_were_after_a_failure():
+    tensors = [torch.zeros(4), torch.zeros(4)]
+    work, failed, done = a_call_in_two_slices(tensors)
+    done.flat_N.fill_(1.0)
+    done.written = 4
+    done.future.set_result(Reduced(1, (A,), (), (), ()))
+    failed.future.set_exception(RunFailedError("E-RED-11", "a value is not finite"))
+    with pytest.raises(RunFailedError, match=r"E-RED-11 a value is not finite$"):
+        work.wait(0.0)
+    assert all(torch.equal(tensor, torch.zeros(4)) for tensor in tensors)
 
 
 @pytest.mark.parametrize("ends", ["counted", "uncounted", "unanswered", "failed", "of others"])

@@ -7,17 +7,27 @@ import gc
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from islands import Island, closed, pair, story, stranger
+from islands import ClockworkLoop, Island, Story, closed, pair, story, stranger
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.base.machine import Lane, LinkUp
-from atoll.host.bulk import BESIDE_SLAB_MAX, BOXES_KEPT, HEAD, MESSAGE, SLAB, SLAB_BYTES, Boxes
+from atoll.host.bulk import (
+    BESIDE_SLAB_MAX,
+    BOXES_KEPT,
+    HEAD,
+    MESSAGE,
+    SLAB,
+    SLAB_BYTES,
+    STALLED_SWEEPS,
+    Boxes,
+)
 from atoll.host.control import Word
-from atoll.host.links import LinkSettings
+from atoll.host.links import SWEEP_S, LinkSettings
 from atoll.host.memory import Reused
 from atoll.host.stretch import Handle, Stretch
 from atoll.host.tcp import Wire
@@ -99,6 +109,56 @@ async def test_records_that_contradict_each_other_end_the_connection():
         control.close()
         bulk.close()
         await closed(ada)
+
+
+def unhurried(test: Story) -> Callable[[], None]:
+    """A story on clockwork that gives the kernel time also on a busy computer: nothing else here wakes the loop."""
+    return story(test, lambda: ClockworkLoop(kernel_s=0.05))
+
+
+async def eve_with_half_a_frame(
+    ada: Island,
+) -> tuple[asyncio.StreamWriter, asyncio.StreamReader, asyncio.StreamWriter]:
+    """The first of two slabs is there, and so is the small frame behind it."""
+    control, reader, bulk = await eve_with_bulk(ada)
+    bulk.write(record(MESSAGE, 2 * SLAB_BYTES, 1, b"part") + record(SLAB, 2 * SLAB_BYTES, 1, bytes(SLAB_BYTES)))
+    bulk.write(record(MESSAGE, 0, 2, b"so far"))
+    await ada.until(lambda: (EVE, b"so far", 0) in ada.heard)
+    return control, reader, bulk
+
+
+@unhurried
+async def test_a_frame_goes_on_after_an_hour_in_which_its_receiver_stood_still():
+    """A computer that was suspended has heard nothing of anybody, and its connections may be as they were."""
+    ada = await Island("ada", plain=True).open()
+    control, _, bulk = await eve_with_half_a_frame(ada)
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, ClockworkLoop)
+    loop.compute(3600.0)
+    await asyncio.sleep(SWEEP_S)  # so the sweep that was due long ago is over
+    bulk.write(record(SLAB, 2 * SLAB_BYTES, 1, bytes(SLAB_BYTES), index=1))
+    await ada.until(lambda: (EVE, b"part", 2 * SLAB_BYTES) in ada.heard or not ada.links.stats()[EVE].up)
+    assert ada.links.stats()[EVE].bulk_lost == 0
+    control.close()
+    bulk.close()
+    await closed(ada)
+
+
+@unhurried
+async def test_a_frame_of_which_nothing_more_comes_gives_its_memory_back():
+    """What comes of it after all is thrown away, and what comes behind it is heard."""
+    ada = await Island("ada", plain=True).open()
+    control, _, bulk = await eve_with_half_a_frame(ada)
+    await asyncio.sleep(STALLED_SWEEPS * SWEEP_S)
+    assert ada.links.stats()[EVE].bulk_lost == 0
+    await asyncio.sleep(2 * SWEEP_S)
+    assert ada.links.stats()[EVE].bulk_lost == 1
+    bulk.write(record(SLAB, 2 * SLAB_BYTES, 1, bytes(SLAB_BYTES), index=1) + record(MESSAGE, 0, 3, b"the next"))
+    await ada.until(lambda: (EVE, b"the next", 0) in ada.heard)
+    assert (EVE, b"part", 2 * SLAB_BYTES) not in ada.heard
+    control.close()
+    bulk.close()
+    await closed(ada)
 
 
 @story

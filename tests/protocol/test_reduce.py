@@ -32,6 +32,7 @@ from atoll.wire.messages.statements import Answered, Commit
 from atoll.wire.opening import rows_of
 
 RUN = Digest(bytes(32))
+A_MOMENT_S = 10.0  # shorter than any window of a plan without a clock
 ANSWER_UNTIL = (6.0, 12.0, 18.0, 18.0, 18.0, 18.0)  # as plans have it: owners behind the third have its end
 
 
@@ -61,6 +62,7 @@ class Group:
     has_clock: bool = True
     silent: bool = False  # the dead are gone for their silence alone
     reserves: bool = False  # members stand in for owners that are all gone
+    deaf: set[PeerId] = field(default_factory=set)  # they and the others take each other for gone, for a while
 
     def __post_init__(self) -> None:
         self.names = tuple(PeerId(f"p{i}") for i in range(self.count))
@@ -84,17 +86,20 @@ class Group:
         self.machines = {p: self.machine(p) for p in self.names}
 
     def machine(self, p: PeerId, judges: bool = False) -> Reduce:
+        def gone(q: PeerId) -> bool:
+            return q in self.dead or (q != p and (p in self.deaf or q in self.deaf))
+
         def awaits(part, names, among) -> bool:
-            return any(q not in names and q not in self.dead for q in (self.names if among is None else among))
+            return any(q not in names and not gone(q) for q in (self.names if among is None else among))
 
         keys = {q: VirtualSigner(q).vote_key for q in self.names}
         around = Surroundings(
             keys.get,
             self.commits.get,
             awaits,
-            self.dead.__contains__,
+            gone,
             self.kept[p],
-            unheard=lambda q: self.silent and q in self.dead,
+            unheard=lambda q: gone(q) and (self.silent or q not in self.dead),
             judges=judges,
         )
         return reduce_for(self.notaries[p], self.plan, around)
@@ -151,6 +156,12 @@ class Group:
         for p in self.names:
             if p not in self.dead:
                 self.do(p, self.machines[p].look_again(self.now))
+
+    def hears(self, deaf: set[PeerId]) -> None:
+        """From now on all but these hear each other again."""
+        self.deaf = deaf
+        for p in self.names:
+            self.do(p, self.machines[p].look_again(self.now))
 
     def tick(self) -> None:
         (p, name), at = min(self.timers.items(), key=lambda item: (item[1], item[0]))
@@ -404,6 +415,31 @@ def test_survivors_of_any_death_hold_everybody_who_lives_without_any_deadline(to
             living = {q for q in machine.answers[j].answered.contributors if q not in group.dead}
             late = {q for q in group.names if q not in group.dead} - living
             assert not late, f"part {j} of the {topology} is without {late}, who live"
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_was_deaf_for_a_while_keeps_nobody_waiting(topology: str, seed: int):
+    """Computers stand still at random moments, and nothing is lost: where rounds have no clock, whom somebody gave
+    up and hears again waits for its row, and nothing else would end that for minutes."""
+    draw = random.Random(seed)
+    group = Group(draw.randrange(3, 9), topology, has_clock=False, reserves=True).begin()
+    naps = draw.randrange(1, 6)
+    while group.flying or naps or group.deaf or any(at < group.now + A_MOMENT_S for at in group.timers.values()):
+        if draw.random() < 0.1 or not group.flying:
+            if naps and not group.deaf:
+                group.hears(set(draw.sample(group.names, draw.randrange(1, group.count))))
+                naps -= 1
+            elif group.deaf:
+                group.hears(set())
+            elif group.timers and min(group.timers.values()) < group.now + A_MOMENT_S:
+                group.tick()
+        elif group.flying:
+            group.deliver(draw.randrange(len(group.flying)))
+    group.check()
+    for p in group.names:
+        waits_for = set(range(group.plan.parts)) - group.machines[p].answers.keys()
+        assert not waits_for, f"{p} waits for parts {waits_for} of the {topology}"
 
 
 @settings(max_examples=100)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple, Protocol
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import Seconds
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.host.cap import Cap
 from atoll.host.memory import mapped
@@ -43,7 +42,7 @@ TURN_BYTES = MIB  # written before others on the loop get their turn: about a mi
 PEEK_BYTES = 4096  # read when no head is known yet: a small message whole, never much of a slab to move
 RESTARTS_MAX = 3  # of one frame whose connection broke
 ABANDONED_MAX = 256  # frame numbers whose late slabs are thrown away; forgotten ones only cost memory until swept
-STALLED_S = 30.0  # a frame without a byte for so long gives its memory back
+STALLED_SWEEPS = 3  # a frame without a byte for so long gives its memory back; clocks run on while we stand still
 
 
 class Follower(Protocol):
@@ -113,7 +112,6 @@ class _Incoming:
         payload_bytes: int,
         allocate: Callable[[int], memoryview],
         follower: Follower | None,
-        now: Seconds,
     ) -> None:
         self.payload_bytes, self.follower = payload_bytes, follower
         size_bytes = 0 if payload_bytes == NO_PAYLOAD else payload_bytes
@@ -122,7 +120,7 @@ class _Incoming:
         self.missing = set(range(_slabs(size_bytes)))
         self.followed = 0  # slabs that the follower has seen
         self.carriers: set[BulkChannel] = set()
-        self.touched = now
+        self.quiet_sweeps = 0  # in a row, without a byte of it
 
     @property
     def held_bytes(self) -> int:
@@ -362,12 +360,12 @@ class BulkLane:
             if not self._intake.take(_held_bytes(payload_bytes), channel.resume):
                 return False
             follower = self._follow() if payload_bytes != NO_PAYLOAD else None
-            frame = _Incoming(payload_bytes, self._allocate, follower, self._loop.time())
+            frame = _Incoming(payload_bytes, self._allocate, follower)
             self._hold(number, frame)
         if frame.payload_bytes != payload_bytes:
             raise PeerFault("", "two records of one frame disagree about its size")
         frame.carriers.add(channel)
-        frame.touched = self._loop.time()
+        frame.quiet_sweeps = 0
         if record.kind == SLAB:
             place = frame.place_of(record)
             opener.open_into(sealed, place, record.head)
@@ -386,14 +384,20 @@ class BulkLane:
         return True
 
     def touch(self, number: int) -> None:
-        """A part of this record is here: through a thin uplink one record alone may take longer than STALLED_S."""
+        """A part of this record is here: through a thin uplink one record alone may take longer than all sweeps."""
         if frame := self._incoming.get(number):
-            frame.touched = self._loop.time()
+            frame.quiet_sweeps = 0
 
-    def sweep(self, now: Seconds) -> None:
-        """Give back the memory of frames that stopped arriving."""
-        for number in [n for n, frame in self._incoming.items() if frame.touched < now - STALLED_S]:
-            self._abandon(number)
+    def sweep(self) -> None:
+        """Give back the memory of frames that stopped arriving.
+
+        Called again and again, and once after a time in which this process, or its computer, stood still: bytes
+        that nobody could send or read meanwhile are not late.
+        """
+        for number, frame in list(self._incoming.items()):
+            if frame.quiet_sweeps == STALLED_SWEEPS:
+                self._abandon(number)
+            frame.quiet_sweeps += 1
 
     def _hold(self, number: int, frame: _Incoming) -> None:
         self._incoming[number] = frame

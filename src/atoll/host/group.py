@@ -16,10 +16,9 @@ import asyncio
 import atexit
 import os
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import CancelledError
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait as ended
 from itertools import accumulate
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -138,7 +137,10 @@ class Group:
         timeout_s: Patience | None = None,
     ) -> Reduced:
         """The weighted mean over all members, in place. Raises RunFailedError when it cannot be agreed in time, or
-        too few members to agree on anything have been here for the group's `timeout_s`.
+        too few members to agree on anything have been here for the group's `timeout_s`. After an error the tensors
+        are as they were, but for two that say so: E-RED-03, where the call goes on and they are its own, and where
+        one fp32 tensor is reduced where it lies (contiguous, on the CPU) and part of the mean was in it already:
+        of more than 256 MiB, or because an agreed part does not decode (E-RED-17).
 
         `codec` and `topology` (default: the group's) must be the same at all members, or all are told; see
         specs/codecs.md and specs/topologies.md. `error_feedback` keeps what the codec leaves out of these tensors
@@ -360,23 +362,35 @@ class Work:
 
     @arguments("work.wait", CODE)
     def wait(self, timeout_s: Patience | None = None) -> Reduced:
-        """Until the mean is in the tensors. RunFailedError if it is not within `timeout_s`, where one is given."""
+        """Until the mean is in the tensors. RunFailedError if it is not within `timeout_s`, where one is given, or
+        nothing came of it: then nothing writes to the tensors any more, and they hold what `all_reduce` says."""
         self._group._check_process()
         if self._done is None:
-            until = None if timeout_s is None else time.monotonic() + timeout_s
-            try:
-                results = [call.future.result(_left(until)) for call in self._calls]
-            except FutureTimeoutError:
+            futures = [call.future for call in self._calls]
+            if ended(futures, timeout_s).not_done:  # also where another slice failed: this one may still be written
                 raise RunFailedError(
                     "E-RED-03",
                     f"the all-reduce was not agreed within {timeout_s} s; it goes on, and its tensors are its own",
                     cause=self._group.trouble(),
                     fix="wait again with work.wait() (what all_reduce_async answers with), or close the group and "
                     "found a new one",
-                ) from None
+                )
+            try:
+                results = [future.result() for future in futures]
+            except AtollError as why:
+                raise self._with_what_is_left(why) from None
             unfused(self._flat_N, self._tensors)
             self._done = _joined(results, [len(call.flat_N) for call in self._calls])
         return self._done
+
+    def _with_what_is_left(self, why: AtollError) -> AtollError:
+        """The same, and of a tensor that is reduced where it lies what was written over already."""
+        spans = [f"{call.at} to {call.at + call.written}" for call in self._calls if call.written]
+        if not spans or self._flat_N.data_ptr() != self._tensors[0].data_ptr():
+            return why
+        what = f"{why.what}; of {len(self._flat_N)} values {' and '.join(spans)} were written over, the others not"
+        fix = f"{why.fix}; " if why.fix else ""
+        return type(why)(why.code, what, cause=why.cause, fix=f"{fix}before the tensor is used, fill it again")
 
 
 async def _end_tasks() -> None:
@@ -389,11 +403,6 @@ async def _end_tasks() -> None:
 
 def _closed() -> AtollError:
     return UsageError("E-RED-01", "this group was closed", fix="found or join a group again")
-
-
-def _left(until: Seconds | None) -> Seconds | None:
-    """Of a time to wait, for the next of several slices."""
-    return None if until is None else max(0.0, until - time.monotonic())
 
 
 @arguments("atoll.reduce.found", CODE)

@@ -127,6 +127,7 @@ class Call:
     whole: int = 0
     held: Held | None = None  # what its user holds of an earlier mean of these tensors
     future: Future[Reduced] = field(default_factory=Future[Reduced])
+    written: int = 0  # values of `flat_N` up to here may be the mean's, or of a part of it that could not be read
     cuts: Cuts = ()
     left_N: Tensor | None = None  # (N,) what its rows leave out: owed where the agreed mean holds them
     members: int = 1  # in pairs: as many parts follow each other that hold the same of everybody's rows
@@ -483,6 +484,7 @@ class GroupIsland:
                 if payload is None or (call.paired and (part, payload.digest) not in call.made):
                     continue
                 call.settle(lo, hi, counted)
+                call.written = hi
                 self._decode(call, done.round, part, payload)
         except PeerFault as fault:
             why = RunFailedError(

@@ -566,7 +566,7 @@ class Links:
             self.memory.sweep()
             self._boxes.sweep()
             for link in self._links.values():
-                link.bulk.sweep(self._loop.time())
+                link.bulk.sweep()
 
 
 def _sum(*traffics: tuple[int, int]) -> tuple[int, int]:

@@ -76,6 +76,14 @@ class Route:
             index += 1
         return index
 
+    def returned(self, part: int) -> list[PeerId]:
+        """Owners that I passed over as gone, and hear again: where rounds have no clock, nothing but my row would
+        end their wait for it. Elsewhere their window does, and the next owner answers."""
+        if self.plan.has_clock:
+            return []
+        passed = self.plan.topology.parts[part].owners[: self.turn[part]]
+        return [o for o in passed if o != self.me and not self.gone(o) and (part, o) not in self.declined]
+
     def above(self, part: int, peer: PeerId) -> PeerId | None:
         """The nearest above a peer that is there to hand its row on; None: it deals with the owner."""
         parents = self.plan.topology.parts[part].parents

@@ -198,11 +198,11 @@ class Reduce:
 
     def _row_goes_to(self, part: int) -> Sequence[PeerId]:
         """Who gets my own row now, if it has not had it."""
-        to, owners = self.route.target(part), self.plan.owners(part)
+        to, owners, returned = self.route.target(part), self.plan.owners(part), self.route.returned(part)
         if to != self.me or to not in owners or not any(map(self.unheard, owners[: owners.index(to)])):
-            return (to,)
+            return (to, *returned)
         # it is my turn only as I see it: whoever is next has my row for others, and their answer for me
-        return (to, *[owner for owner in owners[owners.index(to) + 1 :] if not self.gone(owner)][:1])
+        return (to, *[owner for owner in owners[owners.index(to) + 1 :] if not self.gone(owner)][:1], *returned)
 
     def _late_rows(self, part: int, now: Seconds) -> list[Effect]:
         """Ask others for rows that have not come to me."""
@@ -415,7 +415,8 @@ class Reduce:
         if relay is None:
             return []
         if relay.closed:
-            return self._send_row(part, self.route.target(part)) if relay.done is not None else []
+            goes_to = (self.route.target(part), *self.route.returned(part)) if relay.done is not None else ()
+            return [effect for to in goes_to for effect in self._send_row(part, to)]
         if not relay.rows or (now < self.plan.gather_until(0, 2) and self.awaits(part, relay.names, relay.below)):
             return []
         relay.closed = True
@@ -466,8 +467,8 @@ class Reduce:
     def _collect(self, sender: PeerId, message: Contribution, payload: Payload, now: Seconds) -> list[Effect]:
         commit = self.commit_of(sender)
         gather = self._gather_for(message.part, message.owner_index)
-        if commit is None or gather is None:
-            return self._answer_already(message.part, sender)  # not committed, not mine, or closed
+        if commit is None or gather is None:  # not committed, not mine, or closed
+            return self._answer_already(message.part, sender) + self._too_late_to_hand_on(sender, message)
         if not self._takes(message.part, sender):
             raise PeerFault(sender, f"part {message.part} takes no row of its own", message.statement.body)
         said = message.statement
@@ -482,7 +483,7 @@ class Reduce:
     def _collect_handed(self, sender: PeerId, message: Handed, payload: Payload, now: Seconds) -> list[Effect]:
         gather = self._gather_for(message.part, message.owner_index)
         if gather is None:
-            return self._answer_already(message.part, sender)
+            return self._answer_already(message.part, sender) + self._too_late_to_hand_on(sender, message)
         check_handed(self.plan, sender, message, self.commit_of)
         held = Held(frozenset(message.contributors), message.weight, payload)
         return self._take(message.part, gather, sender, held, now)
@@ -570,6 +571,14 @@ class Reduce:
     def _answer_to(self, to: PeerId, held: AnswerHeld) -> Send:
         self.given.add((held.answered.part, to))
         return Send(to, self._message_of(held), Lane.BULK, held.payload)
+
+    def _too_late_to_hand_on(self, sender: PeerId, message: Contribution | Handed) -> list[Effect]:
+        """I took it for gone and handed on without it: its row goes past me, or its owner would wait for it."""
+        plan, part = self.plan, message.part
+        relay = self.relays.get(part) if message.owner_index == ONWARD and not plan.has_clock else None
+        if relay is None or not relay.closed or sender in relay.names or part in self.answers:
+            return []
+        return [Send(sender, Declined(plan.round, plan.attempt, plan.trace, part))]
 
     def _served(self, answers: Mapping[int, AnswerHeld], to: PeerId) -> list[Send]:
         mine = [h for part, h in answers.items() if self.route.serves(part, h.statement.signer, to)]
