@@ -8,9 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +17,7 @@ from queue import SimpleQueue
 
 import pytest
 import torch
+from grouped import PATIENCE_S, groups
 from msgspec.structs import replace
 
 import atoll.reduce
@@ -34,21 +34,6 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import Answer, Committed, Contribution, PartBytes, RowBytes, Voted
 
 pytestmark = [pytest.mark.net]
-PATIENCE_S = 60.0  # only a failing test waits so long
-
-
-@contextmanager
-def groups(peers: int, names: Sequence[str] = (), **wishes) -> Iterator[list[atoll.reduce.Group]]:
-    """So many members of one group; all of them gone afterwards."""
-    names = names or [f"m{i}" for i in range(peers)]
-    members = [atoll.reduce.found(peers=peers, name=names[0], **wishes)]
-    try:
-        with ThreadPoolExecutor() as pool:
-            members += pool.map(lambda name: atoll.reduce.join(members[0].ticket, name=name), names[1:])
-        yield members
-    finally:
-        for member in members:
-            member.close()
 
 
 def together(
