@@ -25,6 +25,7 @@ from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageE
 from atoll.base.ids import PeerId
 from atoll.base.machine import Done, Effect, Event, Received, Send
 from atoll.host import group_island
+from atoll.host.fusing import Fused, Lanes
 from atoll.host.group_host import GIVES_WAY, GroupHost
 from atoll.host.group_island import PART_VALUES, Call, cuts, part_values
 from atoll.learn.codec import codec_named
@@ -821,17 +822,18 @@ def test_a_closed_group_leaves_nothing_behind():
 def test_a_call_that_another_thread_closes_the_group_under_is_told(monkeypatch: pytest.MonkeyPatch):
     """Before its loop ends, and after: nobody waits for ever for a call that nobody will look at."""
     group, stop, late = atoll.reduce.found(), GroupHost.stop, Call(torch.ones(3), 1, "fp32")
+    fused = Lanes.fused
 
     async def and_then_it_comes(host: GroupHost) -> None:
         await stop(host)
         host.call([late])
 
-    def closed_meanwhile(given: Sequence[torch.Tensor]) -> torch.Tensor:
+    def closed_meanwhile(*given: object) -> Fused:
         group.close()
-        return group_island.fused(given)
+        return fused(*given)
 
     monkeypatch.setattr(GroupHost, "stop", and_then_it_comes)
-    monkeypatch.setattr("atoll.host.group.fused", closed_meanwhile)
+    monkeypatch.setattr(Lanes, "fused", closed_meanwhile)
     with pytest.raises(UsageError, match="E-RED-01"):
         group.all_reduce(torch.ones(3))
     with pytest.raises(RunFailedError, match="E-RED-04"):

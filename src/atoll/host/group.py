@@ -148,6 +148,10 @@ class Group:
         mean: members that hold the same one send differences from it in the next call that names it, of which
         codecs lose much less where tensors change slowly; if one of them does not, all send whole values again.
         What codecs left out is in these differences, so they take no `error_feedback`.
+
+        Tensors may lie on GPUs. What their current stream was told before the call is waited for; where all lie on
+        one, and the codec works there (specs/codecs.md), only wires leave it. When this returns the mean is in them
+        for whatever the current stream is told next.
         """
         work = self.all_reduce_async(
             tensors, weight=weight, codec=codec, topology=topology, error_feedback=error_feedback, held=held
