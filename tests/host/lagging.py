@@ -73,6 +73,12 @@ class Lagging(Tensor):
         made.inner, made.where = inner, where
         return made
 
+    def is_neg(self) -> bool:
+        return self.inner.is_neg()
+
+    def resolve_neg(self) -> Tensor:
+        return self.clone() if self.is_neg() else self
+
     def record_stream(self, stream: Stream) -> None:
         recorded.append((self.inner.untyped_storage().data_ptr(), stream))
 
@@ -101,7 +107,12 @@ class Lagging(Tensor):
 
 
 def _copied(current: Stream, args: Any, to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    current.tell(lambda: to.copy_(source))
+    if isinstance(args[0], Lagging) or not (non_blocking and source.is_neg()):
+        current.tell(lambda: to.copy_(source))
+    else:  # as torch does it: the copy will come, and what lies there now is negated (ATen/native/cuda/Copy.cu)
+        plain = torch._neg_view(source)
+        current.tell(lambda: to.copy_(plain))
+        to.neg_()
     if not (isinstance(args[0], Lagging) and isinstance(args[1], Lagging)) and not non_blocking:
         current.synchronize()
     return args[0]

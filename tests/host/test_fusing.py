@@ -169,6 +169,16 @@ def test_a_call_waits_for_nothing_and_its_memory_outlives_who_drops_it(gpu: list
     assert torch.equal(lagging.here(tensors[1]), rows()[1] * 2)
 
 
+@pytest.mark.parametrize("codec", ["fp16", "int8", "2bit"])
+def test_a_wire_is_whole_when_it_is_returned(codec: str, gpu: list[str]):
+    here, there = rows()[0], lagging.there(rows()[0])
+    coder = codec_named(codec)
+    wire = bytes(coder.encode(there))
+    assert wire == bytes(coder.encode(here))
+    coder.decode_into(wire, there)
+    assert torch.equal(lagging.here(there), coder.decode(wire, VALUES))
+
+
 def test_lazily_negated_tensors_are_plain_when_they_arrive(gpu: list[str]):
     """torch negates the copy on the host by itself: before it has arrived, if nobody waits."""
     lanes, tensor = fusing.Lanes(), torch._neg_view(lagging.there(torch.arange(9.0)))
