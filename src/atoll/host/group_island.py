@@ -121,7 +121,6 @@ class Call:
     flat_N: Tensor  # (N,) fp32, on the host or on a GPU
     weight: int
     codec: str
-    lane: Lane = ON_HOST  # in which it is worked on
     owed_N: Tensor | None = None
     """(N,) what earlier calls left out, where this one feeds errors back. May lie elsewhere than the vector."""
     topology: str = ""  # that its caller wants otherwise than its group
@@ -130,6 +129,7 @@ class Call:
     at: int = 0  # where `flat_N` begins in what was called for, which has so many values
     whole: int = 0
     held: Held | None = None  # what its user holds of an earlier mean of these tensors
+    lane: Lane = ON_HOST  # in which `flat_N` is worked on
     future: Future[Reduced] = field(default_factory=Future[Reduced])
     cuts: Cuts = ()
     left_N: Tensor | None = None  # (N,) what its rows leave out: owed where the agreed mean holds them
