@@ -3,7 +3,7 @@
     python bench/allreduce.py --setup                      once: hivemind and torchft in an environment of the bench
     python bench/allreduce.py [--peers 4] [--megabytes 100] [--codec fp32,int8] [--topology butterfly]
                               [--way-back same,gathered,remembered] [--against gloo,hivemind,torchft]
-                              [--beside FOLDER]
+                              [--beside FOLDER] [--device cuda]
                               [--repeat 7] [--quick] [--json]
 
 One process per peer, one thread each. Every repetition fills fresh N(0, 1) vectors and runs every system once, in
@@ -11,6 +11,12 @@ turn, because boxes are busy; the first repetition is not counted. A time is tha
 moment at which all may start until it holds the mean. Bytes are those of `lo` in a network namespace of our own,
 headers and encryption included. Several `--peers` and `--megabytes` (comma between them) make a matrix. `--beside`
 takes the `src` of another version: the peers of both run in turn, so that what the box does befalls both alike.
+
+`--device cuda` has the vectors of atoll and gloo lie on the GPU, one for all peers; a time ends when the mean is
+there. Nobody has run it yet. Whoever has a GPU checks and measures all of it with one line:
+
+    python -m pytest -n 0 -rs tests/learn/test_device.py tests/host/test_fusing.py tests/host/test_trainer.py && \
+    python bench/allreduce.py --device cuda --codec fp32,fp16,int8,2bit --against gloo
 
 `--way-back` is how means come back: in the same codec, in another one by its name, as the rows themselves
 (`gathered`), or from owners that remember what answers left out (`remembered`; the errors below are then those of
@@ -40,8 +46,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 from form import asking, congestion, report, versions
-from systems import BENCH, CODECS, OPTIONAL, OWN_PYTHON, PINS, probe
+from systems import BENCH, CODECS, DEVICES, OPTIONAL, OWN_PYTHON, PINS, probe
 from systems.crew import Crew, CrewError
 
 MB = 10**6
@@ -64,9 +71,10 @@ class Row:
         megabytes: float,
         source: str = "",
         way_back: str = "",
+        device: str = "cpu",
     ) -> None:
         self.system, self.codec, self.topology, self.source = system, codec, topology, source
-        self.way_back = way_back
+        self.way_back, self.device = way_back, device
         self.peers, self.megabytes = peers, megabytes
         self.values = round(megabytes * MB / 4)
         self.seconds: list[float] = []
@@ -87,7 +95,8 @@ class Row:
 
     def open(self) -> None:
         back = "" if self.way_back == SAME else self.way_back
-        self.crew = Crew(self.system, self.peers, self.values, self.codec, self.topology, self.source, back)
+        asked = self.system, self.peers, self.values, self.codec, self.topology, self.source, back, self.device
+        self.crew = Crew(*asked)
 
     def gather(self) -> None:
         assert self.crew is not None
@@ -143,6 +152,7 @@ class Row:
             "codec": self.codec,
             "topology": self.topology,
             "way_back": self.way_back,
+            "device": self.device,
             "peers": self.peers,
             "megabytes": self.megabytes,
             "repetitions": len(self.seconds),
@@ -208,6 +218,7 @@ def planned(
     backs: list[str],
     peers: int,
     megabytes: float,
+    device: str,
 ) -> list[Row]:
     """One row per setting that the system knows; another's missing codec costs a row, not an error."""
     rows = []
@@ -216,7 +227,10 @@ def planned(
             ways = product(codecs, topologies, sources, backs)
         else:
             ways = product([c for c in CODECS[system] if c in {"fp32", *codecs}], [""], [""], [""])
-        rows += [Row(system, codec, way, peers, megabytes, source, back) for codec, way, source, back in ways]
+        where = device if system in DEVICES else "cpu"
+        rows += [
+            Row(system, codec, way, peers, megabytes, source, back, where) for codec, way, source, back in ways
+        ]
     return rows
 
 
@@ -282,6 +296,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "codec": "codec",
         "topology": "topology",
         "way_back": "way back",
+        "device": "device",
         "peers": "peers",
         "megabytes": "MB",
         "seconds_median": "median s",
@@ -313,6 +328,9 @@ def main() -> None:
     asked.add_argument("--topology", default="butterfly", help="atoll's")
     asked.add_argument("--way-back", default=SAME, help="of atoll's means: same, gathered, remembered, or a codec")
     asked.add_argument("--against", default="gloo,hivemind,torchft")
+    asked.add_argument(
+        "--device", default="cpu", choices=("cpu", "cuda"), help="where atoll's and gloo's vectors lie"
+    )
     asked.add_argument("--beside", help="the `src` of another version of atoll, to run in turn with this one")
     asked.add_argument("--repeat", type=int, help=f"{REPEAT}, with --quick {QUICK_REPEAT}")
     asked.add_argument("--setup", action="store_true", help=f"install {', '.join(PINS)} for this bench only")
@@ -320,6 +338,11 @@ def main() -> None:
     if options.setup:
         set_up()
         return
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit(
+            f"--device cuda: PyTorch {torch.__version__} finds no GPU: there is none, no driver, or this build is "
+            "for CPUs; next: python -c 'import torch; print(torch.cuda.device_count())', or leave --device out"
+        )
     network = enter_own_network(sys.argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no peer is left behind
     repeat = options.repeat or (QUICK_REPEAT if options.quick else REPEAT)
@@ -330,7 +353,9 @@ def main() -> None:
     found, watch = [], probe.Watch()
     for peers in map(int, options.peers.split(",")):
         for size in map(float, megabytes.split(",")):
-            rows = planned(systems, codecs, topologies, sources, options.way_back.split(","), peers, size)
+            rows = planned(
+                systems, codecs, topologies, sources, options.way_back.split(","), peers, size, options.device
+            )
             measure(rows, repeat, watch)
             median = {
                 row.version: statistics.median(row.seconds) for row in rows if row.seconds and row.codec == "fp32"

@@ -30,6 +30,7 @@ class Task:
     folder: str  # of the group; empty at first
     losses: int = 0  # peers that may die: 0 lets a system insist on everybody
     way_back: str = ""  # of atoll: a codec, "gathered", or "remembered": the codec's, whose owners remember
+    device: str = "cpu"  # where the vector lies, of those systems that take it from anywhere (DEVICES)
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,11 @@ OPTIONAL = {"hivemind": "hivemind==1.1.12", "torchft": "torchft==0.2.0"}  # in t
 PINS = ("torch==2.13.0", "numpy==2.2.6", *OPTIONAL.values())  # hivemind's int8 averages nothing from NumPy 2.3 on
 
 
+DEVICES = ("atoll", "gloo")  # average vectors of a GPU, too
+
+
 def vector(task: Task) -> torch.Tensor:
-    return torch.zeros(task.values)
+    return torch.zeros(task.values, device=task.device)
 
 
 def made(task: Task) -> System:

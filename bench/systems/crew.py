@@ -148,12 +148,13 @@ class Crew:
         topology: str,
         source: str = "",
         way_back: str = "",
+        device: str = "cpu",
     ) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.processes: list[Process] = []
         for rank in range(peers):
             folder = str(Path(self.folder.name))
-            task = Task(system, rank, peers, values, codec, topology, folder, way_back=way_back)
+            task = Task(system, rank, peers, values, codec, topology, folder, way_back=way_back, device=device)
             self.processes.append(start(task, source))
 
     def gather(self) -> None:

@@ -29,11 +29,14 @@ def drawn(round: int, rank: int, index: int, into: Tensor) -> Tensor:
 
 def fill(x: Tensor, round: int, rank: int) -> None:
     for index, where in enumerate(stretches(len(x))):
-        drawn(round, rank, index, x[where])
+        if x.is_cuda:
+            x[where] = drawn(round, rank, index, _value[: where.stop - where.start])
+        else:
+            drawn(round, rank, index, x[where])
 
 
 def digest(x: Tensor) -> str:
-    return hashlib.blake2b(x.numpy(), digest_size=16).hexdigest()
+    return hashlib.blake2b(x.cpu().numpy(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -48,15 +48,22 @@ class Desk:
 
     def fill(self, round: int) -> dict[str, Any]:
         data.fill(self.system.x, round, self.task.rank)
+        self._wait()
         return {"filled": round}
 
     def average(self, at: float) -> dict[str, Any]:
         time.sleep(max(0.0, at - time.monotonic()))
         done = self.system.average()
+        self._wait()
         ended = time.monotonic()
         if (done.count < self.task.peers or done.partly) and not self.task.losses:
             raise RuntimeError(f"only {done.count} of {self.task.peers} were averaged: {done}")
         return {"ended": ended, "done": asdict(done)}
+
+    def _wait(self) -> None:
+        """For a GPU that is still at it."""
+        if self.system.x.is_cuda:
+            torch.cuda.synchronize()
 
     def settle(self) -> dict[str, Any]:
         until = time.monotonic() + SETTLE_S

@@ -682,7 +682,7 @@ def test_a_peer_that_comes_back_is_who_it_was_and_listens_where_it_was_told_to_a
 
 def test_what_a_resumed_run_does_not_hear_is_known():
     """`atoll up --set` in a folder that holds a run says so, but for what may differ at every start."""
-    for own in ("node.threads=1", "keep.newest=9", "network.upload_bytes_s=9"):
+    for own in ("node.threads=1", "node.device=cuda:1", "keep.newest=9", "network.upload_bytes_s=9"):
         assert of_the_run(load_config(None, (own,), {})) == Config()
     for common in ("run.rounds=9", "keep.coded=6/10"):
         assert of_the_run(load_config(None, (common,), {})) != Config()

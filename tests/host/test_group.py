@@ -8,9 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +17,7 @@ from queue import SimpleQueue
 
 import pytest
 import torch
+from grouped import PATIENCE_S, groups
 from msgspec.structs import replace
 
 import atoll.reduce
@@ -25,6 +25,7 @@ from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageE
 from atoll.base.ids import PeerId
 from atoll.base.machine import Done, Effect, Event, Received, Send
 from atoll.host import group_island
+from atoll.host.fusing import Fused, Lanes
 from atoll.host.group_host import GIVES_WAY, GroupHost
 from atoll.host.group_island import PART_VALUES, Call, cuts, part_values
 from atoll.learn.codec import codec_named
@@ -34,21 +35,6 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import Answer, Committed, Contribution, PartBytes, RowBytes, Voted
 
 pytestmark = [pytest.mark.net]
-PATIENCE_S = 60.0  # only a failing test waits so long
-
-
-@contextmanager
-def groups(peers: int, names: Sequence[str] = (), **wishes) -> Iterator[list[atoll.reduce.Group]]:
-    """So many members of one group; all of them gone afterwards."""
-    names = names or [f"m{i}" for i in range(peers)]
-    members = [atoll.reduce.found(peers=peers, name=names[0], **wishes)]
-    try:
-        with ThreadPoolExecutor() as pool:
-            members += pool.map(lambda name: atoll.reduce.join(members[0].ticket, name=name), names[1:])
-        yield members
-    finally:
-        for member in members:
-            member.close()
 
 
 def together(
@@ -836,17 +822,18 @@ def test_a_closed_group_leaves_nothing_behind():
 def test_a_call_that_another_thread_closes_the_group_under_is_told(monkeypatch: pytest.MonkeyPatch):
     """Before its loop ends, and after: nobody waits for ever for a call that nobody will look at."""
     group, stop, late = atoll.reduce.found(), GroupHost.stop, Call(torch.ones(3), 1, "fp32")
+    fused = Lanes.fused
 
     async def and_then_it_comes(host: GroupHost) -> None:
         await stop(host)
         host.call([late])
 
-    def closed_meanwhile(given: Sequence[torch.Tensor]) -> torch.Tensor:
+    def closed_meanwhile(*given: object) -> Fused:
         group.close()
-        return group_island.fused(given)
+        return fused(*given)
 
     monkeypatch.setattr(GroupHost, "stop", and_then_it_comes)
-    monkeypatch.setattr("atoll.host.group.fused", closed_meanwhile)
+    monkeypatch.setattr(Lanes, "fused", closed_meanwhile)
     with pytest.raises(UsageError, match="E-RED-01"):
         group.all_reduce(torch.ones(3))
     with pytest.raises(RunFailedError, match="E-RED-04"):

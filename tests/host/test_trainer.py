@@ -13,8 +13,10 @@ import psutil
 import pytest
 import torch
 
+from atoll.base.errors import UsageError
 from atoll.host.shared import Mailbox, anonymous
-from atoll.host.trainer import Trainer, TrainerFailed, TrainerSpec, threads_per_trainer
+from atoll.host.trainer import Trainer, TrainerFailed, TrainerSpec, check_device, threads_per_trainer
+from atoll.host.trainer.child import Child
 from atoll.learn.data import load_data
 from atoll.learn.inner import SGD, AdamW, Inner, Muon
 from atoll.learn.methods import diloco
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.net  # real processes
 
 JOB = {"cursor": 0, "shard": 0, "shards": 2, "global_step": 0}
 FOR_EVER = 10**9  # steps
+real_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
 @pytest.fixture
@@ -246,6 +249,45 @@ def test_shared_memory_has_no_name_that_could_be_left_behind():
     assert theirs.x_F.tolist() == [2.5] * 10 and theirs.take(5) == b"inner"
     with pytest.raises(ValueError, match="do not fit"):
         ours.put(b"too long.")
+
+
+def test_a_gpu_that_is_not_here_is_said_before_anything_begins():
+    check_device("cpu")
+    count = torch.cuda.device_count()
+    with pytest.raises(UsageError, match=f'E-TRN-14 node.device = "cuda:{count}", and PyTorch finds {count} GPUs'):
+        check_device(f"cuda:{count}")
+
+
+def test_a_claim_says_on_what_its_steps_were_taken(spec: TrainerSpec):
+    """Else an auditor would hold the steps of a GPU to a tolerance that was measured on CPUs."""
+    child = Child(-1, msgspec.msgpack.encode(spec), None, None)
+    for device in ("cpu", "meta"):
+        child.x_F = torch.empty(0, device=device)
+        assert child._profile().device == device
+
+
+@real_device
+@pytest.mark.parametrize("inner", [AdamW(), SGD(), Muon()])
+def test_a_trainer_on_a_gpu_takes_the_steps_of_one_on_the_cpu(spec: TrainerSpec, inner: Inner):
+    """But for roundings; with x and an inner state that are carried from one process to the other and back."""
+    ends: dict[str, torch.Tensor] = {}
+
+    def on(device: str) -> Callable[[Trainer], Coroutine[None, None, None]]:
+        async def tell(trainer: Trainer) -> None:
+            await trainer.start(msgspec.structs.replace(spec, inner=inner, device=device))
+            await trainer.train(8, **JOB)
+            half, kept = trainer.read_x().clone(), await trainer.inner_state()
+            await trainer.write_x(half)
+            await trainer.set_inner_state(kept)
+            assert (await trainer.train(8, **JOB | {"cursor": 16, "global_step": 8})).steps == 8
+            assert (await trainer.evaluate(64)).loss > 0 and await trainer.sample("3 squared", 5)
+            ends[device] = trainer.read_x().clone()
+
+        return tell
+
+    for device in ("cpu", "cuda"):
+        story(on(device))
+    assert torch.allclose(ends["cpu"], ends["cuda"], atol=1e-3)
 
 
 def test_trainers_share_the_cores():

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from atoll.learn.borrowed import Gradients
 from atoll.learn.exchanged import exchanged
 from atoll.learn.layout import (
     bind,
@@ -26,6 +27,16 @@ def test_every_built_in_model_survives_the_trip_through_one_vector():
         unflatten(torch.zeros_like(flat), counters, model, layout)
         unflatten(flat, counters, model, layout)
         assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_a_model_is_copied_to_the_host_whatever_new_tensors_are_told():
+    """As in a loop that begins with torch.set_default_device("cuda")."""
+    model = nn.BatchNorm1d(3)
+    layout = layout_of(model)
+    with torch.device("meta"):
+        flat_F, counters_K = flatten(model, layout)
+        assert Gradients(model, layout).sum_P.is_cpu
+    assert flat_F.tolist() == [*[1.0] * 3, *[0.0] * 6, *[1.0] * 3] and counters_K.tolist() == [0]
 
 
 def test_tied_weights_appear_once():

@@ -8,12 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vectors import lengths, vectors
 
 from atoll.base.errors import PeerFault
 from atoll.learn.aggregate import gram_of, trimmed_mean
 from atoll.learn.aggregate import rows as aggregate_rows
 from atoll.learn.codec import codec_named, native
-from atoll.learn.codec.blocks import SPAN, largest_of
+from atoll.learn.codec.blocks import largest_of
 from atoll.learn.codec.fp32 import FP32
 from atoll.learn.combine import combine
 from atoll.learn.statistic import Statistic
@@ -33,36 +34,11 @@ NAMES = (
     "sparse+fp32",
 )
 every_name = pytest.mark.parametrize("name", NAMES)
-lengths = st.sampled_from([0, 1, 2, 3, 5, 7, 255, 256, 257, 511, 1000, 4097, SPAN, SPAN + 259])
 
 
 @pytest.fixture(autouse=True)
 def torch_afterwards(monkeypatch):
     monkeypatch.setattr(native, "kernels", None)
-
-
-@st.composite
-def vectors(draw):
-    """All kinds of fp32: of one size, of every size, tiny, huge, equal, with ties, few of them, not finite."""
-    n, generator = draw(lengths), np.random.default_rng(draw(st.integers(0, 2**32)))
-    normal = generator.standard_normal(n).astype(np.float32)
-    x = draw(
-        st.sampled_from(
-            [
-                normal * np.float32(2.0) ** draw(st.integers(-149, 61)),
-                generator.integers(0, 2**32, n, np.uint32).view(np.float32),  # any bits at all
-                np.exp2(generator.uniform(-149, 60, n)).astype(np.float32) * np.sign(normal),
-                np.rint(normal * 3),  # ties, zeros and minus zeros
-                np.full(
-                    n, np.uint32(draw(st.integers(0x2000, 0x5E00)) << 16 | 0x8000).view(np.float32)
-                ),  # half way
-                np.full(n, draw(st.floats(-(2.0**62), 2.0**62, width=32)), np.float32),
-            ]
-        )
-    )
-    for place in draw(st.lists(st.floats(0, 1), max_size=2)) if n else ():
-        x[int(place * (n - 1))] = draw(st.floats(width=32))
-    return torch.from_numpy(x)
 
 
 def both_ways(work):

@@ -30,6 +30,7 @@ from atoll.base.arguments import Peers, arguments
 from atoll.base.errors import AtollError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import MIB, PAIRED_MAX, PEERS_MAX, PIECES_MAX
+from atoll.host.fusing import Fused, Lanes, unfused
 from atoll.host.group_feedback import ErrorFeedback
 from atoll.host.group_held import Held
 from atoll.host.group_host import GroupHost, own_folder
@@ -42,15 +43,14 @@ from atoll.host.group_island import (
     GroupTerms,
     Part,
     Reduced,
-    fused,
     placed,
-    unfused,
 )
 from atoll.host.group_trust import distrusting
 from atoll.host.learning import Founded, with_room
 from atoll.host.member import Invitation, Listening, found_run, join_run
 from atoll.host.reach import listening
 from atoll.learn.codec import codec_named
+from atoll.learn.codec.device import works_on
 from atoll.node.settings import RunSettings, TopologyName
 from atoll.node.topology import PAIRS, TOPOLOGIES
 from atoll.policy.plan import RoundSettings
@@ -93,6 +93,7 @@ class Group:
         self._thread = threading.Thread(target=self._work, name="atoll-group", daemon=True)
         self._thread.start()
         self._closed, self._process = False, os.getpid()
+        self._lanes = Lanes()
         try:
             self._host, self.ticket = self._run(opening)
         except BaseException:
@@ -149,6 +150,10 @@ class Group:
         mean: members that hold the same one send differences from it in the next call that names it, of which
         codecs lose much less where tensors change slowly; if one of them does not, all send whole values again.
         What codecs left out is in these differences, so they take no `error_feedback`.
+
+        Tensors may lie on GPUs. What their current stream was told before the call is waited for; where all lie on
+        one, and the codec works there (specs/codecs.md), only wires leave it. When this returns the mean is in them
+        for whatever the current stream is told next.
         """
         work = self.all_reduce_async(
             tensors, weight=weight, codec=codec, topology=topology, error_feedback=error_feedback, held=held
@@ -263,8 +268,11 @@ class Group:
             fix = "give at least one value; whoever has nothing to add gives zeros, as many as the others"
             raise UsageError("E-RED-02", "no value that a mean could be taken of", fix=fix)
         with inference_mode(False):  # another thread will write to both
-            owed_N = error_feedback.owed(given) if error_feedback is not None else None
-            flat_N = fused(given)
+            fused = self._lanes.fused(
+                given, lambda tensor: held is None and works_on(codec_named(codec_name, SAMPLE), tensor)
+            )
+            owed_N = error_feedback.owed(given, fused.vector_N) if error_feedback is not None else None
+        flat_N = fused.vector_N
         if held is not None:
             held.of(given)
         step = SLICE_BYTES // flat_N.element_size()
@@ -277,6 +285,7 @@ class Group:
                 flat_N[s],
                 weight,
                 codec_name,
+                lane=fused.lane,
                 owed_N=o,
                 topology=topology,
                 tensors=placed(given, s.start) if shaped else (),
@@ -291,7 +300,7 @@ class Group:
             self._loop.call_soon_threadsafe(self._host.call, calls)
         except RuntimeError:  # another thread closed the group meanwhile
             raise _closed() from None
-        return Work(self, given, flat_N, calls)
+        return Work(self, given, fused, calls)
 
     def close(self) -> None:
         """Say farewell and end, once the others can agree without this member. Harmless the second time; also done
@@ -302,6 +311,7 @@ class Group:
         _not_closed.discard(self)
         self._run(self._host.stop())
         self._stop_loop()
+        self._lanes.close()
 
     def __enter__(self) -> Self:
         return self
@@ -352,8 +362,8 @@ class Group:
 class Work:
     """An all-reduce that is under way."""
 
-    def __init__(self, group: Group, tensors: Sequence[Tensor], flat_N: Tensor, calls: Sequence[Call]) -> None:
-        self._group, self._tensors, self._flat_N, self._calls = group, tensors, flat_N, calls
+    def __init__(self, group: Group, tensors: Sequence[Tensor], fused: Fused, calls: Sequence[Call]) -> None:
+        self._group, self._tensors, self._fused, self._calls = group, tensors, fused, calls
         self._done: Reduced | None = None
 
     def done(self) -> bool:
@@ -379,16 +389,16 @@ class Work:
                 results = [future.result() for future in futures]
             except AtollError as why:
                 raise self._with_what_is_left(why) from None
-            unfused(self._flat_N, self._tensors)
+            unfused(self._fused, self._tensors)
             self._done = _joined(results, [len(call.flat_N) for call in self._calls])
         return self._done
 
     def _with_what_is_left(self, why: AtollError) -> AtollError:
         """The same, and of a tensor that is reduced where it lies what was written over already."""
         spans = [f"{call.at} to {call.at + call.written}" for call in self._calls if call.written]
-        if not spans or self._flat_N.data_ptr() != self._tensors[0].data_ptr():
+        if not spans or not self._fused.own:
             return why
-        what = f"{why.what}; of {len(self._flat_N)} values {' and '.join(spans)} were written over, the others not"
+        what = f"{why.what}; of {len(self._fused.vector_N)} values {' and '.join(spans)} were written over, the others not"
         fix = f"{why.fix}; " if why.fix else ""
         return type(why)(why.code, what, cause=why.cause, fix=f"{fix}before the tensor is used, fill it again")
 

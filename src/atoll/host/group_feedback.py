@@ -9,8 +9,8 @@ that nobody answered for, which its user keeps, and a call that failed leave wha
 others agreed on a call that failed here (`E-RED-13`, `E-RED-15`), what was owed before it is sent a second time.
 Where the group has `remembered` owners it keeps what *answers* left out, too: of those that this member gave for
 these tensors (`host/owing.py`). Whoever owns a part gives its answers under the feedback of its own call.
-Costs four bytes for every value, and four more for each of the slice under way; where owners remember, four more
-for every value. Never scales, never forgets.
+Costs four bytes for every value, and four more for each of the slice under way, on the GPU where codecs work there;
+where owners remember, four more for every value. Never scales, never forgets.
 Source: Karimireddy et al. 2019, 1901.09847, algorithm 2 (EF-SGD), with the step size left to the caller.
 """
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from atoll.base.errors import UsageError
+from atoll.host.fusing import moved
 from atoll.host.owing import Owing
 
 
@@ -33,11 +34,13 @@ class ErrorFeedback:
         self._owed_N: Tensor | None = None
         self.answers = Owing()
 
-    def owed(self, tensors: Sequence[Tensor]) -> Tensor:
-        """(N,) what is owed for the values of these tensors, in order. UsageError if they are others."""
+    def owed(self, tensors: Sequence[Tensor], beside: Tensor) -> Tensor:
+        """(N,) what is owed for the values of these tensors, in order, where the first call that named this object
+        had its vector. UsageError if they are others."""
         sizes = tuple(tensor.numel() for tensor in tensors)
         if self._owed_N is None:
-            self._sizes, self._owed_N = sizes, torch.zeros(sum(sizes), dtype=torch.float32, device="cpu")
+            nothing_N = torch.zeros(sum(sizes), dtype=torch.float32, device="cpu")
+            self._sizes, self._owed_N = sizes, moved(nothing_N, beside)  # which waits until it is there
         same_sizes("error feedback", self._sizes, sizes)
         return self._owed_N
 

@@ -26,6 +26,7 @@ from atoll.base.errors import AtollError, PeerFault, RunFailedError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.machine import Message, Payload
 from atoll.host.bulk import Follower
+from atoll.host.fusing import ON_HOST, Lane, moved
 from atoll.host.group_held import Held
 from atoll.host.group_trust import Checked, values_of
 from atoll.host.memory import Reused
@@ -35,6 +36,7 @@ from atoll.keys.digest import Buffer, digest
 from atoll.learn.answers import Answering
 from atoll.learn.codec import Codec, Known, codec_named, native, pack_spans
 from atoll.learn.codec.blocks import Room, spans_of
+from atoll.learn.codec.device import pack_there
 from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import Combined as Made
 from atoll.learn.combine import combine, gather
@@ -116,16 +118,18 @@ class Reduced:
 class Call:
     """One slice of one all-reduce: `flat_N` is read while it is under way, and overwritten when it is agreed."""
 
-    flat_N: Tensor  # (N,) fp32 on the CPU
+    flat_N: Tensor  # (N,) fp32, on the host or on a GPU
     weight: int
     codec: str
-    owed_N: Tensor | None = None  # (N,) what earlier calls left out, where this one feeds errors back
+    owed_N: Tensor | None = None
+    """(N,) what earlier calls left out, where this one feeds errors back. May lie elsewhere than the vector."""
     topology: str = ""  # that its caller wants otherwise than its group
     tensors: tuple[Placed, ...] = ()  # where a codec asks what `flat_N` is made of
     owing: Owing | None = None  # what my answers for these tensors left out, where owners remember
     at: int = 0  # where `flat_N` begins in what was called for, which has so many values
     whole: int = 0
     held: Held | None = None  # what its user holds of an earlier mean of these tensors
+    lane: Lane = ON_HOST  # in which `flat_N` is worked on
     future: Future[Reduced] = field(default_factory=Future[Reduced])
     written: int = 0  # values of `flat_N` up to here may be the mean's, or of a part of it that could not be read
     cuts: Cuts = ()
@@ -160,12 +164,14 @@ class Call:
         x_N = self.row(lo, hi)
         if self.owed_N is None or self.left_N is None:
             return codec.encode(x_N)
-        spans = (x_N[a:b] for a, b in spans_of(hi - lo))
-        return pack_spans(codec, spans, self.owed_N[lo:hi], 1.0, self.left_N[lo:hi])
+        owed_N, left_N = moved(self.owed_N[lo:hi], x_N), self.left_N[lo:hi]
+        if x_N.is_cuda:
+            return pack_there(codec, x_N, owed_N, left_N)
+        return pack_spans(codec, (x_N[a:b] for a, b in spans_of(hi - lo)), owed_N, 1.0, left_N)
 
     def encoded_apart(self, codec: Codec, lo: int, hi: int, room: Room) -> Buffer:
         """The same in memory of its own: the mean is written over the tensor before rows are shown."""
-        if self.owed_N is not None or codec.spanwise is None:  # which make a wire in any case
+        if self.owed_N is not None or self.flat_N.is_cuda or codec.spanwise is None:  # a wire in any case
             return self.encoded(codec, lo, hi)
         x_N = self.row(lo, hi)
         return codec.encode_spans(hi - lo, (x_N[a:b] for a, b in spans_of(hi - lo)), room)
@@ -177,7 +183,7 @@ class Call:
         if counted:
             self.owed_N[lo:hi] = self.left_N[lo:hi]
         else:
-            self.owed_N[lo:hi] += self.flat_N[lo:hi]
+            self.owed_N[lo:hi] += moved(self.flat_N[lo:hi], self.owed_N)
 
 
 class GroupIsland:
@@ -399,11 +405,12 @@ class GroupIsland:
             call.cuts = paired_cuts(len(call.flat_N), call.members, self.pair_pieces, each)
         else:
             call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, each)
-        call.left_N = None if call.owed_N is None else torch.empty_like(call.owed_N)
         if call.owing is not None:
             call.owing.settle((), call.whole)  # what waits is of a round that failed here
         filled = max(1, sum(hi > lo for lo, hi in call.cuts))
-        rows = [self._encoded(call, work.round, part) for part in range(0, filled, call.members)]
+        with call.lane.work():
+            call.left_N = None if call.owed_N is None else torch.empty_like(call.flat_N)
+            rows = [self._encoded(call, work.round, part) for part in range(0, filled, call.members)]
         return tuple(row for row in rows for _ in range(call.members))
 
     def _combine(self, work: Combine) -> Combined:
@@ -480,12 +487,13 @@ class GroupIsland:
         if call.future.done():
             return  # its user was told that it cannot succeed
         try:
-            for part, ((payload, counted), (lo, hi)) in enumerate(zip(parts, call.cuts, strict=bool(parts))):
-                if payload is None or (call.paired and (part, payload.digest) not in call.made):
-                    continue
-                call.settle(lo, hi, counted)
-                call.written = hi
-                self._decode(call, done.round, part, payload)
+            with call.lane.work():
+                for part, ((payload, counted), (lo, hi)) in enumerate(zip(parts, call.cuts, strict=bool(parts))):
+                    if payload is None or (call.paired and (part, payload.digest) not in call.made):
+                        continue
+                    call.settle(lo, hi, counted)
+                    call.written = hi
+                    self._decode(call, done.round, part, payload)
         except PeerFault as fault:
             why = RunFailedError(
                 "E-RED-17",
@@ -623,30 +631,6 @@ def _padded(hashed: bytes) -> Digest:
     return Digest(hashed.ljust(DIGEST_BYTES, b"\0"))
 
 
-def fused(tensors: Sequence[Tensor]) -> Tensor:
-    """(N,) fp32 on the CPU: the one tensor's own memory if it already is such a vector, else a copy.
-
-    A copy for CUDA tensors lies in pinned memory, so that they come and go at the speed of the bus, all at once.
-    """
-    if len(tensors) == 1 and _is_vector(tensors[0]):
-        return tensors[0].detach().view(-1)
-    devices = {t.device for t in tensors if t.is_cuda}
-    size = sum(t.numel() for t in tensors)
-    flat_N, at = torch.empty(size, dtype=torch.float32, device="cpu", pin_memory=bool(devices)), 0
-    for tensor in tensors:
-        flat_N[at : at + tensor.numel()].copy_(tensor.detach().reshape(-1), non_blocking=tensor.is_cuda)
-        at += tensor.numel()
-    for device in devices:
-        torch.cuda.current_stream(device).synchronize()
-    return flat_N
-
-
-def _is_vector(tensor: Tensor) -> bool:
-    """Such that another thread can read and write it where it lies."""
-    fits = tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
-    return fits and not tensor.is_neg() and not tensor.is_inference()
-
-
 def placed(tensors: Sequence[Tensor], origin: int) -> tuple[Placed, ...]:
     """Where they lie in such a vector, counted from `origin`."""
     ends = accumulate(tensor.numel() for tensor in tensors)
@@ -655,15 +639,3 @@ def placed(tensors: Sequence[Tensor], origin: int) -> tuple[Placed, ...]:
         for t, end in zip(tensors, ends, strict=True)
         if t.numel()
     )
-
-
-def unfused(flat_N: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Write the vector back, each tensor in its own dtype and on its own device, in the order of its stream."""
-    at = 0
-    for tensor in tensors:
-        piece = flat_N[at : at + tensor.numel()]
-        at += tensor.numel()
-        if piece.data_ptr() != tensor.data_ptr():
-            there = piece.to(tensor.device, non_blocking=tensor.is_cuda)  # in fp32: a device rounds faster
-            with torch.inference_mode(tensor.is_inference()):
-                tensor.detach().copy_(there.view(tensor.shape))

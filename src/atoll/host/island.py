@@ -108,11 +108,12 @@ class Island:
         trains: bool = True,
         trainer: AttachedTrainer | None = None,
         keep: Keep = Keep(),  # a frozen value
+        device: str = "cpu",
     ) -> None:
         self.store, self.trains, self.keep = store, trains, keep
         self.learning: Learning | None = None  # as genesis has it
         self.tuned_before: Callable[[int], Tuned | UnsetType] = lambda round: UNSET  # numbers of a round
-        self.tended = Tended(threads, trainer)
+        self.tended = Tended(threads, trainer, device)
         self.trainer = self.tended.trainer
         self.shelf = Shelf(store, keep)
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")

@@ -71,11 +71,13 @@ def training(
     on_fact: Callable[[Fact], None],
     trainer: AttachedTrainer | None = None,
     keep: Keep = Keep(),  # a frozen value
+    device: str = "cpu",
 ) -> Callable[[Seat], PeerHost]:
     """The usual kind."""
 
     def make(me: Seat) -> PeerHost:
-        island = Island(me.store, threads, trains=me.wish.role != "observer", trainer=trainer, keep=keep)
+        trains = me.wish.role != "observer"
+        island = Island(me.store, threads, trains=trains, trainer=trainer, keep=keep, device=device)
         return PeerHost(me, island, on_fact=on_fact)
 
     return make

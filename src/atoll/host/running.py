@@ -86,7 +86,7 @@ async def run_up(start: Start, shell: Shell) -> int:
         if start.file is not None or of_the_run(start.config) != of_the_run(Config()):
             passed = f"{start.file} is not read" if start.file is not None else "other settings change nothing"
             shell.notice(f"{start.folder} holds a run already; it goes on as it was founded, {passed}")
-        make = training(threads, _ignore, keep=start.config.keep)
+        make = training(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
         host = await resume_run(start.folder, name if start.name else "", listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
     weights = weights_of(start.config, start.file)
@@ -101,7 +101,7 @@ async def run_up(start: Start, shell: Shell) -> int:
         founded = found(beginning, settings_of(config, recipe, floats))
         for text in forgone(config, recipe, floats):
             shell.notice(text)
-        make = training(threads, _ignore, keep=start.config.keep)
+        make = training(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
         host, ticket = await found_run(start.folder, founded, name, listening, Invitation(), make)
     except ValueError as why:
         raise UsageError(
@@ -134,7 +134,7 @@ async def run_join(start: Start, ticket: str, role: str, bootstrap: tuple[str, .
     for address in bootstrap:
         endpoint_of(address)
     listening, threads, name = _ready(start)
-    make = training(threads, _ignore, keep=start.config.keep)
+    make = training(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
     host = await join_run(start.folder, ticket, role, name, listening, make)
     host.bootstrap += tuple((address, None) for address in bootstrap)
     return await _run(host, None, start, shell)
@@ -152,8 +152,9 @@ def _ready(start: Start) -> tuple[Any, int, str]:
     import torch
 
     from atoll.host.member import Listening, prepare
-    from atoll.host.trainer import threads_per_trainer
+    from atoll.host.trainer import check_device, threads_per_trainer
 
+    check_device(start.config.node.device)
     network = start.config.network
     asked = start.listen or network.listen_addresses
     nothing_said = not start.listen and asked == Listening().listen

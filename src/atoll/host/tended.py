@@ -29,7 +29,7 @@ FAILURES_MAX = 6  # in a row; then the peer leaves with a farewell
 class Tended:
     """`trainer` is the user's own loop, or None for a process of ours."""
 
-    def __init__(self, threads: int, trainer: AttachedTrainer | None) -> None:
+    def __init__(self, threads: int, trainer: AttachedTrainer | None, device: str = "cpu") -> None:
         self.attached = trainer is not None
         self.trainer = trainer or Trainer(on_beat=lambda beat: self.on_beat(beat))
         self.ready = False  # it runs and holds the live parameters
@@ -38,7 +38,7 @@ class Tended:
         self.on_beat: Callable[[Beat], None] = lambda beat: None
         self.turn = asyncio.Lock()
         self.looking = asyncio.Lock()  # of those who look at losses, batch by batch: one at a time
-        self._threads = threads
+        self._threads, self._device = threads, device
         self._data = ""  # a path or name for the trainer, once the data set is here
         self._base = ""  # a path, where the run's model has a base
         self._equipped = asyncio.Event()
@@ -80,6 +80,7 @@ class Tended:
             recipe.seq_len,
             recipe.inner,
             self._threads,
+            self._device,
             horizon=horizon_of(recipe),
             base=self._base,
             computing=recipe.computing or PLAIN,

@@ -66,7 +66,7 @@ class Gradients:
     """Sums of an optimizer's gradients, in the place of its steps."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        self.sum_P = torch.zeros(layout.parameters, dtype=torch.float32)
+        self.sum_P = torch.zeros(layout.parameters, dtype=torch.float32, device="cpu")
         self._held = held(model, layout)
         self._kept: list[tuple[nn.Parameter, Tensor | None, int]] = []  # with their gradients and versions
 

@@ -186,8 +186,8 @@ def check_same(ours: Layout, theirs: Layout) -> None:
 @torch.no_grad()
 def flatten(model: nn.Module, layout: Layout) -> tuple[Tensor, Tensor]:
     """Copy the model out: (flat fp32 vector (F,), counters int64 (K,)), both on the CPU."""
-    flat_F = torch.empty(layout.floats, dtype=torch.float32)
-    counters_K = torch.empty(layout.counters, dtype=torch.int64)
+    flat_F = torch.empty(layout.floats, dtype=torch.float32, device="cpu")  # whatever a loop's default device is
+    counters_K = torch.empty(layout.counters, dtype=torch.int64, device="cpu")
     for slot, tensor in _tensors(model, layout):
         into = counters_K if slot.kind == "counter" else flat_F
         into[slot.at : slot.at + slot.size].copy_(tensor.detach().reshape(-1))

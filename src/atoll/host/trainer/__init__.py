@@ -21,7 +21,7 @@ Never forks: the child is a fresh interpreter, `python -m atoll.host.trainer`, w
 from __future__ import annotations
 
 from atoll.host.trainer.failures import TrainerFailed
-from atoll.host.trainer.parent import Trainer, threads_per_trainer
+from atoll.host.trainer.parent import Trainer, check_device, threads_per_trainer
 from atoll.host.trainer.words import Beat, Evaluated, TrainerSpec
 
-__all__ = ["Beat", "Evaluated", "Trainer", "TrainerFailed", "TrainerSpec", "threads_per_trainer"]
+__all__ = ["Beat", "Evaluated", "Trainer", "TrainerFailed", "TrainerSpec", "check_device", "threads_per_trainer"]

@@ -56,7 +56,7 @@ from atoll.host.trainer.words import (
     WriteX,
     read_frame,
 )
-from atoll.learn.audit import Live, profile_here
+from atoll.learn.audit import Live, Profile, profile_here
 from atoll.learn.data import batch, cursor_after, epoch_samples, load_data, validation
 from atoll.learn.gradient import Gradient
 from atoll.learn.horizon import later, step_at
@@ -260,7 +260,7 @@ class Child:
             cursor=job.cursor + span.samples,
             counters=self._counters(),
             links=tuple(record.links) if record is not None else (),
-            profile=profile_here(self.spec.computing) if record is not None else None,
+            profile=self._profile() if record is not None else None,
             notice=self.gradient.told(),
         )
 
@@ -285,11 +285,16 @@ class Child:
         together = (job.batch or spec.batch) * spec.seq_len * job.shards
         return later(spec.horizon, job.global_step, steps, together)
 
+    def _profile(self) -> Profile:
+        return msgspec.structs.replace(profile_here(self.spec.computing), device=self.x_F.device.type)
+
     def _live(self) -> Live:
-        """A copy of everything that the next step depends on."""
+        """A copy, on the host, of everything that the next step depends on."""
         x_F, counters_K = flatten(self.model, self.layout)
-        inner = self.inner
-        return Live(x_F, counters_K, InnerState(inner.first_P.clone(), inner.second_P.clone(), inner.steps))
+        first_P, second_P = (
+            moment_P.to("cpu", copy=True) for moment_P in (self.inner.first_P, self.inner.second_P)
+        )
+        return Live(x_F, counters_K, InnerState(first_P, second_P, self.inner.steps))
 
     def _step(self, inputs: Tensor, targets: Tensor, global_step: int) -> float:
         value = self.gradient.of((inputs, targets))

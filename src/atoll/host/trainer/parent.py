@@ -15,8 +15,10 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
+import torch
 from torch import Tensor
 
+from atoll.base.errors import UsageError
 from atoll.host.shared import Mailbox, anonymous
 from atoll.host.trainer.failures import TrainerFailed, broken, death, hung
 from atoll.host.trainer.words import (
@@ -72,6 +74,22 @@ def threads_per_trainer(trainers: int) -> int:
     """torch threads for each of so many trainers on this computer."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // max(1, trainers))
+
+
+def check_device(name: str) -> None:
+    """UsageError unless this computer has it."""
+    device = torch.device(name)
+    count = torch.cuda.device_count()
+    if device.type == "cpu" or (device.index or 0) < count:
+        return
+    built = "" if torch.version.cuda or torch.version.hip else "; this build of PyTorch is for CPUs alone"
+    raise UsageError(
+        "E-TRN-14",
+        f'node.device = "{name}", and PyTorch finds {count} GPUs here{built}',
+        cause="no driver, another build of PyTorch than this computer needs, or CUDA_VISIBLE_DEVICES hides them",
+        fix="ask python -c 'import torch; print(torch.cuda.device_count())'; "
+        'then mend that, or write node.device = "cpu"',
+    )
 
 
 class Trainer:

@@ -30,7 +30,7 @@ from atoll.learn.codec.blocks import (
 from atoll.learn.codec.core import Codec, whole
 
 _MAGNITUDE = np.uint16(0x7FFF)
-_LEAST, _MOST = np.uint16((127 - 80) << 7), np.uint16((127 + 60) << 7)  # bits of 2^-80 and 2^60
+LEAST_BITS, _MOST = np.uint16((127 - 80) << 7), np.uint16((127 + 60) << 7)  # bits of 2^-80 and 2^60
 
 
 def _wire_bytes(n: int) -> int:
@@ -47,7 +47,7 @@ def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buf
         refuse(largest)
         values[lo:hi] = x_S if largest <= VALUE_MAX else x_S.clamp(-VALUE_MAX, VALUE_MAX)
         bits_S = values[lo:hi].view(torch.int16).numpy().view(np.uint16)
-        bits_S *= np.bitwise_and(bits_S, _MAGNITUDE, out=work[: hi - lo]) >= _LEAST
+        bits_S *= np.bitwise_and(bits_S, _MAGNITUDE, out=work[: hi - lo]) >= LEAST_BITS
     return wire
 
 
@@ -57,8 +57,8 @@ def _open_wire(wire: Buffer, n: int) -> Opened:
     work = np.empty(min(n, SPAN), np.uint16)
     for lo, hi in spans_of(n):
         above_S = np.bitwise_and(bits_N[lo:hi], _MAGNITUDE, out=work[: hi - lo])
-        above_S -= _LEAST  # unsigned: what is below comes out above everything
-        if np.count_nonzero(above_S > _MOST - _LEAST) > hi - lo - np.count_nonzero(bits_N[lo:hi]):
+        above_S -= LEAST_BITS  # unsigned: what is below comes out above everything
+        if np.count_nonzero(above_S > _MOST - LEAST_BITS) > hi - lo - np.count_nonzero(bits_N[lo:hi]):
             raise PeerFault("", f"a value in {lo}…{hi} is not finite, too small or too large")
     return Opened(torch.empty(0, dtype=torch.float32), tensor_over(wire, torch.bfloat16))
 

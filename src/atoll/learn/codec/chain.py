@@ -20,6 +20,7 @@ from atoll.learn.codec.changed import changed
 from atoll.learn.codec.core import NOTHING, Codec, Known
 from atoll.learn.codec.dct import dct
 from atoll.learn.codec.delta import delta
+from atoll.learn.codec.device import on_devices
 from atoll.learn.codec.e3m0 import E3M0
 from atoll.learn.codec.fp16 import FP16
 from atoll.learn.codec.fp32 import FP32
@@ -35,7 +36,7 @@ from atoll.learn.codec.top_k import top_k
 from atoll.learn.codec.two_bit import TWO_BIT
 from atoll.learn.codec.two_means import TWO_MEANS
 
-CODECS = {codec.name: codec for codec in (FP32, FP16, BF16, INT8, INT4, E3M0, TWO_BIT, TWO_MEANS, SIGN)}
+CODECS = {codec.name: on_devices(codec) for codec in (FP32, FP16, BF16, INT8, INT4, E3M0, TWO_BIT, TWO_MEANS, SIGN)}
 
 # what stands before them: (what its name says behind the colon, the codec inside, what both sides know) -> codec
 WRAPS: dict[str, Callable[[Any, Codec, Known], Codec]] = {

@@ -24,8 +24,8 @@ class Codec:
     name: str
     wire_bytes: Callable[[int], int]  # n values -> length of their wire; the longest one if not `fixed`
     encode: Callable[[Tensor], Buffer]
-    """(n,) fp32 -> wire; ValueError if a value is not finite. The wire may be the vector's own memory (`fp32`), so
-    whoever changes the vector afterwards changes the wire."""
+    """(n,) fp32, on a CPU or a GPU -> wire; ValueError if a value is not finite. The wire may be the vector's own
+    memory (`fp32`), so whoever changes the vector afterwards changes the wire."""
     open_wire: Callable[[Buffer, int], Any]  # PeerFault unless encode could have made the wire for n
     decode_span: Callable[[Any, int, Tensor], None]
     """(opened, lo, out): write values lo … lo + len(out). lo is a multiple of SPAN."""
@@ -48,7 +48,9 @@ class Codec:
     """See `showing`; None where wires are much smaller than vectors."""
 
     decodes: Callable[[Buffer, Tensor], None] | None = None
-    """What `decode_into` does, where looking at values and copying them are cheaper together."""
+    """What `decode_into` does, where looking at values and copying them are cheaper together, or not on a CPU."""
+
+    on_devices: bool = False  # `encode` and `decode_into` work where a vector lies: see `device.py`
 
     def showing(self, show: Show) -> Codec:
         """The same codec, whose encoders show the whole wire, stretch by stretch, in order: for whoever hashes it.
@@ -105,8 +107,11 @@ class Codec:
         return out_N
 
     def decode_into(self, wire: Buffer, out_N: Tensor) -> None:
-        """The same into memory that is there already: one fp32 vector on the CPU, without gaps. Where it raises,
-        some of it may be written over."""
+        """The same into memory that is there already: one fp32 vector without gaps, on a CPU or a GPU. Where it
+        raises, some of it may be written over."""
+        if out_N.is_cuda and not self.on_devices:
+            out_N.copy_(self.decode(wire, len(out_N)))
+            return
         if self.decodes is not None:
             self.decodes(wire, out_N)
             return

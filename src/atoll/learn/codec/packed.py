@@ -67,9 +67,7 @@ _GATHER = {
 
 
 def packed_codec(name: str, rule: Rule) -> Codec:
-    shifts = range(0, 8, rule.bits)
-    mask = 2**rule.bits - 1
-    table = np.array([[rule.levels[byte >> shift & mask] for shift in shifts] for byte in range(256)], np.float32)
+    table = level_table(rule.levels)
     never = [code for code, level in enumerate(rule.levels) if level != level]
     assert never in ([], [8])
     spanwise = partial(_encode_spans, rule)
@@ -83,6 +81,13 @@ def packed_codec(name: str, rule: Rule) -> Codec:
         add_span=partial(_add_span, rule.per_byte, table),
         sections=((BLOCK, SCALE_BYTES), (rule.per_byte, 1)),
     )
+
+
+def level_table(levels: tuple[float, ...]) -> np.ndarray:
+    """(256, codes in a byte): row b has the levels of byte b."""
+    mask, bits = len(levels) - 1, (len(levels) - 1).bit_length()
+    rows = [[levels[byte >> shift & mask] for shift in range(0, 8, bits)] for byte in range(256)]
+    return np.array(rows, np.float32)
 
 
 def _wire_bytes(per_byte: int, n: int) -> int:
@@ -188,5 +193,5 @@ def mean_of(sum_B: Tensor, size: int) -> Tensor:
     mean_B = sum_B * (1 / BLOCK)
     short = size % BLOCK
     if short:
-        mean_B[-1:] = sum_B[-1:] / torch.tensor([short], dtype=torch.float32)
+        mean_B[-1:] = sum_B[-1:] / torch.full_like(sum_B[-1:], short)
     return mean_B

@@ -15,6 +15,7 @@ from atoll.learn.codec.blocks import scale_bits
 from atoll.learn.codec.packed import Rule, mean_of, on_grid, packed_codec
 
 GRID = 65535  # 256 integers up to 65535 add up to less than 2^24: exact in fp32, in any order
+LEVELS = (1.0, -1.0)
 ONE_65535TH = float(torch.tensor(1 / 65535, dtype=torch.float32))
 
 
@@ -27,4 +28,4 @@ def _codes(x_BK: Tensor, _magnitude_BK: Tensor, _scale_B: Tensor) -> Tensor:
     return torch.from_numpy(np.signbit(x_BK.numpy()))  # ten times as fast as torch's
 
 
-SIGN = packed_codec("sign", Rule((1.0, -1.0), _mean_magnitude, _codes))
+SIGN = packed_codec("sign", Rule(LEVELS, _mean_magnitude, _codes))

@@ -16,6 +16,7 @@ from atoll.learn.codec.blocks import scale_bits
 from atoll.learn.codec.packed import Rule, mean_of, on_grid, packed_codec
 
 INNER, OUTER = 464 / 1024, 1546 / 1024
+LEVELS = (INNER, OUTER, -INNER, -OUTER)
 BORDER = (464 + 1546) / 2 / 1024  # Lloyd's condition: half way between the levels
 GRID = 255  # 256 squares of integers up to 255 add up to less than 2^24: exact in fp32, in any order
 ONE_255TH = float(torch.tensor(1 / 255, dtype=torch.float32))
@@ -39,4 +40,4 @@ def _codes(x_BK: Tensor, magnitude_BK: Tensor, scale_B: Tensor) -> Tensor:
     return torch.from_numpy(code_BK)
 
 
-TWO_BIT = packed_codec("2bit", Rule((INNER, OUTER, -INNER, -OUTER), _root_mean_square, _codes, "two_bit_encode"))
+TWO_BIT = packed_codec("2bit", Rule(LEVELS, _root_mean_square, _codes, "two_bit_encode"))

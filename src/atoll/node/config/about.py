@@ -393,6 +393,10 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "Threads of the trainer; 0: the cores, divided by the peers that run here. Too many cost up to 8x "
         "CPU per step."
     ),
+    "node.device": (
+        'Where the trainer computes: "cpu", "cuda" (the first GPU), or "cuda:1". Untried on a real GPU. The steps '
+        "of a GPU cannot be audited (run.audit_rate): nobody else would come to the same bits."
+    ),
 }
 
 RECIPE: dict[str, Any] = {  # what the recipe "diloco" and the trust "private" have where a key is left out

@@ -28,6 +28,7 @@ OffOrDuration = Annotated[float, Meta(ge=0, extra=DURATION)]
 Text = Annotated[str, Meta(max_length=64)]
 Group = Annotated[str, Meta(max_length=32, pattern="^[A-Za-z0-9._-]*$")]  # stands in a name, behind an @
 Bytes = Annotated[int, Meta(ge=0, lt=2**62)]
+Device = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]{1,2})?)$")]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,6 +163,7 @@ class Node(Section, frozen=True):
     name: Text = ""
     group: Group = ""
     threads: Whole = 0
+    device: Device = "cpu"
 
 
 class Config(Section, frozen=True):

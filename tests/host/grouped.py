@@ -1,0 +1,25 @@
+"""Groups whose members are in threads of one process, with real sockets between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import atoll.reduce
+
+PATIENCE_S = 60.0  # only a failing test waits so long
+
+
+@contextmanager
+def groups(peers: int, names: Sequence[str] = (), **wishes) -> Iterator[list[atoll.reduce.Group]]:
+    """So many members of one group; all of them gone afterwards."""
+    names = names or [f"m{i}" for i in range(peers)]
+    members = [atoll.reduce.found(peers=peers, name=names[0], **wishes)]
+    try:
+        with ThreadPoolExecutor() as pool:
+            members += pool.map(lambda name: atoll.reduce.join(members[0].ticket, name=name), names[1:])
+        yield members
+    finally:
+        for member in members:
+            member.close()

@@ -1,0 +1,33 @@
+"""Vectors to try codecs with."""
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from atoll.learn.codec.blocks import SPAN
+
+lengths = st.sampled_from([0, 1, 2, 3, 5, 7, 255, 256, 257, 511, 1000, 4097, SPAN, SPAN + 259])
+
+
+@st.composite
+def vectors(draw):
+    """All kinds of fp32: of one size, of every size, tiny, huge, equal, with ties, few of them, not finite."""
+    n, generator = draw(lengths), np.random.default_rng(draw(st.integers(0, 2**32)))
+    normal = generator.standard_normal(n).astype(np.float32)
+    x = draw(
+        st.sampled_from(
+            [
+                normal * np.float32(2.0) ** draw(st.integers(-149, 61)),
+                generator.integers(0, 2**32, n, np.uint32).view(np.float32),  # any bits at all
+                np.exp2(generator.uniform(-149, 60, n)).astype(np.float32) * np.sign(normal),
+                np.rint(normal * 3),  # ties, zeros and minus zeros
+                np.full(
+                    n, np.uint32(draw(st.integers(0x2000, 0x5E00)) << 16 | 0x8000).view(np.float32)
+                ),  # half way
+                np.full(n, draw(st.floats(-(2.0**62), 2.0**62, width=32)), np.float32),
+            ]
+        )
+    )
+    for place in draw(st.lists(st.floats(0, 1), max_size=2)) if n else ():
+        x[int(place * (n - 1))] = draw(st.floats(width=32))
+    return torch.from_numpy(x)
