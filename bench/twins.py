@@ -43,24 +43,25 @@ from atoll.learn.update import Bounds, Update, encode_update
 from atoll.policy.scoring import FALL_MOST, NAT, opinion_of
 
 PEERS, ROUNDS, QUICK_ROUNDS, STEPS = 6, 10, 4, 50
+MODEL = "gpt-nano"
 HONEST_SHARE = 0.99  # of honest ratios that lie below the line
 
 Samples = tuple[Tensor, Tensor]
 
 
 def recipes(rounds: int) -> dict[str, Recipe]:
-    plain = diloco("gpt-tiny", rounds=rounds, inner_steps=STEPS)
+    plain = diloco(MODEL, rounds=rounds, inner_steps=STEPS)
     return {
         "diloco": plain,
         "bf16": msgspec.structs.replace(plain, computing=Computing("bf16")),
-        "2bit": diloco("gpt-tiny", rounds=rounds, inner_steps=STEPS, up="2bit"),
-        "muon": methods.muloco("gpt-tiny", rounds=rounds, inner_steps=STEPS),
-        "fedavg": methods.fedavg("gpt-tiny", rounds=rounds, inner_steps=STEPS),
-        "short": diloco("gpt-tiny", rounds=rounds, inner_steps=STEPS // 5),
-        "long": diloco("gpt-tiny", rounds=rounds, inner_steps=4 * STEPS),
-        "large batch": diloco("gpt-tiny", rounds=rounds, inner_steps=STEPS, batch=16),
+        "2bit": diloco(MODEL, rounds=rounds, inner_steps=STEPS, up="2bit"),
+        "muon": methods.muloco(MODEL, rounds=rounds, inner_steps=STEPS),
+        "fedavg": methods.fedavg(MODEL, rounds=rounds, inner_steps=STEPS),
+        "short": diloco(MODEL, rounds=rounds, inner_steps=STEPS // 5),
+        "long": diloco(MODEL, rounds=rounds, inner_steps=4 * STEPS),
+        "large batch": diloco(MODEL, rounds=rounds, inner_steps=STEPS, batch=16),
         "fresh": plain,
-        "sparse": methods.sparseloco("gpt-tiny", rounds=rounds, inner_steps=STEPS),
+        "sparse": methods.sparseloco(MODEL, rounds=rounds, inner_steps=STEPS),
     }
 
 
@@ -319,7 +320,14 @@ def main() -> None:
         if not asked.json:
             print(table(name, figures[name]), flush=True)
     if asked.json:
-        print(report("twins", {"peers": PEERS, "rounds": rounds, "steps": STEPS}, figures, versions("torch")))
+        print(
+            report(
+                "twins",
+                {"model": MODEL, "peers": PEERS, "rounds": rounds, "steps": STEPS},
+                figures,
+                versions("torch"),
+            )
+        )
 
 
 if __name__ == "__main__":
