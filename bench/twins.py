@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -187,7 +188,7 @@ class Twinned(Experiment):
         last, mean_F = self.rows.get(peer), self.mean_F
         long = mine.norm() if last is None else last.norm()
 
-        def trained(take: Callable[[Samples], Samples] = same, **how: int | bool | str) -> Tensor:
+        def trained(take: Callable[[Samples], Samples] = same, **how: Any) -> Tensor:
             return decoded(self._trained(peer, take, ups, bounds, coding, **how), ups)
 
         if self.launched == 1 and not torch.equal(trained(), mine):
@@ -266,10 +267,10 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def told(seen: Seen) -> dict[str, object]:
+def told(seen: Seen) -> dict[str, Any]:
     honest = [ratio for _, ratio in seen.ratios["honest"]]
     line = quantile(honest, HONEST_SHARE)
-    kinds = {}
+    kinds: dict[str, Any] = {}
     for kind, found in seen.ratios.items():
         ratios = [ratio for _, ratio in found]
         later = [ratio for round, ratio in found if round]
@@ -287,7 +288,7 @@ def told(seen: Seen) -> dict[str, object]:
     return {"line": line, "cosine_of_twins": means["twins"], "cosine_of_others": means["others"], "kinds": kinds}
 
 
-def table(name: str, figures: dict) -> str:
+def table(name: str, figures: dict[str, Any]) -> str:
     cosines = f"cosines {figures['cosine_of_twins']:.3f} of twins, {figures['cosine_of_others']:.3f} of others"
     paid = f"loss {figures['val_loss']:.3f}, {figures['cpu_s']:.0f} CPU-s"
     lines = [f"{name}: line {figures['line']:.3f}; {cosines}; {paid}"]
