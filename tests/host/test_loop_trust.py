@@ -14,6 +14,7 @@ from training import network
 import atoll
 from atoll.host.attached import Attach, _beginning
 from atoll.host.learning import Founded, decode_learning, found
+from atoll.host.record import entries_in
 from atoll.learn.layout import layout_of
 from atoll.learn.methods import cooperative, data_parallel, demo_, noloco, powersgd, sparta
 from atoll.node.settings import RunSettings, decode_settings, encode_settings
@@ -47,14 +48,16 @@ def lies(model: nn.Module) -> None:
         p.grad.mul_(-1000)
 
 
-def moved(run: atoll.Run, liar: bool) -> tuple[float, int]:
-    """How far the agreed model is from where all began, after steps on data of this loop's own; and of how many."""
+def moved(run: atoll.Run, liar: bool = False, seed: int | None = None) -> tuple[float, int]:
+    """How far the agreed model is from where all began, after steps on data of this loop's own; and of how many.
+
+    With a `seed` the data are those of whoever has the same one."""
     model = network(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     first = torch.cat([p.detach().flatten() for p in model.parameters()])
     with run:
         run.attach(model, optimizer, batch=16)
-        draw = torch.Generator().manual_seed(run.shard_index)
+        draw = torch.Generator().manual_seed(run.shard_index if seed is None else seed)
         while not run.done:
             x = torch.randn(16, 64, generator=draw)
             optimizer.zero_grad()
@@ -64,6 +67,17 @@ def moved(run: atoll.Run, liar: bool) -> tuple[float, int]:
             optimizer.step()
         last = torch.cat([p.detach().flatten() for p in model.parameters()])
         return float((last - first).norm()), run.members
+
+
+def loops(tmp_path: Path, whose: list[dict], **wish: object) -> list[tuple[float, int]]:
+    founder = atoll.found(folder=tmp_path / "0", start_peers=len(whose), **wish)
+    with ThreadPoolExecutor(len(whose)) as pool:
+        ends = [pool.submit(moved, founder, **whose[0])]
+        while not founder.ticket and not ends[0].done():
+            wait(ends, 0.02)
+        for k, each in enumerate(whose[1:], 1):
+            ends.append(pool.submit(moved, atoll.join(founder.ticket, folder=tmp_path / f"{k}"), **each))
+        return [end.result() for end in ends]
 
 
 @pytest.mark.net
@@ -77,16 +91,22 @@ def test_one_poisoner_among_five_loops_breaks_a_mean_and_not_what_trust_stands_f
 ):
     """Its boosted, turned round gradients are a row like any other. Whole peers, with their sockets, in threads."""
     wish = {"trust": "community", "rounds": 1, "inner_steps": 1} | wish
-    founder = atoll.found(folder=tmp_path / "0", start_peers=LOOPS, **wish)
-    with ThreadPoolExecutor(LOOPS) as pool:
-        ends = [pool.submit(moved, founder, False)]
-        while not founder.ticket and not ends[0].done():
-            wait(ends, 0.02)
-        for k in range(1, LOOPS):
-            ends.append(pool.submit(moved, atoll.join(founder.ticket, folder=tmp_path / f"{k}"), k == 1))
-        (far, members), *_ = [end.result() for end in ends]
+    (far, members), *_ = loops(tmp_path, [{}, {"liar": True}, *([{}] * (LOOPS - 2))], **wish)
     assert members == LOOPS
     assert far < 0.2 if withstands else far > 2.0, f"moved by {far}; an honest step is some hundredths"
+
+
+@pytest.mark.net
+def test_loops_that_send_the_same_update_all_count_and_everybody_hears_of_it(
+    tmp_path: Path, peers_in_threads: None
+):
+    """Two of three learn from the same data in the same order: honest, and worth one of them."""
+    ends = loops(tmp_path, [{"seed": 7}, {"seed": 7}, {}], rounds=2, inner_steps=2)
+    assert all(members == 3 for _, members in ends)
+    closed = [e for e in entries_in(tmp_path / "2" / "facts.jsonl") if e["fact"] == "RoundClosed" and e["counted"]]
+    assert len(closed) == 2 and all(len(entry["counted"]) == 3 for entry in closed)
+    assert [len(peers) for entry in closed for peers in entry["alike"]] == [2, 2]
+    assert closed[0]["alike"] == closed[1]["alike"]
 
 
 @pytest.mark.parametrize("trust", PRESETS)
