@@ -60,16 +60,17 @@ def test_parts_about_different_centres_do_not_add_up():
         gram_of(list(x), 1).plus(gram_of(list(x), 2))
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_rows_that_arrive_one_by_one_give_the_same_distances(own):
-    """Longer than a chunk. The centre, here one's own update or nothing, becomes the origin of the matrix."""
-    x = drawn(0, 6, 40_000)
-    arrivals = Arrivals(x[2] if own else None)
-    for row in x:
-        arrivals.add(row)
-    squared, truth = arrivals.gram().squared(), true_squared(x)
-    assert np.allclose(squared[:-1, :-1], truth[:-1, :-1], rtol=1e-10)
-    assert np.allclose(squared[-1, :-1], truth[2, :-1] if own else truth[-1, :-1], rtol=1e-10)
+def test_rows_that_arrive_one_by_one_give_the_same_distances():
+    """Longer than a chunk, and with a mean of 30 times what they are apart."""
+    for common in (0, 30):
+        x = drawn(0, 6, 40_000) + common
+        arrivals = Arrivals()
+        for row in x:
+            arrivals.add(row)
+        assert np.allclose(arrivals.gram().squared(), true_squared(x), rtol=1e-10)
+        assert np.allclose(arrivals.gram([4, 1]).squared(), true_squared(x[[4, 1]]), rtol=1e-10)
+    with pytest.raises(ValueError, match="all rows must be alike"):
+        arrivals.add(x[0, 1:])
 
 
 def test_a_huge_row_does_not_blur_the_others_wherever_it_stands():
