@@ -172,6 +172,22 @@ def test_a_round_is_one_line_and_names_who_was_missing():
     assert "eve" not in line  # a newcomer's first update is not waited for
 
 
+def test_who_sent_the_very_same_update_is_named_beside_the_round():
+    """Until the next round, in `atoll status`, too: a line of its own, and how it may have come about."""
+    progress = Progress()
+    for name in ("ada", "bob", "eve"):
+        progress.members.append({"peer": name * 4, "name": name, "standing": "member"})
+    entry = {"at": 5.0, "time_s": 5.0, "fact": "RoundClosed", "round": 4, "trained": 3, "loss": 2.5, "state": "ab"}
+    entry |= {"counted": ["ada" * 4, "bob" * 4, "eve" * 4], "missing": [], "steps": 8, "samples": 16}
+    entry |= {"alike": [["ada" * 4, "eve" * 4]]}
+    progress.see(entry)
+    round, told = line_of(entry, progress).split("\n")
+    assert round.startswith("round 3") and told.startswith("! ada and eve sent the very same update")
+    assert "run.shard" in told and progress.alike == [["ada" * 4, "eve" * 4]]
+    progress.see(entry | {"round": 5, "trained": 4, "alike": []})
+    assert not progress.alike
+
+
 def test_a_reader_that_left_and_a_locale_without_utf_8_are_no_defects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -928,6 +928,37 @@ def test_what_cannot_be_audited_is_not_unless_somebody_asks_for_it():
         found(built_in(recipe_of(load_config(None, sets, {})), "stdlib"), asked)
 
 
+@pytest.mark.parametrize(
+    ("change", "why", "scored"),
+    [
+        ("train.precision=bf16", "fp32", True),
+        ("train.compile=true", "compiled", True),
+        ("train.recipe=muloco", "Muon", True),
+        ("train.recipe=streaming", "overlap", True),
+        ("sync.up=topk:0.1+int8", "", False),
+        ("train.recipe=data_parallel", "no tolerance", False),
+        ("model.name=cnn-mnist", "no tolerance", True),
+        ("sync.apart=merge", "nobody assigned", True),
+    ],
+)
+def test_among_strangers_work_that_nobody_can_audit_is_refused_unless_that_is_written(
+    change: str, why: str, scored: bool
+):
+    """The cure names loss scores where they can look. The surprise: sparse codecs are no obstacle."""
+    sets = ("run.trust=open", "run.min_peers=7", "run.start_peers=7", change)
+    if not why:
+        assert trusted(*sets)[0].audited_share == 0.05
+        return
+    with pytest.raises(UsageError, match="E-RUN-16") as refused:
+        trusted(*sets)
+    assert why in refused.value.what and "run.audit_rate = 0" in refused.value.fix
+    assert ("run.score_rate" in refused.value.fix) is scored
+    settings, lacks = trusted(*sets, "run.audit_rate=0", "run.score_rate=0.05" if scored else "run.audit_rate=0")
+    assert settings.audited_share == 0.0 and settings.scored_share == (0.05 if scored else 0.0) and lacks == []
+    with pytest.raises(UsageError, match="E-RUN-16"):
+        trusted(*sets, "run.score_rate=0.05" if scored else "run.openings=0")
+
+
 MERGED = "sync.apart=merge"
 
 

@@ -66,6 +66,18 @@ def test_of_two_commitments_to_one_update_both_are_audited():
     assert len(drawn) < 2 * AUDIT_ROUNDS + 4
 
 
+def test_who_may_try_bodies_gets_its_friends_past_the_draw_in_the_tries_that_the_spec_says():
+    """Ten friends at a rate of 0.2: 9.3 tries on average, by the very draw. A rate of 1 lets nobody past."""
+    friends = [PeerId(f"friend {k}") for k in range(10)]
+    passed = total = 0
+    while passed < 200:
+        total += 1
+        vertex = digest(b"body %d" % total)
+        passed += all(drawn_segment(vertex, friend, 50, 0.2) is None for friend in friends)
+    assert 7.5 < total / passed < 11.5
+    assert all(drawn_segment(digest(b"body %d" % k), friends[0], 50, 1.0) is not None for k in range(100))
+
+
 def test_a_vertex_draws_at_the_rate_that_it_says_itself():
     """Hardly anybody is audited as genesis has it; from the vertex that changes that on everybody is."""
     docket = Docket(0.0001, "two-thirds")

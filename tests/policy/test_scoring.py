@@ -7,6 +7,7 @@ import pytest
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import SCORE_OPEN
 from atoll.keys.digest import digest
+from atoll.policy.copies import alike_in
 from atoll.policy.members import Recent, Reported, admissible
 from atoll.policy.reputation import CLAIMED_UNTAUGHT, FLOOR, Conduct, moved
 from atoll.policy.scoring import FALL_MOST, Scores, opinion_of, scorers_drawn
@@ -167,3 +168,25 @@ def test_no_words_of_its_own_bring_anybody_off_probation_and_one_hollow_update_c
     assert moved(score, good, scored=True, vouched=True) == 6250
     assert moved(9000, good, scored=True, hollow=True) == 5000
     assert moved(FLOOR, None, scored=True, hollow=True) == FLOOR
+
+
+def test_a_copied_update_is_scored_always_and_so_is_the_one_it_was_copied_from():
+    """At a rate of a thousandth. The surprise: two who took no step send the same bits too, and nobody minds."""
+    for steps, times in ((20, 40), (0, 0)):
+        scores, bodies = Scores(0.001, "two-thirds"), {}
+        for round in range(40):
+            roots = (b"same", b"b", b"same", *(b"%d" % k for k in range(4)))
+            said = [Commit(round, 0, digest(root), 2, steps, 80, 2.0, 0.1, 80) for root in roots]
+            signed = tuple(Signed(p, encode(one), b"") for p, one in zip(PEERS, said, strict=True))
+            members = tuple(Member(p, b"key", (), "trainer", "member", 0, 0.1, p) for p in PEERS)
+            numbers = Metrics(1.0, 1, 1)
+            bodies[round] = Body(
+                RUN, round, 0, ZERO_DIGEST, 1.0, ADA, (), ZERO_DIGEST, signed, members, (), (), numbers
+            )
+            assert alike_in(bodies[round]) == (((PEERS[0], PEERS[2]),) if steps else ())
+        drawn = list[PeerId]()
+        for round, body in bodies.items():
+            scores.follow(round, {round: digest(b"vertex %d" % round)}, {round: body})
+            drawn += [peer for of, peer in scores.cases if of == round]
+        assert drawn.count(PEERS[0]) == drawn.count(PEERS[2]) == times
+        assert len(drawn) < 2 * times + 4

@@ -41,6 +41,7 @@ def preference_lines(branch: dict[str, Any], folder: Path) -> list[str]:
 def status(*, dir: Dir = None, json: AsJson = False) -> None:
     """Say how the run stands: round, phase, loss, members, bytes, and why it is paused if it is."""
     from atoll.host.api import ask
+    from atoll.host.record import alike_text
 
     s = ask(folder_of(dir), "status")
     if json:
@@ -57,6 +58,8 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
         say(f"  ! {s['trouble']}")
     if s.get("uncounted"):
         say(f"  ! {s['uncounted']}")
+    for names in s.get("alike", []):
+        say(f"  ! in the last round {alike_text(names)}")
     for b in s.get("branches", []):
         there = f"round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
         say(f"  ! the run goes on elsewhere, too, since {there}")

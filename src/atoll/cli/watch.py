@@ -18,7 +18,7 @@ from atoll.base.ids import one_line
 from atoll.base.units import bytes_text
 from atoll.cli.say import qr, say, say_json
 from atoll.host.reach import scope_of
-from atoll.host.record import Progress
+from atoll.host.record import Progress, alike_text
 from atoll.host.running import Shell
 from atoll.node.tuning import in_words
 
@@ -181,6 +181,9 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             before = line_of({k: v for k, v in entry.items() if k != "amends"}, progress)
             told = f"! from the next round on, as the founder says: {in_words(entry['amends'])}"
             return "\n".join([before] * bool(before) + [told])
+        case "RoundClosed" if entry.get("alike"):
+            before = line_of(entry | {"alike": []}, progress)
+            return "\n".join([before, *(f"! {alike_text([name(p) for p in peers])}" for peers in entry["alike"])])
         case "RoundClosed" if entry["counted"]:
             absent = f", without {', '.join(name(p) for p in progress.missing)}" if progress.missing else ""
             of = f"/{progress.rounds}" if progress.rounds else ""

@@ -164,6 +164,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "kept": kept_of(host),
         "paused": host.paused() or pause_told(host) or waiting_text(voting, _settings_now(host), p.trained),
         "missing": p.missing,
+        "alike": [[p.name_of(peer) for peer in peers] for peers in p.alike],
         "uncounted": uncounted_text(mine["missed"] if mine else 0, p.passed, _settings_now(host)),
         "apart_steps": p.apart_steps,
         "branches": [b | {"members": [p.name_of(peer) for peer in b["members"]]} for b in p.branches],

@@ -97,7 +97,9 @@ class Run:
         ticket: str = "",
         recipe: Recipe | None = None,
         start_peers: int = 1,
+        min_peers: int = 0,
         trust: str = "private",
+        statistic: str | None = None,
         name: str = "",
         group: str = "",
         sample: Sample | None = None,
@@ -110,7 +112,9 @@ class Run:
             "ticket": ticket,
             "recipe": recipe,
             "start_peers": start_peers,
+            "min_peers": min_peers,
             "trust": trust,
+            "statistic": statistic,
             "name": named(name, _checked(group)),
             "sample": sample,
             "effort": effort,
@@ -426,8 +430,10 @@ class Run:
                     print(_steps_of(recipe, self._optimizer), file=sys.stderr, flush=True)
             case Begins():
                 pass
-            case Told(ticket, me):
+            case Told(ticket, me, lacks):
                 self.ticket, self.peer = ticket, me
+                for text in lacks:
+                    print(text, file=sys.stderr, flush=True)
                 if not self._wish["ticket"]:
                     alone = self._wish["listen"] == LOOPBACK
                     where = "  (on this computer; for others ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071)" * alone

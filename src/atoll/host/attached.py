@@ -28,6 +28,7 @@ from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.machine import Fact
 from atoll.host.answers import handlers_of
 from atoll.host.api import Door
+from atoll.host.loop_trust import forgone, opened_share, rule_of
 from atoll.host.shared import Mailbox
 from atoll.host.trainer import Evaluated, TrainerFailed, TrainerSpec
 from atoll.host.trainer.words import (
@@ -57,16 +58,15 @@ from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState, state_bytes
 from atoll.node.facts import GenesisKnown, Refused, RoundClosed, RunOver
 from atoll.node.settings import ERA_ROUNDS, RunSettings
-from atoll.policy.openings import SHARE
 from atoll.policy.plan import RoundSettings
-from atoll.policy.presets import Trust
+from atoll.policy.presets import PRESETS, Trust
 from atoll.policy.sampling import Sample
+from atoll.policy.trust import StatisticName
 
 if TYPE_CHECKING:
     from atoll.host.learning import Beginning
 
 T = TypeVar("T")
-LIARS = 0.33  # share of members that may lie where they do not trust each other
 FAREWELL_S = 10.0  # for the others to agree that I am gone; below what a loop waits for its peer (attach.LEAVE_S)
 
 
@@ -81,7 +81,9 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     layout: Layout
     recipe: Recipe | None  # of a run to found; None when joining
     start_peers: Peers = 1
+    min_peers: Whole = 0  # 0: as many as the rule needs
     trust: Trust = "private"
+    statistic: StatisticName | None = None  # how updates are combined; None: as trust has it
     sample: Sample | None = None  # how many train in a round of a run to found; None: everybody
     effort: Effort | None = None  # what of its rounds' work follows the run; None: nothing
     batch: int = 1  # samples behind one optimizer step
@@ -93,6 +95,7 @@ class Told(msgspec.Struct, frozen=True, tag=True):
 
     ticket: str
     me: str
+    lacks: tuple[str, ...] = ()  # a run that it founded, of what its trust stands for
 
 
 class Begins(msgspec.Struct, frozen=True, tag=True):
@@ -330,7 +333,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
 
     hearing = asyncio.create_task(trainer.hear())
     listening, make = Listening(wish.listen, wish.announce), training(1, watch, trainer)
-    folder = Path(wish.folder)
+    folder, lacks = Path(wish.folder), tuple[str, ...]()
     try:
         prepare(folder)
         if wish.ticket:
@@ -342,6 +345,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         else:
             beginning, settings = _beginning(wish, trainer.read_x())
             founded = found(beginning, settings)
+            lacks = forgone(wish.trust, wish.statistic, settings.statistic, beginning.recipe)
             host, made = await found_run(folder, founded, wish.name, listening, Invitation(), make)
             ticket = made.text
     except AtollError as why:
@@ -363,7 +367,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     door = Door(folder, handlers_of(host, leave))
     await door.open()
     host.start()
-    trainer.say(Told(ticket, host.me))
+    trainer.say(Told(ticket, host.me, lacks))
     ends = [asyncio.create_task(e.wait()) for e in (over, trainer.ended)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if trouble:
@@ -397,19 +401,22 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
     first = SharedState(x_F.clone(), momentum_P, torch.zeros(layout.counters, dtype=torch.int64))
     beginning = Beginning(recipe, layout, state_bytes(first, layout), ATTACHED, b"")
     schedule = recipe.schedule
-    quorum = "majority" if wish.trust == "private" else "two-thirds"
+    preset = PRESETS[wish.trust]
+    statistic, min_peers = rule_of(wish.trust, wish.statistic, wish.start_peers, wish.min_peers)
     settings = RunSettings(
         name=wish.name,
         rounds=schedule.turns,
         start_peers=wish.start_peers,
+        min_peers=min_peers,
         topology="pairs" if recipe.paired else "butterfly",
-        tolerance=0.0 if wish.trust == "private" else LIARS,
-        witnessed=wish.trust == "open",
+        statistic=statistic,
+        tolerance=preset.tolerance,
+        witnessed=preset.witnessed,
         era_rounds=ERA_ROUNDS,
-        openings=terms_of(recipe, SHARE if wish.trust == "community" else 0.0),
+        openings=terms_of(recipe, opened_share(wish.trust, recipe)),
         round=RoundSettings(
             inner_steps=schedule.turn_steps,
-            quorum=quorum,
+            quorum=preset.quorum,
             sample=wish.sample or msgspec.UNSET,
             effort=msgspec.structs.replace(wish.effort, batch=wish.batch) if wish.effort else msgspec.UNSET,
             committee=msgspec.UNSET if wish.trust == "private" else COMMITTEE_MOST,

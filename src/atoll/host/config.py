@@ -252,11 +252,31 @@ def _effort(config: Config, recipe: Recipe) -> Effort | UnsetType:
 
 
 def _audit_rate(config: Config, recipe: Recipe, floats: int) -> float:
-    """As the config says, whether or not it can be; else as its trust has it, where there is nothing against it."""
+    """As the config says, whether or not it can be; else as its trust has it, where there is nothing against it.
+
+    UsageError where nobody could be audited among strangers, and nobody said that this is meant."""
     if config.run.audit_rate is not None:
         return config.run.audit_rate
     rate = PRESETS[config.run.trust].audit_rate
-    return 0.0 if not rate or _unauditable(config, recipe, floats) else rate
+    if not rate or not (problem := _unauditable(config, recipe, floats)):
+        return rate
+    if config.run.trust == "open":
+        raise UsageError(
+            "E-RUN-16",
+            f"rounds of this run cannot be audited: {problem}",
+            cause=f'run.trust = "open" has {rate:.0%} of them audited: strangers could count without working',
+            fix=f"write run.audit_rate = 0 to say that this is meant{_scores_instead(config, recipe)}; or take "
+            "back what stands against it: gpt and llama models are audited, under diloco without overlap, in fp32",
+        )
+    return 0.0
+
+
+def _scores_instead(config: Config, recipe: Recipe) -> str:
+    """What can look at such work all the same, for people; empty if nothing can, or it does."""
+    from atoll.learn.scoring import scoring_problem
+
+    can = keeps_records(config) and not config.run.score_rate and not scoring_problem(recipe)
+    return ", and run.score_rate = 0.05: others then look whether updates teach" if can else ""
 
 
 def _unauditable(config: Config, recipe: Recipe, floats: int) -> str:

@@ -10,7 +10,7 @@ too.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,6 +190,7 @@ class Progress:
     state: str = ""  # hash of the agreed state
     members: list[dict[str, Any]] = field(default_factory=list)
     passed: str = ""  # why this peer had nothing to give to the last round, if it had not
+    alike: list[list[str]] = field(default_factory=list[list[str]])  # whose last updates were the very same
     missing: list[str] = field(default_factory=list)  # complete members without a counted update in the last round
     curve: list[tuple[int, float]] = field(default_factory=list)  # (trained rounds, training loss)
     tokens: int = 0  # that the swarm learned from
@@ -325,6 +326,7 @@ class Progress:
         self.late += [{"round": entry["round"], "peer": peer} | work for peer, work in late.items()]
         self.late = self.late[-LATE_MAX:]
         self.missing = [p for p in entry["missing"] if self.standing_of(p) == "member"]
+        self.alike = entry.get("alike", [])
         self.bytes_out, self.bytes_in = entry.get("bytes_out", 0), entry.get("bytes_in", 0)
         counted, before = len(entry["counted"]), self._closed_at
         self._closed_at = entry["time_s"]
@@ -352,6 +354,14 @@ class Progress:
         """What people call this peer."""
         known = names_of((PeerId(m["peer"]), m["name"] or short(m["peer"])) for m in self.members)
         return known.get(PeerId(peer), short(peer))
+
+
+def alike_text(names: Sequence[str]) -> str:
+    """Of members whose updates of a round are bit for bit the same, and all count."""
+    return (
+        f"{' and '.join(names)} sent the very same update: somebody copied, one person runs them all, or their "
+        "loops learn from the same data (run.shard)"
+    )
 
 
 def data_parallel_bytes(peers: int, steps: int, parameters: int) -> int:

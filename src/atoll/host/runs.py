@@ -20,12 +20,12 @@ from atoll.base.errors import UsageError
 from atoll.base.ids import Seconds
 from atoll.base.limits import PEERS_MAX
 from atoll.host.attach import Run
-from atoll.host.attached import LIARS
+from atoll.host.loop_trust import rule_of
 from atoll.host.reach import listening
 from atoll.learn.recipes import Recipe, in_own_loop, own_loop
-from atoll.policy.presets import Trust
+from atoll.policy.presets import PRESETS, Trust
 from atoll.policy.sampling import THOUSAND, Sample
-from atoll.policy.trust import peers_for_one_liar
+from atoll.policy.trust import StatisticName, peers_for_one_liar
 
 
 @arguments("atoll.join", "E-ATT-11")
@@ -77,7 +77,9 @@ def found(
     sample_peers: Annotated[int, Meta(ge=0, le=PEERS_MAX)] = 0,
     rounds: Whole = 0,
     start_peers: Peers = 1,
+    min_peers: Annotated[int, Meta(ge=0, le=PEERS_MAX)] = 0,
     trust: Trust = "private",
+    statistic: StatisticName | None = None,
     outer_lr: Positive = 1.0,
     outer_momentum: Share = 0.6,
     up: str = "int8",
@@ -95,18 +97,21 @@ def found(
     """A new run of DiLoCo rounds over the model that is attached next; `run.ticket` then lets others join.
 
     `inner_steps` optimizer steps make a round; `rounds=0` goes on until everybody leaves; training begins when
-    `start_peers` are there. The outer step is Nesterov(outer_lr, outer_momentum); `overlap` steps go on while a
-    round is agreed, and rounds carry one of `fragments` each: see docs/config.md. With `epochs` a member's round is
-    so many passes over its own data, and at most `inner_steps`. `sample`, a share of the members, or
-    `sample_peers`, a number, train in a round, drawn by the one before; `group` says whose data this loop has.
+    `start_peers` are there, and waits while fewer than `min_peers` are. The outer step is Nesterov(outer_lr,
+    outer_momentum); `overlap` steps go on while a round is agreed, and rounds carry one of `fragments` each: see
+    docs/config.md. With `epochs` a member's round is so many passes over its own data, and at most `inner_steps`.
+    `sample`, a share of the members, or `sample_peers`, a number, train in a round, drawn by the one before;
+    `group` says whose data this loop has.
     With `share`, such as 0.005 and `inner_steps=1`, only so large a part of the values is averaged, another in
     every round, and members keep their own of all others until the last one (SPARTA; codecs and outer step are its
     own).
+    With `trust="community"` or "open" up to a third of the members may lie (docs/loops.md): updates are then
+    weighed by distances, with "open" sorted, or combined by the `statistic` that you name, and `min_peers` is what
+    that takes unless you say more. With fewer than four, "community" is a mean, and says so; "open" is refused.
     `recipe=cooperative(rounds=20)` takes another published method (atoll.learn.methods) in the place of these
-    numbers, which are then its own; model, data and inner optimizer stay yours. That one withstands no liar: for
-    that take five members or more, `trust="community"` and no `recipe`. Recipes that agree on gradients
-    (data_parallel, powersgd, demo_, pipelined, parameter_server) have none: they take the step themselves, with
-    their own rate, where `optimizer.step()` stands.
+    numbers, which are then its own; model, data and inner optimizer stay yours. That one withstands no liar.
+    Recipes that agree on gradients (data_parallel, powersgd, demo_, pipelined, parameter_server) have no inner
+    steps: they take the step themselves, with their own rate, where `optimizer.step()` stands.
     A round may be shorter than its `inner_steps`: `round_time` seconds of training, about `target_samples` of all
     members together (`attach(batch=…)` says how many a step has), or with `adaptive_steps` as the loss falls that
     `run.report` tells (specs/effort.md), but never shorter than `inner_steps_min`. Batches and rates are the
@@ -136,6 +141,7 @@ def found(
         else:
             _check_only_recipe(numbers)
             recipe = in_own_loop(recipe, believed=trust == "private")
+        rule, _ = rule_of(trust, statistic, start_peers, min_peers)
         effort = _effort(recipe, round_time, target_samples, adaptive_steps, inner_steps_min)
     except ValueError as why:
         fix = "help(atoll.found) says what goes together, specs/codecs.md has every codec"
@@ -144,10 +150,12 @@ def found(
         folder=Path(folder or "atoll-run"),
         recipe=recipe,
         start_peers=start_peers,
+        min_peers=min_peers,
         trust=trust,
+        statistic=statistic,
         name=name,
         group=group,
-        sample=_sample(sample, sample_peers, trust),
+        sample=_sample(sample, sample_peers, group, trust, rule),
         effort=effort,
         listen=listening(listen),
         announce=announce,
@@ -185,8 +193,8 @@ def _start_peers() -> int:
     return int(text)
 
 
-def _sample(share: float, peers: int, trust: str) -> Sample | None:
-    """How many train in a round; None: everybody. UsageError for what is no number of them."""
+def _sample(share: float, peers: int, group: str, trust: Trust, statistic: StatisticName) -> Sample | None:
+    """How many train in a round; None: everybody. UsageError for what is none, or withstands nobody."""
     if share and peers:
         raise UsageError(
             "E-ATT-06",
@@ -194,5 +202,21 @@ def _sample(share: float, peers: int, trust: str) -> Sample | None:
             fix="give one of them: sample=0.5, half of the members, or sample_peers=10",
         )
     thousandths = 0 if peers else ceil(round(share * THOUSAND, 6))
-    least = 1 if trust == "private" else peers_for_one_liar(LIARS)
-    return Sample(thousandths, peers, least) if peers or 0 < thousandths < THOUSAND else None
+    if not (peers or 0 < thousandths < THOUSAND):
+        return None
+    least = 1 if trust == "private" else peers_for_one_liar(PRESETS[trust].tolerance, statistic)
+    if 0 < peers < least:
+        raise UsageError(
+            "E-ATT-15",
+            f"sample_peers={peers} draws rounds in which one liar cannot be withstood",
+            cause=f'with trust="{trust}" it takes {least} updates to withstand one',
+            fix=f'sample_peers={least} or more, or trust="private"',
+        )
+    if group and trust != "private":
+        raise UsageError(
+            "E-ATT-15",
+            f'group="{group}" changes nothing with trust="{trust}"',
+            cause="a group is its member's own word: a liar in a group of its own would be drawn most often",
+            fix='leave group out, or say trust="private"',
+        )
+    return Sample(thousandths, peers, least)

@@ -15,6 +15,7 @@ from atoll.node.jobs import Adopt, Counted
 from atoll.node.my_update import MyUpdate
 from atoll.node.topology import asked_in
 from atoll.node.trial import Trial, opened
+from atoll.policy.copies import alike_in
 from atoll.policy.plan import RoundPlan
 from atoll.policy.sampling import resting_in
 from atoll.wire.codec import statement_in, vertex_id
@@ -74,6 +75,7 @@ def closed_by(vertex: Vertex, body: Body, ground: Ground, assembling: bool) -> R
         missing=() if assembling else tuple(sorted(trainers - counted)),
         parts_missing=sum(s is None for s in body.parts),
         topology="" if topology is None else topology.name,
+        alike=alike_in(body),
     )
 
 

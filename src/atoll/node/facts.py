@@ -357,3 +357,4 @@ class RoundClosed(Fact, frozen=True, kw_only=True):
     missing: tuple[PeerId, ...]  # voting members in no part
     parts_missing: int
     topology: str = ""  # by which its updates were reduced
+    alike: tuple[tuple[PeerId, ...], ...] = ()  # whose updates are bit for bit the same: policy/copies.py

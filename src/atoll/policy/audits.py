@@ -13,7 +13,6 @@ anybody, never looks at what was shown.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -24,6 +23,7 @@ from msgspec import UNSET
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN, SEGMENT_STEPS
+from atoll.policy.copies import alike_in
 from atoll.policy.inquiry import AGAINST, CHANCES, Inquiry, QuorumRule, voices_needed
 from atoll.policy.openings import Opening, Terms, openings_of
 from atoll.policy.reputation import audit_factor, by_tier, scores_of
@@ -137,10 +137,9 @@ class Docket:
         claims = {
             peer: commit for peer, commit in said if isinstance(commit, Commit) and commit.claimed is not None
         }
-        alike = Counter(commit.root for commit in claims.values())
+        copied = {peer for peers in alike_in(body) for peer in peers}  # by one of them: only chains tell by whom
         for peer, commit in claims.items():
-            copied = alike[commit.root] > 1  # by one of them, and only their chains tell by whom
-            share = 1.0 if copied else usual * audit_factor(scores, peer)  # from 1 on: always
+            share = 1.0 if peer in copied else usual * audit_factor(scores, peer)  # from 1 on: always
             segment = drawn_segment(vertex, peer, commit.steps, share)
             if segment is None:
                 continue

@@ -2,7 +2,8 @@
 
 Everything in it can be written differently in run.toml. A default is never more than the run can keep: rules that
 need more members than the run waits for, and audits of what cannot be audited, are left out and said to be, whereas
-the same words written by a person are refused with an error. Never looks at a run that was founded: its genesis
+the same words written by a person are refused with an error. Among strangers ("open") both are refused: what is
+left of such a run somebody has to write. Never looks at a run that was founded: its genesis
 says what it has.
 """
 

@@ -17,6 +17,7 @@ from typing import Literal
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import SCORE_OPEN, SCORERS_MOST
+from atoll.policy.copies import alike_in
 from atoll.policy.inquiry import CHANCES, QuorumRule
 from atoll.policy.reputation import audit_factor, by_tier, scores_of
 from atoll.wire.codec import statement_in
@@ -140,12 +141,13 @@ class Scores:
     def _open(self, vertex: Digest, body: Body) -> None:
         voters = sum(m.votes for m in body.members)
         able = [m.peer for m in body.members if m.votes and m.standing == "member"]
-        scores = scores_of(body)
+        scores, copied = scores_of(body), {peer for peers in alike_in(body) for peer in peers}
         for signed in body.commits:
             commit, peer = statement_in(signed), signed.signer
             if not isinstance(commit, Commit) or commit.steps < 1 or not commit.parts or commit.late is not None:
                 continue
-            share = self.share * audit_factor(scores, peer)  # above 1: always
+            # above 1: always; a copy teaches what its author was not told to learn from
+            share = 1.0 if peer in copied else self.share * audit_factor(scores, peer)
             if draw_below(vertex, f"scored? {peer}", CHANCES) >= share * CHANCES:
                 continue
             others = [p for p in shuffled(vertex, f"scorers of {peer}", able) if p != peer]

@@ -60,16 +60,17 @@ def test_parts_about_different_centres_do_not_add_up():
         gram_of(list(x), 1).plus(gram_of(list(x), 2))
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_rows_that_arrive_one_by_one_give_the_same_distances(own):
-    """Longer than a chunk. The centre, here one's own update or nothing, becomes the origin of the matrix."""
-    x = drawn(0, 6, 40_000)
-    arrivals = Arrivals(x[2] if own else None)
-    for row in x:
-        arrivals.add(row)
-    squared, truth = arrivals.gram().squared(), true_squared(x)
-    assert np.allclose(squared[:-1, :-1], truth[:-1, :-1], rtol=1e-10)
-    assert np.allclose(squared[-1, :-1], truth[2, :-1] if own else truth[-1, :-1], rtol=1e-10)
+def test_rows_that_arrive_one_by_one_give_the_same_distances():
+    """Longer than a chunk, and with a mean of 30 times what they are apart."""
+    for common in (0, 30):
+        x = drawn(0, 6, 40_000) + common
+        arrivals = Arrivals()
+        for row in x:
+            arrivals.add(row)
+        assert np.allclose(arrivals.gram().squared(), true_squared(x), rtol=1e-10)
+        assert np.allclose(arrivals.gram([4, 1]).squared(), true_squared(x[[4, 1]]), rtol=1e-10)
+    with pytest.raises(ValueError, match="all rows must be alike"):
+        arrivals.add(x[0, 1:])
 
 
 def test_a_huge_row_does_not_blur_the_others_wherever_it_stands():
@@ -176,3 +177,27 @@ def test_the_norm_of_a_huge_but_finite_row_is_finite(value):
     norms = squared_norms([torch.full((1000,), value), torch.tensor([math.nan] * 1000)])
     assert norms[0] == pytest.approx(1000 * float(np.float32(value)) ** 2, rel=1e-6)
     assert not math.isfinite(norms[1])
+
+
+@pytest.mark.parametrize("common", [0.0, 30.0])
+@pytest.mark.parametrize(("n", "f"), [(10, 2), (20, 6)])
+def test_neighbours_of_a_million_values_are_those_of_plain_differences_in_fp64(n, f, common):
+    """Sets, not distances, against ‖a − b‖² of widened rows; a mean of 30 spreads would drown an fp32 Gram.
+
+    Liars sit a little off the honest ones' middle, so that neighbours are decided by little.
+    """
+    x = drawn(n + f, n, 1_000_000) + common
+    x[-f:] *= 0.5
+    x[-f:] += 0.5 * common
+    wide = [row.double().numpy() for row in x]
+    truth = np.zeros((n, n))
+    for i, j in itertools.combinations(range(n), 2):
+        apart = wide[i] - wide[j]
+        truth[i, j] = truth[j, i] = apart @ apart
+    expected = [set(np.argsort(line, kind="stable")[: n - f].tolist()) for line in truth]
+    order = content_order(list(x), squared_norms(list(x)))
+    mix = nnm(gram_of([x[i] for i in order], n // 2), f)[:, :-1]
+    found = {order[i]: {order[j] for j in np.flatnonzero(line)} for i, line in enumerate(mix)}
+    assert found == dict(enumerate(expected))
+    gaps = [np.diff(np.sort(line))[n - f - 1] / np.sort(line)[n - f] for line in truth]
+    assert min(gaps) < 1e-3, "some choice was close"

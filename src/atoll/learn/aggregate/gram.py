@@ -13,15 +13,16 @@ weights on every machine.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.learn.aggregate.rows import DOT, SPAN, dot, spans
+from atoll.learn.aggregate.rows import DOT, SPAN, Vector, dot, opened, spans
 from atoll.learn.codec import native
 
 Square = np.ndarray  # (n, n) fp64
@@ -162,35 +163,44 @@ def _placed(sums: Square, centre: int) -> Gram:
     return Gram(products, centre)
 
 
-class Arrivals:
-    """The Gram matrix of rows as they arrive: each costs one pass over those before it, hidden behind the network.
+class Arrivals(Sequence[Tensor]):
+    """Rows as they arrive, for any rule in the place of rows: `krum(arrivals, f=2)`.
 
-    The centre must be known before the first row: the caller's own update is a good one, zero (None) is enough
-    while rows are not much longer than they are apart. It is the origin of the resulting matrix. Rows are kept, not
-    copied; the result has them in order of arrival.
+    Each costs one pass over those before it, while the next is on its way. Rows are kept, not copied. Products are
+    about zero, the origin of the resulting matrix: distances keep ten digits while rows are not much longer than
+    thirty times what they are apart.
     """
 
-    def __init__(self, centre_D: Tensor | None = None) -> None:
-        self._centre_D = centre_D
-        self.rows: list[Tensor] = []
+    def __init__(self) -> None:
+        self._rows: list[Tensor] = []
         self._products: list[list[float]] = []
 
-    def add(self, row_D: Tensor) -> None:
-        """One more row, (d,) and finite."""
-        self.rows.append(row_D)
-        self._products.append([0.0] * len(self.rows))
+    def add(self, row: Vector) -> None:
+        """One more row, (d,); one that is not finite counts as one of the f. ValueError if it is not alike."""
+        row_D = opened([*self._rows[:1], row])[-1]
+        self._rows.append(row_D)
+        self._products.append([0.0] * len(self._rows))
         for span in spans(len(row_D), DOT):
-            new_C = self._centred(row_D, span)
-            for index, before_D in enumerate(self.rows):
-                self._products[-1][index] += dot(new_C, self._centred(before_D, span))
+            new_C = row_D[span].to(torch.float64)
+            for index, before_D in enumerate(self._rows):
+                self._products[-1][index] += dot(new_C, before_D[span].to(torch.float64))
 
-    def _centred(self, row_D: Tensor, span: slice) -> Tensor:
-        wide_C = row_D[span].to(torch.float64)
-        return wide_C if self._centre_D is None else wide_C - self._centre_D[span]
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
+        return self._rows[index]
 
-    def gram(self) -> Gram:
-        n = len(self.rows)
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def gram(self, places: Sequence[int] | None = None) -> Gram:
+        """Of the rows at these places, in this order; of all as they came, if none are given."""
+        chosen = range(len(self._rows)) if places is None else places
+        n = len(chosen)
         products = np.zeros((n + 1, n + 1))
-        for i, line in enumerate(self._products):
-            products[i, : i + 1] = products[: i + 1, i] = line
+        for i, j in itertools.product(range(n), repeat=2):
+            late, early = max(chosen[i], chosen[j]), min(chosen[i], chosen[j])
+            products[i, j] = self._products[late][early]
         return Gram(products, None)

@@ -4,6 +4,7 @@ Every rule reads rows without touching them, answers in their dtype (arrays for 
 the same rows whatever their order (the plain means add rows as they come, which may round otherwise). A row with a
 NaN, an infinity or a length beyond 1e75 is taken out first and counts as one of the f; so no rule ever answers with
 a NaN. A bound that the paper asks of n is checked, and the error says the n that would do.
+Rows may be `Arrivals`: their distances are known when the last one is here.
 `pre` is what happens before the rule, in order: "nnm", "arc", "bucketing", bucketing(size, seed), clip(norm).
 """
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from atoll.learn.aggregate import columns, weights
-from atoll.learn.aggregate.gram import Gram, Square, gram_of, times, with_origin
+from atoll.learn.aggregate.gram import Arrivals, Gram, Square, gram_of, times, with_origin
 from atoll.learn.aggregate.rows import (
     DOT,
     SQUARED_MAX,
@@ -48,10 +49,16 @@ class Ready(NamedTuple):
     places: list[int]  # where each stood in what the caller gave
     norms2: list[float]
     f: int  # liars that may still be among them
+    arrived: Arrivals | None  # where distances are known already
 
     @property
     def middle(self) -> int:
         return len(self.rows) // 2  # the row of median norm
+
+    def gram(self, origin_D: Tensor | None = None) -> Gram:
+        if self.arrived is not None and origin_D is None:
+            return self.arrived.gram(self.places)
+        return gram_of(self.rows, self.middle, origin_D)
 
 
 def ready(rows: Rows, f: int) -> Ready:
@@ -64,7 +71,13 @@ def ready(rows: Rows, f: int) -> Ready:
     kept, kept2 = [views[index] for index in finite], [norms2[index] for index in finite]
     order = content_order(kept, kept2)
     left = max(0, f - (len(views) - len(finite)))
-    return Ready([kept[i] for i in order], [finite[i] for i in order], [kept2[i] for i in order], left)
+    return Ready(
+        [kept[i] for i in order],
+        [finite[i] for i in order],
+        [kept2[i] for i in order],
+        left,
+        rows if isinstance(rows, Arrivals) else None,
+    )
 
 
 def check(rule: str, n: int, f: int, least: int) -> None:
@@ -304,7 +317,7 @@ def _seen(
     rule: str, given: Ready, pre: Before, least: Callable[[int], int], origin_D: Tensor | None = None
 ) -> tuple[Gram, Square | None]:
     """What the rule sees: the Gram matrix after all pre-aggregations, and the mixture of rows it stands for."""
-    gram, mix = gram_of(given.rows, given.middle, origin_D), None
+    gram, mix = given.gram(origin_D), None
     for step in map(_named, pre):
         new = step(gram, given.f)
         if len(new) < gram.origin:
@@ -361,7 +374,7 @@ def aggregate(rule: str, rows: Rows, **settings: object) -> Vector:
 def scores(rows: Rows) -> list[float]:
     """Robust z-score of every row's distance to the others, n numbers; infinite for a row that is not finite."""
     given = ready(rows, 0)
-    found = weights.scores(gram_of(given.rows, given.middle))
+    found = weights.scores(given.gram())
     placed = [math.inf] * len(rows)
     for place, score in zip(given.places, found, strict=True):
         placed[place] = score

@@ -44,9 +44,10 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "run.audit_rate": (
         "Share of all rounds of all trainers of which another trainer, drawn by the vertex, takes ten steps again "
-        "(specs/audit.md); 0.05 costs 2 to 3 % more work, and where records are kept up to four times that for "
-        'members on probation. Left out: 0.02 with run.trust = "community", 0.05 with "open", 0 where the recipe '
-        "cannot be audited. Whom enough auditors refute is expelled where run.trust "
+        "(specs/audit.md); 0.05 costs 3.5 % more work, where records are kept 6 % for regular members and 12 % for "
+        'those on probation. Left out: 0.02 with run.trust = "community", or 0, with a word, where '
+        'the recipe cannot be audited; 0.05 with "open", which is refused there unless you write 0 (run.score_rate '
+        "can look at bf16, Muon and overlap instead). Whom enough auditors refute is expelled where run.trust "
         'is "community" or "open", and shown by status where it is "private". For gpt and llama models under '
         "recipes without overlap or fragments; 32 bytes per parameter travel for each audit."
     ),

@@ -1,0 +1,81 @@
+"""What `trust` stands for where the loops are their owners' own: the rule, how few members go on by it, and what is
+lacking.
+
+`atoll up` says the same of a run.toml (`node/config`), out of the same table. Promises: a rule that would withstand
+nobody is refused, what is left out because such a run cannot keep it is said. Never asks what the model is, or who
+the members are.
+"""
+
+from __future__ import annotations
+
+from atoll.base.errors import UsageError
+from atoll.learn.opening import unopened
+from atoll.learn.recipes import Recipe
+from atoll.policy.presets import PRESETS, Preset, Trust, statistic_of
+from atoll.policy.trust import StatisticName, peers_for_one_liar
+
+
+def rule_of(
+    trust: Trust, said: StatisticName | None, start_peers: int, min_peers: int
+) -> tuple[StatisticName, int]:
+    """What rows become, and the members without which no round trains. UsageError for what would withstand nobody.
+
+    Nothing `said`: what trust stands for, as far as members are waited for. `min_peers` 0: as many as the rule
+    needs for one liar, so that a run that shrinks waits, and never goes on with a mean that nobody asked for.
+    """
+    preset, least = PRESETS[trust], min_peers or start_peers
+    if min_peers > start_peers:
+        raise UsageError(
+            "E-ATT-15",
+            f"min_peers={min_peers} must not be more than start_peers={start_peers}",
+            fix=f"atoll.found(start_peers={min_peers}), or a lower min_peers",
+        )
+    if trust == "private":
+        if said not in (None, "mean"):
+            raise UsageError(
+                "E-ATT-15",
+                f'statistic="{said}" withstands liars, and trust="private" says that there are none',
+                fix='atoll.found(trust="community"), or leave statistic out',
+            )
+        return "mean", min_peers or 1
+    statistic = said or statistic_of(preset, preset.tolerance, least, start_peers)
+    needed = peers_for_one_liar(preset.tolerance, statistic)
+    if least < needed and (trust == "open" or statistic != "mean"):
+        what = f'trust="{trust}"' if said in (None, "mean") else f'trust="{trust}" with statistic="{said}"'
+        raise UsageError(
+            "E-ATT-15",
+            f"{what} withstands nobody among {least} members",
+            cause=f"where {preset.tolerance:.0%} may lie it takes {needed} to withstand one liar",
+            fix=f"atoll.found(start_peers={needed}, …) or more, in atoll.local peers={needed}"
+            + f"; and min_peers={needed} or more, or none" * bool(min_peers),
+        )
+    return statistic, min_peers or (1 if least < needed else needed)
+
+
+def forgone(trust: Trust, said: StatisticName | None, statistic: StatisticName, recipe: Recipe) -> tuple[str, ...]:
+    """What this run lacks of what its trust stands for; for people."""
+    preset, lacks = PRESETS[trust], list[str]()
+    if preset.statistics and said is None and statistic == "mean":
+        least = min(peers_for_one_liar(preset.tolerance, name) for name in preset.statistics)
+        lacks.append(
+            "updates are averaged, and one liar can move a mean: nothing better is possible with fewer than "
+            f"{least} members; say start_peers={least} or more, and min_peers no lower, to withstand one"
+        )
+    if preset.audit_rate:
+        lacks.append(
+            "nobody's work is audited, and no records are kept: what a loop did is its owner's own code and data"
+        )
+    if why := _believed(preset, recipe):
+        lacks.append(f"sums of owners are believed: {why}")
+    return tuple(lacks)
+
+
+def opened_share(trust: Trust, recipe: Recipe) -> float:
+    """Of every answer, what its owner opens to others."""
+    return 0.0 if _believed(PRESETS[trust], recipe) else PRESETS[trust].openings
+
+
+def _believed(preset: Preset, recipe: Recipe) -> str:
+    """Why answers are not opened, though trust has it so; empty if they are, or need not."""
+    why = unopened(recipe) if preset.openings else None
+    return (why or "").replace("sync.", "")
