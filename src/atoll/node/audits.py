@@ -5,8 +5,9 @@
     auditor          WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Judge, JudgeOpening ─► `Audited`, signed
 
 Nothing here is waited for by a round: slow work is the island's, which does it while its trainer rests, and an
-auditor that is late is followed by the next one. Bounded by the open cases of the docket; a blob may be as large
-as this run's states are and no larger. Never judges, never acts on a verdict: a later vertex does.
+auditor that is late is followed by the next one. Words on their way into a vertex bring the next ones early.
+Bounded by the open cases of the docket; a blob may be as large as this run's states are and no larger. Never
+judges, never acts on a verdict: a later vertex does.
 """
 
 from __future__ import annotations
