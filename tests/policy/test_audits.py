@@ -171,6 +171,18 @@ def test_in_a_small_swarm_all_that_are_needed_are_asked_when_one_is_against():
     assert many.asked(9) == many.order[1:2]
 
 
+def test_words_on_their_way_into_a_vertex_are_counted_ahead_and_those_in_it_come_first():
+    """The next ones look before the vertex holds what the first one found; a vertex may hold another word of it."""
+    case = case_of(needed=3)
+    first, *others = case.order
+    assert case.asked(7) == (first,)
+    assert case.asked(7, {first: "mismatch"}) == tuple(others[:2])
+    assert case.asked(7, {others[0]: "mismatch"}) == (first,)
+    assert case.asked(7, {name: "mismatch" for name in case.order[:3]}) == ()
+    case.said[first] = (8, "accepted")
+    assert case.asked(8, {first: "mismatch"}) == ()
+
+
 # ---- what may stand in a vertex, and what it does ----------------------------------------------------------
 
 

@@ -47,7 +47,7 @@ def test_one_cheating_trainer_of_four_is_expelled_within_a_few_rounds(kind: str)
     told, standing = played({2: kind})
     assert [standing[p] for p in sorted(standing)] == ["member", "member", "expelled", "member"]
     (left,) = told.left.values()
-    assert left[0] <= 5
+    assert left[0] <= 2  # words of one round bring each other: before, those of the others were a vertex later
     assert told.findings["mismatch"] + told.findings["wrong"] >= 2 * 3  # two verdicts, as three honest peers tell
 
 

@@ -1,17 +1,18 @@
 """An island's side of audits: what it claims of its rounds, what it lays out, and how it judges others.
 
-Steps are taken again by the trainer, one at a time, whenever nobody wants it for a round; updates are encoded
-again on the arithmetic thread. What a round begins with is what vertices hold against this peer: a round of its
-own that no vertex counts never happened, and one whose record is lost is followed by fresh moments.
+What takes no steps is looked at first: an update that its claim's parameters do not make is found without the
+trainer. Steps are taken again by the trainer, one at a time, while nobody wants it for a round; a replay that has
+waited for a whole training goes before the next one, but no second one does. What a round begins with is what
+vertices hold against this peer: a round of its own that no vertex counts never happened, and one whose record is
+lost is followed by fresh moments.
 Never decides who is audited, and never takes a number from the audited peer that follows from what was agreed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,13 +21,14 @@ from torch import Tensor
 
 from atoll.base.errors import UNREADABLE, PeerFault, RunFailedError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.limits import SEGMENT_STEPS
 from atoll.host.attached import AttachedTrainer
 from atoll.host.learning import Learning
 from atoll.host.shelf import Shelf
 from atoll.host.store import Store
 from atoll.host.tended import Tended
 from atoll.host.trainer import TrainerFailed
-from atoll.host.trainer.words import GoOn, JudgeSegment, ShowSegment
+from atoll.host.trainer.words import GoOn, JudgeSegment, Progressed, ShowSegment
 from atoll.host.trainer.words import Trained as TakenSteps
 from atoll.keys.digest import Buffer, merkle_root
 from atoll.learn.audit import (
@@ -94,8 +96,10 @@ class Auditing:
     taken: TakenSteps | None = None  # by it
     life: int = 0  # in which it took them
     showing: set[int] = field(default_factory=set[int])  # rounds of mine that are to be shown
-    _chore: asyncio.Condition = field(default_factory=asyncio.Condition)
-    _busy: bool = False
+    trainings: int = 0  # that have ended
+    _shown: asyncio.Condition = field(default_factory=asyncio.Condition)  # `showing` has one less
+    _show: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _replay: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     # ---- my own rounds -------------------------------------------------------------------------------------
 
@@ -103,6 +107,9 @@ class Auditing:
         self.taken, self.life = None, self.tended.lives
         self.told = self._assigned(work.round, self.me, work.shard, work.shards, work.steps, head, work.batch)
         return self.told
+
+    def took(self, done: TakenSteps) -> None:
+        self.taken, self.trainings = done, self.trainings + 1
 
     def claim(
         self, round: int, update: Update, memory_F: Tensor | None, codecs: tuple[Codec, ...]
@@ -165,13 +172,13 @@ class Auditing:
         path = self.store.folder / "exhibit.part"
         self.showing.add(wish.round)
         try:
-            async with self._alone(first=True):
-                await self._chores(ShowSegment(wish.round, wish.segment, made.claim, made.last, str(path)))
+            async with self._show:
+                await self._chore(ShowSegment(wish.round, wish.segment, made.claim, made.last, str(path)))
                 return Exhibited(await asyncio.to_thread(self._lay_out, path, made))
         finally:
             self.showing.discard(wish.round)
-            async with self._chore:
-                self._chore.notify_all()
+            async with self._shown:
+                self._shown.notify_all()
 
     def _lay_out(self, path: Path, made: Made) -> Digest:
         states = shown_from_bytes(path.read_bytes())
@@ -213,14 +220,15 @@ class Auditing:
         if (wrong := why_contradicts(shown, work.steps, work.root)) is not None:
             return wrong
         assignment = await loop.run_in_executor(self.arithmetic, self._assignment_of, work, shown, before)
-        path = str(self.store.blob_path(work.blob))
-        async with self._alone():
-            verdict = await self._chores(JudgeSegment(assignment, work.segment, path))
-        if not isinstance(verdict, Accepted):
-            assert verdict is not None
-            return verdict
         update = await loop.run_in_executor(self.arithmetic, self._judge_update, work, assignment, shown, before)
-        return verdict if isinstance(update, Accepted) else update
+        if not isinstance(update, Accepted):
+            return update
+        del data, shown  # replays wait for each other
+        async with self._replay:
+            path = str(self.store.blob_path(work.blob))
+            verdict = await self._chore(JudgeSegment(assignment, work.segment, path))
+        assert verdict is not None
+        return verdict
 
     def _assignment_of(self, work: Judge, shown: Shown, before: SharedState) -> Assignment:
         """What the peer was told, and what it may have begun with, by the claim that it made before."""
@@ -251,41 +259,44 @@ class Auditing:
 
     # ---- small words ---------------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def _alone(self, first: bool = False) -> AsyncIterator[None]:
-        """One chore at a time. Who shows goes before who judges: a show that is late is taken for none."""
-        async with self._chore:
-            await self._chore.wait_for(lambda: not self._busy and (first or not self.showing))
-            self._busy = True
-        try:
-            yield
-        finally:
-            self._busy = False
-            async with self._chore:
-                self._chore.notify_all()
+    async def _chore(self, work: ShowSegment | JudgeSegment) -> Verdict | None:
+        """Step by step, and between two steps whoever wants the trainer for a round comes first.
 
-    async def _chores(self, work: ShowSegment | JudgeSegment) -> Verdict | None:
-        """Step by step, and between two steps whoever wants the trainer for a round comes first."""
+        A show does not wait for a replay to end: one that is late is taken for none. Where rounds are shorter than
+        a replay it would come to no end between them, so what has waited for one training goes before the next;
+        what then begins has waited for none.
+        """
         await self.tended.equipped()
         ask: ShowSegment | JudgeSegment | GoOn = work
+        replays, since = isinstance(work, JudgeSegment), self.trainings
         life: int | None = None
         while True:
+            if replays:
+                async with self._shown:
+                    await self._shown.wait_for(lambda: not self.showing)
             async with self.tended.turn:
-                try:
-                    await self.ready()
-                    if life not in (None, self.tended.lives):
-                        raise RunFailedError("E-AUD-04", "the trainer was started anew in the middle of an audit")
+                for _ in range(SEGMENT_STEPS + 1 if replays and since < self.trainings else 1):
+                    if replays and self.showing:
+                        break
+                    done = await self._step(ask, life)
                     life = self.tended.lives
-                    trainer = self.tended.trainer
-                    assert not isinstance(trainer, AttachedTrainer), "nobody audits somebody's own loop"
-                    done = await trainer.audit(ask)
-                except TrainerFailed as failed:
-                    if not failed.alive:
-                        await self.tended.failed()
-                    raise
-            if done.done:
-                return done.verdict
-            ask = GoOn()
+                    if done.done:
+                        return done.verdict
+                    ask = GoOn()
+
+    async def _step(self, ask: ShowSegment | JudgeSegment | GoOn, life: int | None) -> Progressed:
+        """By the trainer of this life, if one has begun; the caller has its turn."""
+        try:
+            await self.ready()
+            if life not in (None, self.tended.lives):
+                raise RunFailedError("E-AUD-04", "the trainer was started anew in the middle of an audit")
+            trainer = self.tended.trainer
+            assert not isinstance(trainer, AttachedTrainer), "nobody audits somebody's own loop"
+            return await trainer.audit(ask)
+        except TrainerFailed as failed:
+            if not failed.alive:
+                await self.tended.failed()
+            raise
 
     def _assigned(
         self, round: int, peer: PeerId, shard: int, shards: int, steps: int, head: SharedState, batch: int

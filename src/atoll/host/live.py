@@ -56,6 +56,7 @@ class Live:
         self._samples_since = 0  # that they learned from
         self._loss_since = 0.0
         self._step_s = 0.0  # of the last steps taken
+        self._life = 0  # of the trainer that took the last of them
         self._hurried = -1  # the round in which I was last told to hand over what I have
         self._merging: asyncio.Task[None] | None = None  # what the trainer is to take in, where it runs on
         self._tended, self._away, self._mine, self._agreed = tended, away, mine, agreed
@@ -113,10 +114,11 @@ class Live:
                     ahead=(recipe.hidden_steps or None) if self._mine.own is None else 0,
                     **more,
                 )
+                self._life = self._tended.lives
                 if done.notice:
                     log.warning("the trainer: %s", done.notice)
                 if auditing is not None:
-                    auditing.taken = done
+                    auditing.took(done)
                 if moments_due(recipe.schedule, agreed.head.round):
                     self._moments = await self._trainer.inner_state()
             except TrainerFailed as failed:
@@ -134,8 +136,19 @@ class Live:
         return Trained(self.steps_since, self._samples_since, self._loss_since / self.steps_since, self._step_s)
 
     def handed(self, learning: Learning, head: SharedState) -> Tensor:
-        """What my steps of the round after this head came to, (N,): x, and behind it moments that are due."""
+        """What my steps of the round after this head came to, (N,): x, and behind it moments that are due.
+
+        RunFailedError if another trainer was started since, as an audit or a look at the head may do: it begins
+        from the head, so its x would make an update of nothing, beside a claim that says how it was trained.
+        """
         x_F, (_, hi) = self._trainer.read_x(), learning.turn(head)
+        if self._tended.lives != self._life:  # looked at after x was read: lives are counted before x is another's
+            raise RunFailedError(
+                "E-TRN-14",
+                "its trainer was started anew before what it had learnt was an update",
+                cause="it failed at something else, as an audit, right after its last step",
+                fix="none is needed: the next round trains again; atoll status names failures that repeat",
+            )
         if hi <= len(x_F):
             return x_F
         return behind(x_F, inner_from_bytes(self._moments, learning.layout.parameters), hi)

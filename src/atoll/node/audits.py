@@ -5,8 +5,9 @@
     auditor          WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Judge, JudgeOpening ─► `Audited`, signed
 
 Nothing here is waited for by a round: slow work is the island's, which does it while its trainer rests, and an
-auditor that is late is followed by the next one. Bounded by the open cases of the docket; a blob may be as large
-as this run's states are and no larger. Never judges, never acts on a verdict: a later vertex does.
+auditor that is late is followed by the next one. Words on their way into a vertex bring the next ones early.
+Bounded by the open cases of the docket; a blob may be as large as this run's states are and no larger. Never
+judges, never acts on a verdict: a later vertex does.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from atoll.node.reports import ReportPool
 from atoll.node.settings import RunSettings
 from atoll.node.tuning import plan_after
 from atoll.policy.audits import Case, Key, key_of
-from atoll.policy.inquiry import AGAINST
+from atoll.policy.inquiry import AGAINST, NOTHING
 from atoll.policy.openings import Opening
 from atoll.protocol.dag.history import History
 from atoll.protocol.reduce.rows import Made
@@ -71,6 +72,7 @@ class Audits:
         self.me, self.settings, self.history, self.pool = me, settings, history, pool
         self.docket = pool.docket
         self.turns: dict[Key, Turn] = {}
+        self.ahead: dict[Key, dict[PeerId, Finding]] = {}  # signed words against somebody that I heard
         self.exhibits: dict[Key, Digest | None] = {}  # None while it is being made, or if it cannot be
         self.held: tuple[Digest, ...] = ()
         self.arriving = Exhibits("audit")
@@ -118,14 +120,27 @@ class Audits:
         history = self.history
         self.docket.follow(history.head, history.ids, history.bodies)
         self.turns = {key: turn for key, turn in self.turns.items() if key in self.docket.cases}
+        self.ahead = {key: words for key, words in self.ahead.items() if key in self.docket.cases}
         self.exhibits = {key: blob for key, blob in self.exhibits.items() if key in self.docket.cases}
+
+    def heard(self, by: PeerId, said: Audited, now: Seconds) -> list[Effect]:
+        """A word of an auditor that no vertex holds yet. Who would be asked once one does looks now: a liar counts
+        in every vertex that passes until there are enough of them."""
+        case = self.docket.cases.get(key_of(said))
+        if case is None or by not in case.order or said.finding not in AGAINST:
+            return []
+        self.ahead.setdefault(case.key, {}).setdefault(by, said.finding)
+        return self._work(now)
+
+    def _asked(self, case: Case | Opening) -> tuple[PeerId, ...]:
+        return case.asked(self.history.head, self.ahead.get(case.key, NOTHING))
 
     def _work(self, now: Seconds) -> list[Effect]:
         """My turns that begin with this head, and those that lasted too long."""
         effects, head = self._hold(), self.history.head
         here = {m.peer for m in self.history.head_body.members if m.present}
         for key, case in self.docket.cases.items():
-            if case.peer not in here or self.me not in case.asked(head):
+            if case.peer not in here or self.me not in self._asked(case):
                 continue
             if (turn := self.turns.get(key)) is None:
                 self.turns[key] = Turn(case, head, now)
@@ -168,7 +183,7 @@ class Audits:
         if case is None:
             return []
         self.exhibits[key] = blob
-        told = [Send(asker, ExhibitIs(case.round, blob, _number(case))) for asker in case.asked(self.history.head)]
+        told = [Send(asker, ExhibitIs(case.round, blob, _number(case))) for asker in self._asked(case)]
         return [*self._hold(), *told]
 
     def _laid_open(self, job: str, blobs: Sequence[Digest]) -> list[Effect]:

@@ -67,6 +67,10 @@ class Inspectors:
         """My round is closed: these answers of mine, with their rows, may be asked for."""
         return self.audits.lay_open(body, made) if self.audits is not None else []
 
+    def heard(self, by: PeerId, said: Audited, now: Seconds) -> list[Effect]:
+        """A member's word that the next vertex may hold."""
+        return self.audits.heard(by, said, now) if self.audits is not None else []
+
     def ask_again(self) -> list[Effect]:
         """With every heartbeat: words may be lost."""
         effects = self.audits.ask_again() if self.audits is not None else []

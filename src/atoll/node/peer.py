@@ -112,6 +112,7 @@ from atoll.wire.messages.preference import PreferenceIs, WantPreference
 from atoll.wire.messages.round import PartBytes, RoundMessage, RowBytes, WantPart, WantRow
 from atoll.wire.messages.statements import (
     Amend,
+    Audited,
     Caught,
     Complaint,
     Leave,
@@ -697,6 +698,8 @@ class Peer:
             effects += self._from_round(self.round.heed(statement, self._run_time(now)), now)
         if isinstance(statement, Leave):
             self.heartbeat.refused.add(by)
+        if isinstance(statement, Audited):
+            effects += self._from_inspectors(self.inspectors.heard(by, statement, now), now)
         if isinstance(statement, Amend):
             effects += self.downloads.earlier.find(statement.state)
         if sender == signed.signer and sender != self.me and pooled.fresh and not only_counts(statement):

@@ -24,7 +24,7 @@ from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN, SEGMENT_STEPS
 from atoll.policy.copies import alike_in
-from atoll.policy.inquiry import AGAINST, CHANCES, Inquiry, QuorumRule, voices_needed
+from atoll.policy.inquiry import AGAINST, CHANCES, NOTHING, Inquiry, QuorumRule, voices_needed
 from atoll.policy.openings import Opening, Terms, openings_of
 from atoll.policy.reputation import audit_factor, by_tier, scores_of
 from atoll.wire.codec import statement_in
@@ -61,20 +61,21 @@ class Case(Inquiry):
     def key(self) -> tuple[int, PeerId]:
         return self.round, self.peer
 
-    def asked(self, head: int) -> tuple[PeerId, ...]:
+    def asked(self, head: int, ahead: Mapping[PeerId, Finding] = NOTHING) -> tuple[PeerId, ...]:
         """Who is to take the segment again, as of this round's vertex; nobody once it is settled.
 
         A turn of several is over when three of four have spoken; who speaks later counts all the same.
         """
+        said = self.with_words(head, ahead)
         began, against, agreeing, heard = self.round, 0, 0, 0
         while heard < len(self.order) and against < self.needed and agreeing <= against:
             missing = self.needed - against
             several = missing if self.needed <= FEW else min(against, missing)
             together = self.order[heard : heard + (several if against else 1)]
-            told = [self.said[auditor] for auditor in together if auditor in self.said]
+            told = [said[auditor] for auditor in together if auditor in said]
             silent = len(together) - len(told)
             if silent * 4 > len(together) and head - began < AUDIT_TURN:
-                return tuple(auditor for auditor in together if auditor not in self.said)
+                return tuple(auditor for auditor in together if auditor not in said)
             began = began + AUDIT_TURN if silent * 4 > len(together) else max([began, *(at for at, _ in told)])
             against += sum(finding in AGAINST for _, finding in told)
             agreeing += sum(finding == "accepted" for _, finding in told)

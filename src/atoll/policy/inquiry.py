@@ -6,16 +6,18 @@ A finding counts when so many members have it that one of them is honest. Never 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from atoll.base.ids import PeerId
 from atoll.policy.plan import QuorumRule
 from atoll.wire.messages.statements import Finding
 
-__all__ = ["AGAINST", "CHANCES", "REFUTING", "Inquiry", "QuorumRule", "voices_needed"]
+__all__ = ["AGAINST", "CHANCES", "NOTHING", "REFUTING", "Inquiry", "QuorumRule", "voices_needed"]
 
 CHANCES = 2**32
 AGAINST: frozenset[Finding] = frozenset({"mismatch", "wrong", "withheld"})
 REFUTING: frozenset[Finding] = frozenset({"mismatch", "wrong"})  # silence proves less: a crash loses the record
+NOTHING: Mapping[PeerId, Finding] = {}
 
 
 def voices_needed(voters: int, rule: QuorumRule) -> int:
@@ -33,8 +35,13 @@ class Inquiry(ABC):
     said: dict[PeerId, tuple[int, Finding]]  # in the vertex of which round, what
 
     @abstractmethod
-    def asked(self, head: int) -> tuple[PeerId, ...]:
-        """Who is to look, as of this round's vertex."""
+    def asked(self, head: int, ahead: Mapping[PeerId, Finding] = NOTHING) -> tuple[PeerId, ...]:
+        """Who is to look, as of this round's vertex; `ahead`: and once the next one holds these words, too."""
+
+    def with_words(self, head: int, ahead: Mapping[PeerId, Finding]) -> dict[PeerId, tuple[int, Finding]]:
+        """What was said, and what will be."""
+        words: dict[PeerId, tuple[int, Finding]] = {peer: (head + 1, finding) for peer, finding in ahead.items()}
+        return words | self.said
 
     @property
     def against(self) -> int:

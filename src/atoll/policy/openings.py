@@ -9,7 +9,7 @@ the vertex; no report travels where nobody doubts. Never asks anybody, never loo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -18,7 +18,7 @@ import msgspec
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import AUDIT_TURN, LEAF_BYTES_MAX, OPENED_BLOCKS_MAX, PATH_MAX
-from atoll.policy.inquiry import CHANCES, Inquiry, QuorumRule, voices_needed
+from atoll.policy.inquiry import AGAINST, CHANCES, NOTHING, Inquiry, QuorumRule, voices_needed
 from atoll.policy.signing import MLDSA65
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Answered, Finding
@@ -58,13 +58,15 @@ class Opening(Inquiry):
         leaf = LEAF_BYTES_MAX + PATH_MAX * (DIGEST_BYTES + 2)
         return len(self.blocks) * (rows + 1) * leaf + rows * (MLDSA65.commit_bytes_max + leaf)
 
-    def asked(self, head: int) -> tuple[PeerId, ...]:
-        if not self.against:
+    def asked(self, head: int, ahead: Mapping[PeerId, Finding] = NOTHING) -> tuple[PeerId, ...]:
+        said = self.with_words(head, ahead)
+        findings = [finding for _, finding in said.values()]
+        against, agreeing = sum(f in AGAINST for f in findings), findings.count("accepted")
+        if not against:
             return self.order[:1] if head - self.round < AUDIT_TURN else ()
-        agreeing = sum(finding == "accepted" for _, finding in self.said.values())
-        if self.against >= self.needed or agreeing > self.against:
+        if against >= self.needed or agreeing > against:
             return ()
-        return tuple(peer for peer in self.order if peer not in self.said)
+        return tuple(peer for peer in self.order if peer not in said)
 
 
 def openings_of(vertex: Digest, body: Body, terms: Terms, rule: QuorumRule) -> Iterator[Opening]:

@@ -1,7 +1,8 @@
 """The trainer process's side of audits: it keeps a chain while it trains, shows segments, and takes others' again.
 
-Showing and judging pause after every step, so that the peer may put the next round before them; what waits for
-its turn holds the states that it needs. Replays happen in a second model: x and moments of this trainer are never
+Showing and judging pause after every step, so that the peer may put the next round before them, and a show that
+begins in the middle of a replay comes to its end before that goes on; what waits for its turn holds the states that
+it needs. Replays happen in a second model: x and moments of this trainer are never
 touched. Never decides who is audited, never believes a file.
 """
 
@@ -39,7 +40,7 @@ class Auditing:
         self.data = data
         self.record: Record | None = None  # of the round under way
         self.records: dict[int, Record] = {}
-        self.chore: Chore | None = None
+        self.chores: list[Chore] = []  # a replay, and a show that goes before it
         self._replica: Replica | None = None
 
     # ---- keeping the chain ---------------------------------------------------------------------------------
@@ -65,20 +66,23 @@ class Auditing:
     # ---- chores --------------------------------------------------------------------------------------------
 
     def start(self, command: ShowSegment | JudgeSegment) -> Progressed:
-        self.chore = self._show(command) if isinstance(command, ShowSegment) else self._judge(command)
+        if isinstance(command, ShowSegment):
+            self.chores.append(self._show(command))
+        else:
+            self.chores = [self._judge(command)]
         return self.go_on()
 
     def go_on(self) -> Progressed:
         """One step of what was asked for."""
-        if self.chore is None:
+        if not self.chores:
             raise ValueError("there is no audit to go on with")
         try:
-            next(self.chore)
+            next(self.chores[-1])
         except StopIteration as done:
-            self.chore = None
+            del self.chores[-1]
             return Progressed(True, done.value)
         except BaseException:
-            self.chore = None
+            del self.chores[-1]
             raise
         return Progressed(False)
 
@@ -87,11 +91,15 @@ class Auditing:
         if record is None or not wish.segment + 1 < len(record.links):
             raise ValueError(f"nothing is left of round {wish.round}")
         replica = self._replica_for(record.assignment)
+        replaying = replica.live() if self.chores[:-1] and record.retaken_steps(wish.segment) else None
         try:
             begin = yield from record.making(wish.segment, replica)
             end = yield from record.making(wish.segment + 1, replica)
         except RunFailedError as why:
             raise ValueError(str(why)) from why  # an answer: this process goes on
+        finally:
+            if replaying is not None:
+                replica.load(replaying)
         last = record.kept[len(record.links) - 1]
         shown = Shown(
             wish.claim,
