@@ -57,6 +57,7 @@ RULES: dict[str, Asked] = {
     "mda": ("mda", {}, "MDA(f)", None),
     "monna": ("monna", {"own": 0}, "MoNNA(f, 0)", None),
     "caf": ("caf", {}, "CAF(f)", None),
+    "blended caf": ("blended_caf", {}, "", None),
     "nnm + multi-krum": ("multi_krum", KRUM | {"pre": ["nnm"]}, "NNM(f)+MultiKrum(f)", 12.0),
     "nnm + trimmed mean": ("trimmed_mean", {"pre": ["nnm"]}, "NNM(f)+TrMean(f)", 12.0),
     "nnm + geometric median": ("geometric_median", WEISZFELD | {"pre": ["nnm"]}, "NNM(f)+GeometricMedian()", 12.0),

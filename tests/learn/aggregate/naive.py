@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 
@@ -95,19 +94,30 @@ def bulyan(x, f):
 
 
 def caf(x, f):
-    n, c, best, least = len(x), np.ones(len(x)), None, math.inf
-    while c.sum() > n - 2 * f:
+    means, variances = filtered(x, f)
+    return means[int(np.argmin(variances))]
+
+
+def blended_caf(x, f):
+    means, variances = filtered(x, f)
+    says = (min(variances) / np.array(variances)) ** 2
+    return (says[:, None] * np.array(means)).sum(axis=0) / says.sum()
+
+
+def filtered(x, f):
+    n, c, means, variances = len(x), np.ones(len(x)), [], []
+    while c.sum() > n - 2 * f or not means:
         mu = (c[:, None] * x).sum(axis=0) / c.sum()
         away = x - mu
         values, vectors = np.linalg.eigh((c[:, None] * away).T @ away / c.sum())
-        if values[-1] < least:
-            best, least = mu, values[-1]
+        means.append(mu)
+        variances.append(values[-1])
         tau = (away @ vectors[:, -1]) ** 2
         farthest = tau[c > 0].max()
         if farthest == 0:
             break
         c = c * np.maximum(1 - tau / farthest, 0)
-    return mu if best is None else best
+    return means, variances
 
 
 def nnm(x, f):

@@ -107,6 +107,7 @@ def test_with_neighbour_mixing_the_bound_shrinks_with_the_share_of_liars(rule):
         ),  # a kept liar has no worse score than an honest row
         ("centred_clipping", 8.0),  # no step is longer than the farthest honest row is away
         ("caf", 2.0),  # not proven in this form
+        ("blended_caf", 2.0),  # nor this
     ],
 )
 def test_no_attack_moves_a_rule_by_many_honest_diameters(rule, diameters, first):
@@ -156,7 +157,7 @@ def test_no_row_of_doubles_is_too_long_for_a_rule(rule, value):
 def test_two_liars_far_apart_and_far_away_do_not_hide_in_each_others_variance():
     honest = honest_rows(4)
     liars = torch.stack([torch.full((VALUES,), 1e20), torch.linspace(-1e25, 1e25, VALUES)])
-    for rule in ("caf", "geometric_median", "multi_krum"):
+    for rule in ("caf", "blended_caf", "geometric_median", "multi_krum"):
         assert off(rule, honest, liars, True) <= diameter(honest)
 
 

@@ -70,7 +70,7 @@ def test_a_rule_is_what_its_paper_says(rule, n, f, d):
     close(aggregate(rule, x, f=f), getattr(naive, rule)(x.astype(np.float64), f))
 
 
-@pytest.mark.parametrize("rule", ["bulyan", "caf", "centred_clipping"])
+@pytest.mark.parametrize("rule", ["bulyan", "caf", "blended_caf", "centred_clipping"])
 @pytest.mark.parametrize("d", SIZES)
 @pytest.mark.parametrize(("n", "f"), [(7, 1), (11, 2)])
 def test_a_rule_with_a_search_or_a_loop_is_what_its_paper_says(rule, n, f, d):

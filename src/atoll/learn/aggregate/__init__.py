@@ -14,6 +14,7 @@ from atoll.learn.aggregate.gram import Arrivals, Gram, gram_of
 from atoll.learn.aggregate.rules import (
     RULES,
     aggregate,
+    blended_caf,
     bulyan,
     caf,
     centred_clipping,
@@ -38,6 +39,7 @@ __all__ = [
     "Gram",
     "aggregate",
     "arc",
+    "blended_caf",
     "bucketing",
     "bulyan",
     "caf",

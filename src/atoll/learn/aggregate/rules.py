@@ -253,6 +253,11 @@ def caf(rows: Rows, f: int, pre: Before = ()) -> Vector:
     return _by_distances("caf", rows, f, pre, majority, weights.caf)
 
 
+def blended_caf(rows: Rows, f: int, pre: Before = ()) -> Vector:
+    """All means that CAF comes by, each by the inverse square of its largest variance, (d,); n ≥ 2f + 1."""
+    return _by_distances("blended_caf", rows, f, pre, majority, weights.blended_caf)
+
+
 # rules by coordinate
 
 
@@ -359,7 +364,7 @@ RULES: dict[str, Callable[..., Vector]] = {
     rule.__name__: rule
     for rule in (
         *(mean, weighted_mean, krum, multi_krum, coordinate_median, trimmed_mean, meamed),
-        *(geometric_median, centred_clipping, mda, monna, bulyan, caf),
+        *(geometric_median, centred_clipping, mda, monna, bulyan, caf, blended_caf),
     )
 }
 
