@@ -52,6 +52,7 @@ from atoll.host.trainer.words import (
 from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import Room, new_wire
 from atoll.learn.layout import Layout, difference
+from atoll.learn.opening import unopened
 from atoll.learn.outer import Delayed
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState, state_bytes
@@ -61,6 +62,7 @@ from atoll.policy.openings import SHARE
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import Trust
 from atoll.policy.sampling import Sample
+from atoll.policy.trust import CAPTURED
 
 if TYPE_CHECKING:
     from atoll.host.learning import Beginning
@@ -397,6 +399,7 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
     first = SharedState(x_F.clone(), momentum_P, torch.zeros(layout.counters, dtype=torch.int64))
     beginning = Beginning(recipe, layout, state_bytes(first, layout), ATTACHED, b"")
     schedule = recipe.schedule
+    opened = wish.trust == "community" or (wish.trust == "open" and unopened(recipe) is None)
     quorum = "majority" if wish.trust == "private" else "two-thirds"
     settings = RunSettings(
         name=wish.name,
@@ -406,7 +409,8 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
         tolerance=0.0 if wish.trust == "private" else LIARS,
         witnessed=wish.trust == "open",
         era_rounds=ERA_ROUNDS,
-        openings=terms_of(recipe, SHARE if wish.trust == "community" else 0.0),
+        openings=terms_of(recipe, SHARE if opened else 0.0),
+        captured=CAPTURED if opened and wish.trust == "open" else msgspec.UNSET,
         round=RoundSettings(
             inner_steps=schedule.turn_steps,
             quorum=quorum,
