@@ -68,4 +68,4 @@ def test_the_fewest_witnesses_that_leave_liars_alone_with_few_parts(n, liars, sh
     draw = Random(n)
     owners = (draw.sample(range(n), w + 1) for _ in range(20_000))
     alone = sum(all(owner < liars for owner in first) for first in owners)
-    assert alone / 20_000 == pytest.approx(odds, abs=0.005)
+    assert alone / 20_000 == pytest.approx(odds, abs=0.01)  # five times what it varies by

@@ -66,7 +66,8 @@ class Inspectors:
     def closed(
         self, body: Body, made: Mapping[Digest, Made], seconded: Mapping[int, Sequence[Signed]]
     ) -> list[Effect]:
-        """My round is closed: these answers of mine, with their rows, may be asked for; so may who else signed one."""
+        """My round is closed: these answers of mine, with their rows, may be asked for; what others signed of
+        answers may be held against them."""
         if self.audits is None:
             return []
         self.audits.remember(body.round, seconded)

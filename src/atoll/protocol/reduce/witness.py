@@ -2,9 +2,9 @@
 
 Where owners are not trusted, the first w + 1 of a part all combine it and sign what they got; the first one shows
 the bytes only when it has heard the others. An answer is *believed* when all of them say the same, since hardly
-ever all of them lie, or when I recomputed it from rows that their authors committed to. A part about which they differ,
-or of which one has not spoken in time, is *doubted*: its rows are opened to me, and I recompute every answer that
-was signed for it. Of what proves true the answer with most contributors stands.
+ever all of them lie, or when I recomputed it from rows that their authors committed to. A part about which they
+differ, or of which one has not spoken in time, is *doubted*: its rows are opened to me, and I recompute every
+answer that was signed for it. Of what proves true the answer with most contributors stands.
 An owner is called a liar only for what it signed: bytes that its contributors' rows do not make, or two answers in
 one slot. It is judged by the rows that it names: an author may have committed to one row before it and to another
 before me. What is asked about the rows, a sum or their products, is a `Question`: all else is the same.
