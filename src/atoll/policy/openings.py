@@ -1,10 +1,11 @@
 """Which blocks of which part its owner has to open, and to whom: all from the vertex that closes the round.
 
 Owners are spot-checked where nobody watches them, or liars may be all who do: of every answer in a vertex a small
-share of blocks is drawn and dealt to f + 1 checkers, so that one of them is honest whoever steered the draw. Who finds all as it should be says
-nothing. Who was shown a lie, or nothing, says so in a signed report, and then every other one in the order is asked
-for the very same blocks: what more of them say than may lie, counts. Promises: the same at every peer that holds
-the vertex; no report travels where nobody doubts. Never asks anybody, never looks at what was shown.
+share of blocks is drawn and dealt to f + 1 checkers, so that one of them is honest whoever steered the draw. Who
+finds all as it should be says nothing. Who was shown a lie, or nothing, says so in a signed report, and then every
+other one in the order is asked for the very same blocks: what more of them say than may lie, counts. Promises: the
+same at every peer that holds the vertex; no report travels where nobody doubts. Never asks anybody, never looks at
+what was shown.
 """
 
 from __future__ import annotations
