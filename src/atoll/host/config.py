@@ -279,7 +279,10 @@ def _openings(config: Config, recipe: Recipe) -> Terms | UnsetType:
 
     if config.run.openings is not None:
         return terms_of(recipe, config.run.openings)
-    share = PRESETS[config.run.trust].openings
+    preset = PRESETS[config.run.trust]
+    share = preset.openings
+    if preset.witnessed and (config.run.captured_parts == 0 or chosen_statistic(config) in DISTANCES):
+        share = 0.0  # one more owner watches than may lie: nothing is left to find
     return UNSET if not share or _unopened(recipe) else terms_of(recipe, share)
 
 
