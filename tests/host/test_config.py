@@ -187,7 +187,7 @@ def test_what_the_recipe_is_said_to_have_is_what_it_has():
         "run.reputation": PRESETS["private"].reputation,
         "sync.statistic": chosen_statistic(Config()),
         "run.openings": 0.0,
-        "run.captured_parts": settings.captured_share,
+        "run.captured_parts": 0.0,
         "model.name": recipe.model,
         "train.inner_steps": recipe.schedule.inner_steps,
         "train.batch": recipe.batch,
