@@ -187,6 +187,7 @@ def test_what_the_recipe_is_said_to_have_is_what_it_has():
         "run.reputation": PRESETS["private"].reputation,
         "sync.statistic": chosen_statistic(Config()),
         "run.openings": 0.0,
+        "run.captured_parts": 0.0,
         "model.name": recipe.model,
         "train.inner_steps": recipe.schedule.inner_steps,
         "train.batch": recipe.batch,
@@ -812,17 +813,34 @@ def test_every_rule_by_distance_can_be_asked_for(name: str, trust: str):
     assert (settings.statistic, settings.witnessed) == (name, trust == "open")
 
 
-def test_answers_are_opened_where_members_may_lie_and_owners_are_not_watched():
+def test_few_owners_watch_a_part_where_openings_find_what_they_say_together():
+    """Else one more than may lie: by word, and where codecs or distances leave nothing that could be opened."""
+    asked = ("run.trust=open", *COMMUNITY[1:])
+    config = load_config(None, asked, {})
+    settings = settings_of(config, recipe_of(config))
+    assert settings.captured_share == 0.05 and settings.opened is not None and settings.opened.share == 0.03
+    for word in ("run.captured_parts=0", "run.openings=0", "sync.up=topk+int8", "sync.statistic=robust"):
+        config = load_config(None, (*asked, word), {})
+        settings = settings_of(config, recipe_of(config))
+        assert settings.captured_share == 0 and settings.witnessed and settings.opened is None
+    for word in ("run.openings=0", "sync.statistic=robust"):
+        refused = trouble(*asked, "run.captured_parts=0.1", word)
+        assert refused.code == "E-CFG-11" and "cannot be had" in refused.what
+    config = load_config(None, (*asked, "run.captured_parts=0.1", "sync.up=topk+int8"), {})
+    with pytest.raises(UsageError, match="E-RUN-17"):
+        settings_of(config, recipe_of(config))
+
+
+def test_answers_are_opened_where_members_may_lie():
     for sets, share in ((COMMUNITY, 0.03), ((*COMMUNITY, "run.openings=0.2"), 0.2)):
         config = load_config(None, sets, {})
         opened = settings_of(config, recipe_of(config)).opened
         assert opened is not None and (opened.share, opened.leaf_bytes) == (share, 4096 + 32)
-    for sets in ((), (*COMMUNITY, "run.openings=0"), ("run.trust=open", *COMMUNITY[1:])):
+    for sets in ((), (*COMMUNITY, "run.openings=0")):
         config = load_config(None, sets, {})
         assert settings_of(config, recipe_of(config)).opened is None
-    for trust in ("private", "open"):
-        refused = trouble(f"run.trust={trust}", "run.openings=0.1", *COMMUNITY[1:])
-        assert refused.code == "E-CFG-11" and "does nothing" in refused.what
+    refused = trouble("run.trust=private", "run.openings=0.1", *COMMUNITY[1:])
+    assert refused.code == "E-CFG-11" and "does nothing" in refused.what
 
 
 def test_codecs_whose_answers_cannot_be_opened_are_refused_by_name():

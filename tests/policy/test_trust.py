@@ -6,7 +6,14 @@ from random import Random
 
 import pytest
 
-from atoll.policy.trust import captured_share, liars_among, peers_for_one_liar, rows_needed, witnesses
+from atoll.policy.trust import (
+    captured_parts,
+    captured_share,
+    liars_among,
+    peers_for_one_liar,
+    rows_needed,
+    witnesses,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,4 +44,28 @@ def test_how_likely_a_drawn_committee_holds_too_many_liars():
 def test_rows_and_witnesses():
     """A mean asks for nobody in particular; every sort needs a majority of honest ones."""
     assert rows_needed("mean", 2) == 0 and rows_needed("median", 2) == 5
-    assert (witnesses(3, 1), witnesses(3, 2), witnesses(3, 5), witnesses(1, 0)) == (1, 2, 2, 0)
+    none_captured = [witnesses(owners, 20, liars, 0.0) for owners, liars in ((3, 1), (3, 2), (3, 5), (1, 0))]
+    assert none_captured == [1, 2, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("n", "liars", "share", "w", "odds"),
+    [
+        (4, 1, 0.05, 1, 0.0),
+        (7, 2, 0.05, 1, 1 / 21),
+        (7, 2, 0.04, 2, 0.0),
+        (8, 2, 0.05, 1, 1 / 28),
+        (10, 3, 0.05, 2, 1 / 120),
+        (100, 33, 0.05, 2, 5456 / 161700),
+        (100, 33, 0.0, 5, 0.00093),
+        (100, 30, 1.0, 1, 87 / 990),
+    ],
+)
+def test_the_fewest_witnesses_that_leave_liars_alone_with_few_parts(n, liars, share, w, odds):
+    """Six owners a part at most; by formula, and by dealing owners as the plan does."""
+    assert witnesses(6, n, liars, share) == w
+    assert captured_parts(n, liars, w + 1) == pytest.approx(odds, rel=1e-2)
+    draw = Random(n)
+    owners = (draw.sample(range(n), w + 1) for _ in range(20_000))
+    alone = sum(all(owner < liars for owner in first) for first in owners)
+    assert alone / 20_000 == pytest.approx(odds, abs=0.01)  # five times what it varies by

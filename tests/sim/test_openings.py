@@ -13,10 +13,11 @@ from atoll.node.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy import audits, inquiry, members
 from atoll.policy import openings as draws
 from atoll.policy.openings import Terms
+from atoll.policy.plan import RoundSettings
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.openings import CUT, PROVEN, UNSHOWN, islands
 from atoll.sim.scenarios import ScenarioFailed, run_scenario
-from atoll.sim.scenarios.openings import Told, play_openings
+from atoll.sim.scenarios.openings import TOGETHER_WITHIN, Told, play_openings, play_together
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.swarm import SwarmKnobs, peer_name
 from atoll.sim.villains import Villain, villain
@@ -140,6 +141,44 @@ def test_runs_without_openings_are_encoded_as_they_always_were():
         decode_settings(encode_settings(asked))
     fitting = replace(asked, round=replace(asked.round, quorum="two-thirds"))
     assert decode_settings(encode_settings(fitting)) == fitting
+
+
+# ---- owners that watch each other, and liars that own a part by themselves -----------------------------------
+
+
+def test_two_liars_that_own_a_part_by_themselves_are_both_expelled_for_what_they_said_alike():
+    """One witness among eight: their false part is agreed on once; openings and what both signed send them off."""
+    together = play_together(Stage("accomplices", 2, 8, 12, "two-thirds"), {1: "accomplice", 2: "accomplice"})
+    (lie,) = together.false
+    assert set(together.lied) == {peer_name(1), peer_name(2)} == set(together.told.left)
+    assert {how for _, how in together.told.left.values()} == {"expelled"}
+    assert max(round for round, _ in together.told.left.values()) <= lie[0] + TOGETHER_WITHIN
+
+
+def test_where_no_part_may_be_captured_they_never_own_one_by_themselves():
+    """The same draw with two witnesses: one of three owners is honest, and nothing false is agreed on."""
+    together = play_together(
+        Stage("accomplices", 2, 8, 6, "two-thirds"), {1: "accomplice", 2: "accomplice"}, captured=0.0
+    )
+    assert not together.false and not together.told.left
+
+
+def test_if_what_others_signed_were_forgotten_the_second_liar_would_stay(monkeypatch: pytest.MonkeyPatch):
+    """Mutant: only the owner whose answer stands is held to it."""
+    monkeypatch.setattr("atoll.node.audits.refuted_words", lambda openings, seconded: [])
+    with pytest.raises(Exception, match="lied together with others"):
+        play_together(Stage("accomplices", 2, 8, 12, "two-thirds"), {1: "accomplice", 2: "accomplice"})
+
+
+def test_liars_own_whole_parts_only_where_openings_would_find_them():
+    plain = RunSettings(witnessed=True, captured=0.05, round=RoundSettings(quorum="two-thirds"))
+    with pytest.raises(Exception, match="nobody opens their answers"):
+        decode_settings(encode_settings(plain))
+    with pytest.raises(Exception, match="do not watch each other"):
+        decode_settings(encode_settings(replace(plain, witnessed=False, openings=Terms(0.03, 4128))))
+    with pytest.raises(Exception, match="weighs rows"):
+        decode_settings(encode_settings(replace(plain, statistic="robust", openings=Terms(0.03, 4128))))
+    assert b"captured" not in encode_settings(RunSettings())
 
 
 @pytest.mark.long

@@ -133,7 +133,7 @@ def test_two_answers_prove_a_lie_only_in_one_slot(monkeypatch: pytest.MonkeyPatc
 def test_a_jury_makes_doubted_parts_again_and_nobody_else_asks_for_a_row(monkeypatch: pytest.MonkeyPatch):
     """Twelve members, called a large committee, a jury of two: no part is missing, and both liars are out."""
     monkeypatch.setattr(ground, "COMMITTEE_MAX", 8)
-    monkeypatch.setattr(trust, "JURY", 2)
+    monkeypatch.setattr(trust, "VOICES", 6)
     wishes: list[bool] = []
     open_row = WatchedReduce._open_row
 

@@ -398,7 +398,8 @@ class Work:
         spans = [f"{call.at} to {call.at + call.written}" for call in self._calls if call.written]
         if not spans or not self._fused.own:
             return why
-        what = f"{why.what}; of {len(self._fused.vector_N)} values {' and '.join(spans)} were written over, the others not"
+        count = len(self._fused.vector_N)
+        what = f"{why.what}; of {count} values {' and '.join(spans)} were written over, the others not"
         fix = f"{why.fix}; " if why.fix else ""
         return type(why)(why.code, what, cause=why.cause, fix=f"{fix}before the tensor is used, fill it again")
 

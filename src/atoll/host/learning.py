@@ -213,9 +213,9 @@ def terms_of(recipe: Recipe, share: float) -> Terms | msgspec.UnsetType:
         raise UsageError(
             "E-RUN-17",
             f"owners of parts cannot be checked in this run: {problem}",
-            cause='with run.trust = "community" blocks of their answers are opened and made again (run.openings)',
+            cause="blocks of their answers are to be opened and made again (run.openings, run.captured_parts)",
             fix=f"choose {', '.join(sorted(CODECS))} for sync.up and sync.down; or write run.openings = 0: "
-            "owners are then believed",
+            'owners are then believed with run.trust = "community", and more of them make every part with "open"',
         )
     return Terms(share, Cut(codec_named(recipe.coding.down)).leaf_bytes)
 

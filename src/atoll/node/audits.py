@@ -32,7 +32,7 @@ from atoll.node.settings import RunSettings
 from atoll.node.tuning import plan_after
 from atoll.policy.audits import Case, Key, key_of
 from atoll.policy.inquiry import AGAINST, NOTHING
-from atoll.policy.openings import Opening
+from atoll.policy.openings import Opening, Place, refuted_words
 from atoll.protocol.dag.history import History
 from atoll.protocol.reduce.rows import Made
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
@@ -73,6 +73,7 @@ class Audits:
         self.docket = pool.docket
         self.turns: dict[Key, Turn] = {}
         self.ahead: dict[Key, dict[PeerId, Finding]] = {}  # signed words against somebody that I heard
+        self.seconded: dict[Place, Sequence[Signed]] = {}  # what others than its owner signed of an answer
         self.exhibits: dict[Key, Digest | None] = {}  # None while it is being made, or if it cannot be
         self.held: tuple[Digest, ...] = ()
         self.arriving = Exhibits("audit")
@@ -88,8 +89,9 @@ class Audits:
         """The history has one vertex more."""
         self._follow()
         effects: list[Effect] = []
-        for by, said in self.docket.news(body):
-            effects.append(_fact(self._verdict(by, said), body.round))
+        if news := self.docket.news(body):
+            effects += [_fact(self._verdict(by, said), body.round) for by, said in news]
+            effects += self._name_seconders()
         for case in (case for case in self.docket.cases.values() if case.round == body.round):
             if case.peer == self.me:
                 self.exhibits[case.key] = None
@@ -105,6 +107,11 @@ class Audits:
         work = lay_open(self._mine(body.round), body, made)
         return [Ask(f"audit/open/{body.round}/{part}", one) for part, one in work]
 
+    def remember(self, round: int, seconded: Mapping[int, Sequence[Signed]]) -> None:
+        """Of my round, which is closed: the words of owners that said the same as the one whose answer stands."""
+        if self.docket.terms is not None:
+            self.seconded.update({(round, part): words for part, words in seconded.items() if words})
+
     def _mine(self, round: int) -> list[Opening]:
         cases = (c for c in self.docket.cases.values() if isinstance(c, Opening))
         return sorted((c for c in cases if c.peer == self.me and c.round == round), key=lambda c: c.number)
@@ -116,12 +123,23 @@ class Audits:
             return OpeningVerdict(peer=said.peer, of=said.round, part=part, checker=by, finding=said.finding)
         return Verdict(peer=said.peer, of=said.round, auditor=by, finding=said.finding)
 
+    def _name_seconders(self) -> list[Effect]:
+        """Others than its owner signed an answer that was refuted: whoever heard them says so, once."""
+        opened = [case for case in self.docket.cases.values() if isinstance(case, Opening)]
+        words = refuted_words(opened, self.seconded)
+        named = {word.signer for word in words}
+        for place, said in self.seconded.items():
+            self.seconded[place] = [word for word in said if word.signer not in named]
+        return [_fact(Accused(peer=word.signer, statement=Caught(word)), self.history.head) for word in words]
+
     def _follow(self) -> None:
         history = self.history
         self.docket.follow(history.head, history.ids, history.bodies)
         self.turns = {key: turn for key, turn in self.turns.items() if key in self.docket.cases}
         self.ahead = {key: words for key, words in self.ahead.items() if key in self.docket.cases}
         self.exhibits = {key: blob for key, blob in self.exhibits.items() if key in self.docket.cases}
+        open_rounds = {key[0] for key in self.docket.cases}
+        self.seconded = {place: words for place, words in self.seconded.items() if place[0] in open_rounds}
 
     def heard(self, by: PeerId, said: Audited, now: Seconds) -> list[Effect]:
         """A word of an auditor that no vertex holds yet. Who would be asked once one does looks now: a liar counts

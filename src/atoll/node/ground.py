@@ -60,6 +60,9 @@ class Ground:
     statistic: StatisticName = "mean"
     tolerance: float = 0.0
     witnessed: bool = False
+    captured: float = (
+        0.0  # share of parts that liars may own by themselves, where openings find what they say there
+    )
     parts_most: int = PARTS_MAX  # that an update may have in the rounds to come
     recovery: bytes = b""  # public identity whose word sends the run back to an earlier state
     audited: bool = False  # who gives an update must claim how it trained
@@ -160,8 +163,13 @@ class Ground:
     @cached_property
     def witnesses(self) -> int:
         """Owners after the first that combine every part too."""
+        if not self.witnessed:
+            return 0
         owners = min((len(part.owners) for part in self.topology.parts), default=1) if self.topology else 1
-        return witnesses(owners, liars_among(len(self.plan.voters), self.tolerance)) if self.witnessed else 0
+        lying = liars_among(len(self.plan.voters), self.tolerance)
+        # a false comparison turns the weights of all parts, and no opening would find it
+        captured = 0.0 if self.weighs else self.captured
+        return witnesses(owners, len(self.plan.owners), lying, captured)
 
     @cached_property
     def reserves(self) -> tuple[PeerId, ...]:
@@ -177,7 +185,8 @@ class Ground:
         committee = self.plan.committee
         if not self.witnesses or self.weighs or len(committee) <= COMMITTEE_MAX:
             return ()
-        return tuple(jury_of(self.plan.head, part, committee, owners) for part, owners in enumerate(self.owners))
+        head, first = self.plan.head, self.witnesses + 1
+        return tuple(jury_of(head, part, committee, owners, first) for part, owners in enumerate(self.owners))
 
     def reduce_plan(self, attempt: int, timing: RoundPlan | None = None) -> ReducePlan:
         """`timing`: the plan with the windows that I go by, if they are others."""
@@ -273,7 +282,7 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
             paired=settings.paired,
         )
     way = way_of(settings, plan, answered_bytes(parent), parent.trained)
-    trust = settings.statistic, settings.tolerance, settings.witnessed
+    trust = settings.statistic, settings.tolerance, settings.witnessed, settings.captured_share
     audited, reputed, opened = bool(settings.audited_share), settings.reputed, settings.opened is not None
     more = audited, reputed, demanded, opened, settings.apart_terms, scored
     chosen = settings.round.quorum == "majority" and not plan.has_clock  # all is direct where members may lie

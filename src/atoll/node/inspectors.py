@@ -8,7 +8,7 @@ that holds such words has consequences. Never judges, never signs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET
 
@@ -25,7 +25,7 @@ from atoll.protocol.reduce.rows import Made
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
 from atoll.protocol.transfer.work import DropBlob
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
-from atoll.wire.messages.statements import Audited, Scored, Statement, Validated
+from atoll.wire.messages.statements import Audited, Scored, Signed, Statement, Validated
 from atoll.wire.messages.vertex import Body
 
 
@@ -63,9 +63,15 @@ class Inspectors:
         """The agreed state of this round is here."""
         return self.validators.holds(round) if self.validators is not None else []
 
-    def closed(self, body: Body, made: Mapping[Digest, Made]) -> list[Effect]:
-        """My round is closed: these answers of mine, with their rows, may be asked for."""
-        return self.audits.lay_open(body, made) if self.audits is not None else []
+    def closed(
+        self, body: Body, made: Mapping[Digest, Made], seconded: Mapping[int, Sequence[Signed]]
+    ) -> list[Effect]:
+        """My round is closed: these answers of mine, with their rows, may be asked for; what others signed of
+        answers may be held against them."""
+        if self.audits is None:
+            return []
+        self.audits.remember(body.round, seconded)
+        return self.audits.lay_open(body, made)
 
     def heard(self, by: PeerId, said: Audited, now: Seconds) -> list[Effect]:
         """A member's word that the next vertex may hold."""

@@ -144,6 +144,7 @@ class Round:
         self.way = ground  # as callers asked for it, where they may: known with the first update that I hear of
         self.reduce: Reduce | None = None  # of this attempt, once its way is known
         self.combined: dict[Digest, Made] = {}  # my own answers with their rows, while a body may hold them
+        self.seconded: dict[int, tuple[Signed, ...]] = {}  # parts: what others than its owner signed of its answer
         self.keeps_rows = keeps_rows
         self.rows: tuple[HeldRow, ...] = ()  # then: of those that counted the ones that I hold, once it is closed
         self.free: int | None = None  # the view in which I may propose what I like
@@ -713,7 +714,10 @@ class Round:
         body = decode_body(self.final.body)
         closed = closed_by(self.final, body, self.ground, self.assembling)
         self.combined |= self.reduce.made if self.reduce is not None else {}
-        agreed = {opened(s).digest for s in body.parts if s is not None}
+        answers = [opened(s) for s in body.parts if s is not None]
+        if self.reduce is not None and self.reduce.plan.attempt == body.attempt:
+            self.seconded = {answered.part: self.reduce.seconded(answered) for answered in answers}
+        agreed = {answered.digest for answered in answers}
         self.combined = {name: made for name, made in self.combined.items() if name in agreed}
         if self.keeps_rows:
             self.rows = worth_keeping(body, self.combined.values(), self.me, self.update.encoded)

@@ -14,7 +14,7 @@ from atoll.policy.apart import Apart
 from atoll.policy.openings import Terms
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
-from atoll.policy.trust import StatisticName
+from atoll.policy.trust import DISTANCES, StatisticName
 from atoll.policy.validation import Rule
 from atoll.wire.messages.vertex import Body
 
@@ -50,6 +50,8 @@ class RunSettings(msgspec.Struct, frozen=True):
     validation: Rule | msgspec.UnsetType = msgspec.UNSET  # members look at agreed states; left out: nobody does
     coded: Coded | msgspec.UnsetType = msgspec.UNSET  # older states lie in pieces; left out: whole at every member
     openings: Terms | msgspec.UnsetType = msgspec.UNSET  # of blocks of answers; left out: owners are believed
+    captured: Rate | msgspec.UnsetType = msgspec.UNSET
+    """Share of parts that liars may own by themselves, where answers are opened besides; left out: none."""
     protocol: Literal["raft"] | msgspec.UnsetType = msgspec.UNSET  # by which members agree; left out: two phases
     apart: Apart | msgspec.UnsetType = msgspec.UNSET  # who hears no quorum trains on; left out: it stands still
     steady: bool | msgspec.UnsetType = msgspec.UNSET  # the same owners every round, who remember; left out: drawn
@@ -98,6 +100,11 @@ class RunSettings(msgspec.Struct, frozen=True):
         return None if self.openings is msgspec.UNSET else self.openings
 
     @property
+    def captured_share(self) -> float:
+        """Of all parts, those whose first owners may be liars one and all: openings find what they say there."""
+        return 0.0 if self.captured is msgspec.UNSET else self.captured
+
+    @property
     def apart_terms(self) -> Apart | None:
         """On which members train on that hear no quorum; None: they do not."""
         return None if self.apart is msgspec.UNSET else self.apart
@@ -131,6 +138,17 @@ def acceptance_problem(settings: RunSettings) -> str:
         return f"a {settings.topology} topology waits for everybody's row on its way"
     if settings.audited_share:
         return "audits need rounds that end after steps that everybody knows beforehand"
+    return ""
+
+
+def captured_problem(settings: RunSettings) -> str:
+    """Why what liars say of a part that they own by themselves would never be found out; empty if it is."""
+    if not settings.witnessed:
+        return "its owners do not watch each other"
+    if settings.opened is None:
+        return "nobody opens their answers afterwards"
+    if settings.statistic in DISTANCES:
+        return f"{settings.statistic} weighs rows by what owners say of them, which is not opened"
     return ""
 
 
@@ -185,6 +203,8 @@ def decode_settings(data: bytes) -> RunSettings:
             raise PeerFault("", f"genesis asks for {coded.k} of {coded.n} pieces: none could be lost")
         if settings.opened is not None and settings.round.quorum != "two-thirds":
             raise PeerFault("", "genesis asks for openings where nobody may lie")
+        if settings.captured_share and (problem := captured_problem(settings)):
+            raise PeerFault("", f"genesis lets liars own whole parts, and {problem}")
         if settings.by_raft and settings.round.quorum != "majority":
             raise PeerFault("", "genesis asks for Raft where members may lie")
         if settings.round.acceptance is not msgspec.UNSET and (problem := acceptance_problem(settings)):

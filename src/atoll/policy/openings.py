@@ -1,28 +1,31 @@
 """Which blocks of which part its owner has to open, and to whom: all from the vertex that closes the round.
 
-Where owners are not watched they are spot-checked: of every answer in a vertex a small share of blocks is drawn and
-dealt to f + 1 checkers, so that one of them is honest whoever steered the draw. Who finds all as it should be says
-nothing. Who was shown a lie, or nothing, says so in a signed report, and then every other one in the order is asked
-for the very same blocks: what more of them say than may lie, counts. Promises: the same at every peer that holds
-the vertex; no report travels where nobody doubts. Never asks anybody, never looks at what was shown.
+Owners are spot-checked where nobody watches them, or liars may be all who do: of every answer in a vertex a small
+share of blocks is drawn and dealt to f + 1 checkers, so that one of them is honest whoever steered the draw. Who
+finds all as it should be says nothing. Who was shown a lie, or nothing, says so in a signed report, and then every
+other one in the order is asked for the very same blocks: what more of them say than may lie, counts. Promises: the
+same at every peer that holds the vertex; no report travels where nobody doubts. Never asks anybody, never looks at
+what was shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import AUDIT_TURN, LEAF_BYTES_MAX, OPENED_BLOCKS_MAX, PATH_MAX
-from atoll.policy.inquiry import AGAINST, CHANCES, NOTHING, Inquiry, QuorumRule, voices_needed
+from atoll.policy.inquiry import AGAINST, CHANCES, NOTHING, REFUTING, Inquiry, QuorumRule, voices_needed
 from atoll.policy.signing import MLDSA65
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Answered, Finding
+from atoll.wire.messages.statements import Answered, Finding, Signed
 from atoll.wire.messages.vertex import Body
+
+Place: TypeAlias = tuple[int, int]  # round and part
 
 SHARE = 0.03  # of the blocks of every answer: costs 1.03 times the bytes or less, and finds a lie in all at once
 
@@ -52,6 +55,10 @@ class Opening(Inquiry):
         return self.round, self.peer, self.number
 
     @property
+    def place(self) -> Place:
+        return self.round, self.answered.part
+
+    @property
     def bytes_most(self) -> int:
         """Of what is shown: leaves are never longer than in fp32; paths and commitments have their bounds."""
         rows = len(self.answered.contributors)
@@ -67,6 +74,26 @@ class Opening(Inquiry):
         if against >= self.needed or agreeing > against:
             return ()
         return tuple(peer for peer in self.order if peer not in said)
+
+
+def refuted_words(openings: Iterable[Opening], seconded: Mapping[Place, Sequence[Signed]]) -> list[Signed]:
+    """Of the words by others that say the same as these answers: those by peers that enough checkers refuted.
+
+    Counted by round, as against owners: of more checkers than may lie one is honest, and what it found false is
+    among what this peer signed. One word of each is enough.
+    """
+    words: dict[tuple[int, PeerId], Signed] = {}
+    voices: dict[tuple[int, PeerId], set[PeerId]] = {}
+    enough: dict[tuple[int, PeerId], Signed] = {}
+    for opening in openings:
+        refuting = {by for by, (_, finding) in opening.said.items() if finding in REFUTING}
+        for word in seconded.get(opening.place, ()) if refuting else ():
+            whose = opening.round, word.signer
+            words.setdefault(whose, word)
+            voices.setdefault(whose, set()).update(refuting)
+            if len(voices[whose]) >= opening.needed:
+                enough[whose] = words[whose]
+    return list(enough.values())
 
 
 def openings_of(vertex: Digest, body: Body, terms: Terms, rule: QuorumRule) -> Iterator[Opening]:

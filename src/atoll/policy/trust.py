@@ -1,7 +1,7 @@
 """How much lying a round is built for: pure arithmetic on the agreed settings and members.
 
-Of n members whose rows count, f may lie; a statistic that withstands f needs 2f + 1 rows; and of f + 1 owners who
-give the same answer for a part, one is honest. Never looks at what anybody sent.
+Of n members whose rows count, f may lie; a statistic that withstands f needs 2f + 1 rows; of f + 1 owners who give
+the same answer for a part one is honest, and of fewer hardly ever none. Never looks at what anybody sent.
 
 A lie is proven by what the liar signed (node/body) and ends its membership for good. Silence, left-out rows and
 rows that are not shown can happen to honest peers too: they are noted, and only who fails twice within a few
@@ -55,22 +55,41 @@ def rows_needed(statistic: StatisticName, liars: int) -> int:
     return 2 * liars + 3 if statistic in ("krum", "multi_krum") else 2 * liars + 1
 
 
-def witnesses(owners: int, liars: int) -> int:
-    """Owners beside the first who combine a part too, where owners are not trusted: f, as far as there are owners.
+CAPTURED = 0.05  # one witness for up to nine members, two for more: one reduce of seven is 1.4 times a plain one
 
-    At least one; above f = 5 the list of owners is shorter than f + 1, and then all of a part's owners together
-    can lie if the draw gives the part to villains alone.
+
+def captured_parts(drawn_from: int, liars: int, first: int) -> float:
+    """The share of parts whose `first` owners, drawn out of so many, are liars one and all.
+
+    Hypergeometric: 1 of 28 where two of eight lie and a part has one witness, 1 of 30 where 33 of a hundred lie and
+    it has two. Zero as soon as more say the same than may lie.
     """
-    return min(owners - 1, max(1, liars))
+    return comb(liars, first) / comb(drawn_from, first) if first <= drawn_from else 0.0
 
 
-JURY = 26  # who make a doubted part again beside its six owners: 32 together, as many as a small run's voters
+def witnesses(owners: int, drawn_from: int, liars: int, captured: float) -> int:
+    """Owners beside the first who combine a part too, where owners are not trusted, as far as a part has owners.
+
+    The fewest, but one at least, with which liars own no larger share of the parts than `captured` by themselves.
+    With none captured that is f: above f = 5 the list of owners is shorter than f + 1, and then all of a part's
+    owners together can lie if the draw gives the part to villains alone.
+    """
+    most = min(owners - 1, max(1, liars))
+    return next((w for w in range(1, most) if captured_parts(drawn_from, liars, w + 1) <= captured), most)
+
+
+VOICES = 32  # who make a part again if it is doubted: its first owners and a jury, as many as a small run's voters
 VERDICT = 18  # of these 32: of 100 voters 33 liars have so many in 9 of 10,000 draws, as often as all six owners
 
 
-def jury_of(head: Digest, part: int, committee: Sequence[PeerId], owners: Collection[PeerId]) -> tuple[PeerId, ...]:
-    """Voters of a large committee who make the answers to this part again if they are doubted, for all others."""
-    return tuple(shuffled(head, f"jury/{part}", [p for p in committee if p not in owners])[:JURY])
+def jury_of(
+    head: Digest, part: int, committee: Sequence[PeerId], owners: Collection[PeerId], first: int
+) -> tuple[PeerId, ...]:
+    """Voters of a large committee who make the answers to this part again if they are doubted, for all others.
+
+    With the `first` owners, who made it anyway, they are VOICES.
+    """
+    return tuple(shuffled(head, f"jury/{part}", [p for p in committee if p not in owners])[: VOICES - first])
 
 
 def verdict_of(liars: int) -> int:

@@ -8,6 +8,9 @@ hider        answers with other values in every block, and never says where its 
 juggler      answers with other values in every block, and shows rows that make them
 joker        answers rightly, and points to a blob that is no opening
 accuser      answers rightly, and finds everybody guilty whose answers it looks at
+accomplice   answers with other values where it owns a part with its like alone, who say the same; else rightly,
+             and finds that all is as it should be whatever it looks at
+buried       the same, and never says where its openings lie
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections.abc import Callable
 import torch
 from msgspec.structs import replace
 
-from atoll.base.ids import PeerId
+from atoll.base.ids import Digest, PeerId
 from atoll.learn.codec import CODECS
 from atoll.learn.opening import Cut
 from atoll.node.jobs import Judged, JudgeOpening, LaidOpen, LayOpen
@@ -36,7 +39,8 @@ BY = 2.0**-10  # what a lie adds to a value: the smallest parts of an update are
 PROVEN = ("one_block", "all_blocks", "forger", "smuggler")  # what they show is their own proof
 UNSHOWN = ("hider", "juggler", "joker")
 CHEATS = (*PROVEN, "hider", "juggler")  # who sum wrongly
-TWISTS: dict[str, Twist] = {"hider": refuse, "joker": joke}
+TOGETHER = ("accomplice", "buried")  # who lie where owners watch each other: only when nobody else owns the part
+TWISTS: dict[str, Twist] = {"hider": refuse, "joker": joke, "buried": refuse}
 
 
 class OwnersIsland(TensorIsland):
@@ -45,13 +49,21 @@ class OwnersIsland(TensorIsland):
     def __init__(self, me: PeerId, knobs: IslandKnobs, draw: random.Random, kind: str = "") -> None:
         super().__init__(me, knobs, draw, cut=CUT, values=VALUES)
         self.kind = kind
+        self.captures: Callable[[int], bool] = lambda part: False  # whether friends alone own this part
+        self.false: set[Digest] = set()  # answers that it signed and that are none
 
     def do(self, work: object) -> object:
         match work:
             case Combine() if self.kind in CHEATS:
                 return self._miscombined(work)
+            case Combine() if self.kind in TOGETHER and self.captures(work.part):
+                false = self._miscombined(work)
+                self.false |= {false.payload.digest} if false.payload is not None else set()
+                return false
             case LayOpen() if self.kind == "juggler":
                 return self._juggled(work)
+            case JudgeOpening() if self.kind in TOGETHER:
+                return Judged("accepted", "I say so")
             case JudgeOpening() if self.kind == "accuser":
                 return Judged("mismatch", "I say so")
             case _:

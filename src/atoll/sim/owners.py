@@ -70,13 +70,14 @@ def _fewer(villain: Villain, answered: Answered, names: tuple[PeerId, ...]):
     out = [p for p in answered.contributors if p != villain.peer.me][:CENSORED]
     left = tuple(p for p in answered.contributors if p not in out)
     made = whole_of([rows[p].payload.digest for p in left], answered.round, answered.part)
-    commits = [commit for commit in map(round.reduce.commit_of, left) if commit is not None]
-    return replace(answered, digest=made, contributors=left, rows=rows_of(commits)), left
+    of = rows_of(commit for commit in map(round.reduce.commit_of, left) if commit is not None)
+    made_of = UNSET if answered.made_of is UNSET else of
+    return replace(answered, digest=made, contributors=left, rows=of, made_of=made_of), left
 
 
 def _forged(villain: Villain, answered: Answered, names: tuple[PeerId, ...]):
     other, left = _fewer(villain, answered, names)
-    return replace(other, contributors=answered.contributors, rows=answered.rows), left
+    return replace(other, contributors=answered.contributors, rows=answered.rows, made_of=answered.made_of), left
 
 
 def miscount(villain: Villain, send: Send) -> list[Effect]:

@@ -24,8 +24,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "to a third may lie about what was agreed, and more than two thirds must be present. Poisoned updates are "
         'for sync.statistic to withstand, and owners of parts are spot-checked (run.openings). "open": several '
         "owners combine every part and sign what they got, doubted parts are opened and recomputed, and proven "
-        "liars are expelled. Costs the upload as many times. What it stands for where other keys are left out: "
-        "docs/config.md, at the end."
+        "liars are expelled. Costs the upload as many times: run.captured_parts. What it stands for where other "
+        "keys are left out: docs/config.md, at the end."
     ),
     "run.byzantine_tolerance": (
         'Share of members that may lie without splitting the run: 0 with trust = "private", 0.33 with '
@@ -78,9 +78,17 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "run.openings": (
         "Share of every combined part that its owner must open to others after the round, with run.trust = "
-        '"community": drawn blocks of all rows, from which the same blocks of the sum are made again. Proven '
-        "liars are expelled, who shows nothing is sent away. Left out it is 0.03 there; what that finds: "
+        '"community" or "open": drawn blocks of all rows, from which the same blocks of the sum are made again. '
+        "Proven liars are expelled, who shows nothing is sent away. Left out it is 0.03 there; what that finds: "
         "specs/openings.md. Not with codecs that look beyond a block (topk, randk, dct, compressors ...)."
+    ),
+    "run.captured_parts": (
+        'With run.trust = "open": the largest share of parts whose first owners may be liars one and all, if as '
+        "many members lie as the run withstands. What these say alike is believed in its round; openings then find "
+        "and expel them (run.openings, which it needs). So many owners combine every part that it is no more: left "
+        "out it is 0.05, two owners for up to nine members and three beyond, where 0, for which no such part "
+        "exists, takes one owner more than may lie, up to six. Bytes grow with every owner: specs/trust.md. 0 is "
+        "also what a run has whose answers cannot be opened, or whose sync.statistic weighs rows by distances."
     ),
     "run.sample": (
         "Share of the members that train in a round, rounded up; the others vote, own parts and miss nothing "
@@ -406,6 +414,7 @@ RECIPE: dict[str, Any] = {  # what the recipe "diloco" and the trust "private" h
     "run.audit_rate": 0.0,
     "run.reputation": False,
     "run.openings": 0.0,
+    "run.captured_parts": 0.0,
     "model.name": "gpt-tiny",
     "train.inner_steps": 50,
     "train.batch": 4,

@@ -11,7 +11,7 @@ from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
 from atoll.node.config.meaning import coded_of, keeps_records, sample_of, tolerance_of
 from atoll.node.config.sections import Config, Keep, Run, default_of, toml_text
-from atoll.policy.trust import StatisticName, peers_for_one_liar
+from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
 from atoll.protocol.consensus.snow import SAFE_SIZE, SnowParams
 
 SNOW = SnowParams()  # as its authors had it
@@ -100,7 +100,7 @@ def _check_sense(config: Config) -> None:
     _check_protocol(config)
     _check_statistic(config)
     _check_topology(config)
-    _check_openings(run)
+    _check_openings(config)
     _check_sample(config)
     used = f"{config.sync.up or ''}+{config.sync.down or ''}"
     for key, words, like in (
@@ -273,19 +273,33 @@ def _check_sample(config: Config) -> None:
         )
 
 
-def _check_openings(run: Run) -> None:
-    if not run.openings or run.trust == "community":
+def _check_openings(config: Config) -> None:
+    run = config.run
+    if run.openings and run.trust == "private":
+        raise UsageError(
+            "E-CFG-11",
+            f'run.openings = {run.openings:g} does nothing with run.trust = "private"',
+            cause="members do not lie there, so that nobody would be expelled for what is found",
+            fix='write run.trust = "community" or "open", or leave run.openings out',
+        )
+    if not run.captured_parts:
         return
     because = {
-        "private": "members do not lie there, so that nobody would be expelled for what is found",
-        "open": "several owners combine every part there, and open the rows whenever they differ",
+        f'run.trust = "{run.trust}" has no owners that watch each other': run.trust != "open",
+        "what liars say of the parts that they own alone would never be found with run.openings = 0": (
+            run.openings == 0
+        ),
+        f"false words about distances (sync.statistic = {config.sync.statistic!r}) are not found by openings": (
+            config.sync.statistic in DISTANCES
+        ),
     }
-    raise UsageError(
-        "E-CFG-11",
-        f'run.openings = {run.openings:g} does nothing with run.trust = "{run.trust}"',
-        cause=because[run.trust],
-        fix='write run.trust = "community", or leave run.openings out',
-    )
+    for cause in (cause for cause, so in because.items() if so):
+        raise UsageError(
+            "E-CFG-11",
+            f"run.captured_parts = {run.captured_parts:g} cannot be had",
+            cause=cause,
+            fix="leave run.captured_parts out, or write 0 for as many owners of each part as that takes",
+        )
 
 
 def _check_topology(config: Config) -> None:

@@ -188,6 +188,10 @@ class Reduce:
         """Owners that failed this attempt, as I saw it, in ways that cannot be proven."""
         return {}
 
+    def seconded(self, answered: Answered) -> tuple[Signed, ...]:
+        """What others than its owner signed of this answer, where owners watch each other: the very same."""
+        return ()
+
     def for_body(self) -> tuple[dict[int, AnswerHeld], Weighing | None]:
         """The answers that may stand in one body, and what weighed the rows of all of them."""
         return self.answers, None

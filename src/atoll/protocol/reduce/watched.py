@@ -1,4 +1,4 @@
-"""A reduce whose owners are not trusted: the first f + 1 of a part all combine it, and I believe none alone.
+"""A reduce whose owners are not trusted: the first w + 1 of a part all combine it, and I believe none alone.
 
 What `run.py` does with rows and answers happens here too, with these differences. My row goes to all witnesses of a
 part; each closes it in the first owner's window, asks the others for rows that it lacks, and signs what it got. The
@@ -84,6 +84,9 @@ class WatchedReduce(Reduce):
             self.asked.update((part, owner) for part in range(self.plan.parts))
             effects.append(Send(owner, Repeat(self.plan.round, self.plan.attempt, self.plan.trace)))
         return effects
+
+    def seconded(self, answered: Answered) -> tuple[Signed, ...]:
+        return self.watch.seconded(answered)
 
     def lapses(self, now: Seconds) -> dict[PeerId, Lapse]:
         found: dict[PeerId, Lapse] = {}

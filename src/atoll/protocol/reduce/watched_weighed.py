@@ -1,6 +1,6 @@
 """A reduce whose rows are weighed by distances, and whose owners are believed neither with products nor with sums.
 
-`watched.py` and `weighed.py` at once. The first f + 1 owners of a part all compare its rows, and sign the digest of
+`watched.py` and `weighed.py` at once. The first w + 1 owners of a part all compare its rows, and sign the digest of
 what they got; products have one order of sums, so a lie is a different byte. What is said of the rows goes to one
 `Witnesses`, what is said of their sum to another: each believes what more owners signed than may lie, or what it
 made again from rows that were opened. Out of one believed comparison of each part everybody who owns or votes

@@ -1,10 +1,10 @@
 """Owners that check each other: who said what about a part, what is known to be true of it, and who lied.
 
-Where owners are not trusted, the first f + 1 of a part all combine it and sign what they got; the first one shows
-the bytes only when it has heard the others. An answer is *believed* when all of them say the same, since one of
-them is honest, or when I recomputed it from rows that their authors committed to. A part about which they differ,
-or of which one has not spoken in time, is *doubted*: its rows are opened to me, and I recompute every answer that
-was signed for it. Of what proves true the answer with most contributors stands.
+Where owners are not trusted, the first w + 1 of a part all combine it and sign what they got; the first one shows
+the bytes only when it has heard the others. An answer is *believed* when all of them say the same, since hardly
+ever all of them lie, or when I recomputed it from rows that their authors committed to. A part about which they
+differ, or of which one has not spoken in time, is *doubted*: its rows are opened to me, and I recompute every
+answer that was signed for it. Of what proves true the answer with most contributors stands.
 An owner is called a liar only for what it signed: bytes that its contributors' rows do not make, or two answers in
 one slot. It is judged by the rows that it names: an author may have committed to one row before it and to another
 before me. What is asked about the rows, a sum or their products, is a `Question`: all else is the same.
@@ -226,6 +226,12 @@ class Witnesses:
         """A few words more would be enough: they may have been lost."""
         plan = self.plan
         return 4 * max(map(len, self.cases[part].said_by.values()), default=0) > 3 * plan.verdict
+
+    def seconded(self, answered: Answered) -> tuple[Signed, ...]:
+        """Words that say this of the same rows, by others than whose it is."""
+        named, words = said(answered).named, self.cases[answered.part].words
+        alike = (w for w in words if w.named == named and w.answered.owner_index != answered.owner_index)
+        return tuple(word.statement for word in alike)
 
     def words_of(self, signer: PeerId) -> list[Word]:
         return [w for case in self.cases for w in case.words if w.statement.signer == signer]

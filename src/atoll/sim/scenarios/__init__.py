@@ -43,6 +43,7 @@
     validated_churn  churn while one member poisons a mean now and then
     pieces       older states lie in pieces; a holder corrupts its own, two leave, then as many vanish as may
     pieces_churn  churn where older states lie in pieces, and the run is sent back to them
+    accomplices  liars own parts by themselves and say the same there; openings find both, and nobody honest leaves
     openings     a third of the owners sum wrongly, and blocks are opened; each is out, nobody honest is
     slanderers   a third of the checkers find every owner guilty; nobody leaves
     opened       nobody lies where blocks are opened, and messages are lost
@@ -86,7 +87,7 @@ from atoll.sim.scenarios.churn import (
 from atoll.sim.scenarios.clients import clients
 from atoll.sim.scenarios.liars import liars, replayers
 from atoll.sim.scenarios.oceans import oceans
-from atoll.sim.scenarios.openings import opened, openings, slanderers
+from atoll.sim.scenarios.openings import accomplices, opened, openings, slanderers
 from atoll.sim.scenarios.owners import compared, comparers, framers, owners, watched
 from atoll.sim.scenarios.pieces import pieces
 from atoll.sim.scenarios.reputation import reputation
@@ -146,6 +147,7 @@ SCENARIOS: dict[str, Scenario] = {
     "pieces": Scenario(pieces, peers=13, rounds=14),
     "pieces_churn": Scenario(pieces_churn, peers=8, rounds=30),
     "openings": Scenario(openings, peers=7, rounds=30),
+    "accomplices": Scenario(accomplices, peers=8, rounds=20),
     "slanderers": Scenario(slanderers, peers=7, rounds=12),
     "opened": Scenario(opened, peers=7, rounds=30),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),
