@@ -48,8 +48,9 @@ from atoll.learn.weighing import compare, weigh
 from atoll.node.settings import RunSettings
 from atoll.policy.openings import SHARE, Terms
 from atoll.policy.plan import RoundSettings
-from atoll.policy.trust import DISTANCES, liars_among, rows_needed
+from atoll.policy.trust import CAPTURED, DISTANCES, liars_among, rows_needed
 from atoll.sim.island import IslandKnobs
+from atoll.sim.openings import CUT, islands
 from atoll.sim.owners import CROOKS
 from atoll.sim.swarm import Swarm, SwarmKnobs
 from atoll.sim.tensors import TensorIsland
@@ -140,7 +141,7 @@ def opened_bytes(peers: int, rounds: int, values: int, opened: bool) -> float:
 
 def openings_figures(rounds: int) -> list[dict]:
     found = []
-    for peers in (4, 7):
+    for peers in (4, 7, 8):
         values = peers * OPENED_BLOCKS * LEAF_VALUES
         plain, opened = (opened_bytes(peers, rounds, values, opened) for opened in (False, True))
         found.append({"peers": peers, "update_bytes": 4 * values, "bytes_ratio": round(opened / plain, 3)})
@@ -221,8 +222,11 @@ def rounds_figures(peers: int, rounds: int, villains: dict[int, str], witnessed:
     """(payload bytes, virtual seconds) per round, and members that vote at the end."""
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds")
     run = RunSettings(open_to_all=True, round=plan, tolerance=0.33)
-    knobs = SwarmKnobs(peers, island=IslandKnobs(update_bytes=UPDATE_BYTES), run=replace(run, witnessed=witnessed))
-    swarm = Swarm(1, knobs, {place: villain(CROOKS[kind]) for place, kind in villains.items()})
+    if witnessed:
+        run = replace(run, witnessed=True, openings=Terms(SHARE, CUT.leaf_bytes), captured=CAPTURED)
+    knobs = SwarmKnobs(peers, island=IslandKnobs(update_bytes=UPDATE_BYTES), run=run)
+    twists = {place: villain(CROOKS[kind]) for place, kind in villains.items()}
+    swarm = Swarm(1, knobs, twists, island=islands({}))
     swarm.world.run(3600.0 * rounds, stop=lambda: min(swarm.heads()) >= rounds - 1)
     machine = swarm.honest[0].machine
     assert machine is not None and machine.history is not None and machine.at >= rounds - 1
@@ -232,7 +236,7 @@ def rounds_figures(peers: int, rounds: int, villains: dict[int, str], witnessed:
 
 def played_figures(rounds: int) -> list[dict]:
     played = []
-    for peers in (4, 7):
+    for peers in (4, 7, 8):
         plain = rounds_figures(peers, rounds, {}, witnessed=False)
         for case, villains in CASES.items():
             if villains and peers != 7:
