@@ -21,6 +21,7 @@ from atoll.base.effort import Batches, Effort
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import SEGMENT_STEPS
+from atoll.host import tended
 from atoll.host.island import Island
 from atoll.host.learning import built_in, decode_learning, found
 from atoll.host.store import Store
@@ -459,9 +460,12 @@ def test_a_trainer_that_restarts_before_its_round_is_agreed_goes_on_with_fresh_m
     play(tmp_path, book, story)
 
 
-def test_who_lost_its_trainer_before_its_update_was_made_passes_and_is_no_liar(tmp_path: Path, book: str):
+def test_who_lost_its_trainer_before_its_update_was_made_passes_and_is_no_liar(
+    tmp_path: Path, book: str, monkeypatch: pytest.MonkeyPatch
+):
     """An audit fails between the last step and the encoding, and the next one starts the trainer again: its x is
     the anchor. An update of nothing under the claim of 25 steps would be a lie that two auditors expel for."""
+    monkeypatch.setattr(tended, "RETRY_FIRST_S", 0.0)
 
     async def story(swarm: Swarm) -> None:
         await swarm.play()
@@ -478,9 +482,9 @@ def test_who_lost_its_trainer_before_its_update_was_made_passes_and_is_no_liar(t
         bob.do = do
         await swarm.play()
         assert swarm.roots[1] is None and swarm.roots[0] is not None
+        bob.do = own_do
         with pytest.raises(RunFailedError, match="E-TRN-14"):
             await bob.do(Encode(swarm.round, SHARES))
-        bob.do = own_do
         for segment in range(3):
             await swarm.play()
             said = await swarm.audited(1, segment)

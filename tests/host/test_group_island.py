@@ -16,8 +16,9 @@ from atoll.base.errors import RunFailedError
 from atoll.base.ids import PeerId
 from atoll.base.limits import MIB
 from atoll.base.machine import Payload
+from atoll.host.fusing import Lanes
 from atoll.host.group import Work
-from atoll.host.group_island import Call, GroupIsland, GroupTerms, Reduced, fused
+from atoll.host.group_island import Call, GroupIsland, GroupTerms, Reduced
 from atoll.host.group_trust import Checked
 from atoll.host.memory import Reused
 from atoll.host.store import Store
@@ -193,11 +194,12 @@ def test_a_part_that_does_not_decode_leaves_the_values_behind_it_alone(tmp_path:
 
 
 def a_call_in_two_slices(tensors: list[torch.Tensor]) -> tuple[Work, Call, Call]:
-    flat_N = fused(tensors)
+    fused = Lanes().fused(tensors, lambda tensor: False)
+    flat_N = fused.vector_N
     half = len(flat_N) // 2
     calls = [Call(flat_N[at : at + half], 1, "fp32", at=at, whole=len(flat_N)) for at in (0, half)]
     group = SimpleNamespace(_check_process=lambda: None, trouble=lambda: "")
-    return Work(group, tensors, flat_N, calls), *calls
+    return Work(group, tensors, fused, calls), *calls
 
 
 def test_whoever_is_told_of_a_failure_has_the_tensors_back():

@@ -15,11 +15,10 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.machine import Fact
-from atoll.node.facts import OpeningVerdict, RoundClosed, Verdict
+from atoll.node.facts import RoundClosed, Verdict
 from atoll.policy.inquiry import REFUTING
-from atoll.policy.openings import SHARE, Terms
 from atoll.policy.plan import plan_round
-from atoll.policy.trust import CAPTURED, liars_among
+from atoll.policy.trust import liars_among
 from atoll.sim.audits import SHIRKERS, TRAINERS, as_it_is
 from atoll.sim.chains import Chain
 from atoll.sim.checkers import InvariantBroken
@@ -34,7 +33,6 @@ from atoll.sim.world import Node
 
 VILLAINS = 0.3
 AUDITED = 0.05  # of rounds of trainers
-LEAF_BYTES = 512  # of an answer: a hundred blocks and more, as an update is a megabyte in at most sixteen parts
 ROUND_S = 240.0  # virtual time per round: attempts are lost to villains and to the weather
 CHURNER_S = 20.0  # mean time between two disappearances of one
 MOUTHS: dict[str, Twist] = {**KINDS, **CROOKS, **SHIRKERS, **dict.fromkeys((*TRAINERS, "churner"), as_it_is)}
@@ -52,7 +50,6 @@ def play_siege(stage: Stage, kinds: dict[int, str]) -> Siege:
     """`kinds`: the villains' trades, by their places."""
     plan = replace(stage.settings().round, committee=COMMITTEE_MOST)
     trust = {"witnessed": True, "tolerance": 0.33, "statistic": "trimmed_mean", "audit_rate": AUDITED}
-    trust |= {"openings": Terms(SHARE, LEAF_BYTES), "captured": CAPTURED}
     knobs = SwarmKnobs(
         stage.peers,
         network=WEATHER,
@@ -114,15 +111,10 @@ class Siege:
                 self.influence.look(fact)
                 self._members(fact)
             case Verdict(peer=peer, auditor=by, finding=finding) if finding in REFUTING:
-                self._found(peer, by, finding)
-            case OpeningVerdict(peer=peer, checker=by, finding=finding) if finding in REFUTING:
-                self._found(peer, by, finding)
+                if not {peer, by} & self.villains:
+                    raise InvariantBroken(f"honest {by} found {finding} against honest {peer}")
             case _:
                 pass
-
-    def _found(self, peer: PeerId, by: PeerId, finding: str) -> None:
-        if not {peer, by} & self.villains:
-            raise InvariantBroken(f"honest {by} found {finding} against honest {peer}")
 
     def _members(self, closed: RoundClosed) -> None:
         """Nobody honest is expelled; and the villains are as few as the promises ask for."""
