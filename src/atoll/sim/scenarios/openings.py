@@ -157,7 +157,7 @@ class Together:
             return
         self.false.append((round, part))
         for name in liars:
-            if name in self.told.left:
+            if name in self.told.left and self.told.left[name][0] < round:
                 raise InvariantBroken(f"{name} left, and a lie of its was agreed on in round {round}")
             self.lied.setdefault(name, round)
 
