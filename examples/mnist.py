@@ -5,16 +5,19 @@
     ATOLL_TICKET=ATOLL1:… ATOLL_DIR=two python examples/mnist.py mnist.npz      in another terminal
 
 Between machines set ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071 on each of them. `mnist.npz` holds x_train, y_train, x_test,
-y_test (uint8), as Keras distributes it: https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz
+y_test (uint8), as Keras distributes it (IMAGES says where).
 """
 
 import argparse
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
 import atoll
+
+IMAGES = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
 
 
 def network() -> nn.Module:
@@ -38,17 +41,19 @@ def images(pixels: np.ndarray) -> torch.Tensor:
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("data")
+    asked.add_argument("data", type=Path)
     asked.add_argument("--local", type=int, default=0, help="run so many peers on this computer")
     asked.add_argument("--rounds", type=int, default=20)
     asked.add_argument("--inner-steps", type=int, default=50)
     asked.add_argument("--batch", type=int, default=32)
     asked.add_argument("--threads", type=int, default=1)
     options = asked.parse_args()
+    if not options.data.is_file():
+        asked.error(f"there is no {options.data}; {IMAGES} is one")
     rounds, steps = str(options.rounds), str(options.inner_steps)
     if options.local:
         own = ["--rounds", rounds, "--inner-steps", steps, "--batch", str(options.batch)]
-        atoll.local(__file__, options.data, *own, peers=options.local)
+        atoll.local(__file__, str(options.data), *own, peers=options.local)
         return
 
     torch.set_num_threads(options.threads)

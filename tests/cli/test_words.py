@@ -16,6 +16,7 @@ from processes import atoll
 from atoll import __version__
 from atoll.__main__ import main
 from atoll.base.ids import Digest
+from atoll.cli.main import app
 from atoll.cli.main import main as command
 from atoll.cli.picture import curve_text
 from atoll.cli.say import qr, say
@@ -312,3 +313,17 @@ def test_only_what_a_name_can_be_wrong_about_is_told_as_a_slip(
     with pytest.raises(SystemExit):
         command(["plot"])
     assert code in capsys.readouterr().err
+
+
+def test_a_peer_listens_where_its_option_or_the_environment_says(monkeypatch: pytest.MonkeyPatch):
+    """As scripts do (`ATOLL_LISTEN`); a variable that is there and empty says nothing."""
+
+    def listens(*words: str) -> list[str] | None:
+        _, bound, *_ = app.parse_args(words, exit_on_error=False, print_error=False)
+        return bound.arguments.get("listen")
+
+    monkeypatch.setenv("ATOLL_LISTEN", "")
+    assert listens("up") is None
+    monkeypatch.setenv("ATOLL_LISTEN", "/ip4/0.0.0.0/tcp/7071")
+    assert listens("up") == listens("join", "ATOLL1:") == ["/ip4/0.0.0.0/tcp/7071"]
+    assert listens("up", "--listen", "/ip4/10.0.0.5/tcp/7071") == ["/ip4/10.0.0.5/tcp/7071"]

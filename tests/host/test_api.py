@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
-from atoll.host.api import PATH_MAX, REQUEST_MAX, Door, ask, ask_soon, door_path
+from atoll.host.api import PATH_MAX, REQUEST_MAX, Door, ask, ask_soon, door_path, neighbours
 
 
 async def echo(with_: dict[str, Any]) -> Any:
@@ -131,3 +132,17 @@ def test_a_runtime_folder_that_others_can_enter_is_refused(monkeypatch: pytest.M
         theirs.chmod(0o777)
         with pytest.raises(RunFailedError, match="not a private folder"):
             door_path(Path(short))
+
+
+def test_the_socket_of_a_killed_peer_is_removed_a_young_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with TemporaryDirectory(prefix="door") as short, ExitStack() as bound:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        places = [door_path(tmp_path / name) for name in ("killed", "starting", "alive")]
+        lines = [bound.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) for _ in places]
+        for place, line in zip(places, lines, strict=True):
+            line.bind(str(place))
+        lines[2].listen()
+        for place in (places[0], places[2]):
+            os.utime(place, (0, 0))
+        assert neighbours() == 1
+        assert [place.exists() for place in places] == [False, True, True]

@@ -14,7 +14,9 @@ Name = Annotated[str, Parameter(help="What others call this peer. Default: the c
 Listen = Annotated[
     list[str],
     Parameter(
-        negative="", help="Multiaddr to listen on, such as /ip4/0.0.0.0/tcp/7071; repeatable. Default: loopback."
+        negative="",
+        env_var="ATOLL_LISTEN",
+        help="Multiaddr to listen on, such as /ip4/0.0.0.0/tcp/7071; repeatable. Default: loopback.",
     ),
 ]
 Announce = Annotated[

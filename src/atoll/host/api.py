@@ -13,6 +13,7 @@ import os
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ REQUEST_MAX = 64 * 1024  # bytes of one request
 ANSWER_MAX = 16 * 2**20  # bytes of one answer: a run of 4096 members fits
 PATH_MAX = 100  # bytes of a socket's path; Linux allows 107, macOS 103
 ASK_S = 120.0  # an evaluation on a slow computer takes this long
+DEAD_S = 60.0  # a socket that nobody listens at is this old, and its peer was killed
 
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
 ERRORS: dict[int, type[AtollError]] = {2: UsageError, 3: NetworkError, 4: RefusedError, 5: RunFailedError}
@@ -179,12 +181,19 @@ def door_path(folder: Path) -> Path:
 
 
 def neighbours() -> int:
-    """How many peers of this user run on this computer: their trainers share its cores."""
+    """How many peers of this user run on this computer: their trainers share its cores.
+
+    Sockets that peers left when they were killed are removed, once they are too old to be about to listen.
+    """
     count = 0
     for path in door_path(Path()).parent.glob("*.sock"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line, suppress(OSError):
-            line.connect(str(path))
-            count += 1
+            try:
+                line.connect(str(path))
+                count += 1
+            except ConnectionRefusedError:
+                if time.time() - path.stat().st_mtime > DEAD_S:
+                    path.unlink()
     return count
 
 

@@ -250,7 +250,7 @@ class Demo:
             stderr=(folder / "stderr.txt").open("wb"),
             start_new_session=True,  # Ctrl-C is for the demo; it says farewell through its children
             limit=LINE_MAX,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            env=os.environ | {"OMP_NUM_THREADS": str(threads), "ATOLL_LISTEN": ""},  # not all at one port
         )
         child = Child(name, folder, process)
         self.children.append(child)
