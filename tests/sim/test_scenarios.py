@@ -60,6 +60,12 @@ def test_a_run_that_is_paused_again_and_again_weathers_everything(seed: int):
     assert report.rounds >= 15 and report.members >= 6 and min(report.faults["pause"], report.faults["resume"]) > 1
 
 
+def test_a_word_to_pause_that_outlives_the_weather_is_answered_as_well():
+    """It was said a fifth of a second before the weather ended, and stood in a vertex a second and a half later."""
+    report = run_scenario("paired_churn", 19, peers=5, rounds=12, quorum="majority")
+    assert report.faults["pause"] == report.faults["resume"] == 2
+
+
 @pytest.mark.parametrize("protocol", ["bft", "raft"])
 def test_a_run_whose_numbers_change_all_the_time_weathers_everything(protocol: str):
     """Beside rollbacks, and, where members may lie, one that changes numbers in another's name: a word counts once,
