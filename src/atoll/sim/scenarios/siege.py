@@ -20,7 +20,7 @@ from atoll.base.machine import Fact
 from atoll.node.facts import RoundClosed, Verdict
 from atoll.policy.inquiry import REFUTING
 from atoll.policy.plan import plan_round
-from atoll.policy.trust import liars_among
+from atoll.policy.trust import STRIKE_ROUNDS, liars_among
 from atoll.sim.audits import SHIRKERS, TRAINERS, as_it_is
 from atoll.sim.chains import Chain
 from atoll.sim.checkers import InvariantBroken
@@ -110,7 +110,7 @@ class Siege:
         self.villains = stage.swarm.checkers.villains
         self.weather: Weather | None = None
         self.seen = -1  # the newest round that was looked at
-        self.seen_at = 0.0
+        self.closed = [0.0] * STRIKE_ROUNDS  # when each round was first seen to close
         self.present = set(stage.swarm.founders)
         self.sent_away: dict[PeerId, int] = {}  # honest members that the weather left alone, and after which round
         self.left: dict[PeerId, tuple[int, str]] = {}  # villains that left, after which round first, and how
@@ -123,7 +123,7 @@ class Siege:
                 self.seen = body.round
                 self.influence.look(fact)
                 self._members(fact)
-                self.seen_at = now
+                self.closed.append(now)
             case Verdict(peer=peer, auditor=by, finding=finding) if finding in REFUTING:
                 if not {peer, by} & self.villains:
                     raise InvariantBroken(f"honest {by} found {finding} against honest {peer}")
@@ -151,10 +151,11 @@ class Siege:
             raise NothingPromised
 
     def _departures(self, body: Body) -> None:
+        """Who is voted away was silent, or failed others lately: that is how long complaints reach back."""
         present, weather = {m.peer for m in body.members if m.present}, self.weather
         assert weather is not None
         for who in self.present - present - self.villains:
-            if not weather.took(who, self.seen_at):
+            if not weather.took(who, since=self.closed[-STRIKE_ROUNDS]):
                 self.sent_away[who] = body.round
         weather.leaving &= present
         self.present = present
