@@ -1,5 +1,5 @@
-"""Turns that nobody can choose. Committees drawn by records: alike at every peer, as often as scores say, never for the
-sake of a new name."""
+"""Turns that nobody can choose. Committees drawn by records: alike at every peer, as often as scores say, and never
+for the sake of a new name."""
 
 from __future__ import annotations
 

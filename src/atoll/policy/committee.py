@@ -1,17 +1,17 @@
 """Whose turn it is to propose, and who votes where there are too many voters.
 
-Turns go round a circle of all voters, in an order that nobody can try out while the run goes on: it follows from the
-run's id and the voters' names, and each proposer is followed by the next one. So whatever a proposer writes, the
-same voter comes after it, and liars propose their share of rounds.
+Turns go round a circle of all voters, whose order follows from the run's id and their names: each proposer is
+followed by the next one. So the same voter comes after it whatever it writes, and liars propose their share of
+rounds.
 
-Who votes is drawn from the head's id, by records where the run keeps them.
+Who votes is drawn from the head's id, by records where the run keeps them. Without records every voter is as
+likely as any other. With them a voter's chance is its share of all scores, cut so that nobody's is more than
+half as much again as an equal one: whoever has no record yet votes less often, and no record, however long,
+buys more than that.
 
-Without records every voter is as likely as any other. With them a voter's chance is its share of all scores, cut so
-that nobody's is more than half as much again as an equal one: whoever has no record yet votes less often, and no
-record, however long, buys more than that.
-
-Promises: everybody on the circle has one turn in each time round; the same committee at every peer (integers only); of n voters and m places exactly min(1, 3m / 2n) at most
-of all draws hold any one of them; a newcomer's chance is nobody's best. Never looks at anything but its arguments.
+Promises: everybody here has one turn in each time round; the same committee at every peer (integers only); of n
+voters and m places exactly min(1, 3m / 2n) at most of all draws hold any one of them; a newcomer's chance is
+nobody's best. Never looks at anything but its arguments.
 """
 
 from __future__ import annotations

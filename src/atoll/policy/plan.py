@@ -207,7 +207,7 @@ class RoundPlan:
 
     @cached_property
     def committee(self) -> tuple[PeerId, ...]:
-        """Who votes: everybody, or as many as genesis allows; above that size the others are drawn from the head's id.
+        """Who votes: everybody, or as many as genesis allows, whose turn it is and others drawn from the head's id.
 
         What is drawn may hold more liars than agreement survives (`policy/trust.captured_share`).
         """
@@ -231,9 +231,9 @@ class RoundPlan:
         return len(self.committee) - self.quorum
 
     def turns(self, leader: PeerId | None = None) -> tuple[PeerId, ...]:
-        """In which order the committee proposes: round the circle from whose turn it is, or from a leader that stays."""
+        """In which order the committee proposes: round the circle, from whose turn it is or a leader that stays."""
         circle = on_circle(self.run, self.round, self.committee)
-        first = circle.index(leader if leader in circle else self.first)
+        first = circle.index(self.first if leader is None or leader not in circle else leader)
         return (*circle[first:], *circle[:first])
 
     def shard(self, peer: PeerId) -> tuple[int, int]:

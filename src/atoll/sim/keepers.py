@@ -1,5 +1,5 @@
-"""Liars that want to keep the chair: whoever of them proposes tries bodies, until the vertex that comes of one lets a
-friend propose next and audits no friend.
+"""Liars that want to keep the chair: who of them proposes tries bodies, until the vertex that comes of one lets a
+friend propose next, and audits none.
 
 Bodies differ in their time, by a microsecond each, which no voter can object to. Everything else that they do is
 honest: who stays in the chair need not be caught at anything.

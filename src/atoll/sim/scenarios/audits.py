@@ -48,7 +48,7 @@ def keepers(stage: Stage) -> None:
     """
     stage.quorum = "two-thirds"
     places = stage.draw.sample(range(stage.peers), (stage.peers - 1) // 3)
-    friends = {peer_name(place) for place in places}
+    friends = frozenset(peer_name(place) for place in places)
     chairs = Chairs(stage, friends)
     knobs = SwarmKnobs(stage.peers, run=replace(stage.settings(), audit_rate=KEPT_RATE))
     makers = {place: villain(keeper(friends)) for place in places}
@@ -62,10 +62,10 @@ def keepers(stage: Stage) -> None:
 class Chairs:
     """Who wrote the vertices, and whom of the friends they audit."""
 
-    def __init__(self, stage: Stage, friends: Set[PeerId]) -> None:
+    def __init__(self, stage: Stage, friends: frozenset[PeerId]) -> None:
         self.stage, self.friends = stage, friends
         self.wrote: dict[int, PeerId] = {}
-        self.claims: dict[int, set[PeerId]] = {}
+        self.claims: dict[int, frozenset[PeerId]] = {}
         self.drawn: set[tuple[int, PeerId]] = set()
 
     def watch(self, now: float, node: Node, fact: Fact) -> None:
