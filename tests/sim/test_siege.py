@@ -60,7 +60,7 @@ def test_where_the_weather_leaves_too_few_honest_members_the_story_ends_unjudged
     monkeypatch.setattr(Siege, "spare", lambda siege: 2)
     assert "not_judged_after" in storm(seed=3).measured
     monkeypatch.setattr(Weather, "took", lambda weather, who, since: False)
-    with pytest.raises(InvariantBroken, match="nothing is promised there, and .* were sent away"):
+    with pytest.raises(InvariantBroken, match=r"nothing is promised there, and .* were sent away"):
         storm(seed=3)
 
 
