@@ -1,8 +1,8 @@
 """The body that I would propose: how my own reduce of this attempt ended, what that makes of the state, and what
 members report beside it.
 
-Promises: no commitment is counted on that I have not heard, and none is waited for long. Never proposes, and never computes a state: the round
-does, when the agreement lets it.
+Promises: no commitment is counted on that I have not heard, and none is waited for long. Never proposes, and never
+computes a state: the round does, when the agreement lets it.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class MyBody:
         return self._step
 
     def asked(self) -> None:
-        """All commitments that I lack were asked for again. What a liar counts may be none: waited for, its own body
-        would be the only one of this round."""
+        """All commitments that I lack were asked for again. What a liar counts may be none: if I waited for it, its
+        own body would be the only one of this round."""
         if self.parts is None or self.step is not None:
             return
         self._asked += 1
