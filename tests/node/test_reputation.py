@@ -29,7 +29,7 @@ def member(peer: PeerId, standing: str = "member") -> Member:
 def plan(*others: Member, rule: str = "two-thirds") -> RoundPlan:
     settings = RoundSettings(inner_steps=20, quorum=rule)  # pyright: ignore[reportArgumentType]
     members = (*(member(p) for p in ALL), *others)
-    return RoundPlan(9, ZERO_DIGEST, 0.0, members, settings, 10.0, 4, scores=BEFORE)
+    return RoundPlan(9, ZERO_DIGEST, ZERO_DIGEST, ALL[0], 0.0, members, settings, 10.0, 4, scores=BEFORE)
 
 
 def answer(part: int, *names: PeerId, index: int = 0) -> Answered:

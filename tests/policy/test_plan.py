@@ -22,10 +22,7 @@ def body(count: int, step_s: float = 0.1) -> Body:
 
 
 def test_the_same_vertex_gives_the_same_plan():
-    """And another vertex another proposer, sooner or later."""
     assert plan_round(HEAD, body(9), RoundSettings()) == plan_round(HEAD, body(9), RoundSettings())
-    heads = [Digest(bytes([k]) * 32) for k in range(20)]
-    assert len({plan_round(h, body(9), RoundSettings()).proposer(0) for h in heads}) > 3
 
 
 @pytest.mark.parametrize("rule", ["majority", "two-thirds"])
@@ -53,7 +50,7 @@ def test_attempts_follow_each_other_by_the_clock_without_gap_or_overlap():
 def test_a_large_swarm_votes_by_a_committee_that_everybody_draws_alike():
     plan = plan_round(HEAD, body(COMMITTEE_MAX + 40), RoundSettings())
     assert len(plan.committee) == COMMITTEE_MAX == len(set(plan.committee))
-    assert {plan.proposer(k) for k in range(COMMITTEE_MAX)} == set(plan.committee)
+    assert sorted(plan.turns()) == list(plan.committee)
 
 
 def test_genesis_may_let_more_vote_and_says_nothing_where_it_does_not():

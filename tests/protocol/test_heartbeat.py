@@ -65,3 +65,12 @@ def test_who_is_called_and_does_not_answer_is_not_here_and_nobody_accuses_it():
     assert not heart.gone(lost)
     heart.heard(lost, 7.0)
     assert heart.here(lost, 60.0)
+
+
+def test_nobody_takes_itself_for_gone_whatever_others_say():
+    """It was silent for a while, all say so, and it is back: as a proposer it would vote itself away."""
+    heart = watching(*OTHERS)
+    heart.accusers_needed = 2
+    for by in OTHERS:
+        heart.accuse(heart.me, by, 100.0)
+    assert not heart.gone(heart.me)

@@ -12,9 +12,11 @@ import pytest
 from atoll.learn import statistic
 from atoll.policy import members
 from atoll.protocol.reduce.witness import Witnesses
+from atoll.sim.checkers import InvariantBroken
 from atoll.sim.influence import allowed, combined_worth
 from atoll.sim.scenarios import run_scenario
-from atoll.sim.scenarios.siege import MOUTHS, play_siege
+from atoll.sim.scenarios.churn import Weather
+from atoll.sim.scenarios.siege import MOUTHS, Siege, play_siege
 from atoll.sim.scenarios.stage import Stage
 
 
@@ -44,6 +46,22 @@ def test_the_bound_is_that_of_sorted_rows_and_liars_reach_it():
 def test_every_kind_of_villain_that_the_simulator_knows_takes_part():
     """A new kind joins the siege by being in one of the tables."""
     assert len(MOUTHS) == 5 + 7 + 4 + 2 + 1
+
+
+def storm(seed: int) -> Stage:
+    """The weather is not held back: seven members, two of them villains, and one honest member less is too few."""
+    stage = Stage("siege", seed, peers=7, rounds=3, quorum="two-thirds")
+    play_siege(stage, {2: "silent", 5: "silent"})
+    return stage
+
+
+def test_where_the_weather_leaves_too_few_honest_members_the_story_ends_unjudged(monkeypatch: pytest.MonkeyPatch):
+    """And where one of them was sent away that the weather had left alone, it fails."""
+    monkeypatch.setattr(Siege, "spare", lambda siege: 2)
+    assert "not_judged_after" in storm(seed=3).measured
+    monkeypatch.setattr(Weather, "took", lambda weather, who, since: False)
+    with pytest.raises(InvariantBroken, match=r"nothing is promised there, and .* were sent away"):
+        storm(seed=3)
 
 
 # ---- a rule is deleted, and the story notices --------------------------------------------------------------

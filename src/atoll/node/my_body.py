@@ -1,8 +1,8 @@
 """The body that I would propose: how my own reduce of this attempt ended, what that makes of the state, and what
 members report beside it.
 
-Promises: no commitment is counted on that I have not heard. Never proposes, and never computes a state: the round
-does, when the agreement lets it.
+Promises: no commitment is counted on that I have not heard, and none is waited for long. Never proposes, and never
+computes a state: the round does, when the agreement lets it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from atoll.wire.messages.vertex import Body
 
 Parts = tuple[Signed | None, ...]
 
+ASKED_MOST = 3  # times, with the nudge: then an answer that counts what I have not heard is left out
+
 
 class MyBody:
     def __init__(
@@ -39,9 +41,10 @@ class MyBody:
         self.parts: Parts | None = None  # None: my reduce is under way
         self.weighing: Weighing | None = None  # what its rows weigh, where distances weigh them
         self._step: Step | None = None
+        self._asked = 0  # times for commitments that somebody else counted on
 
     def attempt_begins(self, attempt: int) -> None:
-        self.attempt, self._step = attempt, None
+        self.attempt, self._step, self._asked = attempt, None, 0
         self.parts = () if self.assembling else None
 
     def reduced(self, parts: Parts, weighing: Weighing | None) -> None:
@@ -63,6 +66,16 @@ class MyBody:
             return None  # an owner counted somebody whose commitment I have not heard; it comes with the nudge
         self._step = step_of(self.parts, [commits[p][0] for p in sorted(named)], self.ground.plan)
         return self._step
+
+    def asked(self) -> None:
+        """All commitments that I lack were asked for again. What a liar counts may be none: if I waited for it, its
+        own body would be the only one of this round."""
+        if self.parts is None or self.step is not None:
+            return
+        self._asked += 1
+        if self._asked >= ASKED_MOST:
+            known = self.committed.now.of.keys()
+            self.parts = tuple(part if named_in((part,)) <= known else None for part in self.parts)
 
     def back(self, step: Step) -> tuple[Signed, Amend] | None:
         """The word to go back that my body shall carry. In every other attempt only, and only if I hold the state.

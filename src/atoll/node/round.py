@@ -611,6 +611,7 @@ class Round:
                 return [*effects, *self._cannot("nobody serves the parts of this round")]
             return effects + self._try_final(now)
         effects += self.committed.ask()
+        self.my_body.asked()
         if self.my_body.ready:
             effects += self.agreement.remind()
         effects += self.trials.ask_for_bodies()

@@ -69,6 +69,8 @@ class Trials:
             body = decode_body(raw)
         except PeerFault as fault:
             return Disagreed(proposer=who, why=fault.what)
+        if body.proposer != who:  # whose turn comes next follows from it
+            return Disagreed(proposer=who, why=f"it says that {body.proposer} wrote it")
         if (wrong := check_body(self.ground, self.notary, body, now)) is not None:
             return Disagreed(proposer=body.proposer, why=wrong)
         return self._of(raw)

@@ -18,7 +18,6 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from atoll.base.draw import draw_below
 from atoll.base.effort import STEPS_MOST, Effort, Quota, Steps, fastest_of, quota_of, steps_at
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
@@ -29,7 +28,7 @@ from atoll.base.limits import (
     OWNERS_PER_PART,
     PEERS_MAX,
 )
-from atoll.policy.committee import draw_committee
+from atoll.policy.committee import draw_committee, on_circle, whose_turn
 from atoll.policy.reputation import on_duty, scores_of
 from atoll.policy.sampling import Sample, drawn_after
 from atoll.policy.signing import Signing
@@ -121,6 +120,8 @@ class RoundPlan:
 
     round: int
     head: Digest  # id of the vertex that this plan follows from
+    run: Digest
+    wrote: PeerId  # that vertex
     begin: Seconds
     members: tuple[Member, ...]
     settings: RoundSettings
@@ -199,12 +200,22 @@ class RoundPlan:
         return on_duty(near or tuple(m.peer for m in settled), self.scores)
 
     @cached_property
+    def first(self) -> PeerId:
+        """Whose turn it is to propose, and who therefore votes."""
+        since = {m.peer: m.since for m in self.members if m.votes}
+        return whose_turn(self.run, self.round, since, self.wrote)
+
+    @cached_property
     def committee(self) -> tuple[PeerId, ...]:
-        """Who votes: everybody, or as many as genesis allows, drawn from the head's id above that size.
+        """Who votes: everybody, or as many as genesis allows, whose turn it is and others drawn from the head's id.
 
         What is drawn may hold more liars than agreement survives (`policy/trust.captured_share`).
         """
-        return draw_committee(self.head, self.voters, self.settings.committee_most, self.scores)
+        most = self.settings.committee_most
+        if len(self.voters) <= most:
+            return tuple(sorted(self.voters))
+        others = [peer for peer in self.voters if peer != self.first]
+        return tuple(sorted((self.first, *draw_committee(self.head, others, most - 1, self.scores))))
 
     @cached_property
     def vote_keys(self) -> dict[PeerId, bytes]:
@@ -219,17 +230,11 @@ class RoundPlan:
         """How many voters may lie (two-thirds) or lie dead (majority) without stopping the run."""
         return len(self.committee) - self.quorum
 
-    def proposer(self, attempt: int) -> PeerId:
-        first = draw_below(self.head, "proposer", len(self.committee))
-        return self.committee[(first + attempt) % len(self.committee)]
-
     def turns(self, leader: PeerId | None = None) -> tuple[PeerId, ...]:
-        """In which order the committee proposes: from whom the head draws, or from a leader that stays."""
-        count = len(self.committee)
-        first = self.committee.index(leader) if leader in self.committee else None
-        if first is None:
-            return tuple(self.proposer(k) for k in range(count))
-        return tuple(self.committee[(first + k) % count] for k in range(count))
+        """In which order the committee proposes: round the circle, from whose turn it is or a leader that stays."""
+        circle = on_circle(self.run, self.round, self.committee)
+        first = circle.index(self.first if leader is None or leader not in circle else leader)
+        return (*circle[first:], *circle[:first])
 
     def shard(self, peer: PeerId) -> tuple[int, int]:
         """(index, count) of the slice of the training data that is this peer's in this round."""
@@ -355,7 +360,9 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
         haste = owner_s / settings.owner_s
         pace = Pace(_train_s(body, settings, quota, by_speed, haste), owner_s, training_s)
     told = quota if settings.effort is not UNSET or settings.rhythm is not UNSET else None
-    fixed = body.round + 1, head, body.time_s, body.members, settings, train_s, owners, pace
+    run = head if body.round < 0 else body.run
+    of_body = body.proposer, body.time_s, body.members
+    fixed = body.round + 1, head, run, *of_body, settings, train_s, owners, pace
     return RoundPlan(*fixed, scores_of(body), drawn, told, by_speed)
 
 

@@ -159,9 +159,10 @@ class Heartbeat:
         """A member's signed suspicion; enough of them let me stop waiting for a peer that I do not watch.
 
         From now on I watch it too: its few watchers alone may be fewer than a vertex needs to remove it.
+        I am here, whoever does not hear me: else I would send myself away where I propose.
         """
-        self.accused.setdefault(peer, set()).add(by)
         if peer != self.me:
+            self.accused.setdefault(peer, set()).add(by)
             self.watched.setdefault(peer, Watched(now))
 
     def link(self, event: LinkUp | LinkDown, now: Seconds) -> list[Effect]:

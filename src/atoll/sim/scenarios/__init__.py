@@ -24,6 +24,7 @@
     watched      nobody lies where owners watch each other, and messages are lost
     audits       a third of the trainers cheat, refuse or audit falsely; cheats are out, nobody honest is
     accusers     a third of the auditors find everybody guilty; nobody leaves
+    keepers      a third try bodies to propose next as well, and to escape audits; they have their turns and no more
     audited_churn  churn where every round is audited
     reputation   poor trainers, cheats, a newcomer, one who returns: all agree on scores, villains weigh little
     reputed_churn  churn where records are kept
@@ -62,7 +63,7 @@ import sys
 import msgspec
 
 from atoll.sim.scenarios.apart import apart
-from atoll.sim.scenarios.audits import accusers, audited, audits
+from atoll.sim.scenarios.audits import accusers, audited, audits, keepers
 from atoll.sim.scenarios.branches import branches
 from atoll.sim.scenarios.churn import (
     amendments,
@@ -127,6 +128,7 @@ SCENARIOS: dict[str, Scenario] = {
     "watched": Scenario(watched, peers=7, rounds=20),
     "audits": Scenario(audits, peers=7, rounds=36),
     "accusers": Scenario(accusers, peers=7, rounds=12),
+    "keepers": Scenario(keepers, peers=10, rounds=40),
     "audited_churn": Scenario(audited_churn, peers=8, rounds=12),
     "audited": Scenario(audited, peers=5, rounds=20),
     "slow": Scenario(slow, peers=7, rounds=20),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 
 from msgspec.structs import replace
 
@@ -12,6 +13,7 @@ from atoll.base.machine import Fact
 from atoll.node.facts import AuditDrawn, RoundClosed, Verdict
 from atoll.sim.audits import LIARS, SHIRKERS, TRAINERS, as_it_is, islands
 from atoll.sim.checkers import InvariantBroken
+from atoll.sim.keepers import keeper
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.swarm import SwarmKnobs, peer_name
@@ -19,6 +21,7 @@ from atoll.sim.villains import villain
 from atoll.sim.world import Node
 
 ROUND_S = 120.0  # virtual time per round beside villains
+KEPT_RATE = 0.2  # of audits, where liars try to escape them
 LATE_SHARE = 20  # at most one audit of so many waits for lost messages
 OPEN_ROUNDS = 3  # newest rounds whose audits may still be on their way
 
@@ -35,6 +38,59 @@ def accusers(stage: Stage) -> None:
     """The villains find everybody guilty: nobody leaves."""
     tolerated = (stage.peers - 1) // 3
     play_audits(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "accuser"))
+
+
+def keepers(stage: Stage) -> None:
+    """The villains agree, and try bodies where they propose: each has its turns all the same, and no more.
+
+    Measured: their share of the rounds, and how many of their claims were audited where one of them proposed and
+    where somebody honest did.
+    """
+    stage.quorum = "two-thirds"
+    places = stage.draw.sample(range(stage.peers), (stage.peers - 1) // 3)
+    friends = frozenset(peer_name(place) for place in places)
+    chairs = Chairs(stage, friends)
+    knobs = SwarmKnobs(stage.peers, run=replace(stage.settings(), audit_rate=KEPT_RATE))
+    makers = {place: villain(keeper(friends)) for place in places}
+    stage.gather(knobs, villains=makers, island=islands({}))
+    stage.fault("keeper")
+    stage.world.watchers.append(chairs.watch)
+    stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
+    chairs.demand_turns()
+
+
+class Chairs:
+    """Who wrote the vertices, and whom of the friends they audit."""
+
+    def __init__(self, stage: Stage, friends: frozenset[PeerId]) -> None:
+        self.stage, self.friends = stage, friends
+        self.wrote: dict[int, PeerId] = {}
+        self.claims: dict[int, frozenset[PeerId]] = {}
+        self.drawn: set[tuple[int, PeerId]] = set()
+
+    def watch(self, now: float, node: Node, fact: Fact) -> None:
+        if isinstance(fact, AuditDrawn):
+            self.drawn.add((fact.round, fact.peer))
+        if isinstance(fact, RoundClosed):
+            self.wrote[fact.body.round] = fact.body.proposer
+            self.claims[fact.body.round] = self.friends & {signed.signer for signed in fact.body.commits}
+
+    def demand_turns(self) -> None:
+        theirs = {round for round, who in self.wrote.items() if who in self.friends}
+        self.stage.measured["liars"] = len(self.friends) / self.stage.peers
+        self.stage.measured["liars_propose"] = len(theirs) / len(self.wrote)
+        self.stage.measured["audited_by_liars"] = self._audited(theirs)
+        self.stage.measured["audited_by_honest"] = self._audited(self.wrote.keys() - theirs)
+        turns = -(-len(self.wrote) // self.stage.peers)  # times round the circle
+        if len(theirs) > turns * len(self.friends):
+            raise InvariantBroken(
+                f"{len(self.friends)} of {self.stage.peers} wrote {len(theirs)} of {len(self.wrote)}"
+            )
+
+    def _audited(self, rounds: Set[int]) -> float:
+        """Of the friends' claims in these rounds."""
+        claims = {(round, peer) for round in rounds for peer in self.claims[round]}
+        return len(claims & self.drawn) / max(1, len(claims))
 
 
 def audited(stage: Stage) -> None:

@@ -286,9 +286,10 @@ class Weather:
         self.over = self.cut = False
         self.away: set[PeerId] = set()
         self.side: set[PeerId] = set()  # who is cut off from the others
+        self.leaving: set[PeerId] = set()  # who said farewell, also if it is back: no vertex has it yet
+        self.troubled: dict[PeerId, Seconds] = {}  # until when it was last away or cut off
         self.joined = 0
         self.numbers: list[Numbers] = []  # that the run was told to go by
-        self._said_at = 0.0  # when the run was last told to pause or to go on
         self.kinds: list[tuple[int, Callable[[], None]]] = [
             (4, self._kill),
             (4, self._kill_while_writing),
@@ -314,13 +315,25 @@ class Weather:
         self.world.run(self.world.now + 0.1)  # whoever was about to die has died
         for node in list(self.world.nodes.values()):
             self.world.start(node.name)
+        self._resume()
+
+    @property
+    def gone(self) -> set[PeerId]:
+        """Who is not here, or may not be in a moment."""
+        nodes = self.world.nodes.values()
+        down = {n.name for n in nodes if n.machine is None or n.asleep or n.dies_after is not None}
+        return self.away | self.side | self.leaving | down
+
+    def took(self, who: PeerId, since: Seconds) -> bool:
+        """It was not here at some time since."""
+        return who in self.gone or self.troubled.get(who, -1.0) >= since
 
     def _strike(self) -> None:
         if self.over:
             return
         for node in list(self.world.nodes.values()):  # who died late of an earlier fault
             if node.machine is None and node.name not in self.away:
-                self.world.start(node.name)
+                self._back(node.name)
         weights = [w for w, _ in self.kinds]
         self.draw.choices([act for _, act in self.kinds], weights)[0]()
         self.begin()
@@ -341,6 +354,7 @@ class Weather:
 
     def _back(self, who: PeerId) -> None:
         self.away.discard(who)
+        self.troubled[who] = self.world.now
         self.world.wake(who)
         self.world.start(who)
 
@@ -381,6 +395,7 @@ class Weather:
         self.world.split(side, both_ways=self.draw.random() < 0.7)
 
         def heal() -> None:
+            self.troubled |= dict.fromkeys(side, self.world.now)
             self.cut, self.side = False, set()
             self.world.network.heal()
 
@@ -434,15 +449,22 @@ class Weather:
             self._say_pause(via, head.paused is UNSET)
 
     def goes_on(self) -> bool:
-        """Nobody takes the run for paused; whoever does is told otherwise."""
+        """Nobody takes the run for paused."""
+        return not self._paused
+
+    @property
+    def _paused(self) -> list[Peer]:
         up = [n.machine for n in self.swarm.honest if n.machine]
-        paused = [peer for peer in up if peer.history and peer.history.head_body.paused is not UNSET]
-        if paused and self.world.now >= self._said_at + 1.0:
-            self._say_pause(paused[0], False)
-        return not paused
+        return [peer for peer in up if peer.history and peer.history.head_body.paused is not UNSET]
+
+    def _resume(self) -> None:
+        """Whoever takes the run for paused is told otherwise, as long as the story lasts: a word to pause that was
+        said before the weather ended may come into a vertex behind it."""
+        if self._paused:
+            self._say_pause(self._paused[0], False)
+        self.world.at(self.world.now + 1.0, self._resume)
 
     def _say_pause(self, via: Peer, paused: bool) -> None:
-        self._said_at = self.world.now
         node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign
         with suppress(ValueError):  # it is no member (yet)
             self.world.carry_out(node, pause(via, paused, sign, node.clock.local(self.world.now)))
@@ -453,5 +475,6 @@ class Weather:
         if who is not None:
             self.stage.fault("leave")
             self.away.add(who)
+            self.leaving.add(who)
             self.world.leave(who)
             self._later(2.0, 40.0, lambda: self._back(who))

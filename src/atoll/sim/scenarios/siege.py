@@ -2,8 +2,10 @@
 
 What is asked for: the checkers of every run stay quiet, the villains' influence stays within its bound in every
 part of every round, nobody honest is ever expelled or found guilty by an honest auditor, and when the weather ends
-all honest peers go on. What is not: how fast. The weather never takes so many honest members away that the
-villains are a third of the rest; nothing is promised beyond that (specs/trust.md, "Under siege").
+all honest peers go on. What is not: how fast. The weather is held back before it takes so many honest members away
+that the villains are a third of the rest: nothing is promised beyond that (specs/trust.md, "Under siege"). Where it
+happens nevertheless, since those who were away for a moment may be voted away later, the story ends there unjudged;
+but it fails if anybody honest was sent away that the weather had left alone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from atoll.base.machine import Fact
 from atoll.node.facts import RoundClosed, Verdict
 from atoll.policy.inquiry import REFUTING
 from atoll.policy.plan import plan_round
-from atoll.policy.trust import liars_among
+from atoll.policy.trust import STRIKE_ROUNDS, liars_among
 from atoll.sim.audits import SHIRKERS, TRAINERS, as_it_is
 from atoll.sim.chains import Chain
 from atoll.sim.checkers import InvariantBroken
@@ -30,6 +32,7 @@ from atoll.sim.scenarios.stage import Stage
 from atoll.sim.swarm import SwarmKnobs, peer_name
 from atoll.sim.villains import KINDS, Twist, villain
 from atoll.sim.world import Node
+from atoll.wire.messages.vertex import Body
 
 VILLAINS = 0.3
 AUDITED = 0.05  # of rounds of trainers
@@ -81,15 +84,22 @@ def play_siege(stage: Stage, kinds: dict[int, str]) -> Siege:
             siege.come_and_go(name)
     honest = [p for p in swarm.founders if p not in names]
     heads = HeadCount(swarm, stage.rounds - 1, honest)
-    stage.until(
-        lambda: heads() * 2 > len(honest),
-        ROUND_S * (stage.rounds + 10),
-        f"no majority reached round {stage.rounds - 1} under siege",
-    )
-    weather.end()
-    stage.demand_progress()
+    try:
+        stage.until(
+            lambda: heads() * 2 > len(honest),
+            ROUND_S * (stage.rounds + 10),
+            f"no majority reached round {stage.rounds - 1} under siege",
+        )
+        weather.end()
+        stage.demand_progress()
+    except NothingPromised:
+        stage.measured["not_judged_after"] = siege.seen
     siege.measure()
     return siege
+
+
+class NothingPromised(Exception):
+    """The weather left too few honest members for what the run is built for."""
 
 
 class Siege:
@@ -100,6 +110,9 @@ class Siege:
         self.villains = stage.swarm.checkers.villains
         self.weather: Weather | None = None
         self.seen = -1  # the newest round that was looked at
+        self.closed = [0.0] * STRIKE_ROUNDS  # when each round was first seen to close
+        self.present = set(stage.swarm.founders)
+        self.sent_away: dict[PeerId, int] = {}  # honest members that the weather left alone, and after which round
         self.left: dict[PeerId, tuple[int, str]] = {}  # villains that left, after which round first, and how
 
     def watch(self, now: float, node: Node, fact: Fact) -> None:
@@ -110,6 +123,7 @@ class Siege:
                 self.seen = body.round
                 self.influence.look(fact)
                 self._members(fact)
+                self.closed.append(now)
             case Verdict(peer=peer, auditor=by, finding=finding) if finding in REFUTING:
                 if not {peer, by} & self.villains:
                     raise InvariantBroken(f"honest {by} found {finding} against honest {peer}")
@@ -124,14 +138,28 @@ class Siege:
                 raise InvariantBroken(f"honest {member.peer} was expelled after round {body.round}")
             if member.peer in self.villains and not member.present:
                 self.left.setdefault(member.peer, (body.round, member.standing))
+        self._departures(body)
         plan = plan_round(closed.id, body, self.stage.swarm.knobs.run.round)
         settled = [m.peer for m in plan.trainers if m.standing == "member"]
         lying, voting = self._liars(settled), self._liars(plan.committee)
         if lying > liars_among(len(settled), 0.33) or voting > plan.tolerated:
-            raise InvariantBroken(
-                f"{lying} villains of {len(settled)} trainers, {voting} of {len(plan.committee)} voters after "
-                f"round {body.round}: nothing is promised there"
-            )
+            if self.sent_away:
+                raise InvariantBroken(
+                    f"{lying} villains of {len(settled)} trainers, {voting} of {len(plan.committee)} voters after "
+                    f"round {body.round}: nothing is promised there, and {self.sent_away} were sent away"
+                )
+            raise NothingPromised
+
+    def _departures(self, body: Body) -> None:
+        """Who is voted away was silent, or failed others lately: that is how long complaints reach back."""
+        present, weather = {m.peer for m in body.members if m.present}, self.weather
+        assert weather is not None
+        for who in self.present - present - self.villains:
+            if not weather.took(who, since=self.closed[-STRIKE_ROUNDS]):
+                self.sent_away[who] = body.round
+        weather.leaving &= present
+        self.present = present
+        self.sent_away = {who: round for who, round in self.sent_away.items() if who not in present}
 
     def _liars(self, peers: list[PeerId] | tuple[PeerId, ...]) -> int:
         return sum(peer in self.villains for peer in peers)
@@ -141,10 +169,8 @@ class Siege:
         newest, weather = self.stage.newest, self.weather
         if newest is None or weather is None:
             return 0
-        gone = weather.away | weather.side
-        here = [
-            m.peer for m in newest.head_body.members if m.votes and m.standing == "member" and m.peer not in gone
-        ]
+        members, gone = newest.head_body.members, weather.gone
+        here = [m.peer for m in members if m.votes and m.standing == "member" and m.peer not in gone]
         return max(0, len(here) - 1 - 3 * self._liars(here))
 
     def come_and_go(self, name: PeerId) -> None:

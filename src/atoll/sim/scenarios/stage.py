@@ -150,7 +150,8 @@ class Stage:
     def healed(self) -> Seconds:
         """How long recovery may take: the attempts of the plan that the longest windows allow."""
         settings = self.swarm.knobs.run.round
-        plan = RoundPlan(0, self.swarm.run_id, 0.0, (), settings, settings.first_train_s, 3)
+        run = self.swarm.run_id
+        plan = RoundPlan(0, run, run, self.swarm.founders[0], 0.0, (), settings, settings.first_train_s, 3)
         lengths = [b - a for a, b in pairwise(plan.times(k).begin for k in range(10))]
         return HEALED_ATTEMPTS * lengths[-1]
 
