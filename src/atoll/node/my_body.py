@@ -1,8 +1,8 @@
 """The body that I would propose: how my own reduce of this attempt ended, what that makes of the state, and what
 members report beside it.
 
-Promises: no commitment is counted on that I have not heard, and none is waited for long. Never proposes, and never
-computes a state: the round does, when the agreement lets it.
+Promises: no commitment is counted on that I have not heard; where members may lie none is waited for long. Never
+proposes, and never computes a state: the round does, when the agreement lets it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class MyBody:
     def asked(self) -> None:
         """All commitments that I lack were asked for again. What a liar counts may be none: if I waited for it, its
         own body would be the only one of this round."""
-        if self.parts is None or self.step is not None:
+        if self.parts is None or self.step is not None or self.ground.plan.settings.quorum == "majority":
             return
         self._asked += 1
         if self._asked >= ASKED_MOST:
