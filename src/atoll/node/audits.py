@@ -262,7 +262,7 @@ class Audits:
             return [self.arriving.drop(fact.blob), *ended]
         if turn is None:
             return []
-        work = work_for(turn.case, fact.blob, self.history, self.settings, self.pool.recent())
+        work = work_for(turn.case, fact.blob, self.history, self.settings)
         if work is None:
             return self._end(turn, "unauditable", "the vertices before this round are not in memory")
         turn.judging = True

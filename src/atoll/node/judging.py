@@ -25,7 +25,7 @@ from atoll.wire.messages.vertex import Body
 
 
 def work_for(
-    case: Case | Opening, blob: Digest, history: History, settings: RunSettings, recent: Recent
+    case: Case | Opening, blob: Digest, history: History, settings: RunSettings
 ) -> Judge | JudgeOpening | None:
     """What the peer was to do, and has to show in this blob. None if vertices are missing that might say so, or the
     peer said too little. `settings` are genesis'."""
@@ -33,7 +33,7 @@ def work_for(
     if parent is None or head is None:
         return None
     plan = plan_after(settings, head, parent)
-    ground = ground_after(settings, plan, parent, recent, history.notary.run)
+    ground = ground_after(settings, plan, parent, Recent({}), history.notary.run)  # no report is judged by it
     if isinstance(case, Opening):
         body = history.bodies.get(case.round)
         return None if body is None else judge_opening(case, blob, body, ground)
