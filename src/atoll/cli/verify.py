@@ -1,7 +1,8 @@
 """`atoll verify RUN`: was the history in this folder agreed on, vertex by vertex? Offline; nothing is written.
 
 Works while a peer runs in the folder and after it ended: the database is read in one transaction, without the
-folder's lock. Exit status 0 if all holds, 5 if anything is broken. Never imports torch, never asks anybody.
+folder's lock. Exit status 0 if all holds, 5 if anything is broken. Never asks anybody; imports torch only to judge
+an exhibit again (`--verdicts`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short
 from atoll.base.limits import BLOB_CHUNK, SCORE_ONE
 from atoll.base.units import spans_of, spans_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+from atoll.cli.verdicts import LookedAt, judged_again, verdicts_object, verdicts_text
 
 if TYPE_CHECKING:
     from atoll.node.verify import Audit, Kept
@@ -36,6 +38,14 @@ def verify(
     deep: Annotated[
         bool, Parameter(negative="", help="Also read every blob and compare it with its name.")
     ] = False,
+    verdicts: Annotated[
+        bool,
+        Parameter(negative="", help="Also say why members are out, and judge again what auditors judged."),
+    ] = False,
+    also: Annotated[
+        list[Path],
+        Parameter(negative="", help="Another peer's folder, whose exhibits and states may be read; repeatable."),
+    ] = [],  # noqa: B006  # cyclopts reads it, nobody changes it
     json: AsJson = False,
 ) -> int:
     """Check every vertex of a run's history, offline: links, votes, signed statements, membership, counters."""
@@ -48,10 +58,11 @@ def verify(
     blobs, damaged = check_blobs(folder / "blobs") if deep else (0, [])
     for name in damaged:
         audit.problems.append(_blob_problem(name, audit))
+    looked = judged_again(audit, [folder, *also]) if verdicts else None
     if json:
-        say_json(_as_object(audit, blobs if deep else None))
+        say_json(_as_object(audit, blobs if deep else None) | {"verdicts": verdicts_object(audit, looked)})
     else:
-        _say(audit, blobs if deep else None)
+        _say(audit, blobs if deep else None, looked)
     return 0 if audit.intact else RunFailedError.exit_status
 
 
@@ -204,7 +215,7 @@ def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
     }
 
 
-def _say(audit: Audit, blobs: int | None) -> None:
+def _say(audit: Audit, blobs: int | None, looked: LookedAt | None) -> None:
     from atoll.node.tuning import in_words
     from atoll.policy.reputation import tier_of
 
@@ -248,6 +259,8 @@ def _say(audit: Audit, blobs: int | None) -> None:
     for c in audit.members[-CHANGES_SHOWN:]:
         news = [f"+ {', '.join(c.joined)}"] * bool(c.joined) + [f"− {', '.join(c.left)}"] * bool(c.left)
         say(f"  round {c.round:>6}: {c.voters} voters, {c.present} members  {'  '.join(news)}".rstrip())
+    for line in verdicts_text(audit, looked):
+        say(f"  {line}")
     total = sum(s.samples for s in audit.shares.values())
     for peer, s in sorted(audit.shares.items(), key=lambda item: -item[1].samples):
         part = f"{s.samples / total:.1%}" if total else "0"

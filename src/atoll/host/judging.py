@@ -43,6 +43,7 @@ from atoll.learn.audit.shown import (
 from atoll.learn.codec import Codec
 from atoll.learn.data import cursor_after
 from atoll.learn.horizon import position_of
+from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState
 from atoll.learn.update import Bounds, part_bounds, part_codecs
 from atoll.node.jobs import Judge, Judged
@@ -117,8 +118,9 @@ class Again(NamedTuple):
     proven: bool  # what it is found of is fixed by what the peer signed, so nobody else can have made it up
 
 
-def judge_again(trial: Trial, replica: Replica) -> Again:
-    """The same, all at once, by a reader who was not there and believes nobody that the peer showed this."""
+def judge_again(trial: Trial, replica: Callable[[Recipe], Replica]) -> Again:
+    """The same, all at once, by a reader who was not there and believes nobody that the peer showed this. `replica`
+    is asked for only if steps are to be taken. PeerFault for bytes that nobody committed to."""
     work, shown, layout = trial.work, trial.shown, trial.learning.layout
     assignment, (_, codecs) = trial.assignment(), trial.codecs()
     unbound = why_update_unbound(shown, assignment, work.claim, work.last_claim, codecs, layout, trial.name)
@@ -129,7 +131,9 @@ def judge_again(trial: Trial, replica: Replica) -> Again:
         if unbound := why_states_unbound(shown, work.segment, layout):
             return Again(Judged("withheld", unbound), proven=False)
         begin, end = states_of(shown, layout)
-        verdict = judge_segment(assignment, shown.claim, shown.links, work.segment, begin, end, replica)
+        verdict = judge_segment(
+            assignment, shown.claim, shown.links, work.segment, begin, end, replica(assignment.recipe)
+        )
     profile = shown.claim.profile
     by_bits = pinned(profile, profile) and not pinned(profile, profile_here())  # there, and not here
     if isinstance(verdict, Accepted) and verdict.distance and by_bits:
