@@ -59,3 +59,9 @@ def test_one_of_three_that_takes_every_second_step_is_found_out_and_the_others_a
         assert out["peer"] == villain and out["reasons"][0]["ground"] == "audit"
         words = [w for d in verified["verdicts"]["doubts"] if d["outcome"] == "refuted" for w in d["words"]]
         assert {w["result"] for w in words} == {"agrees"}, words
+        for exhibit in {w["exhibit"] for w in words}:
+            (tmp_path / "ada" / "blobs" / exhibit).unlink()
+        looked = atoll("verify", tmp_path / "ada", "--verdicts").stdout
+        assert "unknown" in looked and "--fetch" in looked
+        looked = atoll("verify", tmp_path / "ada", "--verdicts", "--fetch").stdout
+        assert "eve is expelled" in looked and "agrees  bob said mismatch" in looked and "unknown" not in looked

@@ -27,8 +27,11 @@ PROVEN = {  # by what a reason holds
 }
 
 
-def judged_again(audit: Audit, folders: Sequence[Path]) -> LookedAt:
-    """Everything that somebody was doubted for, looked at again. Verdicts that do not stand are problems."""
+def judged_again(audit: Audit, folders: Sequence[Path], fetch: bool) -> LookedAt:
+    """Everything that somebody was doubted for, looked at again. Verdicts that do not stand are problems.
+
+    `fetch`: the peer that runs in the first folder asks members for what is not here.
+    """
     doubts = list(audit.out.doubts.values())
     if not doubts:
         return []
@@ -37,6 +40,10 @@ def judged_again(audit: Audit, folders: Sequence[Path]) -> LookedAt:
     from atoll.node.verify import reading
 
     court = Court(folders, audit.settings, reading(audit.run, SessionVerifier()))
+    if fetch and (lacking := court.lacking(doubts)):
+        from atoll.host.api import ask
+
+        ask(folders[0], "fetch", blobs=[blob.hex() for blob in lacking])
     looked = [(doubt, court.look(doubt)) for doubt in doubts]
     found = {id(doubt): words for doubt, words in looked}
     for round, peer in fallen(doubts, lambda doubt: found[id(doubt)]):

@@ -46,6 +46,10 @@ def verify(
         list[Path],
         Parameter(negative="", help="Another peer's folder, whose exhibits and states may be read; repeatable."),
     ] = [],  # noqa: B006  # cyclopts reads it, nobody changes it
+    fetch: Annotated[
+        bool,
+        Parameter(negative="", help="Have the peer that runs here ask members for exhibits that are not here."),
+    ] = False,
     json: AsJson = False,
 ) -> int:
     """Check every vertex of a run's history, offline: links, votes, signed statements, membership, counters."""
@@ -58,7 +62,7 @@ def verify(
     blobs, damaged = check_blobs(folder / "blobs") if deep else (0, [])
     for name in damaged:
         audit.problems.append(_blob_problem(name, audit))
-    looked = judged_again(audit, [folder, *also]) if verdicts else None
+    looked = judged_again(audit, [folder, *also], fetch) if verdicts or fetch else None
     if json:
         say_json(_as_object(audit, blobs if deep else None) | {"verdicts": verdicts_object(audit, looked)})
     else:

@@ -78,6 +78,15 @@ class Court:
         self._taking: Replica | None = None  # steps, by the numbers of the round that was judged last
         torch.set_num_threads(1)  # as trainers do who want to be held to bits
 
+    def lacking(self, doubts: Iterable[Doubt]) -> list[Digest]:
+        """What it would take to judge all of this and is not here, the newest first."""
+        needed: dict[Digest, None] = {}
+        for doubt in sorted(doubts, key=lambda doubt: -doubt.round):
+            needed |= dict.fromkeys(one.exhibit for one in doubt.against if one.exhibit is not None)
+            if isinstance(doubt.work, Judge) and any(one.exhibit is not None for one in doubt.against):
+                needed[doubt.work.before] = None
+        return [name for name in needed if self._blob(name) is None]
+
     def look(self, doubt: Doubt) -> list[Looked]:
         """At everything that was said against somebody."""
         return [Looked(said, *self._look(doubt, said)) for said in doubt.against]
@@ -112,8 +121,8 @@ class Court:
         data = self._blob(exhibit)
         if data is None:
             raise CannotJudge(
-                f"exhibit {short(exhibit)} is not here; auditors who refuted somebody keep theirs: "
-                "atoll verify --verdicts --also FOLDER, of one of them"
+                f"exhibit {short(exhibit)} is not here; auditors who refuted somebody keep theirs: while a peer "
+                "runs here atoll verify --verdicts --fetch, else --also FOLDER of one of them"
             )
         learning = learning_after(self._learning, doubt.tuned)
         try:
@@ -162,7 +171,7 @@ class Court:
         if data is None:
             raise CannotJudge(
                 f"the state that the round began with ({short(work.before)}) is not here any more; it lies beside "
-                "the exhibit, where that is kept: atoll verify --verdicts --also FOLDER"
+                "the exhibit, where that is kept: --fetch while a peer runs here, else --also FOLDER"
             )
         return state_from_bytes(data, learning.layout)
 
