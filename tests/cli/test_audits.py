@@ -64,4 +64,4 @@ def test_one_of_three_that_takes_every_second_step_is_found_out_and_the_others_a
         looked = atoll("verify", tmp_path / "ada", "--verdicts").stdout
         assert "unknown" in looked and "--fetch" in looked
         looked = atoll("verify", tmp_path / "ada", "--verdicts", "--fetch").stdout
-        assert "eve is expelled" in looked and "agrees  bob said mismatch" in looked and "unknown" not in looked
+        assert "eve is expelled" in looked and "agrees   bob said mismatch" in looked and "unknown" not in looked

@@ -96,9 +96,10 @@ def verdicts_text(audit: Audit, looked: LookedAt | None) -> Iterator[str]:
         for reason in d.reasons:
             yield f"    {reason.what} ({PROVEN[reason.ground]})"
     for doubt, words in looked:
-        yield f"{doubt.what}, by {names[doubt.peer]}: {doubt.outcome}, {doubt.needed} against it refute it"
+        count = f"{len(doubt.against)} against it, {doubt.needed} refute it"
+        yield f"{names[doubt.peer]}, {doubt.what}: {doubt.outcome}; {count}"
         for one in words:
-            yield f"    {one.result:<8}{names[one.said.auditor]} said {one.said.finding}: {one.what}"
+            yield f"    {one.result:<8} {names[one.said.auditor]} said {one.said.finding}: {one.what}"
         if agreeing := [names[one.auditor] for one in doubt.said.values() if one.finding == "accepted"]:
             yield f"    accepted by {', '.join(agreeing)}"
         if len(doubt.exhibits) > 1:

@@ -263,8 +263,6 @@ def _say(audit: Audit, blobs: int | None, looked: LookedAt | None) -> None:
     for c in audit.members[-CHANGES_SHOWN:]:
         news = [f"+ {', '.join(c.joined)}"] * bool(c.joined) + [f"− {', '.join(c.left)}"] * bool(c.left)
         say(f"  round {c.round:>6}: {c.voters} voters, {c.present} members  {'  '.join(news)}".rstrip())
-    for line in verdicts_text(audit, looked):
-        say(f"  {line}")
     total = sum(s.samples for s in audit.shares.values())
     for peer, s in sorted(audit.shares.items(), key=lambda item: -item[1].samples):
         part = f"{s.samples / total:.1%}" if total else "0"
@@ -273,6 +271,8 @@ def _say(audit: Audit, blobs: int | None, looked: LookedAt | None) -> None:
         told = f"  reputation {worth / SCORE_ONE:.2f}, {tier_of(worth)}" if worth is not None else ""
         told += f"  {s.late} of its {s.steps} steps apart" if s.late else ""
         say(f"  {who}  {s.rounds:>6} rounds  {s.samples:>12,} samples  {part:>6}{told}")
+    for line in verdicts_text(audit, looked):
+        say(f"  {line}")
     if blobs is not None:
         say(f"  {blobs} blobs read")
     count = len(audit.problems)

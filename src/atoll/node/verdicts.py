@@ -176,10 +176,6 @@ def _reasons(body: Body, peer: PeerId) -> Iterator[Reason]:
             case _:
                 pass
     for round, who in audited.items():
-        yield Reason("audit", f"{_count(who, 'auditor')} speak against its round {round}", round)
+        yield Reason("audit", f"words of auditors against its round {round}: {len(who)}", round)
     for what, who in voices.items():
-        yield Reason("voices", f"{_count(who, 'member')} say {what}")
-
-
-def _count(who: set[PeerId], what: str) -> str:
-    return f"{len(who)} {what}{'s' * (len(who) > 1)}"
+        yield Reason("voices", f"words of members {what}: {len(who)}")
