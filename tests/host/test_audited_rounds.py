@@ -21,7 +21,7 @@ from atoll.base.effort import Batches, Effort
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import SEGMENT_STEPS
-from atoll.host import tended
+from atoll.host import judging, tended
 from atoll.host.island import Island
 from atoll.host.learning import built_in, decode_learning, found
 from atoll.host.store import Store
@@ -31,7 +31,7 @@ from atoll.host.trainer.words import GoOn, LoadInner, Progressed, SaveInner, Tra
 from atoll.host.verdicts import Court, Looked, fallen
 from atoll.keys.digest import digest, merkle_root
 from atoll.keys.identity import SessionVerifier
-from atoll.learn.audit import claim_name
+from atoll.learn.audit import Accepted, claim_name
 from atoll.learn.audit.shown import Shown, shown_bytes, shown_from_bytes
 from atoll.learn.recipes import diloco, over_tokens, overlapping
 from atoll.node.jobs import Adopt, Advance, Counted, Encode, Encoded, Exhibit, Hold, Judge, Judged, Restore
@@ -649,6 +649,25 @@ def test_an_exhibit_convicts_a_cheat_again_in_the_hands_of_a_stranger(tmp_path: 
         assert reader.looks().result == "differs"
 
     play(tmp_path, book, story, cheat=skips)
+
+
+def test_what_other_machines_may_find_otherwise_is_not_held_against_auditors(
+    tmp_path: Path, book: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Near the tolerance, or where they compared bits that are not the same here: nobody can tell from here."""
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.play()
+        reader = Reader(swarm, of=1)
+        await reader.refuted(0)
+        for distance, bits, result in ((6e-4, False, "unknown"), (1e-5, True, "unknown"), (1e-5, False, "differs")):
+            found = Accepted(distance, 1e-3)
+            monkeypatch.setattr(judging, "judge_segment", lambda *_, found=found: found)
+            monkeypatch.setattr(judging, "pinned", lambda one, other, bits=bits: bits and one is other)
+            reader.court = Court([reader.folder], swarm.founded.settings, reading(RUN, SessionVerifier()))
+            assert reader.looks().result == result, distance
+
+    play(tmp_path, book, story)
 
 
 def test_nobody_is_convicted_by_an_exhibit_that_somebody_made_up(tmp_path: Path, book: str):

@@ -95,7 +95,7 @@ def test_a_false_accuser_names_an_exhibit_that_does_not_bear_it_out():
     assert not audit.problems and not audit.out.departures
     shown = {blob: data for node in stage.world.nodes.values() for blob, data in node.island.blobs.items()}
     doubts = [(d, one) for d in audit.out.doubts.values() for one in d.against if one.exhibit in shown]
-    assert doubts and all(not d.enough for d, _ in doubts)
+    assert doubts and all(len(d.against) < d.needed for d, _ in doubts)
     for doubt, one in doubts:
         assert one.auditor in ("p0002", "p0005") and doubt.work is not None
         assert judged(replace(doubt.work, blob=one.exhibit), shown[one.exhibit]).finding == "accepted"

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 LookedAt: TypeAlias = "Sequence[tuple[Doubt, Sequence[Looked]]]"
 
 PROVEN = {  # by what a reason holds
-    "two words": "proves itself: both signatures were checked here",
+    "two words": "proves itself by two signatures",
     "audit": "judged below",
     "voices": "more of them than may lie: one is honest",
-    "own word": "signed, and checked here",
+    "own word": "signed",
     "unsaid": "nothing to prove",
 }
 

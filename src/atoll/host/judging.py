@@ -136,7 +136,12 @@ def judge_again(trial: Trial, replica: Callable[[Recipe], Replica]) -> Again:
         )
     profile = shown.claim.profile
     by_bits = pinned(profile, profile) and not pinned(profile, profile_here())  # there, and not here
-    if isinstance(verdict, Accepted) and verdict.distance and by_bits:
+    if isinstance(verdict, Accepted) and verdict.distance * 2 > verdict.tolerance > 0:
+        verdict = Unauditable(
+            f"its distance here, {verdict.distance:.1e}, is within the tolerance of {verdict.tolerance:.1e}, and "
+            "too near to it to say what other machines find"
+        )
+    elif isinstance(verdict, Accepted) and verdict.distance and by_bits:
         verdict = Unauditable(
             f"it is within the tolerance here ({verdict.distance:.1e}), and auditors may have compared bits: those "
             f"come out alike only with torch {profile.torch}, one thread and "

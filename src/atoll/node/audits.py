@@ -26,7 +26,7 @@ from atoll.node.exhibits import Exhibits, tried
 from atoll.node.facts import Accused, AuditDrawn, AuditEnded, OpeningVerdict, Verdict
 from atoll.node.jobs import Exhibit, Exhibited, Hold, Judged, LaidOpen
 from atoll.node.judging import twice_promised, work_for
-from atoll.node.kept_exhibits import ROW, Kept, KeptExhibits
+from atoll.node.kept_exhibits import ROW, KeptExhibit, KeptExhibits
 from atoll.node.openings import lay_open
 from atoll.node.reports import ReportPool
 from atoll.node.settings import RunSettings
@@ -102,17 +102,17 @@ class Audits:
                 effects.append(Ask(f"audit/show/{case.round}", Exhibit(case.round, case.segment)))
         return effects + self.convictions.keep(self._of_the_gone(body)) + self._work(now)
 
-    def _of_the_gone(self, body: Body) -> list[Kept]:
+    def _of_the_gone(self, body: Body) -> list[KeptExhibit]:
         """What I looked at of those who are out by this vertex, whatever I found."""
         here = {m.peer for m in body.members if m.present}
         doubted = (t for t in self.turns.values() if t.case.peer not in here and t.case.against)
         return [kept for turn in doubted if turn.said is not None for kept in self._kept(turn)]
 
-    def _kept(self, turn: Turn) -> list[Kept]:
+    def _kept(self, turn: Turn) -> list[KeptExhibit]:
         """The exhibit that I looked at, and what it takes to look again."""
         case, parent = turn.case, self.history.bodies.get(turn.case.round - 1)
         state = parent.state if parent is not None and isinstance(case, Case) else None
-        return [Kept(case.round, case.peer, turn.blob, state)] if turn.blob is not None else []
+        return [KeptExhibit(case.round, case.peer, turn.blob, state)] if turn.blob is not None else []
 
     def lay_open(self, body: Body, made: Mapping[Digest, Made]) -> list[Effect]:
         """My round is closed: show what its vertex drew of my answers. Their rows are needed no longer."""

@@ -21,7 +21,7 @@ EXHIBITS_KEPT = 16  # of as many verdicts: more than a run of a hundred members 
 ROW = "exhibits"  # under which name it is remembered
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True):
+class KeptExhibit(msgspec.Struct, frozen=True, array_like=True):
     """What was judged, and what it takes to judge it again."""
 
     round: int
@@ -30,12 +30,12 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     state: Digest | None = None  # that the round began with
 
 
-_KEPT = msgspec.msgpack.Decoder(tuple[Kept, ...])
+_KEPT = msgspec.msgpack.Decoder(tuple[KeptExhibit, ...])
 
 
 class KeptExhibits:
     def __init__(self) -> None:
-        self.kept: tuple[Kept, ...] = ()  # the newest first
+        self.kept: tuple[KeptExhibit, ...] = ()  # the newest first
 
     def start(self, data: bytes) -> list[Effect]:
         """What a life before wrote down."""
@@ -45,7 +45,7 @@ class KeptExhibits:
             return []  # of another version: those blobs are gone with the next round
         return self._hold() if self.kept else []
 
-    def keep(self, new: Iterable[Kept]) -> list[Effect]:
+    def keep(self, new: Iterable[KeptExhibit]) -> list[Effect]:
         """These stay from now on."""
         more = [one for one in new if one not in self.kept]
         if not more:

@@ -76,10 +76,6 @@ class Doubt:
         """Those that were judged, each once. Whoever lays out one blob for all has one."""
         return list(dict.fromkeys(one.exhibit for one in self.said.values() if one.exhibit is not None))
 
-    @property
-    def enough(self) -> bool:
-        return len(self.against) >= self.needed
-
 
 class Reason(msgspec.Struct, frozen=True):
     ground: Ground
@@ -109,13 +105,12 @@ class Verdicts:
     def follow(
         self, body: Body, before: Body | None, history: History, docket: Docket, genesis: RunSettings
     ) -> None:
-        for by, word in docket.news(body):
+        for _, word in docket.news(body):
             case = docket.cases[key_of(word)]
-            if word.finding in AGAINST and case.key not in self.doubts:
+            if case.against and case.key not in self.doubts:
                 self.doubts[case.key] = _doubt(case, history, genesis)
-                self._hear_earlier(case)
             if (doubt := self.doubts.get(case.key)) is not None:
-                doubt.said[by] = _said(case, by)
+                doubt.said = {by: Said(by, what, at, case.judged.get(by)) for by, (at, what) in case.said.items()}
                 doubt.outcome = case.outcome
         was = {m.peer: m for m in before.members} if before is not None else {}
         for m in body.members:
@@ -125,15 +120,6 @@ class Verdicts:
                 standing = "away" if left else "expelled"
                 reasons = tuple(_reasons(body, m.peer)) or (UNSAID,)
                 self.departures.append(Departure(body.round, m.peer, standing, reasons))
-
-    def _hear_earlier(self, case: Case | Opening) -> None:
-        """Those who had found nothing, before anybody doubted it."""
-        self.doubts[case.key].said.update((by, _said(case, by)) for by in case.said)
-
-
-def _said(case: Case | Opening, by: PeerId) -> Said:
-    round, finding = case.said[by]
-    return Said(by, finding, round, case.judged.get(by))
 
 
 def _doubt(case: Case | Opening, history: History, genesis: RunSettings) -> Doubt:
