@@ -21,6 +21,7 @@ from atoll.base.effort import Batches, Effort
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import SEGMENT_STEPS
+from atoll.cli.verdicts import judged_again, verdicts_text
 from atoll.host import judging, tended
 from atoll.host.island import Island
 from atoll.host.learning import built_in, decode_learning, found
@@ -38,7 +39,7 @@ from atoll.node.jobs import Adopt, Advance, Counted, Encode, Encoded, Exhibit, H
 from atoll.node.jobs import Train as TrainAsked
 from atoll.node.settings import RunSettings
 from atoll.node.verdicts import Doubt, Said
-from atoll.node.verify import reading
+from atoll.node.verify import Audit, Share, reading
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.reduce.work import Combine, Row
 from atoll.wire.messages.statements import Finding, Numbers, Tuned
@@ -622,10 +623,18 @@ class Reader:
         if shown is not None:
             blob = store.put_blob(shown if isinstance(shown, bytes) else shown_bytes(shown))
         said = Said(NAMES[0], finding, self.work.round + 1, blob)
-        doubt = Doubt(self.work.round, NAMES[self.of], "a segment", 1, self.work, {}, UNSET, {NAMES[0]: said})
+        peer = NAMES[self.of]
+        doubt = self.doubt = Doubt(self.work.round, peer, "a segment", 1, self.work, {}, UNSET, {NAMES[0]: said})
         (looked,) = self.court.look(doubt)
         self.stands = not fallen([doubt], lambda _: [looked])
         return looked
+
+    def told(self) -> tuple[list[str], list[str]]:
+        """By `atoll verify --verdicts`, had the history held this alone: codes of problems, and lines."""
+        audit = Audit(RUN, self.swarm.founded.settings, shares={peer: Share(peer) for peer in NAMES})
+        audit.out.doubts[self.doubt.round, self.doubt.peer] = self.doubt
+        looked = judged_again(audit, [self.folder], fetch=False)
+        return [p.code for p in audit.problems], list(verdicts_text(audit, looked))
 
 
 def test_an_exhibit_convicts_a_cheat_again_in_the_hands_of_a_stranger(tmp_path: Path, book: str):
@@ -639,8 +648,11 @@ def test_an_exhibit_convicts_a_cheat_again_in_the_hands_of_a_stranger(tmp_path: 
         await reader.refuted(1)
         looked = reader.looks()
         assert (looked.result, reader.stands) == ("agrees", True) and "mismatch" in looked.what
+        assert reader.told()[0] == []
         await reader.refuted(0)
         assert reader.looks().result == "differs" and not reader.stands
+        problems, lines = reader.told()
+        assert problems == ["E-VER-16"] and any("differs  ada said mismatch" in line for line in lines)
         reader.folder.joinpath("blobs", reader.work.before.hex()).unlink()
         reader.court = Court([reader.folder], swarm.founded.settings, reading(RUN, SessionVerifier()))
         looked = reader.looks()

@@ -125,15 +125,18 @@ class Court:
                 "runs here atoll verify --verdicts --fetch, else --also FOLDER of one of them"
             )
         learning = learning_after(self._learning, doubt.tuned)
+        before = self._state(doubt.work, learning) if isinstance(doubt.work, Judge) else None
         try:
             if not isinstance(doubt.work, Judge):
                 said = judge_opening(doubt.work, data, learning, self._names)
                 return Again(said, self._led_there(doubt, said))
-            before, shown = self._state(doubt.work, learning), shown_from_bytes(data)
-            trial = Trial(self.notary.run, learning, doubt.work, shown, before, self._name)
+            assert before is not None
+            trial = Trial(self.notary.run, learning, doubt.work, shown_from_bytes(data), before, self._name)
             return judge_again(trial, self._replica)
         except (PeerFault, TypeError, ValueError) as why:  # strangers' bytes
             return Again(Judged("withheld", why.what if isinstance(why, PeerFault) else str(why)), proven=False)
+        except (MemoryError, RuntimeError) as why:
+            raise CannotJudge(f"this computer could not: {why}") from why
 
     def _led_there(self, doubt: Doubt, said: Judged) -> bool:
         """Of an opening: it leads to what was signed, and so do the commitments that it brings along."""
@@ -173,22 +176,28 @@ class Court:
                 f"the state that the round began with ({short(work.before)}) is not here any more; it lies beside "
                 "the exhibit, where that is kept: --fetch while a peer runs here, else --also FOLDER"
             )
-        return state_from_bytes(data, learning.layout)
+        try:
+            return state_from_bytes(data, learning.layout)
+        except PeerFault as fault:
+            raise CannotJudge(f"the state that the round began with cannot be read here: {fault.what}") from fault
 
     @cached_property
     def _data(self) -> Data:
         learning = self._learning
-        if (blob := self._blob(learning.data_blob)) is not None:
-            return data_from_blob(blob)
+        blob = self._blob(learning.data_blob)
         try:
-            data = load_data(learning.data)
-        except ValueError as why:
+            data = load_data(learning.data) if blob is None else data_from_blob(blob)
+        except (PeerFault, ValueError) as why:
             raise CannotJudge(f"the run's data set is not here: {why}") from why
-        if data_digest(data) != learning.data_blob:
+        if blob is None and data_digest(data) != learning.data_blob:
             raise CannotJudge("the run's data set is not here, and what its founder loaded is another one here")
         return data
 
     def _replica(self, recipe: Recipe) -> Replica:
         if self._taking is None or self._taking.recipe != recipe:
-            self._taking = Replica(recipe, self._data, self._learning.data_blob)
+            data = self._data
+            try:
+                self._taking = Replica(recipe, data, self._learning.data_blob)
+            except ValueError as why:
+                raise CannotJudge(f"this version cannot take the run's steps: {why}") from why
         return self._taking

@@ -17,7 +17,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Ask, Effect, Keep
 from atoll.node.jobs import Hold
 
-EXHIBITS_KEPT = 16  # of as many verdicts: more than a run of a hundred members would see in a day
+EXHIBITS_KEPT = 16  # blobs: one may be enough, but a liar is often refuted in several rounds, or in many blocks
 ROW = "exhibits"  # under which name it is remembered
 
 
