@@ -53,5 +53,15 @@ def test_one_of_three_that_takes_every_second_step_is_found_out_and_the_others_a
         status = answer_of("status", "--dir", tmp_path / "ada")
         assert status["audits"]["accepted"] > 0 and status["audits"]["mismatch"] >= 2
         assert "audits:" in atoll("status", "--dir", tmp_path / "ada").stdout
-        verified = answer_of("verify", tmp_path / "ada")
+        verified = answer_of("verify", tmp_path / "ada", "--verdicts")
         assert verified["intact"] and verified["audits"]["accepted"] > 0
+        (out,) = (d for d in verified["verdicts"]["departures"] if d["standing"] == "expelled")
+        assert out["peer"] == villain and out["reasons"][0]["ground"] == "audit"
+        words = [w for d in verified["verdicts"]["doubts"] if d["outcome"] == "refuted" for w in d["words"]]
+        assert {w["result"] for w in words} == {"agrees"}, words
+        for exhibit in {w["exhibit"] for w in words}:
+            (tmp_path / "ada" / "blobs" / exhibit).unlink()
+        looked = atoll("verify", tmp_path / "ada", "--verdicts").stdout
+        assert "unknown" in looked and "--fetch" in looked
+        looked = atoll("verify", tmp_path / "ada", "--verdicts", "--fetch").stdout
+        assert "eve is expelled" in looked and "agrees   bob said mismatch" in looked and "unknown" not in looked

@@ -53,5 +53,10 @@ def test_an_owner_that_answers_with_other_bytes_is_expelled_and_nobody_else_is_n
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > at + 3)
         told = [f for f in ada.facts if f["fact"] == "OpeningVerdict"]
         assert {f["peer"] for f in told} == {villain} and {f["finding"] for f in told} == {"mismatch"}
-        verified = answer_of("verify", tmp_path / "ada")
+    others = ("--also", tmp_path / "bob", "--also", tmp_path / "cid")
+    verified = answer_of("verify", tmp_path / "ada", "--verdicts", *others)
     assert verified["problems"] == []
+    (out,) = (d for d in verified["verdicts"]["departures"] if d["standing"] == "expelled")
+    assert out["peer"] == villain and {reason["ground"] for reason in out["reasons"]} == {"audit"}
+    words = [word["result"] for doubt in verified["verdicts"]["doubts"] for word in doubt["words"]]
+    assert "agrees" in words and set(words) <= {"agrees", "unknown"}, words  # they keep the newest of many

@@ -17,6 +17,7 @@ from atoll.learn.kept import Kept
 from atoll.learn.late import LateWork
 from atoll.learn.layout import layout_of
 from atoll.learn.state import initial_state
+from atoll.node.config.sections import Keep
 
 
 class TidiedMeanwhile(Store):
@@ -40,6 +41,16 @@ def test_a_state_is_not_tidied_away_while_it_is_put(tmp_path: Path):
     name = shelf.put(initial_state(model), layout_of(model))
     store.tidy.join()
     assert store.has_blob(name)
+
+
+def test_what_verdicts_rest_on_stays_within_its_share_of_the_budget(tmp_path: Path):
+    """A fourth of it, the newest first; what older states may have is less by as much."""
+    store = Store(tmp_path, durable=False)
+    shelf = Shelf(store, Keep(bytes_max=4 * MIB))
+    newest, state, older, unnamed = (store.put_blob(bytes([n]) * (MIB * 2 // 5)) for n in range(4))
+    shelf.keep_verdicts((newest, state, older))
+    shelf.tidy(set(), 0)
+    assert [store.has_blob(blob) for blob in (newest, state, older, unnamed)] == [True, True, False, False]
 
 
 def test_a_private_file_is_good_for_its_vertex_its_model_and_whole(tmp_path: Path):

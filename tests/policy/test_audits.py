@@ -186,6 +186,19 @@ def test_words_on_their_way_into_a_vertex_are_counted_ahead_and_those_in_it_come
 # ---- what may stand in a vertex, and what it does ----------------------------------------------------------
 
 
+def test_a_word_is_about_one_exhibit_and_stays_so():
+    """Said again it names the same; what is no name of a blob is none. Who saw other blobs can be told apart."""
+    order, here, there = docket_of().cases[7, EVE].order, digest(b"shown here"), digest(b"shown there")
+    words = [Audited(7, EVE, "mismatch", exhibit=blob) for blob in (here, there)]
+    said = tuple(Signed(by, encode(word), b"") for by, word in zip(order[:2], words, strict=True))
+    docket = docket_of(said)
+    assert docket.cases[7, EVE].judged == dict(zip(order[:2], (here, there), strict=True))
+    assert judged(docket_of(said[:1]), order[0], words[0]) is None
+    assert judged(docket_of(said[:1]), order[0], words[1]) == "was said already"
+    assert judged(docket_of(said[:1]), order[0], Audited(7, EVE, "mismatch")) == "was said already"
+    assert judged(docket_of(), order[0], Audited(7, EVE, "mismatch", exhibit=Digest(b"short"))) == "names no blob"
+
+
 def judged(docket: Docket, by: PeerId, report: Audited) -> str | None:
     body = body_of(9, {})
     return admissible(Reported(by, report), body, Recent({}, docket=docket), RUN, False, None)

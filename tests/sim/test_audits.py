@@ -6,17 +6,21 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from atoll.base.ids import ZERO_DIGEST
+from atoll.base.ids import ZERO_DIGEST, PeerId
+from atoll.base.limits import AUDIT_ROUNDS
 from atoll.base.machine import Effect, Fact, Send
 from atoll.node.facts import Fault, RoundClosed
 from atoll.node.settings import RunSettings, decode_settings, encode_settings
+from atoll.node.verify import Audit, Kept, verify_history
 from atoll.policy import audits, members
 from atoll.sim import island as islands_of_names
 from atoll.sim.audits import LIARS, SHIRKERS, TRAINERS, islands
+from atoll.sim.chains import judged
 from atoll.sim.island import Island
 from atoll.sim.scenarios import ScenarioFailed, run_scenario
 from atoll.sim.scenarios.audits import play_audits
 from atoll.sim.scenarios.stage import Stage
+from atoll.sim.signatures import VirtualVerifier
 from atoll.sim.swarm import SwarmKnobs
 from atoll.sim.villains import Villain, villain
 from atoll.sim.world import Node
@@ -49,6 +53,52 @@ def test_one_cheating_trainer_of_four_is_expelled_within_a_few_rounds(kind: str)
     (left,) = told.left.values()
     assert left[0] <= 2  # words of one round bring each other: before, those of the others were a vertex later
     assert told.findings["mismatch"] + told.findings["wrong"] >= 2 * 3  # two verdicts, as three honest peers tell
+
+
+def read_by_a_stranger(stage: Stage, folder: PeerId) -> Audit:
+    """The history on this peer's disk, walked offline."""
+    kept = stage.world.nodes[folder].kept
+    rows = {int(name[7:]): data for name, data in kept.items() if name.startswith("vertex/")}
+    eras = {int(name.split("/")[1]): data for name, data in kept.items() if name.startswith(("era/", "sealed/"))}
+    found = Kept(stage.swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
+    return verify_history(found, VirtualVerifier())
+
+
+def test_what_expelled_a_cheat_convicts_it_again_long_after_and_offline():
+    """Its exhibit, out of the folder of one who refuted it, which was restarted since; whose it is, what was drawn
+    and what it was to do follow from the history on another's disk."""
+    stage = Stage("audits", 1, 4, 10, "two-thirds")
+    play_audits(stage, {2: "cheat"})
+    honest = [p for p in stage.swarm.founders if p != "p0002"]
+    audit = read_by_a_stranger(stage, honest[0])
+    (out,) = audit.out.departures
+    assert not audit.problems and (out.peer, out.standing) == ("p0002", "expelled")
+    doubt = next(d for d in audit.out.doubts.values() if d.outcome == "refuted")
+    assert {reason.ground for reason in out.reasons} == {"audit"}
+    assert doubt.round in {reason.round for reason in out.reasons}
+    (exhibit,) = doubt.exhibits
+    auditor = stage.world.nodes[doubt.against[0].auditor]
+    stage.world.crash(auditor.name)
+    assert isinstance(auditor.island, Island)
+    auditor.island.needed.clear()
+    stage.world.start(auditor.name)
+    stage.until_round(10 + AUDIT_ROUNDS, 12_000.0, who=honest)
+    assert doubt.work is not None and doubt.work.before in auditor.island.blobs
+    assert judged(replace(doubt.work, blob=exhibit), auditor.island.blobs[exhibit]).finding == "mismatch"
+
+
+def test_a_false_accuser_names_an_exhibit_that_does_not_bear_it_out():
+    """Accusers name what they were shown; whoever judges it again finds nothing."""
+    stage = Stage("audits", 1, 7, 12, "two-thirds")
+    play_audits(stage, {2: "accuser", 5: "accuser"})
+    audit = read_by_a_stranger(stage, PeerId("p0000"))
+    assert not audit.problems and not audit.out.departures
+    shown = {blob: data for node in stage.world.nodes.values() for blob, data in node.island.blobs.items()}
+    doubts = [(d, one) for d in audit.out.doubts.values() for one in d.against if one.exhibit in shown]
+    assert doubts and all(len(d.against) < d.needed for d, _ in doubts)
+    for doubt, one in doubts:
+        assert one.auditor in ("p0002", "p0005") and doubt.work is not None
+        assert judged(replace(doubt.work, blob=one.exhibit), shown[one.exhibit]).finding == "accepted"
 
 
 @pytest.mark.parametrize("kind", sorted(set(LIARS) - set(TRAINERS)))

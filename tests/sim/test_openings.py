@@ -203,7 +203,7 @@ def test_if_owners_were_not_asked_for_all_rows_a_lie_would_pass(monkeypatch: pyt
     """Mutant: checkers take the owner's word for what is drawn, and look at no block."""
     judge = work.judge_opening
     monkeypatch.setattr(
-        "atoll.node.audits.judge_opening",
+        "atoll.node.judging.judge_opening",
         lambda *args: None if (found := judge(*args)) is None else replace(found, blocks=()),
     )
     with pytest.raises(Exception, match="the all_blocks"):

@@ -160,6 +160,7 @@ MESSAGES = (
     Hello(A, 7),
 )
 
+AUDITED_NAMED = Audited(7, BOB, "mismatch", exhibit=A)
 VALIDATED_RIGHT = Validated(7, A, (2_500_000,), (431_000,))
 TUNED = Tuned(Numbers(rounds=60, owner_s=12.0, lr=0.002), 7, 224)
 AMEND_TUNED = Amend(A, 3, B, A, 2, b"signature", tuned=TUNED)

@@ -1,7 +1,8 @@
 """`atoll verify RUN`: was the history in this folder agreed on, vertex by vertex? Offline; nothing is written.
 
 Works while a peer runs in the folder and after it ended: the database is read in one transaction, without the
-folder's lock. Exit status 0 if all holds, 5 if anything is broken. Never imports torch, never asks anybody.
+folder's lock. Exit status 0 if all holds, 5 if anything is broken. Never asks anybody; imports torch only to judge
+an exhibit again (`--verdicts`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short
 from atoll.base.limits import BLOB_CHUNK, SCORE_ONE
 from atoll.base.units import spans_of, spans_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+from atoll.cli.verdicts import LookedAt, judged_again, verdicts_object, verdicts_text
 
 if TYPE_CHECKING:
     from atoll.node.verify import Audit, Kept
@@ -36,6 +38,18 @@ def verify(
     deep: Annotated[
         bool, Parameter(negative="", help="Also read every blob and compare it with its name.")
     ] = False,
+    verdicts: Annotated[
+        bool,
+        Parameter(negative="", help="Also say why members are out, and judge again what auditors judged."),
+    ] = False,
+    also: Annotated[
+        list[Path],
+        Parameter(negative="", help="Another peer's folder, whose exhibits and states may be read; repeatable."),
+    ] = [],  # noqa: B006  # cyclopts reads it, nobody changes it
+    fetch: Annotated[
+        bool,
+        Parameter(negative="", help="Have the peer that runs here ask members for exhibits that are not here."),
+    ] = False,
     json: AsJson = False,
 ) -> int:
     """Check every vertex of a run's history, offline: links, votes, signed statements, membership, counters."""
@@ -48,10 +62,11 @@ def verify(
     blobs, damaged = check_blobs(folder / "blobs") if deep else (0, [])
     for name in damaged:
         audit.problems.append(_blob_problem(name, audit))
+    looked = judged_again(audit, [folder, *also], fetch) if verdicts or fetch else None
     if json:
-        say_json(_as_object(audit, blobs if deep else None))
+        say_json(_as_object(audit, blobs if deep else None) | {"verdicts": verdicts_object(audit, looked)})
     else:
-        _say(audit, blobs if deep else None)
+        _say(audit, blobs if deep else None, looked)
     return 0 if audit.intact else RunFailedError.exit_status
 
 
@@ -204,7 +219,7 @@ def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
     }
 
 
-def _say(audit: Audit, blobs: int | None) -> None:
+def _say(audit: Audit, blobs: int | None, looked: LookedAt | None) -> None:
     from atoll.node.tuning import in_words
     from atoll.policy.reputation import tier_of
 
@@ -256,6 +271,8 @@ def _say(audit: Audit, blobs: int | None) -> None:
         told = f"  reputation {worth / SCORE_ONE:.2f}, {tier_of(worth)}" if worth is not None else ""
         told += f"  {s.late} of its {s.steps} steps apart" if s.late else ""
         say(f"  {who}  {s.rounds:>6} rounds  {s.samples:>12,} samples  {part:>6}{told}")
+    for line in verdicts_text(audit, looked):
+        say(f"  {line}")
     if blobs is not None:
         say(f"  {blobs} blobs read")
     count = len(audit.problems)

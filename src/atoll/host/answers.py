@@ -16,6 +16,7 @@ from msgspec import UNSET
 
 from atoll import __version__
 from atoll.base.errors import RefusedError, RunFailedError, UsageError
+from atoll.base.ids import Digest
 from atoll.host.api import Handler
 from atoll.host.blaming import blame_round
 from atoll.host.pausing import pause_run, pause_told
@@ -33,6 +34,8 @@ if TYPE_CHECKING:  # the driver imports torch, and this file is read by light ve
     from atoll.host.run import PeerHost
 
 AGREE_S = 30.0  # an invitation takes effect with the next vertex; later than this it is said to be on its way
+FETCH_S = 90.0  # an exhibit of hundreds of megabytes over a home's link; who asks waits little longer
+FETCHED_MAX = 64  # blobs at once: exhibits of as many verdicts as are kept, and their states
 SAMPLE_MAX = 4096  # bytes of text in one sample
 MISSED_TOLD = 8  # rounds in a row without a counted update: fewer may be a newcomer's, or a slow network's
 
@@ -76,6 +79,10 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
     async def blame(with_: dict[str, Any]) -> Any:
         return await blame_round(host, int(with_["round"]))
 
+    async def fetch(with_: dict[str, Any]) -> Any:
+        wanted = [Digest(bytes.fromhex(str(name))) for name in with_["blobs"]][:FETCHED_MAX]
+        return {"here": [blob.hex() for blob in await host.fetch(wanted, FETCH_S)]}
+
     async def leaving(with_: dict[str, Any]) -> Any:
         leave(str(with_.get("why", "left by its owner"))[:200])
         return {"leaving": host.me, "round": host.progress.round, "process": os.getpid()}
@@ -108,6 +115,7 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
         "pause": pause,
         "amend": amend,
         "blame": blame,
+        "fetch": fetch,
         "leave": leaving,
         "stop": leaving,
         "evaluate": evaluate,

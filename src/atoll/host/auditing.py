@@ -20,9 +20,10 @@ import msgspec
 from torch import Tensor
 
 from atoll.base.errors import UNREADABLE, PeerFault, RunFailedError
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import SEGMENT_STEPS
 from atoll.host.attached import AttachedTrainer
+from atoll.host.judging import Trial, assigned, in_words
 from atoll.host.learning import Learning
 from atoll.host.shelf import Shelf
 from atoll.host.store import Store
@@ -35,30 +36,19 @@ from atoll.learn.audit import (
     Accepted,
     Assignment,
     Claim,
-    Mismatch,
-    Unauditable,
     Verdict,
-    WrongChain,
     chain_head,
     claim_name,
-    judge_update,
     memory_name,
-    name_of_x,
 )
 from atoll.learn.audit.shown import (
-    Shown,
     shown_bytes,
     shown_from_bytes,
     vector_bytes,
-    vector_from_bytes,
-    why_contradicts,
-    why_not_said,
 )
 from atoll.learn.codec import Codec
-from atoll.learn.data import cursor_after
-from atoll.learn.horizon import position_of
 from atoll.learn.state import SharedState
-from atoll.learn.update import Update, part_bounds, part_codecs
+from atoll.learn.update import Update
 from atoll.node.jobs import Adopt, Exhibit, Exhibited, Judge, Judged, Train
 
 MADE_HELD = 2  # rounds whose update can still be shown; they hold one vector more each
@@ -105,7 +95,8 @@ class Auditing:
 
     def assignment(self, work: Train, head: SharedState) -> Assignment:
         self.taken, self.life = None, self.tended.lives
-        self.told = self._assigned(work.round, self.me, work.shard, work.shards, work.steps, head, work.batch)
+        told = work.round, self.me, work.shard, work.shards, work.steps, head, work.batch
+        self.told = assigned(self.run, self.learning_in(work.round), *told)
         return self.told
 
     def took(self, done: TakenSteps) -> None:
@@ -194,17 +185,7 @@ class Auditing:
             verdict = await self._judge(work)
         except PeerFault as fault:
             return Judged("withheld", fault.what)
-        match verdict:
-            case Accepted(distance=distance):
-                return Judged("accepted", f"distance {distance:.1e}")
-            case Mismatch(distance=distance, what=what):
-                return Judged("mismatch", f"{what}, distance {distance:.1e}")
-            case WrongChain(why=why):
-                return Judged("wrong", why)
-            case Unauditable(why=why):
-                return Judged("unauditable", why)
-            case _:
-                return Judged("unauditable", "the replay came to no end")
+        return in_words(verdict)
 
     async def _judge(self, work: Judge) -> Verdict:
         loop = asyncio.get_running_loop()
@@ -215,47 +196,17 @@ class Auditing:
         if data is None or before is None:
             raise RunFailedError("E-AUD-03", "what this audit needs is not on this disk any more")
         shown = await asyncio.to_thread(shown_from_bytes, data)
-        if why := why_not_said(shown, work.claim, work.last_claim):
-            raise PeerFault(work.peer, why)
-        if (wrong := why_contradicts(shown, work.steps, work.root)) is not None:
-            return wrong
-        assignment = await loop.run_in_executor(self.arithmetic, self._assignment_of, work, shown, before)
-        update = await loop.run_in_executor(self.arithmetic, self._judge_update, work, assignment, shown, before)
+        trial = Trial(self.run, self.learning_in(work.round), work, shown, before, self.name)
+        assignment = await loop.run_in_executor(self.arithmetic, trial.assignment)
+        update = await loop.run_in_executor(self.arithmetic, trial.update, assignment)
         if not isinstance(update, Accepted):
             return update
-        del data, shown  # replays wait for each other
+        del data, shown, trial  # replays wait for each other
         async with self._replay:
             path = str(self.store.blob_path(work.blob))
             verdict = await self._chore(JudgeSegment(assignment, work.segment, path))
         assert verdict is not None
         return verdict
-
-    def _assignment_of(self, work: Judge, shown: Shown, before: SharedState) -> Assignment:
-        """What the peer was told, and what it may have begun with, by the claim that it made before."""
-        told = self._assigned(work.round, work.peer, work.shard, work.shards, work.steps_max, before, work.batch)
-        carried = ZERO_DIGEST if shown.last is None else shown.last.ends
-        memory = ZERO_DIGEST if shown.last is None else shown.last.left if work.last_whole else None
-        return msgspec.structs.replace(told, carried=carried, memory=memory)
-
-    def _judge_update(self, work: Judge, assignment: Assignment, shown: Shown, before: SharedState) -> Verdict:
-        """Is what it sent what comes of its last state?"""
-        learning = self.learning_in(work.round)
-        floats = learning.layout.floats
-        bounds = part_bounds(floats, work.shares)
-        common = learning.common(work.round, before, work.before)
-        return judge_update(
-            assignment,
-            shown.claim,
-            shown.links,
-            before.anchor_F,
-            vector_from_bytes(shown.x, floats),
-            vector_from_bytes(shown.memory, floats) if shown.memory else None,
-            bounds,
-            part_codecs(learning.recipe.coding.up, common, bounds),
-            learning.layout,
-            shown.wires,
-            self.name,
-        )
 
     # ---- small words ---------------------------------------------------------------------------------------
 
@@ -297,24 +248,3 @@ class Auditing:
             if not failed.alive:
                 await self.tended.failed()
             raise
-
-    def _assigned(
-        self, round: int, peer: PeerId, shard: int, shards: int, steps: int, head: SharedState, batch: int
-    ) -> Assignment:
-        learning = self.learning_in(round)
-        recipe = learning.recipe
-        if batch:
-            recipe = msgspec.structs.replace(recipe, batch=batch)
-        return Assignment(
-            run=self.run,
-            round=round,
-            peer=peer,
-            recipe=recipe,
-            data=learning.data_blob,
-            anchor=name_of_x(head.anchor_F),
-            shard=shard,
-            shards=shards,
-            cursor=cursor_after(head.samples, shards),
-            global_step=position_of(recipe, head),
-            steps=steps,
-        )

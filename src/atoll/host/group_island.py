@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from typing import Any
 
 import msgspec
@@ -206,7 +206,7 @@ class GroupIsland:
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self.room: Room = Reused()  # for wires; better the one that arriving parts lie in
         self.checked: Checked | None = None  # where members may lie
-        self._needed: frozenset[Digest] = frozenset()  # blobs, for openings under way
+        self._needed: dict[str, tuple[Digest, ...]] = {}  # blobs, for openings under way and for verdicts
 
     # ---- what the group's owner does -----------------------------------------------------------------------
 
@@ -321,8 +321,8 @@ class GroupIsland:
                 each = part_values(codec_named(self.terms.codec, SAMPLE))
                 lo, hi = cuts(values_of(work), work.shares, self.pieces, each)[work.answered.part]
                 return await self._off_loop(lambda work: self._checked.judge(work, hi - lo), work)
-            case Hold(blobs):
-                self._needed = frozenset(blobs)
+            case Hold(blobs, why):
+                self._needed[why] = blobs
                 return None
             case Advance():
                 return self._advance(work)
@@ -480,7 +480,7 @@ class GroupIsland:
     def _adopt(self, work: Adopt) -> None:
         answers, self._agreed = self._agreed.get(work.state, ()), {}
         self._parts, self._led = tuple(zip(answers, work.counted or repeat(False), strict=False)), work.led
-        self.store.drop_blobs({*self._states, work.state, *self._needed})
+        self.store.drop_blobs({*self._states, work.state, *chain.from_iterable(self._needed.values())})
 
     def _deliver(self, delivery: tuple[Call, tuple[Agreed, ...], tuple[Digest, ...], Reduced]) -> None:
         call, parts, led, done = delivery

@@ -236,6 +236,8 @@ class Island:
                 )
             case HoldPieces():
                 return await loop.run_in_executor(self._disk, self.shelf.hold_pieces, work.pieces, work.whole)
+            case Hold(blobs, "verdicts"):
+                return self.shelf.keep_verdicts(blobs)
             case Hold(blobs, why):
                 self.needed[why] = frozenset(blobs)
                 return None

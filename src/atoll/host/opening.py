@@ -13,6 +13,7 @@ from atoll.host.learning import Learning
 from atoll.host.names import Names
 from atoll.host.shelf import Shelf
 from atoll.host.store import Store
+from atoll.keys.digest import Buffer
 from atoll.learn.opening import Claimed, judge
 from atoll.learn.schedule import turn_of
 from atoll.learn.statistic import Statistic
@@ -36,11 +37,16 @@ class Openings:
         shown = self.store.read_blob(work.blob)
         if shown is None:
             raise RunFailedError("E-AUD-03", "what this opening needs is not on this disk any more")
-        learning = self.learning_in(work.round)
-        schedule, layout = learning.recipe.schedule, learning.layout
-        begin, end = turn_of(schedule, layout, work.trained)
-        lo, hi = part_bounds(end - begin, work.shares)[work.answered.part]
-        statistic = Statistic() if work.weights else Statistic(work.statistic, work.liars)
-        claimed = Claimed(work.answered, work.commits, hi - lo, work.blocks, statistic, work.weights)
-        (finding, why), others = judge(claimed, shown, self.names.up, self.names.down)
-        return Judged(finding, why, others)
+        return judge_opening(work, shown, self.learning_in(work.round), self.names)
+
+
+def judge_opening(work: JudgeOpening, shown: Buffer, learning: Learning, names: Names) -> Judged:
+    """By a checker, or by whoever reads the history later: what is found false leads to what was signed, whoever
+    shows it, if its authors signed `Judged.others`."""
+    schedule, layout = learning.recipe.schedule, learning.layout
+    begin, end = turn_of(schedule, layout, work.trained)
+    lo, hi = part_bounds(end - begin, work.shares)[work.answered.part]
+    statistic = Statistic() if work.weights else Statistic(work.statistic, work.liars)
+    claimed = Claimed(work.answered, work.commits, hi - lo, work.blocks, statistic, work.weights)
+    (finding, why), others = judge(claimed, shown, names.up, names.down)
+    return Judged(finding, why, others)

@@ -45,11 +45,4 @@ class Rows:
         """What stays, in so many bytes."""
         now = time.monotonic()
         self._fresh = {name: since for name, since in self._fresh.items() if now - since < FRESH_S}
-        kept, size = set(self._fresh), 0
-        for name in self._held:
-            path = self._store.blob_path(name)
-            size += path.stat().st_size if path.exists() else 0
-            if size > bytes_max:
-                break
-            kept.add(name)
-        return kept
+        return {*self._fresh, *self._store.within(self._held, bytes_max)}

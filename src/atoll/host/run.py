@@ -6,13 +6,14 @@ Never decides anything: what is learned is said by genesis and by the vertices.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import UNSET, UnsetType
 
 from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import Digest, Seconds
+from atoll.base.limits import MIB
 from atoll.base.machine import Fact
 from atoll.host.driver import Driver, Seat
 from atoll.host.durable import write_durably
@@ -23,9 +24,10 @@ from atoll.keys.erasure import ready
 from atoll.learn.data import data_digest, load_data
 from atoll.learn.export import tensor_file
 from atoll.learn.models import task_of
+from atoll.node.audits import EXHIBIT_UPDATES
 from atoll.node.facts import CaughtUp, GenesisKnown, Refused, RoundBegan, RowsGathered, StateLost, StateRebuilt
 from atoll.node.requests import gather_rows
-from atoll.protocol.transfer.fetch import Fetched
+from atoll.protocol.transfer.fetch import Fetched, FetchFailed
 from atoll.wire.messages.statements import Tuned
 
 
@@ -37,6 +39,7 @@ class PeerHost(Driver):
     def __init__(self, me: Seat, island: Island, *, on_fact: Callable[[Fact], None]) -> None:
         self._data = ""  # where the data set is
         self._sought: dict[Digest, asyncio.Future[bool]] = {}  # earlier states that somebody waits for
+        self._fetching: dict[Digest, asyncio.Future[None]] = {}  # blobs that somebody waits for
         self._rows_gathered: dict[int, asyncio.Future[RowsGathered]] = {}  # rounds whose rows somebody waits for
         super().__init__(me, island, on_fact=on_fact)
         island.tended.on_beat = self._stepped
@@ -77,6 +80,24 @@ class PeerHost(Driver):
         except TimeoutError:
             return False
 
+    async def fetch(self, blobs: Sequence[Digest], wait_s: Seconds) -> list[Digest]:
+        """Those of them that are on this disk in the end, for a minute at least: members are asked for the others.
+        Exhibits and states only; what is longer than these are is not fetched."""
+        most = EXHIBIT_UPDATES * self.machine.settings.update_bytes + MIB
+        lacking = [blob for blob in blobs if not self.store.has_blob(blob) and blob not in self._fetching]
+        loop = asyncio.get_running_loop()
+        asked: dict[Digest, asyncio.Future[None]] = {blob: loop.create_future() for blob in lacking}
+        self._fetching |= asked
+        try:
+            for blob in asked:
+                self._do(lambda blob=blob: self.machine.downloads.want(blob, self.clock.now(), most))
+            if asked:
+                await asyncio.wait(asked.values(), timeout=wait_s)
+        finally:
+            for blob in asked:
+                del self._fetching[blob]
+        return [blob for blob in blobs if self.store.has_blob(blob)]
+
     async def gather_rows(self, round: int) -> RowsGathered:
         """Get the rows of this round here. ValueError where it cannot be made again, or while another one is."""
         if self._rows_gathered:
@@ -100,6 +121,9 @@ class PeerHost(Driver):
                 self._sought.pop(state).set_result(isinstance(fact, StateRebuilt))
             case RowsGathered(of=of) if (waits := self._rows_gathered.get(of)) is not None and not waits.done():
                 waits.set_result(fact)
+            case Fetched(blob=blob) | FetchFailed(blob=blob) if (waits := self._fetching.get(blob)) is not None:
+                if not waits.done():
+                    waits.set_result(None)
             case Fetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.data_blob:
                 self._use_data_blob(blob)
             case Fetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.base:

@@ -25,6 +25,7 @@ from atoll.node.config.sections import Keep
 STATES_HELD = 4  # recent shared states in memory: the head, its parent, and proposals
 STATES_KEPT_S = 60.0  # older ones stay on disk for laggards this long, which a download of the head has to fit
 STATES_KEPT_MAX = 64  # of them; rounds of a second each would fill the disk
+VERDICTS_SHARE = 4  # of `keep.bytes_max` at most a fourth goes to what verdicts rest on
 LOOKED_FOR_MAX = 4  # earlier states that somebody looked for; the oldest wish gives way
 
 
@@ -35,6 +36,7 @@ class Shelf:
         self._store, self._retention = store, Retention(store, keep)
         self.rows = Rows(store)
         self._looked_for: OrderedDict[Digest, None] = OrderedDict()
+        self._verdicts: Sequence[Digest] = ()  # exhibits, and the states to judge them by, the newest first
         self._pieces: frozenset[Digest] = frozenset()  # of older states, where these lie in pieces
         self._held: OrderedDict[Digest, SharedState] = OrderedDict()
         self._kept_since: dict[Digest, float] = {}  # states on disk -> when they were put there
@@ -96,20 +98,27 @@ class Shelf:
             self._retention.follow(whole, self._pieces)
         return tuple(name for name in pieces if not self._store.has_blob(name))
 
+    def keep_verdicts(self, blobs: Sequence[Digest]) -> None:
+        """From now on these exhibits and states stay, as many as there is room for."""
+        self._verdicts = blobs
+
     def keep_mine(self, me: PeerId) -> None:
         """Members have states of their own: of the rounds that stay, mine does."""
         self._retention.me = me
 
     def tidy(self, needed: set[Digest], round: int) -> None:
         """Forget the blobs that neither are needed nor were put there lately. `round` is the head's."""
-        rows = self.rows.kept(self._retention.keep.bytes_max)
-        to_keep = self._retention.states(round, rows)
+        most = self._retention.keep.bytes_max
+        for_verdicts = most // VERDICTS_SHARE if self._verdicts else 0
+        verdicts = self._store.within(self._verdicts, for_verdicts)
+        beside = verdicts | self.rows.kept(most - for_verdicts)
+        to_keep = self._retention.states(round, beside)
         recent = time.monotonic() - STATES_KEPT_S
         with self._tidying:
             newest = list(self._kept_since.items())[-STATES_KEPT_MAX:]
             self._kept_since = {name: since for name, since in newest if since > recent}
             kept = {*self._held, *self._kept_since, *self._looked_for, *self._pieces}
-            self._store.drop_blobs({*kept, *to_keep, *rows, *needed})
+            self._store.drop_blobs({*kept, *to_keep, *beside, *needed})
 
     def _hold(self, name: Digest, state: SharedState) -> None:
         self._held[name] = state

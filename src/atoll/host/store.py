@@ -21,7 +21,7 @@ import os
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -231,6 +231,17 @@ class Store:
             with suppress(FileNotFoundError):  # tidied away meanwhile
                 size += path.stat().st_size if path.suffix == "" else 0
         return size
+
+    def within(self, names: Sequence[Digest], bytes_max: int) -> set[Digest]:
+        """As many of these finished blobs, from the first on, as are no more bytes than that together."""
+        kept, size = set[Digest](), 0
+        for name in names:
+            path = self._path(name)
+            size += path.stat().st_size if path.exists() else 0
+            if size > bytes_max:
+                break
+            kept.add(name)
+        return kept
 
     def read_blob(self, name: Digest) -> memoryview | None:
         """The bytes, verified against the name; None if they are not here. A damaged file is set aside."""

@@ -24,21 +24,20 @@ from atoll.base.limits import AUDIT_TURN, MIB
 from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send
 from atoll.node.exhibits import Exhibits, tried
 from atoll.node.facts import Accused, AuditDrawn, AuditEnded, OpeningVerdict, Verdict
-from atoll.node.ground import ground_after
-from atoll.node.jobs import Exhibit, Exhibited, Hold, Judge, Judged, JudgeOpening, LaidOpen
-from atoll.node.openings import judge_opening, lay_open
+from atoll.node.jobs import Exhibit, Exhibited, Hold, Judged, LaidOpen
+from atoll.node.judging import twice_promised, work_for
+from atoll.node.kept_exhibits import ROW, KeptExhibit, KeptExhibits
+from atoll.node.openings import lay_open
 from atoll.node.reports import ReportPool
 from atoll.node.settings import RunSettings
-from atoll.node.tuning import plan_after
 from atoll.policy.audits import Case, Key, key_of
-from atoll.policy.inquiry import AGAINST, NOTHING
+from atoll.policy.inquiry import AGAINST, NOTHING, REFUTING
 from atoll.policy.openings import Opening, Place, refuted_words
 from atoll.protocol.dag.history import History
 from atoll.protocol.reduce.rows import Made
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
-from atoll.wire.codec import decode_statement
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
-from atoll.wire.messages.statements import Answered, Audited, Caught, Commit, Finding, Signed
+from atoll.wire.messages.statements import Audited, Caught, Finding, Signed
 from atoll.wire.messages.vertex import Body
 
 GIVE_UP = AUDIT_TURN - 2  # rounds of my turn after which nothing was shown: the next one's turn comes two later
@@ -77,13 +76,14 @@ class Audits:
         self.exhibits: dict[Key, Digest | None] = {}  # None while it is being made, or if it cannot be
         self.held: tuple[Digest, ...] = ()
         self.arriving = Exhibits("audit")
+        self.convictions = KeptExhibits()
 
     # ---- vertices ------------------------------------------------------------------------------------------
 
-    def resume(self, now: Seconds) -> list[Effect]:
+    def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
         """After a restart: what was drawn for me is lost, what I was drawn for is not."""
         self._follow()
-        return self._work(now)
+        return self.convictions.start(kept.get(ROW, b"")) + self._work(now)
 
     def grew(self, body: Body, now: Seconds) -> list[Effect]:
         """The history has one vertex more."""
@@ -100,7 +100,19 @@ class Audits:
             effects.append(_fact(AuditDrawn(peer=case.peer, segment=case.segment, auditors=case.order), case.round))
             if case.peer == self.me:
                 effects.append(Ask(f"audit/show/{case.round}", Exhibit(case.round, case.segment)))
-        return effects + self._work(now)
+        return effects + self.convictions.keep(self._of_the_gone(body)) + self._work(now)
+
+    def _of_the_gone(self, body: Body) -> list[KeptExhibit]:
+        """What I looked at of those who are out by this vertex, whatever I found."""
+        here = {m.peer for m in body.members if m.present}
+        doubted = (t for t in self.turns.values() if t.case.peer not in here and t.case.against)
+        return [kept for turn in doubted if turn.said is not None for kept in self._kept(turn)]
+
+    def _kept(self, turn: Turn) -> list[KeptExhibit]:
+        """The exhibit that I looked at, and what it takes to look again."""
+        case, parent = turn.case, self.history.bodies.get(turn.case.round - 1)
+        state = parent.state if parent is not None and isinstance(case, Case) else None
+        return [KeptExhibit(case.round, case.peer, turn.blob, state)] if turn.blob is not None else []
 
     def lay_open(self, body: Body, made: Mapping[Digest, Made]) -> list[Effect]:
         """My round is closed: show what its vertex drew of my answers. Their rows are needed no longer."""
@@ -164,7 +176,7 @@ class Audits:
                 self.turns[key] = Turn(case, head, now)
                 effects += self._ask(self.turns[key])
             elif turn.said == "accepted" and not turn.told and case.against:
-                effects += self._end(turn, turn.said, "as seen before others doubted it")
+                effects += self._end(turn, turn.said, "as seen before others doubted it", turn.blob)
         for turn in self.turns.values():
             waited = head - turn.since >= turn.give_up and now - turn.since_s >= GIVE_UP_S
             if waited and turn.said is None and not turn.judging and turn.case.peer in here:
@@ -250,64 +262,11 @@ class Audits:
             return [self.arriving.drop(fact.blob), *ended]
         if turn is None:
             return []
-        work = self._judge(turn.case, fact.blob)
+        work = work_for(turn.case, fact.blob, self.history, self.settings)
         if work is None:
             return self._end(turn, "unauditable", "the vertices before this round are not in memory")
         turn.judging = True
         return [Ask(f"audit/judge/{'/'.join(map(str, turn.case.key))}", work)]
-
-    def _judge(self, case: Case | Opening, blob: Digest) -> Judge | JudgeOpening | None:
-        """What the peer was to do, out of the vertices: the same at every auditor."""
-        history = self.history
-        parent, head = history.bodies.get(case.round - 1), history.ids.get(case.round - 1)
-        if parent is None or head is None:
-            return None
-        plan = plan_after(self.settings, head, parent)
-        ground = ground_after(self.settings, plan, parent, self.pool.recent(), history.notary.run)
-        if isinstance(case, Opening):
-            body = history.bodies.get(case.round)
-            return None if body is None else judge_opening(case, blob, body, ground)
-        commit = case.commit
-        if commit.claimed is None:
-            return None
-        shard, shards = plan.shard(case.peer)
-        last = self._last_claim(case)
-        if last is None:
-            return None
-        return Judge(
-            blob=blob,
-            round=case.round,
-            peer=case.peer,
-            segment=case.segment,
-            before=parent.state,
-            steps_max=plan.steps_of(case.peer),
-            shard=shard,
-            shards=shards,
-            shares=ground.shares,
-            steps=commit.steps,
-            root=commit.root,
-            claim=commit.claimed,
-            last_claim=last[0],
-            last_whole=last[1],
-            batch=plan.batch,
-        )
-
-    def _last_claim(self, case: Case) -> tuple[Digest | None, bool] | None:
-        """Of the last of its rounds that a vertex counts, if there is one; and whether every part of it has it.
-
-        None if vertices are missing that might say so.
-        """
-        for round in range(case.round - 1, -1, -1):
-            body = self.history.bodies.get(round)
-            if body is None:
-                return None
-            for signed in body.commits:
-                if signed.signer != case.peer:
-                    continue
-                commit = decode_statement(signed.body, signed.signer)
-                if isinstance(commit, Commit) and commit.claimed is not None:
-                    return commit.claimed, _in_all_parts(body, case.peer)
-        return None, False
 
     # ---- jobs ----------------------------------------------------------------------------------------------
 
@@ -331,28 +290,31 @@ class Audits:
         return self.turns.get(_key(int(round), PeerId(peer), int(number[0]) if number else UNSET))
 
     def _judged(self, turn: Turn, finding: Finding, why: str, others: Sequence[Signed]) -> list[Effect]:
-        """Commitments that the vertex does not hold count if their authors signed them, who then promised twice."""
-        parent, body = self.history.bodies.get(turn.case.round - 1), self.history.bodies.get(turn.case.round)
-        keys = {m.peer: m.vote_key for m in parent.members} if parent is not None else {}
         try:
-            for signed in others:
-                self.history.notary.open(signed, Commit, keys.get(signed.signer))
+            twice = twice_promised(turn.case, others, self.history)
         except PeerFault as fault:
-            return self._end(turn, "withheld", fault.what)
-        held = {signed.signer: signed for signed in body.commits} if body is not None else {}
-        twice = [(held[s.signer], s) for s in others if s.signer in held and held[s.signer].body != s.body]
+            return self._end(turn, "withheld", fault.what, turn.blob)
         accused = [Accused(peer=s.signer, statement=Caught(first, s)) for first, s in twice]
-        return [*(_fact(fact, self.history.head) for fact in accused), *self._end(turn, finding, why)]
+        ended = self._end(turn, finding, why, turn.blob)
+        return [*(_fact(fact, self.history.head) for fact in accused), *ended]
 
-    def _end(self, turn: Turn, finding: Finding, why: str) -> list[Effect]:
+    def _end(self, turn: Turn, finding: Finding, why: str, exhibit: Digest | None = None) -> list[Effect]:
+        """`exhibit`: what it is found of; None if I could judge nothing."""
         turn.judging, turn.said = False, finding
         case, opening = turn.case, turn.case.number if isinstance(turn.case, Opening) else None
         turn.told = opening is None or finding in AGAINST or bool(case.against)
         segment = case.segment if isinstance(case, Case) else -1
         ended = AuditEnded(
-            peer=case.peer, of=case.round, segment=segment, finding=finding, why=why, opening=opening
+            peer=case.peer,
+            of=case.round,
+            segment=segment,
+            finding=finding,
+            why=why,
+            opening=opening,
+            exhibit=exhibit,
         )
-        return [_fact(ended, self.history.head)]
+        kept = self._kept(turn) if exhibit is not None and finding in REFUTING else []
+        return [*self.convictions.keep(kept), _fact(ended, self.history.head)]
 
 
 def _fact(fact: Fact, round: int) -> Report:
@@ -365,8 +327,3 @@ def _number(case: Case | Opening) -> int | UnsetType:
 
 def _key(round: int, peer: PeerId, opening: int | UnsetType) -> Key:
     return (round, peer) if opening is UNSET else (round, peer, opening)
-
-
-def _in_all_parts(body: Body, peer: PeerId) -> bool:
-    answers = [decode_statement(s.body, s.signer) if s is not None else None for s in body.parts]
-    return all(isinstance(a, Answered) and peer in a.contributors for a in answers)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import BLOB_MAX
 from atoll.base.machine import Done, Effect, Event, Failed, Report, SetTimer, Start
 from atoll.node.earlier import EarlierStates
 from atoll.node.facts import StateLost, StateRebuilt
@@ -36,9 +37,9 @@ class Downloads:
 
     # ---- what is asked for ---------------------------------------------------------------------------------
 
-    def want(self, blob: Digest, now: Seconds) -> list[Effect]:
-        """`Fetched` says when it is here."""
-        fetch = self.wanted[blob] = Fetch(blob, self.known.roster.within_reach(), me=self.me)
+    def want(self, blob: Digest, now: Seconds, bytes_max: int = BLOB_MAX) -> list[Effect]:
+        """`Fetched` says when it is here. `bytes_max`: of one that a single member named."""
+        fetch = self.wanted[blob] = Fetch(blob, self.known.roster.within_reach(), bytes_max, me=self.me)
         return fetch.handle(Start({}), now)
 
     def seek(self, state: Digest, now: Seconds) -> list[Effect]:

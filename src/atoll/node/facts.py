@@ -166,6 +166,7 @@ class AuditEnded(Fact, frozen=True, kw_only=True):
     finding: Finding
     why: str
     opening: int | None = None  # its number, where it is one
+    exhibit: Digest | None = None  # the blob that was judged
 
 
 class Verdict(Fact, frozen=True, kw_only=True):

@@ -47,9 +47,9 @@ class Inspectors:
 
     # ---- what they are told --------------------------------------------------------------------------------
 
-    def resume(self, now: Seconds) -> list[Effect]:
+    def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
         """After a restart."""
-        effects = self.audits.resume(now) if self.audits is not None else []
+        effects = self.audits.resume(kept, now) if self.audits is not None else []
         effects += self.validators.resume() if self.validators is not None else []
         return effects + (self.scoring.resume(now) if self.scoring is not None else [])
 
@@ -126,10 +126,10 @@ class Inspectors:
         match effect.fact:
             case Accused(statement=statement):
                 return statement
-            case AuditEnded(of=of, peer=peer, finding=finding, opening=None):
-                return Audited(of, peer, finding)
-            case AuditEnded(of=of, peer=peer, finding=finding, opening=int(number)):
-                said = Audited(of, peer, finding, number)
+            case AuditEnded(of=of, peer=peer, finding=finding, opening=None, exhibit=exhibit):
+                return Audited(of, peer, finding, exhibit=exhibit or UNSET)
+            case AuditEnded(of=of, peer=peer, finding=finding, opening=int(number), exhibit=exhibit):
+                said = Audited(of, peer, finding, number, exhibit or UNSET)
                 known = self.audits is not None and self.audits.docket.why_not(self.me, said) is None
                 return said if known else None
             case ScoreTaken(of=of, peer=peer, falls=falls):

@@ -220,7 +220,8 @@ class Hold(msgspec.Struct, frozen=True):
     """These blobs are needed: keep them on disk, and no longer those named before for the same reason -> None."""
 
     blobs: tuple[Digest, ...]
-    why: Literal["audits", "validation", "scores"] = "audits"
+    why: Literal["audits", "validation", "scores", "verdicts"] = "audits"
+    """Of verdicts the newest first, and only as many as there is room for."""
 
 
 class Validate(msgspec.Struct, frozen=True):

@@ -31,6 +31,7 @@ from atoll.node.body import check_body, write_recovery
 from atoll.node.ground import ground_after
 from atoll.node.settings import RunSettings, settings_of_run
 from atoll.node.tuning import numbers_in, plan_after, why_not
+from atoll.node.verdicts import Verdicts
 from atoll.node.verify_eras import EraWalk, FoundEra
 from atoll.policy.audits import Case, Docket
 from atoll.policy.members import AMEND_ROUNDS, RECENT, Earlier, Recent
@@ -62,6 +63,11 @@ KINDS = {  # kind: code, likely cause, next command
     "content": ("E-VER-08", FORGED, ASK_ANOTHER),
     "recovery": ("E-VER-09", "somebody without the recovery identity began an epoch", ASK_ANOTHER),
     "era": ("E-VER-15", f"{DISK}, members never came back to sign, or {FORGED}", ASK_OR_SIGN),
+    "verdict": (
+        "E-VER-16",
+        "auditors signed what they did not see, or this machine computes otherwise",
+        ASK_ANOTHER,
+    ),
     "trusted": ("E-VER-10", "this folder is of another history, or has not come so far", ASK_ANOTHER),
 }
 
@@ -167,6 +173,7 @@ class Audit:
     members: list[Change] = field(default_factory=list[Change])
     drawn: int = 0  # rounds of trainers that were audited
     verdicts: dict[str, int] = field(default_factory=dict[str, int])  # what auditors found
+    out: Verdicts = field(default_factory=Verdicts)  # who left, who was doubted, and by what
     opinions: dict[str, int] = field(default_factory=dict[str, int])  # of updates, by what scorers said
     shares: dict[PeerId, Share] = field(default_factory=dict[PeerId, Share])
     scores: dict[PeerId, int] = field(default_factory=dict[PeerId, int])  # at the head, where records are kept
@@ -192,7 +199,7 @@ def verify_history(kept: Kept, verifier: Verifier, trusted: Digest | None = None
             audit.problem("trusted", -1, f"vertex {short(trusted)}, which you trust, is not in this history")
             return audit
         audit.trusted = found
-    walk = _Walk(kept, audit, genesis, Notary(audit.run, _NOBODY, verifier))
+    walk = _Walk(kept, audit, genesis, reading(audit.run, verifier))
     for round in range(max(kept.rounds, default=-1) + 1):
         walk.go(round)
     for era in walk.eras.overdue(audit.head):
@@ -483,6 +490,7 @@ class _Walk:
             if report.opening is not UNSET:
                 continue
             audit.verdicts[report.finding] = audit.verdicts.get(report.finding, 0) + 1
+        audit.out.follow(body, before, self.history, self.docket, audit.settings)
         self._account_members(body, before)
 
     def _account_members(self, body: Body, before: Body | None) -> None:
@@ -495,6 +503,11 @@ class _Walk:
         joined = tuple(names[p] for p in new if p not in old)
         left = tuple(names[p] for p in old if p not in new)
         self.audit.members.append(Change(body.round, voters, len(new), joined, left))
+
+
+def reading(run: Digest, verifier: Verifier) -> Notary:
+    """Checks what others signed in this run, and signs nothing."""
+    return Notary(run, _NOBODY, verifier)
 
 
 class _Nobody:

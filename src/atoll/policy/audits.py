@@ -21,7 +21,7 @@ import msgspec
 from msgspec import UNSET
 
 from atoll.base.draw import draw_below, shuffled
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN, SEGMENT_STEPS
 from atoll.policy.copies import alike_in
 from atoll.policy.inquiry import AGAINST, CHANCES, NOTHING, Inquiry, QuorumRule, voices_needed
@@ -56,6 +56,7 @@ class Case(Inquiry):
     order: tuple[PeerId, ...]  # of those who may be asked, as drawn
     needed: int  # against it, to refute it
     said: dict[PeerId, tuple[int, Finding]] = field(default_factory=dict[PeerId, tuple[int, Finding]])
+    judged: dict[PeerId, Digest] = field(default_factory=dict[PeerId, Digest])
 
     @property
     def key(self) -> tuple[int, PeerId]:
@@ -152,7 +153,7 @@ class Docket:
         for signed in body.reports:
             report = statement_in(signed)
             if isinstance(report, Audited) and (case := self.cases.get(key_of(report))) is not None:
-                case.said.setdefault(signed.signer, (round, report.finding))
+                case.hear(signed.signer, report, round)
 
     def news(self, body: Body) -> list[tuple[PeerId, Audited]]:
         """Who found what, as this vertex holds it for the first time. Tell it of the vertex before."""
@@ -169,6 +170,8 @@ class Docket:
         """None if this may stand in the next vertex. Words against somebody may be said again until they count, or
         the audit is over: accusers must not fill vertices."""
         case = self.cases.get(key_of(report))
+        if report.exhibit is not UNSET and len(report.exhibit) != DIGEST_BYTES:
+            return "names no blob"
         if self.head - AUDIT_ROUNDS < report.round <= self.lost:
             return None
         if case is None:
@@ -179,9 +182,10 @@ class Docket:
             return "is of an audit that is over"
         if isinstance(case, Opening) and report.finding not in AGAINST and not case.against:
             return "says that nothing is wrong, which nobody doubts"
-        before = case.said.get(by)
-        again = before is None or (before[1] == report.finding in AGAINST and self.rule == "two-thirds")
-        return None if again else "was said already"
+        may_repeat = self.rule == "two-thirds" and report.finding in AGAINST
+        if by not in case.said or (may_repeat and case.repeats(by, report)):
+            return None
+        return "was said already"
 
 
 NO_DOCKET = Docket(0.0, "majority")

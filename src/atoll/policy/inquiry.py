@@ -8,9 +8,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from atoll.base.ids import PeerId
+from msgspec import UNSET
+
+from atoll.base.ids import Digest, PeerId
 from atoll.policy.plan import QuorumRule
-from atoll.wire.messages.statements import Finding
+from atoll.wire.messages.statements import Audited, Finding
 
 __all__ = ["AGAINST", "CHANCES", "NOTHING", "REFUTING", "Inquiry", "QuorumRule", "voices_needed"]
 
@@ -33,10 +35,24 @@ class Inquiry(ABC):
     order: tuple[PeerId, ...]  # of those who may be asked, as drawn
     needed: int  # against it, to refute it
     said: dict[PeerId, tuple[int, Finding]]  # in the vertex of which round, what
+    judged: dict[PeerId, Digest]  # which blob, by those who named one
 
     @abstractmethod
     def asked(self, head: int, ahead: Mapping[PeerId, Finding] = NOTHING) -> tuple[PeerId, ...]:
         """Who is to look, as of this round's vertex; `ahead`: and once the next one holds these words, too."""
+
+    def hear(self, by: PeerId, word: Audited, round: int) -> None:
+        """The vertex of this round holds it. The first word of an auditor counts."""
+        if by in self.said:
+            return
+        self.said[by] = round, word.finding
+        if word.exhibit is not UNSET:
+            self.judged[by] = word.exhibit
+
+    def repeats(self, by: PeerId, word: Audited) -> bool:
+        """It is what this auditor said before, of the very same blob."""
+        before = self.said.get(by)
+        return before is not None and before[1] == word.finding and self.judged.get(by, UNSET) == word.exhibit
 
     def with_words(self, head: int, ahead: Mapping[PeerId, Finding]) -> dict[PeerId, tuple[int, Finding]]:
         """What was said, and what will be."""

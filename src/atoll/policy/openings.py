@@ -49,6 +49,7 @@ class Opening(Inquiry):
     order: tuple[PeerId, ...]  # whom they were drawn for, then those who are asked if that one doubts
     needed: int
     said: dict[PeerId, tuple[int, Finding]] = field(default_factory=dict[PeerId, tuple[int, Finding]])
+    judged: dict[PeerId, Digest] = field(default_factory=dict[PeerId, Digest])
 
     @property
     def key(self) -> tuple[int, PeerId, int]:

@@ -377,8 +377,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "keep.newest, since a round is made again from the state before it."
     ),
     "keep.bytes_max": (
-        "Bytes that kept updates and these older states may take together; states give way first, oldest before "
-        "newest. 0 keeps the head and what the last minute needed. Pieces come first and are not given up."
+        "Bytes that kept updates, what verdicts rest on (a fourth at most) and these older states may take "
+        "together; states give way first, oldest before newest. 0 keeps the head and what the last minute needed. "
+        "Pieces come first and are not given up."
     ),
     "keep.coded": (
         'Empty: states of every keep.every_rounds-th round lie whole at every member. "6/10": each is cut into '

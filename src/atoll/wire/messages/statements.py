@@ -240,6 +240,7 @@ class Audited(Statement, frozen=True):
     peer: PeerId
     finding: Finding
     opening: int | msgspec.UnsetType = msgspec.UNSET  # the opened blocks, by their number; left out: a segment
+    exhibit: Digest | msgspec.UnsetType = msgspec.UNSET  # the blob that I judged; left out: I was shown none
 
 
 class Validated(Statement, frozen=True):

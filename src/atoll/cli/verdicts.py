@@ -1,0 +1,112 @@
+"""`atoll verify --verdicts`: why is somebody out, and does what auditors found hold? For people, and for --json.
+
+What the history says needs no torch; an exhibit that is here is judged again by the auditors' code, which does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from atoll.base.ids import PeerId, names_of, short
+
+if TYPE_CHECKING:
+    from atoll.host.verdicts import Looked
+    from atoll.node.verdicts import Doubt
+    from atoll.node.verify import Audit
+
+LookedAt: TypeAlias = "Sequence[tuple[Doubt, Sequence[Looked]]]"
+
+PROVEN = {  # by what a reason holds
+    "two words": "proves itself by two signatures",
+    "audit": "judged below",
+    "voices": "more of them than may lie: one is honest",
+    "own word": "signed",
+    "unsaid": "nothing to prove",
+}
+
+
+def judged_again(audit: Audit, folders: Sequence[Path], fetch: bool) -> LookedAt:
+    """Everything that somebody was doubted for, looked at again. Verdicts that do not stand are problems.
+
+    `fetch`: the peer that runs in the first folder asks members for what is not here.
+    """
+    doubts = list(audit.out.doubts.values())
+    if not doubts:
+        return []
+    from atoll.host.verdicts import Court, fallen
+    from atoll.keys.identity import SessionVerifier
+    from atoll.node.verify import reading
+
+    court = Court(folders, audit.settings, reading(audit.run, SessionVerifier()))
+    if fetch and (lacking := court.lacking(doubts)):
+        from atoll.host.api import ask
+
+        ask(folders[0], "fetch", blobs=[blob.hex() for blob in lacking])
+    looked = [(doubt, court.look(doubt)) for doubt in doubts]
+    found = {id(doubt): words for doubt, words in looked}
+    for round, peer in fallen(doubts, lambda doubt: found[id(doubt)]):
+        name = _names(audit)[peer]
+        audit.problem("verdict", round, f"{name} was refuted by words that what was judged does not bear out")
+    return looked
+
+
+def verdicts_object(audit: Audit, looked: LookedAt | None) -> dict[str, Any] | None:
+    from msgspec import to_builtins
+
+    if looked is None:
+        return None
+    doubts = [
+        {
+            "round": doubt.round,
+            "peer": doubt.peer,
+            "what": doubt.what,
+            "needed": doubt.needed,
+            "outcome": doubt.outcome,
+            "exhibits": [exhibit.hex() for exhibit in doubt.exhibits],
+            "accepted_by": [one.auditor for one in doubt.said.values() if one.finding == "accepted"],
+            "words": [
+                {
+                    "auditor": one.said.auditor,
+                    "finding": one.said.finding,
+                    "round": one.said.round,
+                    "exhibit": one.said.exhibit.hex() if one.said.exhibit is not None else "",
+                    "result": one.result,
+                    "what": one.what,
+                }
+                for one in words
+            ],
+        }
+        for doubt, words in looked
+    ]
+    return {"departures": to_builtins(audit.out.departures), "doubts": doubts}
+
+
+def verdicts_text(audit: Audit, looked: LookedAt | None) -> Iterator[str]:
+    """One table: who is out and why, then what was doubted and how that looks from here."""
+    names, out = _names(audit), audit.out
+    expelled = {d.peer for d in out.departures if d.standing == "expelled"}
+    if looked is None:
+        if expelled:
+            yield f"expelled: {', '.join(sorted(names[p] for p in expelled))}; why: atoll verify --verdicts"
+        return
+    for d in out.departures:
+        yield f"round {d.round:>6}: {names[d.peer]} is {d.standing}"
+        for reason in d.reasons:
+            yield f"    {reason.what} ({PROVEN[reason.ground]})"
+    for doubt, words in looked:
+        count = f"{len(doubt.against)} against it, {doubt.needed} refute it"
+        yield f"{names[doubt.peer]}, {doubt.what}: {doubt.outcome}; {count}"
+        for one in words:
+            yield f"    {one.result:<8} {names[one.said.auditor]} said {one.said.finding}: {one.what}"
+        if agreeing := [names[one.auditor] for one in doubt.said.values() if one.finding == "accepted"]:
+            yield f"    accepted by {', '.join(agreeing)}"
+        if len(doubt.exhibits) > 1:
+            yield f"    different exhibits were judged: {', '.join(map(short, doubt.exhibits))}"
+    if not out.departures and not looked:
+        yield "nobody left, and nobody was doubted"
+
+
+def _names(audit: Audit) -> dict[PeerId, str]:
+    return names_of((peer, share.name) for peer, share in audit.shares.items())

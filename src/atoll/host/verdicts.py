@@ -1,0 +1,203 @@
+"""Exhibits judged again, offline, out of what lies in folders: does what auditors signed hold?
+
+    agrees    what they were shown is refuted here, too, and what the peer signed fixes every byte of it: proven
+    word      what they were shown is not what it signed, as they say: that it showed this is their word
+    differs   it says something else than they signed
+    unknown   it cannot be judged here, and why
+
+Promises: by the auditors' own code, from numbers that follow from vertices and from the agreed state; changes no
+file, asks nobody. Loads a data set and a model only if there is something to judge.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import torch
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId, short
+from atoll.host.judging import Again, Trial, judge_again
+from atoll.host.learning import Learning, decode_learning
+from atoll.host.names import Names
+from atoll.host.opening import judge_opening
+from atoll.host.tuning import learning_after
+from atoll.keys.digest import Buffer, blob_id, digest, manifest_of
+from atoll.learn.audit import Replica
+from atoll.learn.audit.shown import shown_from_bytes
+from atoll.learn.data import Data, data_digest, data_from_blob, load_data
+from atoll.learn.recipes import Recipe
+from atoll.learn.state import SharedState, state_from_bytes
+from atoll.node.jobs import Judge, Judged
+from atoll.node.settings import RunSettings
+from atoll.node.verdicts import Doubt, Said
+from atoll.policy.inquiry import REFUTING
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.statements import Commit
+
+Result = Literal["agrees", "word", "differs", "unknown"]
+
+
+class CannotJudge(Exception):
+    """In words for people."""
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """One auditor's word against somebody, held against what it judged."""
+
+    said: Said
+    result: Result
+    what: str
+
+
+def fallen(doubts: Iterable[Doubt], looked: Callable[[Doubt], Sequence[Looked]]) -> list[tuple[int, PeerId]]:
+    """Rounds and peers that were refuted, and would not be by those words alone that do not differ from what was
+    judged. Voices against several answers of one round count together."""
+    against: defaultdict[tuple[int, PeerId], set[PeerId]] = defaultdict(set)
+    left: defaultdict[tuple[int, PeerId], set[PeerId]] = defaultdict(set)
+    needed: dict[tuple[int, PeerId], int] = {}
+    for doubt in doubts:
+        key = doubt.round, doubt.peer
+        needed[key] = doubt.needed
+        against[key] |= {one.auditor for one in doubt.against}
+        left[key] |= {one.said.auditor for one in looked(doubt) if one.result != "differs"}
+    return [key for key, least in needed.items() if len(against[key]) >= least > len(left[key])]
+
+
+class Court:
+    """`folders`: where blobs lie, of a peer of this run; the first is searched first."""
+
+    def __init__(self, folders: Sequence[Path], settings: RunSettings, notary: Notary) -> None:
+        self.folders, self.settings, self.notary = folders, settings, notary
+        self._again: dict[tuple[int, PeerId, str, Digest], Again] = {}
+        self._taking: Replica | None = None  # steps, by the numbers of the round that was judged last
+        torch.set_num_threads(1)  # as trainers do who want to be held to bits
+
+    def lacking(self, doubts: Iterable[Doubt]) -> list[Digest]:
+        """What it would take to judge all of this and is not here, the newest first."""
+        needed: dict[Digest, None] = {}
+        for doubt in sorted(doubts, key=lambda doubt: -doubt.round):
+            needed |= dict.fromkeys(one.exhibit for one in doubt.against if one.exhibit is not None)
+            if isinstance(doubt.work, Judge) and any(one.exhibit is not None for one in doubt.against):
+                needed[doubt.work.before] = None
+        return [name for name in needed if self._blob(name) is None]
+
+    def look(self, doubt: Doubt) -> list[Looked]:
+        """At everything that was said against somebody."""
+        return [Looked(said, *self._look(doubt, said)) for said in doubt.against]
+
+    def _look(self, doubt: Doubt, said: Said) -> tuple[Result, str]:
+        if said.exhibit is None:
+            none = "nothing was shown" if said.finding == "withheld" else "it names no exhibit"
+            return "word", f"{none}: its word"
+        try:
+            again = self._judged(doubt, said.exhibit)
+        except CannotJudge as why:
+            return "unknown", str(why)
+        found, why = again.said.finding, again.said.why
+        if found == "unauditable":
+            return "unknown", why
+        if not again.proven:
+            result: Result = "differs" if said.finding == "mismatch" else "word"
+            return result, f"the exhibit is not what the peer committed to ({why}): anybody could have made it"
+        if found in REFUTING:
+            return "agrees", f"judged again here: {found}, {why}; what the peer signed fixes its bytes"
+        return "differs", f"judged again here nothing is wrong ({why or found})"
+
+    def _judged(self, doubt: Doubt, exhibit: Digest) -> Again:
+        key = doubt.round, doubt.peer, doubt.what, exhibit
+        if key not in self._again:
+            self._again[key] = self._judge(doubt, exhibit)
+        return self._again[key]
+
+    def _judge(self, doubt: Doubt, exhibit: Digest) -> Again:
+        if doubt.work is None:
+            raise CannotJudge("vertices that say what it was to do are lost here")
+        data = self._blob(exhibit)
+        if data is None:
+            raise CannotJudge(
+                f"exhibit {short(exhibit)} is not here; auditors who refuted somebody keep theirs: while a peer "
+                "runs here atoll verify --verdicts --fetch, else --also FOLDER of one of them"
+            )
+        learning = learning_after(self._learning, doubt.tuned)
+        before = self._state(doubt.work, learning) if isinstance(doubt.work, Judge) else None
+        try:
+            if not isinstance(doubt.work, Judge):
+                said = judge_opening(doubt.work, data, learning, self._names)
+                return Again(said, self._led_there(doubt, said))
+            assert before is not None
+            trial = Trial(self.notary.run, learning, doubt.work, shown_from_bytes(data), before, self._name)
+            return judge_again(trial, self._replica)
+        except (PeerFault, TypeError, ValueError) as why:  # strangers' bytes
+            return Again(Judged("withheld", why.what if isinstance(why, PeerFault) else str(why)), proven=False)
+        except (MemoryError, RuntimeError) as why:
+            raise CannotJudge(f"this computer could not: {why}") from why
+
+    def _led_there(self, doubt: Doubt, said: Judged) -> bool:
+        """Of an opening: it leads to what was signed, and so do the commitments that it brings along."""
+        for signed in said.others:
+            self.notary.open(signed, Commit, doubt.keys.get(signed.signer))
+        return said.finding != "withheld"
+
+    # ---- what is needed for it -----------------------------------------------------------------------------
+
+    def _blob(self, name: Digest) -> bytes | None:
+        """Byte for byte, or not at all."""
+        for folder in self.folders:
+            path = folder / "blobs" / name.hex()
+            if path.exists() and blob_id(manifest_of(data := path.read_bytes())) == name:
+                return data
+        return None
+
+    @cached_property
+    def _learning(self) -> Learning:
+        try:
+            return decode_learning(self.settings)
+        except PeerFault as fault:
+            raise CannotJudge(fault.what) from fault
+
+    @cached_property
+    def _names(self) -> Names:
+        coding = self._learning.recipe.coding
+        return Names(coding.up, coding.down)
+
+    def _name(self, wire: Buffer) -> Digest:
+        return digest(wire) if self.settings.opened is None else self._names.of_row(wire)
+
+    def _state(self, work: Judge, learning: Learning) -> SharedState:
+        data = self._blob(work.before)
+        if data is None:
+            raise CannotJudge(
+                f"the state that the round began with ({short(work.before)}) is not here any more; it lies beside "
+                "the exhibit, where that is kept: --fetch while a peer runs here, else --also FOLDER"
+            )
+        try:
+            return state_from_bytes(data, learning.layout)
+        except PeerFault as fault:
+            raise CannotJudge(f"the state that the round began with cannot be read here: {fault.what}") from fault
+
+    @cached_property
+    def _data(self) -> Data:
+        learning = self._learning
+        blob = self._blob(learning.data_blob)
+        try:
+            data = load_data(learning.data) if blob is None else data_from_blob(blob)
+        except (PeerFault, ValueError) as why:
+            raise CannotJudge(f"the run's data set is not here: {why}") from why
+        if blob is None and data_digest(data) != learning.data_blob:
+            raise CannotJudge("the run's data set is not here, and what its founder loaded is another one here")
+        return data
+
+    def _replica(self, recipe: Recipe) -> Replica:
+        if self._taking is None or self._taking.recipe != recipe:
+            data = self._data
+            try:
+                self._taking = Replica(recipe, data, self._learning.data_blob)
+            except ValueError as why:
+                raise CannotJudge(f"this version cannot take the run's steps: {why}") from why
+        return self._taking

@@ -1,0 +1,94 @@
+"""What whoever looks at an exhibit is to do: a piece of work, out of vertices alone.
+
+The same for an auditor that a vertex drew and for a reader who opens the history years later: whose round or answer
+it is, what was drawn, what it was told to do, what it committed to before. Nothing of it comes from the peer that
+is looked at, nor from whoever accused it. Never looks into a blob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atoll.base.ids import Digest, PeerId
+from atoll.node.ground import ground_after
+from atoll.node.jobs import Judge, JudgeOpening
+from atoll.node.openings import judge_opening
+from atoll.node.settings import RunSettings
+from atoll.node.tuning import plan_after
+from atoll.policy.audits import Case
+from atoll.policy.members import Recent
+from atoll.policy.openings import Opening
+from atoll.protocol.dag.history import History
+from atoll.wire.codec import statement_in
+from atoll.wire.messages.statements import Answered, Commit, Signed
+from atoll.wire.messages.vertex import Body
+
+
+def work_for(
+    case: Case | Opening, blob: Digest, history: History, settings: RunSettings
+) -> Judge | JudgeOpening | None:
+    """What the peer was to do, and has to show in this blob. None if vertices are missing that might say so, or the
+    peer said too little. `settings` are genesis'."""
+    parent, head = history.bodies.get(case.round - 1), history.ids.get(case.round - 1)
+    if parent is None or head is None:
+        return None
+    plan = plan_after(settings, head, parent)
+    ground = ground_after(settings, plan, parent, Recent({}), history.notary.run)  # no report is judged by it
+    if isinstance(case, Opening):
+        body = history.bodies.get(case.round)
+        return None if body is None else judge_opening(case, blob, body, ground)
+    commit, last = case.commit, _last_claim(case, history)
+    if commit.claimed is None or last is None:
+        return None
+    shard, shards = plan.shard(case.peer)
+    return Judge(
+        blob=blob,
+        round=case.round,
+        peer=case.peer,
+        segment=case.segment,
+        before=parent.state,
+        steps_max=plan.steps_of(case.peer),
+        shard=shard,
+        shards=shards,
+        shares=ground.shares,
+        steps=commit.steps,
+        root=commit.root,
+        claim=commit.claimed,
+        last_claim=last[0],
+        last_whole=last[1],
+        batch=plan.batch,
+    )
+
+
+def twice_promised(case: Case | Opening, others: Sequence[Signed], history: History) -> list[tuple[Signed, Signed]]:
+    """Commitments that an exhibit rests on and that the vertex does not hold count if their authors signed them,
+    who then promised twice. PeerFault if one did not."""
+    parent, body = history.bodies.get(case.round - 1), history.bodies.get(case.round)
+    keys = {m.peer: m.vote_key for m in parent.members} if parent is not None else {}
+    for signed in others:
+        history.notary.open(signed, Commit, keys.get(signed.signer))
+    held = {signed.signer: signed for signed in body.commits} if body is not None else {}
+    return [(held[s.signer], s) for s in others if s.signer in held and held[s.signer].body != s.body]
+
+
+def _last_claim(case: Case, history: History) -> tuple[Digest | None, bool] | None:
+    """Of the last of its rounds that a vertex counts, if there is one; and whether every part of it has it.
+
+    None if vertices are missing that might say so.
+    """
+    for round in range(case.round - 1, -1, -1):
+        body = history.bodies.get(round)
+        if body is None:
+            return None
+        for signed in body.commits:
+            if signed.signer != case.peer:
+                continue
+            commit = statement_in(signed)
+            if isinstance(commit, Commit) and commit.claimed is not None:
+                return commit.claimed, _in_all_parts(body, case.peer)
+    return None, False
+
+
+def _in_all_parts(body: Body, peer: PeerId) -> bool:
+    answers = [statement_in(signed) if signed is not None else None for signed in body.parts]
+    return all(isinstance(a, Answered) and peer in a.contributors for a in answers)
