@@ -447,6 +447,23 @@ def test_changed_sends_tensors_whose_norm_is_above_a_millionth():
     assert torch.equal(codec.decode(wire, len(x)), expected)
 
 
+def test_changed_goes_by_the_norm_that_its_name_says():
+    """The same tensors at five thresholds; one that is all zeros is never sent, and 1e-6 is what holds without."""
+    sizes, x = (300, 100, 100, 10), torch.cat([gaussian(300), torch.full((200,), 0.999e-7), torch.zeros(10)])
+    x[300] = 2e-6
+    for stage, flags in (
+        ("changed:0", 0b0111),
+        ("changed:9.98e-7", 0b0111),
+        ("changed", 0b0011),
+        ("changed:0.000001", 0b0011),
+        ("changed:1e-5", 0b0001),
+    ):
+        codec = codec_named(f"{stage}+fp32", Known(sizes=sizes))
+        assert codec.encode(x)[0] == flags, stage
+        assert codec_named(codec.name, Known(sizes=sizes)).encode(x) == codec.encode(x)
+    assert codec_named("changed:1e-6").name == codec_named("changed").name == "changed+bf16"
+
+
 def test_changed_without_sizes_looks_at_pages():
     x = torch.zeros(SPAN + 3 * PAGE + 5)
     x[PAGE], x[-1] = 1.0, 2.0
@@ -656,7 +673,7 @@ def test_a_chain_is_named_by_its_parts():
 
 
 def test_a_chains_name_names_it_again():
-    for name in (*CODECS, "topk:0.3+int4", "dct+topk+2means+zstd:9", "changed+sparse+fp16+lz4", "demo"):
+    for name in (*CODECS, "topk:0.3+int4", "dct+topk+2means+zstd:9", "changed:0.00002+sparse+fp16+lz4", "demo"):
         assert codec_named(codec_named(name).name).name == codec_named(name).name
 
 
@@ -673,6 +690,10 @@ def test_a_chains_name_names_it_again():
         ("topk:2/1+int8", "keeps no share between 1/256 and 1"),
         ("topk:1e-9999999+int8", "keeps no share between 1/256 and 1"),
         ("topk:1/0+int8", "keeps no share between 1/256 and 1"),
+        ("changed:2+int8", "names no norm between 0 and 1, such as changed:1e-5"),
+        ("changed:1e-999+int8", "names no norm between 0 and 1"),
+        ("changed:nan+int8", "names no norm between 0 and 1"),
+        ("changed:+int8", "names no norm between 0 and 1"),
         ("+".join(["topk:1"] * 9), "chains more than 6"),
     ],
 )
