@@ -319,8 +319,8 @@ def test_whoever_cuts_its_tensors_otherwise_is_told_where_only_what_changed_trav
 
 
 def test_rows_are_packed_for_a_slow_link_and_not_for_a_fast_one():
-    """Two members of one group, by what they say that their uplinks carry at most: 1 MB/s and 1 GB/s. Each reads the
-    other's rows, and the mean is to the bit that of rows that nobody packs."""
+    """Two members, by what they say that their uplinks carry at most: 1 MB/s and 1 GB/s. Each reads the other's
+    rows, and the mean is to the bit that of rows that nobody packs."""
     with ExitStack() as stack:
         slow = stack.enter_context(atoll.reduce.found(peers=2, way_back="int8", upload_bytes_s=1_000_000))
         fast = stack.enter_context(atoll.reduce.join(slow.ticket, upload_bytes_s=1_000_000_000))
