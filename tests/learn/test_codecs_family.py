@@ -99,6 +99,7 @@ def test_e3m0_takes_the_nearest_of_its_fifteen_levels(n, exponent, seed):
     for lo in range(0, n, BLOCK):
         block, got = x[lo : lo + BLOCK].double(), decoded[lo : lo + BLOCK]
         scale = float(got.abs().max())  # the largest value is sent as the scale itself
+        assert scale == pytest.approx(float(block.abs().max()), rel=2.0**-8)
         powers = scale * 2.0 ** torch.arange(-6, 1, dtype=torch.float64)
         levels = torch.cat([-powers, torch.zeros(1, dtype=torch.float64), powers])
         nearest = (block[:, None] - levels).abs().amin(1)
