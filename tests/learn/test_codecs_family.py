@@ -65,6 +65,13 @@ def test_bf16_rounds_ties_to_even_and_cuts_at_its_ends():
     assert through("bf16", half_steps).tolist() == [1.0, 1 + 2.0**-6, 0.0, -(2.0**60)]
 
 
+def test_fp32_keeps_every_bit_and_cuts_at_two_to_the_sixtieth():
+    """What is cut stands beside what is not; minus zero and a denormal number are values like any other."""
+    kept = [2.0**59, -(2.0**60), 1 + 2.0**-23, 2.0**-149, -0.0]
+    decoded = through("fp32", torch.tensor([*kept, 2.0**61, -(2.0**61)]))
+    assert decoded.tolist() == [*kept, 2.0**60, -(2.0**60)] and bool(decoded[4].signbit())
+
+
 @pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0, 0x8000, 0x0001, ((127 - 81) << 7), ((127 + 61) << 7)])
 def test_a_bf16_that_encode_never_makes_is_a_fault(bits):
     """Infinities, NaN, minus zero, denormal, too small, too large; in the last of many values."""

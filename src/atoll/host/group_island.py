@@ -420,9 +420,7 @@ class GroupIsland:
         return tuple(row for row in rows for _ in range(call.members))
 
     def _combine(self, work: Combine) -> Combined:
-        values = self._values(work)
-        assert self.current is not None
-        _, call = self.current
+        call, values = self._call_of(work), self._values(work)
         if self.checked is not None:
             up, down = self._both_ways(call, work)
             done, payload = self.checked.combine(work, values, up, down, self.room)
@@ -468,13 +466,16 @@ class GroupIsland:
         return Made(name, done.counted, done.faults), answer
 
     def _values(self, work: Combine | Compare) -> int:
+        lo, hi = self._call_of(work).cuts[work.part]
+        return hi - lo
+
+    def _call_of(self, work: Combine | Compare) -> Call:
         call = self._mine(work.round)
         if call is None:
             raise RunFailedError("E-RED-06", "its user has not called")
         if call.future.done() or call.mixed == work.round:
             raise RunFailedError("E-RED-06", "its call cannot succeed")
-        lo, hi = call.cuts[work.part]
-        return hi - lo
+        return call
 
     def _advance(self, work: Advance) -> Advanced:
         """The state is the names of the agreed parts: enough for every member to see that it holds the same."""

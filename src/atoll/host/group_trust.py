@@ -127,7 +127,7 @@ class Checked:
     ) -> tuple[Made, Payload | None]:
         rows, done = [(row.weight, row.payload.data) for row in work.rows], Made(None, (), ())
 
-        def encode(down: Codec) -> Buffer:  # which shows what it makes
+        def encode(down: Codec) -> Buffer:
             nonlocal done
             if work.weights:
                 done = combine_weighed(rows, work.weights, values, up, down, room)
