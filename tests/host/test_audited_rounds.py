@@ -34,6 +34,7 @@ from atoll.keys.digest import digest, merkle_root
 from atoll.keys.identity import SessionVerifier
 from atoll.learn.audit import Accepted, claim_name
 from atoll.learn.audit.shown import Shown, shown_bytes, shown_from_bytes
+from atoll.learn.codec.squeeze import PLAIN
 from atoll.learn.recipes import diloco, over_tokens, overlapping
 from atoll.node.jobs import Adopt, Advance, Counted, Encode, Encoded, Exhibit, Hold, Judge, Judged, Restore
 from atoll.node.jobs import Train as TrainAsked
@@ -229,11 +230,16 @@ def learns_faster(child: Child, job: Train) -> bool:
 
 @pytest.mark.parametrize("up", ["2bit", "int8+zstd"])
 def test_honest_rounds_are_accepted_in_every_segment_round_after_round(tmp_path: Path, book: str, up: str):
-    """Moments and error feedback go on from claim to claim; the auditor's own training is untouched by it."""
+    """Moments and error feedback go on from claim to claim; the auditor's own training is untouched by it. What the
+    audited one takes its link to carry is unknown to the others, and its rows are packed otherwise than theirs."""
 
     async def story(swarm: Swarm) -> None:
+        swarm.islands[1].mine.uplink_bytes_s = lambda: 1e12
         for _ in range(3):
             await swarm.play()
+            if up == "int8+zstd":
+                mine, others = (island.auditing.made[swarm.round - 1].wires for island in swarm.islands[1::-1])
+                assert {wire[0] for wire in mine} == {PLAIN} and {wire[0] for wire in others} != {PLAIN}
             for segment in range(3):
                 said = await swarm.audited(1, segment, by=segment % 2 * 2)
                 assert said.finding == "accepted", said

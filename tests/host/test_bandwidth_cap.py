@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,13 @@ from hypothesis import strategies as st
 from islands import ClockworkLoop, Island, clockwork, closed, pair
 
 from atoll.base.limits import MIB
-from atoll.base.machine import Lane
+from atoll.base.machine import Carried, Lane
 from atoll.host.cap import BURST_S, DEBT_MAX_S, QUANTUM_MIN_BYTES, QUANTUM_S, Cap
+from atoll.host.learning import built_in, found
 from atoll.host.links import LinkSettings
+from atoll.host.member import Invitation, Listening, found_run, training
+from atoll.learn.recipes import diloco
+from atoll.node.settings import RunSettings
 
 pytestmark = pytest.mark.net
 
@@ -27,6 +32,23 @@ async def sent_bytes_each(period_s: float, periods: int, island: Island) -> list
         await asyncio.sleep(period_s)
         out.append(island.links.traffic()[0] - before)
     return out
+
+
+def test_a_peer_takes_its_link_to_carry_what_was_seen_and_no_more_than_its_cap(tmp_path: Path):
+    """Its rows are packed for that."""
+    beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
+    where = Listening(("/ip4/127.0.0.1/tcp/0",), upload_bytes_s=3_000_000)
+
+    async def story() -> None:
+        host, _ = await found_run(tmp_path, beginning, "ada", where, Invitation(), training(1, lambda _: None))
+        rate = host.island.mine.uplink_bytes_s
+        assert rate() == 3_000_000
+        for seen, carried in ((2e6, 2e6), (9e6, 3e6)):
+            host.machine.handle(Carried(seen, (), 0), 0.0)
+            assert rate() == carried
+        await host.stop(farewell=False)
+
+    asyncio.run(story())
 
 
 @clockwork

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -29,8 +30,10 @@ from atoll.host.fusing import Fused, Lanes
 from atoll.host.group_host import GIVES_WAY, GroupHost
 from atoll.host.group_island import PART_VALUES, Call, cuts, part_values
 from atoll.learn.codec import codec_named
+from atoll.learn.codec.squeeze import METHODS, PLAIN
 from atoll.node import patience
 from atoll.node.facts import AuditEnded, MembershipChanged, Passed, RoundBegan
+from atoll.node.jobs import Encoded
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import Answer, Committed, Contribution, PartBytes, RowBytes, Voted
 
@@ -285,6 +288,64 @@ def test_matrices_of_low_rank_travel_as_factors_and_shapes_are_part_of_the_call(
                 RunFailedError, match=r"E-RED-10 .*shapes=(\w+), this .*shapes=(?!\1)(.*\n)*.*lowrank"
             ):
                 work.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("trust", ["private", "open"])
+def test_of_a_call_only_tensors_travel_that_changed(trust: str):
+    """Four tensors in a call, all within a page or across many: one moved, one did not, one moved by 1.4e-6 in all
+    its values together and one by too little. A call may say otherwise what is too little."""
+    still, little, too_little = torch.zeros(300), torch.full((20_000,), 1e-8), torch.full((100,), 0.99e-7)
+    with groups(2 if trust == "private" else 4, codec="changed+fp32", trust=trust) as members:
+        sent = [[torch.full((500,), 2.0), still.clone(), little.clone(), too_little.clone()] for _ in members]
+        assert all(done.complete for done in together(members, sent))
+        for moved, *others in sent:
+            assert torch.equal(moved, torch.full((500,), 2.0)) and torch.equal(others[0], still)
+            assert torch.allclose(others[1], little, rtol=1e-6, atol=0) and not others[2].any()
+        if trust == "private":
+            together(members, sent, codec="changed:1e-5+fp32")
+            assert bool(sent[0][0].all()) and not sent[0][2].any()
+
+
+def test_whoever_cuts_its_tensors_otherwise_is_told_where_only_what_changed_travels():
+    """As many values, and nothing but the border between two tensors is elsewhere."""
+    with groups(2, codec="changed+fp32") as members:
+        sizes = [(1000, 3000), (3000, 1000)]
+        works = [
+            m.all_reduce_async([torch.ones(size) for size in mine]) for m, mine in zip(members, sizes, strict=True)
+        ]
+        for work in works:
+            with pytest.raises(RunFailedError, match=r"E-RED-10 .*shapes=(\w+), this .*shapes=(?!\1)"):
+                work.wait(PATIENCE_S)
+
+
+def test_rows_are_packed_for_a_slow_link_and_not_for_a_fast_one():
+    """Two members, by what they say that their uplinks carry at most: 1 MB/s and 1 GB/s. Each reads the other's
+    rows, and the mean is to the bit that of rows that nobody packs."""
+    with ExitStack() as stack:
+        slow = stack.enter_context(atoll.reduce.found(peers=2, way_back="int8", upload_bytes_s=1_000_000))
+        fast = stack.enter_context(atoll.reduce.join(slow.ticket, upload_bytes_s=1_000_000_000))
+        slow_rows, fast_rows = rows_begin_with(slow), rows_begin_with(fast)
+        torch.manual_seed(0)
+        tensors = [torch.randn(150_000) * (torch.rand(150_000) < 0.05) for _ in range(2)]
+        plain = [x.clone() for x in tensors]
+        assert all(done.complete for done in together([slow, fast], tensors, codec="int8+zstd"))
+        assert (set(slow_rows), set(fast_rows)) == ({METHODS["zstd:3"].code}, {PLAIN})
+        together([slow, fast], plain, codec="int8")
+        assert torch.equal(*tensors) and torch.equal(tensors[0], plain[0])
+
+
+def rows_begin_with(member: atoll.reduce.Group) -> list[int]:
+    """The first byte of every row that it makes from now on."""
+    found, do = list[int](), member._host.island.do
+
+    async def told(work: object) -> object:
+        done = await do(work)
+        if isinstance(done, Encoded):
+            found.extend(row.data[0] for row in done.parts if row.size_bytes)
+        return done
+
+    member._host.island.do = told
+    return found
 
 
 @pytest.mark.parametrize("remembered", [False, True])

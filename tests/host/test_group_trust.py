@@ -32,6 +32,7 @@ def test_a_group_whose_members_may_lie_checks_its_owners_or_has_them_watched():
         ({"trust": "community", "peers": 4, "way_back": "gathered"}, 'trust = "private"'),
         ({"trust": "open", "peers": 4, "remembered": True}, 'trust = "private"'),
         ({"trust": "open", "peers": 4, "codec": "lowrank:4"}, 'say codec = "topk:0.1+int8"'),
+        ({"trust": "open", "peers": 4, "codec": "int8+zstd"}, 'say way_back = "int8"'),
         ({"trust": "open", "peers": 4, "topology": "ring"}, 'say topology = "butterfly"'),
         ({"trust": "community", "peers": 4, "topology": "tree"}, 'say topology = "butterfly"'),
     ],

@@ -65,6 +65,13 @@ def test_bf16_rounds_ties_to_even_and_cuts_at_its_ends():
     assert through("bf16", half_steps).tolist() == [1.0, 1 + 2.0**-6, 0.0, -(2.0**60)]
 
 
+def test_fp32_keeps_every_bit_and_cuts_at_two_to_the_sixtieth():
+    """What is cut stands beside what is not; minus zero and a denormal number are values like any other."""
+    kept = [2.0**59, -(2.0**60), 1 + 2.0**-23, 2.0**-149, -0.0]
+    decoded = through("fp32", torch.tensor([*kept, 2.0**61, -(2.0**61)]))
+    assert decoded.tolist() == [*kept, 2.0**60, -(2.0**60)] and bool(decoded[4].signbit())
+
+
 @pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0, 0x8000, 0x0001, ((127 - 81) << 7), ((127 + 61) << 7)])
 def test_a_bf16_that_encode_never_makes_is_a_fault(bits):
     """Infinities, NaN, minus zero, denormal, too small, too large; in the last of many values."""
@@ -99,6 +106,7 @@ def test_e3m0_takes_the_nearest_of_its_fifteen_levels(n, exponent, seed):
     for lo in range(0, n, BLOCK):
         block, got = x[lo : lo + BLOCK].double(), decoded[lo : lo + BLOCK]
         scale = float(got.abs().max())  # the largest value is sent as the scale itself
+        assert scale == pytest.approx(float(block.abs().max()), rel=2.0**-8)
         powers = scale * 2.0 ** torch.arange(-6, 1, dtype=torch.float64)
         levels = torch.cat([-powers, torch.zeros(1, dtype=torch.float64), powers])
         nearest = (block[:, None] - levels).abs().amin(1)
@@ -447,6 +455,23 @@ def test_changed_sends_tensors_whose_norm_is_above_a_millionth():
     assert torch.equal(codec.decode(wire, len(x)), expected)
 
 
+def test_changed_goes_by_the_norm_that_its_name_says():
+    """The same tensors at five thresholds; one that is all zeros is never sent, and 1e-6 is what holds without."""
+    sizes, x = (300, 100, 100, 10), torch.cat([gaussian(300), torch.full((200,), 0.999e-7), torch.zeros(10)])
+    x[300] = 2e-6
+    for stage, flags in (
+        ("changed:0", 0b0111),
+        ("changed:9.98e-7", 0b0111),
+        ("changed", 0b0011),
+        ("changed:0.000001", 0b0011),
+        ("changed:1e-5", 0b0001),
+    ):
+        codec = codec_named(f"{stage}+fp32", Known(sizes=sizes))
+        assert codec.encode(x)[0] == flags, stage
+        assert codec_named(codec.name, Known(sizes=sizes)).encode(x) == codec.encode(x)
+    assert codec_named("changed:1e-6").name == codec_named("changed").name == "changed+bf16"
+
+
 def test_changed_without_sizes_looks_at_pages():
     x = torch.zeros(SPAN + 3 * PAGE + 5)
     x[PAGE], x[-1] = 1.0, 2.0
@@ -656,7 +681,7 @@ def test_a_chain_is_named_by_its_parts():
 
 
 def test_a_chains_name_names_it_again():
-    for name in (*CODECS, "topk:0.3+int4", "dct+topk+2means+zstd:9", "changed+sparse+fp16+lz4", "demo"):
+    for name in (*CODECS, "topk:0.3+int4", "dct+topk+2means+zstd:9", "changed:0.00002+sparse+fp16+lz4", "demo"):
         assert codec_named(codec_named(name).name).name == codec_named(name).name
 
 
@@ -673,6 +698,10 @@ def test_a_chains_name_names_it_again():
         ("topk:2/1+int8", "keeps no share between 1/256 and 1"),
         ("topk:1e-9999999+int8", "keeps no share between 1/256 and 1"),
         ("topk:1/0+int8", "keeps no share between 1/256 and 1"),
+        ("changed:2+int8", "names no norm between 0 and 1, such as changed:1e-5"),
+        ("changed:1e-999+int8", "names no norm between 0 and 1"),
+        ("changed:nan+int8", "names no norm between 0 and 1"),
+        ("changed:+int8", "names no norm between 0 and 1"),
         ("+".join(["topk:1"] * 9), "chains more than 6"),
     ],
 )

@@ -139,6 +139,7 @@ class Driver:
         self.on_unkept: Callable[[RunFailedError], None] = lambda refused: None  # this disk takes no more
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._wake, self._react_to_fact, on_fact]
         self._carriage = Carriage()
+        self._upload_bytes_s = 0  # the most that is sent; 0: no cap
         self.stopped = asyncio.Event()
         self._round_closed = asyncio.Event()
         self._happened = asyncio.Event()  # anything at all
@@ -158,7 +159,7 @@ class Driver:
     async def listen(self, addresses: list[str], announce: tuple[str, ...] = (), upload_bytes_s: int = 0) -> None:
         """Open the door; must come before `start`. Others are told `announce`, or what was bound."""
         security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
-        settings = LinkSettings(upload_bytes_s=upload_bytes_s)
+        settings, self._upload_bytes_s = LinkSettings(upload_bytes_s=upload_bytes_s), upload_bytes_s
         self.links = Links(
             self.me,
             security,
@@ -502,6 +503,10 @@ class Driver:
         carried = self._carriage.look(now, self.links.uploading(), round.plan.round if round is not None else None)
         if carried is not None:
             self.handle(carried)
+
+    def uplink_bytes_s(self) -> float | None:
+        """What this computer's uplink carries, by its cap and by what was seen; None where there is neither."""
+        return min(filter(None, (self._upload_bytes_s, self.machine.rates.uplink_bytes_s)), default=None)
 
     def _react_to_fact(self, fact: Fact) -> None:
         """What this kind of peer does when its machine tells something."""

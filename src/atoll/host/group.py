@@ -43,6 +43,7 @@ from atoll.host.group_island import (
     GroupTerms,
     Part,
     Reduced,
+    is_shaped,
     placed,
 )
 from atoll.host.group_trust import distrusting
@@ -278,7 +279,7 @@ class Group:
         step = SLICE_BYTES // flat_N.element_size()
         slices = [slice(at, at + step) for at in range(0, len(flat_N), step)]
         owed = [None if owed_N is None else owed_N[piece] for piece in slices]
-        shaped = "lowrank" in f"{codec_name} {self._host.island.terms.way_back}"
+        shaped = is_shaped(f"{codec_name}+{self._host.island.terms.way_back}")
         answers = error_feedback.answers if error_feedback is not None and self._host.island.remembers else None
         calls = [
             Call(

@@ -58,6 +58,7 @@ class GroupHost(driver.Driver):
 
     def __init__(self, seat: driver.Seat) -> None:
         super().__init__(seat, GroupIsland(seat.store))
+        self.island.uplink_bytes_s = self.uplink_bytes_s
         self.follow, self.named = self.island.follow, self.island.named
         self.listeners = [self._wake, self._react_to_fact]  # no record: nobody plots a group
         self.on_broken, self.on_entry = self._broke, self._note
@@ -262,7 +263,7 @@ class GroupHost(driver.Driver):
                 f"{other} called with {fact.asked or own}, this member with {fact.my_asked or own}",
                 cause="members ask for one all-reduce in different ways",
                 fix="pass the same topology= and the same codec= at all members (average_with_partner is "
-                "topology=pairs); with lowrank, tensors of the same shapes; this call changed nothing",
+                "topology=pairs); with lowrank and changed, tensors of the same shapes; this call changed nothing",
             )
         return RunFailedError(
             "E-RED-09",

@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, repeat
 from typing import Any
 
@@ -40,7 +40,7 @@ from atoll.learn.codec.device import pack_there
 from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import Combined as Made
 from atoll.learn.combine import combine, gather
-from atoll.learn.update import Placed, matrices, part_bounds
+from atoll.learn.update import Placed, matrices, part_bounds, tensor_sizes
 from atoll.learn.weighing import weigh
 from atoll.node.jobs import (
     Adopt,
@@ -62,6 +62,7 @@ from atoll.wire.messages.round import Answer, Contribution, PartBytes, RowBytes
 
 SAMPLE_VALUES = 2**20
 SAMPLE = Known(seed=b"sample", shapes=((2**10, 2**10),))  # of a codec, to see how long its wires are
+SHAPED = frozenset({"lowrank", "changed"})  # codecs that ask what tensors a vector is made of
 PART_VALUES = 2 * 2**20  # of a part in fp32: while one is combined the next ones are on their way
 PART_VALUES_MOST = 4 * 2**20  # of one in codecs with fewer bytes: half as many messages for the same work
 TURNS = 3  # of every owner, in fp32: it holds everybody's rows of one of them, not of its whole share
@@ -82,6 +83,10 @@ class GroupTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codec: str = "fp32"
     way_back: str = ""  # codec of the combined parts; empty: the same one; or GATHERED
     timeout_s: Seconds = 60.0
+
+
+def is_shaped(name: str) -> bool:
+    return not SHAPED.isdisjoint(stage.partition(":")[0] for stage in name.split("+"))
 
 
 def asked_for(codec: str, topology: str, tensors: tuple[Placed, ...] = (), held: str = "") -> str:
@@ -204,6 +209,7 @@ class GroupIsland:
         self._waited_for: asyncio.TimerHandle | None = None
         self._passes = ""  # why the round that is under way goes on without my user
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
+        self.uplink_bytes_s: Callable[[], float | None] = lambda: None  # what it carries, as far as is known
         self.room: Room = Reused()  # for wires; better the one that arriving parts lie in
         self.checked: Checked | None = None  # where members may lie
         self._needed: dict[str, tuple[Digest, ...]] = {}  # blobs, for openings under way and for verdicts
@@ -414,26 +420,25 @@ class GroupIsland:
         return tuple(row for row in rows for _ in range(call.members))
 
     def _combine(self, work: Combine) -> Combined:
-        values = self._values(work)
+        call, values = self._call_of(work), self._values(work)
         if self.checked is not None:
-            done, payload = self.checked.combine(work, values, self.room)
+            up, down = self._both_ways(call, work)
+            done, payload = self.checked.combine(work, values, up, down, self.room)
         else:
-            done, payload = self._combine_trusting(work, values)
+            done, payload = self._combine_trusting(call, work, values)
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
         return Combined(payload, counted, faulty, done.why)
 
-    def _combine_trusting(self, work: Combine, values: int) -> tuple[Made, Payload | None]:
+    def _combine_trusting(self, call: Call, work: Combine, values: int) -> tuple[Made, Payload | None]:
         """Sums made on the way travel as answers do, which is the finer codec."""
-        assert self.current is not None
-        _, call = self.current
         rows = [(row.weight, row.payload.data) for row in work.rows]
         if call.paired:
             return self._combine_pair(call, work, rows)
         if self.terms.way_back == GATHERED:
             done = self._gathering(call, work.round, work.part).answer(rows)
             return done, _quickly_named(done.wire, xxhash.xxh3_128_digest(done.wire)) if done.wire else None
-        up, down = self._codec(call.codec, call, work.round, work.part), self._way_back(call, work.round, work.part)
+        up, down = self._both_ways(call, work)
         if call.owing is not None:
             lo = call.at + call.cuts[work.part][0]
             done, left_N = call.owing.combine(rows, lo, values, up, down)
@@ -461,13 +466,16 @@ class GroupIsland:
         return Made(name, done.counted, done.faults), answer
 
     def _values(self, work: Combine | Compare) -> int:
+        lo, hi = self._call_of(work).cuts[work.part]
+        return hi - lo
+
+    def _call_of(self, work: Combine | Compare) -> Call:
         call = self._mine(work.round)
         if call is None:
             raise RunFailedError("E-RED-06", "its user has not called")
         if call.future.done() or call.mixed == work.round:
             raise RunFailedError("E-RED-06", "its call cannot succeed")
-        lo, hi = call.cuts[work.part]
-        return hi - lo
+        return call
 
     def _advance(self, work: Advance) -> Advanced:
         """The state is the names of the agreed parts: enough for every member to see that it holds the same."""
@@ -530,6 +538,10 @@ class GroupIsland:
         lo, hi = call.cuts[part]
         return Answering(self._codec(call.codec, call, round, part), None, "mean", False, (hi - lo,))
 
+    def _both_ways(self, call: Call, work: Combine) -> tuple[Codec, Codec]:
+        up = self._codec(call.codec, call, work.round, work.part)
+        return up, self._way_back(call, work.round, work.part)
+
     def _way_back(self, call: Call, round: int, part: int) -> Codec:
         return self._codec(self.terms.way_back or call.codec, call, round, part)
 
@@ -539,15 +551,19 @@ class GroupIsland:
         codec = call.codec if call.codec != self.terms.codec else ""
         return asked_for(codec, call.topology, call.tensors, call.from_name)
 
-    def _codec(self, name: str, call: Call, round: int, part: int) -> Codec:
+    def _codec(self, name: str, call: Call, round: int, part: int, link_bytes_s: float | None = None) -> Codec:
         """Where members trust each other nobody looks for numbers that are none."""
         if name == "fp32" and self.checked is None:
             return TRUSTED_FP32
-        shapes = matrices(call.tensors, *call.cuts[part]) if "lowrank" in name else None
-        return codec_named(name, Known(seed=seed_of(round, call.coded_as(part)), shapes=shapes))
+        known = Known(seed=seed_of(round, call.coded_as(part)), link_bytes_s=link_bytes_s)
+        if is_shaped(name):
+            cut = call.tensors, *call.cuts[part]
+            known = replace(known, sizes=tensor_sizes(*cut), shapes=matrices(*cut))
+        return codec_named(name, known)
 
     def _encoded(self, call: Call, round: int, part: int) -> Payload:
-        codec, (lo, hi) = self._codec(call.codec, call, round, part), call.cuts[part]
+        codec = self._codec(call.codec, call, round, part, self.uplink_bytes_s())
+        lo, hi = call.cuts[part]
         if self.checked is not None:
             return self.checked.made(codec, lambda shown: call.encoded_apart(shown, lo, hi, self.room))
         name = xxhash.xxh3_128()

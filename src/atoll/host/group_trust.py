@@ -85,6 +85,13 @@ def distrusting(
             cause="its places follow from the number of the call, which liars know beforehand",
             fix='say codec = "topk:0.1+int8" with trust = "open", or trust = "private"',
         )
+    if trust == "open" and not codec_named(down).same_everywhere:
+        raise UsageError(
+            "E-RED-14",
+            f'answers in "{down}" with trust = "open"',
+            cause="what a compressor writes differs between its versions, and answers are compared byte by byte",
+            fix=f'say way_back = "{codec_named(down).name.rpartition("+")[0]}"',
+        )
     rounds = replace(settings.round, quorum="two-thirds")
     more: dict[str, object] = {"round": rounds, "statistic": statistic, "tolerance": TOLERANCE}
     if trust == "open":
@@ -99,7 +106,7 @@ class Checked:
     """The arithmetic and the names of one member of such a group."""
 
     def __init__(self, store: Store, up: str, down: str, opened: bool) -> None:
-        self.store, self.up, self.down = store, codec_named(up), codec_named(down)
+        self.store, self.up = store, codec_named(up)
         self._opened = Names(up, down) if opened else None
 
     def made(self, codec: Codec, encode: Encode) -> Payload:
@@ -115,18 +122,20 @@ class Checked:
     def name_of(self, message: object, payload: Buffer) -> Digest:
         return digest(payload) if self._opened is None else self._opened.of_arrived(message, payload)
 
-    def combine(self, work: Combine, values: int, room: Room) -> tuple[Made, Payload | None]:
+    def combine(
+        self, work: Combine, values: int, up: Codec, down: Codec, room: Room
+    ) -> tuple[Made, Payload | None]:
         rows, done = [(row.weight, row.payload.data) for row in work.rows], Made(None, (), ())
 
         def encode(down: Codec) -> Buffer:
             nonlocal done
             if work.weights:
-                done = combine_weighed(rows, work.weights, values, self.up, down, room)
+                done = combine_weighed(rows, work.weights, values, up, down, room)
             else:
-                done = combine(rows, values, self.up, down, Statistic(work.statistic, work.liars), room)
+                done = combine(rows, values, up, down, Statistic(work.statistic, work.liars), room)
             return done.wire or b""
 
-        payload = self.made(self.down, encode)
+        payload = self.made(down, encode)
         return done, None if done.wire is None else payload
 
     def compare(self, work: Compare, values: int) -> Products:

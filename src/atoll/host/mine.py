@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 import torch
@@ -61,6 +61,7 @@ class Mine:
         self.kept: Kept | None = None  # my own parameters, where it leaves them to me, as of the last update
         self._steps = 0  # that the update stands for, late work apart
         self._means: OrderedDict[Digest, Tensor | None] = OrderedDict()  # then: state -> the mean that led to it
+        self.uplink_bytes_s: Callable[[], float | None] = lambda: None  # what it carries, as far as is known
         self._away = away
         self._arithmetic, self._room = arithmetic, room
 
@@ -89,7 +90,7 @@ class Mine:
             anchor_F = padded(anchor_F, hi)
         if gathers(learning.recipe):
             anchor_F, x_F = gathered_span(x_F, anchor_F, learning.layout.parameters)
-        self.up = part_codecs(coding.up, common, moved(bounds, lo))
+        self.up = part_codecs(coding.up, common, moved(bounds, lo), self.uplink_bytes_s())
         x_N = x_F[lo:hi]
         self._away.riding_F = None
         late = self._away.ride(anchor_F[lo:hi] - x_N, work.round) if work.late else None

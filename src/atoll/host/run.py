@@ -45,6 +45,7 @@ class PeerHost(Driver):
         island.tended.on_beat = self._stepped
         self.machine.kept_rows.rounds = island.keep.updates
         island.tuned_before = self._tuned_before
+        island.mine.uplink_bytes_s = self.uplink_bytes_s
 
     def _tuned_before(self, round: int) -> Tuned | UnsetType:
         """What the vertex before this round says of numbers."""

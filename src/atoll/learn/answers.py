@@ -33,7 +33,7 @@ from atoll.learn.combine import Combined, opened_rows
 from atoll.learn.outer import Agreeing
 from atoll.learn.recipes import Recipe
 from atoll.learn.reducer import Statistic, agreement_of, scales_of
-from atoll.learn.update import Bounds, Common, part_codec, tensor_sizes
+from atoll.learn.update import Bounds, Common, part_codec, tensor_sizes, tensors_of
 
 # G rows, T tensors that the part touches, N values of the part
 
@@ -145,7 +145,7 @@ def remembers(recipe: Recipe) -> bool:
 
 def answering(recipe: Recipe, common: Common, bounds: Bounds, part: int) -> Answering:
     """Of this part in this round. `bounds` are places of the whole vector."""
-    coding, sizes = recipe.coding, tensor_sizes(common.layout, *bounds[part])
+    coding, sizes = recipe.coding, tensor_sizes(tensors_of(common.layout), *bounds[part])
     down = None if coding.answer == "gathered" else part_codec(coding.down, common, bounds, part)
     up = part_codec(coding.up, common, bounds, part)
     return Answering(up, down, recipe.reducer.statistic, isinstance(recipe.outer, Agreeing), sizes)

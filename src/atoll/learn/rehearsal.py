@@ -59,7 +59,18 @@ from atoll.learn.schedule import fragments_of, moments_due, phase_at
 from atoll.learn.state import SharedState, state_bytes, state_hash
 from atoll.learn.traffic import Traffic
 from atoll.learn.trouble import Trouble
-from atoll.learn.update import Bounds, Common, Update, encode_update, moved, part_bounds, part_codecs, settle
+from atoll.learn.update import (
+    Bounds,
+    Common,
+    Update,
+    encode_update,
+    moved,
+    part_bounds,
+    part_codecs,
+    settle,
+    tensor_sizes,
+    tensors_of,
+)
 from atoll.learn.villains import decoded, lying, readable
 from atoll.learn.worker import Worker
 
@@ -559,9 +570,7 @@ class Experiment:
         """How many values of lo … hi belong to each tensor."""
         if self.recipe.reducer.statistic not in ("radial", "clipped"):
             return ()
-        slots = (slot for slot in self.layout.slots if slot.kind != "counter")
-        cut = (min(hi, slot.at + slot.size) - max(lo, slot.at) for slot in slots)
-        return tuple(size for size in cut if size > 0)
+        return tensor_sizes(tensors_of(self.layout), lo, hi)
 
     def _weight(self, peer: int, fragment: int) -> int:
         worker = self.workers[peer]

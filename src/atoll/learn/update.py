@@ -23,7 +23,7 @@ from atoll.base.ids import Digest
 from atoll.keys.digest import Buffer, digest
 from atoll.learn.codec import Codec, Known, codec_named, pack_spans
 from atoll.learn.codec.blocks import BLOCK, Room, new_wire, spans_of, tensor_over
-from atoll.learn.layout import Layout, Slot
+from atoll.learn.layout import Layout
 from atoll.learn.state import SharedState
 
 Bounds = tuple[tuple[int, int], ...]
@@ -60,20 +60,24 @@ class Common:
     momentum: float  # of the outer step
 
 
-def part_codecs(name: str, common: Common, bounds: Bounds) -> tuple[Codec, ...]:
-    """The codec of that name for each part, with all that it may want to know. ValueError if there is none."""
-    return tuple(part_codec(name, common, bounds, part) for part in range(len(bounds)))
+def part_codecs(name: str, common: Common, bounds: Bounds, link_bytes_s: float | None = None) -> tuple[Codec, ...]:
+    """The codec of that name for each part, with all that it may want to know. ValueError if there is none.
+
+    `link_bytes_s` is for whoever encodes a row alone: what it takes its own link to carry.
+    """
+    return tuple(part_codec(name, common, bounds, part, link_bytes_s) for part in range(len(bounds)))
 
 
-def part_codec(name: str, common: Common, bounds: Bounds, part: int) -> Codec:
+def part_codec(name: str, common: Common, bounds: Bounds, part: int, link_bytes_s: float | None = None) -> Codec:
     lo, hi = bounds[part]
     words = {stage.partition(":")[0] for stage in name.split("+")}
     place = common.round.to_bytes(8, "big") + part.to_bytes(4, "big")
     known = Known(
         seed=digest(b"atoll/codec/seed/1" + common.name + place),
         reference_N=_expected(common, lo, hi) if words & {"delta", "lowrank"} else None,
-        sizes=tensor_sizes(common.layout, lo, hi) if "changed" in words else None,
-        shapes=matrices(_placed(common.layout), lo, hi) if "lowrank" in words else None,
+        sizes=tensor_sizes(tensors_of(common.layout), lo, hi) if "changed" in words else None,
+        shapes=matrices(tensors_of(common.layout), lo, hi) if "lowrank" in words else None,
+        link_bytes_s=link_bytes_s,
     )
     return codec_named(name, known)
 
@@ -84,19 +88,14 @@ def _expected(common: Common, lo: int, hi: int) -> Tensor:
     return torch.cat([momentum_P, momentum_P.new_zeros(hi - lo - len(momentum_P))])
 
 
-def tensor_sizes(layout: Layout, lo: int, hi: int) -> tuple[int, ...]:
+def tensor_sizes(tensors: Iterable[Placed], lo: int, hi: int) -> tuple[int, ...]:
     """How many values of lo … hi belong to each tensor that it touches, in the order of the flat vector."""
-    return tuple(end - begin for begin, end, _ in _tensors(layout, lo, hi))
+    inside = (min(hi, tensor.at + tensor.size) - max(lo, tensor.at) for tensor in tensors)
+    return tuple(size for size in inside if size > 0)
 
 
-def _tensors(layout: Layout, lo: int, hi: int) -> list[tuple[int, int, Slot]]:
-    """(begin, end, tensor) of every tensor's stretch of lo … hi, in places of the flat vector."""
-    slots = (slot for slot in layout.slots if slot.kind != "counter")
-    cut = [(max(lo, slot.at), min(hi, slot.at + slot.size), slot) for slot in slots]
-    return [one for one in cut if one[0] < one[1]]
-
-
-def _placed(layout: Layout) -> Iterator[Placed]:
+def tensors_of(layout: Layout) -> Iterator[Placed]:
+    """The tensors of the flat vector; counters are in none."""
     return (Placed(slot.at, slot.size, slot.shape) for slot in layout.slots if slot.kind != "counter")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import empty
 
 from atoll.learn.codec.bf16 import BF16
-from atoll.learn.codec.changed import changed
+from atoll.learn.codec.changed import THRESHOLD, changed
 from atoll.learn.codec.core import NOTHING, Codec, Known
 from atoll.learn.codec.dct import dct
 from atoll.learn.codec.delta import delta
@@ -47,7 +47,7 @@ WRAPS: dict[str, Callable[[Any, Codec, Known], Codec]] = {
     "sparse": lambda nothing, inner, known: sparse(inner),
     "dct": lambda nothing, inner, known: dct(inner),
     "delta": lambda nothing, inner, known: delta(inner, known.reference_N),
-    "changed": lambda nothing, inner, known: changed(inner, known.sizes),
+    "changed": lambda threshold, inner, known: changed(threshold, inner, known.sizes),
 }
 
 NICKNAMES = {
@@ -59,6 +59,7 @@ NICKNAMES = {
 COMPRESSORS = (*METHODS, AUTO)
 STAGES_MAX = 6  # a longer chain compresses nothing more
 RATIO_FORM = re.compile(r"(?:0\.\d{1,6}|\d{1,4}/[1-9]\d{0,3}|1)", re.ASCII)
+THRESHOLD_FORM = re.compile(r"[01](?:\.\d{1,7})?|\d(?:\.\d{1,3})?e-\d{1,2}", re.ASCII)  # what repr makes of it, too
 RANK_FORM = re.compile(r"[1-9]\d?", re.ASCII)
 RATIO_MIN = Fraction(1, 256)  # below it places cost more than the values they name
 
@@ -111,10 +112,18 @@ def _rank(text: str, stage: str) -> int:
     return int(text)
 
 
+def _threshold(text: str, stage: str) -> float:
+    threshold = float(text) if THRESHOLD_FORM.fullmatch(text) else -1.0
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"{stage[:40]!r} names no norm between 0 and 1, such as changed:1e-5")
+    return threshold
+
+
 # what may stand behind the colon: (how to read it, what holds where nothing stands there)
 ARGUMENTS: dict[str, tuple[Callable[[str, str], Any], Any]] = {
     "topk": (_ratio, Fraction(1, 10)),
     "topk-rice": (_ratio, Fraction(1, 10)),
     "randk": (_ratio, Fraction(1, 10)),
     "lowrank": (_rank, 4),
+    "changed": (_threshold, THRESHOLD),
 }

@@ -1,4 +1,5 @@
-"""changed: only the tensors of a vector that changed: those whose norm is above 1e-6. The others decode to zero.
+"""changed: only the tensors of a vector that changed: those whose norm is above a threshold, 1e-6 unless named
+(`changed:1e-5`). The others decode to zero.
 
 `Known.sizes` names how many values each tensor has; without it a tensor is a stretch of 4096 values. Where the
 largest magnitude m does not decide, the norm is computed on whole numbers, so that two owners never disagree at
@@ -22,7 +23,7 @@ from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import check_input, largest_of, refuse
 from atoll.learn.codec.core import Codec
 
-THRESHOLD = 1e-6  # norm of a tensor's change
+THRESHOLD = 1e-6  # norm of a tensor's change, where a name says none
 PAGE = 4096  # values of a tensor where nobody says how large tensors are
 GRID = 4095  # squares of 12-bit numbers: 2^39 of them add up exactly in 64 bits
 
@@ -33,11 +34,11 @@ class OpenedTensors(NamedTuple):
     value_M: Tensor
 
 
-def changed(values: Codec, sizes: tuple[int, ...] | None) -> Codec:
+def changed(threshold: float, values: Codec, sizes: tuple[int, ...] | None) -> Codec:
     return Codec(
-        f"changed+{values.name}",
+        f"changed{'' if threshold == THRESHOLD else f':{threshold!r}'}+{values.name}",
         lambda n: -(-(len(_edges(sizes, n)) - 1) // 8) + values.wire_bytes(n),
-        partial(_encode, values, sizes),
+        partial(_encode, threshold, values, sizes),
         partial(_open_wire, values, sizes),
         _decode_span,
         False,
@@ -54,20 +55,20 @@ def _edges(sizes: tuple[int, ...] | None, n: int) -> list[int]:
     return edges
 
 
-def _is_changed(x: Tensor) -> bool:
+def _is_changed(x: Tensor, threshold: float) -> bool:
     largest = largest_of(x)
-    if largest > THRESHOLD or largest == 0:
+    if largest > threshold or largest == 0:
         return largest > 0  # one value alone is enough
     grid = (x.to(torch.float64).abs() * (GRID / largest)).round_().to(torch.int64)
-    return math.sqrt(int((grid * grid).sum())) / GRID * largest > THRESHOLD
+    return math.sqrt(int((grid * grid).sum())) / GRID * largest > threshold
 
 
-def _encode(values: Codec, sizes: tuple[int, ...] | None, x: Tensor) -> Buffer:
+def _encode(threshold: float, values: Codec, sizes: tuple[int, ...] | None, x: Tensor) -> Buffer:
     x = check_input(x)
     refuse(largest_of(x))
     edges = _edges(sizes, x.numel())
     tensors = [x[lo:hi] for lo, hi in pairwise(edges)]
-    flags = np.array([_is_changed(tensor) for tensor in tensors], np.bool_)
+    flags = np.array([_is_changed(tensor, threshold) for tensor in tensors], np.bool_)
     kept = [tensor for tensor, flag in zip(tensors, flags, strict=True) if flag]
     wire = values.encode(torch.cat([x.new_empty(0), *kept]))
     return np.packbits(flags, bitorder="little").tobytes() + wire

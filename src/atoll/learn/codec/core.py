@@ -145,7 +145,7 @@ class Known:
     sizes: tuple[int, ...] | None = None  # `changed`: values per tensor of this vector
     shapes: tuple[tuple[int, int], ...] | None = None  # `lowrank`: (rows, columns) of every piece of this vector
     link_bytes_s: float | None = None
-    """Compressors at the sender: what the link carries. None: send packed whatever shrinks. See `squeeze.pays`."""
+    """Compressors at the sender: what its link carries. None: nobody knows, so as a home's. See `squeeze.pays`."""
 
 
 NOTHING = Known()

@@ -1,9 +1,9 @@
 """zstd, lz4, snappy: a general-purpose compressor behind a codec, used only where it pays.
 
-`int8+zstd:3` names the compressor, `int8+auto` leaves it to the sender, which reckons with a link of 20 Mbit/s
-(`Known.link_bytes_s`) and takes what is soonest done: compress, send, decompress, against sending as it is. The
-wire says what was taken, so a receiver needs to know neither link nor choice. A sample is tried first; what does
-not shrink costs a sample's time and one byte.
+`int8+zstd:3` names the compressor, `int8+auto` leaves it to the sender, which reckons with what its link carries
+(`Known.link_bytes_s`; 20 Mbit/s where it does not know) and takes what is soonest done: compress, send, decompress,
+against sending as it is. The wire says what was taken, so a receiver needs to know neither link nor choice. A
+sample is tried first; what does not shrink costs a sample's time and one byte.
 A stranger's wire allocates nothing before its declared size was compared with the inner codec's length, and is
 decompressed into exactly that room. Compressors differ between versions in what they write, never in what they
 read: such a wire decodes to the same bits everywhere but must not be an answer that two owners are compared by.
