@@ -40,7 +40,7 @@ class Openings:
         schedule, layout = learning.recipe.schedule, learning.layout
         begin, end = turn_of(schedule, layout, work.trained)
         lo, hi = part_bounds(end - begin, work.shares)[work.answered.part]
-        statistic = Statistic() if work.weights else Statistic(work.statistic, work.liars)
-        claimed = Claimed(work.answered, work.commits, hi - lo, work.blocks, statistic, work.weights)
+        statistic = Statistic(work.statistic, work.liars, work.weights)
+        claimed = Claimed(work.answered, work.commits, hi - lo, work.blocks, statistic)
         (finding, why), others = judge(claimed, shown, self.names.up, self.names.down)
         return Judged(finding, why, others)
