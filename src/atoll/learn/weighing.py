@@ -4,7 +4,8 @@
 `weigh` sees whole updates without holding a value of them, and answers with one weight per row, or with whose
 rows to mix before values are sorted; a `learn/statistic.Statistic` takes either. Products are about the origin:
 what they are measured from must be the same in all parts, and a row that everybody measured from could be chosen
-by whoever sends it. fp64 leaves distances a relative error below 1e-8 (4 million values) even where rows differ by a thousandth of their length.
+by whoever sends it. fp64 leaves distances a relative error below 1e-8 (4 million values) even where rows differ by
+a thousandth of their length.
 Sums inside a part have one order (learn/products), so that witnesses can make them again to the bit. All that
 follows is elementwise, in the order of parts, and rounds once per step (learn/aggregate/weights): the same
 everywhere.
