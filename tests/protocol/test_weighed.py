@@ -103,7 +103,7 @@ class Weighed(Group):
 
 
 class Mixed(Weighed):
-    """Rows are mixed with those that follow them: whatever is nearest, mixtures are bits that owners hand around."""
+    """Rows are mixed with those that follow them: whatever is nearest, owners hand bits around."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -128,9 +128,10 @@ def test_two_poisoners_of_seven_learn_the_others_nothing_wrong(poison: str):
 
 @pytest.mark.parametrize("poison", POISONS)
 def test_two_poisoners_of_seven_learn_the_others_nothing_wrong_by_mixed_neighbours(poison: str):
-    """Rows that are no numbers are named and in no mixture; those that hide in the spread move it a little."""
+    """Rows that are no numbers are named and in no mixture, and the others still withstand two: three of five are
+    averaged, which is nearer than one alone by less. What hides in the spread moves it a little."""
     stage = Stage("nnm + trimmed_mean", poison).run(6)
-    assert stage.island.distance() < (0.12 if poison == "a little is enough" else 0.05)
+    assert stage.island.distance() < (0.12 if poison == "a little is enough" else 0.07)
     garbage = {fact.peer for fact in stage.told(Garbage)}
     assert garbage == ({peer_name(i) for i in LIARS} if poison in ("not a number", "infinity", "1e30") else set())
 
