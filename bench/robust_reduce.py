@@ -63,6 +63,7 @@ RULES = (  # statistic and trust of groups
     "+median+community",
     "+trimmed_mean+community",
     "+robust+community",
+    "+nnm + trimmed_mean+community",
     "+trimmed_mean+open",
 )
 LEAD_S = 0.02  # from saying when to start until then
