@@ -47,6 +47,7 @@ from examples import (
     VOTED_PROVEN,
     WANT_MANIFEST_KNOWN,
     WEIGHING,
+    WEIGHING_MIXED,
 )
 
 from atoll.base.errors import PeerFault
@@ -99,7 +100,16 @@ ADDED = (  # the same words with a field that only some runs have
 )
 CHECKED = (COMPARED_CHECKED, COMPARISON_CHECKED)
 MEASURED = (COMMIT_MEASURED, BODY_MEASURED, TUNE_ALL)
-SPOKEN = (*EVERYTHING, *(value for value, _, _ in ADDED), BODY_PACED, *CHECKED, *OPENED, *SCORED, *MEASURED)
+SPOKEN = (
+    *EVERYTHING,
+    WEIGHING_MIXED,
+    *(value for value, _, _ in ADDED),
+    BODY_PACED,
+    *CHECKED,
+    *OPENED,
+    *SCORED,
+    *MEASURED,
+)
 
 
 @pytest.mark.parametrize("value", EVERYTHING, ids=lambda v: type(v).__name__)

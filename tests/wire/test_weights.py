@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from examples import WEIGHING, WEIGHING_MIXED
 
+from atoll.wire.codec import encode
+from atoll.wire.messages.statements import Weighing
 from atoll.wire.weights import mixtures_in, packed_mixtures, shares_of, weights_left
 
 FOUR = ((0, 1, 2), (0, 1, 3), (), (1, 3, 8))  # of nine rows, so that a line takes two bytes
@@ -14,6 +18,15 @@ def test_mixtures_are_lines_of_bits_and_the_lowest_is_the_first_row():
     bits = packed_mixtures(NINE)
     assert bits[:2] == b"\x07\x00" and bits[6:8] == b"\x0a\x01" and len(bits) == 18
     assert mixtures_in(bits, 9) == NINE
+
+
+def test_the_bytes_of_a_weighing_that_mixes_are_frozen():
+    """Its place in the list is that of the numbers, so a weighing without mixtures is what it always was."""
+    data = encode(WEIGHING_MIXED)
+    numbers = encode(WEIGHING_MIXED.weights), encode((0.75, 0.25))
+    assert data.replace(*numbers) == encode(WEIGHING) and numbers[0].hex() == "c4020302"
+    assert msgspec.msgpack.decode(data, type=Weighing) == WEIGHING_MIXED
+    assert WEIGHING_MIXED.shares == (0.25, 0.75)
 
 
 @pytest.mark.parametrize("bits", [b"", bytes(17), bytes(19), b"\x00\x02" + bytes(16)])
