@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import msgspec
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
 from examples import WEIGHING, WEIGHING_MIXED
 
 from atoll.wire.codec import encode
