@@ -110,6 +110,13 @@ def test_mixtures_are_the_sums_that_the_page_has_to_the_bit(n: int, kernels: boo
     np.testing.assert_allclose(FP32.decode(trimmed.wire, n), ranked[2:5].mean(axis=0), rtol=1e-5, atol=1e-5)
 
 
+def test_rows_that_weigh_nothing_make_nothing_and_are_not_sorted_instead():
+    """So a witness makes an answer again that stands on less than half of what weighed: nobody honest gives it."""
+    wires = [(1, FP32.encode(torch.full((10,), float(k)))) for k in range(5)]
+    made = combine(wires, 10, FP32, FP32, Statistic("nnm + median", 2, (0.0,) * 5))
+    assert not FP32.decode(made.wire, 10).any()
+
+
 def test_too_few_mixtures_are_no_answer():
     wires = [(1, FP32.encode(torch.full((10,), float(k)))) for k in range(4)]
     made = combine(wires, 10, FP32, FP32, Statistic("nnm + median", 2, packed_mixtures([(0, 1, 2, 3)] * 4)))

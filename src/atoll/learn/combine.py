@@ -70,15 +70,14 @@ def combine(
     if statistic.weights and kept.faults:
         why = f"{len(kept.faults)} of its rows do not decode any more"
         return Combined(None, kept.counted, kept.faults, why)
-    if statistic.sorts:
+    if statistic.weights and not isinstance(statistic.weights, bytes):
+        why, spans = "", _sums(kept, statistic.weights, n)
+    elif statistic.sorts:
         assert isinstance(codec, Codec)
         mixtures = statistic.mixtures(len(kept.opened))  # they name rows by their places
         sorted_in = [opened for weight, opened in kept.opened if weight or mixtures is not None]
         why = statistic.shortage(len(sorted_in if mixtures is None else mixtures))
         spans = order_statistics(sorted_in, n, codec, statistic)
-    elif statistic.weights:
-        assert not isinstance(statistic.weights, bytes)
-        why, spans = "", _sums(kept, statistic.weights, n)
     else:
         why, spans = "" if kept.total else "no row has any weight", _means(kept, n)
     return Combined(None if why else reply.encode_spans(n, spans, room), kept.counted, kept.faults, why)

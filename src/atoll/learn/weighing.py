@@ -51,8 +51,8 @@ SOLVES: dict[str, Solve] = {  # by the names of policy/trust; learn/aggregate/ru
     "centred_clipping": partial(weights.centred_clipping, steps=3, radius=None),
     "mda": weights.mda,
 }
-for _rule in ("krum", "multi_krum", "geometric_median", "centred_clipping"):
-    SOLVES[f"nnm + {_rule}"] = after_mixing(SOLVES[_rule])
+MIXED_FIRST = ("krum", "multi_krum", "geometric_median", "centred_clipping")
+SOLVES |= {f"nnm + {rule}": after_mixing(SOLVES[rule]) for rule in MIXED_FIRST}
 
 
 class Compared(NamedTuple):
@@ -103,7 +103,7 @@ def weigh(
 
     Names are whose products they are, in that order, `rows` and perhaps more. Weights are not negative and sum to
     1, with centred clipping to at most 1. Bytes where values are sorted after rows were mixed with their nearest:
-    of each row whose mixture it stands for.
+    which rows the mixture of each holds.
     """
     count = len(rows)
     total = np.zeros((count, count))
