@@ -40,7 +40,7 @@ from atoll.keys.digest import Buffer
 from atoll.learn.aggregate.gram import add_products
 from atoll.learn.codec import CODECS, Codec, native
 from atoll.learn.codec.blocks import spans_of
-from atoll.learn.combine import combine, combine_weighed
+from atoll.learn.combine import combine
 from atoll.learn.opening import LEAF_VALUES, Cut
 from atoll.learn.products import CHUNK, add_inner_products, filled
 from atoll.learn.statistic import STATISTICS, Statistic
@@ -63,6 +63,7 @@ RULES = (  # statistic and trust of groups
     "+median+community",
     "+trimmed_mean+community",
     "+robust+community",
+    "+nnm + trimmed_mean+community",
     "+trimmed_mean+open",
 )
 LEAD_S = 0.02  # from saying when to start until then
@@ -181,7 +182,7 @@ def by_distance(rows: list[tuple[int, Buffer]], values: int, codec: Codec, name:
     """An owner's whole work for its part, as if it were the only one."""
     peers = [f"{k:02}" for k in range(len(rows))]
     weights = weigh(name, liars, peers, [(peers, compare(rows, values, codec).products)])
-    combine_weighed(rows, weights, values, codec, codec)
+    combine(rows, values, codec, codec, Statistic(name, liars, weights))
 
 
 def compare_figures(members: int, values: int, repeats: int) -> list[dict]:

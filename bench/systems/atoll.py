@@ -18,8 +18,8 @@ class Atoll:
 
     def invite(self) -> str:
         if self.group is None:
-            _, *rules = self.task.system.split("+")
-            statistic, trust = rules or ("mean", "private")
+            rules = self.task.system.partition("+")[2] or "mean+private"
+            statistic, _, trust = rules.rpartition("+")  # a statistic may have one, too
             remembers = self.task.way_back == REMEMBERED
             self.group = atoll.reduce.found(
                 peers=self.task.peers,

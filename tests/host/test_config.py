@@ -785,6 +785,11 @@ COMMUNITY = ("run.trust=community", "run.min_peers=7", "run.start_peers=7")
         (("sync.statistic=robust", "run.trust=community", "run.min_peers=4", "run.start_peers=7"), "it takes 5"),
         (("sync.statistic=krum", "run.trust=community", "run.min_peers=4", "run.start_peers=7"), "it takes 5"),
         (
+            ("sync.statistic=nnm + krum", "run.trust=community", "run.min_peers=4", "run.start_peers=7"),
+            "it takes 5",
+        ),
+        (("sync.statistic=nnm + median", "run.min_peers=7", "run.start_peers=7"), "says that there are none"),
+        (
             ("sync.statistic=geometric_median", "run.trust=community", "run.min_peers=3", "run.start_peers=7"),
             "it takes 4",
         ),
@@ -811,6 +816,12 @@ def test_every_rule_by_distance_can_be_asked_for(name: str, trust: str):
     config = load_config(None, asked, {})
     settings = settings_of(config, recipe_of(config))
     assert (settings.statistic, settings.witnessed) == (name, trust == "open")
+
+
+@pytest.mark.parametrize("name", ["nnm + mean", "arc + trimmed_mean", "nnm+median", "arc + nnm + median", "bulyan"])
+def test_a_rule_that_rounds_do_not_know_is_refused_by_name_with_those_that_they_do(name: str):
+    refused = trouble(f"sync.statistic={name}", "run.trust=community", "run.min_peers=7", "run.start_peers=7")
+    assert refused.code == "E-CFG-02" and "sync.statistic" in refused.what and "nnm + trimmed_mean" in str(refused)
 
 
 def test_few_owners_watch_a_part_where_openings_find_what_they_say_together():

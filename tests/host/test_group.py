@@ -29,6 +29,7 @@ from atoll.host import group_island
 from atoll.host.fusing import Fused, Lanes
 from atoll.host.group_host import GIVES_WAY, GroupHost
 from atoll.host.group_island import PART_VALUES, Call, cuts, part_values
+from atoll.learn.aggregate import trimmed_mean
 from atoll.learn.codec import codec_named
 from atoll.learn.codec.squeeze import METHODS, PLAIN
 from atoll.node import patience
@@ -766,6 +767,18 @@ def test_as_many_as_may_lie_cannot_spoil_a_call_with_another_size():
         members[3]._host.island._asked = lambda call: "held=something"  # and says so of a row like any other
         works = [m.all_reduce_async(torch.ones(3000)) for m in members]
         assert all(work.wait(PATIENCE_S).complete for work in works[:3])
+
+
+def test_a_group_mixes_each_row_with_its_nearest_and_its_answers_are_opened():
+    """Five members, one far away: what the library makes of the same rows, the same bits at everybody."""
+    draw = torch.Generator().manual_seed(1)
+    rows = [torch.randn(30_000, generator=draw) + 50.0 * (i == 3) for i in range(5)]
+    with groups(5, trust="community", statistic="nnm + trimmed_mean") as members:
+        tensors = [row.clone() for row in rows]
+        assert all(done.complete for done in together(members, tensors))
+        assert all(torch.equal(tensor, tensors[0]) for tensor in tensors)
+        torch.testing.assert_close(tensors[0], trimmed_mean(rows, f=1, pre=["nnm"]), rtol=2e-6, atol=2e-6)
+        assert float(tensors[0].abs().mean()) < 1.0
 
 
 def test_a_part_that_is_not_finite_is_not_sent():

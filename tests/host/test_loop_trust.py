@@ -83,8 +83,8 @@ def loops(tmp_path: Path, whose: list[dict], **wish: object) -> list[tuple[float
 @pytest.mark.net
 @pytest.mark.parametrize(
     ("wish", "withstands"),
-    [({"statistic": "mean"}, False), ({}, True), ({"trust": "open"}, True)],
-    ids=["mean", "community", "open"],
+    [({"statistic": "mean"}, False), ({}, True), ({"statistic": "nnm + median"}, True), ({"trust": "open"}, True)],
+    ids=["mean", "community", "mixed", "open"],
 )
 def test_one_poisoner_among_five_loops_breaks_a_mean_and_not_what_trust_stands_for(
     tmp_path: Path, peers_in_threads: None, wish: dict[str, object], withstands: bool
@@ -135,6 +135,7 @@ def test_a_default_rule_is_one_that_the_loops_can_keep(tmp_path: Path, peers: in
         ({"trust": "open", "start_peers": 7, "min_peers": 2}, "among 2 members.*min_peers=4"),
         ({"trust": "open", "statistic": "mean"}, "start_peers=4"),
         ({"trust": "community", "statistic": "robust", "start_peers": 4}, "start_peers=5"),
+        ({"trust": "community", "statistic": "nnm + krum", "start_peers": 4}, "start_peers=5"),
         ({"statistic": "median", "start_peers": 7}, 'trust="private" says that there are none'),
         ({"min_peers": 3, "start_peers": 2}, "start_peers=3"),
         ({"trust": "community", "start_peers": 9, "sample_peers": 4}, "sample_peers=5"),

@@ -12,13 +12,14 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.keys.digest import MerkleTree, merkle_path, merkle_root
 from atoll.learn.codec import CODECS
-from atoll.learn.combine import combine, combine_weighed
+from atoll.learn.combine import combine
 from atoll.learn.opening import Claimed, Cut, Shown, judge, lay_out, opening_problem
 from atoll.learn.statistic import Statistic
 from atoll.policy.openings import Opening as Drawn
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Answered, Commit, Signed
 from atoll.wire.opening import Opening, opening_bytes, opening_from_bytes, rows_of
+from atoll.wire.weights import packed_mixtures
 
 FUZZ = int(os.environ.get("ATOLL_FUZZ", "1000"))
 LEAF = 4096
@@ -29,14 +30,8 @@ WEIGHTS = (35, 1, 70, 0)
 class Part:
     """Part 1 of three, of four contributors: `answer` is what the owner signs, whatever its rows make."""
 
-    def __init__(self, up: str, down: str, n: int, statistic: Statistic = Statistic(), shares=()) -> None:
-        self.up, self.down, self.n, self.statistic, self.shares = (
-            Cut(CODECS[up]),
-            Cut(CODECS[down]),
-            n,
-            statistic,
-            shares,
-        )
+    def __init__(self, up: str, down: str, n: int, statistic: Statistic = Statistic()) -> None:
+        self.up, self.down, self.n, self.statistic = Cut(CODECS[up]), Cut(CODECS[down]), n, statistic
         generator = torch.Generator().manual_seed(n)
         self.wires = [bytes(CODECS[up].encode(torch.randn(n, generator=generator) * 10.0**-k)) for k in range(4)]
         leaves = [(ZERO_DIGEST, self.up.name(wire), ZERO_DIGEST) for wire in self.wires]
@@ -44,8 +39,7 @@ class Part:
         each = zip(leaves, WEIGHTS, strict=True)
         self.commits = [Commit(7, 0, merkle_root(names), 3, 5, w, 1.0, 0.1, w) for names, w in each]
         rows = list(zip(WEIGHTS, self.wires, strict=True))
-        coded = n, CODECS[up], CODECS[down]
-        done = combine_weighed(rows, shares, *coded) if shares else combine(rows, *coded, statistic)
+        done = combine(rows, n, CODECS[up], CODECS[down], statistic)
         assert done.wire is not None
         self.answer = bytes(done.wire)
 
@@ -53,7 +47,7 @@ class Part:
         made_of, size = rows_of(self.commits), len(self.answer)
         answered = Answered(7, 0, 1, 0, self.down.name(self.answer), size, NAMES, made_of=made_of)
         commits = tuple(Signed(p, encode(c), b"") for p, c in zip(NAMES, self.commits, strict=True))
-        return Claimed(answered, commits, self.n, blocks, self.statistic, self.shares)
+        return Claimed(answered, commits, self.n, blocks, self.statistic)
 
     def shown(self, *blocks: int) -> Opening:
         return lay_out(self.rows, Shown(self.answer, ()), (), [blocks], self.up, self.down)[0]
@@ -86,12 +80,13 @@ def test_a_wire_that_no_values_make_has_a_name_too():
 @pytest.mark.parametrize("down", sorted(CODECS))
 @pytest.mark.parametrize("up", ["int8", "2bit", "fp32"])
 def test_rows_of_a_block_make_the_block_of_the_answer(up: str, down: str):
-    """Mean, order statistics and weights by distance; blocks of the middle and the short last one."""
+    """Mean, order statistics, weights by distance and mixtures; blocks of the middle and the short last one."""
     n = 2 * LEAF + 1027
     sorts = [Statistic(name, 1) for name in ("median", "trimmed_mean", "meamed")]
-    parts = [Part(up, down, n, statistic) for statistic in (Statistic(), *sorts)]
-    for part in (*parts, Part(up, down, n, shares=(0.2, 0.0, 0.7, 0.1))):
-        assert part.found(0, 1, 2) == ("accepted", "")
+    weighed = Statistic("robust", 1, (0.2, 0.0, 0.7, 0.1))
+    mixed = Statistic("nnm + trimmed_mean", 1, packed_mixtures([(0, 1), (1, 2), (0, 2), ()]))
+    for statistic in (Statistic(), *sorts, weighed, mixed):
+        assert Part(up, down, n, statistic).found(0, 1, 2) == ("accepted", "")
 
 
 def test_one_byte_in_one_block_is_found_where_that_block_is_drawn_and_nowhere_else():

@@ -35,6 +35,7 @@ from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Wei
 from atoll.sim.signatures import VirtualSigner
 from atoll.wire.messages.round import Answer, Comparison, Contribution, Declined, WantRow
 from atoll.wire.messages.statements import Answered, Compared, Weighing
+from atoll.wire.weights import mixtures_in, packed_mixtures
 
 LIARS = 2
 
@@ -101,6 +102,35 @@ class Weighed(Group):
         return {j: set(names) for j, names in self.parts_of(p).items()}
 
 
+class Mixed(Weighed):
+    """Rows are mixed with those that follow them: whatever is nearest, owners hand bits around."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.plan = replace(self.plan, statistic="nnm + trimmed_mean", mixes=True)
+        self.machines = {p: self.machine(p) for p in self.names}
+
+    def do(self, p: PeerId, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Ask(job, Weigh() as work):
+                    done = Weights(following(len(work.rows)))
+                case Ask(job, Combine() as work):
+                    names = tuple(row.peer for row in work.rows)
+                    mixtures = mixtures_in(work.weights, len(names))
+                    said = sorted((names[i], tuple(names[j] for j in some)) for i, some in enumerate(mixtures))
+                    whole = Payload(digest(repr((work.part, said)).encode()), 8, names)
+                    done = Combined(whole, names, ())
+                case _:
+                    super().do(p, [effect])
+                    continue
+            self.do(p, self.machines[p].handle(Done(job, done), self.now))
+
+
+def following(rows: int) -> bytes:
+    return packed_mixtures([{(row + k) % rows for k in range(rows - LIARS)} for row in range(rows)])
+
+
 def compared_by(sender: PeerId):
     return lambda s, x: s == sender and isinstance(x.message, Comparison)
 
@@ -129,6 +159,35 @@ def test_a_newcomers_row_is_listed_everywhere_and_weighs_nothing():
     group = Weighed(7, newcomers=("p6",)).begin().deliver_all()
     (told,) = {f.weighing for p in group.names for f in group.facts[p] if isinstance(f, RowsWeighed)}
     assert told.peers == group.names and told.weights[-1] == 0.0 and sum(told.weights) == pytest.approx(1)
+
+
+def test_a_newcomers_row_has_no_mixture_and_is_in_none():
+    """It stands in the middle of the names: the rule spoke of six rows, the weighing of seven."""
+    group = Mixed(7, newcomers=("p2",)).begin().deliver_all()
+    (told,) = {f.weighing for p in group.names for f in group.facts[p] if isinstance(f, RowsWeighed)}
+    mixtures = mixtures_in(told.weights, 7)
+    assert mixtures[2] == () and not any(2 in some for some in mixtures) and told.shares[2] == 0.0
+    assert mixtures[6] == (0, 1, 3, 6) and {len(some) for row, some in enumerate(mixtures) if row != 2} == {4}
+    assert sum(told.shares) == pytest.approx(1) and len(told.weights) == 7
+
+
+def test_a_row_that_died_with_an_owner_is_in_no_mixture_of_its_part():
+    """The owner of part 0 dies when all have its comparison: six mixtures are left, of what they have left."""
+    group = Mixed(7).begin()
+    victim = group.plan.owners(0)[0]
+    group.until(compared_by(victim))
+    for one in [(s, x) for s, x in group.flying if s == victim]:
+        group.deliver(group.flying.index(one))
+    group.flying = [(s, x) for s, x in group.flying if s != victim]
+    group.dies(victim)
+    group.deliver_all()
+    left = [p for p in group.names if p != victim]
+    cut = [[p for p in (group.names * 2)[k : k + 5] if p != victim] for k in range(7)]
+    said = sorted((p, tuple(sorted(cut[group.names.index(p)]))) for p in left)
+    for p in group.living:
+        answers, _ = group.machines[p].for_body()
+        assert answers[0].answered.contributors == tuple(left) and len(answers) == 7
+        assert answers[0].answered.digest == digest(repr((0, said)).encode())
 
 
 def test_a_row_that_one_part_lacks_counts_in_none():
@@ -256,14 +315,15 @@ def test_an_owner_that_dies_while_it_tells_its_comparison_is_made_up_for(reached
     assert len(group.weighings()) == 1
 
 
+@pytest.mark.parametrize("kind", [Weighed, Mixed])
 @pytest.mark.parametrize("seed", range(60))
-def test_whoever_dies_whenever_survivors_hold_a_body_of_one_weighing(seed: int):
+def test_whoever_dies_whenever_survivors_hold_a_body_of_one_weighing(seed: int, kind: type[Weighed]):
     """One of eight dies at a random moment, in any order of messages, and loses half of what it was saying.
 
     Everybody who lives holds an answer for every part, all of one weighing, without any deadline.
     """
     draw = random.Random(seed)
-    group = Weighed(8).begin()
+    group = kind(8).begin()
     dies_in, victim = draw.randrange(250), draw.choice(group.names)
     while group.flying:
         group.deliver(draw.randrange(len(group.flying)))
@@ -476,6 +536,29 @@ def test_a_weighing_that_cannot_be_is_seen(wrong: dict):
     good = Weighing(group.names, (1 / 6,) * 6 + (0.0,), digest(b"compared"))
     assert weighing_flaw(group.plan, good) is None
     assert weighing_flaw(group.plan, changed(good, **wrong)) is not None
+
+
+def test_mixtures_that_cannot_be_are_seen():
+    """p6 is a newcomer, two may lie: six settled rows have mixtures of four."""
+    group = Mixed(7, newcomers=("p6",))
+    right = [{(row + k) % 6 for k in range(4)} for row in range(6)]
+    good = Weighing(group.names, packed_mixtures([*right, ()]), digest(b"compared"))
+    assert weighing_flaw(group.plan, good) is None
+    for wrong in (
+        packed_mixtures([{1, 2, 3, 4}, *right[1:], ()]),  # without its own row
+        packed_mixtures([{0, 1, 2}, *right[1:], ()]),
+        packed_mixtures([{0, 1, 2, 3, 4}, *right[1:], ()]),
+        packed_mixtures([{0, 1, 2, 6}, *right[1:], ()]),  # of a newcomer's row
+        packed_mixtures([*right, {6, 0, 1, 2}]),
+        packed_mixtures([(), *right[1:], ()]),
+        packed_mixtures([*right[:5], {5, 0, 1, 7}, ()]),  # of a row that there is not
+        good.weights[:-1],
+        good.weights + b"\0",
+        b"",
+        (1 / 6,) * 6 + (0.0,),
+    ):
+        assert weighing_flaw(group.plan, changed(good, weights=wrong)) is not None, wrong
+    assert weighing_flaw(Weighed(7, newcomers=("p6",)).plan, good) is not None
 
 
 def test_who_only_listens_has_no_row_to_compare_or_weigh():

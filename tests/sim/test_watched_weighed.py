@@ -6,13 +6,14 @@ With names behind the peers every kind of lie, with real numbers behind them wha
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import torch
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
-from atoll.learn.aggregate import default
+from atoll.learn.aggregate import default, trimmed_mean
 from atoll.node.facts import Accused, RoundClosed
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
@@ -40,7 +41,7 @@ class Stage:
         self, lie: str = "", poison: str = "", statistic: str = "robust", seed: int = 3, **network
     ) -> None:
         plan = RoundSettings(inner_steps=5, first_train_s=10, quorum="two-thirds")
-        run = RunSettings(open_to_all=True, round=plan, statistic="robust", tolerance=0.33, witnessed=True)
+        run = RunSettings(open_to_all=True, round=plan, statistic=statistic, tolerance=0.33, witnessed=True)
         bad = {peer_name(place) for place in PLACES} if poison or lie else set()
         self.sent: dict[tuple[int, PeerId], torch.Tensor] = {}
 
@@ -79,7 +80,7 @@ class Stage:
 
     def loud(self, body: Body) -> float:
         """What the villains' rows weighed."""
-        rows = zip(body.weighing.peers, body.weighing.weights, strict=True)
+        rows = zip(body.weighing.peers, body.weighing.shares, strict=True)
         return sum(weight for name, weight in rows if name in self.swarm.checkers.villains)
 
     @property
@@ -96,6 +97,20 @@ def test_two_lying_owners_of_seven_are_out_and_what_is_agreed_on_is_true(kind: s
     standing = {m.peer: m.standing for m in stage.newest.head_body.members}
     if kind in PROVEN:
         assert {standing[v] for v in stage.swarm.checkers.villains} == {"expelled"}
+
+
+@pytest.mark.parametrize("kind", ["miscomparer", "favourite", "miscounter"])
+def test_lies_about_neighbours_are_found_as_those_about_weights(kind: str):
+    """False products, mixtures that follow from none, and sums of true mixtures that are none."""
+    stage = Story(f"mixers/{kind}", 1, peers=7, rounds=4, quorum="two-thirds")
+    play_crooks(stage, {2: kind, 5: kind}, statistic="nnm + trimmed_mean")
+    assert stage.newest is not None
+    standing = {m.peer: m.standing for m in stage.newest.head_body.members}
+    assert {standing[v] for v in stage.swarm.checkers.villains} == {"expelled"}
+
+
+def test_a_drawn_swarm_that_mixes_neighbours():
+    assert run_scenario("mixers", 4, rounds=4).rounds >= 4
 
 
 def test_one_liar_of_each_kind_in_a_drawn_swarm():
@@ -119,13 +134,15 @@ def test_poisoners_that_lie_about_distances_weigh_next_to_nothing(lie: str):
     assert {fact.peer for fact in stage.told(Accused)} <= stage.swarm.checkers.villains
 
 
-def test_all_members_weigh_alike_and_the_round_makes_what_the_library_makes():
+@pytest.mark.parametrize("statistic", ["robust", "nnm + trimmed_mean"])
+def test_all_members_weigh_alike_and_the_round_makes_what_the_library_makes(statistic: str):
     """Beside two owners that sign false products: the agreed vector is the rule's, of the rows that were sent."""
-    stage = Stage("miscomparer", "a little is enough").run(1)
+    stage = Stage("miscomparer", "a little is enough", statistic).run(1)
     body = stage.bodies()[0]
     assert {fact.weighing for fact in stage.told(RowsWeighed) if fact.round == 0} == {body.weighing}
     assert len(body.weighing.peers) == 7 and all(part is not None for part in body.parts)
-    expected = -default(7, 2)(torch.stack([stage.sent[0, name] for name in body.weighing.peers]))
+    rule = default(7, 2) if statistic == "robust" else partial(trimmed_mean, f=2, pre=["nnm"])
+    expected = -rule(torch.stack([stage.sent[0, name] for name in body.weighing.peers]))
     island = stage.swarm.honest[0].island
     assert len(expected) == VALUES
     torch.testing.assert_close(island._anchor(body.state), expected, rtol=2e-6, atol=2e-6)
@@ -158,7 +175,7 @@ def test_if_one_owner_were_believed_false_distances_would_be_agreed_on(monkeypat
     monkeypatch.setattr(Witnesses, "believes", lambda self, answered: True)
     monkeypatch.setattr(Witnesses, "_believes_word", lambda self, word: True)
     with pytest.raises((AssertionError, InvariantBroken)):
-        test_all_members_weigh_alike_and_the_round_makes_what_the_library_makes()
+        test_all_members_weigh_alike_and_the_round_makes_what_the_library_makes("robust")
 
 
 def test_if_products_depended_on_the_machine_honest_owners_would_be_called_liars(monkeypatch: pytest.MonkeyPatch):

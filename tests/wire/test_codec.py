@@ -48,6 +48,7 @@ from examples import (
     VOTED_PROVEN,
     WANT_MANIFEST_KNOWN,
     WEIGHING,
+    WEIGHING_MIXED,
 )
 
 from atoll.base.errors import PeerFault
@@ -100,7 +101,7 @@ ADDED = (  # the same words with a field that only some runs have
     (MANIFEST_PARTLY, "here", "partly"),
 )
 CHECKED = (COMPARED_CHECKED, COMPARISON_CHECKED)
-MEASURED = (COMMIT_MEASURED, BODY_MEASURED, TUNE_ALL)
+MEASURED = (COMMIT_MEASURED, BODY_MEASURED, TUNE_ALL, WEIGHING_MIXED)
 SPOKEN = (*EVERYTHING, *(value for value, _, _ in ADDED), BODY_PACED, *CHECKED, *OPENED, *SCORED, *MEASURED)
 
 

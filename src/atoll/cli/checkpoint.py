@@ -239,7 +239,7 @@ def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
     back = amend_of(body)
 
     weighing = body.weighing
-    weighed = () if isinstance(weighing, UnsetType) else zip(weighing.peers, weighing.weights, strict=True)
+    weighed = () if isinstance(weighing, UnsetType) else zip(weighing.peers, weighing.shares, strict=True)
 
     def named(peers: set[PeerId]) -> list[str]:
         return sorted(names.get(p, p) for p in peers)

@@ -23,7 +23,7 @@ from atoll.host.owing import Owing
 from atoll.keys.digest import Buffer
 from atoll.learn.answers import answering, remembers, says_more
 from atoll.learn.codec.blocks import Room
-from atoll.learn.combine import combine, combine_weighed
+from atoll.learn.combine import combine
 from atoll.learn.data import position_after
 from atoll.learn.horizon import step_of_run
 from atoll.learn.outer import SHARED
@@ -58,7 +58,7 @@ def answer(work: Combine, learning: Learning, common: Common, owing: Owing, name
     left_N: Tensor | None = None
     rows = [(row.weight, row.payload.data) for row in work.rows]
     if work.weights:
-        done = combine_weighed(rows, work.weights, values, up, down)
+        done = combine(rows, values, up, down, Statistic(work.statistic, work.liars, work.weights))
     elif says_more(recipe):
         done = answering(recipe, common, bounds, work.part).answer(rows)
     elif remembers(recipe):  # rows come straight from members there

@@ -19,7 +19,7 @@ from atoll.keys.digest import Buffer, digest
 from atoll.learn.codec import Codec, codec_named
 from atoll.learn.codec.blocks import Room
 from atoll.learn.combine import Combined as Made
-from atoll.learn.combine import combine, combine_weighed
+from atoll.learn.combine import combine
 from atoll.learn.opening import Claimed, Cut, judge, opening_problem
 from atoll.learn.statistic import Statistic
 from atoll.learn.weighing import compare
@@ -129,10 +129,8 @@ class Checked:
 
         def encode(down: Codec) -> Buffer:
             nonlocal done
-            if work.weights:
-                done = combine_weighed(rows, work.weights, values, up, down, room)
-            else:
-                done = combine(rows, values, up, down, Statistic(work.statistic, work.liars), room)
+            statistic = Statistic(work.statistic, work.liars, work.weights)
+            done = combine(rows, values, up, down, statistic, room)
             return done.wire or b""
 
         payload = self.made(down, encode)
@@ -150,8 +148,8 @@ class Checked:
         names, shown = self._names, self.store.read_blob(work.blob)
         if shown is None:
             raise RunFailedError("E-AUD-03", "what this opening needs is not here any more")
-        statistic = Statistic() if work.weights else Statistic(work.statistic, work.liars)
-        claimed = Claimed(work.answered, work.commits, values, work.blocks, statistic, work.weights)
+        statistic = Statistic(work.statistic, work.liars, work.weights)
+        claimed = Claimed(work.answered, work.commits, values, work.blocks, statistic)
         (finding, why), others = judge(claimed, shown, names.up, names.down)
         return Judged(finding, why, others)
 

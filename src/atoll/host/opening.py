@@ -46,7 +46,7 @@ def judge_opening(work: JudgeOpening, shown: Buffer, learning: Learning, names: 
     schedule, layout = learning.recipe.schedule, learning.layout
     begin, end = turn_of(schedule, layout, work.trained)
     lo, hi = part_bounds(end - begin, work.shares)[work.answered.part]
-    statistic = Statistic() if work.weights else Statistic(work.statistic, work.liars)
-    claimed = Claimed(work.answered, work.commits, hi - lo, work.blocks, statistic, work.weights)
+    statistic = Statistic(work.statistic, work.liars, work.weights)
+    claimed = Claimed(work.answered, work.commits, hi - lo, work.blocks, statistic)
     (finding, why), others = judge(claimed, shown, names.up, names.down)
     return Judged(finding, why, others)

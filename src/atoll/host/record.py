@@ -79,7 +79,7 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
             if late := late_of(body):
                 entry["late"] = {peer: {"since": one.since, "steps": one.steps} for peer, one in late.items()}
             if body.weighing is not UNSET:
-                entry["weighed"] = dict(zip(body.weighing.peers, body.weighing.weights, strict=True))
+                entry["weighed"] = dict(zip(body.weighing.peers, body.weighing.shares, strict=True))
         case Looked(losses=losses, right=right):
             entry |= {"losses": [nats(loss) for loss in losses], "right": [one / ALL for one in right]}
         case StateJudged(values=values, bounds=bounds, accuracy=accuracy):

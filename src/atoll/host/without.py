@@ -30,6 +30,7 @@ from atoll.learn.codec.blocks import new_wire
 from atoll.learn.state import SharedState, state_bytes, state_hash
 from atoll.node.jobs import Advance, LeaveOut, LeftOut, PartRows, Without
 from atoll.protocol.reduce.work import Combine, Row
+from atoll.wire.weights import weights_left
 
 T = TypeVar("T")
 
@@ -91,15 +92,13 @@ class Leaving:
 
     def _combine(self, work: LeaveOut, part: int, of: PartRows, left_out: PeerId | None) -> Combine | None:
         """None if the part has nobody else: then it counts for nobody."""
-        shares = of.weights or (0.0,) * len(of.rows)
-        kept = [(one, share) for one, share in zip(of.rows, shares, strict=True) if one[0] != left_out]
-        rows = tuple(Row(peer, weight, self._row(blob), (peer,)) for (peer, weight, blob), _ in kept)
-        weights, left = tuple(share for _, share in kept), sum(share for _, share in kept)
-        if not rows or (of.weights and not left):
+        kept = [index for index, (peer, _, _) in enumerate(of.rows) if peer != left_out]
+        rows = tuple(
+            Row(peer, weight, self._row(blob), (peer,)) for peer, weight, blob in map(of.rows.__getitem__, kept)
+        )
+        weights = weights_left(of.weights, len(of.rows), kept) if of.weights else ()
+        if not rows or (of.weights and not any(weights)):
             return None
-        if of.weights and left_out is not None:
-            weights = tuple(share * sum(of.weights) / left for share in weights)
-        weights = weights if of.weights else ()
         return Combine(work.round, part, work.shares, rows, False, work.statistic, work.liars, weights)
 
     def _row(self, blob: Digest) -> Payload:

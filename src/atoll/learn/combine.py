@@ -1,7 +1,7 @@
 """The way back: what members sent for one part becomes one mean (or order statistic) that all of them hold.
 
-`combine` is the part owner's work: decode, average or sort (learn/statistic), encode the answer once;
-`combine_weighed` takes shares that distances made (learn/weighing). `combine_remembering` lets the owner keep what
+`combine` is the part owner's work: decode, average or sort (learn/statistic), or weigh as distances have it
+(learn/weighing), encode the answer once. `combine_remembering` lets the owner keep what
 its answers left out, and make it good in the next ones. `gather` needs no owner: everybody decodes everybody. The
 order of rows is the caller's and is kept; every operation is elementwise, rounds once and runs on the CPU, so any
 two that are given the same rows get the same bits. Beside the rows and the answer an owner holds a few spans,
@@ -63,34 +63,24 @@ def combine(
     """Statistic of n values over (weight, wire) rows, encoded with `reply`, if it can into `room`; `codec` is one
     for all rows or one for each (the mean only: sums made on the way travel as answers do).
 
-    Rows that do not decode are not reckoned against the liars: the others alone shall give the same answer.
+    Rows that do not decode are not reckoned against the liars: the others alone shall give the same answer. Where
+    distances weigh rows, all of them were opened when they were compared: one that does not decode now spoils it.
     """
     kept = opened_rows(rows, n, codec)
-    if statistic.sorts:
+    if statistic.weights and kept.faults:
+        why = f"{len(kept.faults)} of its rows do not decode any more"
+        return Combined(None, kept.counted, kept.faults, why)
+    if statistic.weights and not isinstance(statistic.weights, bytes):
+        why, spans = "", _sums(kept, statistic.weights, n)
+    elif statistic.sorts:
         assert isinstance(codec, Codec)
-        sorted_in = [opened for weight, opened in kept.opened if weight]
-        why, spans = statistic.shortage(len(sorted_in)), order_statistics(sorted_in, n, codec, statistic)
+        mixtures = statistic.mixtures(len(kept.opened))  # they name rows by their places
+        sorted_in = [opened for weight, opened in kept.opened if weight or mixtures is not None]
+        why = statistic.shortage(len(sorted_in if mixtures is None else mixtures))
+        spans = order_statistics(sorted_in, n, codec, statistic)
     else:
         why, spans = "" if kept.total else "no row has any weight", _means(kept, n)
     return Combined(None if why else reply.encode_spans(n, spans, room), kept.counted, kept.faults, why)
-
-
-def combine_weighed(
-    rows: Sequence[tuple[int, Buffer]],
-    shares: Sequence[float],
-    n: int,
-    codec: Codec,
-    reply: Codec,
-    room: Room = new_wire,
-) -> Combined:
-    """Sum of share * row, encoded with `reply`: shares as distances between whole updates made them.
-
-    All rows were opened when they were compared: one that does not decode now spoils the sum, and there is none.
-    """
-    kept = opened_rows(rows, n, codec)
-    if kept.faults:
-        return Combined(None, kept.counted, kept.faults, f"{len(kept.faults)} of its rows do not decode any more")
-    return Combined(reply.encode_spans(n, _sums(kept, shares, n), room), kept.counted, ())
 
 
 def combine_remembering(

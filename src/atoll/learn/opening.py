@@ -20,7 +20,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.keys.digest import Buffer, MerkleTree, digest, merkle_holds, merkle_top
 from atoll.learn.codec import Codec, codec_named
-from atoll.learn.combine import combine, combine_weighed
+from atoll.learn.combine import combine
 from atoll.learn.recipes import Recipe
 from atoll.learn.statistic import Statistic
 from atoll.wire.codec import decode_statement
@@ -176,10 +176,6 @@ class Claimed:
     values: int  # of the part
     blocks: tuple[int, ...]  # that were drawn
     statistic: Statistic
-    weights: tuple[float, ...] = ()  # of the contributors, where distances made them
-
-    def __post_init__(self) -> None:
-        assert not self.weights or len(self.weights) == len(self.answered.contributors)
 
 
 def judge(claimed: Claimed, shown: Buffer, up: Cut, down: Cut) -> tuple[Finding, tuple[Signed, ...]]:
@@ -247,8 +243,5 @@ def _made(claimed: Claimed, block: OpenedBlock, commits: list[Commit], up: Cut, 
     """The bytes of the answer's block, by the very arithmetic of the whole; None if a row does not decode."""
     values = min(down.leaf_values, claimed.values - block.index * down.leaf_values)
     rows = [(commit.weight, row) for commit, row in zip(commits, block.rows, strict=True)]
-    if claimed.weights:
-        done = combine_weighed(rows, claimed.weights, values, up.codec, down.codec)
-    else:
-        done = combine(rows, values, up.codec, down.codec, claimed.statistic)
+    done = combine(rows, values, up.codec, down.codec, claimed.statistic)
     return None if done.wire is None or done.faults else bytes(done.wire)

@@ -5,6 +5,9 @@
     trimmed_mean  the mean without the f lowest and the f highest
     meamed        the mean of the n - f values nearest the median
 
+Rules by distance (learn/weighing) come with what rows weigh: then the value is a sum of shares, or, after `nnm + `,
+one of the last three, of mixtures of rows in the place of rows.
+
 The last three sort values (learn/aggregate/columns). **Every row then counts once, whatever number of samples it
 claims**: a weight is the sender's own word, and whoever sets its own weight sets a weighted order statistic. A row
 of weight 0 (a newcomer's) is left out of the sort, as it adds nothing to a mean.
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,29 +29,45 @@ from torch import Tensor
 from atoll.learn.aggregate import columns
 from atoll.learn.codec import Codec
 from atoll.learn.codec.blocks import SPAN, spans_of
+from atoll.wire.weights import RowWeights, mixtures_in
 
-OF_COLUMNS: dict[str, Callable[[list[Tensor], int], Tensor]] = {  # of (rows of a span, f)
-    "median": lambda rows, liars: columns.median(rows),
+Work: TypeAlias = Callable[[list[Tensor], int, columns.Chosen | None], Tensor]  # (rows of a span, f, mixtures)
+
+OF_COLUMNS: dict[str, Work] = {
+    "median": lambda rows, liars, mix: columns.median(rows, mix),
     "trimmed_mean": columns.trimmed_mean,
-    "meamed": lambda rows, liars: columns.mean_around_median(rows, len(rows) - liars),
+    "meamed": lambda rows, liars, mix: columns.mean_around_median(rows, len(mix or rows) - liars, mix),
 }
 STATISTICS = ("mean", *OF_COLUMNS)
+AFTER_MIXING = {f"nnm + {name}": name for name in OF_COLUMNS}
 
 
 @dataclass(frozen=True)
 class Statistic:
     name: str = "mean"
     liars: int = 0  # f: rows that may say anything
+    weights: RowWeights = ()  # of the rows, in their order, where distances made them
 
     def __post_init__(self) -> None:
-        if self.name not in STATISTICS:
+        if self.name not in STATISTICS and not self.weights:
             raise ValueError(f"there is no statistic {self.name!r}; there are {', '.join(STATISTICS)}")
         if self.liars < 0:
             raise ValueError(f"{self.name} cannot reckon with {self.liars} liars")
 
     @property
     def sorts(self) -> bool:
-        return self.name in OF_COLUMNS
+        return self.by_value in OF_COLUMNS
+
+    @property
+    def by_value(self) -> str:
+        """What becomes of rows or mixtures."""
+        return AFTER_MIXING.get(self.name, self.name)
+
+    def mixtures(self, rows: int) -> columns.Chosen | None:
+        """Of so many rows, those that each mixture is the mean of; None where rows themselves are sorted."""
+        if not isinstance(self.weights, bytes):
+            return None
+        return tuple(mixture for mixture in mixtures_in(self.weights, rows) if mixture)
 
     def shortage(self, rows: int) -> str:
         """Why so few rows that count give no answer; empty if they do."""
@@ -63,8 +82,9 @@ MEAN = Statistic()
 
 def order_statistics(opened: Sequence[Any], n: int, codec: Codec, statistic: Statistic) -> Iterator[Tensor]:
     """The statistic of n values over opened wires, span by span; each is good until the next is asked for."""
-    work, rows_RS = OF_COLUMNS[statistic.name], torch.empty(len(opened), min(n, SPAN), dtype=torch.float32)
+    work, rows_RS = OF_COLUMNS[statistic.by_value], torch.empty(len(opened), min(n, SPAN), dtype=torch.float32)
+    mix = statistic.mixtures(len(opened))
     for lo, hi in spans_of(n):
         rows = [codec.read_span(wire, lo, room_S[: hi - lo]) for wire, room_S in zip(opened, rows_RS, strict=True)]
         # a minimum of 0 and -0 may be either, and its sign would be another byte: -0 + 0 is 0
-        yield work(rows, statistic.liars).add_(0.0)
+        yield work(rows, statistic.liars, mix).add_(0.0)

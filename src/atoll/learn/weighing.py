@@ -1,10 +1,11 @@
 """Distance rules of real rounds: owners compare the rows of their parts, and the sum of that weighs the rows.
 
 `compare` is the part owner's work: the inner products of its rows, which it signs. Products add up over parts, so
-`weigh` sees whole updates without holding a value of them, and answers with one weight per row, which
-`learn/combine.combine_weighed` takes. Products are about the origin: what they are measured from must be the same
-in all parts, and a row that everybody measured from could be chosen by whoever sends it. fp64 leaves distances a
-relative error below 1e-8 (4 million values) even where rows differ by a thousandth of their length.
+`weigh` sees whole updates without holding a value of them, and answers with one weight per row, or with whose
+rows to mix before values are sorted; a `learn/statistic.Statistic` takes either. Products are about the origin:
+what they are measured from must be the same in all parts, and a row that everybody measured from could be chosen
+by whoever sends it. fp64 leaves distances a relative error below 1e-8 (4 million values) even where rows differ by
+a thousandth of their length.
 Sums inside a part have one order (learn/products), so that witnesses can make them again to the bit. All that
 follows is elementwise, in the order of parts, and rounds once per step (learn/aggregate/weights): the same
 everywhere.
@@ -22,12 +23,25 @@ import torch
 
 from atoll.keys.digest import Buffer
 from atoll.learn.aggregate import weights
-from atoll.learn.aggregate.gram import Gram, Square
+from atoll.learn.aggregate.gram import Gram, Square, times, with_origin
 from atoll.learn.aggregate.weights import Solve
 from atoll.learn.codec import Codec
 from atoll.learn.codec.blocks import spans_of
 from atoll.learn.combine import opened_rows
 from atoll.learn.products import Products, add_inner_products, filled
+from atoll.learn.statistic import AFTER_MIXING
+from atoll.wire.weights import RowWeights, packed_mixtures
+
+
+def after_mixing(solve: Solve) -> Solve:
+    """The rule of each row's nearest rows instead of rows, as weights of rows."""
+
+    def solved(gram: Gram, f: int) -> weights.Weights:
+        mix = weights.nnm(gram, f)
+        return times(solve(gram.mixed(mix), f)[None, :], with_origin(mix))[0]
+
+    return solved
+
 
 SOLVES: dict[str, Solve] = {  # by the names of policy/trust; learn/aggregate/rules says what each withstands
     "robust": weights.caf,
@@ -37,6 +51,8 @@ SOLVES: dict[str, Solve] = {  # by the names of policy/trust; learn/aggregate/ru
     "centred_clipping": partial(weights.centred_clipping, steps=3, radius=None),
     "mda": weights.mda,
 }
+MIXED_FIRST = ("krum", "multi_krum", "geometric_median", "centred_clipping")
+SOLVES |= {f"nnm + {rule}": after_mixing(SOLVES[rule]) for rule in MIXED_FIRST}
 
 
 class Compared(NamedTuple):
@@ -82,11 +98,12 @@ def unpacked(products: bytes, count: int) -> Square:
 
 def weigh(
     statistic: str, liars: int, rows: Sequence[str], parts: Sequence[tuple[Sequence[str], bytes]]
-) -> tuple[float, ...]:
+) -> RowWeights:
     """One weight per row of `rows`, as the rule has it; (names, products) of every part, in order of parts.
 
     Names are whose products they are, in that order, `rows` and perhaps more. Weights are not negative and sum to
-    1, with centred clipping to at most 1.
+    1, with centred clipping to at most 1. Bytes where values are sorted after rows were mixed with their nearest:
+    which rows the mixture of each holds.
     """
     count = len(rows)
     total = np.zeros((count, count))
@@ -96,6 +113,11 @@ def weigh(
     order = sorted(range(count), key=lambda i: (total[i, i], rows[i]))  # as rules have it: shortest first
     about_origin = np.zeros((count + 1, count + 1))  # the origin's own products with everything are 0
     about_origin[:count, :count] = total[np.ix_(order, order)]
-    found = SOLVES[statistic](Gram(about_origin, None), liars)
+    gram = Gram(about_origin, None)
+    if statistic in AFTER_MIXING:
+        mix = weights.nnm(gram, liars)
+        nearest_to = {order[i]: [order[j] for j in np.flatnonzero(mix[i])] for i in range(count)}
+        return packed_mixtures([nearest_to[row] for row in range(count)])
+    found = SOLVES[statistic](gram, liars)
     weight_of = {rows[i]: float(weight) for i, weight in zip(order, found[:count], strict=True)}
     return tuple(weight_of[row] for row in rows)

@@ -31,7 +31,16 @@ from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import FLOOR, influence_of
 from atoll.policy.room import WEIGHT_BYTES, name_bytes
 from atoll.policy.scoring import Score
-from atoll.policy.trust import DISTANCES, StatisticName, jury_of, liars_among, rows_needed, verdict_of, witnesses
+from atoll.policy.trust import (
+    DISTANCES,
+    MIXED,
+    StatisticName,
+    jury_of,
+    liars_among,
+    rows_needed,
+    verdict_of,
+    witnesses,
+)
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.topology import Topology
 from atoll.wire.codec import decode_statement, encode
@@ -138,6 +147,11 @@ class Ground:
         """Rows are weighed by distances between whole updates."""
         return self.statistic in DISTANCES
 
+    @cached_property
+    def mixes(self) -> bool:
+        """And mixed by them, before mixtures are sorted value by value."""
+        return self.statistic in MIXED
+
     @property
     def trainers_most(self) -> int:
         """Rows without distances would stop the learning of all; in pairs everybody tells all what it holds."""
@@ -156,7 +170,7 @@ class Ground:
         """Of an encoded weighing, which travels beside an answer and stands in the vertex."""
         if not self.weighs:
             return 0
-        names = sum(name_bytes(m.peer) + WEIGHT_BYTES for m in self.plan.trainers)
+        names = sum(name_bytes(m.peer) + WEIGHT_BYTES for m in self.plan.trainers)  # or a line of bits each
         digests = DIGEST_BYTES * (len(self.owners) if self.witnesses else 1)
         return names + digests + PLACE_BYTES * len(self.owners) + WEIGHING_BYTES
 
@@ -206,6 +220,7 @@ class Ground:
             self.juries,
             verdict_of(liars_among(len(plan.committee), self.tolerance)),
             self.weighs,
+            self.mixes,
             self.weightless,
             frozenset(m.peer for m in plan.members if m.present and m.peer not in plan.givers),
             plan.window_s(attempt),

@@ -14,6 +14,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Payload
 from atoll.protocol.reduce.work import Row
 from atoll.wire.messages.statements import Answered, Finding, Late, Signed
+from atoll.wire.weights import RowWeights
 
 
 class Train(msgspec.Struct, frozen=True):
@@ -334,7 +335,7 @@ class JudgeOpening(msgspec.Struct, frozen=True):
     blocks: tuple[int, ...]
     statistic: str
     liars: int
-    weights: tuple[float, ...]  # of the contributors, where distances made them
+    weights: RowWeights  # of the contributors, where distances made them
 
 
 class HeldRow(msgspec.Struct, frozen=True):
@@ -369,7 +370,7 @@ class PartRows(msgspec.Struct, frozen=True):
     """What the answer of one part was made of."""
 
     rows: tuple[tuple[PeerId, int, Digest], ...]  # author, weight, blob
-    weights: tuple[float, ...] = ()  # of each, where distances made them
+    weights: RowWeights = ()  # of each, where distances made them
 
 
 class LeaveOut(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from atoll.protocol.reduce.rows import Made, weights_in
 from atoll.protocol.reduce.work import Row
 from atoll.wire.messages.statements import Signed
 from atoll.wire.messages.vertex import Body
+from atoll.wire.weights import RowWeights
 
 
 def lay_open(openings: Sequence[Opening], body: Body, made: Mapping[Digest, Made]) -> list[tuple[int, LayOpen]]:
@@ -52,7 +53,7 @@ def _work(mine: Made, drawn: Sequence[Opening], held: Mapping[PeerId, Signed]) -
 def judge_opening(opening: Opening, blob: Digest, body: Body, ground: Ground) -> JudgeOpening | None:
     """None if the vertex does not say what the answer was made of."""
     answered = opening.answered
-    weights: tuple[float, ...] = ()
+    weights: RowWeights = ()
     if ground.weighs:
         if body.weighing is UNSET or not set(body.weighing.peers).issuperset(answered.contributors):
             return None

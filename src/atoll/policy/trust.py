@@ -20,9 +20,23 @@ from atoll.base.ids import Digest, PeerId
 STRIKES = 2  # failures seen by one member before it complains: one may be the network's
 STRIKE_ROUNDS = 8  # within so many rounds
 
-DistanceName: TypeAlias = Literal["robust", "krum", "multi_krum", "geometric_median", "centred_clipping", "mda"]
+MixedName: TypeAlias = Literal["nnm + median", "nnm + trimmed_mean", "nnm + meamed"]
+DistanceName: TypeAlias = Literal[
+    "robust",
+    "krum",
+    "multi_krum",
+    "geometric_median",
+    "centred_clipping",
+    "mda",
+    "nnm + krum",
+    "nnm + multi_krum",
+    "nnm + geometric_median",
+    "nnm + centred_clipping",
+    MixedName,
+]
 StatisticName: TypeAlias = Literal["mean", "median", "trimmed_mean", "meamed"] | DistanceName
-DISTANCES: tuple[DistanceName, ...] = get_args(DistanceName)  # weigh whole rows; the others look value by value
+DISTANCES: tuple[DistanceName, ...] = get_args(DistanceName)  # of whole rows; the others look value by value
+MIXED: tuple[MixedName, ...] = get_args(MixedName)  # do both: mix nearest rows, and sort the values of mixtures
 
 
 def liars_among(n: int, tolerance: float) -> int:
@@ -52,7 +66,7 @@ def rows_needed(statistic: StatisticName, liars: int) -> int:
     """
     if statistic == "mean":
         return 0
-    return 2 * liars + 3 if statistic in ("krum", "multi_krum") else 2 * liars + 1
+    return 2 * liars + 3 if statistic.endswith("krum") else 2 * liars + 1
 
 
 def captured_parts(drawn_from: int, liars: int, first: int) -> float:

@@ -117,7 +117,7 @@ def combined_worth(statistic: str, liars: int, worths: list[float]) -> float:
     columns = [torch.tensor([worth], dtype=torch.float64) for worth in worths]
     if statistic == "mean":
         return sum(worths) / max(1, len(worths))
-    return float(OF_COLUMNS[statistic](columns, liars)[0])
+    return float(OF_COLUMNS[statistic](columns, liars, None)[0])
 
 
 def allowed(honest: list[float], lies: int, trim: int) -> tuple[float, float]:

@@ -50,6 +50,7 @@ from atoll.node.jobs import (
     Validate,
 )
 from atoll.policy.pieces import Names
+from atoll.policy.trust import MIXED
 from atoll.protocol.dag.eras import ReadEra
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
 from atoll.protocol.transfer.work import (
@@ -63,6 +64,7 @@ from atoll.protocol.transfer.work import (
 )
 from atoll.sim.apart import Alone
 from atoll.sim.chains import Chain, judged
+from atoll.wire.weights import RowWeights, packed_mixtures
 
 
 class Shared(msgspec.Struct, frozen=True, array_like=True):
@@ -188,7 +190,7 @@ class Island:
                 count = sum(row.weight > 0 for row in work.rows)
                 return Products(bytes(8 * (count * (count + 1) // 2)), tuple(row.peer for row in work.rows), ())
             case Weigh():
-                return Weights((1 / len(work.rows),) * len(work.rows))
+                return Weights(_weights_of_alike(work))
             case Advance():
                 return self._advance(work)
             case Adopt():
@@ -415,3 +417,11 @@ class Island:
         for old in list(self.blobs)[: -self.knobs.states_kept]:
             if old not in needed:
                 del self.blobs[old]
+
+
+def _weights_of_alike(work: Weigh) -> RowWeights:
+    """Nobody is nearer to anybody than others: a row is mixed with those that follow it."""
+    rows = len(work.rows)
+    if work.statistic not in MIXED:
+        return (1 / rows,) * rows
+    return packed_mixtures([{(row + k) % rows for k in range(rows - work.liars)} for row in range(rows)])

@@ -30,6 +30,7 @@ from atoll.sim.audits import as_it_is, joke, refuse
 from atoll.sim.island import IslandKnobs
 from atoll.sim.tensors import TensorIsland
 from atoll.sim.villains import Twist
+from atoll.wire.weights import weights_left
 
 LEAF_VALUES = 64  # small, as the virtual model is
 VALUES = 7 * 4096
@@ -75,10 +76,8 @@ class OwnersIsland(TensorIsland):
             left = others[0]
             if self.kind == "forger":
                 kept = [k for k, row in enumerate(work.rows) if row is not left]
-                rows, weights = (
-                    tuple(work.rows[k] for k in kept),
-                    tuple(work.weights[k] for k in kept if work.weights),
-                )
+                rows = tuple(work.rows[k] for k in kept)
+                weights = weights_left(work.weights, len(work.rows), kept) if work.weights else ()
                 fewer = super()._combined(replace(work, rows=rows, weights=weights))
                 return replace(fewer, counted=tuple(row.peer for row in work.rows))
             whole = super()._combined(work)

@@ -13,7 +13,7 @@ Where rows are weighed by their distances, owners lie about these, too:
 miscomparer   signs other products than its rows have
 two_opinions  compares rightly for every second peer, and otherwise for the rest
 narrow        leaves two contributors out of its comparison, and compares the others rightly
-favourite     answers as if its own row alone weighed anything
+favourite     answers as if its own row alone weighed anything, or were everybody's neighbour
 silent        compares and combines, and never says a word of either
 """
 
@@ -36,8 +36,9 @@ from atoll.sim.villains import MISCHIEF, Twist, Villain
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import Answer, Committed, Comparison, Contribution, RowBytes
-from atoll.wire.messages.statements import Answered, Caught, Commit, Compared, Complaint
+from atoll.wire.messages.statements import Answered, Caught, Commit, Compared, Complaint, Weighing
 from atoll.wire.opening import rows_of
+from atoll.wire.weights import RowWeights, mixtures_in, packed_mixtures
 
 CENSORED = 2  # contributors that a censor leaves out
 
@@ -206,11 +207,20 @@ def favour(villain: Villain, send: Send) -> list[Effect]:
         return [send]
     if me not in message.weighing.peers:
         return [send]
-    greedy = replace(message.weighing, weights=tuple(float(p == me) for p in message.weighing.peers))
+    greedy = replace(message.weighing, weights=_all_for(message.weighing, me))
     answered = decode_statement(message.statement.body, me)
     assert isinstance(answered, Answered)
     signed = villain.notary.sign(replace(answered, rows=name_of(greedy)))
     return [replace(send, message=replace(message, statement=signed, weighing=greedy))]
+
+
+def _all_for(weighing: Weighing, me: PeerId) -> RowWeights:
+    if not isinstance(weighing.weights, bytes):
+        return tuple(float(peer == me) for peer in weighing.peers)
+    mixtures, mine = mixtures_in(weighing.weights, len(weighing.peers)), weighing.peers.index(me)
+    settled = [row for row, mixture in enumerate(mixtures) if mixture]
+    around = (list(dict.fromkeys([row, mine, *settled]))[: len(mixture)] for row, mixture in enumerate(mixtures))
+    return packed_mixtures([near if row in settled else () for row, near in enumerate(around)])
 
 
 def silent(villain: Villain, send: Send) -> list[Effect]:

@@ -19,7 +19,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
 from atoll.keys.digest import blob_id, digest, manifest_of
 from atoll.learn.codec import CODECS
-from atoll.learn.combine import combine, combine_weighed
+from atoll.learn.combine import combine
 from atoll.learn.opening import Claimed, Cut, Shown, judge, lay_out
 from atoll.learn.statistic import Statistic
 from atoll.learn.update import part_bounds
@@ -117,10 +117,7 @@ class TensorIsland(Island):
     def _combined(self, work: Combine) -> Combined:
         lo, hi = part_bounds(self.values, work.shares)[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
-        if work.weights:
-            done = combine_weighed(rows, work.weights, hi - lo, FP32, FP32)
-        else:
-            done = combine(rows, hi - lo, FP32, FP32, Statistic(work.statistic, work.liars))
+        done = combine(rows, hi - lo, FP32, FP32, Statistic(work.statistic, work.liars, work.weights))
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
         return Combined(None if done.wire is None else self._payload(bytes(done.wire)), counted, faulty, done.why)
@@ -162,8 +159,8 @@ class TensorIsland(Island):
 
     def _judge_opening(self, work: JudgeOpening, cut: Cut) -> Judged:
         lo, hi = part_bounds(self.values, work.shares)[work.answered.part]
-        statistic = Statistic() if work.weights else Statistic(work.statistic, work.liars)
-        claimed = Claimed(work.answered, work.commits, hi - lo, work.blocks, statistic, work.weights)
+        statistic = Statistic(work.statistic, work.liars, work.weights)
+        claimed = Claimed(work.answered, work.commits, hi - lo, work.blocks, statistic)
         (finding, why), others = judge(claimed, self.blobs[work.blob], cut, cut)
         return Judged(finding, why, others)
 

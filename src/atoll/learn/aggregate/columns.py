@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -105,16 +105,19 @@ def network(wanted: tuple[str, ...]) -> Network:
     return Network(tuple(steps), tuple(wires), registers)
 
 
+Chosen: TypeAlias = tuple[tuple[int, ...], ...]  # of each mixture the rows that it is the mean of
+Mix: TypeAlias = np.ndarray | Chosen
 Finish = Callable[[list[Tensor], Tensor, Tensor], None]  # sorted rows (meaningless where dropped), result, scratch
 
 
 def by_columns(
-    rows: Sequence[Tensor], wanted: tuple[str, ...], finish: Finish, mix: np.ndarray | None = None, chunk: int = 0
+    rows: Sequence[Tensor], wanted: tuple[str, ...], finish: Finish, mix: Mix | None = None, chunk: int = 0
 ) -> Tensor:
     """What `finish` makes of the sorted columns, shape (d,), dtype of the rows.
 
-    `mix` (m, n): sort y = mix · x instead, mixed chunk by chunk in the cache. `chunk`: columns at a time, 0 for as
-    many as fit a cache; it changes no bit of an unmixed result.
+    `mix` (m, n): sort y = mix · x instead, mixed chunk by chunk in the cache, by BLAS in whatever order it likes.
+    `Chosen`: means of rows on the CPU in one order of sums, for those who have to hear the same bits from another
+    computer. `chunk`: columns at a time, 0 for as many as fit a cache; it changes no bit but of BLAS's products.
     """
     first, n = rows[0], len(wanted)
     size, device, working = len(first), first.device, arithmetic(first.dtype)
@@ -138,26 +141,25 @@ def by_columns(
 Ranked = Callable[[slice], list[Tensor]]  # the sorted rows of a span, good until the next is asked for
 
 
-def _stepwise(rows: Sequence[Tensor], wanted: tuple[str, ...], mix: np.ndarray | None, chunk: int) -> Ranked:
+def _stepwise(rows: Sequence[Tensor], wanted: tuple[str, ...], mix: Mix | None, chunk: int) -> Ranked:
     """A call of numpy or torch per step, on rows where they lie."""
     first, n, net, working = rows[0], len(wanted), network(wanted), arithmetic(rows[0].dtype)
     scratch_RC = torch.empty((net.registers - n, chunk), dtype=working, device=first.device)
     direct = mix is None and working == first.dtype
     loaded_NC = None if direct else torch.empty((len(rows), chunk), dtype=working, device=first.device)
     mixed_NC = None if mix is None else torch.empty((n, chunk), dtype=working, device=first.device)
-    mix_MN = None if mix is None else torch.from_numpy(mix).to(first.device, working)
 
     def ranked(span: slice) -> list[Tensor]:
         width = span.stop - span.start
         values = [row[span] for row in rows]
         if loaded_NC is not None:
             values = [place[:width].copy_(value) for place, value in zip(loaded_NC, values, strict=True)]
-        if mix_MN is not None and mixed_NC is not None and loaded_NC is not None:
+        if mix is not None and mixed_NC is not None and loaded_NC is not None:
             loaded, mixed = loaded_NC[:, :width], mixed_NC[:, :width]
             if first.device.type == "cpu":
-                multiply(mix_MN.numpy(), loaded.numpy(), mixed.numpy())
+                multiply(mix, loaded.numpy(), mixed.numpy())
             else:
-                torch.mm(mix_MN, loaded, out=mixed)
+                torch.mm(torch.as_tensor(mix, dtype=working, device=first.device), loaded, out=mixed)
             values = list(mixed)
         registers = values + [line[:width] for line in scratch_RC]
         _run(net, registers)
@@ -167,32 +169,43 @@ def _stepwise(rows: Sequence[Tensor], wanted: tuple[str, ...], mix: np.ndarray |
 
 
 def _compiled(
-    kernels: ModuleType, rows: Sequence[Tensor], wanted: tuple[str, ...], mix: np.ndarray | None, chunk: int
+    kernels: ModuleType, rows: Sequence[Tensor], wanted: tuple[str, ...], mix: Mix | None, chunk: int
 ) -> Ranked:
     """One call for all comparators, on copies of fp32 rows (numpy's: torch takes ten microseconds for each)."""
     given = [row.numpy() for row in rows]
     loaded_NC = np.empty((len(rows), chunk + APART), dtype=np.float32)
     sorted_NC = loaded_NC if mix is None else np.empty((len(wanted), chunk + APART), dtype=np.float32)
     ranked_N = [torch.from_numpy(row) for row in sorted_NC]
-    weights = None if mix is None else mix.astype(np.float32)
     steps = np.array(comparators(wanted), dtype=np.int64).reshape(-1, 4)
 
     def ranked(span: slice) -> list[Tensor]:
         width = span.stop - span.start
         for place_C, row in zip(loaded_NC, given, strict=True):
             place_C[:width] = row[span]
-        if weights is not None:
-            multiply(weights, loaded_NC[:, :width], sorted_NC[:, :width])
+        if mix is not None:
+            multiply(mix, loaded_NC[:, :width], sorted_NC[:, :width])
         kernels.sort_columns(sorted_NC, width, steps)
         return [row[:width] for row in ranked_N]
 
     return ranked
 
 
-def multiply(mix: np.ndarray, values: np.ndarray, into: np.ndarray) -> None:
+def multiply(mix: Mix, values: np.ndarray, into: np.ndarray) -> None:
     """into = mix · values, in products so small that BLAS stays on this thread."""
+    if not isinstance(mix, np.ndarray):
+        return average(mix, values, into)
+    weights = mix.astype(values.dtype, copy=False)
     for at in spans(values.shape[1], max(1, PRODUCT_MAX // mix.size)):
-        np.matmul(mix, values[:, at], out=into[:, at])
+        np.matmul(weights, values[:, at], out=into[:, at])
+
+
+def average(mix: Chosen, values: np.ndarray, into: np.ndarray) -> None:
+    """Means of the chosen rows: added in their order, then one product."""
+    for chosen, mean_C in zip(mix, into, strict=True):
+        mean_C[:] = values[chosen[0]]
+        for row in chosen[1:]:
+            np.add(mean_C, values[row], out=mean_C)
+        np.multiply(mean_C, mean_C.dtype.type(1 / len(chosen)), out=mean_C)
 
 
 def _run(net: Network, registers: list[Tensor]) -> None:
@@ -208,7 +221,7 @@ def _play(
         (greater if maximum else lesser)(places[left], places[right], out=places[into])
 
 
-def median(rows: Sequence[Tensor], mix: np.ndarray | None = None, chunk: int = 0) -> Tensor:
+def median(rows: Sequence[Tensor], mix: Mix | None = None, chunk: int = 0) -> Tensor:
     """Per coordinate the middle value, or the mean of the two middle ones (torch.median takes the lower one)."""
     n = len(rows if mix is None else mix)
     lo, hi = (n - 1) // 2, n // 2
@@ -224,7 +237,7 @@ def median(rows: Sequence[Tensor], mix: np.ndarray | None = None, chunk: int = 0
     return by_columns(rows, wanted, middle, mix, chunk)
 
 
-def trimmed_mean(rows: Sequence[Tensor], trim: int, mix: np.ndarray | None = None, chunk: int = 0) -> Tensor:
+def trimmed_mean(rows: Sequence[Tensor], trim: int, mix: Mix | None = None, chunk: int = 0) -> Tensor:
     """Per coordinate the mean without the `trim` lowest and highest; n > 2 trim (Yin et al. 2018, Definition 2)."""
     n = len(rows if mix is None else mix)
     assert 0 <= 2 * trim < n
@@ -238,7 +251,7 @@ def trimmed_mean(rows: Sequence[Tensor], trim: int, mix: np.ndarray | None = Non
     return by_columns(rows, wanted, mean, mix, chunk)
 
 
-def mean_around_median(rows: Sequence[Tensor], keep: int, mix: np.ndarray | None = None, chunk: int = 0) -> Tensor:
+def mean_around_median(rows: Sequence[Tensor], keep: int, mix: Mix | None = None, chunk: int = 0) -> Tensor:
     """Per coordinate the mean of the `keep` values nearest the median; of two equally near the lower one.
 
     MeaMed (Xie et al. 2018, Definition 4) and the last step of Bulyan (El Mhamdi et al. 2018, section 4). The

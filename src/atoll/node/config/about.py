@@ -298,11 +298,14 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"trimmed_mean", "meamed": per value, withstanding run.byzantine_tolerance of the members. "robust" (a '
         'covariance filter, and the one to take), "krum", "multi_krum", "geometric_median", "centred_clipping", '
         '"mda": whole updates are weighed by their distances, which owners of parts add up; one more small message '
-        "per part, at most 64 rows. With all of these every row "
-        "counts once, whatever number of samples it claims. They need rows that reach owners directly, more than "
-        "twice as many as there may be liars (Krum three more than twice), and memory for one decoded MiB of every "
-        'row. A part with fewer rows counts for nobody in that round, which the round reports. Left out: "robust" '
-        'with run.trust = "community", "trimmed_mean" with "open"; a mean where run.min_peers are too few for it.'
+        'per part, at most 64 rows. "nnm + trimmed_mean", "nnm + median", "nnm + meamed", "nnm + krum", '
+        '"nnm + multi_krum", "nnm + geometric_median", "nnm + centred_clipping": by these distances every row '
+        "becomes the mean of those nearest to it, all but as many as may lie, before the rule looks. With all of "
+        "these every row counts once, whatever number of samples it claims. They need rows that reach owners "
+        "directly, more than twice as many as there may be liars (Krum three more than twice), and memory for one "
+        "decoded MiB of every row. A part with fewer rows counts for nobody in that round, which the round "
+        'reports. Left out: "robust" with run.trust = "community", "trimmed_mean" with "open"; a mean where '
+        "run.min_peers are too few for it."
     ),
     "sync.quorum": (
         "Updates after which the others are waited for no longer than sync.grace: whoever still trains hands over "

@@ -26,6 +26,7 @@ from atoll.protocol.reduce.work import Combine, Compare, Row
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Answer
 from atoll.wire.messages.statements import Answered, Weighing
+from atoll.wire.weights import RowWeights, mixtures_in, packed_mixtures
 
 
 class ByDistance(Reduce):
@@ -67,11 +68,13 @@ class ByDistance(Reduce):
         return self.plan.gather_until(last, 1) + self.plan.window_s / 12
 
     def _weighing_of(
-        self, peers: Sequence[PeerId], weights: Iterable[float], compared: bytes, without: Iterable[int]
+        self, peers: Sequence[PeerId], weights: RowWeights, compared: bytes, without: Iterable[int]
     ) -> Weighing:
         """What the rule answered about the rows of those who are settled, as all say it."""
         settled = self.plan.settled(peers)
-        weight_of = dict(zip(settled, influenced(settled, tuple(weights), self.plan.influence), strict=True))
+        if isinstance(weights, bytes):
+            return Weighing(tuple(peers), among(peers, settled, weights), compared, tuple(without))
+        weight_of = dict(zip(settled, influenced(settled, weights, self.plan.influence), strict=True))
         weighed = tuple(weight_of.get(peer, 0.0) for peer in peers)
         return Weighing(tuple(peers), weighed, compared, tuple(without))
 
@@ -107,7 +110,7 @@ class ByDistance(Reduce):
         gather.closed = True
         return [Ask(self._job(f"own/{part}"), self._sum_of(part, _rows(gather, here), weights))]
 
-    def _sum_of(self, part: int, rows: tuple[Row, ...], weights: tuple[float, ...]) -> Combine:
+    def _sum_of(self, part: int, rows: tuple[Row, ...], weights: RowWeights) -> Combine:
         plan = self.plan
         return Combine(plan.round, part, plan.shares, rows, False, plan.statistic, plan.liars, weights)
 
@@ -134,6 +137,13 @@ class ByDistance(Reduce):
 def _rows(gather: Gather, names: Sequence[PeerId]) -> tuple[Row, ...]:
     held = [(name, gather.rows[name]) for name in names]
     return tuple(Row(name, row.weight, row.payload, (name,)) for name, row in held)
+
+
+def among(peers: Sequence[PeerId], settled: Sequence[PeerId], mixtures: bytes) -> bytes:
+    """Mixtures of the rows of those who are settled, as those of all: newcomers have none, and are in none."""
+    place = {peer: index for index, peer in enumerate(peers)}
+    mixture_of = dict(zip(settled, mixtures_in(mixtures, len(settled)), strict=True))
+    return packed_mixtures([[place[settled[row]] for row in mixture_of.get(peer, ())] for peer in peers])
 
 
 def influenced(

@@ -21,6 +21,7 @@ from atoll.protocol.reduce.rows import Held
 from atoll.wire.messages.round import Contribution, Handed, RowBytes
 from atoll.wire.messages.statements import Answered, Commit, Compared, Weighing
 from atoll.wire.opening import made_of_fits
+from atoll.wire.weights import mixtures_in
 
 PRODUCT_MAX = 1e60  # of two rows: 2^41 values of at most 2^60 each, the largest that codecs let through
 SUM_SLACK = 1e-9  # by which weights may sum to more than 1: they were rounded
@@ -106,9 +107,12 @@ def products_bytes(rows: int) -> int:
 
 def weighing_flaw(plan: ReducePlan, weighing: Weighing) -> str | None:
     """Why rows of this plan cannot weigh this, whatever they are; None if they can."""
-    names, weights = weighing.peers, weighing.weights
+    names = weighing.peers
     if list(names) != sorted(set(names)) or not plan.givers.issuperset(names):
         return "weighs rows that cannot be"
+    if isinstance(weighing.weights, bytes) != plan.mixes or not mixtures_hold(plan, weighing):
+        return "mixes rows otherwise than with their neighbours"
+    weights = weighing.shares
     # each at most 1 before they are summed: a sum of huge ones is no float, and raises
     if len(weights) != len(names) or not all(0 <= weight <= 1 + SUM_SLACK for weight in weights):
         return "holds weights that are none"
@@ -124,6 +128,22 @@ def weighing_flaw(plan: ReducePlan, weighing: Weighing) -> str | None:
     ):
         return "goes without parts that the plan does not have"
     return None
+
+
+def mixtures_hold(plan: ReducePlan, weighing: Weighing) -> bool:
+    """Whether mixtures, if these are any, can be of rows with all but as many of the others as may lie."""
+    if not isinstance(weighing.weights, bytes):
+        return True
+    try:
+        mixtures = mixtures_in(weighing.weights, len(weighing.peers))
+    except ValueError:
+        return False
+    settled = {row for row, name in enumerate(weighing.peers) if name not in plan.weightless}
+    nearest = len(settled) - plan.liars
+    return all(
+        {row} <= set(mixture) <= settled and len(mixture) == nearest if row in settled else not mixture
+        for row, mixture in enumerate(mixtures)
+    )
 
 
 def made_with(answered: Answered, weighing: Weighing) -> bool:

@@ -29,6 +29,7 @@ class ReducePlan:
     juries: tuple[tuple[PeerId, ...], ...] = ()  # of each part: who makes doubted answers again, for everybody
     verdict: int = 0  # so many of its first owners and its jury who say the same are believed
     weighs: bool = False  # by distances between whole updates: owners compare rows before they combine them
+    mixes: bool = False  # rows with their neighbours, by these distances, and sorts what comes of it
     weightless: frozenset[PeerId] = frozenset()  # newcomers: their rows are named and move nothing
     rowless: frozenset[PeerId] = frozenset()  # listeners that only listen: no row is theirs
     window_s: Seconds = 6.0  # of one owner

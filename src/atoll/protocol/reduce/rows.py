@@ -12,6 +12,7 @@ from atoll.base.machine import Payload
 from atoll.keys.digest import MerkleTree, digest
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Answered, Signed, Weighing
+from atoll.wire.weights import RowWeights, weights_left
 
 
 @dataclass(frozen=True)
@@ -100,19 +101,17 @@ def name_of(weighing: Weighing) -> Digest:
     return digest(encode(weighing))
 
 
-def shares_left(weighing: Weighing, names: Sequence[PeerId]) -> tuple[float, ...] | None:
+def shares_left(weighing: Weighing, names: Sequence[PeerId]) -> RowWeights | None:
     """What the rows of these weigh where the others' are lost; None if most of what weighs anything is lost.
 
     Few rows are never blown up to stand for all.
     """
-    weights = dict(zip(weighing.peers, weighing.weights, strict=True))
-    left = fsum(weights[name] for name in names)
-    return weights_in(weighing, names) if left > fsum(weighing.weights) / 2 else None
+    shares = dict(zip(weighing.peers, weighing.shares, strict=True))
+    left = fsum(shares[name] for name in names)
+    return weights_in(weighing, names) if left > fsum(shares.values()) / 2 else None
 
 
-def weights_in(weighing: Weighing, names: Sequence[PeerId]) -> tuple[float, ...]:
-    """What the rows of these weigh in a part that has no others: scaled up to the same sum."""
-    weight_of = dict(zip(weighing.peers, weighing.weights, strict=True))
-    total, left = fsum(weighing.weights), fsum(weight_of[name] for name in names)
-    scale = total / left if left and len(names) < len(weighing.peers) else 1.0
-    return tuple(weight_of[name] * scale for name in names)
+def weights_in(weighing: Weighing, names: Sequence[PeerId]) -> RowWeights:
+    """What the rows of these weigh in a part that has no others."""
+    place = {peer: index for index, peer in enumerate(weighing.peers)}
+    return weights_left(weighing.weights, len(place), [place[name] for name in names])

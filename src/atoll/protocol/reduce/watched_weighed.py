@@ -45,6 +45,7 @@ from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Answer, Comparison, WantRow, WantWords
 from atoll.wire.messages.statements import Answered, Compared, Lapse, Signed, Weighing
+from atoll.wire.weights import RowWeights
 
 Choice = tuple[Digest | None, ...]  # of each part, what its rows were compared to; None: it goes without
 
@@ -382,7 +383,7 @@ class WatchedWeighedReduce(ByDistance, WatchedReduce):
         work = Weigh(plan.round, plan.statistic, plan.liars, settled, given)
         return [Ask(self._job(f"weigh/{len(self.choices) - 1}"), work)]
 
-    def _weighed(self, choice: Choice, weights: Iterable[float], now: Seconds) -> list[Effect]:
+    def _weighed(self, choice: Choice, weights: RowWeights, now: Seconds) -> list[Effect]:
         self.pending.discard(choice)
         compared = b"".join(name for name in choice if name is not None)
         without = (part for part, name in enumerate(choice) if name is None)

@@ -17,7 +17,7 @@ Never compares a part twice, never combines with weights of its own liking, neve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Answer, Comparison, Repeat, WantRow
 from atoll.wire.messages.statements import Answered, Compared, Signed, Weighing
+from atoll.wire.weights import RowWeights
 
 Word = tuple[Signed, Compared]
 Early = tuple[PeerId, Signed, Answered, Payload | None]
@@ -292,7 +293,7 @@ class WeighedReduce(ByDistance):
                 return self.weighings[name]
         return None
 
-    def _weighed(self, weights: Sequence[float], now: Seconds) -> list[Effect]:
+    def _weighed(self, weights: RowWeights, now: Seconds) -> list[Effect]:
         asked = self.asked_for
         assert asked is not None
         weighing = self._weighing_of(asked.peers, weights, asked.compared, asked.without)

@@ -6,6 +6,7 @@ import msgspec
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Payload
+from atoll.wire.weights import RowWeights
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -26,7 +27,7 @@ class Combine(msgspec.Struct, frozen=True):
     onward: bool = False  # the result is a row again, `handed` to the next
     statistic: str = "mean"  # weighted; all others sort values, and every row with weight counts once
     liars: int = 0  # rows that the statistic has to withstand
-    weights: tuple[float, ...] = ()  # of the rows, where their distances made them: the answer is their sum
+    weights: RowWeights = ()  # of the rows, where their distances made them
 
     @property
     def parts(self) -> int:
@@ -66,4 +67,4 @@ class Weigh(msgspec.Struct, frozen=True):
 
 
 class Weights(msgspec.Struct, frozen=True):
-    weights: tuple[float, ...]  # of the rows, in their order
+    weights: RowWeights  # of the rows, in their order

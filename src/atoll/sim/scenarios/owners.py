@@ -42,13 +42,18 @@ def owners(stage: Stage) -> None:
     play_crooks(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), drawn, strict=True)))
 
 
-def comparers(stage: Stage) -> None:
+def comparers(stage: Stage, statistic: str = "robust") -> None:
     """The same where distances weigh rows: liars are wrong about distances, weights or sums."""
     kinds = sorted({*COMPARERS, "miscounter", "two_tongued", "two_promises"})
     tolerated = (stage.peers - 1) // 3
     drawn = [stage.draw.choice(kinds) for _ in range(tolerated)]
     places = stage.draw.sample(range(stage.peers), tolerated)
-    play_crooks(stage, dict(zip(places, drawn, strict=True)), statistic="robust")
+    play_crooks(stage, dict(zip(places, drawn, strict=True)), statistic=statistic)
+
+
+def mixers(stage: Stage) -> None:
+    """The same where rows are mixed with their neighbours, which owners may also make up."""
+    comparers(stage, "nnm + trimmed_mean")
 
 
 def compared(stage: Stage) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from atoll.base.effort import Steps
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, one_line
 from atoll.base.limits import PEERS_MAX
+from atoll.wire.weights import RowWeights, shares_of
 
 
 class Statement(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -121,11 +122,18 @@ class Weighing(msgspec.Struct, frozen=True, array_like=True):
     """What every row of an attempt weighs by its distances from the others. Not signed itself: answers name it."""
 
     peers: tuple[PeerId, ...]  # whose rows every part has
-    weights: tuple[float, ...]  # of each in the sum; 0 for newcomers and for whom the rule leaves out
+    weights: RowWeights
+    """Of each in the sum; 0 for newcomers and for whom the rule leaves out. Bytes where values are sorted after
+    neighbours were mixed: of whose rows each one's mixture is the mean."""
     compared: bytes
     """Digest of the signed comparisons that it was made of, in the order of parts. Where owners check each other:
     one digest for each part that was compared, of what was said of it, whoever said so."""
     without: tuple[int, ...] = ()  # parts that nobody compared: they count for nobody
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """How much of the answers each row is. ValueError if its bytes are no mixtures."""
+        return shares_of(self.weights, len(self.peers))
 
 
 Stage = Literal["prepare", "commit"]
