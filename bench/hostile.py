@@ -4,10 +4,11 @@
                             [--steps 16] [--audit-rate 1.0]
 
 The run is open (`trust = "open"`; a trimmed mean, or a rule by distance), and every update is audited, unless the
-rate says otherwise: with 0 the statistic alone bears a false row. After some honest rounds the villains begin to
-lie. Told is, for each, how many rounds after its first lie it was out (1: with the vertex of that very round), and
-how long each of these took; in how many agreed rounds it lied, of these in how many its row was counted (and what it
-weighed on average, by a rule by distance), refused since it does not decode, or bit for bit the other villain's; and
+rate says otherwise: with 0 the statistic alone bears a false row. After some honest rounds the villains lie.
+
+Told is of each how many rounds after its first lie it was out (1: with the vertex of that very round), and how long
+each of these took; in how many agreed rounds it lied, and in how many of these its row was counted (by a rule by
+distance also what it weighed on average), refused since it does not decode, or bit for bit the other villain's; and
 what auditors found. Of the run: whether any honest member ever lost its place; whether all honest members held the
 same state after every round; and what the model learnt, beside the same run without villains.
 """
