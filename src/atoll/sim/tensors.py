@@ -58,8 +58,8 @@ _LEARNED = msgspec.msgpack.Decoder(Learned)
 
 class TensorIsland(Island):
     """The state is the anchor itself; `poison` twists what this peer encodes in these rounds (None: in all),
-    `sends` takes the place of whatever it encodes, `says` of the loss that it tells as a validator. With `cut` answers can
-    be opened."""
+    `sends` takes the place of whatever it encodes, `says` of the loss that it tells as a validator. With `cut`
+    answers can be opened."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Poisoners that know every honest row and each other: what is agreed on stays where its statistic is to keep it.
 
 The bound is asked for in every round whose parts are all made of the same rows. Krum and multi-Krum need 2f + 3
-rows that decode. In a run of 3f + 1 members, f rows that no codec reads leave them without an answer in every round: they
-are not played against such rows.
+rows that decode. In a run of 3f + 1 members, f rows that no codec reads leave them without an answer in every
+round: they are not played against such rows.
 """
 
 from __future__ import annotations
