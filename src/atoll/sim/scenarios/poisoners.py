@@ -40,7 +40,9 @@ def poisoners(stage: Stage) -> None:
 
     liars, attack = liars_among(stage.peers, TOLERANCE), stage.draw.choice(GANGS)
     left = stage.peers - liars * (attack in REFUSED)
-    fits = [s for s in STATISTICS if members_needed(s, liars) <= stage.peers and rows_needed(s, liars) <= left]
+    fits: list[StatisticName] = [
+        s for s in STATISTICS if members_needed(s, liars) <= stage.peers and rows_needed(s, liars) <= left
+    ]
     play_poisoners(stage, stage.draw.sample(range(stage.peers), liars), attack, stage.draw.choice(fits))
 
 
@@ -50,7 +52,7 @@ def play_poisoners(stage: Stage, places: list[int], attack: str, statistic: Stat
 
     stage.quorum = "two-thirds"
     for _ in places:
-        stage.fault(f"{attack} against {statistic}".replace(" ", "_"))
+        stage.fault(f"{attack} against {statistic}".replace(",", "").replace(" ", "_"))
     liars = frozenset(peer_name(place) for place in places)
     gang = Gang(attack, liars, rule_of(statistic, liars_among(stage.peers, TOLERANCE)))
     run = stage.settings(statistic=statistic, tolerance=TOLERANCE, witnessed=True)
@@ -71,7 +73,8 @@ class Harm:
     root of the mean squared distance of an honest row from that mean."""
 
     def __init__(self, gang: Gang, statistic: StatisticName) -> None:
-        self.gang, self.statistic = gang, statistic
+        self.gang = gang
+        self.statistic: StatisticName = statistic
         self.rounds: set[int] = set()
         self.moved = self.moved_a_mean = 0.0  # at most in any round; the second by a mean of all that was sent
         self.refused: set[PeerId] = set()  # since what they sent is no number, or absurd
@@ -108,9 +111,9 @@ class Harm:
         self._hold(body.round, answer_V, honest, [said[peer] for peer in sorted(self.gang.liars & said.keys())])
 
     def _hold(self, round: int, answer_V: Tensor, honest: list[Tensor], lies: list[Tensor]) -> None:
-        mean_V = sum(honest) / len(honest)
+        mean_V, plain_V = _mean(honest), _mean(honest + lies)
         spread = sqrt(sum(float((row_V - mean_V).square().sum()) for row_V in honest) / len(honest))
-        off, plain_V = float((answer_V - mean_V).norm()) / spread, sum(honest + lies) / len(honest + lies)
+        off = float((answer_V - mean_V).norm()) / spread
         off_plain = float((plain_V - mean_V).norm()) / spread
         self.moved = max(self.moved, off)
         self.moved_a_mean = max(self.moved_a_mean, off_plain if off_plain == off_plain else inf)
@@ -120,6 +123,10 @@ class Harm:
             raise InvariantBroken(
                 f"{self.gang.attack} moved round {round} by {off:.3g} spreads, {most:.3g} are allowed"
             )
+
+
+def _mean(rows: list[Tensor]) -> Tensor:
+    return sum(rows[1:], rows[0]) / len(rows)
 
 
 def bound(statistic: StatisticName, n: int, f: int, apart: float) -> float:
