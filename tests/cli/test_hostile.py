@@ -19,6 +19,10 @@ from atoll.learn.aggregate.attacks import ATTACKS, OPTIMISED, lies
 from atoll.learn.codec import CODECS
 from atoll.learn.update import encode_update
 from atoll.learn.villains import rule_of
+from atoll.node.settings import RunSettings
+from atoll.policy.plan import RoundSettings
+from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.sim.tensors import TensorIsland
 
 pytestmark = [pytest.mark.net]
 
@@ -84,6 +88,25 @@ def test_lies_about_samples_are_what_the_trainer_is_given(villain: Any, monkeypa
         told = villain.Child._batch(None, replace(job, global_step=2), 0)
         assert [one.tolist() for one in told] == [inputs, labels]
     assert begun == [["9"], ["9"]]
+
+
+@pytest.mark.parametrize("kind", ["miscounter", "two_tongued", "mute", "censor"])
+def test_owners_that_lie_are_out_three_rounds_after_their_first_lie(villain: Any, kind: str):
+    """The mouth of the test build in a virtual swarm with real numbers: two of seven, after an honest round."""
+
+    def liar(run: Any, signer: Any, keys: Any, wish: Any, genesis: Any, bootstrap: Any) -> Any:
+        made = villain.Liar(run, signer, keys.verifier, wish, genesis, bootstrap)
+        made.kind, made.after, made.seen = kind, 1, villain.Seen()
+        return made
+
+    plan = RoundSettings(inner_steps=5, first_train_s=10, quorum="two-thirds")
+    run = RunSettings(open_to_all=True, round=plan, statistic="trimmed_mean", tolerance=0.33, witnessed=True)
+    swarm = Swarm(1, SwarmKnobs(7, run=run), {2: liar, 5: liar}, island=TensorIsland)
+    swarm.world.run(600.0, stop=lambda: min(swarm.heads()) >= 3)
+    history = swarm.honest[0].machine.history
+    gone = {m.peer for m in history.bodies[3].members if not m.present}
+    assert gone == {peer_name(2), peer_name(5)}
+    assert max(node.island.distance() for node in swarm.honest) < 0.2
 
 
 def test_an_owner_that_answers_with_false_sums_is_expelled_and_nobody_else_is(tmp_path: Path):
