@@ -124,6 +124,10 @@ class Seen:
                 values_N = codec.decode(row.payload.data, end - at)
                 self.heard.setdefault(row.peer, []).append((at, values_N))
 
+    def before(self) -> Tensor:
+        """What it learnt in the round before, (N,); nothing if there was none."""
+        return self.learnt[-2] if len(self.learnt) > 1 else torch.zeros_like(self.learnt[-1])
+
     def anothers(self) -> Tensor:
         """What somebody else said in the round before, (N,); its own where it was not sent that."""
         row_N = self.learnt[-1].clone()
@@ -144,9 +148,7 @@ def _formula(name: str) -> Callable[[Seen], Tensor]:
 ROWS: dict[str, Callable[[Seen], Tensor]] = {  # what is said instead, (N,)
     **{re.sub("[ ,-]+", "_", name): _formula(name) for name in (*ATTACKS, *OPTIMISED)},
     "large": lambda seen: constant(seen.learnt[-1][None], 1, 1e6)[0],
-    "stale": lambda seen: stale(seen.learnt[-1][None], 1, ([torch.zeros_like(seen.learnt[-1]), *seen.learnt])[-2])[
-        0
-    ],
+    "stale": lambda seen: stale(seen.learnt[-1][None], 1, seen.before())[0],
     "mimic": lambda seen: mimic(seen.anothers()[None], 1)[0],
     "poison": lambda seen: foe(seen.learnt[-1][None], 1, 10.0)[0],
 }
