@@ -1,13 +1,16 @@
 """A real swarm with liars in it: seven processes, two of them villains (`bench/villain.py`), over loopback.
 
     python bench/hostile.py [--json] [--quick] [--villains miscounter,poison] [--statistic trimmed_mean]
-                            [--steps 16]
+                            [--steps 16] [--audit-rate 1.0]
 
-The run is open (`trust = "open"`; a trimmed mean, or a rule by distance), and every update is audited. After some
-honest rounds the villains begin to lie. Told is, for each, how many rounds after its first lie it was out (1: with
-the vertex of that very round), and how long each of these took; whether any honest member ever lost its place;
-whether all honest members held the same state after every round; and what the model learnt, beside the same run
-without villains.
+The run is open (`trust = "open"`; a trimmed mean, or a rule by distance), and every update is audited, unless the
+rate says otherwise: with 0 the statistic alone bears a false row. After some honest rounds the villains lie.
+
+Told is of each how many rounds after its first lie it was out (1: with the vertex of that very round), and how long
+each of these took; in how many agreed rounds it lied, and in how many of these its row was counted (by a rule by
+distance also what it weighed on average), refused since it does not decode, or bit for bit the other villain's; and
+what auditors found. Of the run: whether any honest member ever lost its place; whether all honest members held the
+same state after every round; and what the model learnt, beside the same run without villains.
 """
 
 from __future__ import annotations
@@ -34,7 +37,6 @@ SETTINGS = [
     "run.rounds=0",
     f"run.start_peers={PEERS}",
     "run.min_peers=5",
-    "run.audit_rate=1.0",
     "run.reputation=false",  # as the figures were measured
     "model.name=gpt-nano",
     "train.seq_len=32",
@@ -42,10 +44,13 @@ SETTINGS = [
 ]
 
 
-def story(villains: list[str], rounds: int, steps: int, statistic: str, base: Path) -> dict[str, Any]:
+def story(
+    villains: list[str], rounds: int, steps: int, statistic: str, audit_rate: float, base: Path
+) -> dict[str, Any]:
     """One run to its `rounds`-th round. The last peers to join are the villains."""
     kinds = dict(zip(range(PEERS - len(villains), PEERS), villains, strict=True))
     settings = [*SETTINGS, f"train.inner_steps={steps}", f"sync.statistic={statistic}"]
+    settings.append(f"run.audit_rate={audit_rate}")
     with Swarm(base, settings) as swarm:
         swarm.found()
         for index in range(1, PEERS):
@@ -88,6 +93,7 @@ def told(swarm: Swarm, kinds: dict[int, str], honest: list[int]) -> dict[str, An
                 "rounds_s": [round(took[r], 1) for r in sorted(took) if lied <= r <= min(out.values()) + 1]
                 if out and lied is not None
                 else None,
+                **deeds(swarm, index, names[index], honest),
             }
         )
     harmed = sum(bool(standing[names[i]].keys() & {"expelled", "away"}) for i in honest)
@@ -100,21 +106,40 @@ def told(swarm: Swarm, kinds: dict[int, str], honest: list[int]) -> dict[str, An
     }
 
 
+def deeds(swarm: Swarm, index: int, name: str, honest: list[int]) -> dict[str, Any]:
+    """What became of this villain's rows in the rounds in which it lied, as honest members tell it."""
+    confessed = {f["round"] for f in swarm.facts if f["by"] == index and f["fact"] == "Confessed"}
+    seen = [f for f in swarm.facts if f["by"] in honest]
+    closed = {f["round"]: f for f in seen if f["fact"] == "RoundClosed" and f["round"] in confessed}
+    weights = [f["weighed"][name] for f in closed.values() if name in f.get("weighed", ())]
+    return {
+        "lied": len(closed),
+        "counted": sum(name in f["counted"] for f in closed.values()),
+        "weight": round(statistics.mean(weights), 3) if weights else None,
+        "refused": len({f["round"] for f in seen if f["fact"] == "Garbage" and f["peer"] == name}),
+        "alike": sum(any(name in some for some in f["alike"]) for f in closed.values()),
+        "found": sorted({f["finding"] for f in seen if f["fact"] == "Verdict" and f["peer"] == name}),
+    }
+
+
 def main() -> None:
     parser = asking(__doc__, "fewer and shorter rounds")
     parser.add_argument("--villains", default="miscounter,poison", help="kinds, at most two")
     parser.add_argument("--statistic", default="trimmed_mean", help="what the rows of a part become")
     parser.add_argument("--steps", type=int, help="of a round; 16, with --quick 4")
+    parser.add_argument("--audit-rate", type=float, default=1.0, help="share of the updates that are audited")
     options = parser.parse_args()
+    how = options.statistic, options.audit_rate
     villains = [kind for kind in options.villains.split(",") if kind]
     rounds, steps = (10, options.steps or 4) if options.quick else (24, options.steps or 16)
     with tempfile.TemporaryDirectory() as folder:
-        found = story(villains, rounds, steps, options.statistic, Path(folder))
+        found = story(villains, rounds, steps, *how, Path(folder))
     if not options.quick:
         with tempfile.TemporaryDirectory() as folder:
-            found["val_loss_honest"] = story([], rounds, steps, options.statistic, Path(folder))["val_loss"]
+            found["val_loss_honest"] = story([], rounds, steps, *how, Path(folder))["val_loss"]
     if options.json:
         what = {"peers": PEERS, "rounds": rounds, "inner_steps": steps, "statistic": options.statistic}
+        what["audit_rate"] = options.audit_rate
         print(report("hostile", what, found, versions("torch")))
         return
     print(lines({k: json.dumps(v) if isinstance(v, list) else v for k, v in found.items()}))

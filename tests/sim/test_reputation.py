@@ -233,7 +233,7 @@ def test_a_mean_weighs_rows_by_their_authors_records():
     expected = sum(weighs[peer] / sum(weighs.values()) * row for peer, row in rows.items())
     island = swarm.honest[0].island
     assert isinstance(island, Recorder)
-    before, after = (island._anchor(closed[r].body.state).double() for r in (round - 1, round))
+    before, after = (island.anchor(closed[r].body.state).double() for r in (round - 1, round))
     torch.testing.assert_close(before - after, expected, rtol=1e-5, atol=1e-6)
     commits = {s.signer: decode_statement(s.body, s.signer) for s in closed[round].body.commits}
     weights = {peer: commit.weight for peer, commit in commits.items() if isinstance(commit, Commit)}

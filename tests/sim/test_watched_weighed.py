@@ -145,7 +145,7 @@ def test_all_members_weigh_alike_and_the_round_makes_what_the_library_makes(stat
     expected = -rule(torch.stack([stage.sent[0, name] for name in body.weighing.peers]))
     island = stage.swarm.honest[0].island
     assert len(expected) == VALUES
-    torch.testing.assert_close(island._anchor(body.state), expected, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(island.anchor(body.state), expected, rtol=2e-6, atol=2e-6)
 
 
 def test_where_nobody_lies_no_row_is_opened():

@@ -113,7 +113,7 @@ class Stage:
         return sum(weight for name, weight in rows if name in self.swarm.checkers.villains)
 
     def anchor(self, round: int) -> torch.Tensor:
-        return self.island._anchor(self.closed(round).body.state)
+        return self.island.anchor(self.closed(round).body.state)
 
 
 @pytest.mark.parametrize("poison", POISONS)

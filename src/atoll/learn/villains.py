@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from atoll.base.errors import PeerFault
+from atoll.learn.aggregate import aggregate
 from atoll.learn.aggregate.attacks import Rule, lies
 from atoll.learn.codec import Codec
 from atoll.learn.update import Bounds, Update, encode_update
@@ -33,7 +34,7 @@ def lying(
     for name in sorted({villains[peer] for peer in updates if peer in villains}):
         liars = [peer for peer in updates if villains.get(peer) == name]
         for peer, row_N in zip(liars, lies(name, honest_HN, len(liars), rule), strict=True):
-            told[peer] = _encoded(row_N, bounds, ups)
+            told[peer] = encoded_anyway(row_N, bounds, ups)
     return told
 
 
@@ -52,10 +53,19 @@ def decoded(update: Update, bounds: Bounds, ups: Sequence[Codec]) -> Tensor:
     return torch.cat([up.decode(wire, hi - lo) for up, wire, (lo, hi) in wires])
 
 
-def _encoded(row_N: Tensor, bounds: Bounds, ups: Sequence[Codec]) -> Update:
+def encoded_anyway(row_N: Tensor, bounds: Bounds, ups: Codec | Sequence[Codec]) -> Update:
+    """The update that says this row: as a codec has it, or as raw fp32 where none would encode it."""
     nothing_N = torch.zeros_like(row_N)
     try:
         return encode_update(row_N, nothing_N, None, bounds, ups, 0.0)
     except ValueError:
         raw = [row_N[lo:hi].numpy().data.cast("B") for lo, hi in bounds]
         return Update(tuple(raw), nothing_N, bounds)
+
+
+def rule_of(statistic: str, liars: int) -> Rule:
+    """What owners make of whole rows (n, d) in a run of this statistic that reckons with so many liars."""
+    if statistic == "mean":
+        return lambda rows_ND: rows_ND.mean(dim=0)
+    name = {"robust": "caf", "median": "coordinate_median"}.get(statistic, statistic)
+    return lambda rows_ND: torch.as_tensor(aggregate(name, rows_ND, f=liars))

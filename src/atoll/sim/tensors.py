@@ -35,6 +35,7 @@ NOISE = 0.1  # of one peer's update, per value
 FP32 = CODECS["fp32"]
 
 Poison = Callable[[Tensor], Tensor]  # what an honest update becomes
+Sends = Callable[[int, Tensor, Tensor], Tensor]  # (round, anchor, what was learnt) -> what is sent
 
 POISONS: dict[str, Poison] = {
     "sign flip": lambda delta_V: -delta_V,
@@ -56,8 +57,9 @@ _LEARNED = msgspec.msgpack.Decoder(Learned)
 
 
 class TensorIsland(Island):
-    """The state is the anchor itself; `poison` twists what this peer encodes in these rounds (None: in all), `says`
-    the loss that it tells as a validator. With `cut` answers can be opened."""
+    """The state is the anchor itself; `poison` twists what this peer encodes in these rounds (None: in all),
+    `sends` takes the place of whatever it encodes, `says` of the loss that it tells as a validator. With `cut`
+    answers can be opened."""
 
     def __init__(
         self,
@@ -69,16 +71,17 @@ class TensorIsland(Island):
         says: Callable[[float], float] | None = None,
         cut: Cut | None = None,
         values: int = VALUES,
+        sends: Sends | None = None,
     ) -> None:
         super().__init__(me, knobs, draw)
         self.poison, self.rounds, self.says = poison, rounds, says
-        self.cut, self.values = cut, values
+        self.cut, self.values, self.sends = cut, values, sends
         self.point_V = torch.ones(values, dtype=torch.float32)
         self.generator = torch.Generator().manual_seed(draw.getrandbits(62))
 
     def distance(self, state: Digest | None = None) -> float:
         """How far the head (or this state) is from the point that everybody learns, per value."""
-        return float((self._anchor(state or self.head) - self.point_V).abs().mean())
+        return float((self.anchor(state or self.head) - self.point_V).abs().mean())
 
     def losses(self, state: bytes) -> tuple[float, ...]:
         """Squared distance to the point, per value."""
@@ -98,7 +101,7 @@ class TensorIsland(Island):
             case Advance():
                 return self._advanced(work)
             case GoBack():
-                return self._put_values(work.round, self._anchor(work.back_to))
+                return self._put_values(work.round, self.anchor(work.back_to))
             case LayOpen() if self.cut is not None:
                 return self._lay_open(work, self.cut)
             case JudgeOpening() if self.cut is not None:
@@ -107,12 +110,22 @@ class TensorIsland(Island):
                 return super().do(work)
 
     def _encode(self, work: Encode) -> Encoded:
-        noise_V = torch.randn(self.values, dtype=torch.float32, generator=self.generator) * NOISE
-        delta_V = (self._anchor(self.head) - self.point_V) * STEP + noise_V
+        anchor_V = self.anchor(self.head)
+        delta_V = self._learnt(anchor_V, self.generator)
         if self.poison is not None and (self.rounds is None or work.round in self.rounds):
             delta_V = self.poison(delta_V)
+        if self.sends is not None:
+            delta_V = self.sends(work.round, anchor_V, delta_V)
         bounds = part_bounds(self.values, work.shares)
         return Encoded(tuple(self._payload(delta_V[lo:hi].numpy().tobytes()) for lo, hi in bounds))
+
+    def _learnt(self, anchor_V: Tensor, generator: torch.Generator) -> Tensor:
+        noise_V = torch.randn(self.values, dtype=torch.float32, generator=generator) * NOISE
+        return (anchor_V - self.point_V) * STEP + noise_V
+
+    def ahead(self, anchor_V: Tensor) -> Tensor:
+        """What it will have learnt next, from this anchor, (V,)."""
+        return self._learnt(anchor_V, self.generator.clone_state())
 
     def _combined(self, work: Combine) -> Combined:
         lo, hi = part_bounds(self.values, work.shares)[work.part]
@@ -129,7 +142,7 @@ class TensorIsland(Island):
         return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
     def _advanced(self, work: Advance) -> Advanced:
-        anchor_V = self._anchor(work.before).clone()
+        anchor_V = self.anchor(work.before).clone()
         bounds = part_bounds(self.values, work.shares)
         for (lo, hi), payload in zip(bounds, work.parts, strict=True):
             if payload is not None:
@@ -142,7 +155,7 @@ class TensorIsland(Island):
         self.blobs[name] = data
         return Advanced(name)
 
-    def _anchor(self, state: Digest | None) -> Tensor:
+    def anchor(self, state: Digest | None) -> Tensor:
         return self._values(self.blobs[state] if state is not None else GENESIS_STATE)
 
     def _values(self, state: bytes) -> Tensor:

@@ -62,6 +62,7 @@ from atoll.learn.inner import Inner
 from atoll.learn.layout import Layout
 
 STEPS_OF_SILENCE = 20  # a step that takes so many times longer than the last ones counts as hung
+PROGRAM = ("-m", "atoll.host.trainer")  # what Python runs, with the descriptor of the mailbox behind it
 LOOK_EVERY_S = 1.0  # how often patience is checked, and its margin: the parent's own loop may have been busy
 STDERR_KEPT = 4096  # bytes of the child's last words that go into a failure
 
@@ -116,7 +117,7 @@ class Trainer:
         fd = anonymous()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "atoll.host.trainer", str(fd)),
+                *(sys.executable, *PROGRAM, str(fd)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

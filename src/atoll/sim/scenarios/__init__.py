@@ -37,6 +37,7 @@
     straggler    one of four is four times slower: nobody waits for it, and its steps count
     by_speed     one of four is four times slower and takes a quarter of the steps: all arrive together
     oceans       members on several continents train for 38 minutes a round; an exchange is hidden behind the next
+    poisoners    a third know all rows and send what the literature has worst; the statistic's proof holds
     siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
     validated    a third poison a mean and lie as validators; the run leaves every bad state
     wolves       a third of the validators find everything bad; nobody goes back
@@ -92,6 +93,7 @@ from atoll.sim.scenarios.oceans import oceans
 from atoll.sim.scenarios.openings import accomplices, opened, openings, slanderers
 from atoll.sim.scenarios.owners import compared, comparers, framers, mixers, owners, watched
 from atoll.sim.scenarios.pieces import pieces
+from atoll.sim.scenarios.poisoners import poisoners
 from atoll.sim.scenarios.reputation import reputation
 from atoll.sim.scenarios.scores import scores
 from atoll.sim.scenarios.siege import siege
@@ -140,6 +142,7 @@ SCENARIOS: dict[str, Scenario] = {
     "straggler_churn": Scenario(straggler_churn, peers=8, rounds=15),
     "clients": Scenario(clients, peers=7, rounds=40),
     "sampled_churn": Scenario(sampled_churn, peers=8, rounds=15),
+    "poisoners": Scenario(poisoners, peers=7, rounds=6),
     "siege": Scenario(siege, peers=100, rounds=100),
     "reputation": Scenario(reputation, peers=7, rounds=36),
     "reputed_churn": Scenario(reputed_churn, peers=8, rounds=15),

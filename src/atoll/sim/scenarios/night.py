@@ -24,7 +24,7 @@ SIZES: dict[str, tuple[int, ...]] = {  # these are short and of drawn sizes; oth
         ("churn", "overlap", "weighed", "rollback", "paired_churn", "paced", "blackout"),
         (4, 5, 6, 7, 8, 10, 12, 16),
     ),
-    **dict.fromkeys(("liars", "owners", "framers"), (4, 7, 10, 13)),
+    **dict.fromkeys(("liars", "owners", "framers", "poisoners"), (4, 7, 10, 13)),
     "calm": (1, 2, 3, 8, 16),
     "branches": (12, 20, 30, 40),
     "siege": (10, 13, 16, 20),
