@@ -8,7 +8,7 @@ that holds such words has consequences. Never judges, never signs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import UNSET
 
@@ -64,13 +64,17 @@ class Inspectors:
         return self.validators.holds(round) if self.validators is not None else []
 
     def closed(
-        self, body: Body, made: Mapping[Digest, Made], seconded: Mapping[int, Sequence[Signed]]
+        self,
+        body: Body,
+        made: Mapping[Digest, Made],
+        seconded: Mapping[int, Sequence[Signed]],
+        made_again: Collection[int],
     ) -> list[Effect]:
         """My round is closed: these answers of mine, with their rows, may be asked for; what others signed of
-        answers may be held against them."""
+        answers may be held against them; and of parts that I made again nobody need show me anything."""
         if self.audits is None:
             return []
-        self.audits.remember(body.round, seconded)
+        self.audits.remember(body.round, seconded, made_again)
         return self.audits.lay_open(body, made)
 
     def heard(self, by: PeerId, said: Audited, now: Seconds) -> list[Effect]:
