@@ -20,10 +20,12 @@ from atoll.sim.scenarios import ScenarioFailed, run_scenario
 from atoll.sim.scenarios.openings import TOGETHER_WITHIN, Told, play_openings, play_together
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.swarm import SwarmKnobs, peer_name
-from atoll.sim.villains import Villain, villain
+from atoll.sim.villains import Twist, Villain, villain
 from atoll.sim.world import Node
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.round import Answer, Committed, Contribution
+from atoll.wire.messages.audits import ExhibitIs
+from atoll.wire.messages.history import Chunk, ManifestIs
+from atoll.wire.messages.round import Answer, Committed, Contribution, RowBytes
 from atoll.wire.messages.statements import Answered, Commit
 
 
@@ -165,7 +167,7 @@ def test_where_no_part_may_be_captured_they_never_own_one_by_themselves():
 
 def test_if_what_others_signed_were_forgotten_the_second_liar_would_stay(monkeypatch: pytest.MonkeyPatch):
     """Mutant: only the owner whose answer stands is held to it."""
-    monkeypatch.setattr("atoll.node.audits.refuted_words", lambda openings, seconded: [])
+    monkeypatch.setattr("atoll.node.audits.words_against", lambda openings, seconded, findings: {})
     with pytest.raises(Exception, match="lied together with others"):
         play_together(Stage("accomplices", 2, 8, 12, "two-thirds"), {1: "accomplice", 2: "accomplice"})
 
@@ -179,6 +181,65 @@ def test_liars_own_whole_parts_only_where_openings_would_find_them():
     with pytest.raises(Exception, match="weighs rows"):
         decode_settings(encode_settings(replace(plain, statistic="robust", openings=Terms(0.03, 4128))))
     assert b"captured" not in encode_settings(RunSettings())
+
+
+# ---- an answer is shown by whoever made it -------------------------------------------------------------------
+
+
+def crashed_after_its_answer(villains: dict[int, Twist]) -> Told:
+    """Owners that watch each other; one loses its rows in the moment in which its round closes, and is back soon."""
+    stage = Stage("accomplices", 1, 8, 17, "two-thirds")
+    trust = {"tolerance": 0.33, "statistic": "trimmed_mean", "witnessed": True, "captured": 0.05}
+    settings = stage.settings(openings=Terms(0.1, CUT.leaf_bytes), **trust)
+    places = {place: villain(twist) for place, twist in villains.items()}
+    swarm = stage.gather(SwarmKnobs(8, run=settings), villains=places, island=islands({}))
+    told, victim, world = Told(stage), swarm.founders[3], stage.world
+    stage.world.watchers.append(told.watch)
+
+    def watch(now: float, node: Node, fact: Fact) -> None:
+        if node.name == victim and isinstance(fact, RoundClosed) and fact.body.round == 2:
+            assert any(signed.signer == victim for signed in fact.body.parts if signed is not None)
+            world.at(now, lambda: world.crash(victim))
+            world.at(now + 1.0, lambda: world.start(victim))
+
+    stage.world.watchers.append(watch)
+    stage.until_round(16, 1500.0)
+    return told
+
+
+def test_an_owner_that_crashes_after_its_answer_keeps_its_place():
+    """The other owner that made the same shows the blocks instead."""
+    assert not crashed_after_its_answer({}).left
+
+
+def shut(villain: Villain, send: Send) -> list[Effect]:
+    """Sends its row to owners, since it committed to it, and never shows anything to anybody who asks."""
+    return [] if isinstance(send.message, RowBytes | ExhibitIs | Chunk | ManifestIs) else [send]
+
+
+def test_a_contributor_that_shows_nothing_gets_no_owner_sent_away():
+    """Nobody need ask it: whoever made the answer has its row. Not even its own answers cost it its place."""
+    assert not crashed_after_its_answer({6: shut}).left
+
+
+def test_if_its_owner_alone_were_asked_a_crash_would_cost_its_place(monkeypatch: pytest.MonkeyPatch):
+    """Mutant: the rule before."""
+    monkeypatch.setattr("atoll.node.audits.makers", lambda opening, ground: (opening.peer,))
+    assert {how for _, how in crashed_after_its_answer({}).left.values()} == {"away"}
+
+
+def test_two_liars_that_own_parts_by_themselves_and_show_nothing_both_lose_their_places():
+    together = play_together(Stage("accomplices", 2, 8, 24, "two-thirds"), dict.fromkeys((1, 2), "buried"))
+    assert len(together.false) > 1
+    assert {name: how for name, (_, how) in together.told.left.items()} == dict.fromkeys(together.names, "away")
+
+
+def test_who_signed_what_nobody_shows_is_complained_of(monkeypatch: pytest.MonkeyPatch):
+    """Were once enough, the witness of the first false part would leave with its owner; it takes two rounds."""
+    monkeypatch.setattr("atoll.policy.trust.STRIKES", 1)
+    together = play_together(Stage("accomplices", 2, 8, 14, "two-thirds"), dict.fromkeys((1, 2), "buried"))
+    (first, how), (second, as_well) = together.told.left.values()
+    assert how == as_well == "away" and second <= first + 2
 
 
 @pytest.mark.long

@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from atoll.base.errors import PeerFault
+from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import AUDIT_TURN, MIB
-from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send
+from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Keep, Report, Send
 from atoll.node.exhibits import Exhibits, tried
 from atoll.node.facts import Accused, AuditDrawn, AuditEnded, OpeningVerdict, Verdict
 from atoll.node.ground import Ground, ground_after
@@ -47,7 +48,16 @@ from atoll.wire.messages.vertex import Body
 GIVE_UP = AUDIT_TURN - 2  # rounds of my turn after which nothing was shown: the next one's turn comes two later
 OPENING_GIVE_UP = 2  # of an opening, which is small and made at once
 GIVE_UP_S = 10.0  # and so many seconds, since rounds may take milliseconds and links may stall
+LAID = "laid/"  # and the round: under which name it is kept where openings lie
 EXHIBIT_UPDATES = 10  # an exhibit is at most so many updates in fp32 long: two states, x, feedback, parts
+
+
+class Laid(msgspec.Struct, frozen=True, array_like=True):
+    """An opening that I laid out."""
+
+    peer: PeerId  # in whose name the answer stands
+    number: int
+    blob: Digest
 
 
 @dataclass
@@ -84,20 +94,26 @@ class Audits:
         self.strikes = Strikes()  # of those
         self.known: set[Place] = set()  # answers that I made myself, or made again
         self.exhibits: dict[Key, Digest | None] = {}  # None while it is being made, or if it cannot be
+        self.laid: set[int] = set()  # rounds of which it is written down where openings lie
         self.held: tuple[Digest, ...] = ()
         self.arriving = Exhibits("audit")
 
     # ---- vertices ------------------------------------------------------------------------------------------
 
-    def resume(self, now: Seconds) -> list[Effect]:
-        """After a restart: what was drawn for me is lost, what I was drawn for is not."""
+    def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
+        """After a restart: openings that I had laid out lie here still; other exhibits, and rows, are lost."""
         self._follow()
-        return self._work(now)
+        for name, data in kept.items():
+            if name.startswith(LAID):
+                round = int(name.removeprefix(LAID))
+                self.laid.add(round)
+                self.exhibits.update(((round, one.peer, one.number), one.blob) for one in _read(data))
+        return self._forget_laid() + self._work(now)
 
     def grew(self, body: Body, now: Seconds) -> list[Effect]:
         """The history has one vertex more."""
         self._follow()
-        effects: list[Effect] = []
+        effects = self._forget_laid()
         if news := self.docket.news(body):
             effects += [_fact(self._verdict(by, said), body.round) for by, said in news]
             effects += self._name_seconders()
@@ -153,12 +169,13 @@ class Audits:
         liars = {word.signer for word in lies.values()}
         unshown = sorted(words_against(opened, self.seconded, AGAINST).keys() - self.unshown)
         self.unshown.update(unshown)
-        failing = {peer for round, peer in unshown if self.strikes.note(peer, round)} - liars
+        voting = {m.peer for m in self.history.head_body.members if m.votes}
+        failing = {peer for round, peer in unshown if self.strikes.note(peer, round)} & voting - liars - {self.me}
         for place, said in self.seconded.items():
             self.seconded[place] = [word for word in said if word.signer not in liars]
         head = self.history.head
         facts = [Accused(peer=word.signer, statement=Caught(word)) for word in lies.values()]
-        facts += [Accused(peer=p, statement=Complaint(head, p, "unopened")) for p in sorted(failing - {self.me})]
+        facts += [Accused(peer=p, statement=Complaint(head, p, "unopened")) for p in sorted(failing)]
         return [_fact(fact, head) for fact in facts]
 
     def _follow(self) -> None:
@@ -228,11 +245,12 @@ class Audits:
 
     def give(self, sender: PeerId, wish: WantExhibit) -> list[Effect]:
         """Only those who were drawn are told where it lies."""
-        cases = (self.docket.cases[key] for key in self.exhibits if key in self.docket.cases)
-        case = next((c for c in cases if (c.round, _number(c)) == (wish.round, wish.opening)), None)
+        mine = _key(wish.round, self.me, wish.opening)
+        key = next((k for k in self.exhibits if (k[0], k[2:]) == (mine[0], mine[2:])), mine)
+        case = self.docket.cases.get(key)
         if case is None or sender not in case.order:
             return []
-        return [Send(sender, ExhibitIs(wish.round, self.exhibits[case.key], wish.opening))]
+        return [Send(sender, ExhibitIs(wish.round, self.exhibits.get(key), wish.opening))]
 
     def _shown(self, key: Key, blob: Digest) -> list[Effect]:
         case = self.docket.cases.get(key)
@@ -248,7 +266,20 @@ class Audits:
         drawn = (case for case in self._openings(round) if case.key in self.exhibits)
         mine = [case for case in drawn if case.answered.part == part]
         # the docket may have forgotten them meanwhile: then all, since they are of one round
-        return [e for case, blob in zip(mine, blobs, strict=bool(mine)) for e in self._shown(case.key, blob)]
+        told = [e for case, blob in zip(mine, blobs, strict=bool(mine)) for e in self._shown(case.key, blob)]
+        return [*self._remember_laid(round), *told]
+
+    def _remember_laid(self, round: int) -> list[Effect]:
+        """Also after a restart."""
+        here = ((case, self.exhibits.get(case.key)) for case in self._openings(round))
+        laid = [Laid(case.peer, case.number, blob) for case, blob in here if blob is not None]
+        self.laid.add(round)
+        return [Keep(f"{LAID}{round}", msgspec.msgpack.encode(laid))]
+
+    def _forget_laid(self) -> list[Effect]:
+        over = sorted(self.laid - {key[0] for key in self.docket.cases})
+        self.laid.difference_update(over)
+        return [Keep(f"{LAID}{round}", None) for round in over]
 
     # ---- taking again --------------------------------------------------------------------------------------
 
@@ -415,6 +446,16 @@ class Audits:
             peer=case.peer, of=case.round, segment=segment, finding=finding, why=why, opening=opening
         )
         return [_fact(ended, self.history.head)]
+
+
+_LAID = msgspec.msgpack.Decoder(list[Laid])
+
+
+def _read(data: bytes) -> list[Laid]:
+    try:
+        return _LAID.decode(data)
+    except UNREADABLE:
+        return []  # of another version: they are lost
 
 
 def _fact(fact: Fact, round: int) -> Report:

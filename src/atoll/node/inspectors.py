@@ -47,9 +47,9 @@ class Inspectors:
 
     # ---- what they are told --------------------------------------------------------------------------------
 
-    def resume(self, now: Seconds) -> list[Effect]:
-        """After a restart."""
-        effects = self.audits.resume(now) if self.audits is not None else []
+    def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
+        """After a restart; `kept`: what a life before left here."""
+        effects = self.audits.resume(kept, now) if self.audits is not None else []
         effects += self.validators.resume() if self.validators is not None else []
         return effects + (self.scoring.resume(now) if self.scoring is not None else [])
 

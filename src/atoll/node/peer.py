@@ -319,7 +319,7 @@ class Peer:
         if self.known.history.head > -1:  # the last word on who is here was genesis'
             members = self.known.history.head_body.members
             effects.append(self._fact(MembershipChanged(joined=(), left=(), members=members)))
-        effects += self._from_inspectors(self.inspectors.resume(now), now) + self._seek_demanded()
+        effects += self._from_inspectors(self.inspectors.resume(kept, now), now) + self._seek_demanded()
         effects += self.kept_rows.start(kept)
         return effects + self._follow_members(now) + self.regain.begin(self.known.history)
 

@@ -157,7 +157,8 @@ class Together:
             return
         self.false.append((round, part))
         for name in liars:
-            if name in self.told.left and self.told.left[name][0] < round:
+            left, how = self.told.left.get(name, (round, ""))
+            if how == "expelled" and left < round:  # who is away may come back
                 raise InvariantBroken(f"{name} left, and a lie of its was agreed on in round {round}")
             self.lied.setdefault(name, round)
 
