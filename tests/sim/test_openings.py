@@ -20,7 +20,7 @@ from atoll.sim.scenarios import ScenarioFailed, run_scenario
 from atoll.sim.scenarios.openings import TOGETHER_WITHIN, Told, play_openings, play_together
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.swarm import SwarmKnobs, peer_name
-from atoll.sim.villains import Twist, Villain, villain
+from atoll.sim.villains import Villain, villain
 from atoll.sim.world import Node
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.audits import ExhibitIs
@@ -192,7 +192,7 @@ def shut(villain: Villain, send: Send) -> list[Effect]:
 
 
 def test_an_owner_that_crashes_after_its_answer_keeps_its_place_whatever_a_contributor_refuses():
-    """It loses its rows in the moment in which its round closes; the other owner that made the same has them all."""
+    """It loses its rows in the moment in which its round closes; the other owner that made the same has them."""
     stage = Stage("accomplices", 1, 8, 17, "two-thirds")
     trust = {"tolerance": 0.33, "statistic": "trimmed_mean", "witnessed": True, "captured": 0.05}
     settings = stage.settings(openings=Terms(0.1, CUT.leaf_bytes), **trust)

@@ -88,8 +88,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "and expel them (run.openings, then 0.03 if left out). As many owners combine every part as that takes: "
         "with 0.05 two for up to nine members and three beyond; with 0, for which no such part exists, one more "
         "than may lie, up to six. Bytes grow with every owner: 1.46 times a plain reduce among eight with 0.05, "
-        "1.86 with 0. But openings send honest owners away that crash before they show anything: in a siege of ten "
-        "that cost too many votes. Not where answers cannot be opened, or distances weigh rows (sync.statistic)."
+        "1.86 with 0. An owner that crashed keeps its place unless all who made its part are gone or silent: "
+        "whoever made it shows it. Not where answers cannot be opened, or distances weigh rows (sync.statistic)."
     ),
     "run.sample": (
         "Share of the members that train in a round, rounded up; the others vote, own parts and miss nothing "
