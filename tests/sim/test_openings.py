@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Fact, Send
 from atoll.node import openings as work
 from atoll.node.facts import Fault, RoundClosed
@@ -197,18 +200,23 @@ def test_an_owner_that_crashes_after_its_answer_keeps_its_place_whatever_a_contr
     trust = {"tolerance": 0.33, "statistic": "trimmed_mean", "witnessed": True, "captured": 0.05}
     settings = stage.settings(openings=Terms(0.1, CUT.leaf_bytes), **trust)
     swarm = stage.gather(SwarmKnobs(8, run=settings), villains={6: villain(shut)}, island=islands({}))
-    told, victim, world = Told(stage), swarm.founders[3], stage.world
-    stage.world.watchers.append(told.watch)
+    told = Told(stage)
+    stage.world.watchers += [told.watch, crash_of(stage, swarm.founders[3], after_s=0.0)]
+    stage.until_round(16, 1500.0)
+    assert told.left.keys() <= {peer_name(6)}  # which owns parts, too
+
+
+def crash_of(stage: Stage, victim: PeerId, after_s: float) -> Callable[[float, Node, Fact], None]:
+    """So soon after it has closed round 2, in which it owned a part; it is back a second later."""
+    world = stage.world
 
     def watch(now: float, node: Node, fact: Fact) -> None:
         if node.name == victim and isinstance(fact, RoundClosed) and fact.body.round == 2:
             assert any(signed.signer == victim for signed in fact.body.parts if signed is not None)
-            world.at(now, lambda: world.crash(victim))
+            world.at(now + after_s, lambda: world.crash(victim))
             world.at(now + 1.0, lambda: world.start(victim))
 
-    stage.world.watchers.append(watch)
-    stage.until_round(16, 1500.0)
-    assert told.left.keys() <= {peer_name(6)}  # which owns parts, too
+    return watch
 
 
 @pytest.mark.long
