@@ -48,7 +48,7 @@ from atoll.learn.weighing import compare, weigh
 from atoll.node.settings import RunSettings
 from atoll.policy.openings import SHARE, Terms
 from atoll.policy.plan import RoundSettings
-from atoll.policy.trust import DISTANCES, liars_among, rows_needed
+from atoll.policy.trust import CAPTURED, DISTANCES, liars_among, rows_needed
 from atoll.sim.island import IslandKnobs
 from atoll.sim.openings import CUT, islands
 from atoll.sim.owners import CROOKS
@@ -71,7 +71,6 @@ OPENING_S = 1.0  # after a call: blocks are opened and fetched
 OPENED_BLOCKS = 32  # of a part, in the simulator
 VALUES, QUICK_VALUES = 4_000_000, 1_000_000
 UPDATE_BYTES = 4_000_000
-CAPTURED = 0.05  # of all parts, in `rounds`: run.captured_parts
 CASES: dict[str, dict[int, str]] = {  # which founders are villains, in a swarm of seven
     "honest": {},
     "one miscounter": {2: "miscounter"},

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Fact, Send
 from atoll.node import openings as work
 from atoll.node.facts import Fault, RoundClosed
@@ -23,7 +26,9 @@ from atoll.sim.swarm import SwarmKnobs, peer_name
 from atoll.sim.villains import Villain, villain
 from atoll.sim.world import Node
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.round import Answer, Committed, Contribution
+from atoll.wire.messages.audits import ExhibitIs
+from atoll.wire.messages.history import Chunk, ManifestIs
+from atoll.wire.messages.round import Answer, Committed, Contribution, RowBytes
 from atoll.wire.messages.statements import Answered, Commit
 
 
@@ -165,7 +170,7 @@ def test_where_no_part_may_be_captured_they_never_own_one_by_themselves():
 
 def test_if_what_others_signed_were_forgotten_the_second_liar_would_stay(monkeypatch: pytest.MonkeyPatch):
     """Mutant: only the owner whose answer stands is held to it."""
-    monkeypatch.setattr("atoll.node.audits.refuted_words", lambda openings, seconded: [])
+    monkeypatch.setattr("atoll.node.audits.words_against", lambda openings, seconded, findings: {})
     with pytest.raises(Exception, match="lied together with others"):
         play_together(Stage("accomplices", 4, 8, 12, "two-thirds"), {1: "accomplice", 2: "accomplice"})
 
@@ -179,6 +184,57 @@ def test_liars_own_whole_parts_only_where_openings_would_find_them():
     with pytest.raises(Exception, match="weighs rows"):
         decode_settings(encode_settings(replace(plain, statistic="robust", openings=Terms(0.03, 4128))))
     assert b"captured" not in encode_settings(RunSettings())
+
+
+# ---- an answer is shown by whoever made it -------------------------------------------------------------------
+
+
+def shut(villain: Villain, send: Send) -> list[Effect]:
+    """Sends its row to owners, since it committed to it, and never shows anything to anybody who asks."""
+    return [] if isinstance(send.message, RowBytes | ExhibitIs | Chunk | ManifestIs) else [send]
+
+
+def test_an_owner_that_crashes_after_its_answer_keeps_its_place_whatever_a_contributor_refuses():
+    """It loses its rows in the moment in which its round closes; the other owner that made the same has them."""
+    stage = Stage("accomplices", 1, 8, 17, "two-thirds")
+    trust = {"tolerance": 0.33, "statistic": "trimmed_mean", "witnessed": True, "captured": 0.05}
+    settings = stage.settings(openings=Terms(0.1, CUT.leaf_bytes), **trust)
+    swarm = stage.gather(SwarmKnobs(8, run=settings), villains={6: villain(shut)}, island=islands({}))
+    told = Told(stage)
+    stage.world.watchers += [told.watch, crash_of(stage, swarm.founders[3], after_s=0.0)]
+    stage.until_round(16, 1500.0)
+    assert told.left.keys() <= {peer_name(6)}  # which owns parts, too
+
+
+def crash_of(stage: Stage, victim: PeerId, after_s: float) -> Callable[[float, Node, Fact], None]:
+    """So soon after it has closed round 2, in which it owned a part; it is back a second later."""
+    world = stage.world
+
+    def watch(now: float, node: Node, fact: Fact) -> None:
+        if node.name == victim and isinstance(fact, RoundClosed) and fact.body.round == 2:
+            assert any(signed.signer == victim for signed in fact.body.parts if signed is not None)
+            world.at(now + after_s, lambda: world.crash(victim))
+            world.at(now + 1.0, lambda: world.start(victim))
+
+    return watch
+
+
+@pytest.mark.long
+def test_two_liars_that_own_parts_by_themselves_and_show_nothing_both_lose_their_places():
+    together = play_together(Stage("accomplices", 2, 8, 24, "two-thirds"), dict.fromkeys((1, 2), "buried"))
+    assert len(together.false) > 1
+    assert {name: how for name, (_, how) in together.told.left.items()} == dict.fromkeys(together.names, "away")
+
+
+def test_who_signed_what_nobody_shows_is_complained_of(monkeypatch: pytest.MonkeyPatch):
+    """Were once enough: then every honest voter says so of the witness of the first false part, and it is away."""
+    monkeypatch.setattr("atoll.policy.trust.STRIKES", 1)
+    together = play_together(Stage("accomplices", 2, 8, 14, "two-thirds"), dict.fromkeys((1, 2), "buried"))
+    told = together.told
+    (owner,) = {peer for peer, round, part, _, _ in told.said if (round, part) in together.false[:1]}
+    (witness,) = together.names - {owner}
+    assert {who for who, of in told.complained if of == witness} == {peer_name(k) for k in (0, 3, 4, 5, 6, 7)}
+    assert set(told.left) == {owner, witness}
 
 
 @pytest.mark.long

@@ -403,7 +403,7 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
     schedule = recipe.schedule
     preset = PRESETS[wish.trust]
     statistic, min_peers = rule_of(wish.trust, wish.statistic, wish.start_peers, wish.min_peers)
-    opened = opened_share(wish.trust, recipe)
+    opened = opened_share(wish.trust, statistic, recipe)
     settings = RunSettings(
         name=wish.name,
         rounds=schedule.turns,
@@ -415,6 +415,7 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
         witnessed=preset.witnessed,
         era_rounds=ERA_ROUNDS,
         openings=terms_of(recipe, opened),
+        captured=(opened and preset.captured) or msgspec.UNSET,
         round=RoundSettings(
             inner_steps=schedule.turn_steps,
             quorum=preset.quorum,

@@ -25,10 +25,10 @@ from atoll.node.config.reading import decode_config, decode_values
 from atoll.node.config.sections import Config, Sync, Train, toml_text
 from atoll.node.settings import RunSettings
 from atoll.policy.apart import Apart
-from atoll.policy.openings import SHARE, Terms
+from atoll.policy.openings import Terms
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS
-from atoll.policy.trust import peers_for_one_liar, rows_needed
+from atoll.policy.trust import DISTANCES, peers_for_one_liar, rows_needed
 from atoll.policy.validation import Rule
 
 if TYPE_CHECKING:
@@ -299,17 +299,24 @@ def _openings(config: Config, recipe: Recipe) -> Terms | UnsetType:
 
     if config.run.openings is not None:
         return terms_of(recipe, config.run.openings)
-    share = SHARE if config.run.captured_parts else PRESETS[config.run.trust].openings
+    preset = PRESETS[config.run.trust]
+    share = preset.openings
+    if preset.witnessed and (config.run.captured_parts == 0 or chosen_statistic(config) in DISTANCES):
+        share = 0.0  # one more owner watches than may lie: nothing is left to find
     return UNSET if not share or _unopened(recipe) else terms_of(recipe, share)
 
 
 def _captured(config: Config, recipe: Recipe) -> float:
-    """Of all parts, those that liars may own by themselves. UsageError if no opening would find what they say."""
+    """As the config says, or else as its trust has it where openings would find what liars say there. UsageError if
+    they were asked for and would not."""
     from atoll.host.learning import terms_of
 
-    if config.run.captured_parts:
-        terms_of(recipe, SHARE)
-    return config.run.captured_parts
+    if (asked := config.run.captured_parts) is not None:
+        if asked:
+            terms_of(recipe, PRESETS[config.run.trust].openings)
+        return asked
+    found = _openings(config, recipe) is not UNSET and chosen_statistic(config) not in DISTANCES
+    return PRESETS[config.run.trust].captured if found else 0.0
 
 
 def _unopened(recipe: Recipe) -> str:
@@ -343,7 +350,10 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
             "shorter; write train.total_tokens to have them follow what is learned"
         )
     if preset.openings and config.run.openings is None and (why := _unopened(recipe)):
-        said.append(f"sums of owners are believed: {why}; write run.openings = 0 to say that this is meant")
+        lacks = (
+            "as many owners combine every part as may lie" if preset.witnessed else "sums of owners are believed"
+        )
+        said.append(f"{lacks}: {why}; write run.openings = 0 to say that this is meant")
     return said
 
 

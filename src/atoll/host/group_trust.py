@@ -8,6 +8,7 @@ decides anything: who is believed is said by the vertices.
 from __future__ import annotations
 
 from blake3 import blake3
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import RunFailedError, UsageError
@@ -26,7 +27,7 @@ from atoll.learn.weighing import compare
 from atoll.node.jobs import Judged, JudgeOpening, LaidOpen, LayOpen
 from atoll.node.settings import RunSettings
 from atoll.policy.openings import SHARE, Terms
-from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
+from atoll.policy.trust import CAPTURED, DISTANCES, StatisticName, peers_for_one_liar
 from atoll.protocol.reduce.work import Combine, Compare, Products
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Commit
@@ -94,9 +95,12 @@ def distrusting(
         )
     rounds = replace(settings.round, quorum="two-thirds")
     more: dict[str, object] = {"round": rounds, "statistic": statistic, "tolerance": TOLERANCE}
+    problem = opening_problem(up, down)
     if trust == "open":
-        return replace(settings, witnessed=True, **more)
-    if problem := opening_problem(up, down):
+        settings = replace(settings, witnessed=True, captured=UNSET if problem else CAPTURED)
+        if problem:
+            return replace(settings, **more)
+    if problem:
         words = problem.replace("sync.up", "codec").replace("sync.down", "way_back")
         raise UsageError("E-RED-14", f"owners could not be checked: {words}", fix='say codec = "int8" or "fp32"')
     return replace(settings, openings=Terms(SHARE, Cut(codec_named(down)).leaf_bytes), **more)

@@ -12,7 +12,7 @@ from atoll.base.errors import UsageError
 from atoll.learn.opening import unopened
 from atoll.learn.recipes import Recipe
 from atoll.policy.presets import PRESETS, Preset, Trust, statistic_of
-from atoll.policy.trust import StatisticName, peers_for_one_liar
+from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
 
 
 def rule_of(
@@ -65,17 +65,23 @@ def forgone(trust: Trust, said: StatisticName | None, statistic: StatisticName, 
         lacks.append(
             "nobody's work is audited, and no records are kept: what a loop did is its owner's own code and data"
         )
-    if why := _believed(preset, recipe):
-        lacks.append(f"sums of owners are believed: {why}")
+    if why := _unopened(preset, recipe):
+        instead = (
+            "as many owners combine every part as may lie" if preset.witnessed else "sums of owners are believed"
+        )
+        lacks.append(f"{instead}: {why}")
     return tuple(lacks)
 
 
-def opened_share(trust: Trust, recipe: Recipe) -> float:
+def opened_share(trust: Trust, statistic: StatisticName, recipe: Recipe) -> float:
     """Of every answer, what its owner opens to others."""
-    return 0.0 if _believed(PRESETS[trust], recipe) else PRESETS[trust].openings
+    preset = PRESETS[trust]
+    if _unopened(preset, recipe) or (preset.witnessed and statistic in DISTANCES):
+        return 0.0  # one more owner watches than may lie, where owners are watched: nothing is left to find
+    return preset.openings
 
 
-def _believed(preset: Preset, recipe: Recipe) -> str:
+def _unopened(preset: Preset, recipe: Recipe) -> str:
     """Why answers are not opened, though trust has it so; empty if they are, or need not."""
     why = unopened(recipe) if preset.openings else None
     return (why or "").replace("sync.", "")

@@ -4,6 +4,8 @@
     audited          Ask Exhibit, LayOpen ─► blobs ─► their names to any auditor that was drawn and asks
     auditor          WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Judge, JudgeOpening ─► `Audited`, signed
 
+An answer that several owners made can be shown by each of them: the one in whose name it stands is asked first, and
+with the next heartbeat the others, too. Who made it itself in the round need be shown nothing.
 Nothing here is waited for by a round: slow work is the island's, which does it while its trainer rests, and an
 auditor that is late is followed by the next one. Words on their way into a vertex bring the next ones early.
 Bounded by the open cases of the docket; a blob may be as large as this run's states are and no larger. Never
@@ -12,38 +14,49 @@ judges, never acts on a verdict: a later vertex does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
+import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from atoll.base.errors import PeerFault
+from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import AUDIT_TURN, MIB
-from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send
+from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Keep, Report, Send
 from atoll.node.exhibits import Exhibits, tried
 from atoll.node.facts import Accused, AuditDrawn, AuditEnded, OpeningVerdict, Verdict
 from atoll.node.jobs import Exhibit, Exhibited, Hold, Judged, LaidOpen
-from atoll.node.judging import twice_promised, work_for
+from atoll.node.judging import ground_of, twice_promised, work_for
 from atoll.node.kept_exhibits import ROW, KeptExhibit, KeptExhibits
-from atoll.node.openings import lay_open
+from atoll.node.openings import lay_open, made_here, makers
 from atoll.node.reports import ReportPool
 from atoll.node.settings import RunSettings
 from atoll.policy.audits import Case, Key, key_of
 from atoll.policy.inquiry import AGAINST, NOTHING, REFUTING
-from atoll.policy.openings import Opening, Place, refuted_words
+from atoll.policy.openings import Opening, Place, words_against
+from atoll.policy.trust import Strikes
 from atoll.protocol.dag.history import History
 from atoll.protocol.reduce.rows import Made
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
 from atoll.wire.messages.audits import ExhibitIs, WantExhibit
-from atoll.wire.messages.statements import Audited, Caught, Finding, Signed
+from atoll.wire.messages.statements import Audited, Caught, Complaint, Finding, Signed
 from atoll.wire.messages.vertex import Body
 
 GIVE_UP = AUDIT_TURN - 2  # rounds of my turn after which nothing was shown: the next one's turn comes two later
 OPENING_GIVE_UP = 2  # of an opening, which is small and made at once
 GIVE_UP_S = 10.0  # and so many seconds, since rounds may take milliseconds and links may stall
+LAID = "laid/"  # and the round: under which name it is kept where openings lie
 EXHIBIT_UPDATES = 10  # an exhibit is at most so many updates in fp32 long: two states, x, feedback, parts
+
+
+class Laid(msgspec.Struct, frozen=True, array_like=True):
+    """An opening that I laid out."""
+
+    peer: PeerId  # in whose name the answer stands
+    number: int
+    blob: Digest
 
 
 @dataclass
@@ -53,7 +66,10 @@ class Turn:
     case: Case | Opening
     since: int  # the head when my turn began
     since_s: Seconds
+    makers: tuple[PeerId, ...]  # who can show me what I am to look at; whose it is comes first
     blob: Digest | None = None  # what I was pointed at; asked again while it is None
+    shower: PeerId | None = None  # by whom
+    useless: set[PeerId] = field(default_factory=set[PeerId])  # whose word led to nothing that could be judged
     tries: int = 0
     judging: bool = False
     said: Finding | None = None
@@ -73,7 +89,11 @@ class Audits:
         self.turns: dict[Key, Turn] = {}
         self.ahead: dict[Key, dict[PeerId, Finding]] = {}  # signed words against somebody that I heard
         self.seconded: dict[Place, Sequence[Signed]] = {}  # what others than its owner signed of an answer
+        self.unshown: set[tuple[int, PeerId]] = set()  # what it signed in this round nobody shows: noted once
+        self.strikes = Strikes()  # of those
+        self.known: set[Place] = set()  # answers that I made myself, or made again
         self.exhibits: dict[Key, Digest | None] = {}  # None while it is being made, or if it cannot be
+        self.laid: set[int] = set()  # rounds of which it is written down where openings lie
         self.held: tuple[Digest, ...] = ()
         self.arriving = Exhibits("audit")
         self.convictions = KeptExhibits()
@@ -81,24 +101,30 @@ class Audits:
     # ---- vertices ------------------------------------------------------------------------------------------
 
     def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
-        """After a restart: what was drawn for me is lost, what I was drawn for is not."""
+        """After a restart: openings that I had laid out lie here still; other exhibits, and rows, are lost. What I
+        was drawn for is not."""
         self._follow()
-        return self.convictions.start(kept.get(ROW, b"")) + self._work(now)
+        effects = self.convictions.start(kept.get(ROW, b""))
+        for name, data in kept.items():
+            if name.startswith(LAID):
+                round = int(name.removeprefix(LAID))
+                self.laid.add(round)
+                self.exhibits.update(((round, one.peer, one.number), one.blob) for one in _read(data))
+        return effects + self._forget_laid() + self._work(now)
 
     def grew(self, body: Body, now: Seconds) -> list[Effect]:
         """The history has one vertex more."""
         self._follow()
-        effects: list[Effect] = []
+        effects = self._forget_laid()
         if news := self.docket.news(body):
             effects += [_fact(self._verdict(by, said), body.round) for by, said in news]
             effects += self._name_seconders()
         for case in (case for case in self.docket.cases.values() if case.round == body.round):
-            if case.peer == self.me:
-                self.exhibits[case.key] = None
             if isinstance(case, Opening):
                 continue  # its rows are still in the round, which hands them over when it closes
             effects.append(_fact(AuditDrawn(peer=case.peer, segment=case.segment, auditors=case.order), case.round))
             if case.peer == self.me:
+                self.exhibits[case.key] = None
                 effects.append(Ask(f"audit/show/{case.round}", Exhibit(case.round, case.segment)))
         return effects + self.convictions.keep(self._of_the_gone(body)) + self._work(now)
 
@@ -115,18 +141,31 @@ class Audits:
         return [KeptExhibit(case.round, case.peer, turn.blob, state)] if turn.blob is not None else []
 
     def lay_open(self, body: Body, made: Mapping[Digest, Made]) -> list[Effect]:
-        """My round is closed: show what its vertex drew of my answers. Their rows are needed no longer."""
-        work = lay_open(self._mine(body.round), body, made)
-        return [Ask(f"audit/open/{body.round}/{part}", one) for part, one in work]
+        """My round is closed: show what its vertex drew of answers that I made. Their rows are needed no longer."""
+        drawn = [case for case in self._openings(body.round) if made_here(case, made)]
+        self.exhibits.update((case.key, None) for case in drawn)
+        self.known.update(case.place for case in drawn)
+        asked = [Ask(f"audit/open/{body.round}/{part}", work) for part, work in lay_open(drawn, body, made)]
+        return [*asked, *self._believe()]
 
-    def remember(self, round: int, seconded: Mapping[int, Sequence[Signed]]) -> None:
-        """Of my round, which is closed: the words of owners that said the same as the one whose answer stands."""
+    def remember(self, round: int, seconded: Mapping[int, Sequence[Signed]], made_again: Collection[int]) -> None:
+        """Of my round, which is closed: the words of owners that said the same as the one whose answer stands, and
+        the parts whose answer I made again."""
         if self.docket.terms is not None:
             self.seconded.update({(round, part): words for part, words in seconded.items() if words})
+            self.known.update((round, part) for part in made_again)
 
-    def _mine(self, round: int) -> list[Opening]:
-        cases = (c for c in self.docket.cases.values() if isinstance(c, Opening))
-        return sorted((c for c in cases if c.peer == self.me and c.round == round), key=lambda c: c.number)
+    def _believe(self) -> list[Effect]:
+        """Turns that came before I knew that I made the answer myself."""
+        turns = (turn for turn in self.turns.values() if turn.said is None and self._knows(turn.case))
+        return [effect for turn in turns for effect in self._end(turn, "accepted", "I made it myself")]
+
+    def _knows(self, case: Case | Opening) -> bool:
+        return isinstance(case, Opening) and case.place in self.known
+
+    def _openings(self, round: int) -> list[Opening]:
+        cases = (case for case in self.docket.cases.values() if isinstance(case, Opening) and case.round == round)
+        return sorted(cases, key=lambda case: case.number)
 
     def _verdict(self, by: PeerId, said: Audited) -> Fact:
         case = self.docket.cases.get(key_of(said))
@@ -136,13 +175,22 @@ class Audits:
         return Verdict(peer=said.peer, of=said.round, auditor=by, finding=said.finding)
 
     def _name_seconders(self) -> list[Effect]:
-        """Others than its owner signed an answer that was refuted: whoever heard them says so, once."""
-        opened = [case for case in self.docket.cases.values() if isinstance(case, Opening)]
-        words = refuted_words(opened, self.seconded)
-        named = {word.signer for word in words}
+        """Others than its owner signed an answer that was refuted: whoever heard them says so, once. The same of an
+        answer that nobody shows is a complaint, and not the first time, since a crash loses rows."""
+        cases = self.docket.cases.values()
+        opened = [case for case in cases if isinstance(case, Opening) and not self._knows(case)]
+        lies = words_against(opened, self.seconded, REFUTING)
+        liars = {word.signer for word in lies.values()}
+        unshown = sorted(words_against(opened, self.seconded, AGAINST).keys() - self.unshown)
+        self.unshown.update(unshown)
+        voting = {m.peer for m in self.history.head_body.members if m.votes}
+        failing = {peer for round, peer in unshown if self.strikes.note(peer, round)} & voting - liars - {self.me}
         for place, said in self.seconded.items():
-            self.seconded[place] = [word for word in said if word.signer not in named]
-        return [_fact(Accused(peer=word.signer, statement=Caught(word)), self.history.head) for word in words]
+            self.seconded[place] = [word for word in said if word.signer not in liars]
+        head = self.history.head
+        facts = [Accused(peer=word.signer, statement=Caught(word)) for word in lies.values()]
+        facts += [Accused(peer=p, statement=Complaint(head, p, "unopened")) for p in sorted(failing)]
+        return [_fact(fact, head) for fact in facts]
 
     def _follow(self) -> None:
         history = self.history
@@ -152,6 +200,8 @@ class Audits:
         self.exhibits = {key: blob for key, blob in self.exhibits.items() if key in self.docket.cases}
         open_rounds = {key[0] for key in self.docket.cases}
         self.seconded = {place: words for place, words in self.seconded.items() if place[0] in open_rounds}
+        self.unshown = {noted for noted in self.unshown if noted[0] in open_rounds}
+        self.known = {place for place in self.known if place[0] in open_rounds}
 
     def heard(self, by: PeerId, said: Audited, now: Seconds) -> list[Effect]:
         """A word of an auditor that no vertex holds yet. Who would be asked once one does looks now: a liar counts
@@ -170,27 +220,35 @@ class Audits:
         effects, head = self._hold(), self.history.head
         here = {m.peer for m in self.history.head_body.members if m.present}
         for key, case in self.docket.cases.items():
-            if case.peer not in here or self.me not in self._asked(case):
+            if self.me not in self._asked(case):
                 continue
             if (turn := self.turns.get(key)) is None:
-                self.turns[key] = Turn(case, head, now)
-                effects += self._ask(self.turns[key])
+                if not here.isdisjoint(makers := self._makers(case)):
+                    turn = self.turns[key] = Turn(case, head, now, makers)
+                    effects += self._ask(turn)
             elif turn.said == "accepted" and not turn.told and case.against:
                 effects += self._end(turn, turn.said, "as seen before others doubted it", turn.blob)
         for turn in self.turns.values():
             waited = head - turn.since >= turn.give_up and now - turn.since_s >= GIVE_UP_S
-            if waited and turn.said is None and not turn.judging and turn.case.peer in here:
+            if waited and turn.said is None and not turn.judging and not here.isdisjoint(turn.makers):
                 effects += self._end(turn, "withheld", "nothing was shown in time")
-        return effects
+        return [*effects, *self._believe()]
+
+    def _makers(self, case: Case | Opening) -> tuple[PeerId, ...]:
+        """Who can show me what I am to look at, as far as vertices are here that say so."""
+        if isinstance(case, Opening) and self.settings.witnessed:
+            ground = ground_of(case.round, self.history, self.settings)
+            if ground is not None:
+                return tuple(peer for peer in makers(case, ground) if peer != self.me)
+        return (case.peer,)
 
     def _hold(self) -> list[Effect]:
         """I keep what I show, what I am shown, and the states that audited rounds began with."""
         bodies, head = self.history.bodies, self.history.head
         undone = [case for case in self.docket.cases.values() if case.asked(head)]
-        mine = {case.key for case in undone if case.peer == self.me}
         rounds = {case.round - 1 for case in undone if self.me in case.order and isinstance(case, Case)}
         names = {bodies[round].state for round in rounds if round in bodies}
-        names |= {blob for key, blob in self.exhibits.items() if blob is not None and key in mine}
+        names |= {blob for case in undone if (blob := self.exhibits.get(case.key)) is not None}
         names |= {turn.blob for turn in self.turns.values() if turn.blob is not None and turn.said is None}
         needed = tuple(sorted(names))
         if needed == self.held:
@@ -202,7 +260,8 @@ class Audits:
 
     def give(self, sender: PeerId, wish: WantExhibit) -> list[Effect]:
         """Only those who were drawn are told where it lies."""
-        key = _key(wish.round, self.me, wish.opening)
+        mine = _key(wish.round, self.me, wish.opening)
+        key = next((k for k in self.exhibits if (k[0], k[2:]) == (mine[0], mine[2:])), mine)
         case = self.docket.cases.get(key)
         if case is None or sender not in case.order:
             return []
@@ -213,34 +272,55 @@ class Audits:
         if case is None:
             return []
         self.exhibits[key] = blob
-        told = [Send(asker, ExhibitIs(case.round, blob, _number(case))) for asker in self._asked(case)]
+        asking = self._asked(case) if case.peer == self.me else ()  # of others' answers only who has to ask me
+        told = [Send(asker, ExhibitIs(case.round, blob, _number(case))) for asker in asking]
         return [*self._hold(), *told]
 
     def _laid_open(self, job: str, blobs: Sequence[Digest]) -> list[Effect]:
         round, part = (int(word) for word in job.split("/")[2:])
-        mine = [case for case in self._mine(round) if case.answered.part == part]
+        drawn = (case for case in self._openings(round) if case.key in self.exhibits)
+        mine = [case for case in drawn if case.answered.part == part]
         # the docket may have forgotten them meanwhile: then all, since they are of one round
-        return [e for case, blob in zip(mine, blobs, strict=bool(mine)) for e in self._shown(case.key, blob)]
+        told = [e for case, blob in zip(mine, blobs, strict=bool(mine)) for e in self._shown(case.key, blob)]
+        return [*self._remember_laid(round), *told]
+
+    def _remember_laid(self, round: int) -> list[Effect]:
+        """Also after a restart."""
+        here = ((case, self.exhibits.get(case.key)) for case in self._openings(round))
+        laid = [Laid(case.peer, case.number, blob) for case, blob in here if blob is not None]
+        self.laid.add(round)
+        return [Keep(f"{LAID}{round}", msgspec.msgpack.encode(laid))]
+
+    def _forget_laid(self) -> list[Effect]:
+        over = sorted(self.laid - {key[0] for key in self.docket.cases})
+        self.laid.difference_update(over)
+        return [Keep(f"{LAID}{round}", None) for round in over]
 
     # ---- taking again --------------------------------------------------------------------------------------
 
     def ask_again(self) -> list[Effect]:
-        """With every heartbeat: words may be lost."""
-        return [
-            e for turn in self.turns.values() if turn.said is None and not turn.judging for e in self._ask(turn)
-        ]
+        """With every heartbeat: words may be lost, and who was asked first may be gone."""
+        waiting = (turn for turn in self.turns.values() if turn.said is None and not turn.judging)
+        return [effect for turn in waiting for effect in self._ask(turn, len(turn.makers))]
 
-    def _ask(self, turn: Turn) -> list[Effect]:
+    def _ask(self, turn: Turn, most: int = 1) -> list[Effect]:
+        """Nobody whose exhibit is on its way; others may have it, too."""
         wish = WantExhibit(turn.case.round, _number(turn.case))
-        return [Send(turn.case.peer, wish)] if turn.blob is None else []
+        left = [peer for peer in turn.makers[:most] if peer not in turn.useless]
+        return [Send(peer, wish) for peer in left if turn.blob is None or peer != turn.shower]
 
     def point(
         self, sender: PeerId, told: ExhibitIs, under_way: Mapping[Digest, Fetch], now: Seconds
     ) -> tuple[Fetch | None, list[Effect]]:
-        """The audited peer says where to look; of what is on its way already it is one source more."""
-        turn = self.turns.get(_key(told.round, sender, told.opening))
-        if turn is None or turn.blob is not None or turn.said is not None or told.blob is None:
+        """Who can show it says where to look; of what is on its way already it is one source more."""
+        turns = (turn for turn in self.turns.values() if turn.case.round == told.round)
+        turn = next((t for t in turns if _number(t.case) == told.opening and sender in t.makers), None)
+        if turn is None or turn.said is not None or told.blob is None or sender in turn.useless:
             return None, []
+        if turn.blob is not None:
+            more = under_way.get(told.blob) if turn.blob == told.blob else None
+            return None, more.offer([sender], now) if more is not None else []
+        turn.shower = sender
         most = EXHIBIT_UPDATES * self.settings.update_bytes + MIB
         if isinstance(turn.case, Opening):
             most = turn.case.bytes_most
@@ -257,8 +337,7 @@ class Audits:
         waiting = (t for t in self.turns.values() if t.said is None and not t.judging)
         turn = next((t for t in waiting if t.blob == fact.blob), None)
         if isinstance(fact, FetchFailed):
-            no_more = turn is not None and tried(turn)
-            ended = self._end(turn, "withheld", fact.why) if turn is not None and no_more else []
+            ended = self._shown_nothing(turn, fact.why) if turn is not None and tried(turn) else []
             return [self.arriving.drop(fact.blob), *ended]
         if turn is None:
             return []
@@ -293,10 +372,21 @@ class Audits:
         try:
             twice = twice_promised(turn.case, others, self.history)
         except PeerFault as fault:
-            return self._end(turn, "withheld", fault.what, turn.blob)
+            return self._shown_nothing(turn, fault.what, turn.blob)
+        if finding == "withheld":
+            return self._shown_nothing(turn, why, turn.blob)
         accused = [Accused(peer=s.signer, statement=Caught(first, s)) for first, s in twice]
         ended = self._end(turn, finding, why, turn.blob)
         return [*(_fact(fact, self.history.head) for fact in accused), *ended]
+
+    def _shown_nothing(self, turn: Turn, why: str, exhibit: Digest | None = None) -> list[Effect]:
+        """What came from one who could show it cannot be judged: whatever the others have counts as much."""
+        if turn.shower is not None:
+            turn.useless.add(turn.shower)
+        if turn.useless.issuperset(turn.makers):
+            return self._end(turn, "withheld", why, exhibit)
+        turn.blob, turn.shower, turn.tries, turn.judging = None, None, 0, False
+        return self._ask(turn, len(turn.makers))
 
     def _end(self, turn: Turn, finding: Finding, why: str, exhibit: Digest | None = None) -> list[Effect]:
         """`exhibit`: what it is found of; None if I could judge nothing."""
@@ -315,6 +405,16 @@ class Audits:
         )
         kept = self._kept(turn) if exhibit is not None and finding in REFUTING else []
         return [*self.convictions.keep(kept), _fact(ended, self.history.head)]
+
+
+_LAID = msgspec.msgpack.Decoder(list[Laid])
+
+
+def _read(data: bytes) -> list[Laid]:
+    try:
+        return _LAID.decode(data)
+    except UNREADABLE:
+        return []  # of another version: they are lost
 
 
 def _fact(fact: Fact, round: int) -> Report:

@@ -8,7 +8,7 @@ that holds such words has consequences. Never judges, never signs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import UNSET
 
@@ -48,7 +48,7 @@ class Inspectors:
     # ---- what they are told --------------------------------------------------------------------------------
 
     def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
-        """After a restart."""
+        """After a restart; `kept`: what a life before left here."""
         effects = self.audits.resume(kept, now) if self.audits is not None else []
         effects += self.validators.resume() if self.validators is not None else []
         return effects + (self.scoring.resume(now) if self.scoring is not None else [])
@@ -64,13 +64,17 @@ class Inspectors:
         return self.validators.holds(round) if self.validators is not None else []
 
     def closed(
-        self, body: Body, made: Mapping[Digest, Made], seconded: Mapping[int, Sequence[Signed]]
+        self,
+        body: Body,
+        made: Mapping[Digest, Made],
+        seconded: Mapping[int, Sequence[Signed]],
+        made_again: Collection[int],
     ) -> list[Effect]:
         """My round is closed: these answers of mine, with their rows, may be asked for; what others signed of
-        answers may be held against them."""
+        answers may be held against them; and of parts that I made again nobody need show me anything."""
         if self.audits is None:
             return []
-        self.audits.remember(body.round, seconded)
+        self.audits.remember(body.round, seconded, made_again)
         return self.audits.lay_open(body, made)
 
     def heard(self, by: PeerId, said: Audited, now: Seconds) -> list[Effect]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atoll.base.ids import Digest, PeerId
-from atoll.node.ground import ground_after
+from atoll.node.ground import Ground, ground_after
 from atoll.node.jobs import Judge, JudgeOpening
 from atoll.node.openings import judge_opening
 from atoll.node.settings import RunSettings
@@ -29,24 +29,23 @@ def work_for(
 ) -> Judge | JudgeOpening | None:
     """What the peer was to do, and has to show in this blob. None if vertices are missing that might say so, or the
     peer said too little. `settings` are genesis'."""
-    parent, head = history.bodies.get(case.round - 1), history.ids.get(case.round - 1)
-    if parent is None or head is None:
+    ground = ground_of(case.round, history, settings)
+    if ground is None:
         return None
-    plan = plan_after(settings, head, parent)
-    ground = ground_after(settings, plan, parent, Recent({}), history.notary.run)  # no report is judged by it
     if isinstance(case, Opening):
         body = history.bodies.get(case.round)
         return None if body is None else judge_opening(case, blob, body, ground)
     commit, last = case.commit, _last_claim(case, history)
     if commit.claimed is None or last is None:
         return None
+    plan = ground.plan
     shard, shards = plan.shard(case.peer)
     return Judge(
         blob=blob,
         round=case.round,
         peer=case.peer,
         segment=case.segment,
-        before=parent.state,
+        before=ground.parent.state,
         steps_max=plan.steps_of(case.peer),
         shard=shard,
         shards=shards,
@@ -58,6 +57,15 @@ def work_for(
         last_whole=last[1],
         batch=plan.batch,
     )
+
+
+def ground_of(round: int, history: History, settings: RunSettings) -> Ground | None:
+    """What this round stood on, but for reports; None if the vertex before it is not here."""
+    parent, head = history.bodies.get(round - 1), history.ids.get(round - 1)
+    if parent is None or head is None:
+        return None
+    plan = plan_after(settings, head, parent)
+    return ground_after(settings, plan, parent, Recent({}), history.notary.run)
 
 
 def twice_promised(case: Case | Opening, others: Sequence[Signed], history: History) -> list[tuple[Signed, Signed]]:

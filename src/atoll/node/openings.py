@@ -1,8 +1,8 @@
-"""What an owner is to show of its answers, and what a checker makes of it: pieces of work, out of agreed vertices.
+"""What is shown of an answer by those who made it, and what a checker makes of that: work, out of agreed vertices.
 
 Everything but the shown bytes follows from the vertex that closes the round and from its plan, so every checker
-works from the same numbers, and none of them comes from the owner. Who is asked is `policy/openings.py`'s business,
-the conversation is that of all audits (`node/audits.py`). Never looks into bytes.
+works from the same numbers, and none of them comes from whoever shows it. Who is to look is `policy/openings.py`'s
+business, the conversation is that of all audits (`node/audits.py`). Never looks into bytes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.node.ground import Ground
@@ -23,13 +24,25 @@ from atoll.wire.weights import RowWeights
 
 
 def lay_open(openings: Sequence[Opening], body: Body, made: Mapping[Digest, Made]) -> list[tuple[int, LayOpen]]:
-    """(part, work) for each part of mine of which something was drawn, with the openings in their order."""
+    """(part, work) for each part of these openings, all of answers that I made, in their order."""
     by_part: dict[int, list[Opening]] = {}
     for opening in openings:
-        if opening.answered.digest in made:
-            by_part.setdefault(opening.answered.part, []).append(opening)
+        by_part.setdefault(opening.answered.part, []).append(opening)
     held = {signed.signer: signed for signed in body.commits}
     return [(part, _work(made[drawn[0].answered.digest], drawn, held)) for part, drawn in sorted(by_part.items())]
+
+
+def made_here(opening: Opening, made: Mapping[Digest, Made]) -> bool:
+    """I made the very same of the same rows: as its owner, or as another owner of its part."""
+    answered = opening.answered
+    mine = made.get(answered.digest)
+    return mine is not None and replace(mine.answered, owner_index=answered.owner_index) == answered
+
+
+def makers(opening: Opening, ground: Ground) -> tuple[PeerId, ...]:
+    """Who can show what it is made of, if they made the same: its owner, then who combined the part besides."""
+    first = ground.owners[opening.answered.part][: ground.witnesses + 1]
+    return tuple(dict.fromkeys((opening.peer, *first)))
 
 
 def _work(mine: Made, drawn: Sequence[Opening], held: Mapping[PeerId, Signed]) -> LayOpen:

@@ -452,7 +452,8 @@ class Peer:
     def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:
         effects = self._tell_who_comes_or_goes(closed) + self._learn_vertex(closed.vertex, self.me, now)
         if self.round is not None:
-            effects += self.inspectors.closed(closed.body, self.round.combined, self.round.seconded)
+            known = self.round.combined, self.round.seconded, self.round.made_again
+            effects += self.inspectors.closed(closed.body, *known)
             effects += self.kept_rows.closed(closed.body.round, self.round.rows)
         self.at, self.round = closed.body.round, None
         # not yet those of this round: its vertex might be lost in a crash that keeps the deletion

@@ -145,6 +145,7 @@ class Round:
         self.reduce: Reduce | None = None  # of this attempt, once its way is known
         self.combined: dict[Digest, Made] = {}  # my own answers with their rows, while a body may hold them
         self.seconded: dict[int, tuple[Signed, ...]] = {}  # parts: what others than its owner signed of its answer
+        self.made_again: frozenset[int] = frozenset()  # parts whose answers I doubted, and made again
         self.keeps_rows = keeps_rows
         self.rows: tuple[HeldRow, ...] = ()  # then: of those that counted the ones that I hold, once it is closed
         self.free: int | None = None  # the view in which I may propose what I like
@@ -718,6 +719,7 @@ class Round:
         answers = [opened(s) for s in body.parts if s is not None]
         if self.reduce is not None and self.reduce.plan.attempt == body.attempt:
             self.seconded = {answered.part: self.reduce.seconded(answered) for answered in answers}
+            self.made_again = frozenset(a.part for a in answers if self.reduce.made_again(a))
         agreed = {answered.digest for answered in answers}
         self.combined = {name: made for name, made in self.combined.items() if name in agreed}
         if self.keeps_rows:

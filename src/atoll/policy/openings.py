@@ -10,7 +10,7 @@ what was shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
@@ -19,7 +19,7 @@ import msgspec
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import AUDIT_TURN, LEAF_BYTES_MAX, OPENED_BLOCKS_MAX, PATH_MAX
-from atoll.policy.inquiry import AGAINST, CHANCES, NOTHING, REFUTING, Inquiry, QuorumRule, voices_needed
+from atoll.policy.inquiry import AGAINST, CHANCES, NOTHING, Inquiry, QuorumRule, voices_needed
 from atoll.policy.signing import MLDSA65
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Answered, Finding, Signed
@@ -77,24 +77,26 @@ class Opening(Inquiry):
         return tuple(peer for peer in self.order if peer not in said)
 
 
-def refuted_words(openings: Iterable[Opening], seconded: Mapping[Place, Sequence[Signed]]) -> list[Signed]:
-    """Of the words by others that say the same as these answers: those by peers that enough checkers refuted.
+def words_against(
+    openings: Iterable[Opening], seconded: Mapping[Place, Sequence[Signed]], findings: Set[Finding]
+) -> dict[tuple[int, PeerId], Signed]:
+    """Who signed the same as these answers, in which round, where enough checkers found this of them.
 
-    Counted by round, as against owners: of more checkers than may lie one is honest, and what it found false is
-    among what this peer signed. One word of each is enough.
+    Counted by round, as against owners: of more checkers than may lie one is honest, and what it found is of an
+    answer that this peer signed. One word of each is enough.
     """
     words: dict[tuple[int, PeerId], Signed] = {}
     voices: dict[tuple[int, PeerId], set[PeerId]] = {}
     enough: dict[tuple[int, PeerId], Signed] = {}
     for opening in openings:
-        refuting = {by for by, (_, finding) in opening.said.items() if finding in REFUTING}
-        for word in seconded.get(opening.place, ()) if refuting else ():
+        against = {by for by, (_, finding) in opening.said.items() if finding in findings}
+        for word in seconded.get(opening.place, ()) if against else ():
             whose = opening.round, word.signer
             words.setdefault(whose, word)
-            voices.setdefault(whose, set()).update(refuting)
+            voices.setdefault(whose, set()).update(against)
             if len(voices[whose]) >= opening.needed:
                 enough[whose] = words[whose]
-    return list(enough.values())
+    return enough
 
 
 def openings_of(vertex: Digest, body: Body, terms: Terms, rule: QuorumRule) -> Iterator[Opening]:

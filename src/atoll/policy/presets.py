@@ -15,7 +15,7 @@ from typing import Literal
 from atoll.base.limits import WEIGHED_ROWS_MAX
 from atoll.policy.openings import SHARE
 from atoll.policy.plan import QuorumRule
-from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
+from atoll.policy.trust import CAPTURED, DISTANCES, StatisticName, peers_for_one_liar
 
 Trust = Literal["private", "community", "open"]
 
@@ -29,6 +29,7 @@ class Preset:
     audit_rate: float  # of rounds of trainers
     reputation: bool
     openings: float  # of every answer, that its owner opens to others afterwards
+    captured: float  # of all parts, that liars may own by themselves: openings find what they say there
     withstands: str
     does_not: str
 
@@ -43,6 +44,7 @@ PRESETS: dict[Trust, Preset] = {
         audit_rate=0.0,
         reputation=False,
         openings=0.0,
+        captured=0.0,
         withstands="members that crash, freeze or lose their links, as long as more than half are there",
         does_not="a single liar",
     ),
@@ -57,13 +59,15 @@ PRESETS: dict[Trust, Preset] = {
         audit_rate=0.02,
         reputation=True,
         openings=SHARE,
+        captured=0.0,
         withstands="a third that lies about what was agreed, poisoned updates, work that nobody did; owners "
         "that sum wrongly are found within a few rounds",
         does_not="what a false sum did until then; owners that lie about distances, or leave rows out; strangers "
         "with many names",
     ),
     # strangers: half of those who cheat are drawn within 14 rounds even if they are trusted, within 4 if they are
-    # new; owners are not believed, so rows are sorted value by value, which every other owner can do again
+    # new; owners are not believed, so rows are sorted value by value, which every other owner can do again. As many
+    # of them do as leave liars alone with hardly any part: with every witness more, all rows travel once more
     "open": Preset(
         quorum="two-thirds",
         tolerance=0.33,
@@ -71,9 +75,11 @@ PRESETS: dict[Trust, Preset] = {
         statistics=("trimmed_mean",),
         audit_rate=0.05,
         reputation=True,
-        openings=0.0,  # every part is made again by others in the same round
+        openings=SHARE,  # of the few parts that only liars made again
+        captured=CAPTURED,
         withstands="all of that, and owners that lie: sums are made again, and whoever is proven a liar is out",
-        does_not="a third of all members under one hand, however it came by its names",
+        does_not="a third of all members under one hand, however it came by its names; in a few parts, what owners "
+        "that lie together say until they are found out",
     ),
 }
 

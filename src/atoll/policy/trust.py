@@ -69,6 +69,9 @@ def rows_needed(statistic: StatisticName, liars: int) -> int:
     return 2 * liars + 3 if statistic.endswith("krum") else 2 * liars + 1
 
 
+CAPTURED = 0.05  # one witness for up to nine members, two for more: one reduce of seven is 1.4 times a plain one
+
+
 def captured_parts(drawn_from: int, liars: int, first: int) -> float:
     """The share of parts whose `first` owners, drawn out of so many, are liars one and all.
 

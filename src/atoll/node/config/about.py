@@ -79,17 +79,17 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "run.openings": (
         "Share of every combined part that its owner must open to others after the round, with run.trust = "
         '"community" or "open": drawn blocks of all rows, from which the same blocks of the sum are made again. '
-        "Proven liars are expelled, who shows nothing is sent away. Left out it is 0.03 with community; what that "
-        "finds: specs/openings.md. Not with codecs that look beyond a block (topk, randk, dct, compressors ...)."
+        "Proven liars are expelled, who shows nothing is sent away. Left out it is 0.03 there; what that finds: "
+        "specs/openings.md. Not with codecs that look beyond a block (topk, randk, dct, compressors ...)."
     ),
     "run.captured_parts": (
         'With run.trust = "open": the largest share of parts whose first owners may be liars one and all, if as '
         "many members lie as the run withstands. What these say alike is believed in its round; openings then find "
-        "and expel them (run.openings, then 0.03 if left out). As many owners combine every part as that takes: "
-        "with 0.05 two for up to nine members and three beyond; with 0, for which no such part exists, one more "
-        "than may lie, up to six. Bytes grow with every owner: 1.46 times a plain reduce among eight with 0.05, "
-        "1.86 with 0. But openings send honest owners away that crash before they show anything: in a siege of ten "
-        "that cost too many votes. Not where answers cannot be opened, or distances weigh rows (sync.statistic)."
+        "and expel them (run.openings, which it needs). So many owners combine every part that it is no more: left "
+        "out it is 0.05, two owners for up to nine members and three beyond, where 0, for which no such part "
+        "exists, takes one owner more than may lie, up to six. Bytes grow with every owner: specs/trust.md. 0 is "
+        "also what a run has whose answers cannot be opened, or whose sync.statistic weighs rows by distances. An "
+        "owner that crashed keeps its place unless all who made its part are gone or silent."
     ),
     "run.sample": (
         "Share of the members that train in a round, rounded up; the others vote, own parts and miss nothing "

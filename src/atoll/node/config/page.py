@@ -65,6 +65,7 @@ def _presets() -> list[str]:
         "`run.audit_rate`": [f"{preset.audit_rate:g}" for preset in PRESETS.values()],
         "`run.reputation`": [toml_text(preset.reputation) for preset in PRESETS.values()],
         "`run.openings`": [f"{preset.openings:g}" for preset in PRESETS.values()],
+        "`run.captured_parts`": [f"{preset.captured:g}" for preset in PRESETS.values()],
         "owners watch each other": ["yes" if preset.witnessed else "no" for preset in PRESETS.values()],
         "withstands": [preset.withstands for preset in PRESETS.values()],
         "does not withstand": [preset.does_not for preset in PRESETS.values()],

@@ -53,7 +53,7 @@ class Run(Section, frozen=True):
     validate_every: Annotated[int, Meta(ge=0, le=VALIDATE_EVERY_MAX)] = 0
     validate_margin: Annotated[float, Meta(ge=0.01, le=100)] = 0.25
     openings: Share | None = None
-    captured_parts: Share = 0.0
+    captured_parts: Share | None = None
     sample: Share = 0.0
     sample_peers: Annotated[int, Meta(ge=0, le=PEERS_MAX)] = 0
     first_train: Duration = 180.0

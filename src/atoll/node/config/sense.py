@@ -298,7 +298,7 @@ def _check_openings(config: Config) -> None:
             "E-CFG-11",
             f"run.captured_parts = {run.captured_parts:g} cannot be had",
             cause=cause,
-            fix="leave run.captured_parts out: one owner more of each part than may lie",
+            fix="leave run.captured_parts out, or write 0 for as many owners of each part as that takes",
         )
 
 

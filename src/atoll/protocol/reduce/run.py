@@ -192,6 +192,10 @@ class Reduce:
         """What others than its owner signed of this answer, where owners watch each other: the very same."""
         return ()
 
+    def made_again(self, answered: Answered) -> bool:
+        """Did I make it myself to judge it, of the rows that it names?"""
+        return False
+
     def for_body(self) -> tuple[dict[int, AnswerHeld], Weighing | None]:
         """The answers that may stand in one body, and what weighed the rows of all of them."""
         return self.answers, None

@@ -88,6 +88,9 @@ class WatchedReduce(Reduce):
     def seconded(self, answered: Answered) -> tuple[Signed, ...]:
         return self.watch.seconded(answered)
 
+    def made_again(self, answered: Answered) -> bool:
+        return self.watch.made_again(answered)
+
     def lapses(self, now: Seconds) -> dict[PeerId, Lapse]:
         found: dict[PeerId, Lapse] = {}
         if self.started:

@@ -233,6 +233,11 @@ class Witnesses:
         alike = (w for w in words if w.named == named and w.answered.owner_index != answered.owner_index)
         return tuple(word.statement for word in alike)
 
+    def made_again(self, answered: Answered) -> bool:
+        """I doubted it, and made it again of rows that were opened to me."""
+        rows, digest = said(answered).kind
+        return self.cases[answered.part].makes.get(rows) == digest
+
     def words_of(self, signer: PeerId) -> list[Word]:
         return [w for case in self.cases for w in case.words if w.statement.signer == signer]
 
@@ -348,7 +353,7 @@ class Witnesses:
         """What I made again and can speak for: the largest answer that its rows make."""
         makes = self.cases[part].makes
         for word in self._largest_first(part) if makes else ():
-            if self._made_again(word):
+            if self.made_again(word.answered):
                 return word.answered
             if patient and word.rows not in makes:
                 return None
@@ -502,7 +507,7 @@ class Witnesses:
                 found[owner] = "withheld"
         for word in self._by_owners(part):
             known, names = self._believes_word(word), word.names
-            doubtful = late and known is None and self._opens(part) and not self._made_again(word)
+            doubtful = late and known is None and self._opens(part) and not self.made_again(word.answered)
             if doubtful and not any(name in self.two_faced for name in names):
                 found[word.statement.signer] = "unopened"
             elif known and stands is not None and names < set(stands.contributors):
@@ -511,9 +516,6 @@ class Witnesses:
         return found
 
     # ---- small words ---------------------------------------------------------------------------------------
-
-    def _made_again(self, word: Word) -> bool:
-        return self.cases[word.answered.part].makes.get(word.rows) == word.answered.digest
 
     def _opens(self, part: int) -> bool:
         return self.plan.opens(part, self.me)
@@ -527,7 +529,7 @@ class Witnesses:
         """Of equally large ones those that I can judge, so that nobody waits for what adds nothing."""
 
         def place(word: Word) -> tuple[int, bool, int]:
-            unknown = self.judges and self._believes_word(word) is None and not self._made_again(word)
+            unknown = self.judges and self._believes_word(word) is None and not self.made_again(word.answered)
             return -len(word.answered.contributors), unknown, word.answered.owner_index
 
         return sorted(self._by_owners(part), key=place)

@@ -39,6 +39,7 @@
     oceans       members on several continents train for 38 minutes a round; an exchange is hidden behind the next
     poisoners    a third know all rows and send what the literature has worst; the statistic's proof holds
     siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
+    siege_opened  siege where answers are opened, and fewer witnesses watch each part
     validated    a third poison a mean and lie as validators; the run leaves every bad state
     wolves       a third of the validators find everything bad; nobody goes back
     scores       a third send updates that teach nothing, or score falsely; nobody honest is on probation
@@ -96,7 +97,7 @@ from atoll.sim.scenarios.pieces import pieces
 from atoll.sim.scenarios.poisoners import poisoners
 from atoll.sim.scenarios.reputation import reputation
 from atoll.sim.scenarios.scores import scores
-from atoll.sim.scenarios.siege import siege
+from atoll.sim.scenarios.siege import siege, siege_opened
 from atoll.sim.scenarios.slow import slow
 from atoll.sim.scenarios.stage import NotForRaft, Scenario, ScenarioFailed, ScenarioReport, Stage, play
 from atoll.sim.scenarios.stories import blackout, calm, frozen, growth, late_joiner
@@ -144,6 +145,7 @@ SCENARIOS: dict[str, Scenario] = {
     "sampled_churn": Scenario(sampled_churn, peers=8, rounds=15),
     "poisoners": Scenario(poisoners, peers=7, rounds=6),
     "siege": Scenario(siege, peers=100, rounds=100),
+    "siege_opened": Scenario(siege_opened, peers=10, rounds=6),
     "reputation": Scenario(reputation, peers=7, rounds=36),
     "reputed_churn": Scenario(reputed_churn, peers=8, rounds=15),
     "validated": Scenario(validated, peers=7, rounds=36),

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Fact
-from atoll.node.facts import OpeningVerdict, RoundClosed
+from atoll.node.facts import Accused, OpeningVerdict, RoundClosed
 from atoll.policy.openings import Terms
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.network import NetworkKnobs
@@ -23,7 +23,7 @@ from atoll.sim.swarm import SwarmKnobs, peer_name
 from atoll.sim.villains import Villain, villain
 from atoll.sim.world import Node
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Answered
+from atoll.wire.messages.statements import Answered, Complaint
 
 ROUND_S = 120.0  # virtual time per round beside villains
 SHARE = 0.1  # of blocks: parts are small
@@ -66,6 +66,7 @@ class Told:
         self.stage = stage
         self.said: set[tuple[PeerId, int, int, PeerId, str]] = set()
         self.left: dict[PeerId, tuple[int, str]] = {}  # who left, after which round first, and how
+        self.complained: set[tuple[PeerId, PeerId]] = set()  # (who, of whom) that signed what nobody shows
 
     @property
     def findings(self) -> Counter[str]:
@@ -77,6 +78,8 @@ class Told:
         match fact:
             case OpeningVerdict(peer=peer, of=round, part=part, checker=checker, finding=finding):
                 self.said.add((peer, round, part, checker, finding))
+            case Accused(peer=peer, statement=Complaint(why="unopened")):
+                self.complained.add((node.name, peer))
             case RoundClosed(body=body):
                 for member in body.members:
                     if not member.present:
@@ -157,7 +160,8 @@ class Together:
             return
         self.false.append((round, part))
         for name in liars:
-            if name in self.told.left and self.told.left[name][0] < round:
+            left, how = self.told.left.get(name, (round, ""))
+            if how == "expelled" and left < round:  # who is away may come back
                 raise InvariantBroken(f"{name} left, and a lie of its was agreed on in round {round}")
             self.lied.setdefault(name, round)
 

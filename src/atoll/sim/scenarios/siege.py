@@ -17,8 +17,9 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.machine import Fact
-from atoll.node.facts import RoundClosed, Verdict
+from atoll.node.facts import OpeningVerdict, RoundClosed, Verdict
 from atoll.policy.inquiry import REFUTING
+from atoll.policy.openings import SHARE, Terms
 from atoll.policy.plan import plan_round
 from atoll.policy.trust import STRIKE_ROUNDS, liars_among
 from atoll.sim.audits import SHIRKERS, TRAINERS, as_it_is
@@ -36,23 +37,31 @@ from atoll.wire.messages.vertex import Body
 
 VILLAINS = 0.3
 AUDITED = 0.05  # of rounds of trainers
+CAPTURED = 0.05  # parts that liars may own by themselves, where siege_opened has answers opened
+LEAF_BYTES = 512  # of an answer: a hundred blocks and more, as an update is a megabyte in at most sixteen parts
 ROUND_S = 240.0  # virtual time per round: attempts are lost to villains and to the weather
 CHURNER_S = 20.0  # mean time between two disappearances of one
 MOUTHS: dict[str, Twist] = {**KINDS, **CROOKS, **SHIRKERS, **dict.fromkeys((*TRAINERS, "churner"), as_it_is)}
 
 
-def siege(stage: Stage) -> None:
+def siege(stage: Stage, captured: float = 0.0) -> None:
     """Kinds, poisons and places are drawn: 3 members of 10 are villains, each poisons its rows as well."""
     stage.quorum = "two-thirds"
     places = stage.draw.sample(range(stage.peers), min(int(VILLAINS * stage.peers), (stage.peers - 1) // 3))
     order = stage.draw.sample(sorted(MOUTHS), len(MOUTHS))
-    play_siege(stage, {place: order[k % len(order)] for k, place in enumerate(places)})
+    play_siege(stage, {place: order[k % len(order)] for k, place in enumerate(places)}, captured)
 
 
-def play_siege(stage: Stage, kinds: dict[int, str]) -> Siege:
+def siege_opened(stage: Stage) -> None:
+    """The same with fewer witnesses: blocks of answers are opened, and liars may own parts by themselves."""
+    siege(stage, CAPTURED)
+
+
+def play_siege(stage: Stage, kinds: dict[int, str], captured: float = 0.0) -> Siege:
     """`kinds`: the villains' trades, by their places."""
     plan = replace(stage.settings().round, committee=COMMITTEE_MOST)
     trust = {"witnessed": True, "tolerance": 0.33, "statistic": "trimmed_mean", "audit_rate": AUDITED}
+    trust |= {"openings": Terms(SHARE, LEAF_BYTES), "captured": captured} if captured else {}
     knobs = SwarmKnobs(
         stage.peers,
         network=WEATHER,
@@ -125,10 +134,15 @@ class Siege:
                 self._members(fact)
                 self.closed.append(now)
             case Verdict(peer=peer, auditor=by, finding=finding) if finding in REFUTING:
-                if not {peer, by} & self.villains:
-                    raise InvariantBroken(f"honest {by} found {finding} against honest {peer}")
+                self._found(peer, by, finding)
+            case OpeningVerdict(peer=peer, checker=by, finding=finding) if finding in REFUTING:
+                self._found(peer, by, finding)
             case _:
                 pass
+
+    def _found(self, peer: PeerId, by: PeerId, finding: str) -> None:
+        if not {peer, by} & self.villains:
+            raise InvariantBroken(f"honest {by} found {finding} against honest {peer}")
 
     def _members(self, closed: RoundClosed) -> None:
         """Nobody honest is expelled; and the villains are as few as the promises ask for."""
