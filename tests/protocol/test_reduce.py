@@ -63,6 +63,7 @@ class Group:
     silent: bool = False  # the dead are gone for their silence alone
     reserves: bool = False  # members stand in for owners that are all gone
     deaf: set[PeerId] = field(default_factory=set)  # they and the others take each other for gone, for a while
+    broken: set[frozenset[PeerId]] = field(default_factory=set)  # pairs that do not hear each other
 
     def __post_init__(self) -> None:
         self.names = tuple(PeerId(f"p{i}") for i in range(self.count))
@@ -87,7 +88,8 @@ class Group:
 
     def machine(self, p: PeerId, judges: bool = False) -> Reduce:
         def gone(q: PeerId) -> bool:
-            return q in self.dead or (q != p and (p in self.deaf or q in self.deaf))
+            deaf = q != p and (p in self.deaf or q in self.deaf)
+            return q in self.dead or deaf or frozenset((p, q)) in self.broken
 
         def awaits(part, names, among) -> bool:
             return any(q not in names and not gone(q) for q in (self.names if among is None else among))
@@ -137,7 +139,7 @@ class Group:
 
     def deliver(self, index: int, keep: bool = False) -> None:
         sender, send = self.flying[index] if keep else self.flying.pop(index)
-        if send.to in self.dead:
+        if send.to in self.dead or frozenset((sender, send.to)) in self.broken:
             return
         machine = self.machines[send.to]
         if isinstance(send.message, Repeat):
@@ -156,6 +158,12 @@ class Group:
         for p in self.names:
             if p not in self.dead:
                 self.do(p, self.machines[p].look_again(self.now))
+
+    def breaks(self, one: PeerId, other: PeerId) -> None:
+        """The link between these two; both notice at once."""
+        self.broken.add(frozenset((one, other)))
+        for p in (one, other):
+            self.do(p, self.machines[p].look_again(self.now))
 
     def hears(self, deaf: set[PeerId]) -> None:
         """From now on all but these hear each other again."""

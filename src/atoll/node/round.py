@@ -84,6 +84,7 @@ from atoll.wire.messages.round import (
     Contribution,
     Declined,
     Handed,
+    Heard,
     PartBytes,
     PreVote,
     Propose,
@@ -218,7 +219,7 @@ class Round:
                 if message.attempt != self.attempt:
                     return []
                 return self._hear_commit(message.statement, now) + self._collect(sender, event, now)
-            case Answer() | Handed() | Declined() | WantRow() | Comparison() | WantWords():
+            case Answer() | Handed() | Heard() | Declined() | WantRow() | Comparison() | WantWords():
                 if message.attempt != self.attempt:
                     return []
                 if self.reduce is None:

@@ -37,6 +37,7 @@ from atoll.wire.messages.round import (
     Contribution,
     Declined,
     Handed,
+    Heard,
     PartBytes,
     PreVote,
     Propose,
@@ -64,6 +65,7 @@ AnyMessage = (
     | Voted
     | Repeat
     | Handed
+    | Heard
     | Declined
     | Comparison
     | TimedOut

@@ -8,8 +8,9 @@ A silent owner's part is answered by the next owner in the plan; if none answers
 missing. Never waits for one peer, never counts anybody twice, never looks into a payload.
 
 Rows that overlap (a child sent again what its dead parent had handed on already) cannot both be in: the larger
-ones count. Rows combined on the way cannot be held against a commitment, so parents are for members that trust
-each other. Reveal follows commitment: nothing is sent before the sharing begins, when all are heard.
+ones count. Where two do not hear each other and others hear both, what the one would give to the other goes around
+that link, and whoever waits for it is told (`Heard`): silence alone does not tell a broken link from a death. Rows
+combined on the way cannot be held against a commitment, so parents are for members that trust each other. Reveal follows commitment: nothing is sent before the sharing begins, when all are heard.
 
 `Reduce` believes owners. Where they are not trusted, `watched.py` answers a few of its questions otherwise; where
 distances between whole updates weigh the rows, `weighed.py` does; `watched_weighed.py` where both is so. Whoever
@@ -53,7 +54,7 @@ from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.work import Combine, Combined, Products, Row
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, Repeat, RowBytes, WantRow
+from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, Heard, Repeat, RowBytes, WantRow
 from atoll.wire.messages.statements import Answered, Commit, Compared, Lapse, Signed, Weighing
 from atoll.wire.opening import rows_of
 
@@ -104,6 +105,7 @@ class Reduce:
         self.pulled: set[tuple[int, PeerId]] = set()  # (part, whose row I asked other owners for)
         self.complete: dict[int, Seconds] = {}  # when every row of a part was here but those of who is gone
         self.wanted: dict[tuple[int, PeerId], list[PeerId]] = {}  # owners that asked me for a row before I had it
+        self.there: set[tuple[int, PeerId]] = set()  # (part, who deals with others than me): others hear it
 
     # ---- events --------------------------------------------------------------------------------------------
 
@@ -117,6 +119,8 @@ class Reduce:
                 return self._collect_handed(sender, message, payload, now)
             case Received(sender, Declined(part=part)):
                 return self._decline(part, sender, now)
+            case Received(sender, Heard(part=part, peer=peer)):
+                return self._hear_of(part, peer, sender, now)
             case Received(sender, Answer() as message, payload):
                 return self._hear(sender, message, payload, now)
             case Received(sender, WantRow() as message):
@@ -215,21 +219,32 @@ class Reduce:
     def _beyond_broken_links(self, part: int, gather: Gather) -> list[PeerId]:
         """Whose rows I lack because we do not hear each other: the next owner has them, since I am gone for them.
 
-        Perhaps I do not know their commitments either; these come with the rows. Rows that parents hand on have no
-        author whom others could ask.
+        Perhaps I do not know their commitments either; these come with the rows. A parent's has those below it.
         """
         if gather.below is not None:
             return []  # its owner alone takes them
-        silent = [peer for peer in self.plan.listeners if peer not in gather.names and self.unheard(peer)]
-        giving = [p for p in silent if p in self.plan.givers and self.route.above(part, p) is None]
-        return [p for p in giving if (commit := self.commit_of(p)) is None or commit.parts > part]
+        here, tree = gather.names | gather.rows.keys(), self.plan.topology.parts[part]
+        silent = [peer for peer in self.plan.listeners if peer not in here and self.unheard(peer)]
+        direct = [p for p in silent if p in self.plan.givers and self.route.above(part, p) is None]
+        return [p for p in direct if self._gives(part, p) or self.awaits(part, gather.names, tree.below(p))]
+
+    def _gives(self, part: int, peer: PeerId) -> bool:
+        """As far as I know."""
+        commit = self.commit_of(peer)
+        return commit is None or commit.parts > part
 
     def _await_others_rows(self, part: int, gather: Gather, now: Seconds) -> list[Effect] | None:
         """All rows are here but those behind broken links: ask for these, and wait a little. None: no longer."""
         behind = self._beyond_broken_links(part, gather)
-        if not behind or now >= self._without_the_gone_at(part, now):
-            return None
-        return [*self._pull(part, behind), *self._set_timer(now)]
+        if behind and now >= self._without_the_gone_at(part, now):
+            there = {(part, peer) for peer in behind} & self.there
+            if not there:
+                return None
+            # a death is noticed by one after the other: do they still hear it?
+            self.complete[part] = now
+            self.there -= there
+            self.pulled -= there
+        return [*self._pull(part, behind), *self._set_timer(now)] if behind else None
 
     def _without_the_gone_at(self, part: int, now: Seconds) -> Seconds:
         """When I go on without the rows of those who are gone: other owners may have them, where links broke."""
@@ -419,12 +434,19 @@ class Reduce:
         if relay is None:
             return []
         if relay.closed:
-            goes_to = (self.route.target(part), *self.route.returned(part)) if relay.done is not None else ()
+            goes_to = self._row_goes_to(part) if relay.done is not None else ()
             return [effect for to in goes_to for effect in self._send_row(part, to)]
-        if not relay.rows or (now < self.plan.gather_until(0, 2) and self.awaits(part, relay.names, relay.below)):
+        through_me = self._through_me(part)
+        if not relay.rows or (now < self.plan.gather_until(0, 2) and self.awaits(part, relay.names, through_me)):
             return []
         relay.closed = True
         return self._combine(part, relay, "on", onward=True)
+
+    def _through_me(self, part: int) -> frozenset[PeerId]:
+        """Whose rows I hand on, but for those that go around a link that is broken."""
+        tree = self.plan.topology.parts[part]
+        around = [tree.below(peer) | {peer} for of, peer in self.there if of == part]
+        return self.route.below[part].difference(*around)
 
     def _combined_onward(self, part: int, result: Combined, now: Seconds) -> list[Effect]:
         relay = self.relays[part]
@@ -488,9 +510,12 @@ class Reduce:
         gather = self._gather_for(message.part, message.owner_index)
         if gather is None:
             return self._answer_already(message.part, sender) + self._too_late_to_hand_on(sender, message)
-        check_handed(self.plan, sender, message, self.commit_of)
+        by = sender if message.by is UNSET else message.by
+        if by != sender and (message.part, by) not in self.pulled:
+            return []
+        check_handed(self.plan, sender, by, message, self.commit_of)
         held = Held(frozenset(message.contributors), message.weight, payload)
-        return self._take(message.part, gather, sender, held, now)
+        return self._take(message.part, gather, by, held, now)
 
     def _gather_for(self, part: int, owner_index: int) -> Gather | None:
         gather = self.relays.get(part) if owner_index == ONWARD else self.gathers.get(part)
@@ -516,7 +541,9 @@ class Reduce:
         self.route.senders.setdefault(part, set()).add(sender)
         if not self.started:
             return []
-        told = [e for owner in self.wanted.pop((part, sender), ()) for e in self._open_row_to(owner, part, sender)]
+        told: list[Effect] = [Send(peer, self._heard(part, sender)) for peer in self.route.passed(part, sender)]
+        for owner in self.wanted.pop((part, sender), ()):
+            told += self._open_row_to(owner, part, sender)
         if self._note_pace(now):
             return told + self.look_again(now)
         return told + self._hand_on_if_due(part, now) + self._close_if_due(part, now)
@@ -530,11 +557,17 @@ class Reduce:
             return []
         early = now < self.plan.gather_until(window, 1)
         if early and (self.hearsay.fetches(part) or self.awaits(part, gather.names, self._awaited(gather))):
-            return []
+            return self._pull_sums(part, gather)
         if early and (asked := self._await_others_rows(part, gather, now)) is not None:
             return asked
         gather.closed = True
         return self._combine(part, gather, "own")
+
+    def _pull_sums(self, part: int, gather: Gather) -> list[Effect]:
+        """I wait for rows that may come through somebody whom I do not hear: others have its sum."""
+        parents = self.plan.topology.parts[part].children
+        behind = self._beyond_broken_links(part, gather) if parents else ()
+        return self._pull(part, [peer for peer in behind if peer in parents])
 
     def _awaited(self, gather: Gather) -> Iterable[PeerId] | None:
         """Whose rows of a part of mine may still come. Where it takes those of some, whoever has not committed when
@@ -618,15 +651,32 @@ class Reduce:
         if part in self.gathers and author in self.plan.hearers and sender in self.plan.owners(part):
             askers = self.wanted.setdefault((part, author), [])
             askers += [sender] if sender not in askers else []
+            if self.plan.topology.parts[part].parents and not self.gone(author):
+                return [Send(sender, self._heard(part, author))]
         return []
 
     def _open_row_to(self, to: PeerId, part: int, author: PeerId) -> list[Effect]:
-        row = self._row_held(part, author)
-        if row is None or row.statement is None:
+        row, plan = self._row_held(part, author), self.plan
+        if row is None:
             return []
         self.opened[part, author, to] += 1
-        message = RowBytes(self.plan.round, self.plan.attempt, self.plan.trace, part, row.path, row.statement)
+        if row.statement is not None:
+            message = RowBytes(plan.round, plan.attempt, plan.trace, part, row.path, row.statement)
+        else:
+            index, names = plan.owners(part).index(to), tuple(sorted(row.names))
+            message = Handed(plan.round, plan.attempt, plan.trace, part, index, row.weight, names, author)
         return [Send(to, message, Lane.BULK, row.payload)]
+
+    # ---- around broken links -------------------------------------------------------------------------------
+
+    def _heard(self, part: int, peer: PeerId) -> Heard:
+        return Heard(self.plan.round, self.plan.attempt, self.plan.trace, part, peer)
+
+    def _hear_of(self, part: int, peer: PeerId, sender: PeerId, now: Seconds) -> list[Effect]:
+        if not 0 <= part < self.plan.parts or peer not in self.plan.hearers:
+            raise PeerFault(sender, f"hears {peer} in part {part}, which the plan does not have")
+        self.there.add((part, peer))
+        return self.look_again(now)
 
     def _take_opened(self, sender: PeerId, message: RowBytes, payload: Payload, now: Seconds) -> list[Effect]:
         author, part = message.statement.signer, message.part
