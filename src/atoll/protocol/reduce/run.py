@@ -90,7 +90,7 @@ class Reduce:
         self.parts_in_turn = self.route.parts_in_turn()
         self.sent: set[tuple[int, PeerId]] = set()  # (part, to whom my row of it went)
         self.asked: set[tuple[int, PeerId]] = set()  # (part, whom I asked for an answer that somebody gone owes me)
-        self.shown: set[tuple[int, PeerId]] = set()  # (part, next owner) whom I told that I hold the answer
+        self.shown: set[tuple[int, PeerId]] = set()  # (part, whom I told that I hold the answer)
         self.given: set[tuple[int, PeerId]] = set()  # (part, to whom I sent its answer)
         self.back: set[PeerId] = set()  # who came back or late: what it held it may have lost
         self.answers: dict[int, AnswerHeld] = {}
@@ -350,7 +350,7 @@ class Reduce:
         if owned and self.route.owner[part] == self.me:
             self._stand_in(part)
         if part in self.answers:
-            return self._show_next_owner(part)
+            return self._show_next_owner(part) + self._show_below_the_unheard(part)
         lacking = self._owner_lacks_its_row(part)
         if part in self.missing:
             if lacking is not False or not owned:
@@ -627,7 +627,7 @@ class Reduce:
         if parent is None or parent == self.route.above(part, self.me):
             return []
         source = self.route.target(part)
-        if source == self.me or (part, source) in self.asked:
+        if source == self.me or (part, source) in self.asked or self.hearsay.fetches(part):
             return []
         self.asked.add((part, source))
         return [Send(source, Repeat(self.plan.round, self.plan.attempt, self.plan.trace))]
@@ -639,6 +639,18 @@ class Reduce:
             return []
         self.shown.add((part, owner))
         return [Send(owner, self._message_of(held))]
+
+    def _show_below_the_unheard(self, part: int) -> list[Effect]:
+        """Who had the answer from me, for others as well, may never have had it: our link broke. They have it from
+        me, if they wish; they hear whom they wait for, and would ask nobody else."""
+        held, children = self.answers[part], self.plan.topology.parts[part].children
+        if not any((part, parent) in self.given and self.unheard(parent) for parent in children):
+            return []
+        owner, had = held.statement.signer, self.given | self.shown
+        near = [peer for peer in self.route.within_reach(part, owner) if (part, peer) not in had]
+        new = [peer for peer in near if self.route.serves(part, owner, peer) and not self.gone(peer)]
+        self.shown.update((part, peer) for peer in new)
+        return [Send(peer, self._message_of(held)) for peer in new]
 
     # ---- opening rows that I hold --------------------------------------------------------------------------
 
