@@ -223,10 +223,10 @@ class Reduce:
         """
         if gather.below is not None:
             return []  # its owner alone takes them
-        here, tree = gather.names | gather.rows.keys(), self.plan.topology.parts[part]
-        silent = [peer for peer in self.plan.listeners if peer not in here and self.unheard(peer)]
-        direct = [p for p in silent if p in self.plan.givers and self.route.above(part, p) is None]
-        return [p for p in direct if self._gives(part, p) or self.awaits(part, gather.names, tree.below(p))]
+        tree = self.plan.topology.parts[part]
+        silent = [p for p in self.plan.listeners if p not in gather.names and self.unheard(p)]
+        late = [p for p in silent if p in self.plan.givers and self.route.through(part, p) not in gather.rows]
+        return [p for p in late if self._gives(part, p) or self.awaits(part, gather.names, tree.below(p))]
 
     def _gives(self, part: int, peer: PeerId) -> bool:
         """As far as I know."""
@@ -567,7 +567,7 @@ class Reduce:
         """I wait for rows that may come through somebody whom I do not hear: others have its sum."""
         parents = self.plan.topology.parts[part].children
         behind = self._beyond_broken_links(part, gather) if parents else ()
-        return self._pull(part, [peer for peer in behind if peer in parents])
+        return self._pull(part, [p for p in behind if p in parents and self.route.above(part, p) is None])
 
     def _awaited(self, gather: Gather) -> Iterable[PeerId] | None:
         """Whose rows of a part of mine may still come. Where it takes those of some, whoever has not committed when
@@ -612,7 +612,7 @@ class Reduce:
     def _too_late_to_hand_on(self, sender: PeerId, message: Contribution | Handed) -> list[Effect]:
         """I took it for gone and handed on without it: its row goes past me, or its owner would wait for it."""
         plan, part = self.plan, message.part
-        relay = self.relays.get(part) if message.owner_index == ONWARD and not plan.has_clock else None
+        relay = self.relays.get(part) if message.owner_index == ONWARD else None
         if relay is None or not relay.closed or sender in relay.names or part in self.answers:
             return []
         return [Send(sender, Declined(plan.round, plan.attempt, plan.trace, part))]
