@@ -20,6 +20,7 @@ BEFORE, AFTER = 3, 14  # the first rounds are whole; the last ones, too, once th
 PACED = RoundSettings(inner_steps=20, first_train_s=10, window_min_s=WINDOW_MIN_S)
 KINDS = {
     "private": {},
+    **{name: {"topology": name} for name in ("ring", "tree", "hierarchical", "star")},
     "community": {"tolerance": 0.33, "round": replace(PACED, quorum="two-thirds")},
     "weighed": {"tolerance": 0.33, "round": replace(PACED, quorum="two-thirds"), "statistic": "robust"},
     "open": {"tolerance": 0.33, "round": replace(PACED, quorum="two-thirds"), "witnessed": True},

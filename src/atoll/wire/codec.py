@@ -45,6 +45,7 @@ from atoll.wire.messages.round import (
     RowBytes,
     TimedOut,
     Voted,
+    WantCommit,
     WantPart,
     WantRow,
     WantWords,
@@ -56,6 +57,7 @@ AnyMessage = (
     Committed
     | Contribution
     | Answer
+    | WantCommit
     | WantPart
     | WantRow
     | WantWords

@@ -33,6 +33,13 @@ class Committed(RoundMessage, frozen=True):
     asks: bool = False  # I have not heard yours
 
 
+class WantCommit(RoundMessage, frozen=True):
+    """What has this peer committed to in this attempt? I do not hear it, and it counts. Answered by Committed."""
+
+    phase: ClassVar[str] = "commit"
+    peer: PeerId
+
+
 class Contribution(RoundMessage, frozen=True):
     """One part of my update for its owner; the encoded bytes are the payload."""
 
