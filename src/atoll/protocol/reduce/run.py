@@ -321,7 +321,9 @@ class Reduce:
     def _begin(self, now: Seconds) -> list[Effect]:
         self.started, self.begun_at = True, now
         self._give_time()
-        return self.look_again(now)
+        # whoever began before me may have asked already
+        asked = [e for part, author in [*self.wanted] for e in self._open_wanted(part, author)]
+        return asked + self.look_again(now)
 
     def _give_time(self) -> None:
         """To owners; others' updates are as large as mine."""
@@ -542,8 +544,7 @@ class Reduce:
         if not self.started:
             return []
         told: list[Effect] = [Send(peer, self._heard(part, sender)) for peer in self.route.passed(part, sender)]
-        for owner in self.wanted.pop((part, sender), ()):
-            told += self._open_row_to(owner, part, sender)
+        told += self._open_wanted(part, sender)
         if self._note_pace(now):
             return told + self.look_again(now)
         return told + self._hand_on_if_due(part, now) + self._close_if_due(part, now)
@@ -656,9 +657,9 @@ class Reduce:
 
     def _open_row(self, sender: PeerId, wish: WantRow) -> list[Effect]:
         part, author = wish.part, wish.peer
-        if not self.started or sender not in self.plan.hearers or self.opened[part, author, sender] >= OPENED_MAX:
+        if sender not in self.plan.hearers or self.opened[part, author, sender] >= OPENED_MAX:
             return []
-        if self._row_held(part, author) is not None:
+        if self.started and self._row_held(part, author) is not None:
             return self._open_row_to(sender, part, author)
         if part in self.gathers and author in self.plan.hearers and sender in self.plan.owners(part):
             askers = self.wanted.setdefault((part, author), [])
@@ -666,6 +667,12 @@ class Reduce:
             if self.plan.topology.parts[part].parents and not self.gone(author):
                 return [Send(sender, self._heard(part, author))]
         return []
+
+    def _open_wanted(self, part: int, author: PeerId) -> list[Effect]:
+        if self._row_held(part, author) is None:
+            return []
+        askers = self.wanted.pop((part, author), ())
+        return [effect for to in askers for effect in self._open_row_to(to, part, author)]
 
     def _open_row_to(self, to: PeerId, part: int, author: PeerId) -> list[Effect]:
         row, plan = self._row_held(part, author), self.plan
