@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.cli import simulate
-from atoll.sim.scenarios import SCENARIOS, NotForRaft, ScenarioFailed, ScenarioReport
+from atoll.sim.scenarios import SCENARIOS, CannotBeTold, ScenarioFailed, ScenarioReport
 from atoll.sim.scenarios.night import SIZES, drawn, night
 
 
@@ -39,7 +39,7 @@ def test_stories_in_which_members_lie_are_told_by_two_phases():
 
     def lie(stage):
         if stage.protocol == "raft":
-            raise NotForRaft("members lie")
+            raise CannotBeTold("members lie")
         stage.gather()
 
     (told,) = night({"liars": replace(SCENARIOS["liars"], tell=lie)}, number, 0.0)

@@ -10,7 +10,8 @@ missing. Never waits for one peer, never counts anybody twice, never looks into 
 Rows that overlap (a child sent again what its dead parent had handed on already) cannot both be in: the larger
 ones count. Where two do not hear each other and others hear both, what the one would give to the other goes around
 that link, and whoever waits for it is told (`Heard`): silence alone does not tell a broken link from a death. Rows
-combined on the way cannot be held against a commitment, so parents are for members that trust each other. Reveal follows commitment: nothing is sent before the sharing begins, when all are heard.
+combined on the way cannot be held against a commitment, so parents are for members that trust each other. Reveal
+follows commitment: nothing is sent before the sharing begins, when all are heard.
 
 `Reduce` believes owners. Where they are not trusted, `watched.py` answers a few of its questions otherwise; where
 distances between whole updates weigh the rows, `weighed.py` does; `watched_weighed.py` where both is so. Whoever
