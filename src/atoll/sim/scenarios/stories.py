@@ -12,7 +12,7 @@ from atoll.sim.swarm import SwarmKnobs
 from atoll.sim.world import Node
 
 LINKS = NetworkKnobs(0.005, 0.02, jitter_s=0.005)
-UNNOTICED_ROUNDS = 2  # after a link broke: the one under way, and the one in which the silence gets too long
+UNNOTICED_ROUNDS = 2  # after a link broke: the one under way, and the next, which may do without one of the two
 
 
 def calm(stage: Stage) -> None:
@@ -101,7 +101,8 @@ def frozen(stage: Stage) -> None:
 
 
 def broken_links(stage: Stage) -> None:
-    """One link after the other breaks for some rounds: once that is noticed all rows count, in all parts."""
+    """One link after the other breaks for some rounds: once that is noticed, and whoever was taken for gone is a
+    member again, all rows count, in all parts."""
     stage.quorum = "majority"
     run = stage.settings(round=stage.paced())
     swarm = stage.gather(SwarmKnobs(stage.peers, LINKS, IslandKnobs(update_bytes=400_000), run=run))
@@ -117,8 +118,10 @@ def broken_links(stage: Stage) -> None:
         one, other = stage.draw.sample(swarm.founders, 2)
         stage.fault("link")
         stage.world.cut(one, other)
-        noticed = max(swarm.heads()) + 1 + UNNOTICED_ROUNDS
-        stage.until_round(noticed + 3)
+        stage.until_round(max(swarm.heads()) + UNNOTICED_ROUNDS)
+        stage.until(lambda: _all_settled(stage), 120.0, f"the link of {one} and {other} keeps one of them out")
+        noticed = max(swarm.heads()) + 2
+        stage.until_round(noticed + 2)
         for round in range(noticed, noticed + 3):
             fact = closed[round]
             lost = set(swarm.founders) - set(fact.counted)
@@ -128,6 +131,11 @@ def broken_links(stage: Stage) -> None:
                 )
         stage.world.network.heal()
         stage.until_round(max(swarm.heads()) + 2)
+
+
+def _all_settled(stage: Stage) -> bool:
+    newest = stage.newest
+    return newest is not None and all(m.standing == "member" for m in newest.head_body.members)
 
 
 def _voters(stage: Stage) -> int:
