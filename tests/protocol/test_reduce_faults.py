@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 from test_reduce import TOPOLOGIES, Group
 
@@ -17,11 +15,12 @@ from atoll.wire.messages.round import Answer, Contribution, Handed
 
 WITH_PARENTS = ["ring", "tree", "hierarchical"]
 COUNT = 7
+CHILD = PeerId("p0")
 SILENCE_S = 20.0  # after the plan's last deadline
 
 
 def roles(group: Group) -> dict[str, PeerId]:
-    """One of each kind, in the first part: its owner (a root, a star's centre), who hands on, whose row is handed."""
+    """One of each kind, in the first part: its owner (a root, a star's centre), who hands on, whose row that is."""
     tree = group.plan.topology.parts[0]
     found = {"owner": tree.owners[0]}
     found |= {"parent": next(p for p in group.names if p in tree.children)} if tree.parents else {}
@@ -113,21 +112,18 @@ def test_a_sum_of_rows_that_do_not_come_through_its_sender_is_refused(topology: 
     one_result(group, set(group.names))
 
 
-@dataclass
 class Garbled(Group):
     """What one child sends decodes nowhere; whoever combines it says so."""
-
-    child: PeerId = PeerId("p0")
 
     def do(self, p: PeerId, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Ask(job, Combine() as work) if any(row.peer == self.child for row in work.rows):
-                    rows = [row for row in work.rows if row.peer != self.child]
+                case Ask(job, Combine() as work) if any(row.peer == CHILD for row in work.rows):
+                    rows = [row for row in work.rows if row.peer != CHILD]
                     names = tuple(sorted(name for row in rows for name in row.payload.data))
                     whole = Payload(digest(repr((work.part, names)).encode()), 8, names)
-                    good = Combined(whole, tuple(row.peer for row in rows), (self.child,))
-                    done = good if rows else Combined(None, (), (self.child,), "no row decodes")
+                    good = Combined(whole, tuple(row.peer for row in rows), (CHILD,))
+                    done = good if rows else Combined(None, (), (CHILD,), "no row decodes")
                     self.do(p, self.machines[p].handle(Done(job, done), self.now))
                 case _:
                     super().do(p, [effect])
@@ -142,8 +138,8 @@ def test_rows_that_do_not_decode_are_named_and_those_counted_are_those_that_do(t
     group.check()
     assert group.now < SILENCE_S
     named = {fact.peer for facts in group.facts.values() for fact in facts if isinstance(fact, Garbage)}
-    assert named == {group.child}
+    assert named == {CHILD}
     for part in range(group.plan.parts):
         held = {group.parts_of(p)[part] for p in group.names}
-        below = group.plan.topology.parts[part].below(group.child)
-        assert len(held) == 1 and set(group.names) - {group.child} - below <= set(*held)
+        below = group.plan.topology.parts[part].below(CHILD)
+        assert len(held) == 1 and set(group.names) - {CHILD} - below <= set(*held)

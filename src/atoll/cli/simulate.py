@@ -12,6 +12,7 @@ from cyclopts.validators import Number
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.cli.say import AsJson, say, say_json
+from atoll.node.settings import TopologyName
 
 if TYPE_CHECKING:
     from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport
@@ -40,7 +41,7 @@ def simulate(
         Parameter(help="By which members agree. Raft plays the stories in which nobody lies."),
     ] = "bft",
     topology: Annotated[
-        Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"] | None,
+        TopologyName | None,
         Parameter(help="By which rows are reduced; most are for stories in which nobody lies."),
     ] = None,
     swarm: Annotated[

@@ -54,7 +54,7 @@ class MyBody:
         return self.parts is not None
 
     @property
-    def lacking(self) -> frozenset[PeerId]:
+    def lacking(self) -> set[PeerId]:
         """Who counts in my parts, and has committed to what I have not heard."""
         return named_in(self.parts or ()) - self.committed.now.of.keys()
 

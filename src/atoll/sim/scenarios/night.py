@@ -102,9 +102,12 @@ def night(
 
 
 def _told(stories: dict[str, Scenario], world: World) -> ScenarioReport | ScenarioFailed:
-    for by in ((world.protocol, world.topology), (world.protocol, None), ("bft", None)):
+    drawn_by = world.protocol, world.topology
+    ways: tuple[tuple[str, TopologyName | None], ...] = (drawn_by, (world.protocol, None), ("bft", None))
+    for protocol, topology in ways:
         try:
-            return play(world.story, stories[world.story], world.seed, world.peers, world.rounds, "", *by)
+            numbers = world.seed, world.peers, world.rounds
+            return play(world.story, stories[world.story], *numbers, "", protocol, topology)
         except CannotBeTold:
             continue
         except ScenarioFailed as failure:
