@@ -50,3 +50,17 @@ def test_a_link_may_break_at_any_moment(topology: str, seed: int):
         group.deliver(draw.randrange(len(group.flying)))
     while_time_stands(group)
     all_hold_all(group)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_rows_behind_a_member_that_passes_are_waited_for(topology: str):
+    """One of five commits to nothing, any pair does not hear each other: who hands on nothing of its own is no sign
+    that nothing comes through it."""
+    names = Group(5, topology).names
+    for one, other in combinations(names, 2):
+        for passing in names:
+            group = Group(5, topology, broken={frozenset((one, other))}, passing={passing}).begin()
+            while_time_stands(group)
+            giving = tuple(name for name in names if name != passing)
+            for p in giving:
+                assert group.parts_of(p) == dict.fromkeys(range(group.plan.parts), giving), (one, other, passing, p)
