@@ -11,7 +11,7 @@ from atoll.base.machine import Ask, Done, Effect, Payload, Received
 from atoll.keys.digest import digest
 from atoll.protocol.reduce.facts import Garbage
 from atoll.protocol.reduce.work import Combine, Combined
-from atoll.wire.messages.round import Answer, Contribution, Handed
+from atoll.wire.messages.round import Answer, Contribution, Handed, Heard, WantRow
 
 WITH_PARENTS = ["ring", "tree", "hierarchical"]
 COUNT = 7
@@ -110,6 +110,23 @@ def test_a_sum_of_rows_that_do_not_come_through_its_sender_is_refused(topology: 
     assert group.machines[parent].handle(Received(stranger, around, Payload(digest(b"x"), 8, (child,))), 0.0) == []
     group.finish()
     one_result(group, set(group.names))
+
+
+def test_a_sum_is_given_to_owners_alone_and_nobody_else_makes_them_wait():
+    """A tree of nine: who owns nothing asks the root for a sum that it holds. In a butterfly nobody is waited for
+    because somebody says that it hears it."""
+    group = Group(9, "tree").begin()
+    owners = group.plan.owners(0)
+    stranger = next(p for p in group.names if p not in owners)
+    while not any(held.handed for held in group.machines[owners[0]].gathers[0].rows.values()):
+        group.deliver(0)
+    root = group.machines[owners[0]]
+    parent = next(p for p, held in root.gathers[0].rows.items() if held.handed)
+    assert root.handle(Received(stranger, WantRow(0, 0, "", 0, parent), None), 0.0) == []
+    direct = Group(4).begin()
+    owner, *others = direct.plan.owners(0)
+    direct.machines[owner].handle(Received(others[0], Heard(0, 0, "", 0, others[1]), None), 0.0)
+    assert not direct.machines[owner].there
 
 
 class Garbled(Group):

@@ -677,7 +677,7 @@ class Reduce:
 
     def _open_row_to(self, to: PeerId, part: int, author: PeerId) -> list[Effect]:
         row, plan = self._row_held(part, author), self.plan
-        if row is None:
+        if row is None or (row.handed and to not in plan.owners(part)):
             return []
         self.opened[part, author, to] += 1
         if row.statement is not None:
@@ -695,6 +695,8 @@ class Reduce:
     def _hear_of(self, part: int, peer: PeerId, sender: PeerId, now: Seconds) -> list[Effect]:
         if not 0 <= part < self.plan.parts or peer not in self.plan.hearers:
             raise PeerFault(sender, f"hears {peer} in part {part}, which the plan does not have")
+        if not self.plan.topology.parts[part].parents:
+            return []  # every row goes straight to owners, and a liar could make them wait for the dead
         self.there.add((part, peer))
         return self.look_again(now)
 
