@@ -63,6 +63,8 @@ class Group:
     silent: bool = False  # the dead are gone for their silence alone
     reserves: bool = False  # members stand in for owners that are all gone
     deaf: set[PeerId] = field(default_factory=set)  # they and the others take each other for gone, for a while
+    broken: set[frozenset[PeerId]] = field(default_factory=set)  # pairs that do not hear each other
+    passing: set[PeerId] = field(default_factory=set)  # they committed to nothing, and hand on others' rows
 
     def __post_init__(self) -> None:
         self.names = tuple(PeerId(f"p{i}") for i in range(self.count))
@@ -80,17 +82,20 @@ class Group:
         commits: dict[PeerId, Commit] = {}
         for p in self.names:
             parts = tuple(Payload(digest(f"{p}/{j}".encode()), 8, (p,)) for j in range(self.plan.parts))
-            commits[p] = Commit(0, 0, merkle_root(tuple(x.digest for x in parts)), len(parts), 1, 1, 1.0, 1.0, 1)
+            root, count = merkle_root(tuple(x.digest for x in parts)), 0 if p in self.passing else len(parts)
+            commits[p] = Commit(0, 0, root, count, 1, 1, 1.0, 1.0, 1)
             self.updates[p] = Update(notaries[p].sign(commits[p]), parts)
         self.commits, self.notaries = commits, notaries
         self.machines = {p: self.machine(p) for p in self.names}
 
     def machine(self, p: PeerId, judges: bool = False) -> Reduce:
         def gone(q: PeerId) -> bool:
-            return q in self.dead or (q != p and (p in self.deaf or q in self.deaf))
+            deaf = q != p and (p in self.deaf or q in self.deaf)
+            return q in self.dead or deaf or frozenset((p, q)) in self.broken
 
         def awaits(part, names, among) -> bool:
-            return any(q not in names and not gone(q) for q in (self.names if among is None else among))
+            may = set(self.names if among is None else among) - self.passing
+            return any(q not in names and not gone(q) for q in may)
 
         keys = {q: VirtualSigner(q).vote_key for q in self.names}
         around = Surroundings(
@@ -108,7 +113,8 @@ class Group:
         for p in self.names:
             if p not in self.dead:
                 self.do(p, self.machines[p].handle(Start({}), self.now))
-                self.do(p, self.machines[p].contribute(self.updates[p], self.now))
+                if p not in self.passing:
+                    self.do(p, self.machines[p].contribute(self.updates[p], self.now))
         return self
 
     def do(self, p: PeerId, effects: list[Effect]) -> None:
@@ -137,7 +143,7 @@ class Group:
 
     def deliver(self, index: int, keep: bool = False) -> None:
         sender, send = self.flying[index] if keep else self.flying.pop(index)
-        if send.to in self.dead:
+        if send.to in self.dead or frozenset((sender, send.to)) in self.broken:
             return
         machine = self.machines[send.to]
         if isinstance(send.message, Repeat):
@@ -156,6 +162,12 @@ class Group:
         for p in self.names:
             if p not in self.dead:
                 self.do(p, self.machines[p].look_again(self.now))
+
+    def breaks(self, one: PeerId, other: PeerId) -> None:
+        """The link between these two; both notice at once."""
+        self.broken.add(frozenset((one, other)))
+        for p in (one, other):
+            self.do(p, self.machines[p].look_again(self.now))
 
     def hears(self, deaf: set[PeerId]) -> None:
         """From now on all but these hear each other again."""

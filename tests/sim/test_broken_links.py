@@ -20,6 +20,7 @@ BEFORE, AFTER = 3, 14  # the first rounds are whole; the last ones, too, once th
 PACED = RoundSettings(inner_steps=20, first_train_s=10, window_min_s=WINDOW_MIN_S)
 KINDS = {
     "private": {},
+    **{name: {"topology": name} for name in ("ring", "tree", "hierarchical", "star")},
     "community": {"tolerance": 0.33, "round": replace(PACED, quorum="two-thirds")},
     "weighed": {"tolerance": 0.33, "round": replace(PACED, quorum="two-thirds"), "statistic": "robust"},
     "open": {"tolerance": 0.33, "round": replace(PACED, quorum="two-thirds"), "witnessed": True},
@@ -58,8 +59,11 @@ def test_what_a_broken_link_keeps_from_an_owner_comes_through_others(kind: str, 
         fact = closed[round][1]
         assert {one, other} <= set(fact.counted) and not fact.partly and not fact.parts_missing, round
     assert {m.standing for m in closed[AFTER][1].body.members} == {"member"} and not swarm.checkers.complaints
-    took = closed[AFTER][0] - closed[BEFORE + 3][0]
-    assert took < 2.5 * (AFTER - BEFORE - 3) * (closed[BEFORE][0] - closed[BEFORE - 1][0])
+    before = closed[BEFORE][0] - closed[BEFORE - 1][0]
+    took = [closed[round][0] - closed[round - 1][0] for round in range(BEFORE + 4, AFTER + 1)]
+    assert sum(took) < 2.5 * len(took) * before
+    if run.round.quorum == "majority":  # no view of a proposer that lacks somebody's commitment runs out
+        assert max(took) < 3.2 * before
 
 
 @pytest.mark.parametrize("quorum", ["majority", "two-thirds"])

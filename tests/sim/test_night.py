@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 
 from atoll.cli import simulate
-from atoll.sim.scenarios import SCENARIOS, NotForRaft, ScenarioFailed, ScenarioReport
+from atoll.node.topology import TOPOLOGIES
+from atoll.sim.scenarios import SCENARIOS, CannotBeTold, ScenarioFailed, ScenarioReport
 from atoll.sim.scenarios.night import SIZES, drawn, night
 
 
 def test_many_numbers_draw_every_story_at_every_size_by_both_protocols_and_one_number_always_the_same():
     worlds = [drawn(number, SCENARIOS) for number in range(6000)]
     assert {w.story for w in worlds} == set(SCENARIOS) and {w.protocol for w in worlds} == {"bft", "raft"}
+    assert {w.topology for w in worlds} == {None, *TOPOLOGIES}
     for story, sizes in SIZES.items():
         assert {w.peers for w in worlds if w.story == story} == set(sizes)
     assert worlds[17] == drawn(17, SCENARIOS) and [w.seed for w in worlds] == list(range(6000))
@@ -39,7 +41,7 @@ def test_stories_in_which_members_lie_are_told_by_two_phases():
 
     def lie(stage):
         if stage.protocol == "raft":
-            raise NotForRaft("members lie")
+            raise CannotBeTold("members lie")
         stage.gather()
 
     (told,) = night({"liars": replace(SCENARIOS["liars"], tell=lie)}, number, 0.0)

@@ -19,7 +19,7 @@ from atoll.node.verify import Kept, verify_history
 from atoll.node.views import VIEW_S
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.reduce.facts import Reduced
-from atoll.sim.scenarios import NotForRaft, run_scenario
+from atoll.sim.scenarios import CannotBeTold, run_scenario
 from atoll.sim.signatures import VirtualVerifier
 from atoll.sim.swarm import Swarm, SwarmKnobs
 from atoll.sim.world import Node
@@ -103,7 +103,7 @@ def test_a_blackout_in_the_middle_of_a_vote_loses_no_round_of_a_leader_either(se
 
 def test_where_members_may_lie_raft_is_refused():
     """By stories with liars, and by whoever reads a genesis that asks for both. Old settings keep their bytes."""
-    with pytest.raises(NotForRaft, match="trust each other"):
+    with pytest.raises(CannotBeTold, match="trust each other"):
         run_scenario("liars", 1, protocol="raft")
     assert decode_settings(encode_settings(RAFT)).by_raft
     with pytest.raises(PeerFault, match="Raft where members may lie"):

@@ -13,7 +13,7 @@ import pytest
 
 from atoll.sim.island import IslandKnobs
 from atoll.sim.network import NetworkKnobs
-from atoll.sim.scenarios import SCENARIOS, ScenarioFailed, main, run_scenario
+from atoll.sim.scenarios import SCENARIOS, CannotBeTold, ScenarioFailed, main, run_scenario
 from atoll.sim.scenarios.churn import Weather
 from atoll.sim.swarm import Swarm, SwarmKnobs
 
@@ -40,6 +40,25 @@ def test_a_small_swarm_weathers_everything(seed: int):
     """Six founders: seed 4 once made an honest voter contradict itself after a restart."""
     report = run_scenario("churn", seed, peers=6, rounds=15)
     assert report.rounds >= 15 and report.members >= 6
+
+
+@pytest.mark.parametrize("topology", ["ring", "tree", "hierarchical", "star"])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_a_small_swarm_weathers_everything_by_any_topology(topology: str, seed: int):
+    """Members die, sleep and are cut off at any place of it; then one is frozen."""
+    assert run_scenario("churn", seed, peers=5, rounds=3, topology=topology).members >= 5
+    assert run_scenario("frozen", seed, peers=4, rounds=4, topology=topology).members == 4
+
+
+@pytest.mark.parametrize("topology", ["ring", "tree", "hierarchical", "star"])
+def test_no_row_is_lost_behind_a_link_that_broke(topology: str):
+    assert run_scenario("broken_links", 1, rounds=8, topology=topology).faults["link"] == 1
+
+
+@pytest.mark.parametrize("name", ["liars", "weighed", "paired_churn", "straggler_churn"])
+def test_a_story_whose_rounds_would_not_go_by_a_topology_is_not_told_by_it(name: str):
+    with pytest.raises(CannotBeTold, match="cannot be told by a ring topology"):
+        run_scenario(name, 1, topology="ring")
 
 
 def test_clocks_that_run_apart_weather_everything():

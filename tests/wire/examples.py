@@ -28,6 +28,7 @@ from atoll.wire.messages.round import (
     Contribution,
     Declined,
     Handed,
+    Heard,
     PartBytes,
     PreVote,
     Propose,
@@ -35,6 +36,7 @@ from atoll.wire.messages.round import (
     RowBytes,
     TimedOut,
     Voted,
+    WantCommit,
     WantPart,
     WantRow,
     WantWords,
@@ -126,6 +128,7 @@ STATEMENTS = (
 
 MESSAGES = (
     Committed(7, 1, "abcd", SIGNED, asks=True),
+    WantCommit(7, 1, "abcd", BOB),
     Contribution(7, 1, "abcd", 0, 2, (A, B), SIGNED),
     Answer(7, 1, "abcd", SIGNED),
     Comparison(7, 1, "abcd", SIGNED),
@@ -134,6 +137,7 @@ MESSAGES = (
     Repeat(7, 1, "abcd"),
     Handed(7, 1, "abcd", 2, -1, 96, (PeerId("ada"), PeerId("bob"))),
     Declined(7, 1, "abcd", 2),
+    Heard(7, 1, "abcd", 2, BOB),
     WantRow(7, 1, "abcd", 2, BOB),
     WantWords(7, 1, "abcd", 2),
     RowBytes(7, 1, "abcd", 2, (A, B), SIGNED),
@@ -168,6 +172,7 @@ AMEND_WITHOUT = Amend(A, 3, B, A, 2, b"signature", (BOB,))
 COMMIT_LATE = Commit(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=Late(3, 64, 1024))
 MANIFEST_PARTLY = ManifestIs(A, None, b"\x05")
 WANT_MANIFEST_KNOWN = WantManifest(A, True)
+HANDED_AROUND = Handed(7, 1, "abcd", 2, 0, 96, (PeerId("ada"), PeerId("bob")), PeerId("bob"))
 VOTED_PROVEN = Voted(7, 1, "abcd", SIGNED, CERTIFICATE)
 PLACED_AGAIN = Placed(19, 3, 1_000_003, (bytes(31) + b"\1", bytes(31) + b"\2"), since=57)
 WEIGHING_MIXED = replace(WEIGHING, weights=b"\x03\x02")  # of whose rows the mixtures of both are the mean

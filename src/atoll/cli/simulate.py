@@ -12,6 +12,7 @@ from cyclopts.validators import Number
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.cli.say import AsJson, say, say_json
+from atoll.node.settings import TopologyName
 
 if TYPE_CHECKING:
     from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport
@@ -39,6 +40,10 @@ def simulate(
         Literal["bft", "raft"],
         Parameter(help="By which members agree. Raft plays the stories in which nobody lies."),
     ] = "bft",
+    topology: Annotated[
+        TopologyName | None,
+        Parameter(help="By which rows are reduced; most are for stories in which nobody lies."),
+    ] = None,
     swarm: Annotated[
         bool,
         Parameter(negative="", help="Play drawn scenarios at drawn sizes, from this seed on, until time is up."),
@@ -53,7 +58,7 @@ def simulate(
     json: AsJson = False,
 ) -> None:
     """Play a scenario with virtual peers; a failure ends with the one line that replays it."""
-    from atoll.sim.scenarios import SCENARIOS, NotForRaft, ScenarioFailed, run_scenario
+    from atoll.sim.scenarios import SCENARIOS, CannotBeTold, ScenarioFailed, run_scenario
 
     if name and name not in SCENARIOS and name != "all":
         raise UsageError(
@@ -83,8 +88,8 @@ def simulate(
     for story in SCENARIOS if name == "all" else [name]:
         for number in range(seed, seed + seeds):
             try:
-                report = run_scenario(story, number, peers, rounds, quorum, protocol)
-            except NotForRaft as why:
+                report = run_scenario(story, number, peers, rounds, quorum, protocol, topology)
+            except CannotBeTold as why:
                 if name != "all":
                     raise UsageError("E-ARG-09", str(why), fix=f"atoll simulate {name}") from None
                 continue

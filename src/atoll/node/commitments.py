@@ -23,10 +23,11 @@ from atoll.node.ground import Ground
 from atoll.node.topology import topology_in
 from atoll.node.trial import Commits
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Committed
+from atoll.wire.messages.round import Committed, WantCommit
 from atoll.wire.messages.statements import Commit, Signed
 
 SHOWN_BY = 4  # of a large committee, to each owner: one of dozens that can prove it is enough, 82 % of them can
+ASKED_FOR_ANOTHERS = 2  # at a time: nearly everybody hears whom I alone do not hear
 AHEAD = 2  # attempts: their commitments come from peers whose clock is faster
 
 
@@ -47,6 +48,7 @@ class Commitments:
         self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
         self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
         self.shown: set[tuple[PeerId, PeerId]] = set()  # (owner, whose commitment to this attempt I showed it)
+        self.sought: set[PeerId] = set()  # whose I asked others for since the last nudge
         self.asked: str | None = None  # for this way this attempt's updates are reduced; None: not known yet
         self.elsewhere: set[PeerId] = set()  # whose caller asked for another one: of these no row is taken
 
@@ -54,7 +56,7 @@ class Commitments:
 
     def attempt_begins(self, attempt: int, trains: bool) -> None:
         """`trains`: my own commitment is waited for, too."""
-        self.attempt, self.shown = attempt, set()
+        self.attempt, self.shown, self.sought = attempt, set(), set()
         self.asked, self.elsewhere = None, set()
         self.heard = {a: c for a, c in self.heard.items() if a >= attempt}
         # a newcomer's first update moves nothing: nobody waits for it, its trainer may still be starting
@@ -139,12 +141,31 @@ class Commitments:
     def ask(self) -> list[Effect]:
         """Whom I could hear, and did not, with my own word; in a large swarm those whose turn it is to be asked."""
         known = self.now.of
+        self.asks += 1
+        self.sought = set()
         if self.me not in known:
             return []
-        self.asks += 1
         message = replace(self._message(known[self.me][1]), asks=True)
         silent = [p for p in self.speakers if p not in known and p != self.me and not self.gone(p)]
         return [Send(p, message) for p in in_turn(silent, len(self.speakers), self.asks)]
+
+    def seek(self, names: Iterable[PeerId]) -> list[Effect]:
+        """These count, I do not hear them, and have not heard what they committed to: somebody else has."""
+        lost = [p for p in sorted(names) if self.gone(p) and p not in self.sought]
+        near = [p for p in self.speakers if p != self.me and not self.gone(p)]
+        self.sought.update(lost)
+        first = self.asks % max(1, len(near))
+        asked = (near * 2)[first : first + ASKED_FOR_ANOTHERS]
+        round, trace = self.plan.round, self.plan.trace
+        return [Send(to, WantCommit(round, self.attempt, trace, p)) for p in lost for to in dict.fromkeys(asked)]
+
+    def show_one(self, to: PeerId, name: PeerId) -> list[Effect]:
+        """Once, to a member that does not hear its author."""
+        known = self.now.of.get(name)
+        if known is None or to not in self.hearers or (to, name) in self.shown:
+            return []
+        self.shown.add((to, name))
+        return [Send(to, self._message(known[1]))]
 
     def show(self, owner: PeerId, names: Iterable[PeerId]) -> list[Effect]:
         """The words of these others, once each, to an owner that heard another word of one of them: together we can

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from atoll.base.ids import Digest, Seconds
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.node.amend import amend_of, amends_in, tunes_in
 from atoll.node.body import amend_among, write_body
 from atoll.node.commitments import Commitments
@@ -57,14 +57,20 @@ class MyBody:
         return self.parts is not None
 
     @property
+    def lacking(self) -> set[PeerId]:
+        """Who counts in my parts, and has committed to what I have not heard."""
+        return named_in(self.parts or ()) - self.committed.now.of.keys()
+
+    @property
     def step(self) -> Step | None:
         """What my parts make of the state; None while a counted commitment is unknown to me."""
         if self.parts is None or self._step is not None:
             return self._step  # the first commitments count, so it is still the same
-        commits, named = self.committed.now.of, named_in(self.parts)
-        if not named <= commits.keys():
-            return None  # an owner counted somebody whose commitment I have not heard; it comes with the nudge
-        self._step = step_of(self.parts, [commits[p][0] for p in sorted(named)], self.ground.plan)
+        if self.lacking:
+            return None  # it comes with the nudge, or from whoever hears its author where I do not
+        commits = self.committed.now.of
+        counted = [commits[p][0] for p in sorted(named_in(self.parts))]
+        self._step = step_of(self.parts, counted, self.ground.plan)
         return self._step
 
     def asked(self) -> None:

@@ -84,6 +84,7 @@ from atoll.wire.messages.round import (
     Contribution,
     Declined,
     Handed,
+    Heard,
     PartBytes,
     PreVote,
     Propose,
@@ -92,6 +93,7 @@ from atoll.wire.messages.round import (
     RowBytes,
     TimedOut,
     Voted,
+    WantCommit,
     WantPart,
     WantRow,
     WantWords,
@@ -219,7 +221,7 @@ class Round:
                 if message.attempt != self.attempt:
                     return []
                 return self._hear_commit(message.statement, now) + self._collect(sender, event, now)
-            case Answer() | Handed() | Declined() | WantRow() | Comparison() | WantWords():
+            case Answer() | Handed() | Heard() | Declined() | WantRow() | Comparison() | WantWords():
                 if message.attempt != self.attempt:
                     return []
                 if self.reduce is None:
@@ -229,6 +231,8 @@ class Round:
                 if (flaw := size_flaw(self.ground, message)) is not None:
                     raise PeerFault(sender, flaw)
                 return self.reduce.handle(event, now)
+            case WantCommit(peer=peer):
+                return self.committed.show_one(sender, peer) if message.attempt == self.attempt else []
             case WantPart():
                 return self.trials.give(sender, message, now)
             case PartBytes(digest=digest):
@@ -490,8 +494,10 @@ class Round:
         if self.free is None or self.free != self.agreement.view or self.final is not None:
             return []
         step = self.my_body.step
-        if self.agreement.has_proposed(self.free) or step is None:
+        if self.agreement.has_proposed(self.free):
             return []
+        if step is None:
+            return self.committed.seek(self.my_body.lacking)
         back = self.my_body.back(step)
         amend = back[1] if back is not None else None
         state = self.next_state.of(step, amend)

@@ -37,6 +37,7 @@ from atoll.wire.messages.round import (
     Contribution,
     Declined,
     Handed,
+    Heard,
     PartBytes,
     PreVote,
     Propose,
@@ -44,6 +45,7 @@ from atoll.wire.messages.round import (
     RowBytes,
     TimedOut,
     Voted,
+    WantCommit,
     WantPart,
     WantRow,
     WantWords,
@@ -55,6 +57,7 @@ AnyMessage = (
     Committed
     | Contribution
     | Answer
+    | WantCommit
     | WantPart
     | WantRow
     | WantWords
@@ -64,6 +67,7 @@ AnyMessage = (
     | Voted
     | Repeat
     | Handed
+    | Heard
     | Declined
     | Comparison
     | TimedOut

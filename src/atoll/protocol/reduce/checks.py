@@ -37,13 +37,14 @@ def committed_row(
 
 
 def check_handed(
-    plan: ReducePlan, sender: PeerId, message: Handed, commit_of: Callable[[PeerId], Commit | None]
+    plan: ReducePlan, sender: PeerId, by: PeerId, message: Handed, commit_of: Callable[[PeerId], Commit | None]
 ) -> None:
-    """Raise PeerFault unless these rows come through this sender, with the weight they were committed to with."""
+    """Raise PeerFault unless these rows come through whoever combined them (the sender, but for broken links), with
+    the weight they were committed to with."""
     names = frozenset(message.contributors)
-    below = plan.topology.parts[message.part].below(sender)
+    below = plan.topology.parts[message.part].below(by)
     once = len(names) == len(message.contributors) > 0
-    if not below or not once or not names <= below | {sender}:
+    if not below or not once or not names <= below | {by}:
         # without anybody below it, a sender would dress its own row up as a sum, which no commitment can judge
         raise PeerFault(sender, f"handed on rows of part {message.part} that do not come through it")
     commits = [commit_of(name) for name in names]

@@ -92,6 +92,22 @@ class Route:
             above = parents.get(above)
         return above
 
+    def through(self, part: int, peer: PeerId) -> PeerId:
+        """Who brings this peer's row to the owner: itself, or the last that hands it on."""
+        above = self.above(part, peer)
+        while above is not None and peer != self.me:
+            peer, above = above, self.above(part, above)
+        return peer
+
+    def passed(self, part: int, peer: PeerId) -> list[PeerId]:
+        """Who stands between me and a peer whose row came to me, and may wait for it."""
+        parents, found = self.plan.topology.parts[part].parents, list[PeerId]()
+        above = parents.get(peer)
+        while above is not None and above != self.me:
+            found.append(above)
+            above = parents.get(above)
+        return [between for between in found if not self.gone(between)]
+
     def target(self, part: int) -> PeerId:
         """Whoever hands my row on, or the owner whose turn it is."""
         above = self.above(part, self.me)

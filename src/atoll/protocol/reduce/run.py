@@ -8,8 +8,10 @@ A silent owner's part is answered by the next owner in the plan; if none answers
 missing. Never waits for one peer, never counts anybody twice, never looks into a payload.
 
 Rows that overlap (a child sent again what its dead parent had handed on already) cannot both be in: the larger
-ones count. Rows combined on the way cannot be held against a commitment, so parents are for members that trust
-each other. Reveal follows commitment: nothing is sent before the sharing begins, when all are heard.
+ones count. Where two do not hear each other and others hear both, what the one would give to the other goes around
+that link, and whoever waits for it is told (`Heard`): silence alone does not tell a broken link from a death. Rows
+combined on the way cannot be held against a commitment, so parents are for members that trust each other. Reveal
+follows commitment: nothing is sent before the sharing begins, when all are heard.
 
 `Reduce` believes owners. Where they are not trusted, `watched.py` answers a few of its questions otherwise; where
 distances between whole updates weigh the rows, `weighed.py` does; `watched_weighed.py` where both is so. Whoever
@@ -53,7 +55,7 @@ from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.work import Combine, Combined, Products, Row
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, Repeat, RowBytes, WantRow
+from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, Heard, Repeat, RowBytes, WantRow
 from atoll.wire.messages.statements import Answered, Commit, Compared, Lapse, Signed, Weighing
 from atoll.wire.opening import rows_of
 
@@ -89,7 +91,7 @@ class Reduce:
         self.parts_in_turn = self.route.parts_in_turn()
         self.sent: set[tuple[int, PeerId]] = set()  # (part, to whom my row of it went)
         self.asked: set[tuple[int, PeerId]] = set()  # (part, whom I asked for an answer that somebody gone owes me)
-        self.shown: set[tuple[int, PeerId]] = set()  # (part, next owner) whom I told that I hold the answer
+        self.shown: set[tuple[int, PeerId]] = set()  # (part, whom I told that I hold the answer)
         self.given: set[tuple[int, PeerId]] = set()  # (part, to whom I sent its answer)
         self.back: set[PeerId] = set()  # who came back or late: what it held it may have lost
         self.answers: dict[int, AnswerHeld] = {}
@@ -104,6 +106,7 @@ class Reduce:
         self.pulled: set[tuple[int, PeerId]] = set()  # (part, whose row I asked other owners for)
         self.complete: dict[int, Seconds] = {}  # when every row of a part was here but those of who is gone
         self.wanted: dict[tuple[int, PeerId], list[PeerId]] = {}  # owners that asked me for a row before I had it
+        self.there: set[tuple[int, PeerId]] = set()  # (part, who deals with others than me): others hear it
 
     # ---- events --------------------------------------------------------------------------------------------
 
@@ -117,6 +120,8 @@ class Reduce:
                 return self._collect_handed(sender, message, payload, now)
             case Received(sender, Declined(part=part)):
                 return self._decline(part, sender, now)
+            case Received(sender, Heard(part=part, peer=peer)):
+                return self._hear_of(part, peer, sender, now)
             case Received(sender, Answer() as message, payload):
                 return self._hear(sender, message, payload, now)
             case Received(sender, WantRow() as message):
@@ -219,21 +224,32 @@ class Reduce:
     def _beyond_broken_links(self, part: int, gather: Gather) -> list[PeerId]:
         """Whose rows I lack because we do not hear each other: the next owner has them, since I am gone for them.
 
-        Perhaps I do not know their commitments either; these come with the rows. Rows that parents hand on have no
-        author whom others could ask.
+        Perhaps I do not know their commitments either; these come with the rows. A parent's has those below it.
         """
         if gather.below is not None:
             return []  # its owner alone takes them
-        silent = [peer for peer in self.plan.listeners if peer not in gather.names and self.unheard(peer)]
-        giving = [p for p in silent if p in self.plan.givers and self.route.above(part, p) is None]
-        return [p for p in giving if (commit := self.commit_of(p)) is None or commit.parts > part]
+        tree = self.plan.topology.parts[part]
+        silent = [p for p in self.plan.listeners if p not in gather.names and self.unheard(p)]
+        late = [p for p in silent if p in self.plan.givers and self.route.through(part, p) not in gather.rows]
+        return [p for p in late if self._gives(part, p) or self.awaits(part, gather.names, tree.below(p))]
+
+    def _gives(self, part: int, peer: PeerId) -> bool:
+        """As far as I know."""
+        commit = self.commit_of(peer)
+        return commit is None or commit.parts > part
 
     def _await_others_rows(self, part: int, gather: Gather, now: Seconds) -> list[Effect] | None:
         """All rows are here but those behind broken links: ask for these, and wait a little. None: no longer."""
         behind = self._beyond_broken_links(part, gather)
-        if not behind or now >= self._without_the_gone_at(part, now):
-            return None
-        return [*self._pull(part, behind), *self._set_timer(now)]
+        if behind and now >= self._without_the_gone_at(part, now):
+            there = {(part, peer) for peer in behind} & self.there
+            if not there:
+                return None
+            # a death is noticed by one after the other: do they still hear it?
+            self.complete[part] = now
+            self.there -= there
+            self.pulled -= there
+        return [*self._pull(part, behind), *self._set_timer(now)] if behind else None
 
     def _without_the_gone_at(self, part: int, now: Seconds) -> Seconds:
         """When I go on without the rows of those who are gone: other owners may have them, where links broke."""
@@ -310,7 +326,9 @@ class Reduce:
     def _begin(self, now: Seconds) -> list[Effect]:
         self.started, self.begun_at = True, now
         self._give_time()
-        return self.look_again(now)
+        # whoever began before me may have asked already
+        asked = [e for part, author in [*self.wanted] for e in self._open_wanted(part, author)]
+        return asked + self.look_again(now)
 
     def _give_time(self) -> None:
         """To owners; others' updates are as large as mine."""
@@ -339,7 +357,7 @@ class Reduce:
         if owned and self.route.owner[part] == self.me:
             self._stand_in(part)
         if part in self.answers:
-            return self._show_next_owner(part)
+            return self._show_next_owner(part) + self._show_below_the_unheard(part)
         lacking = self._owner_lacks_its_row(part)
         if part in self.missing:
             if lacking is not False or not owned:
@@ -423,12 +441,19 @@ class Reduce:
         if relay is None:
             return []
         if relay.closed:
-            goes_to = (self.route.target(part), *self.route.returned(part)) if relay.done is not None else ()
+            goes_to = self._row_goes_to(part) if relay.done is not None else ()
             return [effect for to in goes_to for effect in self._send_row(part, to)]
-        if not relay.rows or (now < self.plan.gather_until(0, 2) and self.awaits(part, relay.names, relay.below)):
+        through_me = self._through_me(part)
+        if not relay.rows or (now < self.plan.gather_until(0, 2) and self.awaits(part, relay.names, through_me)):
             return []
         relay.closed = True
         return self._combine(part, relay, "on", onward=True)
+
+    def _through_me(self, part: int) -> frozenset[PeerId]:
+        """Whose rows I hand on, but for those that go around a link that is broken."""
+        tree = self.plan.topology.parts[part]
+        around = [tree.below(peer) | {peer} for of, peer in self.there if of == part]
+        return self.route.below[part].difference(*around)
 
     def _combined_onward(self, part: int, result: Combined, now: Seconds) -> list[Effect]:
         relay = self.relays[part]
@@ -492,9 +517,12 @@ class Reduce:
         gather = self._gather_for(message.part, message.owner_index)
         if gather is None:
             return self._answer_already(message.part, sender) + self._too_late_to_hand_on(sender, message)
-        check_handed(self.plan, sender, message, self.commit_of)
+        by = sender if message.by is UNSET else message.by
+        if by != sender and (message.part, by) not in self.pulled:
+            return []
+        check_handed(self.plan, sender, by, message, self.commit_of)
         held = Held(frozenset(message.contributors), message.weight, payload)
-        return self._take(message.part, gather, sender, held, now)
+        return self._take(message.part, gather, by, held, now)
 
     def _gather_for(self, part: int, owner_index: int) -> Gather | None:
         gather = self.relays.get(part) if owner_index == ONWARD else self.gathers.get(part)
@@ -520,7 +548,8 @@ class Reduce:
         self.route.senders.setdefault(part, set()).add(sender)
         if not self.started:
             return []
-        told = [e for owner in self.wanted.pop((part, sender), ()) for e in self._open_row_to(owner, part, sender)]
+        told: list[Effect] = [Send(peer, self._heard(part, sender)) for peer in self.route.passed(part, sender)]
+        told += self._open_wanted(part, sender)
         if self._note_pace(now):
             return told + self.look_again(now)
         return told + self._hand_on_if_due(part, now) + self._close_if_due(part, now)
@@ -534,11 +563,17 @@ class Reduce:
             return []
         early = now < self.plan.gather_until(window, 1)
         if early and (self.hearsay.fetches(part) or self.awaits(part, gather.names, self._awaited(gather))):
-            return []
+            return self._pull_sums(part, gather)
         if early and (asked := self._await_others_rows(part, gather, now)) is not None:
             return asked
         gather.closed = True
         return self._combine(part, gather, "own")
+
+    def _pull_sums(self, part: int, gather: Gather) -> list[Effect]:
+        """I wait for rows that may come through somebody whom I do not hear: others have its sum."""
+        parents = self.plan.topology.parts[part].children
+        behind = self._beyond_broken_links(part, gather) if parents else ()
+        return self._pull(part, [p for p in behind if p in parents and self.route.above(part, p) is None])
 
     def _awaited(self, gather: Gather) -> Iterable[PeerId] | None:
         """Whose rows of a part of mine may still come. Where it takes those of some, whoever has not committed when
@@ -583,7 +618,7 @@ class Reduce:
     def _too_late_to_hand_on(self, sender: PeerId, message: Contribution | Handed) -> list[Effect]:
         """I took it for gone and handed on without it: its row goes past me, or its owner would wait for it."""
         plan, part = self.plan, message.part
-        relay = self.relays.get(part) if message.owner_index == ONWARD and not plan.has_clock else None
+        relay = self.relays.get(part) if message.owner_index == ONWARD else None
         if relay is None or not relay.closed or sender in relay.names or part in self.answers:
             return []
         return [Send(sender, Declined(plan.round, plan.attempt, plan.trace, part))]
@@ -598,7 +633,7 @@ class Reduce:
         if parent is None or parent == self.route.above(part, self.me):
             return []
         source = self.route.target(part)
-        if source == self.me or (part, source) in self.asked:
+        if source == self.me or (part, source) in self.asked or self.hearsay.fetches(part):
             return []
         self.asked.add((part, source))
         return [Send(source, Repeat(self.plan.round, self.plan.attempt, self.plan.trace))]
@@ -611,26 +646,63 @@ class Reduce:
         self.shown.add((part, owner))
         return [Send(owner, self._message_of(held))]
 
+    def _show_below_the_unheard(self, part: int) -> list[Effect]:
+        """Who had the answer from me, for others as well, may never have had it: our link broke. They have it from
+        me, if they wish; they hear whom they wait for, and would ask nobody else."""
+        held, children = self.answers[part], self.plan.topology.parts[part].children
+        if not any((part, parent) in self.given and self.unheard(parent) for parent in children):
+            return []
+        owner, had = held.statement.signer, self.given | self.shown
+        near = [peer for peer in self.route.within_reach(part, owner) if (part, peer) not in had]
+        new = [peer for peer in near if self.route.serves(part, owner, peer) and not self.gone(peer)]
+        self.shown.update((part, peer) for peer in new)
+        return [Send(peer, self._message_of(held)) for peer in new]
+
     # ---- opening rows that I hold --------------------------------------------------------------------------
 
     def _open_row(self, sender: PeerId, wish: WantRow) -> list[Effect]:
         part, author = wish.part, wish.peer
-        if not self.started or sender not in self.plan.hearers or self.opened[part, author, sender] >= OPENED_MAX:
+        if sender not in self.plan.hearers or self.opened[part, author, sender] >= OPENED_MAX:
             return []
-        if self._row_held(part, author) is not None:
+        if self.started and self._row_held(part, author) is not None:
             return self._open_row_to(sender, part, author)
         if part in self.gathers and author in self.plan.hearers and sender in self.plan.owners(part):
             askers = self.wanted.setdefault((part, author), [])
             askers += [sender] if sender not in askers else []
+            if self.plan.topology.parts[part].parents and not self.gone(author):
+                return [Send(sender, self._heard(part, author))]
         return []
 
+    def _open_wanted(self, part: int, author: PeerId) -> list[Effect]:
+        if self._row_held(part, author) is None:
+            return []
+        askers = self.wanted.pop((part, author), ())
+        return [effect for to in askers for effect in self._open_row_to(to, part, author)]
+
     def _open_row_to(self, to: PeerId, part: int, author: PeerId) -> list[Effect]:
-        row = self._row_held(part, author)
-        if row is None or row.statement is None:
+        row, plan = self._row_held(part, author), self.plan
+        if row is None or (row.handed and to not in plan.owners(part)):
             return []
         self.opened[part, author, to] += 1
-        message = RowBytes(self.plan.round, self.plan.attempt, self.plan.trace, part, row.path, row.statement)
+        if row.statement is not None:
+            message = RowBytes(plan.round, plan.attempt, plan.trace, part, row.path, row.statement)
+        else:
+            index, names = plan.owners(part).index(to), tuple(sorted(row.names))
+            message = Handed(plan.round, plan.attempt, plan.trace, part, index, row.weight, names, author)
         return [Send(to, message, Lane.BULK, row.payload)]
+
+    # ---- around broken links -------------------------------------------------------------------------------
+
+    def _heard(self, part: int, peer: PeerId) -> Heard:
+        return Heard(self.plan.round, self.plan.attempt, self.plan.trace, part, peer)
+
+    def _hear_of(self, part: int, peer: PeerId, sender: PeerId, now: Seconds) -> list[Effect]:
+        if not 0 <= part < self.plan.parts or peer not in self.plan.hearers:
+            raise PeerFault(sender, f"hears {peer} in part {part}, which the plan does not have")
+        if not self.plan.topology.parts[part].parents:
+            return []  # every row goes straight to owners, and a liar could make them wait for the dead
+        self.there.add((part, peer))
+        return self.look_again(now)
 
     def _take_opened(self, sender: PeerId, message: RowBytes, payload: Payload, now: Seconds) -> list[Effect]:
         author, part = message.statement.signer, message.part

@@ -52,6 +52,7 @@
     slanderers   a third of the checkers find every owner guilty; nobody leaves
     opened       nobody lies where blocks are opened, and messages are lost
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
+    broken_links  one link after the other breaks: rows go around it, and all count
     branches     two branches of a run meet, a fifth lie about which they prefer; nobody changes sides
     post_quantum  churn where sessions sign with ML-DSA-65, too
 
@@ -65,6 +66,8 @@ import sys
 
 import msgspec
 
+from atoll.node.settings import TopologyName
+from atoll.node.topology import TOPOLOGIES
 from atoll.sim.scenarios.apart import apart
 from atoll.sim.scenarios.audits import accusers, audited, audits, keepers
 from atoll.sim.scenarios.branches import branches
@@ -99,12 +102,12 @@ from atoll.sim.scenarios.reputation import reputation
 from atoll.sim.scenarios.scores import scores
 from atoll.sim.scenarios.siege import siege, siege_opened
 from atoll.sim.scenarios.slow import slow
-from atoll.sim.scenarios.stage import NotForRaft, Scenario, ScenarioFailed, ScenarioReport, Stage, play
-from atoll.sim.scenarios.stories import blackout, calm, frozen, growth, late_joiner
+from atoll.sim.scenarios.stage import CannotBeTold, Scenario, ScenarioFailed, ScenarioReport, Stage, play
+from atoll.sim.scenarios.stories import blackout, broken_links, calm, frozen, growth, late_joiner
 from atoll.sim.scenarios.straggler import by_speed, straggler
 from atoll.sim.scenarios.validation import validated, wolves
 
-__all__ = ["SCENARIOS", "NotForRaft", "ScenarioFailed", "ScenarioReport", "Stage", "main", "run_scenario"]
+__all__ = ["SCENARIOS", "CannotBeTold", "ScenarioFailed", "ScenarioReport", "Stage", "main", "run_scenario"]
 
 SCENARIOS: dict[str, Scenario] = {
     "calm": Scenario(calm, peers=8, rounds=20),
@@ -137,6 +140,7 @@ SCENARIOS: dict[str, Scenario] = {
     "audited_churn": Scenario(audited_churn, peers=8, rounds=12),
     "audited": Scenario(audited, peers=5, rounds=20),
     "slow": Scenario(slow, peers=7, rounds=20),
+    "broken_links": Scenario(broken_links, peers=7, rounds=16),
     "straggler": Scenario(straggler, peers=4, rounds=20),
     "by_speed": Scenario(by_speed, peers=4, rounds=20),
     "oceans": Scenario(oceans, peers=8, rounds=5),
@@ -171,13 +175,15 @@ def run_scenario(
     rounds: int | None = None,
     quorum: str = "",
     protocol: str = "bft",
+    topology: TopologyName | None = None,
 ) -> ScenarioReport:
     """Play one scenario. Raises ScenarioFailed, whose last line replays it, if what should never happen did.
 
-    Raises NotForRaft where members of the story may lie and are to agree by Raft.
+    Raises CannotBeTold where members of the story may lie and are to agree by Raft or to hand on each other's rows.
     """
     scenario = SCENARIOS[name]
-    return play(name, scenario, seed, peers or scenario.peers, rounds or scenario.rounds, quorum, protocol)
+    size, length = peers or scenario.peers, rounds or scenario.rounds
+    return play(name, scenario, seed, size, length, quorum, protocol, topology)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -190,6 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--quorum", choices=["majority", "two-thirds"], default="")
     parser.add_argument("--protocol", choices=["bft", "raft"], default="bft", help="by which members agree")
+    parser.add_argument("--topology", choices=TOPOLOGIES, default=None, help="by which rows are reduced")
     parser.add_argument("--json", action="store_true", help="one object per run instead of a line for people")
     options = parser.parse_args(argv)
     names = list(SCENARIOS) if options.name == "all" else [options.name]
@@ -197,8 +204,9 @@ def main(argv: list[str] | None = None) -> int:
     for name in names:
         for seed in range(options.seed, options.seed + options.seeds):
             try:
-                report = run_scenario(name, seed, options.peers, options.rounds, options.quorum, options.protocol)
-            except NotForRaft as why:
+                by = options.protocol, options.topology
+                report = run_scenario(name, seed, options.peers, options.rounds, options.quorum, *by)
+            except CannotBeTold as why:
                 if options.name != "all":
                     parser.error(str(why))
                 continue

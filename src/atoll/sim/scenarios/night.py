@@ -17,7 +17,9 @@ from itertools import count
 from multiprocessing import get_context
 
 from atoll.base.ids import Seconds
-from atoll.sim.scenarios.stage import NotForRaft, Scenario, ScenarioFailed, ScenarioReport, play
+from atoll.node.settings import TopologyName
+from atoll.node.topology import TOPOLOGIES
+from atoll.sim.scenarios.stage import CannotBeTold, Scenario, ScenarioFailed, ScenarioReport, play
 
 SIZES: dict[str, tuple[int, ...]] = {  # these are short and of drawn sizes; others are told as they are
     **dict.fromkeys(
@@ -32,6 +34,7 @@ SIZES: dict[str, tuple[int, ...]] = {  # these are short and of drawn sizes; oth
 ROUNDS = {"siege": 3, "branches": 0}  # of those; else at most ROUNDS_MOST
 ROUNDS_MOST = 12  # many worlds find more than long ones
 RAFT_SHARE = 0.25  # of the worlds whose members may agree by it
+TOPOLOGY_SHARE = 0.25  # of the worlds whose rows may be reduced by one that is drawn
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class World:
     peers: int
     rounds: int
     protocol: str
+    topology: TopologyName | None = None  # of the story itself
 
 
 def drawn(number: int, stories: dict[str, Scenario], peers: int | None = None, rounds: int | None = None) -> World:
@@ -54,7 +58,8 @@ def drawn(number: int, stories: dict[str, Scenario], peers: int | None = None, r
     if story in SIZES:
         size, length = draw.choice(SIZES[story]), ROUNDS.get(story, min(length, ROUNDS_MOST))
     protocol = "raft" if draw.random() < RAFT_SHARE else "bft"
-    return World(story, number, peers or size, rounds or length, protocol)
+    topology = draw.choice(TOPOLOGIES) if draw.random() < TOPOLOGY_SHARE else None
+    return World(story, number, peers or size, rounds or length, protocol, topology)
 
 
 def least(story: str, told: Scenario) -> tuple[int, int]:
@@ -97,11 +102,14 @@ def night(
 
 
 def _told(stories: dict[str, Scenario], world: World) -> ScenarioReport | ScenarioFailed:
-    for protocol in (world.protocol, "bft"):
+    drawn_by = world.protocol, world.topology
+    ways: tuple[tuple[str, TopologyName | None], ...] = (drawn_by, (world.protocol, None), ("bft", None))
+    for protocol, topology in ways:
         try:
-            return play(world.story, stories[world.story], world.seed, world.peers, world.rounds, "", protocol)
-        except NotForRaft:
+            numbers = world.seed, world.peers, world.rounds
+            return play(world.story, stories[world.story], *numbers, "", protocol, topology)
+        except CannotBeTold:
             continue
         except ScenarioFailed as failure:
             return failure
-    raise AssertionError("by two phases every story can be told")
+    raise AssertionError("by two phases, and as it is, every story can be told")

@@ -22,7 +22,7 @@ import msgspec
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.node.facts import AttemptFailed
-from atoll.node.settings import RunSettings
+from atoll.node.settings import RunSettings, TopologyName, acceptance_problem
 from atoll.policy.plan import RoundPlan, RoundSettings
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.island import Island
@@ -32,6 +32,7 @@ from atoll.sim.world import Node
 ERA_ROUNDS = 10  # short, so that every story sees some end
 WINDOW_MIN_S = 1.5  # as `atoll up` has it
 COLLECTIONS = 20_000, 10, 10  # containers, and rounds of the younger: nearly all goes with its last reference
+DIRECT = "butterfly", "star"  # every row goes to its owner as its author wrote it
 HEALED_ATTEMPTS = 4  # after the world is healed, everybody is at the head again within so many attempts' time
 
 
@@ -39,8 +40,9 @@ class ScenarioFailed(AssertionError):
     """Says what happened, and in its last line how to see it again."""
 
 
-class NotForRaft(ValueError):
-    """This story has liars, or asks for a quorum that expects some."""
+class CannotBeTold(ValueError):
+    """Not by this protocol or topology: the story has liars, asks for a quorum that expects some, or for a way of
+    its own to reduce."""
 
 
 class ScenarioReport(msgspec.Struct, kw_only=True):
@@ -88,10 +90,20 @@ class Scenario:
 class Stage:
     """What a story needs: its numbers, a seeded generator, and words for time and people."""
 
-    def __init__(self, name: str, seed: int, peers: int, rounds: int, quorum: str, protocol: str = "bft") -> None:
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        peers: int,
+        rounds: int,
+        quorum: str,
+        protocol: str = "bft",
+        topology: TopologyName | None = None,
+    ) -> None:
         self.name, self.seed, self.peers, self.rounds = name, seed, peers, rounds
-        self.protocol = protocol
-        drawn = "two-thirds" if seed % 2 and protocol == "bft" else "majority"
+        self.protocol, self.topology = protocol, topology
+        trusted = protocol == "raft" or topology is not None  # most topologies are for members that do
+        drawn = "two-thirds" if seed % 2 and not trusted else "majority"
         self.quorum = quorum or drawn
         self.draw = random.Random(f"{name}/{seed}")
         self.faults: Counter[str] = Counter()
@@ -115,13 +127,26 @@ class Stage:
         rule = "two-thirds" if self.quorum == "two-thirds" else "majority"
         raft = self.protocol == "raft"
         if raft and rule != "majority":
-            raise NotForRaft(f"members of {self.name!r} may lie, and Raft is for those who trust each other")
+            raise CannotBeTold(f"members of {self.name!r} may lie, and Raft is for those who trust each other")
+        if self.topology is not None:
+            more = {"topology": self.topology} | more
         plan = RoundSettings(inner_steps=20, first_train_s=10, quorum=rule)
-        return msgspec.structs.replace(
+        settings = msgspec.structs.replace(
             RunSettings(open_to_all=open_to_all, era_rounds=ERA_ROUNDS, round=plan),
             protocol="raft" if raft else msgspec.UNSET,
             **more,
         )
+        if self.topology is not None and (why := self._not_by_it(settings)):
+            raise CannotBeTold(f"{self.name!r} cannot be told by a {self.topology} topology: {why}")
+        return settings
+
+    def _not_by_it(self, settings: RunSettings) -> str:
+        """Why the topology that was asked for would not be the one of its rounds; empty if it is."""
+        if settings.topology != self.topology:
+            return "it has one of its own"
+        if self.topology not in DIRECT and (settings.round.quorum != "majority" or settings.statistic != "mean"):
+            return "its members may lie, and whoever hands rows on is believed"
+        return acceptance_problem(settings) if settings.round.acceptance is not msgspec.UNSET else ""
 
     def paced(self) -> RoundSettings:
         """As `settings` has them, but that windows follow the pace."""
@@ -235,14 +260,21 @@ def _seldom_collected() -> Iterator[None]:
 
 
 def play(
-    name: str, scenario: Scenario, seed: int, peers: int, rounds: int, quorum: str, protocol: str = "bft"
+    name: str,
+    scenario: Scenario,
+    seed: int,
+    peers: int,
+    rounds: int,
+    quorum: str,
+    protocol: str = "bft",
+    topology: TopologyName | None = None,
 ) -> ScenarioReport:
-    stage = Stage(name, seed, peers, rounds, quorum, protocol)
+    stage = Stage(name, seed, peers, rounds, quorum, protocol, topology)
     wall, cpu = time.perf_counter(), time.process_time()
     try:
         with _seldom_collected():
             scenario.tell(stage)
-    except NotForRaft:
+    except CannotBeTold:
         raise
     except Exception as why:
         kind = "" if isinstance(why, InvariantBroken) else f"{type(why).__name__}: "
@@ -250,6 +282,7 @@ def play(
         replay += f" --rounds {rounds}" if rounds else ""  # some stories have none
         replay += f" --quorum {stage.quorum}"
         replay += f" --protocol {protocol}" if protocol != "bft" else ""
+        replay += f" --topology {topology}" if topology is not None else ""
         at = f"at {stage.world.now:.1f} s, " if hasattr(stage, "world") else ""  # before anybody was gathered
         raise ScenarioFailed(f"{kind}{why}\n  {at}replay: {replay}") from why
     checkers, world = stage.swarm.checkers, stage.world

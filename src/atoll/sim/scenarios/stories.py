@@ -1,10 +1,18 @@
-"""The short stories: calm, growth, blackout, late_joiner, frozen."""
+"""The short stories: calm, growth, blackout, late_joiner, frozen, broken_links."""
 
 from __future__ import annotations
 
+from atoll.base.machine import Fact
+from atoll.node.facts import RoundClosed
 from atoll.sim.checkers import InvariantBroken
+from atoll.sim.island import IslandKnobs
+from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.swarm import SwarmKnobs
+from atoll.sim.world import Node
+
+LINKS = NetworkKnobs(0.005, 0.02, jitter_s=0.005)
+UNNOTICED_ROUNDS = 2  # after a link broke: the one under way, and the next, which may do without one of the two
 
 
 def calm(stage: Stage) -> None:
@@ -90,6 +98,44 @@ def frozen(stage: Stage) -> None:
     stage.world.wake(who)
     stage.until_round(max(stage.rounds, max(swarm.heads()) + 2))
     stage.demand_progress()
+
+
+def broken_links(stage: Stage) -> None:
+    """One link after the other breaks for some rounds: once that is noticed, and whoever was taken for gone is a
+    member again, all rows count, in all parts."""
+    stage.quorum = "majority"
+    run = stage.settings(round=stage.paced())
+    swarm = stage.gather(SwarmKnobs(stage.peers, LINKS, IslandKnobs(update_bytes=400_000), run=run))
+    closed: dict[int, RoundClosed] = {}
+
+    def watch(now: float, node: Node, fact: Fact) -> None:
+        if isinstance(fact, RoundClosed):
+            closed.setdefault(fact.body.round, fact)
+
+    stage.world.watchers.append(watch)
+    stage.until_round(2)
+    while max(swarm.heads()) < stage.rounds - 1:
+        one, other = stage.draw.sample(swarm.founders, 2)
+        stage.fault("link")
+        stage.world.cut(one, other)
+        stage.until_round(max(swarm.heads()) + UNNOTICED_ROUNDS)
+        stage.until(lambda: _all_settled(stage), 120.0, f"the link of {one} and {other} keeps one of them out")
+        noticed = max(swarm.heads()) + 2
+        stage.until_round(noticed + 2)
+        for round in range(noticed, noticed + 3):
+            fact = closed[round]
+            lost = set(swarm.founders) - set(fact.counted)
+            if lost or fact.partly or fact.parts_missing:
+                raise InvariantBroken(
+                    f"without the link of {one} and {other} round {round} lost {lost or fact.partly}"
+                )
+        stage.world.network.heal()
+        stage.until_round(max(swarm.heads()) + 2)
+
+
+def _all_settled(stage: Stage) -> bool:
+    newest = stage.newest
+    return newest is not None and all(m.standing == "member" for m in newest.head_body.members)
 
 
 def _voters(stage: Stage) -> int:

@@ -33,6 +33,13 @@ class Committed(RoundMessage, frozen=True):
     asks: bool = False  # I have not heard yours
 
 
+class WantCommit(RoundMessage, frozen=True):
+    """What has this peer committed to in this attempt? I do not hear it, and it counts. Answered by Committed."""
+
+    phase: ClassVar[str] = "commit"
+    peer: PeerId
+
+
 class Contribution(RoundMessage, frozen=True):
     """One part of my update for its owner; the encoded bytes are the payload."""
 
@@ -56,10 +63,11 @@ class Handed(RoundMessage, frozen=True):
     owner_index: int  # -1: for a peer that hands it on
     weight: int  # of all of them
     contributors: tuple[PeerId, ...]
+    by: PeerId | UnsetType = UNSET  # who combined them, where another passes on what the owner asked it for
 
     @property
     def place(self) -> Hashable:
-        return type(self), self.part
+        return type(self), self.part, self.by
 
 
 class Declined(RoundMessage, frozen=True):
@@ -67,6 +75,14 @@ class Declined(RoundMessage, frozen=True):
 
     phase: ClassVar[str] = "share"
     part: int
+
+
+class Heard(RoundMessage, frozen=True):
+    """I hear this peer, and what it has to do with this part it does with me: you may not hear it."""
+
+    phase: ClassVar[str] = "share"
+    part: int
+    peer: PeerId
 
 
 class Answer(RoundMessage, frozen=True):
