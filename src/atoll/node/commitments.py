@@ -46,6 +46,7 @@ class Commitments:
         self.heard: dict[int, Commits] = {}  # by attempt
         self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
         self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
+        self.refused: set[PeerId] = set()  # who gives another update than it was bound to: of these no row is taken
         self.shown: set[tuple[PeerId, PeerId]] = set()  # (owner, whose commitment to this attempt I showed it)
         self.asked: str | None = None  # for this way this attempt's updates are reduced; None: not known yet
         self.elsewhere: set[PeerId] = set()  # whose caller asked for another one: of these no row is taken
@@ -132,19 +133,22 @@ class Commitments:
     # ---- what is said again --------------------------------------------------------------------------------
 
     def repeat_to(self, peer: PeerId) -> list[Effect]:
-        """It may not have heard mine."""
-        mine = self.now.of.get(self.me)
-        return [Send(peer, self._message(mine[1]))] if mine is not None and peer in self.hearers else []
+        """It may not have heard mine; where members may lie it shows me no row before that."""
+        mine, hearers = self.now.of.get(self.me), self.ground.vote_key_of if self.plan.may_lie else self.hearers
+        return [Send(peer, self._message(mine[1]))] if mine is not None and peer in hearers else []
 
-    def ask(self) -> list[Effect]:
-        """Whom I could hear, and did not, with my own word; in a large swarm those whose turn it is to be asked."""
+    def ask(self, withheld: Iterable[PeerId] = ()) -> list[Effect]:
+        """Whom I could hear, and did not, with my own word; in a large swarm those whose turn it is to be asked, and
+        those to whom I would show a row if they had said something."""
         known = self.now.of
         if self.me not in known:
             return []
         self.asks += 1
         message = replace(self._message(known[self.me][1]), asks=True)
         silent = [p for p in self.speakers if p not in known and p != self.me and not self.gone(p)]
-        return [Send(p, message) for p in in_turn(silent, len(self.speakers), self.asks)]
+        asked = in_turn(silent, len(self.speakers), self.asks)
+        more = [p for p in withheld if p not in known and p not in asked and not self.gone(p)]
+        return [Send(p, message) for p in (*asked, *more)]
 
     def show(self, owner: PeerId, names: Iterable[PeerId]) -> list[Effect]:
         """The words of these others, once each, to an owner that heard another word of one of them: together we can
@@ -168,6 +172,10 @@ class Commitments:
         if found is None:
             found = self.heard[self.attempt] = Commits()
         return found
+
+    def bound(self, peer: PeerId) -> bool:
+        """It has said in this attempt what it gives, or that it gives nothing; or two things, and counts no more."""
+        return peer in self.now.of or peer in self.two_faced
 
     @property
     def settled(self) -> set[PeerId]:
@@ -210,7 +218,7 @@ class Commitments:
         commits = self.now
         unwaited = self.two_faced if not self.ground.witnesses else ()
         for peer in commits.giving if among is None else among:
-            if peer in names or (peer != self.me and (peer in unwaited or self.gone(peer))):
+            if peer in names or peer in self.refused or (peer != self.me and (peer in unwaited or self.gone(peer))):
                 continue
             known = commits.of.get(peer)
             if known is not None and known[0].parts > part:

@@ -61,6 +61,7 @@ from atoll.node.my_update import MyUpdate
 from atoll.node.next_state import NextState
 from atoll.node.parts import Parts
 from atoll.node.patience import Patience
+from atoll.node.reveal import UNDER_WAY, Reveal
 from atoll.node.trial import Commits, Measured, Trial, opened
 from atoll.node.trials import Trials
 from atoll.node.views import Views
@@ -136,6 +137,7 @@ class Round:
         self.assembling = ground.topology is None
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
         self.committed = Commitments(ground, notary, gone)
+        self.reveal = Reveal(self.plan, self.me, self.committed.bound, said)
         self.attempt = 0
         self.too_early: set[PeerId] = set()  # who sent parts of an attempt that I had not begun
         self.repeated_to: set[PeerId] = set()  # who was told everything of this attempt a second time
@@ -183,6 +185,7 @@ class Round:
             case Done(job, _) if job == f"{name}/adopt":
                 return self._close()
             case Failed(job, why) if job in (f"{name}/train", f"{name}/encode"):
+                self.update.training = False
                 return self._pass(why, now)
             case Failed(job, why) if job.startswith((f"{name}/advance/", f"{name}/adopt")):
                 return self._cannot(why)
@@ -302,6 +305,7 @@ class Round:
         self.parts.attempt_begins(now)
         self._forget_old_parts()
         self.committed.attempt_begins(self.attempt, self.trains)
+        self.reveal.attempt_begins()
         effects: list[Effect] = [
             SetTimer(f"round/{self.plan.round}/train/{self.attempt}", times.train_until),
             SetTimer(f"round/{self.plan.round}/agree/{self.attempt}", times.agree_until),
@@ -338,6 +342,8 @@ class Round:
             self.unheard,
             judges=self.agreement.votes,
             two_faced=self.committed.two_faced,
+            may_see=self.reveal.may_see,
+            refused=self.committed.refused,
             keeps_rows=self.keeps_rows,
         )
         self.reduce = reduce_for(self.notary, self.way.reduce_plan(self.attempt, self.timing), around)
@@ -365,6 +371,8 @@ class Round:
         return self._commit_if_ready(now)
 
     def _pass(self, why: str, now: Seconds) -> list[Effect]:
+        if self.update.passes is not None:
+            return []  # before it was over
         self.update.passes = why
         return [self._report(Passed(why=why)), *self._commit_if_ready(now)]
 
@@ -372,20 +380,21 @@ class Round:
 
     def _commit_if_ready(self, now: Seconds) -> list[Effect]:
         """Sign what I have, once per attempt. When the sharing of a later one has begun without me that is a pass,
-        if I know of nobody that gives: when all have passed, nobody waits for rows until the last window ends."""
+        if I know of nobody that gives: when all have passed, nobody waits for rows until the last window ends.
+        Where members may lie nobody has shown me a row before, and owners may still take mine."""
         name = f"said/{self.plan.round}/{self.attempt}/commit"
         if name in self.said and self.committed.commit_of(self.me) is None:
             return self._repeat_commit(self.said[name], now)
-        if self.patience.sharing and not self._passes_late():
+        if self.patience.sharing and not (self.plan.may_lie or self._passes_late()):
             return []
         if not self.update.ready or self.committed.commit_of(self.me) is not None:
             return []
-        commit = self.update.commit(self.attempt)
+        commit = self.reveal.held_to_first(self.update.commit(self.attempt))
         signed = self.notary.sign(commit)
         told = self.committed.say(commit, signed)
         others = self._tell(self.committed.other_calls(self.committed.now.giving))
         effects: list[Effect] = [Keep(name, encode(commit)), *others, *told, *self._find_way()]
-        mine = self.update.said()
+        mine = self.update.said() if commit.parts else None
         if mine is not None and self.reduce is not None:
             effects += self.reduce.contribute(Update(signed, mine), now)
         return effects + self._awaits_less(now)
@@ -402,13 +411,21 @@ class Round:
 
     def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
         match self.committed.hear(signed):
-            case Commit(attempt=attempt):
+            case Commit() as commit:
                 effects = [*self._tell(self.committed.other_calls([signed.signer])), *self._find_way()]
-                return effects + self._awaits_less(now) if attempt == self.attempt else effects
+                effects += self._hold_to_first(commit, signed, now)
+                return effects + self._awaits_less(now) if commit.attempt == self.attempt else effects
             case Twice(first, second):
                 return self._compare_commits(first, second, now)
             case None:
                 return []
+
+    def _hold_to_first(self, commit: Commit, signed: Signed, now: Seconds) -> list[Effect]:
+        """Whoever gives another update in a later attempt has seen rows in between: of it no row is taken here."""
+        if (first := self.reveal.contradicted(commit, signed)) is None:
+            return []
+        self.committed.refused.add(signed.signer)
+        return self._compare_commits(first, signed, now)
 
     def _awaits_less(self, now: Seconds) -> list[Effect]:
         """One less is waited for."""
@@ -442,6 +459,8 @@ class Round:
         late = self.grace.is_over(now) or now >= self.timing.times(self.attempt).train_until
         if not late and any(p == self.me or not self.gone(p) for p in self.committed.awaited):
             return self._hurry(now)
+        if self.plan.may_lie and self.update.training and not self.update.ready:
+            return self._pass(UNDER_WAY, now)  # an owner has to say something before it is shown a row
         self.patience.sharing_begins(now)
         known, absent = sorted(self.committed.now.of), sorted(self.committed.awaited)
         fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
@@ -575,7 +594,8 @@ class Round:
 
     def _train_apart(self) -> list[Effect]:
         """An attempt failed: if that is for want of voters I go on by myself, once my update is made."""
-        return self.apart.go_on() if self.trains and self.update.ready and self.final is None else []
+        made = self.update.ready and not self.update.training
+        return self.apart.go_on() if self.trains and made and self.final is None else []
 
     def left(self, vertex: Vertex | None) -> Left | None:
         """I go on from a later state: what this round counted of mine, where anything hangs on it."""
@@ -610,7 +630,7 @@ class Round:
             if not self.adopting and not self.next_state.goes_back and self.patience.gives_up(now):
                 return [*effects, *self._cannot("nobody serves the parts of this round")]
             return effects + self._try_final(now)
-        effects += self.committed.ask()
+        effects += self.committed.ask(sorted(self.reveal.withheld))
         if self.my_body.ready:
             effects += self.agreement.remind()
         effects += self.trials.ask_for_bodies()
