@@ -106,6 +106,7 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import Body, Vertex
 
+TICK_S = 0.01  # at least, until a timer that fired early is heard again: moments are rounded
 NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
 
 
@@ -195,7 +196,7 @@ class Round:
                 self.grace.ends(now)
                 return self._share_if_due(now)
             case TimerFired(timer) if timer == f"{name}/train/{self.attempt}":
-                return self._share_if_due(now)
+                return self._training_is_over(timer, now)
             case TimerFired(timer) if timer == f"{name}/agree/{self.attempt}":
                 return self._next_attempt(now)
             case TimerFired(timer) if timer == f"{name}/parts":
@@ -467,6 +468,11 @@ class Round:
         found = self._find_way(begins=True)
         assert self.reduce is not None
         return [self._report(fact), *found, *self.reduce.handle(Start({}), now)]
+
+    def _training_is_over(self, timer: str, now: Seconds) -> list[Effect]:
+        """It may fire early: what I take for run time was another when it was set."""
+        until = self.timing.times(self.attempt).train_until
+        return [SetTimer(timer, max(until, now + TICK_S))] if now < until else self._share_if_due(now)
 
     def _hurry(self, now: Seconds) -> list[Effect]:
         """Enough have committed: the others have a grace, and I hand over what I have."""

@@ -1,0 +1,126 @@
+"""Members that look first and commit then, to something made of the rows that they were shown.
+
+peeker    says nothing before others share, and commits as soon as a row has come to it
+turncoat  says that it gives nothing, and commits in the next attempt, if there is one
+
+Both own parts and tell nobody what they combined, nor what they trained themselves. So whatever they commit to is
+made of others' rows, and no vertex may ever hold a commitment of theirs (`never_counted`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import cast
+
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Effect, Event, Fact, Lane, Payload, Received, Send
+from atoll.keys.digest import digest, merkle_path, merkle_root
+from atoll.keys.signer import Signer
+from atoll.node.admission import Wish
+from atoll.node.facts import RoundClosed
+from atoll.node.peer import Peer
+from atoll.node.reveal import passing
+from atoll.node.round import Round
+from atoll.sim.checkers import InvariantBroken
+from atoll.sim.signatures import Keys
+from atoll.sim.villains import Villain
+from atoll.sim.world import Node
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.round import Answer, Committed, Contribution, RowBytes
+from atoll.wire.messages.statements import Caught, Commit
+from atoll.wire.messages.vertex import Vertex
+
+
+class Peeker(Villain):
+    """The honest peer inside trains, shares and votes; of what it says of its own update nothing gets out."""
+
+    def __init__(self, peer: Peer, passes: bool) -> None:
+        super().__init__(peer, peek)
+        self.passes = passes
+        self.round, self.spoke = -1, -1  # the last attempt of it in which I said something
+        self.seen: list[Digest] = []  # rows of others, of this round
+        self.rows: tuple[Digest, ...] = ()  # what I give, made of them
+        self.shown = 0  # rows, in all rounds, before I had said anything
+
+    def handle(self, event: Event, now: Seconds) -> list[Effect]:
+        effects = super().handle(event, now)
+        round = self.peer.round
+        if round is None or round.closed or round.reduce is None or round.encoded is None:
+            return effects
+        if round.plan.round != self.round:
+            self.round, self.spoke, self.seen, self.rows = round.plan.round, -1, [], ()
+        match event:
+            case Received(message=Contribution() | RowBytes() as message, payload=Payload() as payload):
+                if message.round == self.round and message.statement.signer != self.peer.me:
+                    self.seen.append(payload.digest)
+                    self.shown += self.spoke < 0
+            case _:
+                pass
+        if self.spoke < round.attempt and (self.seen or self.passes):
+            self.spoke = round.attempt
+            return effects + (self._commit(round) if self.seen else self._say(passing_in(round)))
+        return effects
+
+    def _commit(self, round: Round) -> list[Effect]:
+        """With the rows at once."""
+        parts, reduce = round.encoded or (), round.reduce
+        assert reduce is not None
+        made_of = b"".join(sorted(self.seen))
+        self.rows = self.rows or tuple(digest(made_of + bytes([part])) for part in range(len(parts)))
+        commit = replace(round.update.commit(round.attempt), root=merkle_root(self.rows))
+        effects, said = self._say(commit), self.notary.sign(commit)
+        for part, (row, true) in enumerate(zip(self.rows, parts, strict=True)):
+            path, payload = merkle_path(self.rows, part), Payload(row, true.size_bytes, (self.peer.me,))
+            for index, owner in enumerate(reduce.plan.watchers(part)):
+                if owner != self.peer.me:
+                    slot = round.plan.round, round.attempt, round.plan.trace
+                    effects.append(Send(owner, Contribution(*slot, part, index, path, said), Lane.BULK, payload))
+        return effects
+
+    def _say(self, commit: Commit) -> list[Effect]:
+        assert self.peer.round is not None
+        said = Committed(commit.round, commit.attempt, self.peer.round.plan.trace, self.notary.sign(commit))
+        return [Send(peer, said) for peer in self.others]
+
+
+def passing_in(round: Round) -> Commit:
+    return passing(round.plan.round, round.attempt, "nothing to give")
+
+
+def peek(villain: Villain, send: Send) -> list[Effect]:
+    """Nothing of its own update gets out, nor what it combined, nor that it has seen itself commit twice."""
+    match send.message:
+        case Committed(statement=said) | Contribution(statement=said) | Answer(statement=said):
+            return [] if said.signer == villain.peer.me else [send]
+        case RowBytes(statement=said):
+            return [] if said.signer == villain.peer.me else [send]
+        case MemberReport(statement=said):
+            return [] if isinstance(decode_statement(said.body, said.signer), Caught) else [send]
+        case _:
+            return [send]
+
+
+def peeker(passes: bool = False) -> Callable[..., Peer]:
+    """How a swarm makes one; `passes`: a turncoat."""
+
+    def make(
+        run: Digest, signer: Signer, keys: Keys, wish: Wish, genesis: Vertex | None, bootstrap: tuple[PeerId, ...]
+    ) -> Peer:
+        return cast(Peer, Peeker(Peer(run, signer, keys.verifier, wish, genesis, bootstrap), passes))
+
+    return make
+
+
+def never_counted(peekers: Collection[PeerId]) -> Callable[[Seconds, Node, Fact], None]:
+    """A watcher: their rows are in no vertex."""
+
+    def watch(now: Seconds, node: Node, fact: Fact) -> None:
+        if isinstance(fact, RoundClosed):
+            counted = sorted(said.signer for said in fact.body.commits if said.signer in peekers)
+            if counted:
+                raise InvariantBroken(f"round {fact.body.round} counts {counted}, who looked before they committed")
+
+    return watch
