@@ -243,14 +243,15 @@ class Commitments:
         """(who hears my commitment, whose commitment I hear).
 
         Everybody in a small swarm, but that clients cannot hear each other. In a large one a commitment goes to
-        owners and voters, who need it, and those of first owners go to everybody, since nobody reveals a part to
-        an owner that has not committed.
+        owners and voters, who need it, and those of first owners and their witnesses go to everybody, since nobody
+        reveals a part to an owner that has not committed. Whoever else wants a row is asked for its word then.
         """
         trainers, givers = tuple(m.peer for m in self.plan.members if m.trains), self.plan.givers
         if len(trainers) <= COMMITTEE_MAX:
             heard = self.plan.voters if self.me not in self.plan.voters else trainers
             return heard, tuple(p for p in heard if p in givers)
-        first = {owners[0] for owners in self.ground.owners}
+        combining = 1 + self.ground.witnesses
+        first = {owner for owners in self.ground.owners for owner in owners[:combining]}
         concerned = {o for owners in self.ground.owners for o in owners} | set(self.plan.committee)
         hearers = trainers if self.me in first else tuple(sorted(concerned))
         speakers = trainers if self.me in concerned else tuple(sorted(first))

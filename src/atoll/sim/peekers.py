@@ -3,7 +3,7 @@
 peeker    says nothing before others share, and commits as soon as a row has come to it
 turncoat  says that it gives nothing, and commits in the next attempt, if there is one
 
-Both own parts and tell nobody what they combined, nor what they trained themselves. So whatever they commit to is
+Both own parts, tell nobody what they combined or what they trained themselves, and propose nothing. So whatever they commit to is
 made of others' rows, and no vertex may ever hold a commitment of theirs (`never_counted`).
 """
 
@@ -29,7 +29,7 @@ from atoll.sim.villains import Villain
 from atoll.sim.world import Node
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.round import Answer, Committed, Contribution, RowBytes
+from atoll.wire.messages.round import Answer, Committed, Contribution, Propose, RowBytes
 from atoll.wire.messages.statements import Caught, Commit
 from atoll.wire.messages.vertex import Vertex
 
@@ -65,7 +65,7 @@ class Peeker(Villain):
         return effects
 
     def _commit(self, round: Round) -> list[Effect]:
-        """With the rows at once."""
+        """With the rows at once; to nobody who may not see them: two that lie together are not meant here."""
         parts, reduce = round.encoded or (), round.reduce
         assert reduce is not None
         made_of = b"".join(sorted(self.seen))
@@ -75,7 +75,7 @@ class Peeker(Villain):
         for part, (row, true) in enumerate(zip(self.rows, parts, strict=True)):
             path, payload = merkle_path(self.rows, part), Payload(row, true.size_bytes, (self.peer.me,))
             for index, owner in enumerate(reduce.plan.watchers(part)):
-                if owner != self.peer.me:
+                if owner != self.peer.me and round.reveal.may_see(owner):
                     slot = round.plan.round, round.attempt, round.plan.trace
                     effects.append(Send(owner, Contribution(*slot, part, index, path, said), Lane.BULK, payload))
         return effects
@@ -97,6 +97,8 @@ def peek(villain: Villain, send: Send) -> list[Effect]:
             return [] if said.signer == villain.peer.me else [send]
         case RowBytes(statement=said):
             return [] if said.signer == villain.peer.me else [send]
+        case Propose():
+            return []  # it would hold all of that
         case MemberReport(statement=said):
             return [] if isinstance(decode_statement(said.body, said.signer), Caught) else [send]
         case _:
@@ -112,6 +114,9 @@ def peeker(passes: bool = False) -> Callable[..., Peer]:
         return cast(Peer, Peeker(Peer(run, signer, keys.verifier, wish, genesis, bootstrap), passes))
 
     return make
+
+
+PEEKERS = {"peeker": peeker(), "turncoat": peeker(passes=True)}
 
 
 def never_counted(peekers: Collection[PeerId]) -> Callable[[Seconds, Node, Fact], None]:
