@@ -173,10 +173,6 @@ class Commitments:
             found = self.heard[self.attempt] = Commits()
         return found
 
-    def bound(self, peer: PeerId) -> bool:
-        """It has said in this attempt what it gives, or that it gives nothing; or two things, and counts no more."""
-        return peer in self.now.of or peer in self.two_faced
-
     @property
     def settled(self) -> set[PeerId]:
         """Trainers that are waited for."""

@@ -1,14 +1,14 @@
 """Commit, then reveal, where members may lie: who may be shown a row, and what a first word binds to.
 
-Nobody that trains is shown a row before it has said in this attempt what it gives, or that it gives nothing. So
-what it commits to was made of no row that an honest member sent to it. Updates are shared again in later attempts,
-so the first word of a round binds in all of them: to that update, or to none.
+Nobody that trains is shown a row of a round before it has said in it what it gives, or that it gives nothing. So
+what it commits to was made of no row that an honest member sent to it. Attempts share the same updates again, so
+the first word binds in all of them: to that update, or to none.
 Promises: where members trust each other everybody may see everything, and nothing binds. Never signs, never sends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.policy.plan import RoundPlan
@@ -21,30 +21,26 @@ BOUND = "it has said something else of this round before, and can no more give t
 
 
 class Reveal:
-    """`bound`: has it spoken in the attempt under way? `said`: my own durable words, of lives before, too."""
+    """`said`: my own durable words, of lives before, too."""
 
-    def __init__(
-        self, plan: RoundPlan, me: PeerId, bound: Callable[[PeerId], bool], said: Mapping[str, bytes]
-    ) -> None:
-        self.plan, self.me, self.bound, self.said = plan, me, bound, said
-        self.withheld: set[PeerId] = set()  # who would have been shown a row of this attempt: they are asked for a word
+    def __init__(self, plan: RoundPlan, me: PeerId, said: Mapping[str, bytes]) -> None:
+        self.plan, self.me, self.said = plan, me, said
         self.first: dict[PeerId, tuple[Commit, Signed]] = {}  # of each, in the earliest attempt that I heard of
-
-    def attempt_begins(self) -> None:
-        self.withheld.clear()
+        self.withheld: set[PeerId] = set()  # who would have been shown a row: they are asked for their word
 
     def may_see(self, peer: PeerId) -> bool:
         """Rows of others than its own."""
-        if not self.plan.may_lie or peer == self.me or peer not in self.plan.givers or self.bound(peer):
+        if not self.plan.may_lie or peer == self.me or peer not in self.plan.givers or peer in self.first:
             return True
         self.withheld.add(peer)
         return False
 
     def contradicted(self, commit: Commit, signed: Signed) -> Signed | None:
-        """What its author said in another attempt, if that and this are two updates."""
+        """What its author said in another attempt, if that and this are two updates. To be told of every word."""
         if not self.plan.may_lie:
             return None
         first, other = self.first.setdefault(signed.signer, (commit, signed))
+        self.withheld.discard(signed.signer)
         if commit.attempt < first.attempt:
             self.first[signed.signer] = commit, signed
         return other if two_updates(first, commit) else None

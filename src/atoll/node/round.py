@@ -138,7 +138,7 @@ class Round:
         self.assembling = ground.topology is None
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
         self.committed = Commitments(ground, notary, gone)
-        self.reveal = Reveal(self.plan, self.me, self.committed.bound, said)
+        self.reveal = Reveal(self.plan, self.me, said)
         self.attempt = 0
         self.too_early: set[PeerId] = set()  # who sent parts of an attempt that I had not begun
         self.repeated_to: set[PeerId] = set()  # who was told everything of this attempt a second time
@@ -306,7 +306,6 @@ class Round:
         self.parts.attempt_begins(now)
         self._forget_old_parts()
         self.committed.attempt_begins(self.attempt, self.trains)
-        self.reveal.attempt_begins()
         effects: list[Effect] = [
             SetTimer(f"round/{self.plan.round}/train/{self.attempt}", times.train_until),
             SetTimer(f"round/{self.plan.round}/agree/{self.attempt}", times.agree_until),
@@ -470,9 +469,11 @@ class Round:
         return [self._report(fact), *found, *self.reduce.handle(Start({}), now)]
 
     def _training_is_over(self, timer: str, now: Seconds) -> list[Effect]:
-        """It may fire early: what I take for run time was another when it was set."""
-        until = self.timing.times(self.attempt).train_until
-        return [SetTimer(timer, max(until, now + TICK_S))] if now < until else self._share_if_due(now)
+        """It may fire early: what I take for run time was another when it was set. A liar that is heard and says
+        nothing would then be waited for until the attempt ends."""
+        until, effects = self.timing.times(self.attempt).train_until, self._share_if_due(now)
+        early = self.plan.may_lie and now < until and not self.patience.sharing
+        return [*effects, SetTimer(timer, max(until, now + TICK_S))] if early else effects
 
     def _hurry(self, now: Seconds) -> list[Effect]:
         """Enough have committed: the others have a grace, and I hand over what I have."""

@@ -30,7 +30,7 @@ from atoll.sim.world import Node
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import Answer, Committed, Contribution, Propose, RowBytes
-from atoll.wire.messages.statements import Caught, Commit
+from atoll.wire.messages.statements import Caught, Signed
 from atoll.wire.messages.vertex import Vertex
 
 
@@ -41,6 +41,8 @@ class Peeker(Villain):
         super().__init__(peer, peek)
         self.passes = passes
         self.round, self.spoke = -1, -1  # the last attempt of it in which I said something
+        self.said: Signed | None = None  # that
+        self.given: set[tuple[int, PeerId]] = set()  # in it: (part, to whom my row of it went)
         self.seen: list[Digest] = []  # rows of others, of this round
         self.rows: tuple[Digest, ...] = ()  # what I give, made of them
         self.shown = 0  # rows, in all rounds, before I had said anything
@@ -51,7 +53,7 @@ class Peeker(Villain):
         if round is None or round.closed or round.reduce is None or round.encoded is None:
             return effects
         if round.plan.round != self.round:
-            self.round, self.spoke, self.seen, self.rows = round.plan.round, -1, [], ()
+            self.round, self.spoke, self.said, self.seen, self.rows = round.plan.round, -1, None, [], ()
         match event:
             case Received(message=Contribution() | RowBytes() as message, payload=Payload() as payload):
                 if message.round == self.round and message.statement.signer != self.peer.me:
@@ -60,34 +62,33 @@ class Peeker(Villain):
             case _:
                 pass
         if self.spoke < round.attempt and (self.seen or self.passes):
-            self.spoke = round.attempt
-            return effects + (self._commit(round) if self.seen else self._say(passing_in(round)))
-        return effects
+            effects += self._speak(round)
+        return effects + self._share(round)
 
-    def _commit(self, round: Round) -> list[Effect]:
-        """With the rows at once; to nobody who may not see them: two that lie together are not meant here."""
-        parts, reduce = round.encoded or (), round.reduce
-        assert reduce is not None
-        made_of = b"".join(sorted(self.seen))
-        self.rows = self.rows or tuple(digest(made_of + bytes([part])) for part in range(len(parts)))
-        commit = replace(round.update.commit(round.attempt), root=merkle_root(self.rows))
-        effects, said = self._say(commit), self.notary.sign(commit)
-        for part, (row, true) in enumerate(zip(self.rows, parts, strict=True)):
-            path, payload = merkle_path(self.rows, part), Payload(row, true.size_bytes, (self.peer.me,))
-            for index, owner in enumerate(reduce.plan.watchers(part)):
-                if owner != self.peer.me and round.reveal.may_see(owner):
-                    slot = round.plan.round, round.attempt, round.plan.trace
-                    effects.append(Send(owner, Contribution(*slot, part, index, path, said), Lane.BULK, payload))
-        return effects
-
-    def _say(self, commit: Commit) -> list[Effect]:
-        assert self.peer.round is not None
-        said = Committed(commit.round, commit.attempt, self.peer.round.plan.trace, self.notary.sign(commit))
+    def _speak(self, round: Round) -> list[Effect]:
+        """Once in an attempt: of what I have seen, if I have."""
+        commit, made_of = passing(self.round, round.attempt, "nothing to give"), b"".join(sorted(self.seen))
+        if self.seen:
+            self.rows = self.rows or tuple(digest(made_of + bytes([k])) for k in range(len(round.encoded or ())))
+            commit = replace(round.update.commit(round.attempt), root=merkle_root(self.rows))
+        self.spoke, self.said, self.given = round.attempt, self.notary.sign(commit), set()
+        said = Committed(self.round, round.attempt, round.plan.trace, self.said)
         return [Send(peer, said) for peer in self.others]
 
-
-def passing_in(round: Round) -> Commit:
-    return passing(round.plan.round, round.attempt, "nothing to give")
+    def _share(self, round: Round) -> list[Effect]:
+        """To owners that may see it: two that lie together are not meant here."""
+        if self.said is None or self.spoke != round.attempt or round.reduce is None:
+            return []
+        effects: list[Effect] = []
+        for part, (name, true) in enumerate(zip(self.rows, round.encoded or (), strict=False)):
+            path, payload = merkle_path(self.rows, part), Payload(name, true.size_bytes, (self.peer.me,))
+            for index, owner in enumerate(round.reduce.plan.watchers(part)):
+                if owner != self.peer.me and (part, owner) not in self.given and round.reveal.may_see(owner):
+                    self.given.add((part, owner))
+                    slot = self.round, round.attempt, round.plan.trace
+                    row = Contribution(*slot, part, index, path, self.said)
+                    effects.append(Send(owner, row, Lane.BULK, payload))
+        return effects
 
 
 def peek(villain: Villain, send: Send) -> list[Effect]:
