@@ -112,7 +112,7 @@ def test_it_would_count_if_words_of_earlier_attempts_bound_nobody(monkeypatch: p
 
 
 class Tap:
-    """Beside the rule, and not by its eyes: what honest peers heard, and to whom they sent rows of others' or theirs."""
+    """Beside the rule, and not by its eyes: what peers heard, and to whom they sent rows."""
 
     def __init__(self) -> None:
         self.heard: set[tuple[PeerId, int, PeerId]] = set()  # by whom, of which round, of whom
@@ -211,7 +211,9 @@ def test_a_lost_word_is_asked_for_and_costs_a_second(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Peer, "handle", loses)
     swarm, closed = swarm_of(), list[RoundClosed]()
-    swarm.world.watchers.append(lambda _now, _n, fact: closed.append(fact) if isinstance(fact, RoundClosed) else None)
+    swarm.world.watchers.append(
+        lambda _now, _n, fact: closed.append(fact) if isinstance(fact, RoundClosed) else None
+    )
     swarm.world.run(9, stop=lambda: bool(closed))
     assert lost == 6 and closed[0].counted == tuple(sorted(swarm.founders)) and not closed[0].partly
 

@@ -138,8 +138,9 @@ class Commitments:
         return [Send(peer, self._message(mine[1]))] if mine is not None and peer in hearers else []
 
     def ask(self, withheld: Iterable[PeerId] = ()) -> list[Effect]:
-        """Whom I could hear, and did not, with my own word; in a large swarm those whose turn it is to be asked, and
-        those to whom I would show a row if they had said something."""
+        """Whom I could hear, and did not, with my own word; in a large swarm those whose turn it is to be asked.
+        `withheld`: who would be shown a row for it.
+        """
         known = self.now.of
         if self.me not in known:
             return []

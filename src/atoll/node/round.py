@@ -459,7 +459,8 @@ class Round:
         late = self.grace.is_over(now) or now >= self.timing.times(self.attempt).train_until
         if not late and any(p == self.me or not self.gone(p) for p in self.committed.awaited):
             return self._hurry(now)
-        if self.plan.may_lie and self.update.training and not self.update.ready:
+        unmade = self.update.training and not self.update.ready and self.committed.commit_of(self.me) is None
+        if self.plan.may_lie and unmade:
             return self._pass(UNDER_WAY, now)  # an owner has to say something before it is shown a row
         self.patience.sharing_begins(now)
         known, absent = sorted(self.committed.now.of), sorted(self.committed.awaited)
@@ -531,6 +532,8 @@ class Round:
             return [self._report(trial)]
         body = trial.body
         effects = [] if self.ground.witnesses else self._compare_body(body, now)
+        for commit, signed in ((decode_statement(s.body, s.signer), s) for s in body.commits):
+            effects += self._hold_to_first(commit, signed, now) if isinstance(commit, Commit) else []
         if self.reduce is not None and body.attempt == self.attempt:
             weighing = None if body.weighing is UNSET else body.weighing
             for signed in body.parts:

@@ -3,8 +3,8 @@
 peeker    says nothing before others share, and commits as soon as a row has come to it
 turncoat  says that it gives nothing, and commits in the next attempt, if there is one
 
-Both own parts, tell nobody what they combined or what they trained themselves, and propose nothing. So whatever they commit to is
-made of others' rows, and no vertex may ever hold a commitment of theirs (`never_counted`).
+Both own parts, tell nobody what they combined or what they trained themselves, and propose nothing. So whatever
+they commit to is made of others' rows, and no vertex may ever hold a commitment of theirs (`never_counted`).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ missing. Never waits for one peer, never counts anybody twice, never looks into 
 
 Rows that overlap (a child sent again what its dead parent had handed on already) cannot both be in: the larger
 ones count. Rows combined on the way cannot be held against a commitment, so parents are for members that trust
-each other. Reveal follows commitment: nothing is sent before the sharing begins, when all are heard, and where members
-may lie no row to whoever has not said what it gives (`may_see`).
+each other. Reveal follows commitment: nothing is sent before the sharing begins, when all are heard, and where
+members may lie no row to whoever has not said what it gives (`may_see`).
 
 `Reduce` believes owners. Where they are not trusted, `watched.py` answers a few of its questions otherwise; where
 distances between whole updates weigh the rows, `weighed.py` does; `watched_weighed.py` where both is so. Whoever
