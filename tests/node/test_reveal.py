@@ -160,11 +160,8 @@ def test_no_row_leaves_for_whoever_has_not_been_heard(tap: Tap, story: str, seed
 
 
 def test_where_members_trust_each_other_rows_wait_for_nobody(tap: Tap):
-    """One of four is not ready: its part is sent to it all the same, as ever."""
-    plan = RoundSettings(inner_steps=20, first_train_s=10)
-    swarm = Swarm(1, SwarmKnobs(4, run=RunSettings(open_to_all=True, round=plan)))
-    train_for(swarm, 30.0)
-    swarm.world.run(12)
+    """There the rule is off, and the tap sees that."""
+    run_scenario("churn", 7, 8, 4, "majority")
     assert tap.too_early
 
 
