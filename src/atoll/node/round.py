@@ -385,7 +385,8 @@ class Round:
         name = f"said/{self.plan.round}/{self.attempt}/commit"
         if name in self.said and self.committed.commit_of(self.me) is None:
             return self._repeat_commit(self.said[name], now)
-        if self.patience.sharing and not (self.plan.may_lie or self._passes_late()):
+        in_time = self.plan.may_lie and self.final is None
+        if self.patience.sharing and not (in_time or self._passes_late()):
             return []
         if not self.update.ready or self.committed.commit_of(self.me) is not None:
             return []
