@@ -22,7 +22,6 @@ from atoll.sim.scenarios import ScenarioFailed, run_scenario
 from atoll.sim.scenarios.owners import PROVEN, play_crooks, watched
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.swarm import Swarm, SwarmKnobs
-from atoll.wire.messages.round import WantRow
 
 
 @pytest.mark.parametrize("kind", sorted(set(CROOKS) - {"framer"}))
@@ -137,9 +136,9 @@ def test_a_jury_makes_doubted_parts_again_and_nobody_else_asks_for_a_row(monkeyp
     wishes: list[bool] = []
     open_row = WatchedReduce._open_row
 
-    def watch(reduce: WatchedReduce, sender: PeerId, wish: WantRow) -> list[Effect]:
-        wishes.append(reduce.plan.opens(wish.part, sender))
-        return open_row(reduce, sender, wish)
+    def watch(reduce: WatchedReduce, sender: PeerId, part: int, author: PeerId) -> list[Effect]:
+        wishes.append(reduce.plan.opens(part, sender))
+        return open_row(reduce, sender, part, author)
 
     monkeypatch.setattr(WatchedReduce, "_open_row", watch)
     stage = Stage("jury", 1, peers=12, rounds=2, quorum="two-thirds")

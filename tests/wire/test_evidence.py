@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId
 from atoll.sim.signatures import RealKeys, VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
-from atoll.wire.evidence import Evidence, contradiction, slot_of, why_not
+from atoll.wire.evidence import Evidence, contradiction, slot_of, two_updates, why_not
 from atoll.wire.messages.statements import Answered, Commit, Leave, Proposed, Statement, Timeout, Vote
 
 RUN, A, B = Digest(bytes(32)), Digest(b"a" * 32), Digest(b"b" * 32)
@@ -94,3 +94,17 @@ def test_its_bytes_are_what_they_were():
         .hex()
         .startswith("95c420" + "00" * 32 + "c405" + b"ada#0".hex() + "93a3616461")
     )
+
+
+def test_two_attempts_of_a_round_share_one_update_or_none():
+    """An update after a pass, or after another one, is a second update; a pass may come at any time."""
+
+    def said(attempt: int, root: bytes, parts: int, round: int = 7) -> Commit:
+        return Commit(round, attempt, Digest(root * 32), parts, 1, 1, 1.0, 1.0, 1)
+
+    first, second, none = said(0, b"a", 3), said(1, b"b", 3), said(0, b"\0", 0)
+    for later in (said(1, b"a", 3), said(1, b"\0", 0), said(1, b"b", 3, round=8), said(0, b"b", 3)):
+        assert not two_updates(first, later) and not two_updates(later, first)
+    assert two_updates(first, second) and two_updates(second, first)
+    assert two_updates(none, second) and not two_updates(none, said(1, b"\0", 0))
+    assert two_updates(first, said(1, b"a", 2))

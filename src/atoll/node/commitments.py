@@ -47,6 +47,7 @@ class Commitments:
         self.heard: dict[int, Commits] = {}  # by attempt
         self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
         self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
+        self.refused: set[PeerId] = set()  # who gives another update than it was bound to: of these no row is taken
         self.shown: set[tuple[PeerId, PeerId]] = set()  # (owner, whose commitment to this attempt I showed it)
         self.sought: set[PeerId] = set()  # whose I asked others for since the last nudge
         self.asked: str | None = None  # for this way this attempt's updates are reduced; None: not known yet
@@ -134,12 +135,14 @@ class Commitments:
     # ---- what is said again --------------------------------------------------------------------------------
 
     def repeat_to(self, peer: PeerId) -> list[Effect]:
-        """It may not have heard mine."""
-        mine = self.now.of.get(self.me)
-        return [Send(peer, self._message(mine[1]))] if mine is not None and peer in self.hearers else []
+        """It may not have heard mine; where members may lie it shows me no row before that."""
+        mine, hearers = self.now.of.get(self.me), self.ground.vote_key_of if self.plan.may_lie else self.hearers
+        return [Send(peer, self._message(mine[1]))] if mine is not None and peer in hearers else []
 
-    def ask(self) -> list[Effect]:
-        """Whom I could hear, and did not, with my own word; in a large swarm those whose turn it is to be asked."""
+    def ask(self, withheld: Iterable[PeerId] = ()) -> list[Effect]:
+        """Whom I could hear, and did not, with my own word; in a large swarm those whose turn it is to be asked.
+        `withheld`: who would be shown a row for it.
+        """
         known = self.now.of
         self.asks += 1
         self.sought = set()
@@ -147,7 +150,9 @@ class Commitments:
             return []
         message = replace(self._message(known[self.me][1]), asks=True)
         silent = [p for p in self.speakers if p not in known and p != self.me and not self.gone(p)]
-        return [Send(p, message) for p in in_turn(silent, len(self.speakers), self.asks)]
+        asked = in_turn(silent, len(self.speakers), self.asks)
+        more = [p for p in withheld if p not in known and p not in asked and not self.gone(p)]
+        return [Send(p, message) for p in (*asked, *more)]
 
     def seek(self, names: Iterable[PeerId]) -> list[Effect]:
         """These count, I do not hear them, and have not heard what they committed to: somebody else has."""
@@ -231,7 +236,7 @@ class Commitments:
         commits = self.now
         unwaited = self.two_faced if not self.ground.witnesses else ()
         for peer in commits.giving if among is None else among:
-            if peer in names or (peer != self.me and (peer in unwaited or self.gone(peer))):
+            if peer in names or peer in self.refused or (peer != self.me and (peer in unwaited or self.gone(peer))):
                 continue
             known = commits.of.get(peer)
             if known is not None and known[0].parts > part:
@@ -256,14 +261,15 @@ class Commitments:
         """(who hears my commitment, whose commitment I hear).
 
         Everybody in a small swarm, but that clients cannot hear each other. In a large one a commitment goes to
-        owners and voters, who need it, and those of first owners go to everybody, since nobody reveals a part to
-        an owner that has not committed.
+        owners and voters, who need it, and those of first owners and their witnesses go to everybody, since nobody
+        reveals a part to an owner that has not committed. Whoever else wants a row is asked for its word then.
         """
         trainers, givers = tuple(m.peer for m in self.plan.members if m.trains), self.plan.givers
         if len(trainers) <= COMMITTEE_MAX:
             heard = self.plan.voters if self.me not in self.plan.voters else trainers
             return heard, tuple(p for p in heard if p in givers)
-        first = {owners[0] for owners in self.ground.owners}
+        combining = 1 + self.ground.witnesses
+        first = {owner for owners in self.ground.owners for owner in owners[:combining]}
         concerned = {o for owners in self.ground.owners for o in owners} | set(self.plan.committee)
         hearers = trainers if self.me in first else tuple(sorted(concerned))
         speakers = trainers if self.me in concerned else tuple(sorted(first))

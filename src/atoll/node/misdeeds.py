@@ -39,8 +39,7 @@ class Misdeeds:
 
     def two_words(self, first: Signed, second: Signed) -> list[Fact]:
         """Of one peer where one is all that it has: they are their own proof."""
-        may_lie = self.plan.settings.quorum == "two-thirds"
-        return self._accuse(first.signer, Caught(first, second)) if may_lie else []
+        return self._accuse(first.signer, Caught(first, second)) if self.plan.may_lie else []
 
     def lapses(self, reduce: Reduce, patience: Patience, now: Seconds) -> list[Fact]:
         """Who owed us something that did not come: noted, and told when it is not the first time."""

@@ -76,7 +76,7 @@ class MyBody:
     def asked(self) -> None:
         """All commitments that I lack were asked for again. What a liar counts may be none: if I waited for it, its
         own body would be the only one of this round."""
-        if self.parts is None or self.step is not None or self.ground.plan.settings.quorum == "majority":
+        if self.parts is None or self.step is not None or not self.ground.plan.may_lie:
             return
         self._asked += 1
         if self._asked >= ASKED_MOST:

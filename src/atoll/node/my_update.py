@@ -11,12 +11,13 @@ from math import isfinite
 
 from msgspec import UNSET
 
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Ask, Effect, Payload
 from atoll.keys.digest import merkle_root
 from atoll.node.commitment import row_weight
 from atoll.node.ground import Ground
 from atoll.node.jobs import Encode, Encoded, HandOver, Train, Trained
+from atoll.node.reveal import passing
 from atoll.node.trial import Measured
 from atoll.policy.plan import HAND_OVER_S
 from atoll.wire.messages.statements import Commit, Late
@@ -28,6 +29,7 @@ class MyUpdate:
     def __init__(self, ground: Ground, me: PeerId, measured: Callable[[], Measured]) -> None:
         self.ground, self.me, self.measured = ground, me, measured
         self.trained: Trained | None = None
+        self.training = False  # I was asked to, and that is not over
         self.encoding = False  # what I trained is, or was
         self.encoded: tuple[Payload, ...] | None = None
         self.told = False  # somebody may have heard that it is encoded
@@ -44,7 +46,7 @@ class MyUpdate:
         """For it, so long before sharing begins."""
         plan = self.ground.plan
         index, count = plan.shard(self.me)
-        time_s = max(0.0, left_s - HAND_OVER_S)
+        time_s, self.training = max(0.0, left_s - HAND_OVER_S), True
         work = Train(plan.round, plan.steps_of(self.me), time_s, index, count, plan.batch, plan.limit_s)
         return [Ask(f"round/{plan.round}/train", work)]
 
@@ -57,6 +59,7 @@ class MyUpdate:
 
     def takes(self, trained: Trained) -> str | None:
         """The trainer is done; why nothing can be made of it, if so."""
+        self.training = False
         if trained.steps == 0:
             return "its time was over before the first inner step"
         if not isfinite(trained.loss):
@@ -65,8 +68,8 @@ class MyUpdate:
         return None
 
     def encode(self) -> list[Effect]:
-        """Once."""
-        if self.encoding:
+        """Once, and not what I have said that I do not give."""
+        if self.encoding or self.passes is not None:
             return []
         self.encoding = True
         round = self.ground.plan.round
@@ -95,7 +98,7 @@ class MyUpdate:
         """What I commit to in this attempt."""
         round = self.ground.plan.round
         if self.encoded is None or self.trained is None:
-            return Commit(round, attempt, ZERO_DIGEST, 0, 0, 0, 0.0, 0.0, 0, (self.passes or "")[:200])
+            return passing(round, attempt, self.passes or "")
         t, root, measured = self.trained, merkle_root(tuple(p.digest for p in self.encoded)), self.measured()
         late = self.late or NOT_LATE
         return Commit(

@@ -61,6 +61,7 @@ from atoll.node.my_update import MyUpdate
 from atoll.node.next_state import NextState
 from atoll.node.parts import Parts
 from atoll.node.patience import Patience
+from atoll.node.reveal import UNDER_WAY, Reveal
 from atoll.node.trial import Commits, Measured, Trial, opened
 from atoll.node.trials import Trials
 from atoll.node.views import Views
@@ -107,6 +108,7 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import Body, Vertex
 
+TICK_S = 0.01  # at least, until a timer that fired early is heard again: moments are rounded
 NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
 
 
@@ -138,6 +140,7 @@ class Round:
         self.assembling = ground.topology is None
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
         self.committed = Commitments(ground, notary, gone)
+        self.reveal = Reveal(self.plan, self.me, said)
         self.attempt = 0
         self.too_early: set[PeerId] = set()  # who sent parts of an attempt that I had not begun
         self.repeated_to: set[PeerId] = set()  # who was told everything of this attempt a second time
@@ -186,6 +189,7 @@ class Round:
             case Done(job, _) if job == f"{name}/adopt":
                 return self._close()
             case Failed(job, why) if job in (f"{name}/train", f"{name}/encode"):
+                self.update.training = False
                 return self._pass(why, now)
             case Failed(job, why) if job.startswith((f"{name}/advance/", f"{name}/adopt")):
                 return self._cannot(why)
@@ -195,7 +199,7 @@ class Round:
                 self.grace.ends(now)
                 return self._share_if_due(now)
             case TimerFired(timer) if timer == f"{name}/train/{self.attempt}":
-                return self._share_if_due(now)
+                return self._training_is_over(timer, now)
             case TimerFired(timer) if timer == f"{name}/agree/{self.attempt}":
                 return self._next_attempt(now)
             case TimerFired(timer) if timer == f"{name}/parts":
@@ -343,6 +347,8 @@ class Round:
             self.unheard,
             judges=self.agreement.votes,
             two_faced=self.committed.two_faced,
+            may_see=self.reveal.may_see,
+            refused=self.committed.refused,
             keeps_rows=self.keeps_rows,
         )
         self.reduce = reduce_for(self.notary, self.way.reduce_plan(self.attempt, self.timing), around)
@@ -370,6 +376,8 @@ class Round:
         return self._commit_if_ready(now)
 
     def _pass(self, why: str, now: Seconds) -> list[Effect]:
+        if self.update.passes is not None:
+            return []  # before it was over
         self.update.passes = why
         return [self._report(Passed(why=why)), *self._commit_if_ready(now)]
 
@@ -377,20 +385,22 @@ class Round:
 
     def _commit_if_ready(self, now: Seconds) -> list[Effect]:
         """Sign what I have, once per attempt. When the sharing of a later one has begun without me that is a pass,
-        if I know of nobody that gives: when all have passed, nobody waits for rows until the last window ends."""
+        if I know of nobody that gives: when all have passed, nobody waits for rows until the last window ends.
+        Where members may lie nobody has shown me a row before, and owners may still take mine."""
         name = f"said/{self.plan.round}/{self.attempt}/commit"
         if name in self.said and self.committed.commit_of(self.me) is None:
             return self._repeat_commit(self.said[name], now)
-        if self.patience.sharing and not self._passes_late():
+        in_time = self.plan.may_lie and self.final is None
+        if self.patience.sharing and not (in_time or self._passes_late()):
             return []
         if not self.update.ready or self.committed.commit_of(self.me) is not None:
             return []
-        commit = self.update.commit(self.attempt)
+        commit = self.reveal.held_to_first(self.update.commit(self.attempt))
         signed = self.notary.sign(commit)
         told = self.committed.say(commit, signed)
         others = self._tell(self.committed.other_calls(self.committed.now.giving))
         effects: list[Effect] = [Keep(name, encode(commit)), *others, *told, *self._find_way()]
-        mine = self.update.said()
+        mine = self.update.said() if commit.parts else None
         if mine is not None and self.reduce is not None:
             effects += self.reduce.contribute(Update(signed, mine), now)
         return effects + self._awaits_less(now)
@@ -407,13 +417,21 @@ class Round:
 
     def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
         match self.committed.hear(signed):
-            case Commit(attempt=attempt):
+            case Commit() as commit:
                 effects = [*self._tell(self.committed.other_calls([signed.signer])), *self._find_way()]
-                return effects + self._awaits_less(now) if attempt == self.attempt else effects
+                effects += self._hold_to_first(commit, signed, now)
+                return effects + self._awaits_less(now) if commit.attempt == self.attempt else effects
             case Twice(first, second):
                 return self._compare_commits(first, second, now)
             case None:
                 return []
+
+    def _hold_to_first(self, commit: Commit, signed: Signed, now: Seconds) -> list[Effect]:
+        """Whoever gives another update in a later attempt has seen rows in between: of it no row is taken here."""
+        if (first := self.reveal.contradicted(commit, signed)) is None:
+            return []
+        self.committed.refused.add(signed.signer)
+        return self._compare_commits(first, signed, now)
 
     def _awaits_less(self, now: Seconds) -> list[Effect]:
         """One less is waited for."""
@@ -447,12 +465,22 @@ class Round:
         late = self.grace.is_over(now) or now >= self.timing.times(self.attempt).train_until
         if not late and any(p == self.me or not self.gone(p) for p in self.committed.awaited):
             return self._hurry(now)
+        unmade = self.update.training and not self.update.ready and self.committed.commit_of(self.me) is None
+        if self.plan.may_lie and unmade:
+            return self._pass(UNDER_WAY, now)  # an owner has to say something before it is shown a row
         self.patience.sharing_begins(now)
         known, absent = sorted(self.committed.now.of), sorted(self.committed.awaited)
         fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
         found = self._find_way(begins=True)
         assert self.reduce is not None
         return [self._report(fact), *found, *self.reduce.handle(Start({}), now)]
+
+    def _training_is_over(self, timer: str, now: Seconds) -> list[Effect]:
+        """It may fire early: what I take for run time was another when it was set. A liar that is heard and says
+        nothing would then be waited for until the attempt ends."""
+        until, effects = self.timing.times(self.attempt).train_until, self._share_if_due(now)
+        early = now < until and not self.patience.sharing
+        return [*effects, SetTimer(timer, max(until, now + TICK_S))] if early else effects
 
     def _hurry(self, now: Seconds) -> list[Effect]:
         """Enough have committed: the others have a grace, and I hand over what I have."""
@@ -512,6 +540,8 @@ class Round:
             return [self._report(trial)]
         body = trial.body
         effects = [] if self.ground.witnesses else self._compare_body(body, now)
+        for commit, signed in ((decode_statement(s.body, s.signer), s) for s in body.commits):
+            effects += self._hold_to_first(commit, signed, now) if isinstance(commit, Commit) else []
         if self.reduce is not None and body.attempt == self.attempt:
             weighing = None if body.weighing is UNSET else body.weighing
             for signed in body.parts:
@@ -582,7 +612,8 @@ class Round:
 
     def _train_apart(self) -> list[Effect]:
         """An attempt failed: if that is for want of voters I go on by myself, once my update is made."""
-        return self.apart.go_on() if self.trains and self.update.ready and self.final is None else []
+        made = self.update.ready and not self.update.training
+        return self.apart.go_on() if self.trains and made and self.final is None else []
 
     def left(self, vertex: Vertex | None) -> Left | None:
         """I go on from a later state: what this round counted of mine, where anything hangs on it."""
@@ -617,7 +648,7 @@ class Round:
             if not self.adopting and not self.next_state.goes_back and self.patience.gives_up(now):
                 return [*effects, *self._cannot("nobody serves the parts of this round")]
             return effects + self._try_final(now)
-        effects += self.committed.ask()
+        effects += self.committed.ask(sorted(self.reveal.withheld))
         self.my_body.asked()
         if self.my_body.ready:
             effects += self.agreement.remind()

@@ -36,7 +36,7 @@ from atoll.policy.scoring import NO_SCORES, Scores
 from atoll.policy.signing import ED25519, Signing
 from atoll.policy.validation import NO_VALIDATIONS, Validations
 from atoll.wire.codec import decode_statement
-from atoll.wire.evidence import slot_of
+from atoll.wire.evidence import slot_of, two_updates
 from atoll.wire.messages.statements import (
     Amend,
     AnyStatement,
@@ -240,8 +240,10 @@ def _may_accuse(caught: Caught, mine: Member | None, members: Mapping[PeerId, Me
     if other is None:
         return None
     again = decode_statement(other.body, other.signer)
-    same = other.signer == first.signer and slot_of(again) == slot and again != said and other.body != first.body
-    return None if same else "its two statements are not by one signer for one slot"
+    twice = slot_of(again) == slot and again != said and other.body != first.body
+    if other.signer == first.signer and (twice or two_updates(said, again)):
+        return None
+    return "its two statements are not by one signer for one slot"
 
 
 def _may_join(

@@ -159,6 +159,11 @@ class RoundPlan:
         return _limit_s(self.settings)
 
     @property
+    def may_lie(self) -> bool:
+        """Members may."""
+        return self.settings.quorum == "two-thirds"
+
+    @property
     def has_clock(self) -> bool:
         """Training ends in time. Else rounds begin when their work is there, and their times mean nothing."""
         return self.train_s < NO_CLOCK_S

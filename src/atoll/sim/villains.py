@@ -9,6 +9,8 @@
     usurper       changes numbers of the run in the recovery identity's name, and says its old words again
                   (not among `KINDS`: `atoll simulate amendments` has one)
 
+Peekers and turncoats, who look at rows before they commit, have a file of their own (`sim/peekers.py`).
+
 A villain signs with its own keys only, as in the real world. What must hold beside them: no honest peer is ever
 blamed, loses its vote, or holds other bits than the others, and rounds go on.
 """

@@ -55,6 +55,18 @@ def slot_of(statement: Statement) -> Slot | None:
             return None
 
 
+def two_updates(one: Statement, other: Statement) -> bool:
+    """Commitments of one round, the later attempt's to another update than the earlier one's word stands for.
+
+    Attempts share the same updates again, and rows were shown in between. Giving nothing is possible at any time.
+    """
+    if not isinstance(one, Commit) or not isinstance(other, Commit):
+        return False
+    first, later = (one, other) if one.attempt < other.attempt else (other, one)
+    new = later.parts > 0 and (later.root, later.parts) != (first.root, first.parts)
+    return new and first.round == later.round and first.attempt < later.attempt
+
+
 def contradiction(run: Digest, vote_key: bytes, one: Signed, other: Signed, certificate: bytes = b"") -> Evidence:
     """Evidence out of two statements whose signatures were checked and that contradict each other."""
     first, second = sorted((one, other), key=lambda signed: signed.body)

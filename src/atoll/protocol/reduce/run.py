@@ -11,7 +11,8 @@ Rows that overlap (a child sent again what its dead parent had handed on already
 ones count. Where two do not hear each other and others hear both, what the one would give to the other goes around
 that link, and whoever waits for it is told (`Heard`): silence alone does not tell a broken link from a death. Rows
 combined on the way cannot be held against a commitment, so parents are for members that trust each other. Reveal
-follows commitment: nothing is sent before the sharing begins, when all are heard.
+follows commitment: nothing is sent before the sharing begins, when all are heard, and where members may lie no row
+to whoever has not said what it gives (`may_see`).
 
 `Reduce` believes owners. Where they are not trusted, `watched.py` answers a few of its questions otherwise; where
 distances between whole updates weigh the rows, `weighed.py` does; `watched_weighed.py` where both is so. Whoever
@@ -75,6 +76,7 @@ class Reduce:
             around.filled,
             around.unheard,
         )
+        self.may_see, self.refused = around.may_see, around.refused
         self.route, self.hearsay = Route(plan, self.me, self.gone), Hearsay(plan, self.gone)
         self.said_before = around.said
         self.update: Update | None = None
@@ -107,6 +109,7 @@ class Reduce:
         self.complete: dict[int, Seconds] = {}  # when every row of a part was here but those of who is gone
         self.wanted: dict[tuple[int, PeerId], list[PeerId]] = {}  # owners that asked me for a row before I had it
         self.there: set[tuple[int, PeerId]] = set()  # (part, who deals with others than me): others hear it
+        self.unshown: dict[PeerId, set[tuple[int, PeerId]]] = {}  # (part, whose row) that it asked for too early
 
     # ---- events --------------------------------------------------------------------------------------------
 
@@ -124,8 +127,8 @@ class Reduce:
                 return self._hear_of(part, peer, sender, now)
             case Received(sender, Answer() as message, payload):
                 return self._hear(sender, message, payload, now)
-            case Received(sender, WantRow() as message):
-                return self._open_row(sender, message)
+            case Received(sender, WantRow(part=part, peer=author)):
+                return self._open_row(sender, part, author)
             case Received(sender, RowBytes() as message, Payload() as payload):
                 return self._take_opened(sender, message, payload, now)
             case TimerFired(name) if name == self._timer():
@@ -151,6 +154,9 @@ class Reduce:
             return []
         self._note_pace(now)
         effects: list[Effect] = []
+        for peer in [peer for peer in self.unshown if self.may_see(peer)]:
+            for part, author in sorted(self.unshown.pop(peer)):
+                effects += self._open_row(peer, part, author)
         filled = self.filled()
         if filled is not None:  # nobody has anything for the parts behind: nobody sends, owns or waits for them
             self.missing.update(range(filled, self.plan.parts))
@@ -396,7 +402,7 @@ class Reduce:
         return []  # it goes with the others' rows
 
     def _send_row(self, part: int, to: PeerId) -> list[Effect]:
-        if part in self.missing or (part, to) in self.sent:
+        if part in self.missing or (part, to) in self.sent or not self.may_see(to):
             return []
         self.sent.add((part, to))
         if to != self.me:
@@ -544,6 +550,8 @@ class Reduce:
         return [] if (part, to) in self.given else [self._answer_to(to, held)]
 
     def _take(self, part: int, gather: Gather, sender: PeerId, held: Held, now: Seconds) -> list[Effect]:
+        if sender in self.refused:
+            return []
         gather.add(sender, held)
         self.route.senders.setdefault(part, set()).add(sender)
         if not self.started:
@@ -660,9 +668,12 @@ class Reduce:
 
     # ---- opening rows that I hold --------------------------------------------------------------------------
 
-    def _open_row(self, sender: PeerId, wish: WantRow) -> list[Effect]:
-        part, author = wish.part, wish.peer
+    def _open_row(self, sender: PeerId, part: int, author: PeerId) -> list[Effect]:
         if sender not in self.plan.hearers or self.opened[part, author, sender] >= OPENED_MAX:
+            return []
+        if not self.may_see(sender):
+            if 0 <= part < self.plan.parts and author in self.plan.hearers:
+                self.unshown.setdefault(sender, set()).add((part, author))
             return []
         if self.started and self._row_held(part, author) is not None:
             return self._open_row_to(sender, part, author)

@@ -25,4 +25,6 @@ class Surroundings:
     unheard: Callable[[PeerId], bool] = lambda peer: False  # gone for its silence alone: others may hear it
     judges: bool = False  # I vote, so I believe no single owner where there are witnesses
     two_faced: Container[PeerId] = ()  # who committed twice
+    may_see: Callable[[PeerId], bool] = lambda peer: True  # may it be shown rows of others?
+    refused: Container[PeerId] = ()  # whose rows are not taken, only looked at where others took them
     keeps_rows: bool = False  # I want the rows of my answers when the round is over

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from atoll.base.ids import PeerId
 from atoll.sim.checkers import InvariantBroken
+from atoll.sim.peekers import PEEKERS, never_counted
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.swarm import SwarmKnobs
 from atoll.sim.villains import KINDS, replay, villain
 
 ROUND_S = 120.0  # virtual time per round beside villains: some attempts are lost to them
+MAKERS = {kind: villain(kind) for kind in KINDS} | PEEKERS
 CALM_ROUNDS = 3  # in which everybody is to stay where it is
 
 
 def liars(stage: Stage) -> None:
-    """Kinds and places of the villains are drawn; the honest reach every round and keep their votes."""
+    """Kinds and places of the villains are drawn; the honest reach every round and keep their votes, and nobody who
+    looks at others' rows first counts."""
     stage.quorum = "two-thirds"
     tolerated = (stage.peers - 1) // 3
     places = stage.draw.sample(range(stage.peers), tolerated)
-    kinds = stage.draw.sample(sorted(KINDS), tolerated) if tolerated <= len(KINDS) else sorted(KINDS)
-    makers = {}
-    for k, place in enumerate(places):
-        kind = kinds[k % len(kinds)]
+    kinds = stage.draw.sample(sorted(MAKERS), tolerated) if tolerated <= len(MAKERS) else sorted(MAKERS)
+    play_liars(stage, {place: kinds[k % len(kinds)] for k, place in enumerate(places)})
+
+
+def play_liars(stage: Stage, kinds: dict[int, str]) -> None:
+    """`kinds`: the villains' trades, by their places."""
+    for kind in kinds.values():
         stage.fault(kind)
-        makers[place] = villain(kind)
-    stage.gather(villains=makers)
+    swarm = stage.gather(villains={place: MAKERS[kind] for place, kind in kinds.items()})
+    peeking = {swarm.keys.name(place) for place, kind in kinds.items() if kind in PEEKERS}
+    stage.world.watchers.append(never_counted(peeking))
     stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
     if harmed := _without_votes(stage):
         raise InvariantBroken(f"honest {harmed} lost their votes to villains")

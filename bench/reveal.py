@@ -1,0 +1,126 @@
+"""How many honest rows count where rows are shown only to those who have committed or passed.
+
+    python bench/reveal.py                      the table of bench/RESULTS.md, "Commit, then reveal"
+    python bench/reveal.py --stories slow --seeds 1
+
+Plays stories of the simulator in which members may lie, and counts in every vertex that trained: of the rows that
+honest members present could have in its parts, how many it has. Virtual time and seeds: the same everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from atoll.base.ids import Seconds
+from atoll.base.machine import Fact
+from atoll.node.facts import RoundClosed
+from atoll.sim.peekers import PEEKERS
+from atoll.sim.scenarios import SCENARIOS
+from atoll.sim.scenarios.liars import MAKERS
+from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, Stage, play
+from atoll.sim.swarm import Swarm, SwarmKnobs
+from atoll.sim.world import Node
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.statements import Answered
+
+STORIES = {"slow": (7, 20), "churn": (8, 12), "liars": (7, 12), "siege": (10, 12)}  # members, rounds
+
+
+@dataclass
+class Count:
+    """Over the vertices of a story that trained."""
+
+    rounds: int = 0
+    rows: int = 0  # honest ones in their parts
+    most: int = 0  # if every honest trainer present counted in every part
+    parts: int = 0
+    missing: int = 0  # parts that count for nobody
+    seen: int = -1  # the newest round
+    virtual_s: Seconds = 0.0  # until it was closed
+
+    def add(self, other: Count) -> None:
+        self.rounds, self.rows, self.most = (
+            self.rounds + other.rounds,
+            self.rows + other.rows,
+            self.most + other.most,
+        )
+        self.parts, self.missing = self.parts + other.parts, self.missing + other.missing
+        self.virtual_s += other.virtual_s
+
+    def watcher(self, swarm: Swarm) -> Callable[[Seconds, Node, Fact], None]:
+        villains = swarm.checkers.villains
+
+        def watch(now: Seconds, node: Node, fact: Fact) -> None:
+            if not isinstance(fact, RoundClosed) or node.name in villains or fact.body.round <= self.seen:
+                return
+            body, self.seen = fact.body, fact.body.round
+            if not body.parts:
+                return
+            honest = {m.peer for m in body.members if m.trains and m.peer not in villains}
+            self.rounds += 1
+            self.virtual_s = now
+            self.parts += len(body.parts)
+            self.most += len(body.parts) * len(honest)
+            for signed in body.parts:
+                said = decode_statement(signed.body, signed.signer) if signed is not None else None
+                self.missing += said is None
+                self.rows += len(honest.intersection(said.contributors)) if isinstance(said, Answered) else 0
+
+        return watch
+
+
+def play_counted(story: str, seed: int, loss: float, count: Count) -> None:
+    """Raises ScenarioFailed where the story's own promises do not hold."""
+    scenario = SCENARIOS[story]
+
+    def tell(stage: Stage) -> None:
+        gather = stage.gather
+
+        def gathered(knobs: SwarmKnobs | None = None, *words: Any, **more: Any) -> Swarm:
+            knobs = knobs or SwarmKnobs(stage.peers, run=stage.settings())
+            knobs = replace(knobs, network=replace(knobs.network, loss_rate=loss))
+            swarm = gather(knobs, *words, **more)
+            swarm.world.watchers.append(count.watcher(swarm))
+            return swarm
+
+        stage.gather = gathered
+        scenario.tell(stage)
+
+    peers, rounds = STORIES[story]
+    play(story, Scenario(tell, peers, rounds), seed, peers, rounds, "two-thirds")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--stories", nargs="+", choices=sorted(STORIES), default=list(STORIES))
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--losses", type=float, nargs="+", default=[0.01, 0.05])
+    options = parser.parse_args()
+    for kind in PEEKERS:  # the same villains as before there were these
+        MAKERS.pop(kind)
+    print(
+        "| story | messages lost | rounds | honest rows that count | parts for nobody | s per round | ended early |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for story in options.stories:
+        for loss in options.losses:
+            total, early = Count(), 0
+            for seed in range(1, options.seeds + 1):
+                count = Count()
+                try:
+                    play_counted(story, seed, loss, count)
+                except ScenarioFailed as why:
+                    print(f"{story} seed {seed}: {str(why).splitlines()[0][:160]}", file=sys.stderr)
+                    early += 1
+                total.add(count)
+            rows, parts = f"{total.rows / max(1, total.most):.1%}", f"{total.missing} of {total.parts}"
+            s_each = f"{total.virtual_s / max(1, total.rounds):.1f}"
+            print(f"| {story} | {loss:.0%} | {total.rounds} | {rows} | {parts} | {s_each} | {early} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Commit, then reveal, where members may lie: who may be shown a row, and what a first word binds to.
+
+Nobody that trains is shown a row of a round before it has said in it what it gives, or that it gives nothing. So
+what it commits to was made of no row that an honest member sent to it. Attempts share the same updates again, so
+the first word binds in all of them: to that update, or to none.
+Promises: where members trust each other everybody may see everything, and nothing binds. Never signs, never sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atoll.base.ids import ZERO_DIGEST, PeerId
+from atoll.policy.plan import RoundPlan
+from atoll.wire.codec import decode_statement
+from atoll.wire.evidence import two_updates
+from atoll.wire.messages.statements import Commit, Signed
+
+UNDER_WAY = "its training was not over when the others began to share"
+BOUND = "it has said something else of this round before, and can no more give that"
+
+
+class Reveal:
+    """`said`: my own durable words, of lives before, too."""
+
+    def __init__(self, plan: RoundPlan, me: PeerId, said: Mapping[str, bytes]) -> None:
+        self.plan, self.me, self.said = plan, me, said
+        self.first: dict[PeerId, tuple[Commit, Signed]] = {}  # of each, in the earliest attempt that I heard of
+        self.withheld: set[PeerId] = set()  # who would have been shown a row: they are asked for their word
+
+    def may_see(self, peer: PeerId) -> bool:
+        """Rows of others than its own."""
+        if not self.plan.may_lie or peer == self.me or peer not in self.plan.givers or peer in self.first:
+            return True
+        self.withheld.add(peer)
+        return False
+
+    def contradicted(self, commit: Commit, signed: Signed) -> Signed | None:
+        """What its author said in another attempt, if that and this are two updates. To be told of every word."""
+        if not self.plan.may_lie:
+            return None
+        first, other = self.first.setdefault(signed.signer, (commit, signed))
+        self.withheld.discard(signed.signer)
+        if commit.attempt < first.attempt:
+            self.first[signed.signer] = commit, signed
+        return other if two_updates(first, commit) else None
+
+    def held_to_first(self, commit: Commit) -> Commit:
+        """What I would say; a pass if it is another update than I stood for before, in a life before mostly."""
+        if not self.plan.may_lie or (first := self._my_first()) is None or not two_updates(first, commit):
+            return commit
+        return passing(commit.round, commit.attempt, BOUND)
+
+    def _my_first(self) -> Commit | None:
+        attempts = [name.split("/") for name in self.said if name.startswith(f"said/{self.plan.round}/")]
+        mine = [int(words[2]) for words in attempts if words[-1] == "commit"]
+        if not mine:
+            return None
+        commit = decode_statement(self.said[f"said/{self.plan.round}/{min(mine)}/commit"], self.me)
+        assert isinstance(commit, Commit)
+        return commit
+
+
+def passing(round: int, attempt: int, why: str) -> Commit:
+    """I give nothing, for this reason."""
+    return Commit(round, attempt, ZERO_DIGEST, 0, 0, 0, 0.0, 0.0, 0, why[:200])
