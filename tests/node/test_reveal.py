@@ -161,7 +161,7 @@ def test_no_row_leaves_for_whoever_has_not_been_heard(tap: Tap, story: str, seed
 
 def test_where_members_trust_each_other_rows_wait_for_nobody(tap: Tap):
     """There the rule is off, and the tap sees that."""
-    run_scenario("churn", 7, 8, 4, "majority")
+    run_scenario("churn", 5, 6, 6, "majority")
     assert tap.too_early
 
 

@@ -37,7 +37,7 @@ def test_what_a_broken_link_keeps_from_an_owner_comes_through_others(kind: str, 
     """
     run = replace(RunSettings(round=PACED), **KINDS[kind])
     swarm = Swarm(
-        1, SwarmKnobs(peers, NetworkKnobs(0.005, 0.02, jitter_s=0.005), IslandKnobs(update_bytes=400_000), run=run)
+        2, SwarmKnobs(peers, NetworkKnobs(0.005, 0.02, jitter_s=0.005), IslandKnobs(update_bytes=400_000), run=run)
     )
     closed: dict[int, tuple[float, RoundClosed]] = {}
 

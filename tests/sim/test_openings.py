@@ -229,7 +229,7 @@ def test_two_liars_that_own_parts_by_themselves_and_show_nothing_both_lose_their
 def test_who_signed_what_nobody_shows_is_complained_of(monkeypatch: pytest.MonkeyPatch):
     """Were once enough: then every honest voter says so of the witness of the first false part, and it is away."""
     monkeypatch.setattr("atoll.policy.trust.STRIKES", 1)
-    together = play_together(Stage("accomplices", 2, 8, 14, "two-thirds"), dict.fromkeys((1, 2), "buried"))
+    together = play_together(Stage("accomplices", 4, 8, 14, "two-thirds"), dict.fromkeys((1, 2), "buried"))
     told = together.told
     (owner,) = {peer for peer, round, part, _, _ in told.said if (round, part) in together.false[:1]}
     (witness,) = together.names - {owner}

@@ -73,7 +73,7 @@ def besieged(kinds: dict[int, str], seed: int = 1) -> None:
 
 def test_without_trimming_the_poison_decides(monkeypatch: pytest.MonkeyPatch):
     """Mutant: what is called a trimmed mean is a mean."""
-    monkeypatch.setitem(statistic.OF_COLUMNS, "trimmed_mean", lambda rows, liars: sum(rows) / len(rows))
+    monkeypatch.setitem(statistic.OF_COLUMNS, "trimmed_mean", lambda rows, *_: sum(rows) / len(rows))
     with pytest.raises(AssertionError, match="liars moved part"):
         besieged({2: "silent", 5: "silent"})
 

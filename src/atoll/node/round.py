@@ -109,6 +109,7 @@ from atoll.wire.messages.statements import (
 from atoll.wire.messages.vertex import Body, Vertex
 
 TICK_S = 0.01  # at least, until a timer that fired early is heard again: moments are rounded
+WORD_SHARE = 0.25  # of an owner's window, that is, until it has to say that it gives nothing
 NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
 
 
@@ -200,6 +201,8 @@ class Round:
                 return self._share_if_due(now)
             case TimerFired(timer) if timer == f"{name}/train/{self.attempt}":
                 return self._training_is_over(timer, now)
+            case TimerFired(timer) if timer == f"{name}/word/{self.attempt}":
+                return self._pass(UNDER_WAY, now) if self._unmade and self.final is None else []
             case TimerFired(timer) if timer == f"{name}/agree/{self.attempt}":
                 return self._next_attempt(now)
             case TimerFired(timer) if timer == f"{name}/parts":
@@ -465,15 +468,30 @@ class Round:
         late = self.grace.is_over(now) or now >= self.timing.times(self.attempt).train_until
         if not late and any(p == self.me or not self.gone(p) for p in self.committed.awaited):
             return self._hurry(now)
-        unmade = self.update.training and not self.update.ready and self.committed.commit_of(self.me) is None
-        if self.plan.may_lie and unmade:
-            return self._pass(UNDER_WAY, now)  # an owner has to say something before it is shown a row
+        until, effects = self._word_until(now), list[Effect]()
+        if self.plan.may_lie and self._unmade:
+            if until <= now:
+                return self._pass(UNDER_WAY, now)
+            effects.append(SetTimer(f"round/{self.plan.round}/word/{self.attempt}", until))
         self.patience.sharing_begins(now)
         known, absent = sorted(self.committed.now.of), sorted(self.committed.awaited)
         fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
         found = self._find_way(begins=True)
         assert self.reduce is not None
-        return [self._report(fact), *found, *self.reduce.handle(Start({}), now)]
+        return [*effects, self._report(fact), *found, *self.reduce.handle(Start({}), now)]
+
+    @property
+    def _unmade(self) -> bool:
+        return self.update.training and not self.update.ready and self.committed.commit_of(self.me) is None
+
+    def _word_until(self, now: Seconds) -> Seconds:
+        """Where members may lie an owner is shown no row before it has said what it gives. It is given some of its
+        window to say so, and the rest to gather; then it gives nothing. What misses a quorum waits for the next
+        round anyway."""
+        if self.plan.quorum_of_updates is not None:
+            return now
+        times = self.timing.times(self.attempt)
+        return times.train_until + WORD_SHARE * (times.answer_until[0] - times.train_until)
 
     def _training_is_over(self, timer: str, now: Seconds) -> list[Effect]:
         """It may fire early: what I take for run time was another when it was set. A liar that is heard and says
