@@ -13,7 +13,7 @@ from atoll.node.commitments import Commitments
 from atoll.node.facts import Passed, RoundClosed
 from atoll.node.jobs import Train
 from atoll.node.peer import Peer
-from atoll.node.reveal import BOUND, UNDER_WAY, Reveal
+from atoll.node.reveal import BOUND, UNDER_WAY, Reveal, passing
 from atoll.node.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.reduce.facts import PartAnswered
@@ -277,5 +277,7 @@ def test_a_row_that_was_asked_for_too_early_is_opened_when_the_asker_has_spoken(
     assert opened(WantRow(*slot, 0, asked_of)) == []
     insider = swarm.world.nodes[WHO].machine
     assert isinstance(insider, Peeker) and insider.peer.round is not None
+    later = insider.notary.sign(passing(plan.round, peer.round.attempt + 1, "it will give nothing then"))
+    assert opened(Committed(*slot, later)) == opened(WantRow(*slot, 0, asked_of)) == [], "it may give one now"
     word = insider.notary.sign(insider.peer.round.update.commit(peer.round.attempt))
     assert opened(Committed(*slot, word)) == [(0, asked_of)]

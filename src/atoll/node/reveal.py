@@ -25,12 +25,18 @@ class Reveal:
 
     def __init__(self, plan: RoundPlan, me: PeerId, said: Mapping[str, bytes]) -> None:
         self.plan, self.me, self.said = plan, me, said
+        self.attempt = 0
         self.first: dict[PeerId, tuple[Commit, Signed]] = {}  # of each, in the earliest attempt that I heard of
         self.withheld: set[PeerId] = set()  # who would have been shown a row: they are asked for their word
 
+    def attempt_begins(self, attempt: int) -> None:
+        self.attempt, self.withheld = attempt, set()
+
     def may_see(self, peer: PeerId) -> bool:
-        """Rows of others than its own."""
-        if not self.plan.may_lie or peer == self.me or peer not in self.plan.givers or peer in self.first:
+        """Rows of others than its own. A word to a later attempt alone leaves open what it gives in this one."""
+        if not self.plan.may_lie or peer == self.me or peer not in self.plan.givers:
+            return True
+        if peer in self.first and self.first[peer][0].attempt <= self.attempt:
             return True
         self.withheld.add(peer)
         return False

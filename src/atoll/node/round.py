@@ -311,6 +311,7 @@ class Round:
         self.parts.attempt_begins(now)
         self._forget_old_parts()
         self.committed.attempt_begins(self.attempt, self.trains)
+        self.reveal.attempt_begins(self.attempt)
         effects: list[Effect] = [
             SetTimer(f"round/{self.plan.round}/train/{self.attempt}", times.train_until),
             SetTimer(f"round/{self.plan.round}/agree/{self.attempt}", times.agree_until),
