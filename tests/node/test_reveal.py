@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from atoll.base.ids import PeerId, Seconds
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Event, Received, Send
 from atoll.node import reveal
 from atoll.node.commitments import Commitments
@@ -15,14 +17,15 @@ from atoll.node.jobs import Train
 from atoll.node.peer import Peer
 from atoll.node.reveal import BOUND, UNDER_WAY, Reveal, passing
 from atoll.node.settings import RunSettings
-from atoll.policy.plan import RoundSettings
+from atoll.policy.plan import RoundPlan, RoundSettings
 from atoll.protocol.reduce.facts import PartAnswered
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.peekers import PEEKERS, Peeker, never_counted
 from atoll.sim.scenarios import run_scenario
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.wire.codec import decode_statement
+from atoll.wire.codec import decode_statement, encode
+from atoll.wire.evidence import two_updates
 from atoll.wire.messages.round import Committed, Contribution, Propose, RowBytes, WantRow
 from atoll.wire.messages.statements import Commit, Signed
 
@@ -248,9 +251,35 @@ def test_whoever_restarts_keeps_to_its_word_of_the_attempt_before(monkeypatch: p
 
 def test_it_would_be_called_a_liar_if_it_gave_what_it_trained_since(monkeypatch: pytest.MonkeyPatch):
     without_first_attempts(monkeypatch, 0)
-    monkeypatch.setattr(Reveal, "held_to_first", lambda self, commit: commit)
+    monkeypatch.setattr(Reveal, "bound", lambda self, commit: commit)
     with pytest.raises(InvariantBroken, match="liar"):
         crash_between_attempts(swarm_of())
+
+
+@pytest.mark.parametrize(
+    ("before", "attempt", "says"),
+    [
+        ({0: b"x"}, 1, "the same"),
+        ({0: b"y"}, 1, "a pass"),
+        ({0: b"x", 1: b""}, 2, "a pass"),  # two crashes: some heard the pass alone
+        ({3: b"x"}, 2, "the same"),
+        ({3: b"y"}, 2, "nothing"),  # its clock was ahead: a pass before that would make a lie of it
+        ({3: b""}, 2, "the same"),
+    ],
+)
+def test_after_crashes_no_word_makes_a_lie_of_one_before(before: dict[int, bytes], attempt: int, says: str):
+    """Whoever hears any two of them finds nothing to prove, whatever it trained since."""
+
+    def word(attempt: int, root: bytes) -> Commit:
+        if not root:
+            return passing(5, attempt, "why")
+        return Commit(5, attempt, Digest(root * 32), 3, 1, 1, 1.0, 1.0, 1)
+
+    said = {f"said/5/{a}/commit": encode(word(a, root)) for a, root in before.items()}
+    plan = SimpleNamespace(may_lie=True, round=5)
+    mine = Reveal(cast(RoundPlan, plan), WHO, said | {"said/5/agreement": b""}).bound(word(attempt, b"x"))
+    assert says == ("nothing" if mine is None else "the same" if mine.parts else "a pass")
+    assert mine is None or not any(two_updates(word(a, root), mine) for a, root in before.items())
 
 
 # ---- whoever asks too early --------------------------------------------------------------------------------

@@ -396,7 +396,8 @@ class Round:
             return []
         if not self.update.ready or self.committed.commit_of(self.me) is not None:
             return []
-        commit = self.reveal.held_to_first(self.update.commit(self.attempt))
+        if (commit := self.reveal.bound(self.update.commit(self.attempt))) is None:
+            return []
         signed = self.notary.sign(commit)
         told = self.committed.say(commit, signed)
         others = self._tell(self.committed.other_calls(self.committed.now.giving))
@@ -468,7 +469,8 @@ class Round:
             return self._hurry(now)
         unmade = self.update.training and not self.update.ready and self.committed.commit_of(self.me) is None
         if self.plan.may_lie and unmade:
-            return self._pass(UNDER_WAY, now)  # an owner has to say something before it is shown a row
+            # an owner has to say something before it is shown a row
+            return [*self._pass(UNDER_WAY, now), *self._share_if_due(now)]
         self.patience.sharing_begins(now)
         known, absent = sorted(self.committed.now.of), sorted(self.committed.awaited)
         fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
