@@ -163,8 +163,11 @@ def test_no_row_leaves_for_whoever_has_not_been_heard(tap: Tap, story: str, seed
 
 
 def test_where_members_trust_each_other_rows_wait_for_nobody(tap: Tap):
-    """There the rule is off, and the tap sees that."""
-    run_scenario("churn", 7, 8, 4, "majority")
+    """There the rule is off, and the tap sees that: one trains on when the others share."""
+    plan = RoundSettings(inner_steps=20, first_train_s=10)
+    swarm = Swarm(1, SwarmKnobs(7, LINKS, run=RunSettings(open_to_all=True, round=plan)))
+    train_for(swarm, 30.0)
+    swarm.world.run(60, stop=lambda: min(swarm.heads()) >= 0)
     assert tap.too_early
 
 
@@ -304,6 +307,12 @@ def test_a_row_that_was_asked_for_too_early_is_opened_when_the_asker_has_spoken(
         return [(m.part, m.statement.signer) for m in rows if isinstance(m, RowBytes)]
 
     assert opened(WantRow(*slot, 0, asked_of)) == []
+    reduce = peer.round.reduce
+    assert reduce is not None and len(reduce.gathers) < reduce.plan.parts
+    for part in range(reduce.plan.parts):
+        assert opened(WantRow(*slot, part, peer_name(1))) == []
+    kept = {(part, peer_name(1)) for part in reduce.gathers} | {(0, asked_of)}
+    assert reduce.unshown[WHO] == kept, "no more than could ever be opened is remembered"
     insider = swarm.world.nodes[WHO].machine
     assert isinstance(insider, Peeker) and insider.peer.round is not None
     later = insider.notary.sign(passing(plan.round, peer.round.attempt + 1, "it will give nothing then"))
