@@ -70,8 +70,8 @@ def test_what_a_broken_link_keeps_from_an_owner_comes_through_others(kind: str, 
 
 
 def test_who_proposes_after_another_has_asked_for_words_that_it_lacks(monkeypatch: pytest.MonkeyPatch):
-    """Where members may lie an answer that counts somebody unheard is left out of a body, but not unasked. The first
-    proposer is silent, and no row comes to the second one that would tell it."""
+    """Where members may lie an answer that counts somebody unheard is left out of a body, but not unasked. The
+    first proposer is silent, and no row comes to the second one that would tell it."""
     swarm = Swarm(
         1,
         SwarmKnobs(

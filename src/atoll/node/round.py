@@ -653,9 +653,8 @@ class Round:
             return effects + self._try_final(now)
         effects += self.committed.ask(sorted(self.reveal.withheld))
         if self.plan.may_lie and self.agreement.votes:
-            effects += self.committed.seek(
-                self.my_body.lacking
-            )  # before it is my turn, and what I lack is left out
+            # before it is my turn, when what I lack is left out
+            effects += self.committed.seek(self.my_body.lacking)
             self.my_body.asked()
         if self.my_body.ready:
             effects += self.agreement.remind()
