@@ -101,6 +101,10 @@ GOLDEN = {
     "agreeing step": "898087723bec07d0",
     "adamw state": "928252d95fc8afef",
     "state": "0ddcec479d5fdab7",
+    "nnm + krum weights": "130e635d7db967ed",
+    "nnm + multi_krum weights": "50f4fe4e5557846b",
+    "nnm + geometric_median weights": "50f4fe4e5557846b",
+    "nnm + centred_clipping weights": "6337ac495d27ecd0",
 }
 
 

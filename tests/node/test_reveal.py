@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from atoll.base.ids import PeerId, Seconds
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Event, Received, Send
 from atoll.node import reveal
 from atoll.node.commitments import Commitments
 from atoll.node.facts import Passed, RoundClosed
 from atoll.node.jobs import Train
 from atoll.node.peer import Peer
-from atoll.node.reveal import BOUND, UNDER_WAY, Reveal
+from atoll.node.reveal import BOUND, UNDER_WAY, Reveal, passing
 from atoll.node.settings import RunSettings
-from atoll.policy.plan import RoundSettings
+from atoll.policy.plan import RoundPlan, RoundSettings
 from atoll.protocol.reduce.facts import PartAnswered
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.network import NetworkKnobs
 from atoll.sim.peekers import PEEKERS, Peeker, never_counted
 from atoll.sim.scenarios import run_scenario
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.wire.codec import decode_statement
+from atoll.wire.codec import decode_statement, encode
+from atoll.wire.evidence import two_updates
 from atoll.wire.messages.round import Committed, Contribution, Propose, RowBytes, WantRow
 from atoll.wire.messages.statements import Commit, Signed
 
@@ -160,8 +163,11 @@ def test_no_row_leaves_for_whoever_has_not_been_heard(tap: Tap, story: str, seed
 
 
 def test_where_members_trust_each_other_rows_wait_for_nobody(tap: Tap):
-    """There the rule is off, and the tap sees that."""
-    run_scenario("churn", 5, 6, 6, "majority")
+    """There the rule is off, and the tap sees that: one trains on when the others share."""
+    plan = RoundSettings(inner_steps=20, first_train_s=10)
+    swarm = Swarm(1, SwarmKnobs(7, LINKS, run=RunSettings(open_to_all=True, round=plan)))
+    train_for(swarm, 30.0)
+    swarm.world.run(60, stop=lambda: min(swarm.heads()) >= 0)
     assert tap.too_early
 
 
@@ -248,9 +254,35 @@ def test_whoever_restarts_keeps_to_its_word_of_the_attempt_before(monkeypatch: p
 
 def test_it_would_be_called_a_liar_if_it_gave_what_it_trained_since(monkeypatch: pytest.MonkeyPatch):
     without_first_attempts(monkeypatch, 0)
-    monkeypatch.setattr(Reveal, "held_to_first", lambda self, commit: commit)
+    monkeypatch.setattr(Reveal, "bound", lambda self, commit: commit)
     with pytest.raises(InvariantBroken, match="liar"):
         crash_between_attempts(swarm_of())
+
+
+@pytest.mark.parametrize(
+    ("before", "attempt", "says"),
+    [
+        ({0: b"x"}, 1, "the same"),
+        ({0: b"y"}, 1, "a pass"),
+        ({0: b"x", 1: b""}, 2, "a pass"),  # two crashes: some heard the pass alone
+        ({3: b"x"}, 2, "the same"),
+        ({3: b"y"}, 2, "nothing"),  # its clock was ahead: a pass before that would make a lie of it
+        ({3: b""}, 2, "the same"),
+    ],
+)
+def test_after_crashes_no_word_makes_a_lie_of_one_before(before: dict[int, bytes], attempt: int, says: str):
+    """Whoever hears any two of them finds nothing to prove, whatever it trained since."""
+
+    def word(attempt: int, root: bytes) -> Commit:
+        if not root:
+            return passing(5, attempt, "why")
+        return Commit(5, attempt, Digest(root * 32), 3, 1, 1, 1.0, 1.0, 1)
+
+    said = {f"said/5/{a}/commit": encode(word(a, root)) for a, root in before.items()}
+    plan = SimpleNamespace(may_lie=True, round=5)
+    mine = Reveal(cast(RoundPlan, plan), WHO, said | {"said/5/agreement": b""}).bound(word(attempt, b"x"))
+    assert says == ("nothing" if mine is None else "the same" if mine.parts else "a pass")
+    assert mine is None or not any(two_updates(word(a, root), mine) for a, root in before.items())
 
 
 # ---- whoever asks too early --------------------------------------------------------------------------------
@@ -275,7 +307,15 @@ def test_a_row_that_was_asked_for_too_early_is_opened_when_the_asker_has_spoken(
         return [(m.part, m.statement.signer) for m in rows if isinstance(m, RowBytes)]
 
     assert opened(WantRow(*slot, 0, asked_of)) == []
+    reduce = peer.round.reduce
+    assert reduce is not None and len(reduce.gathers) < reduce.plan.parts
+    for part in range(reduce.plan.parts):
+        assert opened(WantRow(*slot, part, peer_name(1))) == []
+    kept = {(part, peer_name(1)) for part in reduce.gathers} | {(0, asked_of)}
+    assert reduce.unshown[WHO] == kept, "no more than could ever be opened is remembered"
     insider = swarm.world.nodes[WHO].machine
     assert isinstance(insider, Peeker) and insider.peer.round is not None
+    later = insider.notary.sign(passing(plan.round, peer.round.attempt + 1, "it will give nothing then"))
+    assert opened(Committed(*slot, later)) == opened(WantRow(*slot, 0, asked_of)) == [], "it may give one now"
     word = insider.notary.sign(insider.peer.round.update.commit(peer.round.attempt))
     assert opened(Committed(*slot, word)) == [(0, asked_of)]

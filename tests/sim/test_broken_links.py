@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from atoll.base.machine import Fact
+from atoll.base.machine import Effect, Event, Fact, Received, Send
 from atoll.node.facts import RoundClosed
+from atoll.node.peer import Peer
 from atoll.node.settings import RunSettings
 from atoll.policy.members import RECENT
 from atoll.policy.plan import QuorumRule, RoundSettings
@@ -15,6 +16,8 @@ from atoll.sim.network import NetworkKnobs
 from atoll.sim.scenarios.stage import WINDOW_MIN_S
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.sim.world import Node
+from atoll.wire.codec import decode_body
+from atoll.wire.messages.round import Propose, RowBytes
 
 BEFORE, AFTER = 3, 14  # the first rounds are whole; the last ones, too, once the silence has been noticed
 PACED = RoundSettings(inner_steps=20, first_train_s=10, window_min_s=WINDOW_MIN_S)
@@ -64,6 +67,42 @@ def test_what_a_broken_link_keeps_from_an_owner_comes_through_others(kind: str, 
     assert sum(took) < 2.5 * len(took) * before
     if run.round.quorum == "majority":  # no view of a proposer that lacks somebody's commitment runs out
         assert max(took) < 3.2 * before
+
+
+def test_who_proposes_after_another_has_asked_for_words_that_it_lacks(monkeypatch: pytest.MonkeyPatch):
+    """Where members may lie an answer that counts somebody unheard is left out of a body, but not unasked. The
+    first proposer is silent, and no row comes to the second one that would tell it."""
+    swarm = Swarm(
+        1,
+        SwarmKnobs(
+            7,
+            NetworkKnobs(0.005, 0.02, jitter_s=0.005),
+            IslandKnobs(update_bytes=400_000),
+            run=replace(RunSettings(round=PACED), **KINDS["community"]),
+        ),
+    )
+    one, other = peer_name(1), peer_name(4)
+    swarm.world.run(600.0, stop=lambda: min(swarm.heads()) >= BEFORE)
+    swarm.world.cut(one, other)
+    swarm.world.run(swarm.world.now + 600.0, stop=lambda: min(swarm.heads()) >= BEFORE + 3)
+    handle, parts = Peer.handle, list[int]()
+
+    def second(self: Peer, event: Event, now: float) -> list[Effect]:
+        if isinstance(event, Received) and isinstance(event.message, RowBytes) and self.me == one:
+            return []
+        effects = list[Effect]()
+        for effect in handle(self, event, now):
+            if isinstance(effect, Send) and isinstance(effect.message, Propose):
+                if self.me == one:
+                    parts.append(sum(part is not None for part in decode_body(effect.message.body).parts))
+                elif not effect.message.timeouts:
+                    continue
+            effects.append(effect)
+        return effects
+
+    monkeypatch.setattr(Peer, "handle", second)
+    swarm.world.run(swarm.world.now + 100.0, stop=lambda: bool(parts))
+    assert parts[0] == 7
 
 
 @pytest.mark.parametrize("quorum", ["majority", "two-thirds"])

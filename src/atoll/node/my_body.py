@@ -74,9 +74,9 @@ class MyBody:
         return self._step
 
     def asked(self) -> None:
-        """All commitments that I lack were asked for again. What a liar counts may be none: if I waited for it, its
-        own body would be the only one of this round."""
-        if self.parts is None or self.step is not None or not self.ground.plan.may_lie:
+        """All commitments that I lack were asked for again, where members may lie. What a liar counts may be none:
+        if I waited for it, its own body would be the only one of this round."""
+        if self.parts is None or self.step is not None:
             return
         self._asked += 1
         if self._asked >= ASKED_MOST:

@@ -25,12 +25,18 @@ class Reveal:
 
     def __init__(self, plan: RoundPlan, me: PeerId, said: Mapping[str, bytes]) -> None:
         self.plan, self.me, self.said = plan, me, said
+        self.attempt = 0
         self.first: dict[PeerId, tuple[Commit, Signed]] = {}  # of each, in the earliest attempt that I heard of
         self.withheld: set[PeerId] = set()  # who would have been shown a row: they are asked for their word
 
+    def attempt_begins(self, attempt: int) -> None:
+        self.attempt, self.withheld = attempt, set()
+
     def may_see(self, peer: PeerId) -> bool:
-        """Rows of others than its own."""
-        if not self.plan.may_lie or peer == self.me or peer not in self.plan.givers or peer in self.first:
+        """Rows of others than its own. A word to a later attempt alone leaves open what it gives in this one."""
+        if not self.plan.may_lie or peer == self.me or peer not in self.plan.givers:
+            return True
+        if peer in self.first and self.first[peer][0].attempt <= self.attempt:
             return True
         self.withheld.add(peer)
         return False
@@ -45,20 +51,18 @@ class Reveal:
             self.first[signed.signer] = commit, signed
         return other if two_updates(first, commit) else None
 
-    def held_to_first(self, commit: Commit) -> Commit:
-        """What I would say; a pass if it is another update than I stood for before, in a life before mostly."""
-        if not self.plan.may_lie or (first := self._my_first()) is None or not two_updates(first, commit):
-            return commit
-        return passing(commit.round, commit.attempt, BOUND)
+    def bound(self, commit: Commit) -> Commit | None:
+        """What I would say; a pass if I said something else of this round before, in a life before mostly. None: my
+        clock was ahead then, and after a pass of this attempt what I said of a later one would be a lie."""
+        words = (commit, passing(commit.round, commit.attempt, BOUND))
+        mine = self._mine() if self.plan.may_lie else []
+        return next((word for word in words if not any(two_updates(said, word) for said in mine)), None)
 
-    def _my_first(self) -> Commit | None:
-        attempts = [name.split("/") for name in self.said if name.startswith(f"said/{self.plan.round}/")]
-        mine = [int(words[2]) for words in attempts if words[-1] == "commit"]
-        if not mine:
-            return None
-        commit = decode_statement(self.said[f"said/{self.plan.round}/{min(mine)}/commit"], self.me)
-        assert isinstance(commit, Commit)
-        return commit
+    def _mine(self) -> list[Commit]:
+        names = [name.split("/") for name in self.said]
+        mine = ["/".join(n) for n in names if n[1] == str(self.plan.round) and n[-1] == "commit"]
+        said = (decode_statement(self.said[name], self.me) for name in mine)
+        return [word for word in said if isinstance(word, Commit)]
 
 
 def passing(round: int, attempt: int, why: str) -> Commit:

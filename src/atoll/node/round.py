@@ -314,6 +314,7 @@ class Round:
         self.parts.attempt_begins(now)
         self._forget_old_parts()
         self.committed.attempt_begins(self.attempt, self.trains)
+        self.reveal.attempt_begins(self.attempt)
         effects: list[Effect] = [
             SetTimer(f"round/{self.plan.round}/train/{self.attempt}", times.train_until),
             SetTimer(f"round/{self.plan.round}/agree/{self.attempt}", times.agree_until),
@@ -398,7 +399,8 @@ class Round:
             return []
         if not self.update.ready or self.committed.commit_of(self.me) is not None:
             return []
-        commit = self.reveal.held_to_first(self.update.commit(self.attempt))
+        if (commit := self.reveal.bound(self.update.commit(self.attempt))) is None:
+            return []
         signed = self.notary.sign(commit)
         told = self.committed.say(commit, signed)
         others = self._tell(self.committed.other_calls(self.committed.now.giving))
@@ -471,7 +473,7 @@ class Round:
         until, effects = self._word_until(now), list[Effect]()
         if self.plan.may_lie and self._unmade:
             if until <= now:
-                return self._pass(UNDER_WAY, now)
+                return [*self._pass(UNDER_WAY, now), *self._share_if_due(now)]
             effects.append(SetTimer(f"round/{self.plan.round}/word/{self.attempt}", until))
         self.patience.sharing_begins(now)
         known, absent = sorted(self.committed.now.of), sorted(self.committed.awaited)
@@ -667,7 +669,10 @@ class Round:
                 return [*effects, *self._cannot("nobody serves the parts of this round")]
             return effects + self._try_final(now)
         effects += self.committed.ask(sorted(self.reveal.withheld))
-        self.my_body.asked()
+        if self.plan.may_lie and self.agreement.votes:
+            # before it is my turn, when what I lack is left out
+            effects += self.committed.seek(self.my_body.lacking)
+            self.my_body.asked()
         if self.my_body.ready:
             effects += self.agreement.remind()
         effects += self.trials.ask_for_bodies()

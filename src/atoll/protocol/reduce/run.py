@@ -672,7 +672,8 @@ class Reduce:
         if sender not in self.plan.hearers or self.opened[part, author, sender] >= OPENED_MAX:
             return []
         if not self.may_see(sender):
-            if 0 <= part < self.plan.parts and author in self.plan.hearers:
+            mine = author == self.me and 0 <= part < self.plan.parts
+            if mine or (part in self.gathers and author in self.plan.hearers):
                 self.unshown.setdefault(sender, set()).add((part, author))
             return []
         if self.started and self._row_held(part, author) is not None:
