@@ -32,11 +32,15 @@ def mixtures_in(bits: bytes, rows: int) -> Mixtures:
 
 
 def shares_of(weights: RowWeights, rows: int) -> tuple[float, ...]:
-    """How much of the answer each row is; of mixtures, how much of all of them on average."""
+    """How much of the answer each row is; of mixtures, how much of all of them on average, of none of them nothing."""
     if not isinstance(weights, bytes):
         return weights
     mixtures = [mixture for mixture in mixtures_in(weights, rows) if mixture]
-    return tuple(fsum(1 / len(m) for m in mixtures if row in m) / len(mixtures) for row in range(rows))
+    parts: list[list[float]] = [[] for _ in range(rows)]
+    for mixture in mixtures:
+        for row in mixture:
+            parts[row].append(1 / len(mixture))
+    return tuple(fsum(part) / len(mixtures) if part else 0.0 for part in parts)
 
 
 def weights_left(weights: RowWeights, rows: int, kept: Sequence[int]) -> RowWeights:
