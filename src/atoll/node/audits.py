@@ -231,8 +231,15 @@ class Audits:
         for turn in self.turns.values():
             waited = head - turn.since >= turn.give_up and now - turn.since_s >= GIVE_UP_S
             if waited and turn.said is None and not turn.judging and not here.isdisjoint(turn.makers):
-                effects += self._end(turn, "withheld", "nothing was shown in time")
+                effects += self._late(turn, now)
         return [*effects, *self._believe()]
+
+    def _late(self, turn: Turn, now: Seconds) -> list[Effect]:
+        """Whoever pointed to what has not come shall not use up the time of the others."""
+        if turn.shower is None:
+            return self._end(turn, "withheld", "nobody showed anything in time")
+        turn.since, turn.since_s = self.history.head, now
+        return self._shown_nothing(turn, f"what {turn.shower} points to has not come in time")
 
     def _makers(self, case: Case | Opening) -> tuple[PeerId, ...]:
         """Who can show me what I am to look at, as far as vertices are here that say so."""
@@ -383,6 +390,7 @@ class Audits:
         """What came from one who could show it cannot be judged: whatever the others have counts as much."""
         if turn.shower is not None:
             turn.useless.add(turn.shower)
+        turn.blob = exhibit  # what never came is not kept
         if turn.useless.issuperset(turn.makers):
             return self._end(turn, "withheld", why, exhibit)
         turn.blob, turn.shower, turn.tries, turn.judging = None, None, 0, False
