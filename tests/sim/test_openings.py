@@ -231,11 +231,11 @@ def staller(villain: Villain, send: Send) -> list[Effect]:
 
 
 def test_who_points_to_what_never_comes_keeps_nobody_from_showing_the_answer():
-    """Else two such owners would take a witness along that signed the same, and has it all."""
+    """The witness has it all. Else two such owners would take an honest one along that signed the same."""
     stage = Stage("accomplices", 1, 8, 12, "two-thirds")
     trust = {"tolerance": 0.33, "statistic": "trimmed_mean", "witnessed": True, "captured": 0.05}
     settings = stage.settings(openings=Terms(0.1, CUT.leaf_bytes), **trust)
-    stage.gather(SwarmKnobs(8, run=settings), villains=dict.fromkeys((2, 6), villain(staller)), island=islands({}))
+    stage.gather(SwarmKnobs(8, run=settings), villains={6: villain(staller)}, island=islands({}))
     told = Told(stage)
     stage.world.watchers.append(told.watch)
     stage.until_round(11, 1500.0)
@@ -252,7 +252,7 @@ def test_two_liars_that_own_parts_by_themselves_and_show_nothing_both_lose_their
 def test_who_signed_what_nobody_shows_is_complained_of(monkeypatch: pytest.MonkeyPatch):
     """Were once enough: then every honest voter says so of the witness of the first false part, and it is away."""
     monkeypatch.setattr("atoll.policy.trust.STRIKES", 1)
-    together = play_together(Stage("accomplices", 2, 8, 14, "two-thirds"), dict.fromkeys((1, 2), "buried"))
+    together = play_together(Stage("accomplices", 4, 8, 14, "two-thirds"), dict.fromkeys((1, 2), "buried"))
     told = together.told
     (owner,) = {peer for peer, round, part, _, _ in told.said if (round, part) in together.false[:1]}
     (witness,) = together.names - {owner}

@@ -69,6 +69,7 @@ class Turn:
     makers: tuple[PeerId, ...]  # who can show me what I am to look at; whose it is comes first
     blob: Digest | None = None  # what I was pointed at; asked again while it is None
     shower: PeerId | None = None  # by whom
+    shown_s: Seconds = 0.0  # when
     useless: set[PeerId] = field(default_factory=set[PeerId])  # whose word led to nothing that could be judged
     tries: int = 0
     judging: bool = False
@@ -231,15 +232,8 @@ class Audits:
         for turn in self.turns.values():
             waited = head - turn.since >= turn.give_up and now - turn.since_s >= GIVE_UP_S
             if waited and turn.said is None and not turn.judging and not here.isdisjoint(turn.makers):
-                effects += self._late(turn, now)
+                effects += self._end(turn, "withheld", "nothing was shown in time")
         return [*effects, *self._believe()]
-
-    def _late(self, turn: Turn, now: Seconds) -> list[Effect]:
-        """Whoever pointed to what has not come shall not use up the time of the others."""
-        if turn.shower is None:
-            return self._end(turn, "withheld", "nobody showed anything in time")
-        turn.since, turn.since_s = self.history.head, now
-        return self._shown_nothing(turn, f"what {turn.shower} points to has not come in time")
 
     def _makers(self, case: Case | Opening) -> tuple[PeerId, ...]:
         """Who can show me what I am to look at, as far as vertices are here that say so."""
@@ -324,10 +318,16 @@ class Audits:
         turn = next((t for t in turns if _number(t.case) == told.opening and sender in t.makers), None)
         if turn is None or turn.said is not None or told.blob is None or sender in turn.useless:
             return None, []
-        if turn.blob is not None:
-            more = under_way.get(told.blob) if turn.blob == told.blob else None
+        if turn.blob == told.blob:
+            more = under_way.get(told.blob)
             return None, more.offer([sender], now) if more is not None else []
-        turn.shower = sender
+        if turn.blob is not None and turn.shower is not None:
+            had_its_time = now - turn.shown_s >= GIVE_UP_S / len(turn.makers)
+            if turn.judging or sender == turn.shower or not had_its_time:
+                return None, []
+            turn.useless.add(turn.shower)  # what it pointed to never came
+            turn.tries = 0
+        turn.blob, turn.shower, turn.shown_s = None, sender, now
         most = EXHIBIT_UPDATES * self.settings.update_bytes + MIB
         if isinstance(turn.case, Opening):
             most = turn.case.bytes_most
