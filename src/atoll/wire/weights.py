@@ -32,7 +32,7 @@ def mixtures_in(bits: bytes, rows: int) -> Mixtures:
 
 
 def shares_of(weights: RowWeights, rows: int) -> tuple[float, ...]:
-    """How much of the answer each row is; of mixtures, how much of all of them on average, of none of them nothing."""
+    """How much of the answer each row is; of mixtures, how much of all of them on average."""
     if not isinstance(weights, bytes):
         return weights
     mixtures = [mixture for mixture in mixtures_in(weights, rows) if mixture]
