@@ -840,6 +840,10 @@ def test_few_owners_watch_a_part_where_openings_find_what_they_say_together():
     config = load_config(None, (*asked, "run.captured_parts=0.1", "sync.up=topk+int8"), {})
     with pytest.raises(UsageError, match="E-RUN-17"):
         settings_of(config, recipe_of(config))
+    for word, lacks in (("run.rounds=9", True), ("run.captured_parts=0", False), ("run.openings=0", False)):
+        config = load_config(None, (*asked, "sync.up=topk+int8", word), {})
+        told = forgone(config, recipe_of(config), 0)
+        assert any("as many owners combine every part" in text for text in told) is lacks, word
 
 
 def test_answers_are_opened_where_members_may_lie():

@@ -559,6 +559,7 @@ def test_mixtures_that_cannot_be_are_seen():
     ):
         assert weighing_flaw(group.plan, changed(good, weights=wrong)) is not None, wrong
     assert weighing_flaw(Weighed(7, newcomers=("p6",)).plan, good) is not None
+    assert weighing_flaw(group.plan, changed(good, peers=(PeerId("p6"),), weights=b"\0")) is not None  # no mixture
 
 
 def test_who_only_listens_has_no_row_to_compare_or_weigh():

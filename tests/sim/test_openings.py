@@ -8,7 +8,7 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from atoll.base.ids import PeerId
+from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Fact, Send
 from atoll.node import openings as work
 from atoll.node.facts import Fault, RoundClosed
@@ -217,6 +217,29 @@ def crash_of(stage: Stage, victim: PeerId, after_s: float) -> Callable[[float, N
             world.at(now + 1.0, lambda: world.start(victim))
 
     return watch
+
+
+NOWHERE = Digest(bytes(31) + b"7")
+
+
+def staller(villain: Villain, send: Send) -> list[Effect]:
+    """Answers rightly, and points to a blob that never comes."""
+    if isinstance(send.message, ExhibitIs):
+        return [replace(send, message=replace(send.message, blob=NOWHERE))]
+    silent = isinstance(send.message, ManifestIs | Chunk) and send.message.blob == NOWHERE
+    return [] if silent else [send]
+
+
+def test_who_points_to_what_never_comes_keeps_nobody_from_showing_the_answer():
+    """The witness has it all. Else two such owners would take an honest one along that signed the same."""
+    stage = Stage("accomplices", 1, 8, 12, "two-thirds")
+    trust = {"tolerance": 0.33, "statistic": "trimmed_mean", "witnessed": True, "captured": 0.05}
+    settings = stage.settings(openings=Terms(0.1, CUT.leaf_bytes), **trust)
+    stage.gather(SwarmKnobs(8, run=settings), villains={6: villain(staller)}, island=islands({}))
+    told = Told(stage)
+    stage.world.watchers.append(told.watch)
+    stage.until_round(11, 1500.0)
+    assert not told.left and not told.complained, (told.left, told.complained, told.findings)
 
 
 @pytest.mark.long

@@ -349,7 +349,8 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
             f"learning rates fall over {recipe.schedule.steps} steps of the longest member, and rounds may be "
             "shorter; write train.total_tokens to have them follow what is learned"
         )
-    if preset.openings and config.run.openings is None and (why := _unopened(recipe)):
+    meant = config.run.openings is not None or (preset.witnessed and config.run.captured_parts == 0)
+    if preset.openings and not meant and (why := _unopened(recipe)):
         lacks = (
             "as many owners combine every part as may lie" if preset.witnessed else "sums of owners are believed"
         )

@@ -69,6 +69,7 @@ class Turn:
     makers: tuple[PeerId, ...]  # who can show me what I am to look at; whose it is comes first
     blob: Digest | None = None  # what I was pointed at; asked again while it is None
     shower: PeerId | None = None  # by whom
+    shown_s: Seconds = 0.0  # when
     useless: set[PeerId] = field(default_factory=set[PeerId])  # whose word led to nothing that could be judged
     tries: int = 0
     judging: bool = False
@@ -317,10 +318,16 @@ class Audits:
         turn = next((t for t in turns if _number(t.case) == told.opening and sender in t.makers), None)
         if turn is None or turn.said is not None or told.blob is None or sender in turn.useless:
             return None, []
-        if turn.blob is not None:
-            more = under_way.get(told.blob) if turn.blob == told.blob else None
+        if turn.blob == told.blob:
+            more = under_way.get(told.blob)
             return None, more.offer([sender], now) if more is not None else []
-        turn.shower = sender
+        if turn.blob is not None and turn.shower is not None:
+            had_its_time = now - turn.shown_s >= GIVE_UP_S / len(turn.makers)
+            if turn.judging or sender == turn.shower or not had_its_time:
+                return None, []
+            turn.useless.add(turn.shower)  # what it pointed to never came
+            turn.tries = 0
+        turn.blob, turn.shower, turn.shown_s = None, sender, now
         most = EXHIBIT_UPDATES * self.settings.update_bytes + MIB
         if isinstance(turn.case, Opening):
             most = turn.case.bytes_most
@@ -383,6 +390,7 @@ class Audits:
         """What came from one who could show it cannot be judged: whatever the others have counts as much."""
         if turn.shower is not None:
             turn.useless.add(turn.shower)
+        turn.blob = exhibit  # what never came is not kept
         if turn.useless.issuperset(turn.makers):
             return self._end(turn, "withheld", why, exhibit)
         turn.blob, turn.shower, turn.tries, turn.judging = None, None, 0, False

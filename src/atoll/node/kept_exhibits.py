@@ -46,11 +46,11 @@ class KeptExhibits:
         return self._hold() if self.kept else []
 
     def keep(self, new: Iterable[KeptExhibit]) -> list[Effect]:
-        """These stay from now on."""
-        more = [one for one in new if one not in self.kept]
-        if not more:
+        """These stay from now on, of one round those that came first."""
+        newest = sorted(dict.fromkeys((*self.kept, *new)), key=lambda one: -one.round)
+        if (kept := tuple(newest[:EXHIBITS_KEPT])) == self.kept:
             return []
-        self.kept = tuple(sorted((*more, *self.kept), key=lambda one: -one.round)[:EXHIBITS_KEPT])
+        self.kept = kept
         return [Keep(ROW, msgspec.msgpack.encode(self.kept)), *self._hold()]
 
     def _hold(self) -> list[Effect]:

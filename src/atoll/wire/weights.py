@@ -36,7 +36,11 @@ def shares_of(weights: RowWeights, rows: int) -> tuple[float, ...]:
     if not isinstance(weights, bytes):
         return weights
     mixtures = [mixture for mixture in mixtures_in(weights, rows) if mixture]
-    return tuple(fsum(1 / len(m) for m in mixtures if row in m) / len(mixtures) for row in range(rows))
+    parts: list[list[float]] = [[] for _ in range(rows)]
+    for mixture in mixtures:
+        for row in mixture:
+            parts[row].append(1 / len(mixture))
+    return tuple(fsum(part) / len(mixtures) if part else 0.0 for part in parts)
 
 
 def weights_left(weights: RowWeights, rows: int, kept: Sequence[int]) -> RowWeights:
