@@ -25,6 +25,7 @@ from typing import Any
 
 from form import asking, lines, report, versions
 from real_swarm import Swarm
+from villain import KINDS
 
 from atoll.host.api import ask
 
@@ -131,6 +132,8 @@ def main() -> None:
     options = parser.parse_args()
     how = options.statistic, options.audit_rate
     villains = [kind for kind in options.villains.split(",") if kind]
+    if len(villains) > 2 or not {*villains} <= {*KINDS}:
+        parser.error(f"--villains {options.villains}: name at most two of {', '.join(KINDS)}")
     rounds, steps = (10, options.steps or 4) if options.quick else (24, options.steps or 16)
     with tempfile.TemporaryDirectory() as folder:
         found = story(villains, rounds, steps, *how, Path(folder))

@@ -339,6 +339,8 @@ def main() -> None:
     parser.add_argument("--honest-rounds", type=int, default=0)
     parser.add_argument("--trainer", help="the mailbox of the trainer process to be")
     lie, words = parser.parse_known_args()
+    if words in (["--help"], ["-h"]):
+        print(__doc__)
     kind, rounds, seen = lie.villain, lie.honest_rounds, Seen()
     if lie.trainer is not None:
         train_falsely(kind, rounds, lie.trainer)

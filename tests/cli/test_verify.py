@@ -207,6 +207,7 @@ def test_a_trusted_vertex_is_looked_for(folder: Path, capsys: pytest.CaptureFixt
 
 def test_folders_without_a_history_or_with_a_ruined_database_are_told_apart(run: Path, tmp_path: Path):
     assert "E-VER-12" in atoll("verify", tmp_path).stderr
+    assert "--also" in atoll("verify", run, "--also", tmp_path).stderr
     (tmp_path / "kept.sqlite").write_bytes(b"SQLite format 3\0" + bytes(4096))
     ruined = atoll("verify", tmp_path, "--json")
     assert ruined.returncode == 5 and json.loads(ruined.stderr)["error"] == "E-VER-13"

@@ -116,6 +116,8 @@ def test_names_from_elsewhere_are_answered_with_ours():
         ("train.batch=0", "train.batch"),
         ("sync.compression_level=4", "sync.compression_level"),
         ("run.trust=none", "run.trust"),
+        ("run.trust=comunity", "did you mean 'community'?"),
+        ("sync.statistic='nnm+trimmed_mean'", "did you mean 'nnm + trimmed_mean'?"),
         ("consensus.timeout='12 parsec'", "not a duration"),
         ("run.byzantine_tolerance=0.4", "a third of liars"),
         ("run.byzantine_tolerance=0.2", "community"),

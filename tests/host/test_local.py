@@ -58,3 +58,5 @@ def test_a_script_listens_where_its_call_or_the_environment_says(monkeypatch: py
     assert atoll.join(or_found={}, folder=tmp_path)._wish["listen"] == (everywhere,)
     assert atoll.join("ATOLL1:", folder=tmp_path)._wish["listen"] == (everywhere,)
     assert atoll.join("ATOLL1:", folder=tmp_path, listen=(here,))._wish["listen"] == (here,)
+    monkeypatch.setenv("ATOLL_LISTEN", f"{everywhere} {here}")  # as many as `atoll up` takes there
+    assert atoll.found(folder=tmp_path)._wish["listen"] == (everywhere, here)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from inspect import cleandoc
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -58,6 +59,7 @@ def simulate(
     json: AsJson = False,
 ) -> None:
     """Play a scenario with virtual peers; a failure ends with the one line that replays it."""
+    from atoll.sim import scenarios
     from atoll.sim.scenarios import SCENARIOS, CannotBeTold, ScenarioFailed, run_scenario
 
     if name and name not in SCENARIOS and name != "all":
@@ -81,7 +83,7 @@ def simulate(
         _swarm(worlds, f"atoll simulate {name}".rstrip(), seed, json)
         return
     if not name:
-        say_json(list(SCENARIOS)) if json else say("scenarios: " + ", ".join(SCENARIOS))
+        say_json(list(SCENARIOS)) if json else say(cleandoc(scenarios.__doc__ or ""))
         return
     failures: list[str] = []
     small: dict[str, str] = {}

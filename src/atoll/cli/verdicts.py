@@ -96,7 +96,7 @@ def verdicts_text(audit: Audit, looked: LookedAt | None) -> Iterator[str]:
         for reason in d.reasons:
             yield f"    {reason.what} ({PROVEN[reason.ground]})"
     for doubt, words in looked:
-        count = f"{len(doubt.against)} against it, {doubt.needed} refute it"
+        count = f"{len(doubt.against)} against it, it takes {doubt.needed}"
         yield f"{names[doubt.peer]}, {doubt.what}: {doubt.outcome}; {count}"
         for one in words:
             yield f"    {one.result:<8} {names[one.said.auditor]} said {one.said.finding}: {one.what}"

@@ -1,8 +1,8 @@
 """`atoll verify RUN`: was the history in this folder agreed on, vertex by vertex? Offline; nothing is written.
 
 Works while a peer runs in the folder and after it ended: the database is read in one transaction, without the
-folder's lock. Exit status 0 if all holds, 5 if anything is broken. Never asks anybody; imports torch only to judge
-an exhibit again (`--verdicts`).
+folder's lock. Exit status 0 if all holds, 5 if anything is broken. Asks nobody but, with `--fetch`, the peer that
+runs there; imports torch only to judge an exhibit again (`--verdicts`).
 """
 
 from __future__ import annotations
@@ -57,12 +57,19 @@ def verify(
     from atoll.node.verify import verify_history
 
     folder, start = folder_of(run), _digest_of(trusted)
+    for other in also:
+        if not (other / "blobs").is_dir():
+            raise UsageError(
+                "E-VER-12",
+                f"--also {other}: this is no peer's folder",
+                fix="--also FOLDER, with the --dir of that peer's `atoll up` or `atoll join`",
+            )
     with kept_in(folder) as kept:
         audit = verify_history(kept, SessionVerifier(), start)
     blobs, damaged = check_blobs(folder / "blobs") if deep else (0, [])
     for name in damaged:
         audit.problems.append(_blob_problem(name, audit))
-    looked = judged_again(audit, [folder, *also], fetch) if verdicts or fetch else None
+    looked = judged_again(audit, [folder, *also], fetch) if verdicts or fetch or also else None
     if json:
         say_json(_as_object(audit, blobs if deep else None) | {"verdicts": verdicts_object(audit, looked)})
     else:

@@ -19,9 +19,9 @@ INTERFACES_MAX = 3  # addresses told per unspecified one: a ticket has room for 
 
 
 def listening(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Where a program's peer listens: as its call says, else as ATOLL_LISTEN does, else on this computer alone."""
-    text = os.environ.get("ATOLL_LISTEN", "")
-    return given or ((text,) if text else LOOPBACK)
+    """Where a program's peer listens: as its call says, else as ATOLL_LISTEN does (addresses with spaces
+    between), else on this computer alone."""
+    return given or tuple(os.environ.get("ATOLL_LISTEN", "").split()) or LOOPBACK
 
 
 def dialable(bound: list[str]) -> tuple[str, ...]:

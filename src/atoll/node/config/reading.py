@@ -42,7 +42,7 @@ def decode_values(tree: Mapping[str, Any]) -> Config:
         key = at.rstrip("`").split("[")[0]
         for theirs, ours in IN_WORDS.items():
             text = text.replace(f"`{theirs}`", ours).replace(f"`{theirs} | null`", ours)
-        told = f"{key or 'the config'}: {text[0].lower()}{text[1:]}"
+        told = f"{key or 'the config'}: {text[0].lower()}{text[1:]}{_nearest(tree, key)}"
         raise UsageError("E-CFG-02", told, fix=_mend(key)) from None
     for key in keys():
         section, _, name = key.partition(".")
@@ -50,6 +50,17 @@ def decode_values(tree: Mapping[str, Any]) -> Config:
         if isinstance(value, float) and not isfinite(value):
             raise UsageError("E-CFG-02", f"{key}: expected a finite number", fix=_mend(key))
     return config
+
+
+def _nearest(tree: Mapping[str, Any], key: str) -> str:
+    """Which word was perhaps meant, where a key takes one of several."""
+    section, _, name = key.partition(".")
+    if key not in keys():
+        return ""
+    value, hint = tree[section][name], get_type_hints(dict(sections())[section])[name]
+    words = [word for choice in (hint, *get_args(hint)) for word in get_args(choice) if isinstance(word, str)]
+    near = difflib.get_close_matches(value, words, 1, 0.6) if isinstance(value, str) else []
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _check_known(path: str) -> None:
