@@ -197,7 +197,22 @@ def test_an_owner_whose_training_is_not_over_says_so_and_combines_its_part():
     swarm.world.run(60, stop=lambda: min(swarm.heads()) >= 0)
     assert passed == [UNDER_WAY] and 0 in answered.values()
     assert closed[0][1].missing == (WHO,) and not closed[0][1].parts_missing
-    assert closed[0][0] < 13, "all waited for its word, and for no window"
+    assert closed[0][0] < 15, "all waited for its word, a quarter of a window, and for no whole one"
+
+
+def test_an_update_that_comes_a_little_late_counts():
+    """A second after the others began to share: it was waited for, and its author then saw rows."""
+    swarm = swarm_of()
+    train_for(swarm, 11.0)
+    closed: list[RoundClosed] = []
+
+    def watch(now: float, node, fact) -> None:
+        if isinstance(fact, RoundClosed):
+            closed.append(fact)
+
+    swarm.world.watchers.append(watch)
+    swarm.world.run(60, stop=lambda: min(swarm.heads()) >= 0)
+    assert not closed[0].missing and WHO in closed[0].counted and not closed[0].parts_missing
 
 
 def test_a_lost_word_is_asked_for_and_costs_a_second(monkeypatch: pytest.MonkeyPatch):
