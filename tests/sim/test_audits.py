@@ -128,6 +128,7 @@ def test_at_a_rate_of_a_fifth_a_cheat_is_out_in_time():
     assert len(told.drawn) < 0.4 * 4 * 40
 
 
+@pytest.mark.long
 def test_drawn_villains_of_all_kinds():
     assert run_scenario("audits", 3).rounds >= 36
     assert run_scenario("accusers", 5).members == 7

@@ -80,6 +80,7 @@ def test_nobody_is_accused_where_messages_are_lost_and_links_are_slow():
     assert not told.left and not told.findings.keys() - {"withheld", "accepted"}
 
 
+@pytest.mark.long
 def test_drawn_villains_of_all_kinds():
     assert run_scenario("openings", 3, rounds=26).rounds >= 26
     assert run_scenario("slanderers", 4, rounds=8).members == 7
@@ -168,6 +169,7 @@ def test_where_no_part_may_be_captured_they_never_own_one_by_themselves():
     assert not together.false and not together.told.left
 
 
+@pytest.mark.long
 def test_if_what_others_signed_were_forgotten_the_second_liar_would_stay(monkeypatch: pytest.MonkeyPatch):
     """Mutant: only the owner whose answer stands is held to it."""
     monkeypatch.setattr("atoll.node.audits.words_against", lambda openings, seconded, findings: {})

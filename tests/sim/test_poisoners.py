@@ -73,7 +73,7 @@ def test_bounds_are_those_of_the_paper():
     assert bound("robust", 7, 2, 9.0) == 18
 
 
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", [3, pytest.param(2, marks=pytest.mark.long)])
 def test_drawn_attacks_against_drawn_statistics(seed: int):
     report = run_scenario("poisoners", seed, peers=4 if seed % 2 else 10, rounds=3)
     assert report.rounds >= 3 and 0 < report.measured["moved"] < math.inf

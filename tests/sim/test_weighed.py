@@ -246,7 +246,16 @@ def test_lost_messages_cost_time_and_nobodys_weight(seed: int):
     assert whole >= len(bodies) - 1
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        1,
+        2,
+        pytest.param(3, marks=pytest.mark.long),
+        pytest.param(4, marks=pytest.mark.long),
+        pytest.param(6, marks=pytest.mark.long),
+    ],
+)
 def test_a_swarm_that_weighs_rows_weathers_everything(seed: int):
     """Kills with lost writes, sleeps, partitions, joins, leaves, loss: rounds of two words per owner go on."""
     assert run_scenario("weighed", seed).rounds >= 12

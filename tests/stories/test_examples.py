@@ -42,7 +42,7 @@ def test_reduce_averages_among_three_that_join_by_the_ticket_it_prints(tmp_path:
 @pytest.mark.parametrize(
     ("name", "words", "says"),
     [
-        ("federated.py", (), "validation loss"),
+        pytest.param("federated.py", (), "validation loss", marks=pytest.mark.long),
         pytest.param("robust.py", (), "nnm + trimmed mean", marks=pytest.mark.long),
         pytest.param("lora.py", (), "values exchanged", marks=pytest.mark.long),
     ],
