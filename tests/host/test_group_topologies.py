@@ -34,7 +34,7 @@ def test_the_pieces_of_one_owner_pass_to_all_others_when_it_dies():
     """As plans of three members have it, in a group that `found` made: none of them takes over alone."""
 
     async def parts(host: GroupHost) -> list[Sequence[PeerId]]:
-        assert host.machine.round is not None and host.machine.round.way.topology is not None
+        await host._until(lambda: host.machine.round and host.machine.round.way.topology, PATIENCE_S, "it is known")
         return [part.owners for part in host.machine.round.way.topology.parts]
 
     with groups(3) as members:
