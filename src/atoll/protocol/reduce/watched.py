@@ -147,7 +147,9 @@ class WatchedReduce(Reduce):
         if now < self.plan.gather_until(0, 2):
             return []
         giving = [(peer, self.commit_of(peer)) for peer in self.plan.listeners if peer not in gather.names]
-        return self._pull(part, [peer for peer, commit in giving if commit is not None and commit.parts > part])
+        return self.detours.pull(
+            part, [peer for peer, commit in giving if commit is not None and commit.parts > part]
+        )
 
     def _window(self, part: int, gather: Gather) -> int | None:
         return 0 if gather.owner_index <= self.plan.witnesses else super()._window(part, gather)
