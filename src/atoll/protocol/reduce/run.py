@@ -14,6 +14,9 @@ combined on the way cannot be held against a commitment, so parents are for memb
 follows commitment: nothing is sent before the sharing begins, when all are heard, and where members may lie no row
 to whoever has not said what it gives (`may_see`).
 
+What has its own state stands beside: whose turn it is (`route.py`), what others are asked for because a link broke
+(`detours.py`), rows that are opened to who asks (`opened_rows.py`), who has answers from me (`answers_down.py`).
+
 `Reduce` believes owners. Where they are not trusted, `watched.py` answers a few of its questions otherwise; where
 distances between whole updates weigh the rows, `weighed.py` does; `watched_weighed.py` where both is so. Whoever
 wants a reduce asks `kinds.reduce_for`, which knows from the plan which of the four it takes.
@@ -45,6 +48,7 @@ from atoll.base.machine import (
     Start,
     TimerFired,
 )
+from atoll.protocol.reduce.answers_down import AnswersDown
 from atoll.protocol.reduce.checks import check_answer, check_handed, committed_row
 from atoll.protocol.reduce.detours import Detours
 from atoll.protocol.reduce.facts import Garbage, NoAnswer, PartAnswered, PartMissing, Reduced
@@ -78,7 +82,7 @@ class Reduce:
         )
         self.may_see, self.refused = around.may_see, around.refused
         self.route, self.hearsay = Route(plan, self.me, self.gone), Hearsay(plan, self.gone)
-        self.detours = Detours(self.me, self.route, around)
+        self.detours, self.down = Detours(self.me, self.route, around), AnswersDown(self.route, self.unheard)
         self.said_before = around.said
         self.update: Update | None = None
         self.my_rows: dict[int, Held] = {}  # of it, for those who ask again and again
@@ -94,10 +98,6 @@ class Reduce:
                 self.gathers[part] = Gather(plan.owners(part).index(self.me), takes, closed=closed)
         self.parts_in_turn = self.route.parts_in_turn()
         self.sent: set[tuple[int, PeerId]] = set()  # (part, to whom my row of it went)
-        self.asked: set[tuple[int, PeerId]] = set()  # (part, whom I asked for an answer that somebody gone owes me)
-        self.shown: set[tuple[int, PeerId]] = set()  # (part, whom I told that I hold the answer)
-        self.given: set[tuple[int, PeerId]] = set()  # (part, to whom I sent its answer)
-        self.back: set[PeerId] = set()  # who came back or late: what it held it may have lost
         self.answers: dict[int, AnswerHeld] = {}
         # what I answered, by its digest, where the vertex may draw blocks of it, or I keep rows
         self.made: dict[Digest, Made] = {}
@@ -162,7 +162,7 @@ class Reduce:
 
     def resend(self, to: PeerId) -> list[Effect]:
         """This peer came back, or came late: give it what it may have missed."""
-        self.back.add(to)
+        self.down.back.add(to)
         effects: list[Effect] = [*self._answers_for(to)]
         for part, target in sorted(self.sent):
             if target == to and part not in self.answers and part not in self.missing:
@@ -262,10 +262,7 @@ class Reduce:
 
     def _pass_down(self, held: AnswerHeld) -> list[Send]:
         """To all that have an answer from me, as soon as I hold it; not to those who showed me that they do."""
-        part, owner = held.answered.part, held.statement.signer
-        holders = self.hearsay.holders(held.answered) - self.back
-        near = [peer for peer in self.route.within_reach(part, owner) if peer not in holders]
-        return [self._answer_to(peer, held) for peer in near if self.route.serves(part, owner, peer)]
+        return [self._answer_to(peer, held) for peer in self.down.below(held, self.hearsay.holders(held.answered))]
 
     def _answers_for(self, to: PeerId) -> list[Send]:
         """To one that may have missed them."""
@@ -318,7 +315,8 @@ class Reduce:
         if owned and self.route.owner[part] == self.me:
             self._stand_in(part)
         if part in self.answers:
-            return self._show_next_owner(part) + self._show_below_the_unheard(part)
+            held = self.answers[part]
+            return [Send(peer, self._message_of(held)) for peer in self.down.to_show(held)]
         lacking = self._owner_lacks_its_row(part)
         if part in self.missing:
             if lacking is not False or not owned:
@@ -496,7 +494,7 @@ class Reduce:
             # closed, and not answered yet: it may have noticed a death before me, and gets the answer from me
             self.route.senders.setdefault(part, set()).add(to)
             return []
-        return [] if (part, to) in self.given else [self._answer_to(to, held)]
+        return [] if (part, to) in self.down.given else [self._answer_to(to, held)]
 
     def _take(self, part: int, gather: Gather, sender: PeerId, held: Held, now: Seconds) -> list[Effect]:
         if sender in self.refused:
@@ -563,7 +561,7 @@ class Reduce:
         return effects + self._answer_made(held, now)
 
     def _answer_to(self, to: PeerId, held: AnswerHeld) -> Send:
-        self.given.add((held.answered.part, to))
+        self.down.given.add((held.answered.part, to))
         return Send(to, self._message_of(held), Lane.BULK, held.payload)
 
     def _too_late_to_hand_on(self, sender: PeerId, message: Contribution | Handed) -> list[Effect]:
@@ -579,35 +577,11 @@ class Reduce:
         return [self._answer_to(to, held) for held in mine]
 
     def _ask_past_the_gone(self, part: int) -> list[Effect]:
-        """The answer was to come through somebody who is gone: who is next above shall send it to me."""
-        parent = self.plan.topology.parts[part].parents.get(self.me)
-        if parent is None or parent == self.route.above(part, self.me):
+        """The answer was to come through somebody who is gone."""
+        source = None if self.hearsay.fetches(part) else self.down.source(part)
+        if source is None:
             return []
-        source = self.route.target(part)
-        if source == self.me or (part, source) in self.asked or self.hearsay.fetches(part):
-            return []
-        self.asked.add((part, source))
         return [Send(source, Repeat(self.plan.round, self.plan.attempt, self.plan.trace))]
-
-    def _show_next_owner(self, part: int) -> list[Effect]:
-        """I hold what a dead owner answered: whoever takes over need not wait for my row, and can have it."""
-        held, owner = self.answers[part], self.route.owner[part]
-        if owner in (self.me, held.statement.signer) or (part, owner) in self.shown:
-            return []
-        self.shown.add((part, owner))
-        return [Send(owner, self._message_of(held))]
-
-    def _show_below_the_unheard(self, part: int) -> list[Effect]:
-        """Who had the answer from me, for others as well, may never have had it: our link broke. They have it from
-        me, if they wish; they hear whom they wait for, and would ask nobody else."""
-        held, children = self.answers[part], self.plan.topology.parts[part].children
-        if not any((part, parent) in self.given and self.unheard(parent) for parent in children):
-            return []
-        owner, had = held.statement.signer, self.given | self.shown
-        near = [peer for peer in self.route.within_reach(part, owner) if (part, peer) not in had]
-        new = [peer for peer in near if self.route.serves(part, owner, peer) and not self.gone(peer)]
-        self.shown.update((part, peer) for peer in new)
-        return [Send(peer, self._message_of(held)) for peer in new]
 
     # ---- opening rows that I hold --------------------------------------------------------------------------
 
