@@ -82,7 +82,7 @@ def test_an_ended_demo_leaves_no_process_behind(how: signal.Signals, tmp_path: P
         line = next(line for line in swarm.stdout if line.startswith("round "))
         assert "loss" in line and processes_of(tmp_path)
         swarm.send_signal(how)
-        assert swarm.wait(30) == (130 if how == signal.SIGTERM else -signal.SIGKILL)
+        assert swarm.wait(PATIENCE_S) == (130 if how == signal.SIGTERM else -signal.SIGKILL)
         assert bool(list(tmp_path.glob("atoll-demo-*"))) == (how == signal.SIGKILL)
         until = time.monotonic() + PATIENCE_S
         while processes_of(tmp_path) and time.monotonic() < until:
