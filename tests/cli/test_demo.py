@@ -17,7 +17,7 @@ from processes import PATIENCE_S, SMALL, started
 from atoll.host import demo
 from atoll.host.trainer import TrainerFailed
 
-pytestmark = [pytest.mark.net]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(400)]
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -37,7 +37,7 @@ def processes_of(folder: Path) -> list[int]:
 def test_a_killed_peer_and_a_late_one_end_with_everybody_else_on_the_same_bits(tmp_path: Path):
     """Three peers, the founder killed mid-round, a fourth invited by another: one JSON object, no process left."""
     done = started(
-        "demo", "--peers", "3", "--rounds", "6", "--chaos", "--json", "--dir", tmp_path, *SMALL, timeout_s=150
+        "demo", "--peers", "3", "--rounds", "6", "--chaos", "--json", "--dir", tmp_path, *SMALL, timeout_s=300
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
