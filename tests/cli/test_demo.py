@@ -17,7 +17,7 @@ from processes import PATIENCE_S, SMALL, started
 from atoll.host import demo
 from atoll.host.trainer import TrainerFailed
 
-pytestmark = [pytest.mark.net]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(400)]
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -37,7 +37,7 @@ def processes_of(folder: Path) -> list[int]:
 def test_a_killed_peer_and_a_late_one_end_with_everybody_else_on_the_same_bits(tmp_path: Path):
     """Three peers, the founder killed mid-round, a fourth invited by another: one JSON object, no process left."""
     done = started(
-        "demo", "--peers", "3", "--rounds", "6", "--chaos", "--json", "--dir", tmp_path, *SMALL, timeout_s=150
+        "demo", "--peers", "3", "--rounds", "6", "--chaos", "--json", "--dir", tmp_path, *SMALL, timeout_s=300
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -82,7 +82,7 @@ def test_an_ended_demo_leaves_no_process_behind(how: signal.Signals, tmp_path: P
         line = next(line for line in swarm.stdout if line.startswith("round "))
         assert "loss" in line and processes_of(tmp_path)
         swarm.send_signal(how)
-        assert swarm.wait(30) == (130 if how == signal.SIGTERM else -signal.SIGKILL)
+        assert swarm.wait(PATIENCE_S) == (130 if how == signal.SIGTERM else -signal.SIGKILL)
         assert bool(list(tmp_path.glob("atoll-demo-*"))) == (how == signal.SIGKILL)
         until = time.monotonic() + PATIENCE_S
         while processes_of(tmp_path) and time.monotonic() < until:

@@ -24,7 +24,7 @@ def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path
         ada = running[0]
         opened = ada.until_fact("Opened")
         assert opened["ticket"].startswith("ATOLL1:") and opened["addresses"]
-        bob = Peer("join", opened["ticket"], "--dir", b, "--name", "bob", command=AS_TYPED)
+        bob = Peer("join", opened["ticket"], "--dir", b, "--name", "bob")
         running.append(bob)
         ada.trained_with(2)
 
@@ -55,7 +55,7 @@ def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path
             "bob": "away",
         }
 
-        again = Peer("up", "--dir", b, "--set", "run.rounds=9", command=AS_TYPED)
+        again = Peer("up", "--dir", b, "--set", "run.rounds=9")
         running.append(again)
         assert "other settings change nothing" in again.until_fact("Notice")["text"]
         assert again.until_fact("Opened")["name"] == "bob"

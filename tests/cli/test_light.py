@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from pathlib import Path
-
-from processes import started
 
 LIGHT = ["status", "peers", "invite", "export", "leave", "stop", "recover", "init", "plot", "simulate"]
 LIGHT += ["verify", "checkpoint", "plan", "pause", "resume", "amend"]
@@ -54,8 +51,5 @@ def test_asking_a_folder_where_nobody_runs_never_imports_torch(tmp_path: Path):
 
 
 def test_help_is_there_before_anybody_gets_impatient():
-    """Processor time, not wall time: a busy computer must not fail this."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert started("--help").returncode == 0
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.2
+    """Counted in modules, which no busy computer makes more of: 390 are half a second, and a peer has 1550."""
+    assert len(imported_by("--help")) < 450

@@ -2,7 +2,8 @@
 
 Each is a process with its own pipes, signals and end, and begins where `python -m atoll` begins; its trainers are
 fresh interpreters as ever. What forked peers share is the seed of Python's hashes: stories about the start itself,
-and one whole journey, begin with fresh ones. Imports nothing of Atoll: every peer imports this file anew.
+the demo's peers, and the founder of one whole journey are fresh ones. Imports nothing of Atoll: every peer imports
+this file anew.
 """
 
 from __future__ import annotations

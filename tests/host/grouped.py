@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import torch
+
 import atoll.reduce
 
 PATIENCE_S = 60.0  # only a failing test waits so long
@@ -23,3 +25,11 @@ def groups(peers: int, names: Sequence[str] = (), **wishes) -> Iterator[list[ato
     finally:
         for member in members:
             member.close()
+
+
+def together(
+    members: list[atoll.reduce.Group], tensors: list[torch.Tensor], **wishes
+) -> list[atoll.reduce.Reduced]:
+    """One call of all of them, to its end."""
+    works = [m.all_reduce_async(t, **wishes) for m, t in zip(members, tensors, strict=True)]
+    return [work.wait(PATIENCE_S) for work in works]

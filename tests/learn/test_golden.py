@@ -114,7 +114,7 @@ def test_honest_peers_compute_the_same_bits(capability):
     assert computed({"ATEN_CPU_CAPABILITY": capability}) == GOLDEN
 
 
-@pytest.mark.parametrize("processor", ["generic", None])
+@pytest.mark.parametrize("processor", [None, pytest.param("generic", marks=pytest.mark.long)])
 def test_compiled_kernels_compute_the_same_bits(processor):
     """For this computer's processor, and for the oldest of its family: no fused operation, no other order."""
     pytest.importorskip("numba", reason="kernels are compiled by numba: pip install atoll[fast]")

@@ -1,9 +1,10 @@
-"""Vectors to try codecs with."""
+"""Vectors to try codecs with, and what of them comes out again."""
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from atoll.learn.codec import Known, codec_named
 from atoll.learn.codec.blocks import SPAN
 
 lengths = st.sampled_from([0, 1, 2, 3, 5, 7, 255, 256, 257, 511, 1000, 4097, SPAN, SPAN + 259])
@@ -31,3 +32,16 @@ def vectors(draw):
     for place in draw(st.lists(st.floats(0, 1), max_size=2)) if n else ():
         x[int(place * (n - 1))] = draw(st.floats(width=32))
     return torch.from_numpy(x)
+
+
+def gaussian(n: int, magnitude: float = 1.0, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed)) * magnitude
+
+
+def through(name: str, x: torch.Tensor, known: Known | None = None) -> torch.Tensor:
+    codec = codec_named(name, known or Known())
+    return codec.decode(codec.encode(x), len(x))
+
+
+def relative_error(name: str, x: torch.Tensor) -> float:
+    return float((through(name, x) - x).norm() / x.norm())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from atoll.base.machine import Ask, Done, Keep, Received, Send, Start
+from atoll.base.machine import Ask, Done, Keep, Received, Report, Send, Start
 from atoll.node.facts import CaughtUp, Fault, HistoryMended, MembershipChanged, Refused
 from atoll.node.jobs import Restore, Restored
 from atoll.node.settings import RULES, RunSettings, encode_settings
@@ -14,6 +14,7 @@ from atoll.protocol.dag.history import newest_hole
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.messages.history import Vertices, WantVertices
+from atoll.wire.messages.statements import Ready
 from atoll.wire.messages.vertex import Vertex
 
 
@@ -67,6 +68,25 @@ def test_a_visitor_gets_the_newest_state_and_nobody_hears_that_it_was_there():
     history = world.nodes[peer_name(0)].machine.history
     assert all({m.peer for m in b.members} == set(swarm.founders) for b in history.bodies.values())
     assert not any(signed.signer == visitor for b in history.bodies.values() for signed in b.reports)
+
+
+def test_whoever_comes_to_hold_the_state_says_so_in_that_moment():
+    """One that only observes starts again: `Ready` leaves as its disk has answered, and not with its next beat."""
+    swarm = Swarm(5, SwarmKnobs(peers=3))
+    joiner, world = swarm.join(3, via=peer_name(0)), swarm.world
+    node = world.nodes[joiner]
+
+    def standing() -> str:
+        members = node.machine.history.head_body.members if swarm.head(joiner) >= 0 else ()
+        return next((m.standing for m in members if m.peer == joiner), "")
+
+    world.run(1e3, stop=lambda: standing() == "observer")
+    world.crash(joiner)
+    peer = node.make()
+    peer.handle(Start(dict(node.kept)), 100.0)
+    effects = peer.handle(Done("restore", Restored()), 100.2)
+    assert any(isinstance(e, Report) and isinstance(e.fact, CaughtUp) for e in effects)
+    assert peer.admission.asked == (Ready, 100.2)
 
 
 def test_who_starts_again_says_who_is_here_now():

@@ -633,7 +633,8 @@ class Peer:
             return self._fetch_state(self.regain.lack, now)
         # the history may have grown while the state was on its way: go on from the state's own vertex
         self.at = self.regain.round
-        return [self._fact(CaughtUp(round=self.at, by=how)), *self._begin_round(now)]
+        caught_up = self._fact(CaughtUp(round=self.at, by=how))
+        return [caught_up, *self._begin_round(now), *self._seek_admission(now)]
 
     def _to_fetch(self, event: Event, now: Seconds) -> list[Effect]:
         out = self.downloads.handle(event, self._is_quiet, now)
