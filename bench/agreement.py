@@ -29,7 +29,8 @@ from form import asking, report, versions
 from lab import Lab, Network
 from real_swarm import Fact, Swarm
 
-from atoll.policy.plan import draw_below
+from atoll.policy.committee import whose_turn
+from atoll.wire.ticket import parse
 
 PEERS, LIARS = 7, 2
 RTT_S, JITTER_S = 0.075, 0.0125  # jitter is one way: round trips wander between 50 and 100 ms
@@ -49,10 +50,11 @@ STEPS, STEPS_KILLED = 4, 120  # of a round; with the second it takes as long as 
 def proposer(swarm: Swarm, closed: Fact, protocol: str) -> str:
     """Who speaks first in the round that starts from this vertex, as every member computes it."""
     members = next(f["members"] for f in reversed(swarm.facts) if f["fact"] == "MembershipChanged")
-    voters = sorted(m["peer"] for m in members if m["standing"] in ("new", "member") and m["role"] == "trainer")
-    if protocol == "raft" and closed["proposer"] in voters:
+    voters = [m for m in members if m["standing"] in ("new", "member") and m["role"] == "trainer"]
+    since = {m["peer"]: m["since"] for m in voters}
+    if protocol == "raft" and closed["proposer"] in since:
         return closed["proposer"]
-    return voters[draw_below(bytes.fromhex(closed["id"]), "proposer", len(voters))]
+    return whose_turn(parse(swarm.ticket).genesis, closed["round"] + 1, since, closed["proposer"])
 
 
 def kill_proposers(swarm: Swarm, rounds: int, protocol: str) -> int:
