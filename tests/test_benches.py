@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,22 +20,36 @@ PARTS = {"form", "real_swarm", "soak_judge", "villain"}  # of benches, and atoll
 BENCHES = sorted({file.stem for file in BENCH.glob("*.py")} - PARTS)
 
 
-@pytest.mark.parametrize("name", BENCHES)
-def test_a_bench_says_how_to_ask_it(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """`--help` alone, in this process: every import and every option is looked at, and nothing is measured."""
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports one by its name, and forgets it afterwards: other tests have files of the same names."""
     monkeypatch.syspath_prepend(BENCH)
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if (file := getattr(sys.modules[name], "__file__", None)) and Path(file).is_relative_to(BENCH):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_bench_says_how_to_ask_it(
+    name: str,
+    bench: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """`--help` alone, in this process: every import and every option is looked at, and nothing is measured."""
     monkeypatch.setattr(sys, "argv", [f"bench/{name}.py", "--help"])
     with pytest.raises(SystemExit) as end:
-        importlib.import_module(name).main()
+        bench(name).main()
     told = capsys.readouterr().out
     assert end.value.code == 0 and "--json" in told
     assert "--quick" in told or name == "lab"  # which is what others measure in
 
 
-def test_the_agreement_bench_knows_whose_turn_it_is(monkeypatch: pytest.MonkeyPatch):
+def test_the_agreement_bench_knows_whose_turn_it_is(bench: Callable[[str], Any]):
     """It kills the next proposer; a virtual swarm tells who that was in a dozen rounds."""
-    monkeypatch.syspath_prepend(BENCH)
-    proposer = importlib.import_module("agreement").proposer
+    proposer = bench("agreement").proposer
     swarm, facts = Swarm(1, SwarmKnobs(peers=5)), list[dict[str, object]]()
 
     def watch(now: float, node: Node, fact: Fact) -> None:
