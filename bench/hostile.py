@@ -21,6 +21,7 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -130,13 +131,11 @@ def deeds(swarm: Swarm, index: int, name: str, honest: list[int]) -> dict[str, A
 
 def simulated(rounds: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for attack in GANGS:
-        row: dict[str, Any] = {"attack": attack}
-        for statistic in ("robust", "trimmed_mean"):
-            stage = Stage("poisoners", 1, PEERS, rounds, "two-thirds")
-            harm = play_poisoners(stage, list(KNOWING), attack, statistic)
-            row |= {f"moved_{statistic}": round(harm.moved, 3), "moved_a_mean": harm.moved_a_mean}
-        rows.append(row)
+    for attack, statistic in product(GANGS, ("robust", "trimmed_mean")):
+        stage = Stage("poisoners", 1, PEERS, rounds, "two-thirds")
+        harm = play_poisoners(stage, list(KNOWING), attack, statistic)
+        far = {"moved": round(harm.moved, 3), "moved_a_mean": harm.moved_a_mean}
+        rows.append({"attack": attack, "statistic": statistic, **far})
     return rows
 
 
