@@ -257,6 +257,8 @@ def figures(trials: list[Trial]) -> dict[str, Any]:
         "kept": sum(t.kept for t in trials),
         "partly": sum(t.partly for t in trials),
     }
+    times = ("recovery_s_median", "recovery_s_p90", "recovery_s_max", "undisturbed_s_median")
+    found |= dict.fromkeys(times)  # nothing, where no trial came to its end
     if timed:
         recovery_s = sorted(t.disturbed_s - t.undisturbed_s for t in timed)
         found |= {
