@@ -12,6 +12,11 @@ each of these took; in how many agreed rounds it lied, and in how many of these 
 distance also what it weighed on average), refused since it does not decode, or bit for bit the other villain's; and
 what auditors found. Of the run: whether any honest member ever lost its place; whether all honest members held the
 same state after every round; and what the model learnt, beside the same run without villains.
+
+`--simulated`: every attack of the library by two of seven virtual peers that know every honest row in time, without
+audits (`atoll simulate poisoners`, all of it instead of a draw). `moved` is how far the agreed update was at most
+from the mean of the honest rows, in their spreads (an honest row alone is at 1), `moved_a_mean` where a mean of all
+that was sent would have been, null if at no number.
 """
 
 from __future__ import annotations
