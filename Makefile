@@ -42,7 +42,8 @@ long: $(READY)
 # not among them, each has its own --quick: topology (root), mnist, under_attack and pareto (want data), allreduce,
 # robust_reduce and aggregate (beside other systems), kill, join, audit and agreement (some minutes)
 BENCHES := handshake transport codec wire way_back consensus verify sim_scale reduce_scale meet survive straggler \
-	blackout soak growth exact effort hostile convergence scores twins utilisation round_cost erasure apart power_loss
+	blackout soak growth exact effort hostile convergence scores twins utilisation round_cost erasure apart power_loss \
+	reveal
 bench: $(READY)
 	for script in $(BENCHES); do $(PY) bench/$$script.py --quick || exit 1; done
 

@@ -29,7 +29,9 @@ from form import asking, report, versions
 from lab import Lab, Network
 from real_swarm import Fact, Swarm
 
-from atoll.policy.plan import draw_below
+from atoll.base.ids import Digest
+from atoll.policy.committee import whose_turn
+from atoll.wire.ticket import parse
 
 PEERS, LIARS = 7, 2
 RTT_S, JITTER_S = 0.075, 0.0125  # jitter is one way: round trips wander between 50 and 100 ms
@@ -46,13 +48,14 @@ SETTINGS = [
 STEPS, STEPS_KILLED = 4, 120  # of a round; with the second it takes as long as a killed peer takes to be back
 
 
-def proposer(swarm: Swarm, closed: Fact, protocol: str) -> str:
+def proposer(run: Digest, facts: list[Fact], closed: Fact, protocol: str = "bft") -> str:
     """Who speaks first in the round that starts from this vertex, as every member computes it."""
-    members = next(f["members"] for f in reversed(swarm.facts) if f["fact"] == "MembershipChanged")
-    voters = sorted(m["peer"] for m in members if m["standing"] in ("new", "member") and m["role"] == "trainer")
-    if protocol == "raft" and closed["proposer"] in voters:
+    members = next(f["members"] for f in reversed(facts) if f["fact"] == "MembershipChanged")
+    voters = [m for m in members if m["standing"] in ("new", "member") and m["role"] == "trainer"]
+    since = {m["peer"]: m["since"] for m in voters}
+    if protocol == "raft" and closed["proposer"] in since:
         return closed["proposer"]
-    return voters[draw_below(bytes.fromhex(closed["id"]), "proposer", len(voters))]
+    return whose_turn(run, closed["round"] + 1, since, closed["proposer"])
 
 
 def kill_proposers(swarm: Swarm, rounds: int, protocol: str) -> int:
@@ -65,7 +68,7 @@ def kill_proposers(swarm: Swarm, rounds: int, protocol: str) -> int:
         if closed["trained"] >= rounds:
             return killed
         seen = swarm.facts.index(closed) + 1
-        victim = proposer(swarm, closed, protocol)
+        victim = proposer(parse(swarm.ticket).genesis, swarm.facts, closed, protocol)
         swarm.wait(lambda f, after=closed["round"]: f["fact"] == "ShareBegan" and f["round"] > after, seen, STORY_S)
         swarm.kill(index_of[victim])
         seen = len(swarm.facts)

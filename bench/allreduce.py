@@ -22,8 +22,10 @@ there. Nobody has run it yet. Whoever has a GPU checks and measures all of it wi
 (`gathered`), or from owners that remember what answers left out (`remembered`; the errors below are then those of
 one call, in which that of the call before is made good: what remains of many is `bench/way_back.py --groups`).
 
+    seconds_median       of the slowest peer; seconds_min, seconds_max beside it
     ratio_to_gloo_fp32   this median over gloo's, same peers and megabytes, same run
     ratio_to_bound       this median over that of plain TCP moving the 2(n−1)/n × bytes × n of fp32 (systems/tcp.py)
+    wire_mb              10^6 bytes on `lo` per repetition, of all peers together, median
     rms_error, max_error against the exact mean in fp64, over all counted repetitions
     same_bits            whether all peers held the same bits after every repetition
     cpu_s                CPU seconds of all processes per repetition, mean

@@ -8,6 +8,8 @@ all values, `max` of the worst. fp32 only looks at what it encodes and copies wh
 `auto` is told of no link, so it counts on a home's 20 Mbit/s, and of one of 10 Gbit/s.
 `engine`: torch alone, or compiled kernels too (the extra `fast`), which some parts of most codecs use.
 
+    encode_gb_s, decode_gb_s, decode_accumulate_gb_s, bytes_per_value, rms_error, max_error
+
     python bench/codec.py [--codec int8,2bit] [--quick] [--json]
 """
 

@@ -2,6 +2,7 @@
 
     python bench/hostile.py [--json] [--quick] [--villains miscounter,poison] [--statistic trimmed_mean]
                             [--steps 16] [--audit-rate 1.0]
+    python bench/hostile.py --simulated [--json] [--quick]
 
 The run is open (`trust = "open"`; a trimmed mean, or a rule by distance), and every update is audited, unless the
 rate says otherwise: with 0 the statistic alone bears a false row. After some honest rounds the villains lie.
@@ -11,6 +12,11 @@ each of these took; in how many agreed rounds it lied, and in how many of these 
 distance also what it weighed on average), refused since it does not decode, or bit for bit the other villain's; and
 what auditors found. Of the run: whether any honest member ever lost its place; whether all honest members held the
 same state after every round; and what the model learnt, beside the same run without villains.
+
+`--simulated`: every attack of the library by two of seven virtual peers that know every honest row in time, without
+audits (`atoll simulate poisoners`, all of it instead of a draw). `moved` is how far the agreed update was at most
+from the mean of the honest rows, in their spreads (an honest row alone is at 1), `moved_a_mean` where a mean of all
+that was sent would have been, null if at no number.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +35,13 @@ from real_swarm import Swarm
 from villain import KINDS
 
 from atoll.host.api import ask
+from atoll.sim.gang import GANGS
+from atoll.sim.scenarios.poisoners import play_poisoners
+from atoll.sim.scenarios.stage import Stage
 
 PEERS = 7
 VILLAIN = Path(__file__).with_name("villain.py")
+KNOWING = (2, 5)  # of seven virtual founders
 HONEST_ROUNDS = 4  # before anybody lies: until windows follow the pace all wait long for an owner that is silent
 STORY_S = 400.0
 SETTINGS = [
@@ -123,13 +134,35 @@ def deeds(swarm: Swarm, index: int, name: str, honest: list[int]) -> dict[str, A
     }
 
 
+def simulated(rounds: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for attack, statistic in product(GANGS, ("robust", "trimmed_mean")):
+        stage = Stage("poisoners", 1, PEERS, rounds, "two-thirds")
+        harm = play_poisoners(stage, list(KNOWING), attack, statistic)
+        far = {"moved": round(harm.moved, 3), "moved_a_mean": harm.moved_a_mean}
+        rows.append({"attack": attack, "statistic": statistic, **far})
+    return rows
+
+
 def main() -> None:
     parser = asking(__doc__, "fewer and shorter rounds")
     parser.add_argument("--villains", default="miscounter,poison", help="kinds, at most two")
     parser.add_argument("--statistic", default="trimmed_mean", help="what the rows of a part become")
     parser.add_argument("--steps", type=int, help="of a round; 16, with --quick 4")
     parser.add_argument("--audit-rate", type=float, default=1.0, help="share of the updates that are audited")
+    parser.add_argument(
+        "--simulated", action="store_true", help="every attack, by liars that know every honest row"
+    )
     options = parser.parse_args()
+    if options.simulated:
+        rounds = 2 if options.quick else 6
+        rows = simulated(rounds)
+        if options.json:
+            print(report("hostile", {"peers": PEERS, "rounds": rounds, "simulated": True}, rows, versions("torch")))
+            return
+        for row in rows:
+            print("  ".join(f"{name} {value}" for name, value in row.items()))
+        return
     how = options.statistic, options.audit_rate
     villains = [kind for kind in options.villains.split(",") if kind]
     if len(villains) > 2 or not {*villains} <= {*KINDS}:

@@ -8,7 +8,8 @@ time that the undisturbed one took. Fresh processes, started before they were ne
 and warm up. The vectors are patterns by which a result shows of whom each value is the mean (systems/patterns.py),
 so what survivors report is compared with what the numbers say.
 
-    recovery_s      the disturbed all-reduce minus the undisturbed one, slowest survivor
+    trials          that were made
+    recovery_s      the disturbed all-reduce minus the undisturbed one, slowest survivor: _median, _p90, _max
     hangs           trials in which a survivor had no result after `--patience` s; a busy computer wants more of it
     failures        trials in which a survivor got an error instead of a result
     not_replaced    trials after which fresh peers could not join; those that killed Atoll's founder are not tried
@@ -256,6 +257,8 @@ def figures(trials: list[Trial]) -> dict[str, Any]:
         "kept": sum(t.kept for t in trials),
         "partly": sum(t.partly for t in trials),
     }
+    times = ("recovery_s_median", "recovery_s_p90", "recovery_s_max", "undisturbed_s_median")
+    found |= dict.fromkeys(times)  # nothing, where no trial came to its end
     if timed:
         recovery_s = sorted(t.disturbed_s - t.undisturbed_s for t in timed)
         found |= {

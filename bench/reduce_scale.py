@@ -1,11 +1,15 @@
 """One all-reduce of 10 to 5000 virtual peers: its time, what each peer sends beside what the plan counts, deaths.
 
-    nice python bench/reduce_scale.py [--seed 1 --dying 1000 --json --quick]
+    nice python bench/reduce_scale.py [--seed 1] [--sizes 10 100 1000 5000] [--dying 1000] [--kept FILE] [--quick]
+                                      [--json]
 
 The machines are those of the real world; links, disks and arithmetic are virtual (`sim/reduction.py`): one way
 25 to 50 ms drawn per pair, 1 Gbit/s up and down per peer, 0.5 ms per message at either end, 1 GB/s to combine,
 4 ms for a disk. Updates have 1 MB. Everybody has committed before; what committing costs is not in here. Virtual
 figures depend on the seed alone, CPU seconds on the computer.
+
+Every row is told when it is there (with `--json` on stderr). All of it takes many CPU minutes; with `--kept FILE` a
+run that was broken off goes on where it was.
 
 The last table is of a group's large call: 100 MB in three turns of every owner, members 0.2 to 0.5 ms apart. One
 or two die at any moment of it; what an owner had to do passes to one member, or to one per turn (`spread`).
@@ -17,10 +21,13 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from itertools import product
+from pathlib import Path
+from typing import Any, TextIO
 
+import msgspec
 from form import asking, report, versions
 
 from atoll.base.ids import PeerId
@@ -142,57 +149,105 @@ def takeovers(count: int, dying: int, spread: bool, seeds: int) -> dict[str, Any
     }
 
 
-def main() -> None:
-    parser = asking(__doc__, "at most 100 peers, deaths among 200")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--dying", type=int, default=1000, help="peers of the reduces in which some die")
-    options = parser.parse_args()
-    sizes = [n for n in SIZES if n <= (100 if options.quick else 5000)]
-    rows = [row(name, n, options.seed) for n in sizes for name in TOPOLOGIES if n <= LARGEST.get(name, 5000)]
-    dying = 200 if options.quick else options.dying
-    games = [
-        deaths(name, dying, seed, spread_s)
-        for name in ("hierarchical", "butterfly", "tree")
-        for spread_s in (0.0, 0.5)
-        for seed in range(options.seed, options.seed + 3)
-    ]
-    mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-    seeds = QUICK_TAKEOVER_SEEDS if options.quick else TAKEOVER_SEEDS
-    passed = [takeovers(n, dying, spread, seeds) for n, dying in TAKEOVERS for spread in (False, True)]
-    figures = {"rows": rows, "deaths": games, "takeovers": passed, "peak_mib": mib}
-    settings = {"seed": options.seed, "knobs": asdict(ReductionKnobs())}
-    if options.json:
-        print(report("reduce_scale", settings, figures, versions("msgspec")))
-        return
-    print(f"seed {options.seed}, {mib:.0f} MiB, {ReductionKnobs()}")
-    print("nobody dies (planned figures in brackets):")
-    print(
+class Told:
+    """Tells every row when it is there; those in `kept` are an earlier run's, and are not played again."""
+
+    def __init__(self, kept: Path | None, to: TextIO) -> None:
+        self.kept, self.to = kept, to
+        lines = kept.read_bytes().splitlines() if kept is not None and kept.exists() else []
+        self.known: dict[str, dict[str, Any]] = dict(msgspec.json.decode(line) for line in lines)
+
+    def of(self, play: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+        name = f"{play.__name__} {' '.join(map(str, arguments))}"
+        if name not in self.known:
+            self.known[name] = play(*arguments)
+            if self.kept is not None:
+                with self.kept.open("ab") as file:
+                    file.write(msgspec.json.encode((name, self.known[name])) + b"\n")
+        return self.known[name]
+
+    def say(self, line: str) -> None:
+        print(line, file=self.to, flush=True)
+
+
+def played_rows(told: Told, sizes: Sequence[int], seed: int) -> list[dict[str, Any]]:
+    told.say("nobody dies (planned figures in brackets):")
+    told.say(
         "  peers topology     parts    hops   messages max       mean    sent MB max       mean  virtual s  CPU s"
     )
-    for r in rows:
+    rows = []
+    for n, name in product(sizes, TOPOLOGIES):
+        if n > LARGEST.get(name, n):
+            continue
+        r = told.of(row, name, n, seed)
         said = "" if r["predicted_s"] is None else f" ({r['predicted_s']:.3f})"
-        print(
+        told.say(
             f"  {r['peers']:>5} {r['topology']:<12} {r['parts']:>5} {r['hops']:>3} ({r['hops_planned']}) "
             f"{r['messages_max']:>7} ({r['messages_max_planned']}) {r['messages_mean']:>7.2f} "
             f"({r['messages_mean_planned']:.2f}) {r['sent_mb_max']:>8.2f} ({r['sent_mb_max_planned']:.2f}) "
             f"{r['sent_mb_mean']:>6.3f} ({r['sent_mb_mean_planned']:.3f}) {r['virtual_s']:>7.3f}{said} "
             f"{r['cpu_s']:>6.1f}{'' if r['all_counted_once'] else '  NOT EVERYBODY COUNTED ONCE'}"
         )
-    print("5 % die within 0.25 s; noticed 1 s later, by all at once or within another 0.5 s:")
-    print("  peers topology     spread s seed owned parts  two results  missing  left out  twice  virtual s  CPU s")
-    for d in games:
-        print(
+        rows.append(r)
+    return rows
+
+
+def played_deaths(told: Told, peers: int, seed: int) -> list[dict[str, Any]]:
+    told.say("5 % die within 0.25 s; noticed 1 s later, by all at once or within another 0.5 s:")
+    told.say(
+        "  peers topology     spread s seed owned parts  two results  missing  left out  twice  virtual s  CPU s"
+    )
+    games = []
+    for name, spread_s, k in product(("hierarchical", "butterfly", "tree"), (0.0, 0.5), range(seed, seed + 3)):
+        d = told.of(deaths, name, peers, k, spread_s)
+        told.say(
             f"  {d['peers']:>5} {d['topology']:<12} {d['detect_spread_s']:>8} {d['seed']:>4} "
             f"{d['parts_owned']:>5} of {d['parts']:<2} {d['parts_with_two_results']:>12} {d['results_missing']:>8} "
             f"{d['living_left_out']:>9} {d['counted_twice']:>6} {d['virtual_s']:>10.2f} {d['cpu_s']:>6.1f}"
         )
-    print(f"100 MB in {TURNS} turns, {seeds} seeds: seconds beyond an undisturbed call")
-    print("  peers dying spread  undisturbed s  median s  max s  sent MB")
-    for p in passed:
-        print(
+        games.append(d)
+    return games
+
+
+def played_takeovers(told: Told, seeds: int) -> list[dict[str, Any]]:
+    told.say(f"100 MB in {TURNS} turns, {seeds} seeds: seconds beyond an undisturbed call")
+    told.say("  peers dying spread  undisturbed s  median s  max s  sent MB")
+    found = []
+    for (n, dying), spread in product(TAKEOVERS, (False, True)):
+        p = told.of(takeovers, n, dying, spread, seeds)
+        told.say(
             f"  {p['peers']:>5} {p['dying']:>5} {p['spread']!s:>6} {p['undisturbed_s']:>14.3f} "
             f"{p['recovery_s_median']:>9.3f} {p['recovery_s_max']:>6.3f} {p['sent_mb_mean']:>8.0f}"
         )
+        found.append(p)
+    return found
+
+
+def main() -> None:
+    parser = asking(__doc__, "at most 100 peers, deaths among 200")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", help=f"peers where nobody dies; {SIZES}, with --quick (10, 100)"
+    )
+    parser.add_argument("--dying", type=int, help="peers of the reduces in which some die; 1000, with --quick 200")
+    parser.add_argument(
+        "--kept", type=Path, help="a file of rows of this same code: what is in it is not played again"
+    )
+    options = parser.parse_args()
+    sizes = options.sizes or [n for n in SIZES if n <= 100 or not options.quick]
+    told = Told(options.kept, sys.stderr if options.json else sys.stdout)
+    told.say(f"seed {options.seed}, {ReductionKnobs()}")
+    figures = {
+        "rows": played_rows(told, sizes, options.seed),
+        "deaths": played_deaths(told, options.dying or (200 if options.quick else 1000), options.seed),
+        "takeovers": played_takeovers(told, QUICK_TAKEOVER_SEEDS if options.quick else TAKEOVER_SEEDS),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        / (2**20 if sys.platform == "darwin" else 2**10),
+    }
+    told.say(f"{figures['peak_mib']:.0f} MiB")
+    if options.json:
+        settings = {"seed": options.seed, "knobs": asdict(ReductionKnobs())}
+        print(report("reduce_scale", settings, figures, versions("msgspec")))
 
 
 if __name__ == "__main__":

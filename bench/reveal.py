@@ -2,18 +2,26 @@
 
     python bench/reveal.py                      the table of bench/RESULTS.md, "Commit, then reveal"
     python bench/reveal.py --stories slow --seeds 1
+    python bench/reveal.py [--quick] [--json]
 
 Plays stories of the simulator in which members may lie, and counts in every vertex that trained: of the rows that
 honest members present could have in its parts, how many it has. Virtual time and seeds: the same everywhere.
+
+    rows_share       of the rows that honest members present could have, those that are in the vertices' parts
+    missing, parts   parts that count for nobody, of all
+    seconds          virtual ones per round
+    ended_early      seeds in which the story's own promises did not hold
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
+
+from form import asking, report, versions
 
 from atoll.base.ids import Seconds
 from atoll.base.machine import Fact
@@ -94,32 +102,50 @@ def play_counted(story: str, seed: int, loss: float, count: Count) -> None:
     play(story, Scenario(tell, peers, rounds), seed, peers, rounds, "two-thirds")
 
 
+def counted(story: str, loss: float, seeds: range) -> dict[str, Any]:
+    total, early = Count(), 0
+    for seed in seeds:
+        count = Count()
+        try:
+            play_counted(story, seed, loss, count)
+        except ScenarioFailed as why:
+            print(f"{story} seed {seed}: {str(why).splitlines()[0][:160]}", file=sys.stderr)
+            early += 1
+        total.add(count)
+    return {
+        "story": story,
+        "loss_rate": loss,
+        "rounds": total.rounds,
+        "rows_share": total.rows / max(1, total.most),
+        "missing": total.missing,
+        "parts": total.parts,
+        "seconds": round(total.virtual_s / max(1, total.rounds), 1),
+        "ended_early": early,
+    }
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser = asking(__doc__, "one seed of each story")
     parser.add_argument("--stories", nargs="+", choices=sorted(STORIES), default=list(STORIES))
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, help="4, with --quick 1")
     parser.add_argument("--losses", type=float, nargs="+", default=[0.01, 0.05])
     options = parser.parse_args()
     for kind in PEEKERS:  # the same villains as before there were these
         MAKERS.pop(kind)
-    print(
-        "| story | messages lost | rounds | honest rows that count | parts for nobody | s per round | ended early |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for story in options.stories:
-        for loss in options.losses:
-            total, early = Count(), 0
-            for seed in range(1, options.seeds + 1):
-                count = Count()
-                try:
-                    play_counted(story, seed, loss, count)
-                except ScenarioFailed as why:
-                    print(f"{story} seed {seed}: {str(why).splitlines()[0][:160]}", file=sys.stderr)
-                    early += 1
-                total.add(count)
-            rows, parts = f"{total.rows / max(1, total.most):.1%}", f"{total.missing} of {total.parts}"
-            s_each = f"{total.virtual_s / max(1, total.rounds):.1f}"
-            print(f"| {story} | {loss:.0%} | {total.rounds} | {rows} | {parts} | {s_each} | {early} |", flush=True)
+    seeds = range(1, (options.seeds or (1 if options.quick else 4)) + 1)
+    figures = []
+    if not options.json:
+        print("| story | messages lost | rounds | honest rows | parts for nobody | s per round | ended early |")
+        print("|---|---|---|---|---|---|---|")
+    for story, loss in product(options.stories, options.losses):
+        row = counted(story, loss, seeds)
+        figures.append(row)
+        if not options.json:
+            shares = f"{row['rows_share']:.1%} | {row['missing']} of {row['parts']}"
+            ends = f"{row['seconds']} | {row['ended_early']} |"
+            print(f"| {story} | {loss:.0%} | {row['rounds']} | {shares} | {ends}", flush=True)
+    if options.json:
+        print(report("reveal", {"seeds": len(seeds)}, figures, versions()))
 
 
 if __name__ == "__main__":

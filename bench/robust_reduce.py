@@ -7,13 +7,14 @@ there is a pause in which blocks are opened.
 `openings`: payload bytes of rounds in the simulator whose answers are opened, against the same rounds without; real
 numbers behind the virtual peers.
 `combine`: one part owner's CPU seconds for one part, from encoded rows to encoded answer, on real tensors; each
-statistic turn by turn with the mean in one process, medians; rules by distance compare, weigh, combine. `compare`:
-the products alone, by BLAS in whatever order it likes, in one order through numpy, and through kernels. `rounds`:
-whole rounds of the real peers in the simulator (virtual network of 100 Mbit/s, 10 to 80 ms, update of 4 MB), honest
-or with villains; bytes are payloads sent by all, seconds are virtual, both against the same swarm that believes
-them. What the simulator does not charge is arithmetic, which is what `combine` is for.
+statistic turn by turn with the mean in one process, medians, by torch alone and then with kernels (`engine`);
+rules by distance compare, weigh, combine. `compare`: the products alone, by BLAS in whatever order it likes, in one
+order through numpy, and through kernels. `rounds`: whole rounds of the real peers in the simulator (virtual network
+of 100 Mbit/s, 10 to 80 ms, update of 4 MB), honest or with villains; bytes are payloads sent by all, seconds are
+virtual, both against the same swarm that believes them. What the simulator does not charge is arithmetic, which is
+what `combine` is for.
 
-    python bench/robust_reduce.py [--quick] [--json] [--only reduce,openings,combine,rounds]
+    python bench/robust_reduce.py [--quick] [--json] [--only reduce,openings,combine,compare,rounds]
                                   [--peers 8] [--megabytes 100] [--codec fp32] [--repeat 5]
 
     time_ratio, bytes_ratio   against the plain group (or mean, or swarm) of the same run
@@ -150,7 +151,16 @@ def openings_figures(rounds: int) -> list[dict]:
 
 
 def combine_figures(members: int, values: int, repeats: int) -> list[dict]:
-    """CPU seconds per statistic, and against the mean."""
+    """CPU seconds per statistic, and against the mean, by torch alone and then with kernels where there are any."""
+    native.kernels = None
+    figures = combined(members, values, repeats)
+    if native.load():
+        figures += combined(members, values, repeats)
+        native.kernels = None
+    return figures
+
+
+def combined(members: int, values: int, repeats: int) -> list[dict]:
     codec, generator = CODECS["int8"], torch.Generator().manual_seed(members)
     rows = [(1, codec.encode(torch.randn(values, generator=generator))) for _ in range(members)]
     liars = liars_among(members, 0.33)
@@ -170,6 +180,7 @@ def combine_figures(members: int, values: int, repeats: int) -> list[dict]:
             "members": members,
             "liars": liars,
             "statistic": name,
+            "engine": "torch" if native.kernels is None else "native",
             "cpu_s_per_million": round(cpu_s[name] / values * 1e6, 4),
             "time_ratio": round(cpu_s[name] / cpu_s["mean"], 2),
         }
@@ -289,7 +300,7 @@ def main() -> None:
             f"{f['peers']:>3} peers  update of {f['update_bytes'] / 1e6:.1f} MB, opened  bytes x{f['bytes_ratio']}"
         )
     for f in figures["combine"]:
-        who = f"{f['members']:>3} members, {f['liars']} liars  {f['statistic']:<13}"
+        who = f"{f['members']:>3} members, {f['liars']} liars  {f['engine']:<6}  {f['statistic']:<22}"
         print(f"{who} {f['cpu_s_per_million']:.4f} s per million values  x{f['time_ratio']}")
     for f in figures["compare"]:
         way = f"{f['members']:>3} members  products by {f['way']:<8}"

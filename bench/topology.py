@@ -10,6 +10,11 @@ at the slowest peer. By "links" all rows share connections, which remember the r
 them (three senders to one peer: a third of its downlink), so only the last run of a row counts, when they have
 found the rate of its own; what the first one took is what a change of topology costs, and stands beside it.
 
+    predicted_s, measured_s   by the planner; median, with min_s and max_s beside it
+    unsettled_s               of the first run after another topology's, by links
+    chosen                    whether the planner would take it
+    late_share                of all packets, those that the router was too busy to send in time
+
     sudo python bench/topology.py [--quick] [--json] [--megabytes 5] [--network equal,apart] [--by links,reduce]
 """
 

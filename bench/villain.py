@@ -49,7 +49,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from msgspec.structs import replace
@@ -79,7 +79,7 @@ from atoll.learn.update import Bounds, Update, moved, part_bounds, part_codec
 from atoll.learn.villains import encoded_anyway, rule_of
 from atoll.node.peer import Peer
 from atoll.protocol.reduce.work import Combine
-from atoll.sim.villains import equivocate
+from atoll.sim.villains import Villain, equivocate
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import Answer, Comparison, RoundMessage
 from atoll.wire.messages.statements import Answered, Compared
@@ -96,7 +96,7 @@ class Seen:
     """What a liar has to go by."""
 
     def __init__(self) -> None:
-        self.me: PeerId = ""
+        self.me = PeerId("")
         self.lies = False
         self.learnt = deque[Tensor](maxlen=HONEST)  # updates (N,) that it could have sent, the newest last
         self.heard: dict[PeerId, list[tuple[int, Tensor]]] = {}  # of one round: member -> (where, values of a part)
@@ -131,7 +131,7 @@ class Seen:
     def anothers(self) -> Tensor:
         """What somebody else said in the round before, (N,); its own where it was not sent that."""
         row_N = self.learnt[-1].clone()
-        for at, values_N in self.heard.get(min(self.heard.keys() - {self.me}, default=""), ()):
+        for at, values_N in self.heard.get(min(self.heard.keys() - {self.me}, default=PeerId("")), ()):
             row_N[at : at + len(values_N)] = values_N
         return row_N
 
@@ -264,7 +264,7 @@ class Liar(Peer):
             return [send]
         match self.kind:
             case "equivocator":
-                told = equivocate(self, send)
+                told = equivocate(cast(Villain, self), send)  # it asks for what is above
             case "miscomparer":
                 told = self._miscompared(send)
             case "miscounter" | "two_tongued" | "mute":

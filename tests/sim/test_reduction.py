@@ -118,3 +118,12 @@ def test_three_hundred_peers_with_deaths_are_reduced_hierarchically():
     check_counting(outcome)
     assert outcome.alive == 285 and outcome.seconds < 3 * knobs.detect_s
     assert max(outcome.sent_bytes.values()) < 20 * knobs.update_bytes
+
+
+def test_everybody_holds_one_copy_of_each_answer():
+    """Forty names of 500 letters make answers as long as those of thousands; only who made one has its own, too."""
+    peers = tuple(PeerId(f"{'x' * 500}{i:02}") for i in range(40))
+    game = Reduction(1, peers, butterfly(peers, b"seed", pieces=4))
+    game.run()
+    for part in range(game.plan.parts):
+        assert len({id(game.machines[peer].answers[part].answered) for peer in peers}) == 2

@@ -22,7 +22,7 @@ from hashlib import blake2b
 from typing import cast
 
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.limits import OWNER_WINDOWS, OWNERS_PER_PART
+from atoll.base.limits import MIB, OWNER_WINDOWS, OWNERS_PER_PART
 from atoll.base.machine import (
     Ask,
     Done,
@@ -50,11 +50,12 @@ from atoll.protocol.reduce.work import Combine
 from atoll.sim.island import Island, IslandKnobs
 from atoll.sim.network import Network, NetworkKnobs
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
-from atoll.wire.envelope import Notary
+from atoll.wire.envelope import Notary, Opened
 from atoll.wire.messages.round import Contribution, Handed, PartBytes, Repeat, WantPart
 from atoll.wire.messages.statements import Commit, Signed, Statement
 
 RUN = Digest(bytes(32))
+ANSWER_BYTES_MAX = MIB  # that is opened once for all: thousands hold it, and it names thousands
 GIGABIT = NetworkKnobs(0.025, 0.050, jitter_s=0.0, uplink_bytes_s=125e6, downlink_bytes_s=125e6)
 
 
@@ -127,6 +128,7 @@ class Reduction:
         self.updates: dict[PeerId, Update] = {}
         self.machines: dict[PeerId, Reduce] = {}
         reader = Notary(RUN, VirtualSigner(PeerId("reader")), VirtualVerifier())
+        reader.opened = Opened(bytes_max=ANSWER_BYTES_MAX)
         for peer in self.peers:
             self._add(peer, Desk(Notary(RUN, VirtualSigner(peer), VirtualVerifier()), reader))
 

@@ -29,8 +29,9 @@ class Opened:
     What one reader found holds for every other of the same run, so all peers of a simulation may share one.
     """
 
-    def __init__(self, most: int = OPENED_MAX) -> None:
-        self.most = most
+    def __init__(self, most: int = OPENED_MAX, bytes_max: int = OPENED_BYTES_MAX) -> None:
+        """`bytes_max` is of one statement: longer ones are opened anew each time."""
+        self.most, self.bytes_max = most, bytes_max
         self._words: OrderedDict[tuple[Signed, bytes], Statement] = OrderedDict()
 
     def __contains__(self, word: tuple[Signed, bytes]) -> bool:
@@ -40,7 +41,7 @@ class Opened:
         return self._words.get((signed, vote_key))
 
     def note(self, signed: Signed, vote_key: bytes, statement: Statement) -> None:
-        if len(signed.body) <= OPENED_BYTES_MAX:
+        if len(signed.body) <= self.bytes_max:
             self._words[signed, vote_key] = statement
         if len(self._words) > self.most:
             self._words.popitem(last=False)

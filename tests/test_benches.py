@@ -1,0 +1,65 @@
+"""Every bench still starts: it finds what it imports, and says how to ask it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.base.machine import Fact
+from atoll.host.record import entry_of
+from atoll.sim.swarm import Swarm, SwarmKnobs
+from atoll.sim.world import Node
+
+BENCH = Path(__file__).parents[1] / "bench"
+PARTS = {"form", "real_swarm", "soak_judge", "villain"}  # of benches, and atoll's test build
+BENCHES = sorted({file.stem for file in BENCH.glob("*.py")} - PARTS)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports one by its name, and forgets it afterwards: other tests have files of the same names."""
+    monkeypatch.syspath_prepend(BENCH)
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if (file := getattr(sys.modules[name], "__file__", None)) and Path(file).is_relative_to(BENCH):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_bench_says_how_to_ask_it(
+    name: str,
+    bench: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """`--help` alone, in this process: every import and every option is looked at, and nothing is measured."""
+    monkeypatch.setattr(sys, "argv", [f"bench/{name}.py", "--help"])
+    with pytest.raises(SystemExit) as end:
+        bench(name).main()
+    told = capsys.readouterr().out
+    assert end.value.code == 0 and "--json" in told
+    assert "--quick" in told or name == "lab"  # which is what others measure in
+
+
+def test_the_agreement_bench_knows_whose_turn_it_is(bench: Callable[[str], Any]):
+    """It kills the next proposer; a virtual swarm tells who that was in a dozen rounds."""
+    proposer = bench("agreement").proposer
+    swarm, facts = Swarm(1, SwarmKnobs(peers=5)), list[dict[str, object]]()
+
+    def watch(now: float, node: Node, fact: Fact) -> None:
+        entry = entry_of(fact, now) if node.name == swarm.honest[0].name else None
+        facts.extend([entry] if entry is not None else [])
+
+    swarm.world.watchers.append(watch)
+    swarm.world.run(3600.0, stop=lambda: min(swarm.heads()) >= 12)
+    closed = [fact for fact in facts if fact["fact"] == "RoundClosed"]
+    machine = swarm.honest[0].machine
+    assert machine is not None
+    told = [proposer(machine.run, facts, before) for before in closed[4:-1]]
+    assert told == [after["proposer"] for after in closed[5:]] and len(set(told)) == 5
