@@ -18,7 +18,7 @@ from atoll.learn.update import part_bounds
 from atoll.node.jobs import JudgeRow, RowLooked, ShowRow
 
 
-def looked_at(
+def looked_at_row(
     work: ShowRow | JudgeRow, learning: Learning, up: Cut | None, put: Callable[[bytes], Digest]
 ) -> RowLooked:
     """`up`: rows of this run are cut into leaves. `put` keeps what shows it."""

@@ -1,8 +1,8 @@
 """Rows that cannot be read: what shows it to others, and what whoever is shown it makes of it.
 
 Decoding is the judge, by the run's own codec and for the number of values that the round's plan gives the part: of
-one leaf, where wires have leaves, since every codec that can be cut decodes its leaves one by one; of the whole wire,
-where they have none and it is small.
+one leaf where wires have leaves, since every codec that can be cut decodes its leaves one by one, and of the whole
+wire where they have none and it is small.
 Promises: what an honest encoder made is never called unreadable, by whatever machine or version; the same bytes and
 vertices are judged alike everywhere. So a row in a codec whose decoder knows more than vertices say, or that a
 library may read in one version and not in another, is never held against anybody. Never asks, never sends.

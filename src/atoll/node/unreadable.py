@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send
 from atoll.node.facts import Accused, Fault, Unread
-from atoll.node.jobs import JudgeRow, RowLooked
+from atoll.node.jobs import RowLooked
 from atoll.node.judging import one_branch, row_work
 from atoll.node.kept_exhibits import KeptExhibit, KeptExhibits
 from atoll.node.reports import ReportPool
@@ -59,7 +59,7 @@ class Unreadables:
         self.ignored: set[PeerId] = set()  # who showed what it is not
 
     def grew(self) -> list[Effect]:
-        """The history has one vertex more: who is out of it needs no more words; else some may not have heard me."""
+        """The history has one vertex more: of who is out no more is said; else some may not have heard me."""
         history = self.history
         members = {m.peer: m for m in history.head_body.members}
         self.ignored &= members.keys()

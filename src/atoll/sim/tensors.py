@@ -211,7 +211,9 @@ class TensorIsland(Island):
                 why, shown = show(wire, statement, work.part, work.path, due(work.part))
         except PeerFault as fault:
             return RowLooked(fault=fault.what)
-        return RowLooked(why, "" if why else "it can be read", statement, shown, self._put(shown))
+        if not why:
+            return RowLooked(fault="it can be read")
+        return RowLooked(why, "", statement, shown, self._put(shown) if shown else None)
 
     def _payload(self, wire: bytes) -> Payload:
         return Payload(digest(wire) if self.cut is None else self.cut.name(wire), len(wire), wire)

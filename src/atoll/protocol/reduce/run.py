@@ -106,7 +106,7 @@ class Reduce:
         self.pace_s: Seconds | None = None  # where members may lie: what the rows of all but the liars took
         self.opened: Counter[tuple[int, PeerId, PeerId]] = Counter()  # (part, whose row, to whom): how often
         self.pulled: set[tuple[int, PeerId]] = set()  # (part, whose row I asked other owners for)
-        self.unread: dict[tuple[int, PeerId], Held] = {}  # rows that do not decode, until the round has looked at them
+        self.unread: dict[tuple[int, PeerId], Held] = {}  # that do not decode, until the round looks
         self.complete: dict[int, Seconds] = {}  # when every row of a part was here but those of who is gone
         self.wanted: dict[tuple[int, PeerId], list[PeerId]] = {}  # owners that asked me for a row before I had it
         self.there: set[tuple[int, PeerId]] = set()  # (part, who deals with others than me): others hear it
@@ -589,9 +589,7 @@ class Reduce:
         the sharing begins has none to give."""
         return None if gather.below is None else [p for p in gather.below if self.commit_of(p) is not None]
 
-    def _name_garbage(
-        self, part: int, result: Combined | Products, rows: Mapping[PeerId, Held]
-    ) -> list[Effect]:
+    def _name_garbage(self, part: int, result: Combined | Products, rows: Mapping[PeerId, Held]) -> list[Effect]:
         self.unread.update({(part, peer): rows[peer] for peer in result.undecodable if peer in rows})
         return [self._report(Garbage(peer=peer, part=part)) for peer in result.undecodable]
 

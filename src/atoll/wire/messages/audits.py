@@ -33,6 +33,6 @@ class ExhibitIs(Message, frozen=True):
 
 
 class Unreadable(Message, frozen=True):
-    """Somebody committed to a row that nobody can read. These bytes show it to whoever votes: wire/unreadable.py."""
+    """Somebody committed to a row that cannot be read. To all who vote; wire/unreadable.py says what is shown."""
 
     shown: Annotated[bytes, Meta(max_length=UNREADABLE_BYTES_MAX)]
