@@ -206,6 +206,4 @@ OPENING = Opening(
     ((A,), (A,)),
     (Signed(ALICE, b"commit", b"signature"),),
 )
-UNREADABLE_ROW = UnreadableRow(
-    Signed(ALICE, b"commit", b"signature"), 2, (A, B), 5, 3, digest(b"leaf"), (B,), b"leaf"
-)
+UNREADABLE_ROW = UnreadableRow(SIGNED, 2, (A, B), 5, 3, digest(b"leaf"), (B,), b"leaf")
