@@ -87,11 +87,16 @@ def ground_of(round: int, history: History, settings: RunSettings) -> Ground | N
     return ground_after(settings, plan, parent, Recent({}), history.notary.run)
 
 
+def keys_of(round: int, history: History) -> dict[PeerId, bytes]:
+    """Under which members signed in this round; nobody's if the vertex before it is not here."""
+    parent = history.bodies.get(round - 1)
+    return {m.peer: m.vote_key for m in parent.members} if parent is not None else {}
+
+
 def twice_promised(case: Case | Opening, others: Sequence[Signed], history: History) -> list[tuple[Signed, Signed]]:
     """Commitments that an exhibit rests on and that the vertex does not hold count if their authors signed them,
     who then promised twice. PeerFault if one did not."""
-    parent, body = history.bodies.get(case.round - 1), history.bodies.get(case.round)
-    keys = {m.peer: m.vote_key for m in parent.members} if parent is not None else {}
+    keys, body = keys_of(case.round, history), history.bodies.get(case.round)
     for signed in others:
         history.notary.open(signed, Commit, keys.get(signed.signer))
     held = {signed.signer: signed for signed in body.commits} if body is not None else {}

@@ -4,9 +4,9 @@
     a voter     `Unreadable` ─► Ask JudgeRow ─► `Caught`, if I cannot read it either
 
 More than f such words are in a vertex, and its author is out by it: one of them is honest, and decoded the row.
-Promises: whoever shows something else than it says is not listened to again; of one sender one thing at a time is
-looked at, and nothing of whom I know about already; nothing is held against anybody that was signed where the
-history may have had another branch. What shows it stays on disk as exhibits of audits do. Never decodes, never
+Promises: whoever shows something else than it says is not listened to again; of one member only one thing at a time
+is looked at that the same one shows, and nothing once I know; nothing is held against anybody that was signed where
+the history may have had another branch. What shows it stays on disk as exhibits of audits do. Never decodes, never
 waits: a round goes on without the row meanwhile.
 """
 
@@ -22,13 +22,13 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send
 from atoll.node.facts import Accused, Fault, Unread
 from atoll.node.jobs import RowLooked
-from atoll.node.judging import one_branch, row_work
+from atoll.node.judging import keys_of, one_branch, row_work
 from atoll.node.kept_exhibits import KeptExhibit, KeptExhibits
 from atoll.node.reports import ReportPool
 from atoll.node.settings import RunSettings
 from atoll.policy.members import RECENT
 from atoll.protocol.dag.history import History
-from atoll.wire.codec import statement_in
+from atoll.wire.codec import decode_statement, statement_in
 from atoll.wire.messages.audits import Unreadable
 from atoll.wire.messages.statements import Caught, Commit, Signed
 from atoll.wire.unreadable import unreadable_from_bytes
@@ -55,7 +55,7 @@ class Unreadables:
     ) -> None:
         self.me, self.settings, self.history, self.pool, self.kept = me, settings, history, pool, kept
         self.known: dict[PeerId, Known] = {}
-        self.judging: dict[PeerId, Signed] = {}  # by who showed it: under which commitment
+        self.judging: dict[str, tuple[PeerId, Signed]] = {}  # by job: who showed it, under which commitment
         self.ignored: set[PeerId] = set()  # who showed what it is not
 
     def grew(self) -> list[Effect]:
@@ -76,44 +76,44 @@ class Unreadables:
     def hear(self, sender: PeerId, told: Unreadable) -> list[Effect]:
         """PeerFault for what could be seen without decoding it."""
         votes = {m.peer for m in self.history.head_body.members if m.votes}
-        if not {sender, self.me} <= votes or sender in self.ignored or sender in self.judging:
+        if not {sender, self.me} <= votes or sender in self.ignored:
             return []
         statement = unreadable_from_bytes(told.shown).statement
-        peer = statement.signer
-        if peer in self.known or peer == self.me:
+        peer, commit = statement.signer, decode_statement(statement.body, sender)
+        known = {m.peer for m in self.history.head_body.members if m.standing != "expelled"} - self.known.keys()
+        job = f"{JUDGE}{sender}/{peer}"
+        if not isinstance(commit, Commit) or peer not in known or not self._lately(commit) or job in self.judging:
             return []
-        commit = self._opened(statement)
         work = row_work(commit, peer, self.history, self.settings)
         if work is None:
-            return []  # I am behind, or it is out of date; it is shown again
-        self.judging[sender] = statement
-        return [Ask(f"{JUDGE}{sender}", replace(work, shown=told.shown))]
+            return []  # I am behind; it is shown again
+        self.history.notary.open(statement, Commit, keys_of(commit.round, self.history).get(peer))
+        self.judging[job] = sender, statement
+        return [Ask(job, replace(work, shown=told.shown))]
 
     def done(self, event: Done | Failed) -> list[Effect]:
         match event:
             case Done(job, RowLooked() as looked) if job.startswith(SHOW):
                 statement = looked.statement
                 return self._found(statement, looked, mine=True) if statement is not None else []
-            case Done(job, RowLooked() as looked) if job.startswith(JUDGE):
-                sender = PeerId(job.removeprefix(JUDGE))
-                statement = self.judging.pop(sender, None)
-                if statement is None:
-                    return []
+            case Done(job, RowLooked() as looked) if job in self.judging:
+                sender, statement = self.judging.pop(job)
                 if looked.why:
                     return self._found(statement, looked, mine=False)
                 self.ignored.add(sender)
                 what = f"showed a row of {statement.signer} as if it could not be read: {looked.fault}"
                 return [_fact(Fault(peer=sender, what=what), self.history.head)]
-            case Failed(job) if job.startswith(JUDGE):
-                self.judging.pop(PeerId(job.removeprefix(JUDGE)), None)
+            case Failed(job):
+                self.judging.pop(job, None)
                 return []
             case _:
                 return []
 
     def _found(self, statement: Signed, looked: RowLooked, mine: bool) -> list[Effect]:
-        peer, commit = statement.signer, self._opened(statement)
-        lately = commit.round > self.history.head - RECENT
-        if not looked.why or peer in self.known or not lately or not one_branch(commit.round, self.history):
+        peer, commit = statement.signer, decode_statement(statement.body, statement.signer)
+        assert isinstance(commit, Commit)
+        held_to = self._lately(commit) and one_branch(commit.round, self.history)
+        if not looked.why or peer in self.known or not held_to:
             return []
         self.known[peer] = Known(commit.round, looked.shown if mine else b"")
         word = Caught(statement, None, UNSET if looked.blob is None else looked.blob)
@@ -125,14 +125,12 @@ class Unreadables:
             _fact(Accused(peer=peer, statement=word), commit.round),
         ]
 
+    def _lately(self, commit: Commit) -> bool:
+        return commit.round > self.history.head - RECENT
+
     def _tell(self, peer: PeerId, shown: bytes, but: Iterable[PeerId] = ()) -> list[Effect]:
         others = {m.peer for m in self.history.head_body.members if m.votes} - {self.me, peer, *but}
         return [Send(to, Unreadable(shown)) for to in sorted(others)]
-
-    def _opened(self, statement: Signed) -> Commit:
-        """PeerFault unless its signer, a member, signed it."""
-        keys = {m.peer: m.vote_key for m in self.history.head_body.members if m.standing != "expelled"}
-        return self.history.notary.open(statement, Commit, keys.get(statement.signer))
 
 
 def _accused(signed: Signed, peer: PeerId) -> bool:

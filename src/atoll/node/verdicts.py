@@ -23,7 +23,7 @@ from msgspec import UNSET, UnsetType
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.node.jobs import Judge, JudgeOpening, JudgeRow
-from atoll.node.judging import row_work, work_for
+from atoll.node.judging import keys_of, row_work, work_for
 from atoll.node.settings import RunSettings
 from atoll.policy.audits import Case, Docket, Key, key_of
 from atoll.policy.inquiry import AGAINST
@@ -158,8 +158,7 @@ def _unreadable(body: Body) -> Iterator[tuple[Signed, Caught, Commit]]:
 def _of_round(round: int, history: History) -> tuple[Mapping[PeerId, bytes], Tuned | UnsetType]:
     """Its members' keys, and the numbers that it went by."""
     parent = history.bodies.get(round - 1)
-    keys = {m.peer: m.vote_key for m in parent.members} if parent is not None else {}
-    return keys, parent.tuned if parent is not None else UNSET
+    return keys_of(round, history), parent.tuned if parent is not None else UNSET
 
 
 def _doubt(case: Case | Opening, history: History, genesis: RunSettings) -> Doubt:
