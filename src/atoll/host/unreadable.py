@@ -43,8 +43,8 @@ def judged(work: JudgeRow, learning: Learning, up: Cut | None) -> str:
 def due_in(work: ShowRow | JudgeRow, learning: Learning, up: Cut | None, part: int) -> Due:
     """What a row of this part has to be. PeerFault where nobody can be held to it."""
     recipe = learning.recipe_at(work.trained)
-    codec = judged_by(recipe.coding.up) if up is None else up.codec
-    if codec is None:
+    codec = judged_by(recipe.coding.up)
+    if codec is None or (up is not None and up.codec.name != codec.name):  # it may change in the course of a run
         raise PeerFault("", UNJUDGED)
     begin, end = turn_of(recipe.schedule, learning.layout, work.trained)
     bounds = part_bounds(end - begin, work.shares)
