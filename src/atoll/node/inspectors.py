@@ -1,8 +1,8 @@
-"""Those of a peer that look at what others did: audits and openings, scores of updates, agreed states, rows that
-cannot be read.
+"""Those of a peer that look at what others did: audits and openings, scores of updates, agreed states, and rows
+that cannot be read.
 
-Genesis says which there are; where it names none this room is empty and silent. Each has jobs of its own, named
-`audit/`, `score/`, `validate/` and `unreadable/`.
+Genesis says which there are, the last ones wherever members may lie; elsewhere this room is empty and silent. Each
+has jobs of its own, named `audit/`, `score/`, `validate/` and `unreadable/`.
 Promises: whatever one of them finds becomes a word for the members here and nowhere else (`word_of`); only a vertex
 that holds such words has consequences. Never judges, never signs.
 """
