@@ -44,7 +44,7 @@ from atoll.wire.messages.vertex import Body
 
 BLAME = (
     "Accused", "BadSource", "BranchSeen", "Contradicted", "Equivocation", "Fault", "Garbage", "Lied", "OtherRows",
-    "OtherSize", "Refused",
+    "OtherSize", "Refused", "Unread",
 )  # fmt: skip
 LONG_S = 90.0  # a life from which growth can be told
 WARM_S = 40.0  # from its beginning, until everything is loaded

@@ -14,10 +14,12 @@ from atoll.keys.digest import digest, merkle_path, merkle_root
 from atoll.node.body import open_report
 from atoll.node.facts import Fault
 from atoll.node.round import Round
+from atoll.policy.members import only_counts
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.envelope import Notary
+from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import Committed, Contribution, Handed, Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Answered, Caught, Certificate, Commit, Proposed, Signed, Timeout, Vote
 
@@ -183,14 +185,22 @@ def test_a_lie_that_its_owner_did_not_sign_is_no_report(stand: Stand):
     assert open_report(notary, stand.sign(Caught(vote), VILLAIN), keys) is None
 
 
-def test_two_commitments_of_one_peer_are_a_report_and_one_is_none(stand: Stand):
+def test_two_commitments_of_one_peer_are_a_proof_and_one_is_a_voice(stand: Stand):
+    """One alone says that a row cannot be read: it only counts, and nobody waits less for that row by it."""
     fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320}
     one = stand.sign(Commit(0, 0, digest(b"root"), **fields), HONEST)
     other = stand.sign(Commit(0, 0, digest(b"another"), **fields), HONEST)
     keys = stand.round.ground.vote_key_of
     notary = Notary(stand.swarm.run_id, VirtualSigner(ME), VirtualVerifier())
     assert open_report(notary, stand.sign(Caught(one, other), VILLAIN), keys) is not None
-    assert open_report(notary, stand.sign(Caught(one), VILLAIN), keys) is None
+    assert open_report(notary, stand.sign(Caught(one), VILLAIN), keys) is not None and only_counts(Caught(one))
+    forged = replace(one, body=other.body)
+    assert open_report(notary, stand.sign(Caught(forged), VILLAIN), keys) is None
+    awaited = set(stand.round.committed.awaited)
+    assert HONEST in awaited and not stand.hears(MemberReport(stand.sign(Caught(one), VILLAIN)))
+    assert stand.round.committed.awaited == awaited and not stand.round.committed.two_faced
+    assert not stand.hears(MemberReport(stand.sign(Caught(one, other), VILLAIN)))
+    assert HONEST in stand.round.committed.two_faced
 
 
 @pytest.mark.parametrize("whose", ["another's", "an older one"])

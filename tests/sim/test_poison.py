@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.node.facts import RoundClosed
 from atoll.node.settings import RunSettings
@@ -62,6 +63,16 @@ class Stage:
         assert isinstance(island, TensorIsland)
         return island.distance()
 
+    @property
+    def expelled(self) -> dict[PeerId, int]:
+        """Who is, since the vertex of which round."""
+        since: dict[PeerId, int] = {}
+        for body in (fact.body for fact in self.told(RoundClosed)):
+            for member in body.members:
+                if member.standing == "expelled":
+                    since[member.peer] = min(body.round, since.get(member.peer, body.round))
+        return since
+
     def told(self, kind: type[Fact]) -> list:
         return [fact for fact in self.facts if isinstance(fact, kind)]
 
@@ -71,11 +82,12 @@ class Stage:
     [*(("trimmed_mean", poison) for poison in POISONS), ("median", "scaling"), ("meamed", "huge")],
 )
 def test_two_poisoners_of_seven_do_not_stop_the_others_from_learning(statistic: str, poison: str):
-    """What is no number is refused by name; what is one is sorted out."""
+    """What is no number is refused by name, and its author is out at once; what is one is sorted out."""
     stage = Stage(statistic, poison).run()
     assert stage.distance < 0.15
     garbage = {fact.peer for fact in stage.told(Garbage)}
     assert garbage == ({peer_name(i) for i in LIARS} if poison in NO_NUMBERS else set())
+    assert stage.expelled == dict.fromkeys(garbage, 0)
 
 
 @pytest.mark.parametrize("poison", ["scaling", "huge"])

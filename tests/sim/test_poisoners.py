@@ -27,12 +27,20 @@ def poisoned(attack: str, statistic: str, places: tuple[int, ...] = (2, 5), roun
 @pytest.mark.parametrize("attack", GANGS)
 def test_the_default_rule_bears_every_attack_that_moves_a_mean(attack: str):
     """A mean of what was sent would be elsewhere, by far with most attacks; what is agreed on is the honest mean
-    but for a third of a spread. Whoever sends no number is refused by name, and nobody else is."""
+    but for a third of a spread. Whoever sends no number is refused by name and expelled, and nobody else is."""
     harm = poisoned(attack, "robust")
     assert harm.moved < 0.4
     hides = attack in ("alie", "alie 1.5", "min-max", "mimic", "alie, optimised")  # and does less
     assert harm.moved_a_mean > (0.05 if hides else 1.0)
-    assert harm.refused == (harm.gang.liars if attack in REFUSED else set())
+    assert harm.refused == harm.out.keys() == (harm.gang.liars if attack in REFUSED else set())
+
+
+@pytest.mark.parametrize("statistic", ["krum", "nnm + multi_krum"])
+def test_a_rule_that_needs_more_rows_than_are_left_goes_on_when_whoever_sends_none_is_out(statistic: str):
+    """It needs seven of seven rows to withstand two liars, and five are left: the first round has no answer, and of
+    five members one may lie."""
+    harm = poisoned("nan", statistic, rounds=3)
+    assert harm.rounds == {1, 2} and harm.out == dict.fromkeys(harm.gang.liars, 0)
 
 
 @pytest.mark.parametrize("attack", GANGS)

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from atoll.base.effort import Reached
 from atoll.base.ids import Digest, PeerId
-from atoll.keys.digest import Manifest
-from atoll.wire.messages.audits import ExhibitIs, WantExhibit
+from atoll.keys.digest import Manifest, digest
+from atoll.wire.messages.audits import ExhibitIs, Unreadable, WantExhibit
 from atoll.wire.messages.history import (
     Chunk,
     EraSignature,
@@ -72,6 +72,7 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse, Vertex
 from atoll.wire.opening import OpenedBlock, Opening
+from atoll.wire.unreadable import UnreadableRow
 
 ALICE, BOB = PeerId("12D3KooWAlice"), PeerId("12D3KooWBob")
 A, B = Digest(bytes([0xAA]) * 32), Digest(bytes([0xBB]) * 32)
@@ -159,11 +160,13 @@ MESSAGES = (
     JoinRefused("E-JOIN-01", "what", "fix"),
     WantExhibit(7),
     ExhibitIs(7, A),
+    Unreadable(b"shown"),
     WantPreference("branch/7", 3, A),
     PreferenceIs("branch/7", 3, B),
     Hello(A, 7),
 )
 
+CAUGHT_SHOWN = Caught(SIGNED, exhibit=A)
 AUDITED_NAMED = Audited(7, BOB, "mismatch", exhibit=A)
 VALIDATED_RIGHT = Validated(7, A, (2_500_000,), (431_000,))
 TUNED = Tuned(Numbers(rounds=60, owner_s=12.0, lr=0.002), 7, 224)
@@ -203,3 +206,4 @@ OPENING = Opening(
     ((A,), (A,)),
     (Signed(ALICE, b"commit", b"signature"),),
 )
+UNREADABLE_ROW = UnreadableRow(SIGNED, 2, (A, B), 5, 3, digest(b"leaf"), (B,), b"leaf")

@@ -31,6 +31,7 @@ from examples import (
     BODY_SAMPLED,
     BODY_TUNED,
     BODY_WEIGHED,
+    CAUGHT_SHOWN,
     COMMIT_LATE,
     COMMIT_MEASURED,
     COMPARED_CHECKED,
@@ -44,6 +45,7 @@ from examples import (
     SCORED,
     STATEMENTS,
     TUNE_ALL,
+    UNREADABLE_ROW,
     VALIDATED_RIGHT,
     VERTEX,
     VOTED_PROVEN,
@@ -54,12 +56,14 @@ from examples import (
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.limits import CONTROL_FRAME_MAX, OPENED_BLOCKS_MAX
+from atoll.base.limits import CONTROL_FRAME_MAX, OPENED_BLOCKS_MAX, ROW_SHOWN_MAX, UNREADABLE_BYTES_MAX
 from atoll.base.machine import Message
+from atoll.keys.digest import digest
 from atoll.wire.codec import AnyMessage, decode_body, decode_message, decode_statement, decode_vertex, encode
 from atoll.wire.messages.statements import AnyStatement, Weighing
 from atoll.wire.messages.vertex import Body, Vertex
 from atoll.wire.opening import opening_bytes, opening_from_bytes
+from atoll.wire.unreadable import unreadable_bytes, unreadable_from_bytes
 
 GOLDEN = Path(__file__).parent / "golden"
 FUZZ = int(os.environ.get("ATOLL_FUZZ", "3000"))
@@ -97,6 +101,7 @@ ADDED = (  # the same words with a field that only some runs have
     (AMEND_WITHOUT, "without", "without"),
     (VALIDATED_RIGHT, "right", "right"),
     (AUDITED_NAMED, "exhibit", "named"),
+    (CAUGHT_SHOWN, "exhibit", "shown"),
     (AMEND_TUNED, "tuned", "tuned"),
     (VOTED_PROVEN, "proof", "proven"),
     (WANT_MANIFEST_KNOWN, "known", "known"),
@@ -199,6 +204,38 @@ def test_the_bytes_of_an_opening_are_frozen():
     many = msgspec.structs.replace(OPENING, blocks=OPENING.blocks * (OPENED_BLOCKS_MAX + 1))
     with pytest.raises(PeerFault):
         opening_from_bytes(opening_bytes(many))
+
+
+def test_the_bytes_of_an_unreadable_row_are_frozen():
+    path = GOLDEN / "UnreadableRow.hex"
+    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
+        path.write_text(unreadable_bytes(UNREADABLE_ROW).hex() + "\n")
+    golden = bytes.fromhex(path.read_text())
+    assert unreadable_bytes(UNREADABLE_ROW) == golden and unreadable_from_bytes(golden) == UNREADABLE_ROW
+    for flaw in ({"leaf": b"gold"}, {"leaf": bytes(ROW_SHOWN_MAX + 1)}, {"index": -1}, {"name": b"short"}):
+        with pytest.raises(PeerFault):
+            unreadable_from_bytes(unreadable_bytes(replace(UNREADABLE_ROW, **flaw)))
+
+
+def test_nonsense_about_a_row_is_a_fault_or_leaves_that_are_what_they_are_called():
+    """Whatever is read is bounded, can be said again, and holds the very leaf that it names, or none."""
+    draw, golden = random.Random("fuzz/unreadable"), unreadable_bytes(UNREADABLE_ROW)
+    read = 0
+    for _ in range(FUZZ):
+        data = bytearray(golden)
+        for _ in range(draw.randint(1, 3)):
+            at = draw.randrange(len(data))
+            data[at : at + draw.choice((0, 1, 1, 8))] = draw.randbytes(draw.choice((0, 1, 1, 4)))
+        try:
+            row = unreadable_from_bytes(bytes(data))
+        except PeerFault:
+            continue
+        read += 1
+        assert unreadable_from_bytes(unreadable_bytes(row)) == row
+        assert row.leaf is None or (digest(row.leaf) == row.name and len(row.leaf) <= ROW_SHOWN_MAX)
+    assert read > FUZZ // 100
+    with pytest.raises(PeerFault, match="allowed"):
+        unreadable_from_bytes(golden + bytes(UNREADABLE_BYTES_MAX))
 
 
 def test_there_is_an_example_of_every_message_and_statement():

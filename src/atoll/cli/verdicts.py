@@ -21,6 +21,7 @@ LookedAt: TypeAlias = "Sequence[tuple[Doubt, Sequence[Looked]]]"
 PROVEN = {  # by what a reason holds
     "two words": "proves itself by two signatures",
     "audit": "judged below",
+    "row": "judged below",
     "voices": "more of them than may lie: one is honest",
     "own word": "signed",
     "unsaid": "nothing to prove",

@@ -40,6 +40,7 @@ from atoll.learn.codec.device import pack_there
 from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import Combined as Made
 from atoll.learn.combine import combine, gather
+from atoll.learn.unreadable import UNJUDGED
 from atoll.learn.update import Placed, matrices, part_bounds, tensor_sizes
 from atoll.learn.weighing import weigh
 from atoll.node.jobs import (
@@ -50,9 +51,12 @@ from atoll.node.jobs import (
     Encoded,
     Hold,
     JudgeOpening,
+    JudgeRow,
     LayOpen,
     Restore,
     Restored,
+    RowLooked,
+    ShowRow,
     Train,
     Trained,
 )
@@ -327,6 +331,8 @@ class GroupIsland:
                 each = part_values(codec_named(self.terms.codec, SAMPLE))
                 lo, hi = cuts(values_of(work), work.shares, self.pieces, each)[work.answered.part]
                 return await self._off_loop(lambda work: self._checked.judge(work, hi - lo), work)
+            case ShowRow() | JudgeRow():
+                return RowLooked(fault=UNJUDGED)  # what a row has to be is its caller's choice
             case Hold(blobs, why):
                 self._needed[why] = blobs
                 return None

@@ -47,6 +47,7 @@ from atoll.host.store import Store, stored
 from atoll.host.tended import Tended
 from atoll.host.trainer import Evaluated, TrainerFailed
 from atoll.host.tuning import learning_after
+from atoll.host.unreadable import looked_at_row
 from atoll.host.validating import canary_in, validated
 from atoll.host.without import Leaving
 from atoll.keys.digest import Buffer, digest, merkle_root
@@ -77,6 +78,7 @@ from atoll.node.jobs import (
     HoldRows,
     Judge,
     JudgeOpening,
+    JudgeRow,
     KeepRows,
     LayOpen,
     LeaveOut,
@@ -86,6 +88,7 @@ from atoll.node.jobs import (
     Restore,
     Restored,
     Score,
+    ShowRow,
     ShowUpdate,
     Train,
     TrainApart,
@@ -249,6 +252,10 @@ class Island:
                 return await asyncio.to_thread(self.openings.lay, work)
             case JudgeOpening() if self.openings is not None:
                 return await loop.run_in_executor(self._arithmetic, self.openings.judge, work)
+            case ShowRow() | JudgeRow() if self.paired is None:
+                up, put = self.openings.names.up if self.openings is not None else None, self.shelf.put_other
+                learning = self._learning_in(work.round)
+                return await loop.run_in_executor(self._arithmetic, looked_at_row, work, learning, up, put)
             case Exhibit() if self.auditing is not None:
                 return await self.auditing.show(work)
             case Judge() if self.auditing is not None:

@@ -60,12 +60,16 @@ class Learning(msgspec.Struct, frozen=True):
 
     def recipe_after(self, before: SharedState) -> Recipe:
         """What the round after this state is made of: the last one may be a closing average."""
+        return self.recipe_at(before.round)
+
+    def recipe_at(self, done: int) -> Recipe:
+        """The same, by the number of rounds before it."""
         recipe, schedule = self.recipe, self.recipe.schedule
-        if schedule.closing and before.round + 1 == schedule.turns:
+        if schedule.closing and done + 1 == schedule.turns:
             return closing(recipe)
         if not schedule.phases:
             return recipe
-        coding = coding_at(recipe, schedule.begun(before.round + 1), schedule.steps)
+        coding = coding_at(recipe, schedule.begun(done + 1), schedule.steps)
         return msgspec.structs.replace(recipe, coding=coding)
 
     def common(self, round: int, before: SharedState, name: Digest) -> Common:

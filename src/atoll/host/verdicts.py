@@ -19,6 +19,7 @@ from typing import Literal
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, short
@@ -27,18 +28,20 @@ from atoll.host.learning import Learning, decode_learning
 from atoll.host.names import Names
 from atoll.host.opening import judge_opening
 from atoll.host.tuning import learning_after
+from atoll.host.unreadable import judged
 from atoll.keys.digest import Buffer, blob_id, digest, manifest_of
 from atoll.learn.audit import Replica
 from atoll.learn.audit.shown import shown_from_bytes
 from atoll.learn.data import Data, data_digest, data_from_blob, load_data
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState, state_from_bytes
-from atoll.node.jobs import Judge, Judged
+from atoll.node.jobs import Judge, Judged, JudgeRow
 from atoll.node.settings import RunSettings
 from atoll.node.verdicts import Doubt, Said
 from atoll.policy.inquiry import REFUTING
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Commit
+from atoll.wire.unreadable import unreadable_from_bytes
 
 Result = Literal["agrees", "word", "differs", "unknown"]
 
@@ -127,6 +130,8 @@ class Court:
         learning = learning_after(self._learning, doubt.tuned)
         before = self._state(doubt.work, learning) if isinstance(doubt.work, Judge) else None
         try:
+            if isinstance(doubt.work, JudgeRow):
+                return self._judge_row(doubt, doubt.work, data, learning)
             if not isinstance(doubt.work, Judge):
                 said = judge_opening(doubt.work, data, learning, self._names)
                 return Again(said, self._led_there(doubt, said))
@@ -137,6 +142,15 @@ class Court:
             return Again(Judged("withheld", why.what if isinstance(why, PeerFault) else str(why)), proven=False)
         except (MemoryError, RuntimeError) as why:
             raise CannotJudge(f"this computer could not: {why}") from why
+
+    def _judge_row(self, doubt: Doubt, work: JudgeRow, data: bytes, learning: Learning) -> Again:
+        statement = unreadable_from_bytes(data).statement
+        if statement.signer != doubt.peer:
+            raise PeerFault("", "it is of somebody else's row")
+        self.notary.open(statement, Commit, doubt.keys.get(doubt.peer))
+        up = None if self.settings.opened is None else self._names.up
+        why = judged(replace(work, shown=data), learning, up)
+        return Again(Judged("mismatch" if why else "accepted", why or "the row can be read"), proven=True)
 
     def _led_there(self, doubt: Doubt, said: Judged) -> bool:
         """Of an opening: it leads to what was signed, and so do the commitments that it brings along."""

@@ -29,7 +29,7 @@ from atoll.node.exhibits import Exhibits, tried
 from atoll.node.facts import Accused, AuditDrawn, AuditEnded, OpeningVerdict, Verdict
 from atoll.node.jobs import Exhibit, Exhibited, Hold, Judged, LaidOpen
 from atoll.node.judging import ground_of, twice_promised, work_for
-from atoll.node.kept_exhibits import ROW, KeptExhibit, KeptExhibits
+from atoll.node.kept_exhibits import KeptExhibit, KeptExhibits
 from atoll.node.openings import lay_open, made_here, makers
 from atoll.node.reports import ReportPool
 from atoll.node.settings import RunSettings
@@ -84,7 +84,9 @@ class Turn:
 class Audits:
     """`settings` say that there are some. Effects go to the driver; `AuditEnded` is to be told to the members."""
 
-    def __init__(self, me: PeerId, settings: RunSettings, history: History, pool: ReportPool) -> None:
+    def __init__(
+        self, me: PeerId, settings: RunSettings, history: History, pool: ReportPool, kept: KeptExhibits
+    ) -> None:
         self.me, self.settings, self.history, self.pool = me, settings, history, pool
         self.docket = pool.docket
         self.turns: dict[Key, Turn] = {}
@@ -97,7 +99,7 @@ class Audits:
         self.laid: set[int] = set()  # rounds of which it is written down where openings lie
         self.held: tuple[Digest, ...] = ()
         self.arriving = Exhibits("audit")
-        self.convictions = KeptExhibits()
+        self.convictions = kept
 
     # ---- vertices ------------------------------------------------------------------------------------------
 
@@ -105,13 +107,12 @@ class Audits:
         """After a restart: openings that I had laid out lie here still; other exhibits, and rows, are lost. What I
         was drawn for is not."""
         self._follow()
-        effects = self.convictions.start(kept.get(ROW, b""))
         for name, data in kept.items():
             if name.startswith(LAID):
                 round = int(name.removeprefix(LAID))
                 self.laid.add(round)
                 self.exhibits.update(((round, one.peer, one.number), one.blob) for one in _read(data))
-        return effects + self._forget_laid() + self._work(now)
+        return self._forget_laid() + self._work(now)
 
     def grew(self, body: Body, now: Seconds) -> list[Effect]:
         """The history has one vertex more."""

@@ -450,7 +450,7 @@ def open_report(
             for said in (statement.answer, statement.other):
                 if said is not None:
                     found = notary.open(said, Statement, (known_keys or vote_keys).get(statement.answer.signer))
-                    if statement.other is None and not isinstance(found, Answered | Compared):
+                    if statement.other is None and not isinstance(found, Answered | Compared | Commit):
                         return None
     except PeerFault:
         return None

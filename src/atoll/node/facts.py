@@ -139,6 +139,15 @@ class Accused(Fact, frozen=True, kw_only=True):
     statement: Caught | Complaint
 
 
+class Unread(Fact, frozen=True, kw_only=True):
+    """This peer committed to a row of that round that cannot be read, as I saw myself."""
+
+    phase = "trust"
+    peer: PeerId
+    of: int  # round
+    why: str
+
+
 class Lapsed(Fact, frozen=True, kw_only=True):
     """This owner failed the round as far as I could see, in a way that proves nothing."""
 

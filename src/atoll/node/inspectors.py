@@ -1,7 +1,8 @@
-"""Those of a peer that look at what others did: audits and openings, scores of updates, agreed states.
+"""Those of a peer that look at what others did: audits and openings, scores of updates, agreed states, and rows
+that cannot be read.
 
-Genesis says which there are; where it names none this room is empty and silent. Each has turns and jobs of its own,
-named `audit/`, `score/` and `validate/`.
+Genesis says which there are, the last ones wherever members may lie; elsewhere this room is empty and silent. Each
+has jobs of its own, named `audit/`, `score/`, `validate/` and `unreadable/`.
 Promises: whatever one of them finds becomes a word for the members here and nowhere else (`word_of`); only a vertex
 that holds such words has consequences. Never judges, never signs.
 """
@@ -16,15 +17,17 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Ask, Done, Effect, Failed, Report
 from atoll.node.audits import Audits
 from atoll.node.facts import Accused, AuditEnded, Looked, ScoreTaken
+from atoll.node.kept_exhibits import ROW, KeptExhibits
 from atoll.node.reports import ReportPool
 from atoll.node.scoring import Scoring
 from atoll.node.settings import RunSettings
+from atoll.node.unreadable import Unreadables
 from atoll.node.validators import Validators
 from atoll.protocol.dag.history import History
 from atoll.protocol.reduce.rows import Made
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
 from atoll.protocol.transfer.work import DropBlob
-from atoll.wire.messages.audits import ExhibitIs, WantExhibit
+from atoll.wire.messages.audits import ExhibitIs, Unreadable, WantExhibit
 from atoll.wire.messages.statements import Audited, Scored, Signed, Statement, Validated
 from atoll.wire.messages.vertex import Body
 
@@ -35,21 +38,26 @@ class Inspectors:
         self.audits: Audits | None = None
         self.scoring: Scoring | None = None
         self.validators: Validators | None = None
+        self.unreadables: Unreadables | None = None
+        self.kept = KeptExhibits()
 
     def appoint(self, settings: RunSettings, history: History, pool: ReportPool) -> None:
         """Genesis is known."""
         if pool.docket.looks:
-            self.audits = Audits(self.me, settings, history, pool)
+            self.audits = Audits(self.me, settings, history, pool, self.kept)
         if settings.scored_share:
             self.scoring = Scoring(self.me, settings, history, pool)
         if settings.validated is not None:
             self.validators = Validators(self.me, history, pool)
+        if settings.round.quorum == "two-thirds":
+            self.unreadables = Unreadables(self.me, settings, history, pool, self.kept)
 
     # ---- what they are told --------------------------------------------------------------------------------
 
     def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
         """After a restart; `kept`: what a life before left here."""
-        effects = self.audits.resume(kept, now) if self.audits is not None else []
+        effects = self.kept.start(kept.get(ROW, b""))
+        effects += self.audits.resume(kept, now) if self.audits is not None else []
         effects += self.validators.resume() if self.validators is not None else []
         return effects + (self.scoring.resume(now) if self.scoring is not None else [])
 
@@ -57,6 +65,7 @@ class Inspectors:
         """The history has one vertex more."""
         effects = self.audits.grew(body, now) if self.audits is not None else []
         effects += self.validators.grew(body) if self.validators is not None else []
+        effects += self.unreadables.grew() if self.unreadables is not None else []
         return effects + (self.scoring.grew(body, now) if self.scoring is not None else [])
 
     def holds(self, round: int) -> list[Effect]:
@@ -81,6 +90,10 @@ class Inspectors:
         """A member's word that the next vertex may hold."""
         return self.audits.heard(by, said, now) if self.audits is not None else []
 
+    def shown_unreadable(self, sender: PeerId, told: Unreadable) -> list[Effect]:
+        """Somebody says that a row of somebody else's cannot be read."""
+        return self.unreadables.hear(sender, told) if self.unreadables is not None else []
+
     def ask_again(self) -> list[Effect]:
         """With every heartbeat: words may be lost."""
         effects = self.audits.ask_again() if self.audits is not None else []
@@ -92,6 +105,8 @@ class Inspectors:
             return self.audits.done(event)
         if event.job.startswith("score/") and self.scoring is not None:
             return self.scoring.done(event, now)
+        if event.job.startswith("unreadable/") and self.unreadables is not None:
+            return self.unreadables.done(event)
         return self.validators.done(event) if self.validators is not None else []
 
     # ---- what is laid out for them -------------------------------------------------------------------------

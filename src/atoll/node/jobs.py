@@ -338,6 +338,35 @@ class JudgeOpening(msgspec.Struct, frozen=True):
     weights: RowWeights  # of the contributors, where distances made them
 
 
+class ShowRow(msgspec.Struct, frozen=True):
+    """This committed row does not decode: lay out, as a blob, what shows it to others -> RowLooked."""
+
+    round: int
+    trained: int  # training rounds before it: which stretch of the model the round carried
+    shares: tuple[int, ...]  # relative sizes of the parts
+    statement: Signed  # its author's commitment
+    part: int
+    path: tuple[Digest, ...]  # from the payload's digest to the root in the commitment
+    payload: Payload
+
+
+class JudgeRow(msgspec.Struct, frozen=True):
+    """Can the row be read that this is shown of? Kept as a blob if it cannot -> RowLooked."""
+
+    round: int
+    trained: int
+    shares: tuple[int, ...]
+    shown: bytes = b""  # as `wire/unreadable.py` has it
+
+
+class RowLooked(msgspec.Struct, frozen=True):
+    why: str = ""  # it cannot be read; nothing if it can, or nothing says whose it is
+    fault: str = ""  # of what was shown
+    statement: Signed | None = None  # of a row that I held: its author's commitment
+    shown: bytes = b""  # what shows it; nothing where it is too large
+    blob: Digest | None = None  # that, here
+
+
 class HeldRow(msgspec.Struct, frozen=True):
     """A row of a round that is over: the bytes that its author committed to, and what shows that it did."""
 
@@ -428,6 +457,8 @@ Work = (
     | Score
     | LayOpen
     | JudgeOpening
+    | ShowRow
+    | JudgeRow
     | KeepRows
     | HoldRows
     | ReadRow

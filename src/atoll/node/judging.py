@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from atoll.base.ids import Digest, PeerId
 from atoll.node.ground import Ground, ground_after
-from atoll.node.jobs import Judge, JudgeOpening
+from atoll.node.jobs import Judge, JudgeOpening, JudgeRow
 from atoll.node.openings import judge_opening
 from atoll.node.settings import RunSettings
 from atoll.node.tuning import plan_after
 from atoll.policy.audits import Case
-from atoll.policy.members import Recent
+from atoll.policy.members import RECENT, Recent
 from atoll.policy.openings import Opening
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import statement_in
@@ -59,6 +59,25 @@ def work_for(
     )
 
 
+def row_work(commit: Commit, peer: PeerId, history: History, settings: RunSettings) -> JudgeRow | None:
+    """What a row of this commitment has to be; what is shown of it is still to be filled in. None if vertices are
+    missing that might say so, or nobody can be held to it."""
+    ground = ground_of(commit.round, history, settings)
+    if ground is None or ground.topology is None or not ground.plan.may_lie or ground.paired:
+        return None
+    trains = any(m.peer == peer for m in ground.plan.trainers)
+    if not trains or not commit.parts or not one_branch(commit.round, history):
+        return None
+    return JudgeRow(commit.round, ground.parent.trained, ground.shares)
+
+
+def one_branch(round: int, history: History) -> bool:
+    """No epoch began lately. A commitment names a round and no epoch, and a member that a recovery counted in may
+    have been on the other branch still, where parts were cut otherwise."""
+    epochs = {history.bodies[r].epoch for r in range(max(-1, round - RECENT), round) if r in history.bodies}
+    return len(epochs) <= 1
+
+
 def ground_of(round: int, history: History, settings: RunSettings) -> Ground | None:
     """What this round stood on, but for reports; None if the vertex before it is not here."""
     parent, head = history.bodies.get(round - 1), history.ids.get(round - 1)
@@ -68,11 +87,16 @@ def ground_of(round: int, history: History, settings: RunSettings) -> Ground | N
     return ground_after(settings, plan, parent, Recent({}), history.notary.run)
 
 
+def keys_of(round: int, history: History) -> dict[PeerId, bytes]:
+    """Under which members signed in this round; nobody's if the vertex before it is not here."""
+    parent = history.bodies.get(round - 1)
+    return {m.peer: m.vote_key for m in parent.members} if parent is not None else {}
+
+
 def twice_promised(case: Case | Opening, others: Sequence[Signed], history: History) -> list[tuple[Signed, Signed]]:
     """Commitments that an exhibit rests on and that the vertex does not hold count if their authors signed them,
     who then promised twice. PeerFault if one did not."""
-    parent, body = history.bodies.get(case.round - 1), history.bodies.get(case.round)
-    keys = {m.peer: m.vote_key for m in parent.members} if parent is not None else {}
+    keys, body = keys_of(case.round, history), history.bodies.get(case.round)
     for signed in others:
         history.notary.open(signed, Commit, keys.get(signed.signer))
     held = {signed.signer: signed for signed in body.commits} if body is not None else {}

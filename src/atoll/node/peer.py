@@ -96,7 +96,7 @@ from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
 from atoll.protocol.transfer.fetch import Fetched, FetchFailed, Serve
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.audits import ExhibitIs, WantExhibit
+from atoll.wire.messages.audits import ExhibitIs, Unreadable, WantExhibit
 from atoll.wire.messages.history import (
     Chunk,
     EraSigned,
@@ -217,7 +217,7 @@ class Peer:
                 return self.known.eras.read(job, result) if self.known.eras is not None else []
             case "earlier":
                 return self._earlier_answered(job, result, now)
-            case "audit" | "score" | "validate":
+            case "audit" | "score" | "validate" | "unreadable":
                 return self._from_inspectors(self.inspectors.done(event, now), now)
             case "pieces":
                 return self.downloads.made(event, now)
@@ -285,6 +285,8 @@ class Peer:
                 return self.inspectors.give(sender, message)
             case ExhibitIs():
                 return self._fetch_exhibit(sender, message, now)
+            case Unreadable():
+                return self._from_inspectors(self.inspectors.shown_unreadable(sender, message), now)
             case WantPreference() | PreferenceIs():
                 return self.known.sides.hear(event, now)
             case _:

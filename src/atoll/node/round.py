@@ -53,7 +53,7 @@ from atoll.node.facts import (
 )
 from atoll.node.grace import Grace
 from atoll.node.ground import Ground, size_flaw
-from atoll.node.jobs import Advanced, Encoded, Left, Trained
+from atoll.node.jobs import Advanced, Encoded, Left, ShowRow, Trained
 from atoll.node.misdeeds import Misdeeds
 from atoll.node.my_answers import MyAnswers
 from atoll.node.my_body import MyBody
@@ -70,7 +70,7 @@ from atoll.policy.trust import Strikes
 from atoll.protocol.consensus.door import Door
 from atoll.protocol.consensus.facts import Decided, Equivocation, Free, Judge, Lacking
 from atoll.protocol.reduce.checks import check_answer
-from atoll.protocol.reduce.facts import PartAnswered, Reduced
+from atoll.protocol.reduce.facts import Garbage, PartAnswered, Reduced
 from atoll.protocol.reduce.kinds import reduce_for
 from atoll.protocol.reduce.rows import Update
 from atoll.protocol.reduce.run import Reduce
@@ -150,6 +150,7 @@ class Round:
         self.way = ground  # as callers asked for it, where they may: known with the first update that I hear of
         self.reduce: Reduce | None = None  # of this attempt, once its way is known
         self.answers = MyAnswers(self.me, keeps_rows)
+        self.unreadable: set[PeerId] = set()  # whose row I could not read, and show to the others
         self.free: int | None = None  # the view in which I may propose what I like
         self.next_state = NextState(ground, self.parts.held)
         self.trials = Trials(ground, notary, agreement, self.parts, self.next_state, gone)
@@ -258,6 +259,8 @@ class Round:
             match effect.fact:
                 case PartAnswered():
                     more = self._answer_here(effect.fact, now)
+                case Garbage():
+                    more = self._show_unreadable(effect.fact)
                 case Lied() | Contradicted() | Equivocation():
                     more = self._tell(self.misdeeds.proven(effect.fact))
                 case OtherRows(owner=owner, contributors=names):
@@ -504,6 +507,18 @@ class Round:
         ends = SetTimer(f"round/{self.plan.round}/grace/{self.attempt}", self.grace.until)
         return [ends, *(self.update.hand_over() if self.trains else [])]
 
+    def _show_unreadable(self, garbage: Garbage) -> list[Effect]:
+        """Once in a round of each author, where members may lie; a sum that was handed on is nobody's alone."""
+        peer, ground = garbage.peer, self.ground
+        row = self.reduce.unread.pop((garbage.part, peer), None) if self.reduce is not None else None
+        judged = self.plan.may_lie and self.agreement.votes and not ground.paired and peer != self.me
+        if row is None or row.statement is None or not judged or peer in self.unreadable:
+            return []
+        self.unreadable.add(peer)
+        place = self.plan.round, ground.parent.trained, ground.shares
+        work = ShowRow(*place, row.statement, garbage.part, row.path, row.payload)
+        return [Ask(f"unreadable/show/{self.plan.round}/{peer}", work)]
+
     def _answer_here(self, fact: PartAnswered, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
         answer = self.reduce.answers[fact.part]
@@ -711,7 +726,7 @@ class Round:
     def heed(self, caught: Caught, now: Seconds) -> list[Effect]:
         """Somebody calls an answer a lie: whoever was told something else by the same owner can prove it."""
         said = decode_statement(caught.answer.body, caught.answer.signer)
-        if isinstance(said, Commit) and said.round == self.plan.round:
+        if isinstance(said, Commit) and said.round == self.plan.round and caught.other is not None:
             return self._spread(self._await_no_more(caught.answer.signer, now), now)
         if not isinstance(said, Answered | Compared):
             return []

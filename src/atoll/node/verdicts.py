@@ -3,6 +3,8 @@
     two words    a pair of statements that one peer signed for one slot: proves itself, and was judged by the walk
     an audit     findings of drawn auditors, with the names of the blobs that they judged: whoever has such a blob
                  judges it again (`host/verdicts.py`), by the work that follows from the vertices
+    a row        words of members who could not read what somebody committed to, with the name of the blob that
+                 shows it: judged again like exhibits
     voices       so many members said so that one of them is honest: testimony
     own word     a farewell, or the recovery identity's
 
@@ -20,11 +22,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.node.jobs import Judge, JudgeOpening
-from atoll.node.judging import work_for
+from atoll.node.jobs import Judge, JudgeOpening, JudgeRow
+from atoll.node.judging import keys_of, row_work, work_for
 from atoll.node.settings import RunSettings
 from atoll.policy.audits import Case, Docket, Key, key_of
 from atoll.policy.inquiry import AGAINST
+from atoll.policy.members import suspicions_needed
 from atoll.policy.openings import Opening
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import statement_in
@@ -33,15 +36,19 @@ from atoll.wire.messages.statements import (
     Amend,
     Audited,
     Caught,
+    Commit,
     Complaint,
     Finding,
     Leave,
+    Signed,
     Suspect,
     Tuned,
 )
 from atoll.wire.messages.vertex import Body
 
-Ground: TypeAlias = Literal["two words", "audit", "voices", "own word", "unsaid"]
+ROWS = -1  # where an opening's number stands: rows of that round that cannot be read
+
+Ground: TypeAlias = Literal["two words", "audit", "row", "voices", "own word", "unsaid"]
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -55,13 +62,13 @@ class Said(msgspec.Struct, frozen=True):
 
 @dataclass
 class Doubt:
-    """One audit, or one opening, in which somebody was doubted."""
+    """One audit, or one opening, in which somebody was doubted; or rows of a round that cannot be read."""
 
     round: int  # that was looked at
     peer: PeerId
     what: str  # was drawn
     needed: int  # words against it, to refute it
-    work: Judge | JudgeOpening | None  # without its blob; None: vertices that might say so are lost
+    work: Judge | JudgeOpening | JudgeRow | None  # without its blob; None: vertices that might say so are lost
     keys: Mapping[PeerId, bytes]  # of the members of that round
     tuned: Tuned | UnsetType  # the numbers that it went by
     said: dict[PeerId, Said] = field(default_factory=dict[PeerId, Said])
@@ -112,6 +119,7 @@ class Verdicts:
             if (doubt := self.doubts.get(case.key)) is not None:
                 doubt.said = {by: Said(by, what, at, case.judged.get(by)) for by, (at, what) in case.said.items()}
                 doubt.outcome = case.outcome
+        self._follow_rows(body, before, history, genesis)
         was = {m.peer: m for m in before.members} if before is not None else {}
         for m in body.members:
             old = was.get(m.peer)
@@ -121,24 +129,53 @@ class Verdicts:
                 reasons = tuple(_reasons(body, m.peer)) or (UNSAID,)
                 self.departures.append(Departure(body.round, m.peer, standing, reasons))
 
+    def _follow_rows(self, body: Body, before: Body | None, history: History, genesis: RunSettings) -> None:
+        voters = sum(m.votes for m in before.members) if before is not None else 0
+        needed = suspicions_needed(voters, genesis.round.quorum)
+        out = {m.peer for m in body.members if m.standing == "expelled"}
+        for signed, caught, commit in _unreadable(body):
+            key = commit.round, caught.answer.signer, ROWS
+            if key not in self.doubts:
+                work, what = row_work(commit, key[1], history, genesis), f"a row of its round {commit.round}"
+                self.doubts[key] = Doubt(*key[:2], what, needed, work, *_of_round(commit.round, history))
+            exhibit = None if caught.exhibit is UNSET else caught.exhibit
+            said = Said(signed.signer, "mismatch", body.round, exhibit)
+            doubt = self.doubts[key]
+            doubt.said.setdefault(signed.signer, said)
+            doubt.outcome = "refuted" if len(doubt.said) >= needed and doubt.peer in out else "open"
+
+
+def _unreadable(body: Body) -> Iterator[tuple[Signed, Caught, Commit]]:
+    """Words of this vertex that a row cannot be read, and the commitments to such rows."""
+    for signed in body.reports:
+        said = statement_in(signed)
+        if isinstance(said, Caught) and said.other is None:
+            commit = statement_in(said.answer)
+            if isinstance(commit, Commit):
+                yield signed, said, commit
+
+
+def _of_round(round: int, history: History) -> tuple[Mapping[PeerId, bytes], Tuned | UnsetType]:
+    """Its members' keys, and the numbers that it went by."""
+    parent = history.bodies.get(round - 1)
+    return keys_of(round, history), parent.tuned if parent is not None else UNSET
+
 
 def _doubt(case: Case | Opening, history: History, genesis: RunSettings) -> Doubt:
-    parent = history.bodies.get(case.round - 1)
-    keys = {m.peer: m.vote_key for m in parent.members} if parent is not None else {}
-    tuned = parent.tuned if parent is not None else UNSET
     if isinstance(case, Case):
         what = f"segment {case.segment} of its round {case.round}"
     else:
         blocks = ", ".join(map(str, case.blocks))
         what = f"blocks {blocks} of its answer of part {case.answered.part} in round {case.round}"
     work = work_for(case, ZERO_DIGEST, history, genesis)
-    return Doubt(case.round, case.peer, what, case.needed, work, keys, tuned)
+    return Doubt(case.round, case.peer, what, case.needed, work, *_of_round(case.round, history))
 
 
 def _reasons(body: Body, peer: PeerId) -> Iterator[Reason]:
     """What this vertex holds against a member that is out by it, or what it said itself."""
     voices: dict[str, set[PeerId]] = {}
     audited: dict[int, set[PeerId]] = {}
+    unread: dict[int, set[PeerId]] = {}
     for signed in body.reports:
         match statement_in(signed):
             case Caught(answer=answer, other=other) if answer.signer == peer:
@@ -147,6 +184,8 @@ def _reasons(body: Body, peer: PeerId) -> Iterator[Reason]:
                 where = f"of round {slot[1]}" if slot is not None else ""
                 if other is not None:
                     yield Reason("two words", f"it signed two different statements ({kind} {where}) for one slot")
+                elif isinstance(said, Commit):
+                    unread.setdefault(said.round, set()).add(signed.signer)
                 else:
                     voices.setdefault(f"that its {kind} {where} is a lie", set()).add(signed.signer)
             case Audited(round=round, peer=whose, finding=finding) if whose == peer and finding in AGAINST:
@@ -163,5 +202,7 @@ def _reasons(body: Body, peer: PeerId) -> Iterator[Reason]:
                 pass
     for round, who in audited.items():
         yield Reason("audit", f"words of auditors against its round {round}: {len(who)}", round)
+    for round, who in unread.items():
+        yield Reason("row", f"words of members that a row of its round {round} cannot be read: {len(who)}", round)
     for what, who in voices.items():
         yield Reason("voices", f"words of members {what}: {len(who)}")

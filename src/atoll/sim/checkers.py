@@ -26,7 +26,7 @@ from atoll.base.limits import (
     VOICES_MAX,
 )
 from atoll.base.machine import Fact
-from atoll.node.facts import Accused, CaughtUp, Disagreed, Fault, RoundClosed, StateMissing
+from atoll.node.facts import Accused, CaughtUp, Disagreed, Fault, RoundClosed, StateMissing, Unread
 from atoll.protocol.consensus.facts import Equivocation
 from atoll.protocol.dag.history import WINDOW
 from atoll.protocol.reduce.run import Garbage, PartAnswered
@@ -76,7 +76,7 @@ class Checkers:
                 self._broken(f"honest {peer} is called a liar by {node.name} in round {fact.round}")
             case Accused(peer=peer) if peer not in self.villains:
                 self.complaints += 1
-            case Garbage(peer=peer) if peer not in self.villains:
+            case Garbage(peer=peer) | Unread(peer=peer) if peer not in self.villains:
                 self._broken(f"honest {peer}'s bytes do not decode")
             case StateMissing(why=why):
                 self.repairs += 1

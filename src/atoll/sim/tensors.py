@@ -15,6 +15,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
 from atoll.keys.digest import blob_id, digest, manifest_of
@@ -22,9 +23,24 @@ from atoll.learn.codec import CODECS
 from atoll.learn.combine import combine
 from atoll.learn.opening import Claimed, Cut, Shown, judge, lay_out
 from atoll.learn.statistic import Statistic
+from atoll.learn.unreadable import Due, show
+from atoll.learn.unreadable import judge as judge_row
 from atoll.learn.update import part_bounds
 from atoll.learn.weighing import compare, weigh
-from atoll.node.jobs import Advance, Advanced, Encode, Encoded, GoBack, Judged, JudgeOpening, LaidOpen, LayOpen
+from atoll.node.jobs import (
+    Advance,
+    Advanced,
+    Encode,
+    Encoded,
+    GoBack,
+    Judged,
+    JudgeOpening,
+    JudgeRow,
+    LaidOpen,
+    LayOpen,
+    RowLooked,
+    ShowRow,
+)
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
 from atoll.sim.island import GENESIS_STATE, Island, IslandKnobs
 from atoll.wire.opening import opening_bytes
@@ -106,6 +122,8 @@ class TensorIsland(Island):
                 return self._lay_open(work, self.cut)
             case JudgeOpening() if self.cut is not None:
                 return self._judge_opening(work, self.cut)
+            case ShowRow() | JudgeRow():
+                return self._look_at_row(work)
             case _:
                 return super().do(work)
 
@@ -176,6 +194,26 @@ class TensorIsland(Island):
         claimed = Claimed(work.answered, work.commits, hi - lo, work.blocks, statistic)
         (finding, why), others = judge(claimed, self.blobs[work.blob], cut, cut)
         return Judged(finding, why, others)
+
+    def _look_at_row(self, work: ShowRow | JudgeRow) -> RowLooked:
+        bounds = part_bounds(self.values, work.shares)
+
+        def due(part: int) -> Due:
+            if part >= len(bounds):
+                raise PeerFault("", f"the round had no part {part}")
+            return Due(work.round, len(bounds), bounds[part][1] - bounds[part][0], FP32, self.cut)
+
+        try:
+            if isinstance(work, JudgeRow):
+                statement, shown, why = None, work.shown, judge_row(work.shown, due)
+            else:
+                wire, statement = work.payload.data, work.statement
+                why, shown = show(wire, statement, work.part, work.path, due(work.part))
+        except PeerFault as fault:
+            return RowLooked(fault=fault.what)
+        if not why:
+            return RowLooked(fault="it can be read")
+        return RowLooked(why, "", statement, shown, self._put(shown) if shown else None)
 
     def _payload(self, wire: bytes) -> Payload:
         return Payload(digest(wire) if self.cut is None else self.cut.name(wire), len(wire), wire)

@@ -17,7 +17,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.base.machine import Message
 from atoll.keys.digest import digest
-from atoll.wire.messages.audits import ExhibitIs, WantExhibit
+from atoll.wire.messages.audits import ExhibitIs, Unreadable, WantExhibit
 from atoll.wire.messages.history import (
     Chunk,
     EraSigned,
@@ -86,6 +86,7 @@ AnyMessage = (
     | JoinRefused
     | WantExhibit
     | ExhibitIs
+    | Unreadable
     | WantPreference
     | PreferenceIs
     | Hello

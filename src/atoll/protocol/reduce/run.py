@@ -106,6 +106,7 @@ class Reduce:
         self.started = self.finished = False
         self.agreed_plan, self.begun_at = plan, 0.0
         self.pace_s: Seconds | None = None  # where members may lie: what the rows of all but the liars took
+        self.unread: dict[tuple[int, PeerId], Held] = {}  # that do not decode, until the round looks
 
     # ---- events --------------------------------------------------------------------------------------------
 
@@ -410,7 +411,7 @@ class Reduce:
 
     def _combined_onward(self, part: int, result: Combined, now: Seconds) -> list[Effect]:
         relay = self.relays[part]
-        effects = self._name_garbage(part, result)
+        effects = self._name_garbage(part, result, relay.rows)
         if result.payload is None:
             return effects + self._cannot(part, result.why, now)
         counted = [relay.rows[sender] for sender in result.counted]
@@ -529,14 +530,15 @@ class Reduce:
         the sharing begins has none to give."""
         return None if gather.below is None else [p for p in gather.below if self.commit_of(p) is not None]
 
-    def _name_garbage(self, part: int, result: Combined | Products) -> list[Effect]:
+    def _name_garbage(self, part: int, result: Combined | Products, rows: Mapping[PeerId, Held]) -> list[Effect]:
+        self.unread.update({(part, peer): rows[peer] for peer in result.undecodable if peer in rows})
         return [self._report(Garbage(peer=peer, part=part)) for peer in result.undecodable]
 
     def _answer(self, part: int, result: Combined, now: Seconds) -> list[Effect]:
         gather, plan = self.gathers[part], self.plan
         rows = dict(gather.rows)
         self._forget_rows(gather)
-        effects = self._name_garbage(part, result)
+        effects = self._name_garbage(part, result, rows)
         if result.payload is None:
             return effects + self._cannot(part, result.why, now)
         payload = result.payload

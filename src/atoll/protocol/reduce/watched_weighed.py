@@ -269,7 +269,7 @@ class WatchedWeighedReduce(ByDistance, WatchedReduce):
 
     def _compare_done(self, part: int, result: Products, now: Seconds) -> list[Effect]:
         plan, gather = self.plan, self.gathers[part]
-        effects = self._name_garbage(part, result)
+        effects = self._name_garbage(part, result, gather.rows)
         for peer in result.undecodable:
             gather.rows.pop(peer, None)
         if not plan.enough(result.counted):

@@ -194,7 +194,7 @@ class WeighedReduce(ByDistance):
 
     def _compared(self, part: int, result: Products, now: Seconds) -> list[Effect]:
         plan, gather = self.plan, self.gathers[part]
-        effects = self._name_garbage(part, result)
+        effects = self._name_garbage(part, result, gather.rows)
         for peer in result.undecodable:
             gather.rows.pop(peer, None)
         if self._word_of(part) is not None or part in self.answers:

@@ -1,8 +1,8 @@
 """Poisoners that know every honest row and each other: what is agreed on stays where its statistic is to keep it.
 
-The bound is asked for in every round whose parts are all made of the same rows. Krum and multi-Krum need 2f + 3
-rows that decode. In a run of 3f + 1 members, f rows that no codec reads leave them without an answer in every
-round: they are not played against such rows.
+The bound is asked for in every round whose parts are all made of the same rows. Who sends what no codec reads is
+expelled within three rounds. Krum and multi-Krum need 2f + 3 rows that decode: among 3f + 1 members they have no
+answer until such senders are out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.node.facts import RoundClosed
-from atoll.policy.trust import DISTANCES, StatisticName, liars_among, members_needed, rows_needed
+from atoll.policy.trust import DISTANCES, StatisticName, liars_among, members_needed
 from atoll.protocol.reduce.facts import Garbage
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.scenarios.stage import Stage
@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # torch: most scenarios do without it
 
 ROUND_S = 120.0  # virtual time per round beside villains
 TOLERANCE = 0.33
+EXPELLED_WITHIN = 3  # rounds: whoever sends what no codec reads; they begin with the first
 ROUNDING = 1e-4  # of fp32 sums, beside 1
 NEAR = 0.75  # of the way that there is to learn is left at most: a round goes half of it, and is moved a little
 STATISTICS: tuple[StatisticName, ...] = ("median", "trimmed_mean", "meamed", *DISTANCES)
@@ -36,13 +37,10 @@ STATISTICS: tuple[StatisticName, ...] = ("median", "trimmed_mean", "meamed", *DI
 
 def poisoners(stage: Stage) -> None:
     """An attack of the literature by as many as may lie, against a statistic; all of it drawn."""
-    from atoll.sim.gang import GANGS, REFUSED
+    from atoll.sim.gang import GANGS
 
     liars, attack = liars_among(stage.peers, TOLERANCE), stage.draw.choice(GANGS)
-    left = stage.peers - liars * (attack in REFUSED)
-    fits: list[StatisticName] = [
-        s for s in STATISTICS if members_needed(s, liars) <= stage.peers and rows_needed(s, liars) <= left
-    ]
+    fits: list[StatisticName] = [s for s in STATISTICS if members_needed(s, liars) <= stage.peers]
     play_poisoners(stage, stage.draw.sample(range(stage.peers), liars), attack, stage.draw.choice(fits))
 
 
@@ -64,6 +62,9 @@ def play_poisoners(stage: Stage, places: list[int], attack: str, statistic: Stat
     away = max(island.distance() for island in gang.crowd.values())
     if not harm.rounds or away > NEAR:
         raise InvariantBroken(f"{attack}: {len(harm.rounds)} rounds count, the model is {away:.2f} from its goal")
+    late = [peer for peer in sorted(harm.refused) if harm.out.get(peer, stage.rounds) >= EXPELLED_WITHIN]
+    if late:
+        raise InvariantBroken(f"what {late} sent was refused, and they are no sooner out")
     stage.measured |= {"moved": harm.moved, "moved_a_mean": harm.moved_a_mean, "refused": len(harm.refused)}
     return harm
 
@@ -78,6 +79,7 @@ class Harm:
         self.rounds: set[int] = set()
         self.moved = self.moved_a_mean = 0.0  # at most in any round; the second by a mean of all that was sent
         self.refused: set[PeerId] = set()  # since what they sent is no number, or absurd
+        self.out: dict[PeerId, int] = {}  # who is expelled, since the vertex of which round
 
     def watch(self, now: float, node: Node, fact: Fact) -> None:
         if node.name in self.gang.liars:
@@ -88,6 +90,9 @@ class Harm:
                 if peer not in self.gang.liars:
                     raise InvariantBroken(f"{peer} is honest, and its row is called garbage")
             case RoundClosed(body=body) if body.parts and body.round not in self.rounds:
+                for member in body.members:
+                    if member.standing == "expelled":
+                        self.out.setdefault(member.peer, body.round)
                 if gone := [m.peer for m in body.members if not m.present and m.peer not in self.gang.liars]:
                     raise InvariantBroken(f"honest {gone} lost their place")
                 self._look(node, fact)

@@ -1,14 +1,17 @@
 """Messages of an audit, an opening or a score: how one learns where the other laid out what it has to show.
 
-What is shown is a blob, fetched like any other. Who says what in these words proves nothing; what an auditor
-found is a signed report.
+What is shown is a blob, fetched like any other; what shows that a row cannot be read is small, and comes unasked.
+Who says what in these words proves nothing; what an auditor found is a signed report.
 """
 
 from __future__ import annotations
 
-from msgspec import UNSET, UnsetType
+from typing import Annotated
+
+from msgspec import UNSET, Meta, UnsetType
 
 from atoll.base.ids import Digest
+from atoll.base.limits import UNREADABLE_BYTES_MAX
 from atoll.base.machine import Message
 
 
@@ -27,3 +30,9 @@ class ExhibitIs(Message, frozen=True):
     blob: Digest | None
     opening: int | UnsetType = UNSET
     update: bool | UnsetType = UNSET
+
+
+class Unreadable(Message, frozen=True):
+    """Somebody committed to a row that cannot be read. To all who vote; wire/unreadable.py says what is shown."""
+
+    shown: Annotated[bytes, Meta(max_length=UNREADABLE_BYTES_MAX)]

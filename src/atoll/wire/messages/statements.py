@@ -226,11 +226,13 @@ class Suspect(Statement, frozen=True):
 class Caught(Statement, frozen=True):
     """This signed answer is a lie: its contributors' committed rows make something else, as I computed myself.
 
-    With `other`, a different statement by the same signer for the same slot, it proves itself to everybody.
+    With `other`, a different statement by the same signer for the same slot, it proves itself to everybody. Of a
+    commitment alone: a row that it is to cannot be read, as I found myself.
     """
 
-    answer: Signed  # Answered; with `other` anything that may be said once
+    answer: Signed  # Answered, Compared or Commit; with `other` anything that may be said once
     other: Signed | None = None
+    exhibit: Digest | msgspec.UnsetType = msgspec.UNSET  # of a commitment: the blob that shows it, if it is small
 
 
 class Complaint(Statement, frozen=True):

@@ -1,0 +1,53 @@
+"""An island's side of rows that cannot be read: what it shows of one, and what it makes of what others show.
+
+Cheap beside a round: a row is hashed again, or one leaf of it is decoded. Takes no number from whoever shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest
+from atoll.host.learning import Learning
+from atoll.learn.opening import Cut
+from atoll.learn.schedule import turn_of
+from atoll.learn.unreadable import UNJUDGED, Due, judge, judged_by, show
+from atoll.learn.update import part_bounds
+from atoll.node.jobs import JudgeRow, RowLooked, ShowRow
+
+
+def looked_at_row(
+    work: ShowRow | JudgeRow, learning: Learning, up: Cut | None, put: Callable[[bytes], Digest]
+) -> RowLooked:
+    """`up`: rows of this run are cut into leaves. `put` keeps what shows it."""
+    try:
+        if isinstance(work, JudgeRow):
+            statement, shown, why = None, work.shown, judged(work, learning, up)
+        else:
+            statement, due = work.statement, due_in(work, learning, up, work.part)
+            why, shown = show(work.payload.data, statement, work.part, work.path, due)
+    except PeerFault as fault:
+        return RowLooked(fault=fault.what)
+    if not why:
+        return RowLooked(fault="it can be read")
+    return RowLooked(why, "", statement, shown, put(shown) if shown else None)
+
+
+def judged(work: JudgeRow, learning: Learning, up: Cut | None) -> str:
+    """Why the row cannot be read; nothing if it can. PeerFault if what is shown is none, or of something else."""
+    return judge(work.shown, partial(due_in, work, learning, up))
+
+
+def due_in(work: ShowRow | JudgeRow, learning: Learning, up: Cut | None, part: int) -> Due:
+    """What a row of this part has to be. PeerFault where nobody can be held to it."""
+    recipe = learning.recipe_at(work.trained)
+    codec = judged_by(recipe.coding.up)
+    if codec is None or (up is not None and up.codec.name != codec.name):  # it may change in the course of a run
+        raise PeerFault("", UNJUDGED)
+    begin, end = turn_of(recipe.schedule, learning.layout, work.trained)
+    bounds = part_bounds(end - begin, work.shares)
+    if part >= len(bounds):
+        raise PeerFault("", f"the round had no part {part}")
+    return Due(work.round, len(bounds), bounds[part][1] - bounds[part][0], codec, up)

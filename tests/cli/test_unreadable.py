@@ -1,0 +1,54 @@
+"""Rows that nobody can read, among real processes: their author is expelled at once, and anybody can look again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from processes import Peer, answer_of, lying, peers
+
+pytestmark = [pytest.mark.long, pytest.mark.net, pytest.mark.timeout(300)]
+
+COMMUNITY = [
+    *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=2"),
+    *("--set", "train.inner_steps=2", "--set", "run.rounds=0", "--set", "run.trust=community"),
+    *("--set", "run.audit_rate=0", "--set", "run.start_peers=4", "--set", "run.min_peers=3"),
+]
+LIAR = """
+from atoll.host.island import Island
+honest = Island._encode
+def unreadable(self, work):
+    from atoll.host.arithmetic import named
+    from msgspec.structs import replace
+    made = honest(self, work)
+    parts = tuple(named(b"\\xff" * part.size_bytes, self._up_name) for part in made.parts)
+    return replace(made, parts=parts)
+Island._encode = unreadable
+"""
+
+
+def test_who_sends_what_no_codec_reads_is_expelled_within_three_rounds_and_the_proof_can_be_read(tmp_path: Path):
+    lies = lying(tmp_path, LIAR)
+    with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *COMMUNITY)) as running:
+        ada = running[0]
+        ticket = ada.until_fact("Opened")["ticket"]
+        running += [Peer("join", ticket, "--dir", tmp_path / name, "--name", name) for name in ("bob", "cid")]
+        eve = Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", env=lies)
+        running.append(eve)
+        villain = eve.until_fact("Opened")["peer"]
+        first = ada.until(lambda f: f["fact"] == "Garbage")["round"]
+        out = ada.until(
+            lambda f: (
+                f["fact"] == "MembershipChanged"
+                and any(m["peer"] == villain and m["standing"] == "expelled" for m in f["members"])
+            )
+        )
+        assert out["round"] < first + 3
+        ada.until(lambda f: f["fact"] == "RoundClosed" and f["round"] > out["round"] + 1)
+        assert {f["peer"] for f in ada.facts if f["fact"] in ("Garbage", "Unread", "Accused")} == {villain}
+    verified = answer_of("verify", tmp_path / "ada", "--verdicts", "--also", tmp_path / "bob")
+    assert verified["problems"] == []
+    (left,) = (d for d in verified["verdicts"]["departures"] if d["standing"] == "expelled")
+    assert left["peer"] == villain and {reason["ground"] for reason in left["reasons"]} == {"row"}
+    words = [word["result"] for doubt in verified["verdicts"]["doubts"] for word in doubt["words"]]
+    assert len(words) >= 2 and set(words) == {"agrees"}, verified["verdicts"]
