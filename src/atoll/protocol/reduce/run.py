@@ -235,9 +235,13 @@ class Reduce:
         if gather.below is not None:
             return []  # its owner alone takes them
         tree = self.plan.topology.parts[part]
-        silent = [p for p in self.plan.listeners if p not in gather.names and self.unheard(p)]
+        silent = [p for p in self.plan.listeners if p not in gather.names and self._maybe_cut_off(p)]
         late = [p for p in silent if p in self.plan.givers and self.route.through(part, p) not in gather.rows]
         return [p for p in late if self._gives(part, p) or self.awaits(part, gather.names, tree.below(p))]
+
+    def _maybe_cut_off(self, peer: PeerId) -> bool:
+        """From me alone: others may hear it."""
+        return self.unheard(peer)
 
     def _gives(self, part: int, peer: PeerId) -> bool:
         """As far as I know."""

@@ -149,6 +149,11 @@ class WatchedReduce(Reduce):
         giving = [(peer, self.commit_of(peer)) for peer in self.plan.listeners if peer not in gather.names]
         return self._pull(part, [peer for peer, commit in giving if commit is not None and commit.parts > part])
 
+    def _maybe_cut_off(self, peer: PeerId) -> bool:
+        """Also whoever has said nothing to me: our link may have broken a moment ago, and the other owners of my parts
+        have its row. Without it I would seem to leave it out."""
+        return self.unheard(peer) or (self.commit_of(peer) is None and not self.gone(peer))
+
     def _window(self, part: int, gather: Gather) -> int | None:
         return 0 if gather.owner_index <= self.plan.witnesses else super()._window(part, gather)
 
