@@ -140,6 +140,14 @@ class WatchedReduce(Reduce):
     def _look_at(self, part: int, now: Seconds) -> list[Effect]:
         return super()._look_at(part, now) + self._watch_part(part, now)
 
+    def _close_if_due(self, part: int, now: Seconds) -> list[Effect]:
+        gather = self.gathers.get(part)
+        if gather is None or gather.rows or gather.closed or self.me not in self.plan.watchers(part):
+            return super()._close_if_due(part, now)
+        if now < self.plan.gather_until(0, 1) or part in self.answers or (part, self.me) in self.route.declined:
+            return []
+        return self._cannot(part, "no row came to me in time", now)
+
     def _row_goes_to(self, part: int) -> Sequence[PeerId]:
         return (*self.plan.watchers(part), self.route.target(part))
 
