@@ -85,8 +85,8 @@ class WatchedReduce(Reduce):
         if self.plan.juries:
             return [*effects, *self._ask_words(), *self._want_bytes()]
         silent = {owner for part in range(self.plan.parts) for owner in self._unheard(part, -1)} - {self.me}
-        for owner in sorted(silent - {who for _, who in self.asked}):
-            self.asked.update((part, owner) for part in range(self.plan.parts))
+        for owner in sorted(silent - {who for _, who in self.down.asked}):
+            self.down.asked.update((part, owner) for part in range(self.plan.parts))
             effects.append(Send(owner, Repeat(self.plan.round, self.plan.attempt, self.plan.trace)))
         return effects
 
@@ -159,12 +159,9 @@ class WatchedReduce(Reduce):
         if now < self.plan.gather_until(0, 2):
             return []
         giving = [(peer, self.commit_of(peer)) for peer in self.plan.listeners if peer not in gather.names]
-        return self._pull(part, [peer for peer, commit in giving if commit is not None and commit.parts > part])
-
-    def _maybe_cut_off(self, peer: PeerId) -> bool:
-        """Also whoever has said nothing to me: our link may have broken a moment ago, and the other owners of my parts
-        have its row. Without it I would seem to leave it out."""
-        return self.unheard(peer) or (self.commit_of(peer) is None and not self.gone(peer))
+        return self.detours.pull(
+            part, [peer for peer, commit in giving if commit is not None and commit.parts > part]
+        )
 
     def _window(self, part: int, gather: Gather) -> int | None:
         return 0 if gather.owner_index <= self.plan.witnesses else super()._window(part, gather)
@@ -219,18 +216,20 @@ class WatchedReduce(Reduce):
         return effects
 
     def _note_absent(self, now: Seconds) -> None:
-        """Whoever is late has said so by now, also that it gives nothing. Who has not is still in the round before, or
+        """Whoever is late has said so by now, also that it gives nothing. Who has not is in the round before, or
         wants to hold us up: its turn is over, and that is all."""
         if self.started and not self.absent_known and now >= self.plan.gather_until(0, 2):
             self.absent_known = True
             self.route.absent = frozenset(p for p in self.plan.listeners if self.commit_of(p) is None) - {self.me}
 
     def _own_up(self, part: int, now: Seconds) -> list[Effect]:
-        """Another owner has said that it had rows beside all of mine. They did not come to me in time, and I say so:
-        else I would seem to leave them out. What I signed stays true, should that one prove false."""
+        """Another owner has said that it had rows beside all of mine. They did not come to me in time, and I say
+        so, or I would seem to leave them out. What I signed stays true, should that one prove false."""
         held = self.mine.get(part)
         if held is None or self.me not in self.plan.watchers(part) or (part, self.me) in self.route.declined:
             return []
+        if self.plan.weighs:
+            return []  # which rows count was agreed on before
         mine = frozenset(held.answered.contributors)
         if not any(mine < word.names for word in self.watch.cases[part].words):
             return []
@@ -258,7 +257,7 @@ class WatchedReduce(Reduce):
         made = {
             w.statement.signer for w in self.watch.cases[part].words if w.answered.digest == held.answered.digest
         }
-        have = made - self.back
+        have = made - self.down.back
         return [
             Send(peer, self._message_of(held)) if peer in have else self._answer_to(peer, held)
             for peer in self.route.others()
