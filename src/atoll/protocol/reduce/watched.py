@@ -231,7 +231,8 @@ class WatchedReduce(Reduce):
         if self.plan.weighs:
             return []  # which rows count was agreed on before
         mine = frozenset(held.answered.contributors)
-        if not any(mine < word.names for word in self.watch.cases[part].words):
+        larger = (word.names - mine for word in self.watch.cases[part].words if mine < word.names)
+        if not any(all(self._row_held(part, name) is None for name in lacked) for lacked in larger):
             return []
         why = "rows that other owners had did not come to me in time"
         return self._say_declined(part, why) + self._decline(part, self.me, now)
