@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.machine import Effect, Event, Fact, Received, Send
-from atoll.node.facts import RoundClosed
+from atoll.node.facts import Lapsed, RoundClosed
 from atoll.node.peer import Peer
 from atoll.node.settings import RunSettings
 from atoll.policy.members import RECENT
@@ -67,6 +67,29 @@ def test_what_a_broken_link_keeps_from_an_owner_comes_through_others(kind: str, 
     assert sum(took) < 2.5 * len(took) * before
     if run.round.quorum == "majority":  # no view of a proposer that lacks somebody's commitment runs out
         assert max(took) < 3.2 * before
+
+
+@pytest.mark.parametrize("far", [2, 4])
+def test_nobody_seems_to_leave_rows_out_in_the_round_in_which_a_link_breaks(far: int):
+    """Neither end hears what the other commits to, and both answer for parts, beside others who heard both."""
+    run = replace(RunSettings(round=PACED), **KINDS["open"])
+    network = NetworkKnobs(0.005, 0.02, jitter_s=0.005)
+    swarm = Swarm(2, SwarmKnobs(7, network, IslandKnobs(update_bytes=400_000), run=run))
+    failed, closed = list[Lapsed](), dict[int, RoundClosed]()
+
+    def watch(now: float, node: Node, fact: Fact) -> None:
+        if isinstance(fact, Lapsed):
+            failed.append(fact)
+        elif isinstance(fact, RoundClosed):
+            closed[fact.round] = fact
+
+    swarm.world.watchers.append(watch)
+    swarm.world.run(600.0, stop=lambda: min(swarm.heads()) >= BEFORE)
+    swarm.world.cut(peer_name(1), peer_name(far))
+    swarm.world.run(swarm.world.now + 600.0, stop=lambda: min(swarm.heads()) >= BEFORE + 2)
+    assert not failed
+    for round in (BEFORE + 1, BEFORE + 2):
+        assert len(closed[round].counted) == 7 and not closed[round].partly and not closed[round].parts_missing
 
 
 def test_who_proposes_after_another_has_asked_for_words_that_it_lacks(monkeypatch: pytest.MonkeyPatch):

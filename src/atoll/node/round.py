@@ -564,8 +564,8 @@ class Round:
     def _judge(self, proposal: Judge, now: Seconds) -> list[Effect]:
         trial = self.trials.judge(proposal, now)
         if isinstance(trial, Disagreed):
-            return [self._report(trial)]
-        body = trial.body
+            return self._disagree(trial, proposal.view, now)
+        trial.view, body = proposal.view, trial.body
         effects = [] if self.ground.witnesses else self._compare_body(body, now)
         for commit, signed in ((decode_statement(s.body, s.signer), s) for s in body.commits):
             effects += self._hold_to_first(commit, signed, now) if isinstance(commit, Commit) else []
@@ -594,7 +594,13 @@ class Round:
             return self._adopt(trial) if trial.final else self.agreement.approve(trial.id)
         if trial.final:
             return self._cannot("my state differs from the agreed one")
-        return [self._report(Disagreed(proposer=trial.body.proposer, why="its state hash is not what I compute"))]
+        fact = Disagreed(proposer=trial.body.proposer, why="its state hash is not what I compute")
+        return self._disagree(fact, trial.view, now)
+
+    def _disagree(self, fact: Disagreed, view: int, now: Seconds) -> list[Effect]:
+        """I will never vote for what this view proposes: its time need not pass first."""
+        self.views.refused = view
+        return [self._report(fact), *self._pass_view(now)]
 
     def _try_all(self, now: Seconds) -> list[Effect]:
         return [effect for trial in self.trials.waiting for effect in self._try(trial, now)]

@@ -33,6 +33,7 @@ class Trial:
     step: Step
     back: Amend | None = None  # it goes back to an earlier state, which its parts then do not move
     final: bool = False
+    view: int = -1  # in which it was proposed to me
     state: Digest | None = None
 
 

@@ -1,8 +1,8 @@
 """The views of a round: which is the last of an attempt, and when one has had its time.
 
 Inside an attempt voters propose in turn, a view each. A view ends when whoever may propose in it is gone, when
-those who gave it up leave too few, or when there was something to decide for long enough; and all of an attempt by
-the clock, so that voters that lost each other meet again.
+what was proposed is wrong, when those who gave it up leave too few, or when there was something to decide for long
+enough; and all of an attempt by the clock, so that voters that lost each other meet again.
 Promises: no view lasts for ever; the wait for a decision is measured by what the round took so far, and doubles
 when it was in vain. Never closes one: the round does, and that is always safe.
 """
@@ -31,6 +31,7 @@ class Views:
         self.me, self.gone = me, gone
         self._timed: tuple[int, Seconds] = (-1, 0.0)  # a view, and until when it may be decided
         self._given_up = 0  # that had their time
+        self.refused = -1  # the last one whose proposal I found wrong
         self._last_given_up = -1  # leaving it may take a while, where a quorum is asked first
 
     def last_of(self, attempt: int) -> int:
@@ -51,6 +52,8 @@ class Views:
         who, view = self.agreement.waiting_for, self.agreement.view
         if self.plan.has_clock and view == self.last_of(attempt):
             return False  # the clock ends it: the views of the next attempt begin with its share phase
+        if view == self.refused:
+            return True
         if who is not None and who != self.me and shared and self.gone(who):
             return True
         if gave_up := self.agreement.gave_up:

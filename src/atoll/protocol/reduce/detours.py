@@ -1,8 +1,9 @@
 """Rows that come to an owner around broken links: two do not hear each other, and others hear both.
 
-An owner that lacks rows of those whom it does not hear asks the other owners for them, once each, and waits a
-little: where somebody died instead, nobody has them. Who hands rows on goes without those that go around it, once
-their owner is told that others hear them (`Heard`): silence alone does not tell a broken link from a death.
+An owner that lacks rows of those whom it does not hear, or has heard nothing of, asks the other owners for them,
+once each, and waits a little: where somebody died instead, nobody has them. Who hands rows on goes without those
+that go around it, once their owner is told that others hear them (`Heard`): silence alone does not tell a broken
+link from a death.
 Never asks for what is on its way by itself, never waits twice for the same silence.
 """
 
@@ -43,9 +44,15 @@ class Detours:
         if gather.below is not None:
             return []  # its owner alone takes them
         tree = self.plan.topology.parts[part]
-        silent = [p for p in self.plan.listeners if p not in gather.names and self.unheard(p)]
+        silent = [p for p in self.plan.listeners if p not in gather.names and self._maybe_cut_off(p)]
         late = [p for p in silent if p in self.plan.givers and self.route.through(part, p) not in gather.rows]
         return [p for p in late if self._gives(part, p) or self.awaits(part, gather.names, tree.below(p))]
+
+    def _maybe_cut_off(self, peer: PeerId) -> bool:
+        """From me alone. Where owners watch each other also whoever has said nothing to me: our link may just have
+        broken, the other owners of my part have its row, and without it I would seem to leave it out."""
+        watched = self.plan.witnesses > 0
+        return self.unheard(peer) or (watched and self.commit_of(peer) is None and not self.gone(peer))
 
     def _gives(self, part: int, peer: PeerId) -> bool:
         """As far as I know."""

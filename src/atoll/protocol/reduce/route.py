@@ -25,6 +25,7 @@ class Route:
         self.turn = [0] * plan.parts  # owner index that I currently look to, per part
         self.owner = [tree.owners[0] for tree in plan.topology.parts]  # and who that is; the last if none is left
         self.declined: set[tuple[int, PeerId]] = set()  # (part, who cannot combine it)
+        self.absent: frozenset[PeerId] = frozenset()  # who is not in this attempt: owes no answer
         self.patience: dict[tuple[int, PeerId], Seconds] = {}  # (part, who is at work on it): not late before
         self.senders: dict[int, set[PeerId]] = {}  # whose rows came to me: they know best whom they need
         self.below: dict[int, frozenset[PeerId]] = {}  # whose rows come through me on their way to the owner
@@ -71,10 +72,14 @@ class Route:
         while index < len(owners):
             late = now >= max(self.plan.until(index), self.patience.get((part, owners[index]), 0.0))
             lost = owners[index] != self.me and self.gone(owners[index])
-            if not late and not lost and (part, owners[index]) not in self.declined:
+            if not late and not lost and not self.excused(part, owners[index]):
                 break
             index += 1
         return index
+
+    def excused(self, part: int, owner: PeerId) -> bool:
+        """It has said that it cannot combine this part, or is not in this attempt at all."""
+        return (part, owner) in self.declined or owner in self.absent
 
     def returned(self, part: int) -> list[PeerId]:
         """Owners that I passed over as gone, and hear again: where rounds have no clock, nothing but my row would

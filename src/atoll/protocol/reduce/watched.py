@@ -41,6 +41,7 @@ class WatchedReduce(Reduce):
         judged = around.judges, around.two_faced
         self.watch = Witnesses(plan, self.me, loosely(self._row_held), self.commit_of, self.gone, *judged)
         self.mine: dict[int, AnswerHeld] = {}  # what I made of the parts that I watch
+        self.absent_known = False  # who is not in this attempt: once a third of the first window is over
         self.revealed: set[int] = set()  # parts whose bytes I have shown to everybody who lacks them
         self.said = around.said
         self.words_asked: Counter[tuple[int, PeerId]] = Counter()  # (part, whose about it): how often
@@ -59,6 +60,10 @@ class WatchedReduce(Reduce):
                 return super().handle(event, now)
 
     # ---- what the round asks -------------------------------------------------------------------------------
+
+    def look_again(self, now: Seconds) -> list[Effect]:
+        self._note_absent(now)
+        return super().look_again(now)
 
     def examine(
         self, signed: Signed, said: Answered | Compared, now: Seconds, weighing: Weighing | None = None
@@ -97,9 +102,8 @@ class WatchedReduce(Reduce):
             late = now >= self._answers_by
             for part in range(self.plan.parts):
                 held = self.answers.get(part)
-                declined = {who for where, who in self.route.declined if where == part}
                 seen = self.watch.lapses(part, held.answered if held is not None else None, late)
-                found |= {peer: why for peer, why in seen.items() if peer not in declined}
+                found |= {peer: why for peer, why in seen.items() if not self.route.excused(part, peer)}
         return found
 
     def _want_bytes(self) -> list[Effect]:
@@ -136,6 +140,14 @@ class WatchedReduce(Reduce):
     def _look_at(self, part: int, now: Seconds) -> list[Effect]:
         return super()._look_at(part, now) + self._watch_part(part, now)
 
+    def _close_if_due(self, part: int, now: Seconds) -> list[Effect]:
+        gather = self.gathers.get(part)
+        if gather is None or gather.rows or gather.closed or self.me not in self.plan.watchers(part):
+            return super()._close_if_due(part, now)
+        if now < self.plan.gather_until(0, 1) or part in self.answers or (part, self.me) in self.route.declined:
+            return []
+        return self._cannot(part, "no row came to me in time", now)
+
     def _row_goes_to(self, part: int) -> Sequence[PeerId]:
         return (*self.plan.watchers(part), self.route.target(part))
 
@@ -169,12 +181,14 @@ class WatchedReduce(Reduce):
         if self.route.owner[part] != self.me:
             effects += [self._word_to(peer, held) for peer in self.route.others()]
         heard = self.watch.hear(held.statement, held.answered, held.payload)
-        return effects + heard + self._watch_part(part, now)
+        return effects + heard + self._own_up(part, now) + self._watch_part(part, now)
 
     def _answer_heard(
         self, sender: PeerId, signed: Signed, answered: Answered, payload: Payload | None, now: Seconds
     ) -> list[Effect]:
-        return self.watch.hear(signed, answered, payload) + self._watch_part(answered.part, now)
+        part = answered.part
+        heard = self.watch.hear(signed, answered, payload)
+        return heard + self._own_up(part, now) + self._watch_part(part, now)
 
     def _pass_down(self, held: AnswerHeld) -> list[Send]:
         return []
@@ -201,10 +215,32 @@ class WatchedReduce(Reduce):
             effects += self._hold(held)
         return effects
 
+    def _note_absent(self, now: Seconds) -> None:
+        """Whoever is late has said so by now, also that it gives nothing. Who has not is in the round before, or
+        wants to hold us up: its turn is over, and that is all."""
+        if self.started and not self.absent_known and now >= self.plan.gather_until(0, 2):
+            self.absent_known = True
+            self.route.absent = frozenset(p for p in self.plan.listeners if self.commit_of(p) is None) - {self.me}
+
+    def _own_up(self, part: int, now: Seconds) -> list[Effect]:
+        """Another owner has said that it had rows beside all of mine. They did not come to me in time, and I say
+        so, or I would seem to leave them out. What I signed stays true, should that one prove false."""
+        held = self.mine.get(part)
+        if held is None or self.me not in self.plan.watchers(part) or (part, self.me) in self.route.declined:
+            return []
+        if self.plan.weighs:
+            return []  # which rows count was agreed on before
+        mine = frozenset(held.answered.contributors)
+        larger = (word.names - mine for word in self.watch.cases[part].words if mine < word.names)
+        if not any(all(self._row_held(part, name) is None for name in lacked) for lacked in larger):
+            return []
+        why = "rows that other owners had did not come to me in time"
+        return self._say_declined(part, why) + self._decline(part, self.me, now)
+
     def _unheard(self, part: int, after: int) -> list[PeerId]:
         """Which of the owners after this one, that combine this part too, may still say what they got."""
-        over = self.watch.spoken(part) | {who for where, who in self.route.declined if where == part}
-        left = [owner for owner in self.plan.watchers(part)[after + 1 :] if owner not in over]
+        spoken, later = self.watch.spoken(part), self.plan.watchers(part)[after + 1 :]
+        left = [owner for owner in later if owner not in spoken and not self.route.excused(part, owner)]
         return [owner for owner in left if owner == self.me or not self.gone(owner)]
 
     def _reveal_if_due(self, part: int, now: Seconds) -> list[Effect]:

@@ -181,9 +181,8 @@ class WatchedWeighedReduce(ByDistance, WatchedReduce):
         for witnesses, until in judged:
             for part in range(self.plan.parts):
                 held = self.answers.get(part) if witnesses is self.watch else witnesses.settled(part, patient=False)
-                declined = {who for where, who in self.route.declined if where == part}
                 seen = witnesses.lapses(part, held.answered if held is not None else None, now >= until)
-                found |= {peer: why for peer, why in seen.items() if peer not in declined}
+                found |= {peer: why for peer, why in seen.items() if not self.route.excused(part, peer)}
         return found
 
     # ---- what is otherwise than where sums alone are watched -----------------------------------------------
