@@ -4,8 +4,9 @@
     python bench/under_attack.py --settings digits-dirichlet,digits-iid --rules all --seeds 3
     python bench/under_attack.py --settings mnist-iid,mnist-sorted --data FILE --seeds 1
 
-digits-dirichlet, digits-iid: scikit-learn's digits (1437 / 360), perceptron 64-64-10, n = 17, f = 4, momentum 0.9,
-    rate 0.4, batch 25, 120 steps; each class is dealt to the honest by Dirichlet(1), or all get the same.
+digits-dirichlet, digits-iid, digits-sorted: scikit-learn's digits (1437 / 360), perceptron 64-64-10, n = 17, f = 4,
+    momentum 0.9, rate 0.4, batch 25, 120 steps; each class is dealt to the honest by Dirichlet(1), or all get the
+    same, or `sorted`, as below.
 mnist-iid, mnist-sorted: the small CNN, n = 25, f = 5, momentum 0.9, rate 0.1, batch 32, 600 steps; `sorted` cuts
     the images, in order of their labels, into a piece per honest worker. Lies are those of the published table.
 gpt: byte GPT of 168 k parameters, DiLoCo, 8 peers, 2 of them villains, 8 rounds of 25 steps: validation loss
@@ -179,13 +180,15 @@ def perceptron() -> nn.Module:
     return model
 
 
-def digits(alpha: float | None, steps: int = 120) -> Task:
+def digits(how: str, steps: int = 120) -> Task:
     inputs, labels = digits_data()
     order = np.random.RandomState(0).permutation(len(inputs))
     first, last = torch.from_numpy(order[:1437]), torch.from_numpy(order[1437:])
     train, test = (inputs[first], labels[first]), (inputs[last], labels[last])
-    shares = partial(alike, len(first)) if alpha is None else partial(dirichlet, train[1].numpy(), alpha)
-    return Task(train, test, perceptron, 17, 4, 0.4, 25, steps, 10, shares)
+    known = train[1].numpy()
+    shares = {"dirichlet": partial(dirichlet, known, 1.0), "sorted": partial(by_labels, known)}
+    dealt = shares.get(how, partial(alike, len(first)))
+    return Task(train, test, perceptron, 17, 4, 0.4, 25, steps, 10, dealt)
 
 
 def digits_data() -> tuple[Tensor, Tensor]:
@@ -348,7 +351,7 @@ def gpt_rows(attacks: Sequence[str], quick: bool) -> Iterator[dict]:
 def task_of(setting: str, asked: argparse.Namespace) -> Task:
     kind, _, how = setting.partition("-")
     if kind == "digits":
-        task = digits(1.0 if how == "dirichlet" else None)
+        task = digits(how)
     else:
         if not asked.data:
             raise SystemExit("mnist needs its images. Fix: --data FILE.npz, or a folder with the four idx files")
@@ -432,7 +435,7 @@ def _shown(figures: dict, *names: str) -> str:
     return next(("diverged" if figures[name] is None else str(figures[name]) for name in names if name in figures), "")
 
 
-SETTINGS = ("digits-dirichlet", "digits-iid", "mnist-iid", "mnist-sorted", "gpt")
+SETTINGS = ("digits-dirichlet", "digits-iid", "digits-sorted", "mnist-iid", "mnist-sorted", "gpt")
 
 
 def main() -> None:
