@@ -432,7 +432,8 @@ def table(rows: list[dict], sums: list[dict]) -> str:
 
 def _shown(figures: dict, *names: str) -> str:
     """The first of these that is there at all; nothing where none is: that rule was not asked about that attack."""
-    return next(("diverged" if figures[name] is None else str(figures[name]) for name in names if name in figures), "")
+    found = [figures[name] for name in names if name in figures]
+    return "" if not found else "diverged" if found[0] is None else str(found[0])
 
 
 SETTINGS = ("digits-dirichlet", "digits-iid", "digits-sorted", "mnist-iid", "mnist-sorted", "gpt")

@@ -85,8 +85,8 @@ PRESETS: dict[Trust, Preset] = {
 
 # what no statistic of a preset fits, said where members bring data of their own; the fix is the caller's
 UNLIKE = (
-    "if members' data have little in common, whoever alone knows something is taken for a liar, and what it knows is "
-    "not learned"
+    "if members' data have little in common, whoever alone knows something is taken for a liar, and what it knows "
+    "is not learned"
 )
 
 

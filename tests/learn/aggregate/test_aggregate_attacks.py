@@ -312,7 +312,7 @@ def test_replacement_moves_a_mean_as_if_liars_were_alone():
 
 
 def rows_that_know_one_thing_each() -> torch.Tensor:
-    """(16, VALUES): one unit for everybody, and 0.4 to 4 of what each alone knows: some have little left to learn."""
+    """(16, VALUES): one unit for everybody, 0.4 to 4 of what each alone knows: some have little left to learn."""
     rows = torch.diag(torch.linspace(0.4, 4.0, 16, dtype=torch.float64)) @ torch.eye(16, VALUES).double()
     rows[:, 20] = 1.0
     return rows

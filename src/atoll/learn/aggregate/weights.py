@@ -204,7 +204,7 @@ def clipped_caf(gram: Gram, f: int) -> Weights:
     """CAF for workers whose data differ: rows are clipped first, and it stops as soon as no direction stands out.
 
     v is what centred clipping answers; every row is shortened to the median distance from it; then rows lose belief
-    as in CAF until no direction has more than ALIGNED of all variance (never: the mean of least variance, as there).
+    as in CAF until no direction has more than ALIGNED of all variance (never: the mean of least variance, as it).
     Once clipped, a row that alone knows something makes no more variance than others do, and the filter leaves it;
     liars that say the same make as much as all of them in one direction. Both numbers are from trials (LOG.md).
     """
@@ -235,7 +235,7 @@ def blended_caf(gram: Gram, f: int) -> Weights:
 
 
 def _filtered(gram: Gram, f: int) -> Iterator[tuple[np.ndarray, float, float]]:
-    """Weights of the rows, (n,), the largest variance about their mean, ever less of it, and that of all directions.
+    """Weights of the rows, (n,), the largest variance about their mean, ever less of it, and all of it together.
 
     While the rows' beliefs sum to more than n − 2f: weighted mean, the direction of most weighted variance, every
     row loses belief by its share in it, the farthest all.
