@@ -259,7 +259,7 @@ def test_the_order_of_the_rows_changes_no_bit(rule, pre, seed, copies):
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=8)
 def test_moving_all_rows_moves_the_answer_and_scaling_scales_it(rule, seed):
-    """Those that clip start at the origin, so they are left out; with `start` moved as well centred clipping moves."""
+    """Those that clip start at the origin, so they are left out; with `start` moved too centred clipping moves."""
     x, by = drawn(seed, 11, 8), drawn(seed + 1, 1, 8, 100.0)[0]
     asked = settings_of(rule, 11, 2)
     answer = aggregate(rule, x, **asked)
