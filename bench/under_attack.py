@@ -4,8 +4,9 @@
     python bench/under_attack.py --settings digits-dirichlet,digits-iid --rules all --seeds 3
     python bench/under_attack.py --settings mnist-iid,mnist-sorted --data FILE --seeds 1
 
-digits-dirichlet, digits-iid: scikit-learn's digits (1437 / 360), perceptron 64-64-10, n = 17, f = 4, momentum 0.9,
-    rate 0.4, batch 25, 120 steps; each class is dealt to the honest by Dirichlet(1), or all get the same.
+digits-dirichlet, digits-iid, digits-sorted: scikit-learn's digits (1437 / 360), perceptron 64-64-10, n = 17, f = 4,
+    momentum 0.9, rate 0.4, batch 25, 120 steps; each class is dealt to the honest by Dirichlet(1), or all get the
+    same, or `sorted`, as below.
 mnist-iid, mnist-sorted: the small CNN, n = 25, f = 5, momentum 0.9, rate 0.1, batch 32, 600 steps; `sorted` cuts
     the images, in order of their labels, into a piece per honest worker. Lies are those of the published table.
 gpt: byte GPT of 168 k parameters, DiLoCo, 8 peers, 2 of them villains, 8 rounds of 25 steps: validation loss
@@ -58,6 +59,7 @@ HERE = Path(__file__).resolve().parent
 CLASSES, TARGET = 10, 0
 SQUARE = 2  # pixels to a side of the trigger
 FETCH = "python -m pip install --no-deps --target bench/.venv/digits scikit-learn"
+DIVERGED = (-math.inf, -math.inf)  # worse than any figure, so that a median over seeds can be taken
 Rule = Callable[[Tensor, Tensor], Tensor]  # (rows (n, d), last answer (d,)) -> (d,)
 
 
@@ -178,13 +180,15 @@ def perceptron() -> nn.Module:
     return model
 
 
-def digits(alpha: float | None, steps: int = 120) -> Task:
+def digits(how: str, steps: int = 120) -> Task:
     inputs, labels = digits_data()
     order = np.random.RandomState(0).permutation(len(inputs))
     first, last = torch.from_numpy(order[:1437]), torch.from_numpy(order[1437:])
     train, test = (inputs[first], labels[first]), (inputs[last], labels[last])
-    shares = partial(alike, len(first)) if alpha is None else partial(dirichlet, train[1].numpy(), alpha)
-    return Task(train, test, perceptron, 17, 4, 0.4, 25, steps, 10, shares)
+    known = train[1].numpy()
+    shares = {"dirichlet": partial(dirichlet, known, 1.0), "sorted": partial(by_labels, known)}
+    dealt = shares.get(how, partial(alike, len(first)))
+    return Task(train, test, perceptron, 17, 4, 0.4, 25, steps, 10, dealt)
 
 
 def digits_data() -> tuple[Tensor, Tensor]:
@@ -244,7 +248,7 @@ def dirichlet(labels: np.ndarray, alpha: float, workers: int, draw: np.random.Ra
 def trained(task: Task, rule: Rule, lie: str, seed: int) -> tuple[float, float]:
     """Percent of the test set, and of what bears the trigger the percent taken for the target.
 
-    The honest are the same workers with and without (`none`) liars.
+    The honest are the same workers with and without (`none`) liars. DIVERGED where the model leaves finite numbers.
     """
     honest, liars = task.n - task.f, 0 if lie == "none" else task.f
     draw = np.random.RandomState(seed)
@@ -270,6 +274,8 @@ def trained(task: Task, rule: Rule, lie: str, seed: int) -> tuple[float, float]:
         index_HB = torch.from_numpy(np.stack([share[draws.randint(0, len(share), task.batch)] for share in shares]))
         inputs, labels = task.train[0][index_HB], task.train[1][index_HB]
         _towards(momenta_HD, gradients(inputs, labels), task.momentum)
+        if not momenta_HD.isfinite().all():
+            return DIVERGED
         if lie in TRAINED:
             theirs = [liar % honest for liar in range(liars)]
             _towards(own_FD, gradients(*taught(lie, task, inputs[theirs], labels[theirs])), task.momentum)
@@ -278,6 +284,8 @@ def trained(task: Task, rule: Rule, lie: str, seed: int) -> tuple[float, float]:
         x_D = x_D - task.lr * before_D
         if step > task.steps - 5 * task.every and step % task.every == 0:
             found.append([right(model, named(x_D), *samples) for samples in (task.test, marked)])
+    if not x_D.isfinite().all():
+        return DIVERGED
     accurate, taken = (100 * sum(one) / len(one) for one in zip(*found, strict=True))
     return accurate, taken
 
@@ -343,7 +351,7 @@ def gpt_rows(attacks: Sequence[str], quick: bool) -> Iterator[dict]:
 def task_of(setting: str, asked: argparse.Namespace) -> Task:
     kind, _, how = setting.partition("-")
     if kind == "digits":
-        task = digits(1.0 if how == "dirichlet" else None)
+        task = digits(how)
     else:
         if not asked.data:
             raise SystemExit("mnist needs its images. Fix: --data FILE.npz, or a folder with the four idx files")
@@ -370,8 +378,13 @@ def accuracy_rows(setting: str, attacks: Sequence[str], asked: argparse.Namespac
         rule = rule_of(words, task.n, task.f)
         for attack in attacks:
             runs = [trained(task, rule, attack, seed) for seed in seeds]
-            accurate, taken = (round(median(one), 2) for one in zip(*runs, strict=True))
+            accurate, taken = (_figure(median(one)) for one in zip(*runs, strict=True))
             yield {"setting": setting, "rule": words, "attack": attack, "accuracy": accurate, "success": taken}
+
+
+def _figure(found: float) -> float | None:
+    """None where half of the seeds or more diverged."""
+    return round(found, 2) if math.isfinite(found) else None
 
 
 def summed_up(rows: list[dict]) -> list[dict]:
@@ -384,15 +397,16 @@ def summed_up(rows: list[dict]) -> list[dict]:
         worst = max(badness, key=badness.__getitem__, default=None)
         clean = mine["none"][what] if "none" in mine else None
         figures = {"clean": clean, "worst": mine[worst][what] if worst else None, "worst_attack": worst}
-        figures["taken"] = max((mine[attack]["success"] for attack in BACKDOORS if attack in mine), default=None)
+        taken = [mine[attack]["success"] for attack in BACKDOORS if attack in mine]
+        figures["taken"] = max((one for one in taken if one is not None), default=None)
         found.append({"setting": setting, "rule": rule} | figures)
     return found
 
 
 def _badness(row: dict) -> float:
     if "accuracy" in row:
-        return -row["accuracy"]
-    return float("inf") if row["loss"] is None else row["loss"]
+        return math.inf if row["accuracy"] is None else -row["accuracy"]
+    return math.inf if row["loss"] is None else row["loss"]
 
 
 def table(rows: list[dict], sums: list[dict]) -> str:
@@ -404,23 +418,25 @@ def table(rows: list[dict], sums: list[dict]) -> str:
         lines += ["", f"| {setting} | " + " | ".join(rules) + " |", "|---" * (len(rules) + 1) + "|"]
         for attack in dict.fromkeys(attack for attack, _ in found):
             cells = [found.get((attack, rule), {}) for rule in rules]
-            lines.append(
-                f"| {attack} | " + " | ".join(str(c.get("accuracy", c.get("loss", ""))) for c in cells) + " |"
-            )
-        worst = [f"{one['worst']} ({one['worst_attack']})" if one["worst_attack"] else "" for one in mine]
+            lines.append(f"| {attack} | " + " | ".join(_shown(c, "accuracy", "loss") for c in cells) + " |")
+        worst = [f"{_shown(one, 'worst')} ({one['worst_attack']})" if one["worst_attack"] else "" for one in mine]
         lines.append("| **worst** | " + " | ".join(worst) + " |")
         for attack in ("none", *BACKDOORS):
             cells = [found.get((attack, rule), {}) for rule in rules]
             if any("success" in cell for cell in cells):
                 lines.append(
-                    f"| taken for {TARGET}: {attack} | "
-                    + " | ".join(str(c.get("success", "")) for c in cells)
-                    + " |"
+                    f"| taken for {TARGET}: {attack} | " + " | ".join(_shown(c, "success") for c in cells) + " |"
                 )
     return "\n".join(lines)
 
 
-SETTINGS = ("digits-dirichlet", "digits-iid", "mnist-iid", "mnist-sorted", "gpt")
+def _shown(figures: dict, *names: str) -> str:
+    """The first of these that is there at all; nothing where none is: that rule was not asked about that attack."""
+    found = [figures[name] for name in names if name in figures]
+    return "" if not found else "diverged" if found[0] is None else str(found[0])
+
+
+SETTINGS = ("digits-dirichlet", "digits-iid", "digits-sorted", "mnist-iid", "mnist-sorted", "gpt")
 
 
 def main() -> None:

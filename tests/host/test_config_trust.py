@@ -196,6 +196,21 @@ def test_a_default_rule_is_one_that_the_run_can_keep(members: tuple[int, int], s
     assert bool(lacks) == (statistic == "mean") and all("run.min_peers = 4" in text for text in lacks)
 
 
+def test_who_draws_sites_with_data_of_their_own_hears_of_the_rule_for_data_that_differ():
+    """Not where everybody trains on the run's data, where members trust each other, or where a rule was chosen."""
+    drawn = ("run.sample_peers=5", "run.min_peers=7", "run.start_peers=7")
+    asked = [*drawn, "run.trust=community"]
+    for sets, told in (
+        (asked, True),
+        ((*drawn, "run.trust=open"), True),
+        (asked[1:], False),
+        (drawn, False),
+        ((*asked, "sync.statistic=robust"), False),
+        ((*asked, "sync.statistic=clipped_caf"), False),
+    ):
+        assert any('sync.statistic = "clipped_caf"' in text for text in trusted(*sets)[1]) is told, sets
+
+
 def test_what_cannot_be_audited_is_not_unless_somebody_asks_for_it():
     """Streaming overlaps: the default is no audits, with a word; asked for, the founding is refused."""
     sets = ("run.trust=community", "run.min_peers=5", "run.start_peers=5", "train.recipe=streaming")

@@ -14,6 +14,7 @@ from training import network
 import atoll
 from atoll.host.attached import Attach, _beginning
 from atoll.host.learning import Founded, decode_learning, found
+from atoll.host.loop_trust import forgone
 from atoll.host.record import entries_in
 from atoll.learn.layout import layout_of
 from atoll.learn.methods import cooperative, data_parallel, demo_, noloco, powersgd, sparta
@@ -162,6 +163,20 @@ def test_what_a_run_lacks_of_its_trust_is_told_to_who_founds_it(tmp_path: Path, 
         assert ("one liar can move a mean" in told and "start_peers=4" in told) is asked
         assert ("nobody's work is audited" in told) is asked
         assert ("sums of owners are believed: up = " in told) is asked, told
+
+
+def test_whoever_founds_a_run_of_loops_hears_of_the_rule_for_data_that_differ():
+    """Loops bring data of their own; a rule that somebody named was chosen, and a mean takes nobody for a liar."""
+    recipe = data_parallel(rounds=1)
+    for trust, said, statistic, told in (
+        ("community", None, "robust", True),
+        ("open", None, "trimmed_mean", True),
+        ("community", "robust", "robust", False),
+        ("community", None, "mean", False),
+        ("private", None, "mean", False),
+    ):
+        lacks = forgone(trust, said, statistic, recipe)
+        assert any('statistic="clipped_caf"' in text for text in lacks) is told, (trust, said, statistic)
 
 
 def test_recipes_in_loops_are_held_to_their_trust_as_those_of_built_in_trainers_are(tmp_path: Path):

@@ -91,6 +91,7 @@ GOLDEN = {
     "lowrank:4+int8 decode": "fcddb1a201e356d7",
     "lowrank:4+int8 combine int8": "5c36717c78abe5ce",
     "centred_clipping weights": "de40bda53425d3db",
+    "clipped_caf weights": "fccc207ffbe59c1b",
     "geometric_median weights": "4dac3aa4063145c0",
     "krum weights": "6a2992a793203c73",
     "mda weights": "130e635d7db967ed",

@@ -27,7 +27,7 @@ from atoll.node.settings import RunSettings
 from atoll.policy.apart import Apart
 from atoll.policy.openings import Terms
 from atoll.policy.plan import RoundSettings
-from atoll.policy.presets import PRESETS
+from atoll.policy.presets import PRESETS, UNLIKE
 from atoll.policy.trust import DISTANCES, peers_for_one_liar, rows_needed
 from atoll.policy.validation import Rule
 
@@ -341,6 +341,8 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
             f"Krum asks for n >= 2f + 3 members, {least} for one; write run.start_peers = {least} with another "
             'recipe and run.trust = "community", or trust all who train'
         )
+    if sample_of(config) and config.sync.statistic is None and chosen_statistic(config) != "mean":
+        said.append(f'{UNLIKE}; write sync.statistic = "clipped_caf" for such a run')
     if preset.audit_rate and config.run.audit_rate is None and (why := _unauditable(config, recipe, floats)):
         said.append(f"nobody's work is audited: {why}; write run.audit_rate = 0 to say that this is meant")
     train = config.train

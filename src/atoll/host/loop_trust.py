@@ -11,7 +11,7 @@ from __future__ import annotations
 from atoll.base.errors import UsageError
 from atoll.learn.opening import unopened
 from atoll.learn.recipes import Recipe
-from atoll.policy.presets import PRESETS, Preset, Trust, statistic_of
+from atoll.policy.presets import PRESETS, UNLIKE, Preset, Trust, statistic_of
 from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
 
 
@@ -61,6 +61,8 @@ def forgone(trust: Trust, said: StatisticName | None, statistic: StatisticName, 
             "updates are averaged, and one liar can move a mean: nothing better is possible with fewer than "
             f"{least} members; say start_peers={least} or more, and min_peers no lower, to withstand one"
         )
+    if said is None and statistic != "mean":
+        lacks.append(f'{UNLIKE}; found such a run with statistic="clipped_caf"')
     if preset.audit_rate:
         lacks.append(
             "nobody's work is audited, and no records are kept: what a loop did is its owner's own code and data"

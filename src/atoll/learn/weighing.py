@@ -50,6 +50,7 @@ SOLVES: dict[str, Solve] = {  # by the names of policy/trust; learn/aggregate/ru
     "geometric_median": partial(weights.geometric_median, steps=weights.STEPS, floor=None, from_origin=False),
     "centred_clipping": partial(weights.centred_clipping, steps=3, radius=None),
     "mda": weights.mda,
+    "clipped_caf": weights.clipped_caf,
 }
 MIXED_FIRST = ("krum", "multi_krum", "geometric_median", "centred_clipping")
 SOLVES |= {f"nnm + {rule}": after_mixing(SOLVES[rule]) for rule in MIXED_FIRST}

@@ -83,6 +83,12 @@ PRESETS: dict[Trust, Preset] = {
     ),
 }
 
+# what no statistic of a preset fits, said where members bring data of their own; the fix is the caller's
+UNLIKE = (
+    "if members' data have little in common, whoever alone knows something is taken for a liar, and what it knows "
+    "is not learned"
+)
+
 
 def statistic_of(preset: Preset, tolerance: float, least: int, most: int) -> StatisticName:
     """The rule that a run takes which trains with `least` members and waits for `most`, if nobody says another."""

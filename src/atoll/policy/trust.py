@@ -28,6 +28,7 @@ DistanceName: TypeAlias = Literal[
     "geometric_median",
     "centred_clipping",
     "mda",
+    "clipped_caf",
     "nnm + krum",
     "nnm + multi_krum",
     "nnm + geometric_median",

@@ -94,30 +94,40 @@ def bulyan(x, f):
 
 
 def caf(x, f):
-    means, variances = filtered(x, f)
+    means, variances, _ = filtered(x, f)
     return means[int(np.argmin(variances))]
 
 
 def blended_caf(x, f):
-    means, variances = filtered(x, f)
+    means, variances, _ = filtered(x, f)
     says = (min(variances) / np.array(variances)) ** 2
     return (says[:, None] * np.array(means)).sum(axis=0) / says.sum()
 
 
+def clipped_caf(x, f):
+    v = centred_clipping(x, f)
+    away = np.array([np.linalg.norm(row - v) for row in x])
+    x = np.stack([v + (row - v) * min(1.0, np.median(away) / a) for row, a in zip(x, away, strict=True)])
+    means, variances, whole = filtered(x, f)
+    calm = [mean for mean, one, of in zip(means, variances, whole, strict=True) if one <= 0.3 * of]
+    return (calm or [means[int(np.argmin(variances))]])[0]
+
+
 def filtered(x, f):
-    n, c, means, variances = len(x), np.ones(len(x)), [], []
+    n, c, means, variances, whole = len(x), np.ones(len(x)), [], [], []
     while c.sum() > n - 2 * f or not means:
         mu = (c[:, None] * x).sum(axis=0) / c.sum()
         away = x - mu
         values, vectors = np.linalg.eigh((c[:, None] * away).T @ away / c.sum())
         means.append(mu)
         variances.append(values[-1])
+        whole.append(values.sum())
         tau = (away @ vectors[:, -1]) ** 2
         farthest = tau[c > 0].max()
         if farthest == 0:
             break
         c = c * np.maximum(1 - tau / farthest, 0)
-    return means, variances
+    return means, variances, whole
 
 
 def nnm(x, f):

@@ -108,6 +108,7 @@ def test_with_neighbour_mixing_the_bound_shrinks_with_the_share_of_liars(rule):
         ("centred_clipping", 8.0),  # no step is longer than the farthest honest row is away
         ("caf", 2.0),  # not proven in this form
         ("blended_caf", 2.0),  # nor this
+        ("clipped_caf", 2.0),  # nor this
     ],
 )
 def test_no_attack_moves_a_rule_by_many_honest_diameters(rule, diameters, first):
@@ -133,7 +134,7 @@ def test_no_attack_moves_a_coordinate_by_more_than_the_honest_range(rule):
 def test_a_huge_row_does_not_decide_where_the_centre_is(rule, value):
     """Two liars at the edge of fp32, first or last: the answer stays near the honest mean."""
     honest = honest_rows(3)
-    reach = 2 * diameter(honest) + (float(honest.mean(dim=0).norm()) if rule == "centred_clipping" else 0)
+    reach = 2 * diameter(honest) + (float(honest.mean(dim=0).norm()) if "clip" in rule else 0)
     for first in (True, False):
         rows = torch.cat(
             [constant(honest, LIARS, value), honest] if first else [honest, constant(honest, LIARS, value)]
@@ -147,7 +148,7 @@ def test_a_huge_row_does_not_decide_where_the_centre_is(rule, value):
 def test_no_row_of_doubles_is_too_long_for_a_rule(rule, value):
     """Alike, or opposite: squares of squares leave fp64 above 1e77, summed squares above 1e153."""
     honest = honest_rows(3).double()
-    reach = 2 * diameter(honest) + (float(honest.mean(dim=0).norm()) if rule == "centred_clipping" else 0)
+    reach = 2 * diameter(honest) + (float(honest.mean(dim=0).norm()) if "clip" in rule else 0)
     for signs in ([1.0, 1.0], [1.0, -1.0]):
         liars = constant(honest, LIARS, value) * torch.tensor(signs, dtype=torch.float64)[:, None]
         answer = aggregate(rule, torch.cat([honest, liars]), **asked(rule))
@@ -308,3 +309,27 @@ def test_replacement_moves_a_mean_as_if_liars_were_alone():
     own = torch.randn(LIARS, VALUES, generator=torch.Generator().manual_seed(5))
     rows = torch.cat([torch.zeros(HONEST, VALUES), replacement(own, HONEST)])
     assert torch.allclose(mean(rows), own.mean(dim=0), atol=1e-6)
+
+
+def rows_that_know_one_thing_each() -> torch.Tensor:
+    """(16, VALUES): one unit for everybody, 0.4 to 4 of what each alone knows: some have little left to learn."""
+    rows = torch.diag(torch.linspace(0.4, 4.0, 16, dtype=torch.float64)) @ torch.eye(16, VALUES).double()
+    rows[:, 20] = 1.0
+    return rows
+
+
+def test_the_filter_of_clipped_rows_spares_who_alone_knows_something():
+    """The filter takes the longest honest rows for liars; once clipped, none stands out."""
+    honest = rows_that_know_one_thing_each()
+    told = {rule: aggregate(rule, honest, f=4) / honest.mean(dim=0) for rule in ("caf", "clipped_caf")}
+    assert float(told["caf"][12:16].max()) < 0.3 and float(told["clipped_caf"][12:16].min()) > 0.5
+
+
+@pytest.mark.parametrize("strength", [20.0, 1e6])
+def test_the_filter_of_clipped_rows_drops_those_that_turn_back_together(strength: float):
+    """Clipping alone leaves them four rows of twenty in one direction, the filter alone drops honest ones too."""
+    honest = rows_that_know_one_thing_each()
+    mean_D, rows = honest.mean(dim=0), torch.cat([honest, foe(honest, 4, strength)])
+    answers = {rule: aggregate(rule, rows, f=4) for rule in ("centred_clipping", "caf", "clipped_caf")}
+    apart = {rule: float((answer - mean_D).norm() / mean_D.norm()) for rule, answer in answers.items()}
+    assert apart["clipped_caf"] < 0.15 < 0.25 < apart["caf"] < 0.35 < 0.6 < apart["centred_clipping"]

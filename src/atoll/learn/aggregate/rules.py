@@ -253,6 +253,14 @@ def caf(rows: Rows, f: int, pre: Before = ()) -> Vector:
     return _by_distances("caf", rows, f, pre, majority, weights.caf)
 
 
+def clipped_caf(rows: Rows, f: int, pre: Before = ()) -> Vector:
+    """CAF of clipped rows, that stops where no direction stands out, (d,); n ≥ 2f + 1. For data that differ.
+
+    Rows are clipped about what centred clipping makes of them from zero, so rows must be updates, not models.
+    """
+    return _by_distances("clipped_caf", rows, f, pre, majority, weights.clipped_caf)
+
+
 def blended_caf(rows: Rows, f: int, pre: Before = ()) -> Vector:
     """All means that CAF comes by, each by the inverse square of its largest variance, (d,); n ≥ 2f + 1."""
     return _by_distances("blended_caf", rows, f, pre, majority, weights.blended_caf)
@@ -364,7 +372,7 @@ RULES: dict[str, Callable[..., Vector]] = {
     rule.__name__: rule
     for rule in (
         *(mean, weighted_mean, krum, multi_krum, coordinate_median, trimmed_mean, meamed),
-        *(geometric_median, centred_clipping, mda, monna, bulyan, caf, blended_caf),
+        *(geometric_median, centred_clipping, mda, monna, bulyan, caf, blended_caf, clipped_caf),
     )
 }
 

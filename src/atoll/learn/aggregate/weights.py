@@ -26,6 +26,8 @@ FLOOR = 1e-6  # of the median distance: nearer than that, the geometric median c
 STEPS = 100  # of Weiszfeld; each is n² work, and it stops when no weight moves by more than SETTLED
 SETTLED = 1e-12
 SQUARINGS = 30  # of a covariance: 2**30 steps of the power iteration
+CLIPPED_STEPS = 3  # of centred clipping before the filter of clipped rows looks at them
+ALIGNED = 0.3  # of all variance in one direction: rows of honest workers that differ much have less, once clipped
 SNAP = 1e-12  # a weight that CAF has taken away but for rounding is gone: times 1e30 it would be back
 
 
@@ -194,8 +196,25 @@ def caf(gram: Gram, f: int) -> Weights:
 
     The mean whose largest variance was least.
     """
-    weights, _ = min(_filtered(gram, f), key=lambda found: found[1])
+    weights, _, _ = min(_filtered(gram, f), key=lambda found: found[1])
     return np.append(weights, 0.0)
+
+
+def clipped_caf(gram: Gram, f: int) -> Weights:
+    """CAF for workers whose data differ: rows are clipped first, and it stops as soon as no direction stands out.
+
+    v is what centred clipping answers; every row is shortened to the median distance from it; then rows lose belief
+    as in CAF until no direction has more than ALIGNED of all variance (never: the mean of least variance, as it).
+    Once clipped, a row that alone knows something makes no more variance than others do, and the filter leaves it;
+    liars that say the same make as much as all of them in one direction. Both numbers are from trials (LOG.md).
+    """
+    centre = centred_clipping(gram, f, CLIPPED_STEPS, None)
+    away = [math.sqrt(value) for value in map(float, gram.squared_to(centre)[:-1])]
+    mix = _shortened(away, median(away), centre)
+    found = list(_filtered(gram.mixed(mix), f))
+    calm = (weights for weights, variance, whole in found if variance <= ALIGNED * whole)
+    least, _, _ = min(found, key=lambda one: one[1])
+    return times(next(calm, least)[None, :], mix)[0]
 
 
 def blended_caf(gram: Gram, f: int) -> Weights:
@@ -205,18 +224,18 @@ def blended_caf(gram: Gram, f: int) -> Weights:
     say. What is back helps a backdoor, too (LOG.md): so it is not the default.
     """
     found = list(_filtered(gram, f))
-    least = min(variance for _, variance in found)
+    least = min(variance for _, variance, _ in found)
     # rows that do not differ at all are what they are, whatever else was thought on the way there
-    says = [float(variance <= 0.0) if least <= 0.0 else (least / variance) ** 2 for _, variance in found]
+    says = [float(variance <= 0.0) if least <= 0.0 else (least / variance) ** 2 for _, variance, _ in found]
     total = math.fsum(says)
     blend = np.zeros(gram.origin + 1)
-    for say, (weights, _) in zip(says, found, strict=True):
+    for say, (weights, _, _) in zip(says, found, strict=True):
         blend[:-1] += weights * (say / total)
     return blend
 
 
-def _filtered(gram: Gram, f: int) -> Iterator[tuple[np.ndarray, float]]:
-    """Weights of the rows, (n,), and the largest variance about their mean, ever less of it.
+def _filtered(gram: Gram, f: int) -> Iterator[tuple[np.ndarray, float, float]]:
+    """Weights of the rows, (n,), the largest variance about their mean, ever less of it, and all of it together.
 
     While the rows' beliefs sum to more than n − 2f: weighted mean, the direction of most weighted variance, every
     row loses belief by its share in it, the farthest all.
@@ -231,7 +250,7 @@ def _filtered(gram: Gram, f: int) -> Iterator[tuple[np.ndarray, float]]:
         centred = products - towards - towards.T + times(weights[None, :], towards)[0, 0]
         roots = np.sqrt(weights)
         variance, share = _top(roots[:, None] * centred * roots[None, :])
-        yield weights, variance
+        yield weights, variance, math.fsum(map(float, weights * np.diag(centred)))
         reach = times(centred, (roots * share)[:, None])[:, 0] ** 2
         farthest = reach[belief > 0].max()  # over all rows, as byzfl has it, one that is out would shield the rest
         if variance <= 0.0 or farthest <= 0.0:
@@ -303,10 +322,11 @@ def _lengths(gram: Gram) -> list[float]:
     return [math.sqrt(value) for value in map(float, gram.squared()[-1, :-1])]
 
 
-def _shortened(lengths: list[float], norm: float) -> Square:
-    """A shortened row is a mixture of itself and the origin."""
+def _shortened(lengths: list[float], norm: float, centre: Weights | None = None) -> Square:
+    """A row that is shortened towards the centre, by default the origin, is a mixture of both."""
     scales = np.array([1.0 if length <= norm else norm / length for length in lengths])
-    return np.hstack([np.diag(scales), 1 - scales[:, None]])
+    whither = np.append(np.zeros(len(scales)), 1.0) if centre is None else centre
+    return np.hstack([np.diag(scales), np.zeros((len(scales), 1))]) + (1 - scales)[:, None] * whither
 
 
 # who is far away
