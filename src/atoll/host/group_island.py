@@ -539,11 +539,14 @@ class GroupIsland:
         return Answering(self._codec(call.codec, call, round, part), None, "mean", False, (hi - lo,))
 
     def _both_ways(self, call: Call, work: Combine) -> tuple[Codec, Codec]:
-        up = self._codec(call.codec, call, work.round, work.part)
-        return up, self._way_back(call, work.round, work.part)
+        """An answer goes to all whose rows are in it, a sum to one: so much less does my uplink carry of it."""
+        up, carried_bytes_s = self._codec(call.codec, call, work.round, work.part), self.uplink_bytes_s()
+        receivers = 1 if work.onward else max(1, len(work.rows) - 1)
+        each_bytes_s = carried_bytes_s / receivers if carried_bytes_s is not None else None
+        return up, self._way_back(call, work.round, work.part, each_bytes_s)
 
-    def _way_back(self, call: Call, round: int, part: int) -> Codec:
-        return self._codec(self.terms.way_back or call.codec, call, round, part)
+    def _way_back(self, call: Call, round: int, part: int, link_bytes_s: float | None = None) -> Codec:
+        return self._codec(self.terms.way_back or call.codec, call, round, part, link_bytes_s)
 
     # ---- small words ---------------------------------------------------------------------------------------
 
