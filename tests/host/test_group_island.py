@@ -158,8 +158,9 @@ def test_an_answer_to_many_is_packed_for_a_link_that_is_too_fast_for_one_receive
         island.uplink_bytes_s = lambda: 4e8
         (row,) = encoded.parts
         rows = tuple(Row(PeerId(name), 1, row, (PeerId(name),)) for name in "abcde")
-        made = [Combine(0, 0, SHARES, rows[:2]), Combine(0, 0, SHARES, rows), Combine(0, 0, SHARES, rows, onward=True)]
-        begin = [(await island.do(work)).payload.data[0] for work in made]
+        works = [Combine(0, 0, SHARES, rows[:2]), Combine(0, 0, SHARES, rows)]
+        works += [Combine(0, 0, SHARES, rows, onward=True)]
+        begin = [(await island.do(work)).payload.data[0] for work in works]
         assert begin == [PLAIN, METHODS["zstd:3"].code, PLAIN]
 
     story(tmp_path, GroupTerms("int8", "int8+zstd"), tell)

@@ -40,7 +40,7 @@ from atoll.learn.codec.device import pack_there
 from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import Combined as Made
 from atoll.learn.combine import combine, gather
-from atoll.learn.update import Placed, matrices, part_bounds, tensor_sizes
+from atoll.learn.update import Placed, matrices, part_bounds, tensor_sizes, whole_sizes
 from atoll.learn.weighing import weigh
 from atoll.node.jobs import (
     Adopt,
@@ -561,7 +561,7 @@ class GroupIsland:
         known = Known(seed=seed_of(round, call.coded_as(part)), link_bytes_s=link_bytes_s)
         if is_shaped(name):
             cut = call.tensors, *call.cuts[part]
-            known = replace(known, sizes=tensor_sizes(*cut), shapes=matrices(*cut))
+            known = replace(known, sizes=tensor_sizes(*cut), wholes=whole_sizes(*cut), shapes=matrices(*cut))
         return codec_named(name, known)
 
     def _encoded(self, call: Call, round: int, part: int) -> Payload:
