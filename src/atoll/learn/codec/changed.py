@@ -1,11 +1,11 @@
 """changed: only the tensors of a vector that changed: those whose norm is above a threshold, 1e-6 unless named
 (`changed:1e-5`). The others decode to zero.
 
-`Known.sizes` names how many values each tensor has; without it a tensor is a stretch of 4096 values. Of n values of
-a tensor that has N (`Known.wholes`), since parts cut it, threshold * sqrt(n / N) counts: so what all parts leave out
-is no more than the threshold, though only its author sees a tensor whole. Where the largest magnitude m does not
-decide, the norm is computed on whole numbers, so that two owners never disagree at the border:
-k = |x| * (4095 / m) rounded; norm = sqrt(sum of k^2) / 4095 * m.
+`Known.sizes` names how many values each tensor has; without it a tensor is a stretch of 4096 values. Of n values
+of a tensor that has N (`Known.wholes`), since parts cut it, threshold * sqrt(n / N) counts: what all parts leave
+out is then no more than the threshold, though only its author sees a tensor whole. Where the largest magnitude m
+does not decide, the norm is computed on whole numbers, so that two owners never disagree at the border: k = |x| *
+(4095 / m) rounded; norm = sqrt(sum of k^2) / 4095 * m.
 Wire: a bit per tensor, then the wire of the changed ones, side by side. Its length varies.
 """
 
