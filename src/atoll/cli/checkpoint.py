@@ -97,9 +97,8 @@ def show(
     if json:
         say_json(row)
         return
-    say(
-        f"round {round}, agreed {seconds_text(row['time_s'] - begin_s)} after genesis, {row['trained']} rounds trained"
-    )
+    after = seconds_text(row["time_s"] - begin_s)
+    say(f"round {round}, agreed {after} after genesis, {row['trained']} rounds trained")
     for name, words in _lines(row):
         say(f"  {name:<10} {words}")
 
