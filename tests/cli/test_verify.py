@@ -196,10 +196,11 @@ def test_checkpoints_are_listed_and_shown_as_the_vertices_have_them(folder: Path
     shown = atoll("checkpoint", "show", str(full["round"]), folder).stdout
     seconds = full["time_s"] - rows[0]["time_s"]
     assert shown.startswith(f"round {full['round']}, agreed {seconds_text(seconds)} after genesis, ")
-    assert f"loss       {full['loss']:.4f} over {full['steps']} steps of" in shown and full["vertex"] in shown
+    assert f"loss       {full['loss']:.4f} over {full['steps']} steps and" in shown and full["vertex"] in shown
     assert "counted    ada, bob\n" in shown and "agreed     2 of 2 voters, proposed by " in shown
     assert not {"_", "[", "{"} & set(shown) and "missing" not in shown and "None" not in shown
     here = atoll("checkpoint", "show", str(newest["round"]), folder).stdout
+    assert atoll("checkpoint", "show", "-1", folder).stdout.startswith("genesis, 0 rounds trained\n")
     assert f"size       {bytes_text(newest['size_bytes'])}, in this folder" in here
     assert "E-CHK-01" in atoll("checkpoint", "show", "9999", folder).stderr
     assert answer_of("verify", folder, "--trusted", rows[2]["vertex"])["trusted_round"] == rows[2]["round"]

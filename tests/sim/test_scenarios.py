@@ -98,7 +98,7 @@ def test_a_word_to_pause_that_outlives_the_weather_is_answered_as_well(monkeypat
 def test_a_run_whose_numbers_change_all_the_time_weathers_everything(protocol: str):
     """Beside rollbacks, and, where members may lie, one that changes numbers in another's name: a word counts once,
     if it counts."""
-    report = run_scenario("amendments", 1, peers=6, rounds=12, protocol=protocol)
+    report = run_scenario("amendments", 3, peers=6, rounds=12, protocol=protocol)
     assert report.rounds >= 12 and report.members >= 6 and report.measured["amended"] > 3
 
 

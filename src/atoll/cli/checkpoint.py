@@ -98,7 +98,8 @@ def show(
         say_json(row)
         return
     after = seconds_text(row["time_s"] - begin_s)
-    say(f"round {round}, agreed {after} after genesis, {row['trained']} rounds trained")
+    said = "genesis" if round == -1 else f"round {round}, agreed {after} after genesis"
+    say(f"{said}, {row['trained']} rounds trained")
     for name, words in _lines(row):
         say(f"  {name:<10} {words}")
 
@@ -106,10 +107,12 @@ def show(
 def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What a row says, but for what is as always: (what of, in words)."""
     if row["contributors"]:
-        yield "loss", f"{row['loss']:.4f} over {row['steps']:,} steps of {row['samples']:,} samples in all"
-    missing = f"; missing: {', '.join(row['missing'])}" if row["missing"] else ""
-    counted = ", ".join(row["contributors"]) or "nobody, this round only assembled members"
-    yield "counted", counted + missing
+        yield "loss", f"{row['loss']:.4f} over {row['steps']:,} steps and {row['samples']:,} samples"
+    if row["contributors"] or row["missing"]:
+        missing = f"; missing: {', '.join(row['missing'])}" if row["missing"] else ""
+        yield "counted", (", ".join(row["contributors"]) or "nobody") + missing
+    else:
+        yield "counted", "nobody: members only assembled"
     if row["parts_missing"]:
         yield "unanswered", f"{row['parts_missing']} parts, which counted for nobody"
     if row["weighed"]:
