@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from processes import SMALL, Peer, answer_of, atoll, peers
 from safetensors.torch import load_file
 
+from atoll.base.units import bytes_text, seconds_text
 from atoll.cli.verify import check_blobs, verify
 from atoll.learn.models import build_model
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
@@ -192,6 +193,15 @@ def test_checkpoints_are_listed_and_shown_as_the_vertices_have_them(folder: Path
     assert full["missing"] == [] and full["voters"] == 2 and full["loss"] > 0 and full["votes"] == 2
     words = atoll("checkpoint", "list", folder).stdout.splitlines()
     assert newest["state"][:8] in words[-1] and len(words) <= 20
+    shown = atoll("checkpoint", "show", str(full["round"]), folder).stdout
+    seconds = full["time_s"] - rows[0]["time_s"]
+    assert shown.startswith(f"round {full['round']}, agreed {seconds_text(seconds)} after genesis, ")
+    assert f"loss       {full['loss']:.4f} over {full['steps']} steps and" in shown and full["vertex"] in shown
+    assert "counted    ada, bob\n" in shown and "agreed     2 of 2 voters, proposed by " in shown
+    assert not {"_", "[", "{"} & set(shown) and "missing" not in shown and "None" not in shown
+    here = atoll("checkpoint", "show", str(newest["round"]), folder).stdout
+    assert atoll("checkpoint", "show", "-1", folder).stdout.startswith("genesis, 0 rounds trained\n")
+    assert f"size       {bytes_text(newest['size_bytes'])}, in this folder" in here
     assert "E-CHK-01" in atoll("checkpoint", "show", "9999", folder).stderr
     assert answer_of("verify", folder, "--trusted", rows[2]["vertex"])["trusted_round"] == rows[2]["round"]
 

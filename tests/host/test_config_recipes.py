@@ -17,6 +17,7 @@ from atoll.host.learning import built_in, decode_learning, found
 from atoll.learn.inner import Accumulate, AdamW, Muon
 from atoll.learn.methods import METHODS, cooperative
 from atoll.learn.recipes import Recipe, diloco, in_swarm, over_tokens, swarm_problem
+from atoll.learn.schedule import Phase
 from atoll.node.config.sections import Config
 from atoll.node.config.sense import EXPERIMENTS, RECIPES
 from atoll.node.settings import RULES, RunSettings, decode_settings, encode_settings
@@ -128,8 +129,9 @@ def test_cooperative_runs_keep_the_records_that_their_rows_weigh_by_unless_told_
 def test_changes_of_rhythm_travel_in_rounds_and_are_refused_where_rounds_have_one_length(book: str):
     """Ten rounds of 50 in three of 50 and fifty of 7; genesis says both ways, and neither may be changed alone."""
     sets = ("model.name=gpt-nano", "run.rounds=10", "train.inner_steps=50", f"data.source={book}")
-    config = load_config(None, (*sets, "sync.phases=0.3:7:2bit"), {})
+    config = load_config(None, (*sets, "sync.phases=0.3:7:topk:0.1+2bit"), {})
     recipe = recipe_of(config)
+    assert recipe.schedule.phases == (Phase(0.3, 7, "topk:0.1+2bit"),)
     settings = found(built_in(recipe, book), settings_of(config, recipe)).settings
     assert settings.round.rhythm == ((1, 50), (2, 50), (1, 7), (49, 7)) and settings.rounds == 53
     steps = [settings.round.steps_after(trained) for trained in (0, 2, 3, 52, 53)]

@@ -24,6 +24,7 @@ from atoll.host.memory import Reused
 from atoll.host.store import Store
 from atoll.keys.digest import digest
 from atoll.learn.codec import Known, codec_named
+from atoll.learn.codec.squeeze import METHODS, PLAIN
 from atoll.node.jobs import Adopt, Advance, Encode, Encoded
 from atoll.protocol.reduce.work import Combine, Row
 from atoll.wire.messages.round import Answer, Contribution, Handed, PartBytes, RowBytes
@@ -148,6 +149,21 @@ def test_sums_on_the_way_travel_as_answers_do(tmp_path: Path):
         assert torch.equal(fine.decode(done.payload.data, N), rough.decode(row.data, N))
 
     story(tmp_path, GroupTerms("2bit", "fp32"), tell)
+
+
+def test_an_answer_to_many_is_packed_for_a_link_that_is_too_fast_for_one_receiver(tmp_path: Path):
+    """400 MB/s: a sum goes to one member, an answer to as many as sent rows, beside the owner's own."""
+
+    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+        island.uplink_bytes_s = lambda: 4e8
+        (row,) = encoded.parts
+        rows = tuple(Row(PeerId(name), 1, row, (PeerId(name),)) for name in "abcde")
+        works = [Combine(0, 0, SHARES, rows[:2]), Combine(0, 0, SHARES, rows)]
+        works += [Combine(0, 0, SHARES, rows, onward=True)]
+        begin = [(await island.do(work)).payload.data[0] for work in works]
+        assert begin == [PLAIN, METHODS["zstd:3"].code, PLAIN]
+
+    story(tmp_path, GroupTerms("int8", "int8+zstd"), tell)
 
 
 def test_sums_on_the_way_hold_the_places_that_members_drew(tmp_path: Path):

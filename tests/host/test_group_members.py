@@ -133,6 +133,19 @@ def test_whoever_is_left_alone_by_a_death_is_told_though_it_would_wait_for_ever(
         assert not mine.any()
 
 
+def test_a_group_that_shrinks_below_what_its_rule_needs_waits_for_others_and_says_so():
+    """Four withstand one liar, three nobody. A fourth comes, and the call that it finds waiting is done."""
+    with groups(4, trust="community", statistic="trimmed_mean", timeout_s=0.5) as members:
+        together(members, [torch.ones(10) for _ in members])
+        members.pop().close()
+        mine = torch.zeros(10)
+        with pytest.raises(RunFailedError, match="E-RED-21 3 members are left, and it takes 4"):
+            members[0].all_reduce(mine, timeout_s=PATIENCE_S)
+        assert not mine.any()
+        members.append(atoll.reduce.join(members[0].ticket))
+        assert all(len(done.contributors) == 4 for done in together(members, [torch.ones(10) for _ in members]))
+
+
 def test_nobody_is_left_out_where_one_alone_has_heard_of_a_newcomer():
     """It passes, and the round closes before its proposer hears of anybody. The surprise: the others' call was done
     without that member, whose user then called for the first time where theirs did so for the second."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 import torch
 from msgspec import UNSET
+from msgspec.structs import replace
 from torch import nn
 from training import network
 
@@ -18,6 +20,8 @@ from atoll.host.loop_trust import forgone
 from atoll.host.record import entries_in
 from atoll.learn.layout import layout_of
 from atoll.learn.methods import cooperative, data_parallel, demo_, noloco, powersgd, sparta
+from atoll.learn.recipes import Reducer, diloco
+from atoll.learn.schedule import Phase, Schedule
 from atoll.node.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy.presets import PRESETS
 
@@ -194,3 +198,29 @@ def test_recipes_in_loops_are_held_to_their_trust_as_those_of_built_in_trainers_
             assert code in refused(tmp_path, recipe=recipe, **wish), recipe
         settings = settings_of(tmp_path, recipe=sparta(rounds=9), **wish)
         assert settings.statistic == statistic and settings.openings is UNSET
+
+
+PHASED = replace(diloco(rounds=9), schedule=Schedule(inner_steps=50, rounds=9, phases=(Phase(0.5, 10),)))
+HASTY = replace(diloco(rounds=9), reducer=Reducer(quorum=2, grace=2))
+KEY = re.compile(r"\b(?:run|train|sync|model|data|keep|consensus)\.(?!md)[a-z_]+")
+
+
+@pytest.mark.parametrize(
+    ("wish", "code", "says"),
+    [
+        ({"fragments": 5}, "E-RUN-01", "or fewer fragments"),
+        ({"recipe": cooperative(rounds=9), "trust": "open"}, "E-RUN-18", 'trust="private", or another recipe'),
+        ({"recipe": HASTY, "trust": "open"}, "E-RUN-19", "a recipe of quorum=0"),
+        ({"recipe": noloco(rounds=9), "trust": "open"}, "E-RUN-22", "or leave recipe out"),
+        ({"recipe": PHASED, "target_samples": 100}, "E-RUN-22", "a recipe without phases"),
+        ({"overlap": 2, "sample": 0.5}, "E-RUN-22", "leave both out"),
+        ({"overlap": 2, "target_samples": 100}, "E-ATT-12", "(inner_steps_min)"),
+    ],
+)
+def test_what_cannot_be_founded_is_told_in_arguments_and_not_in_keys_of_a_file(
+    tmp_path: Path, wish: dict[str, object], code: str, says: str
+):
+    """A loop has no run.toml: whoever reads `sync.fragments` there would look for a file."""
+    text = refused(tmp_path, start_peers=7, **wish)
+    assert text.startswith(code) and says in text
+    assert not KEY.findall(text)

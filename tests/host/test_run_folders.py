@@ -116,8 +116,9 @@ def test_a_peer_that_comes_back_is_who_it_was_and_listens_where_it_was_told_to_a
     assert names == ["ada@clinic", "eve@clinic", "eve@clinic", "bob@lab"]
 
 
-def test_a_folder_holds_a_run_once_its_founder_listens(tmp_path: Path):
-    """The port is taken: nothing is founded, so the next start may say anything else and still gets a ticket."""
+def test_a_folder_holds_a_run_once_its_founder_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The port is taken: nothing is founded, so the next start may say anything else and still gets a ticket.
+    Whoever forgot that its environment names the port is told."""
     beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
 
     async def founded(port: int) -> str:
@@ -127,8 +128,14 @@ def test_a_folder_holds_a_run_once_its_founder_listens(tmp_path: Path):
         await host.stop(farewell=False)
         return ticket.text
 
-    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(NetworkError, match="E-NET-11"):
-        asyncio.run(founded(other.getsockname()[1]))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setenv("ATOLL_LISTEN", "/ip4/127.0.0.1/tcp/0")
+        with pytest.raises(NetworkError, match=r"E-NET-11 .*\n.*another program .*\n.*try: another port"):
+            asyncio.run(founded(port))
+        monkeypatch.setenv("ATOLL_LISTEN", f"/ip6/::1/tcp/0 /ip4/127.0.0.1/tcp/{port}")
+        with pytest.raises(NetworkError, match=r"E-NET-11 (.*\n)+.*try: unset ATOLL_LISTEN, or"):
+            asyncio.run(founded(port))
     assert not holds_run(tmp_path)
     assert asyncio.run(founded(0))
 

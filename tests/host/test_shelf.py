@@ -53,6 +53,18 @@ def test_what_verdicts_rest_on_stays_within_its_share_of_the_budget(tmp_path: Pa
     assert [store.has_blob(blob) for blob in (newest, state, older, unnamed)] == [True, True, False, False]
 
 
+def test_what_verdicts_do_not_take_of_their_share_is_there_for_rows(tmp_path: Path):
+    """Of 4 MiB a verdict rests on a tenth of one, and on what never came: nine rows of 0.4 stay, not seven."""
+    store = Store(tmp_path, durable=False)
+    shelf = Shelf(store, Keep(bytes_max=4 * MIB))
+    exhibit = store.put_blob(bytes(MIB // 10))
+    rows = [store.put_blob(bytes([n]) * (MIB * 2 // 5)) for n in range(10)]
+    shelf.keep_verdicts((Digest(bytes(32)), exhibit))
+    shelf.rows.hold(rows)
+    shelf.tidy(set(), 0)
+    assert [store.has_blob(blob) for blob in (exhibit, *rows)] == [True] * 10 + [False]
+
+
 def test_a_private_file_is_good_for_its_vertex_its_model_and_whole(tmp_path: Path):
     """Everything comes back; of another model, cut off or of an older version there is nothing."""
     store, vertex, memory_F = Store(tmp_path, durable=False), Digest(bytes(32)), torch.arange(10.0)

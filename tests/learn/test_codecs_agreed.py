@@ -1,5 +1,7 @@
 """Codecs that build on what members of a round hold alike: one encodes, owners decode, each from its own copy."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
 from atoll.keys.digest import digest
-from atoll.learn.codec import CODECS, check_name, codec_named
+from atoll.learn.codec import CODECS, Known, check_name, codec_named
 from atoll.learn.combine import combine
 from atoll.learn.layout import Layout, Slot, layout_of
 from atoll.learn.models import build_model
@@ -152,6 +154,37 @@ def test_changed_leaves_out_tensors_that_did_not_move_across_part_borders():
     assert 1000 < cut < 3000
     assert [len(wire) for wire in update.wires] == [1 + 4 * (cut - 1000), 1 + 4 * (3000 - cut)]
     assert not update.memory_F.any()
+
+
+@pytest.mark.parametrize(("length", "flags"), [(1.001e-6, [0b11, 0b1, 0b1, 0b01]), (0.999e-6, [0b01, 0, 0, 0b00])])
+def test_a_tensor_that_parts_cut_is_judged_as_if_it_were_whole(length: float, flags: list[int]):
+    """It moved by a millionth and a bit in 13000 values alike, of which no part has more than a third."""
+    slots = (
+        Slot("moved a lot", "parameter", (2000,), "float32", 0),
+        Slot("moved little", "parameter", (130, 100), "float32", 2000),
+        Slot("still", "buffer", (1000,), "float32", 15000),
+    )
+    layout, bounds = Layout(slots, 15000, 16000, 0), part_bounds(16000, (1,) * 4)
+    state = SharedState(torch.zeros(16000), torch.zeros(15000), torch.zeros(0, dtype=torch.int64))
+    codecs = part_codecs("changed+fp32", Common(0, state, Digest(digest(b"state")), layout, 0.5), bounds)
+    x_F = torch.zeros(16000)
+    x_F[:2000], x_F[2000:15000] = 1.0, length / 13000**0.5
+    update = encode_update(state.anchor_F, x_F, None, bounds, codecs, 1.0)
+    assert [wire[0] for wire in update.wires] == flags
+    left = float(update.memory_F.double().norm())
+    assert left == 0 if flags[1] else left == pytest.approx(length)
+
+
+@given(cuts=st.lists(st.integers(1, 999), max_size=5, unique=True), seed=st.integers(0, 99))
+def test_no_more_than_the_threshold_is_left_out_of_a_tensor_however_it_is_cut(cuts: list[int], seed: int):
+    """Also where it moved unevenly: by a factor of up to a thousand from one value to the next."""
+    generator = torch.Generator().manual_seed(seed)
+    x_N = torch.randn(1000, generator=generator) * 10 ** (torch.rand(1000, generator=generator) * 3 - 9.8)
+    left = 0.0
+    for lo, hi in pairwise([0, *sorted(cuts), 1000]):
+        codec = codec_named("changed+fp32", Known(sizes=(hi - lo,), wholes=(1000,)))
+        left += float((x_N[lo:hi] - codec.decode(codec.encode(x_N[lo:hi]), hi - lo)).double().square().sum())
+    assert left**0.5 <= 1e-6 * (1 + 1000**0.5 / 8190)
 
 
 @given(rows=st.integers(1, 40), columns=st.integers(1, 400), before=st.integers(0, 700), parts=st.integers(1, 9))

@@ -8,6 +8,7 @@ import torch
 from msgspec.structs import replace
 from toy import DATA, PARAMETERS, begun, model, tried
 
+from atoll.learn.codec.chain import check_name
 from atoll.learn.codec.fp32 import FP32
 from atoll.learn.experiment import Absence, Experiment, Trouble, experiment
 from atoll.learn.inner import AdamW, Muon, fresh_inner, inner_step, lasting, matrices_of, orthogonalised
@@ -403,7 +404,24 @@ def test_a_phase_of_no_steps_is_refused_as_such(text):
         check_schedule(Schedule(20, 5, phases=phases_named(text)))
 
 
-@pytest.mark.parametrize("text", ["0.5", "half:8", "0.5:8:int8:int8:int8", "0.5:x"])
+@pytest.mark.parametrize(
+    ("codecs", "up", "down"),
+    [
+        ("topk:0.1", "topk:0.1", ""),
+        ("topk:64/4096+2means:int8+zstd:3", "topk:64/4096+2means", "int8+zstd:3"),
+        (":changed:1e-5+2bit", "", "changed:1e-5+2bit"),
+        ("lowrank:4:2bit", "lowrank:4", "2bit"),
+        ("2bit:2means", "2bit", "2means"),  # names that begin with a digit
+    ],
+)
+def test_codecs_of_a_phase_may_have_numbers_behind_a_colon(codecs: str, up: str, down: str):
+    """The colon that ends a codec is told from the one that stands in its name."""
+    assert phases_named(f"0.8:16,0.9:8:{codecs}") == (Phase(0.8, 16), Phase(0.9, 8, up, down))
+    for name in filter(None, (up, down)):
+        check_name(name)
+
+
+@pytest.mark.parametrize("text", ["0.5", "half:8", "0.5:8:int8:int8:int8", "0.5:8:topk:0.1:int8:fp16", "0.5:x"])
 def test_what_is_no_phase_is_refused_with_one_that_is(text):
     with pytest.raises(ValueError, match="is no phase"):
         phases_named(text)

@@ -6,14 +6,16 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from atoll.base.machine import Ask, Done, Keep, Received, Report, Send, Start
+from atoll.base.machine import Ask, Done, Keep, LinkUp, Received, Report, Send, Start
 from atoll.node.facts import CaughtUp, Fault, HistoryMended, MembershipChanged, Refused
 from atoll.node.jobs import Restore, Restored
+from atoll.node.requests import farewell
 from atoll.node.settings import RULES, RunSettings, encode_settings
 from atoll.protocol.dag.history import newest_hole
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.messages.history import Vertices, WantVertices
+from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.statements import Ready
 from atoll.wire.messages.vertex import Vertex
 
@@ -217,3 +219,39 @@ def test_a_vertex_that_a_disk_damaged_is_shown_to_nobody_and_costs_a_newcomer_no
     world.run(world.now + 60, stop=lambda: swarm.head(newcomer) >= 14)
     assert swarm.head(newcomer) >= 14 and not faults
     assert decode_vertex(kept["vertex/3"]).body == decode_vertex(before).body
+
+
+def test_who_is_back_before_its_farewell_was_carried_keeps_its_place():
+    """It left while the others trained, and was here again before they had agreed: no vertex sends it away."""
+    swarm = Swarm(5, SwarmKnobs(peers=4))
+    world, hasty = swarm.world, peer_name(2)
+    world.run(1e3, stop=lambda: min(swarm.heads()) >= 2)
+    began = swarm.head(hasty)
+    world.leave(hasty)
+    world.run(world.now + 0.2)
+    others = [world.nodes[name].machine for name in swarm.founders if name != hasty]
+    assert all(peer.pool.said_by(hasty, "Leave") and peer.history.head == began for peer in others)
+    world.start(hasty)
+    world.run(1e3, stop=lambda: min(swarm.heads()) >= began + 4)
+    bodies = others[0].history.bodies
+    standings = {m.standing for body in bodies.values() for m in body.members if m.peer == hasty}
+    assert standings == {"member"}, standings
+
+
+def test_who_is_leaving_says_so_again_to_whom_it_links():
+    """A link that broke and is mended is no return: the farewell is carried."""
+    swarm = Swarm(5, SwarmKnobs(peers=4))
+    world, goes, other = swarm.world, peer_name(2), peer_name(0)
+    world.run(1e3, stop=lambda: min(swarm.heads()) >= 2)
+    node = world.nodes[goes]
+    world.carry_out(node, farewell(node.machine, "enough", node.clock.local(world.now)))
+    words = node.machine.handle(LinkUp(other), node.clock.local(world.now))
+    said = [e.message.statement for e in words if isinstance(e, Send) and isinstance(e.message, MemberReport)]
+    assert said == node.machine.pool.said_by(goes, "Leave") != []
+    peer = world.nodes[other].machine
+    world.run(world.now + 0.2)
+    assert peer.pool.said_by(goes, "Leave") == said
+    peer.handle(LinkUp(goes), world.nodes[other].clock.local(world.now))
+    assert not peer.pool.said_by(goes, "Leave")
+    peer.handle(Received(goes, MemberReport(said[0])), world.nodes[other].clock.local(world.now))
+    assert peer.pool.said_by(goes, "Leave") == said

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.policy.members import Recent, Reported, admissible, changes_max, next_members, suspicions_needed
+from atoll.policy.members import RECENT, Recent, Reported, admissible, changes_max, next_members, suspicions_needed
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import (
     Answered,
@@ -149,6 +149,9 @@ def test_no_word_from_before_a_member_came_back_moves_it():
     assert "before it came back" in (judge("b", Leave(3, "")) or "") and judge("b", Leave(4, "")) is None
     assert "out of date" in (judge("a", Suspect(3, PeerId("b"), "silent")) or "")
     assert judge("a", Suspect(5, PeerId("b"), "silent")) is None
+    parent = replace(parent, round=100)  # it may have come back without a vertex that says so
+    assert "out of date" in (judge("c", Leave(99 - RECENT, "")) or "")
+    assert judge("c", Leave(100 - RECENT, "")) is None
 
 
 def replace_identity(reported: Reported, identity: Digest) -> Reported:

@@ -9,8 +9,9 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Effect, Fact, Send
+from atoll.base.machine import Effect, Fact, Received, Send
 from atoll.node import openings as work
+from atoll.node.audits import LAID
 from atoll.node.facts import Fault, RoundClosed
 from atoll.node.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy import audits, inquiry, members
@@ -26,7 +27,7 @@ from atoll.sim.swarm import SwarmKnobs, peer_name
 from atoll.sim.villains import Villain, villain
 from atoll.sim.world import Node
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.audits import ExhibitIs
+from atoll.wire.messages.audits import ExhibitIs, WantExhibit
 from atoll.wire.messages.history import Chunk, ManifestIs
 from atoll.wire.messages.round import Answer, Committed, Contribution, RowBytes
 from atoll.wire.messages.statements import Answered, Commit
@@ -289,3 +290,42 @@ def test_if_owners_were_not_asked_for_all_rows_a_lie_would_pass(monkeypatch: pyt
     )
     with pytest.raises(Exception, match="the all_blocks"):
         played({2: "all_blocks"}, rounds=8)
+
+
+def test_who_starts_again_still_says_where_the_openings_lie_that_it_laid_out(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Its disk holds them, and a note of whom each of them is for. Where they are over, so is the note."""
+    monkeypatch.setattr(audits, "AUDIT_ROUNDS", 4)
+    stage = Stage("openings", 1, 4, 9, "two-thirds")
+    settings = replace(stage.settings(), tolerance=0.33, openings=Terms(0.1, CUT.leaf_bytes))
+    swarm = stage.gather(SwarmKnobs(4, run=settings), island=islands({}))
+    world, owner = stage.world, swarm.founders[1]
+    node = world.nodes[owner]
+
+    def shown(round: int) -> dict[int, tuple[tuple[PeerId, ...], Digest | None]]:
+        """By the number of each opening of what it answered: who may ask for it, and where it lies."""
+        mine = node.machine.inspectors.audits
+        cases = (case for key, case in mine.docket.cases.items() if key[:2] == (round, owner))
+        return {case.number: (case.order, mine.exhibits.get(case.key)) for case in cases}
+
+    def noted() -> set[int]:
+        return {int(name.removeprefix(LAID)) for name in node.kept if name.startswith(LAID)}
+
+    def ready() -> list[int]:
+        return [round for round in sorted(noted()) if any(blob for _, blob in shown(round).values())]
+
+    world.run(1e3, stop=ready)
+    round = ready()[0]
+    before = shown(round)
+    world.crash(owner)
+    world.start(owner)
+    world.run(world.now + 0.5, stop=lambda: node.machine.round is not None)
+    assert node.machine.round is not None and shown(round) == before
+    for number, (order, blob) in before.items():
+        for asker in order:
+            event = Received(asker, WantExhibit(round, number))
+            said = node.machine.handle(event, node.clock.local(world.now))
+            assert [e.message for e in said if isinstance(e, Send)] == [ExhibitIs(round, blob, number)]
+    world.run(1e4, stop=lambda: swarm.head(owner) >= round + 5)
+    assert round not in noted()

@@ -8,6 +8,7 @@ checked against the name that was agreed on, or not at all. Never changes the fo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -92,17 +93,50 @@ def show(
         _check_round(kept, folder, round)
         row = _row(kept, folder, round)
         row |= {"validated": found} if (found := validated(kept, folder, round)) else {}
+        begin_s = _row(kept, folder, -1)["time_s"]
     if json:
         say_json(row)
         return
-    for name, value in row.items():
-        if name in ("weighed", "late", "branch", "states") and not value:
-            continue  # no distances weigh rows; nobody came back from being apart; there is one branch, one model
-        words = ", ".join(value) or "nobody" if isinstance(value, list) else value
-        if isinstance(value, dict):
-            as_text = {"late": late_text, "branch": str, "states": str}.get(name, "{:.4f}".format)
-            words = ", ".join(f"{peer} {as_text(said)}" for peer, said in value.items())
-        say(f"  {name:<14} {words}")
+    after = seconds_text(row["time_s"] - begin_s)
+    said = "genesis" if round == -1 else f"round {round}, agreed {after} after genesis"
+    say(f"{said}, {row['trained']} rounds trained")
+    for name, words in _lines(row):
+        say(f"  {name:<10} {words}")
+
+
+def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a row says, but for what is as always: (what of, in words)."""
+    if row["contributors"]:
+        yield "loss", f"{row['loss']:.4f} over {row['steps']:,} steps and {row['samples']:,} samples"
+    if row["contributors"] or row["missing"]:
+        missing = f"; missing: {', '.join(row['missing'])}" if row["missing"] else ""
+        yield "counted", (", ".join(row["contributors"]) or "nobody") + missing
+    else:
+        yield "counted", "nobody: members only assembled"
+    if row["parts_missing"]:
+        yield "unanswered", f"{row['parts_missing']} parts, which counted for nobody"
+    if row["weighed"]:
+        yield "weighed", ", ".join(f"{who} {weight:.4f}" for who, weight in row["weighed"].items())
+    for who, late in row["late"].items():
+        yield "late", f"{who}, {late_text(late)}"
+    votes = f"{row['votes']} of {row['voters']} voters" if row["votes"] else "no votes: by its founder's word"
+    failed = f", after {row['attempt']} attempts that failed" if row["attempt"] else ""
+    epoch = f", epoch {row['epoch']}" if row["epoch"] else ""
+    yield "agreed", f"{votes}, proposed by {row['proposer']}{failed}{epoch}"
+    if row["back_to"] is not None:
+        yield "went back", f"to round {row['back_to']}"
+    if row["branch"]:
+        branch = row["branch"]
+        yield "branch", f"another one begins here: {branch['vertex']}, epoch {branch['epoch']}, by {branch['by']}"
+    if found := row.get("validated"):
+        told = (f"{of} {value:.1%}" if "accuracy" in of else f"{of} {value:.4f}" for of, value in found.items())
+        yield "validated", ", ".join(told)
+    yield "state", row["state"]
+    yield from ((f"  of {who}", state) for who, state in row["states"].items())
+    size = row["size_bytes"]
+    yield "size", f"{bytes_text(size)}, in this folder" if size is not None else "not in this folder any more"
+    yield "vertex", row["vertex"]
+    yield "parent", row["parent"]
 
 
 @checkpoint.command

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum, auto
 from functools import lru_cache
@@ -95,15 +96,24 @@ def endpoint_of(address: str) -> Endpoint:
     return where
 
 
+def named_by_environment() -> tuple[str, ...]:
+    """Where peers listen whose call does not say it: ATOLL_LISTEN, addresses with spaces between."""
+    return tuple(os.environ.get("ATOLL_LISTEN", "").split())
+
+
 # ---- texts -------------------------------------------------------------------------------------------------
 
 
 def cannot_listen(address: str, why: OSError) -> NetworkError:
+    cause, fix = "another program holds this port", "another port, or tcp/0 to let the system choose one"
+    if address in named_by_environment():
+        cause += ", perhaps one that was told the same: the address is from ATOLL_LISTEN"
+        fix = f"unset ATOLL_LISTEN, or say in it {fix}"
     return NetworkError(
         "E-NET-11",
         f"cannot listen on {address}: {why.strerror or why}",
-        cause="another program holds this port, or this address is not this computer's",
-        fix="another port, or tcp/0 to let the system choose one",
+        cause=f"{cause}; or this address is not this computer's",
+        fix=fix,
     )
 
 

@@ -67,7 +67,7 @@ class GroupHost(driver.Driver):
         self._had_place = False
         self._gave_way = -1  # in this round somebody passed for those who come or go
         self._words = 0  # rounds in a row that made room for nobody but by such a word
-        self._lost_since = self.clock.now()  # a quorum; or the last time that there was one
+        self._lost_since = self.clock.now()  # a quorum, or members for its rule; or when both were here
         self._news = asyncio.Event()
 
     async def listen(self, addresses: list[str], announce: tuple[str, ...] = (), upload_bytes_s: int = 0) -> None:
@@ -88,7 +88,7 @@ class GroupHost(driver.Driver):
             case Received(message=MemberReport()):
                 self._give_way()
             case TimerFired("beat"):
-                self._tell_if_quorum_is_lost()
+                self._tell_if_nothing_can_be_agreed()
             case _:
                 pass
 
@@ -143,6 +143,8 @@ class GroupHost(driver.Driver):
         if round is None:
             return "this member is still catching up with the group"
         names = names_of((m.peer, m.name) for m in round.plan.members)
+        if too_few := self._too_few():
+            return too_few
         if round.assembling:
             return f"{self._voters()} of {self.machine.settings.start_peers} members are here"
         if lost := self._quorum_lost():
@@ -311,13 +313,21 @@ class GroupHost(driver.Driver):
         who = "; ".join(f"{', '.join(names[p] for p in peers)} {what}" for peers, what in told if peers)
         return f"too few members are left to agree: {who}"
 
-    def _tell_if_quorum_is_lost(self) -> None:
-        """Those who would have to agree may never come back: calls wait for that as long as for a user."""
-        lost, now = self._quorum_lost(), self.clock.now()
-        if not lost:
+    def _too_few(self) -> str:
+        """What is lacking, if the group once reduced and has shrunk below what its rule needs; else nothing."""
+        history, least = self.machine.history, self.machine.settings.min_peers
+        begun = history is not None and history.head_body.trained > 0
+        if not begun or (count := self._voters()) >= least:
+            return ""
+        return f"{count} members are left, and it takes {least} to withstand one that lies"
+
+    def _tell_if_nothing_can_be_agreed(self) -> None:
+        """Those who are lacking may never come back: calls wait for that as long as for a user."""
+        lost, too_few, now = self._quorum_lost(), self._too_few(), self.clock.now()
+        if not (lost or too_few):
             self._lost_since = now
         elif self.island.calls and now - self._lost_since >= self.island.terms.timeout_s:
-            self.island.ousted(_quorum_is_lost(lost))
+            self.island.ousted(_quorum_is_lost(lost) if lost else _rule_is_lost(too_few))
 
     def _gone_for_good(self) -> list[PeerId]:
         """Voters that said farewell, and whose vertex is not there yet."""
@@ -366,6 +376,15 @@ def _quorum_is_lost(who: str) -> AtollError:
         who,
         cause="their processes ended, or the network between is broken; this call changed nothing here",
         fix="call again when they are back, or close this group and found a new one with those that are left",
+    )
+
+
+def _rule_is_lost(who: str) -> AtollError:
+    return RunFailedError(
+        "E-RED-21",
+        who,
+        cause="others left or were sent away; this call changed nothing here",
+        fix='let others join by its ticket and call again, or close this group and found one with trust="private"',
     )
 
 

@@ -41,7 +41,7 @@ from atoll.learn.codec.fp32 import TRUSTED_FP32
 from atoll.learn.combine import Combined as Made
 from atoll.learn.combine import combine, gather
 from atoll.learn.unreadable import UNJUDGED
-from atoll.learn.update import Placed, matrices, part_bounds, tensor_sizes
+from atoll.learn.update import Placed, matrices, part_bounds, tensor_sizes, whole_sizes
 from atoll.learn.weighing import weigh
 from atoll.node.jobs import (
     Adopt,
@@ -545,11 +545,14 @@ class GroupIsland:
         return Answering(self._codec(call.codec, call, round, part), None, "mean", False, (hi - lo,))
 
     def _both_ways(self, call: Call, work: Combine) -> tuple[Codec, Codec]:
-        up = self._codec(call.codec, call, work.round, work.part)
-        return up, self._way_back(call, work.round, work.part)
+        """An answer goes to all whose rows are in it, a sum to one: so much less does my uplink carry of it."""
+        up, carried_bytes_s = self._codec(call.codec, call, work.round, work.part), self.uplink_bytes_s()
+        receivers = 1 if work.onward else max(1, len(work.rows) - 1)
+        each_bytes_s = carried_bytes_s / receivers if carried_bytes_s is not None else None
+        return up, self._way_back(call, work.round, work.part, each_bytes_s)
 
-    def _way_back(self, call: Call, round: int, part: int) -> Codec:
-        return self._codec(self.terms.way_back or call.codec, call, round, part)
+    def _way_back(self, call: Call, round: int, part: int, link_bytes_s: float | None = None) -> Codec:
+        return self._codec(self.terms.way_back or call.codec, call, round, part, link_bytes_s)
 
     # ---- small words ---------------------------------------------------------------------------------------
 
@@ -564,7 +567,7 @@ class GroupIsland:
         known = Known(seed=seed_of(round, call.coded_as(part)), link_bytes_s=link_bytes_s)
         if is_shaped(name):
             cut = call.tensors, *call.cuts[part]
-            known = replace(known, sizes=tensor_sizes(*cut), shapes=matrices(*cut))
+            known = replace(known, sizes=tensor_sizes(*cut), wholes=whole_sizes(*cut), shapes=matrices(*cut))
         return codec_named(name, known)
 
     def _encoded(self, call: Call, round: int, part: int) -> Payload:

@@ -94,7 +94,13 @@ def distrusting(
             fix=f'say way_back = "{codec_named(down).name.rpartition("+")[0]}"',
         )
     rounds = replace(settings.round, quorum="two-thirds")
-    more: dict[str, object] = {"round": rounds, "statistic": statistic, "tolerance": TOLERANCE}
+    # fewer would go on by a rule that withstands nobody: they wait for others instead
+    more: dict[str, object] = {
+        "round": rounds,
+        "statistic": statistic,
+        "tolerance": TOLERANCE,
+        "min_peers": least,
+    }
     problem = opening_problem(up, down)
     if trust == "open":
         settings = replace(settings, witnessed=True, captured=UNSET if problem else CAPTURED)

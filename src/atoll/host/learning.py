@@ -165,12 +165,18 @@ def effort_misfit(recipe: Recipe, effort: Effort | UnsetType) -> str:
     if (changing or growing) and recipe.own_anchors:
         return "trainers run on for a whole round before they know what the next one asks for"
     if changing and schedule.overlap and effort.steps_min <= schedule.overlap:
-        return f"an overlap of {schedule.overlap} steps needs rounds of more (train.inner_steps_min)"
+        key = _words(recipe, "train.inner_steps_min", "inner_steps_min")
+        return f"an overlap of {schedule.overlap} steps needs rounds of more ({key})"
     if growing and recipe.hidden_steps:
         return "steps that are taken ahead have the batch of the round before"
     if growing and recipe.reducer.quorum:
         return "steps that a round went on without have the batch of the round before"
     return ""
+
+
+def _words(recipe: Recipe, keys: str, arguments: str) -> str:
+    """What to change, as its founder wrote it: in keys of run.toml, or as arguments of `atoll.found`."""
+    return arguments if recipe.model == ATTACHED else keys
 
 
 def rhythm_problem(recipe: Recipe, settings: RunSettings) -> str:
@@ -354,9 +360,14 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
         raise UsageError(
             "E-RUN-19",
             f"rounds of this run cannot go on without those that are slow: {problem}",
-            cause=f"its recipe waits for {reducer.quorum} updates and a grace (sync.quorum, sync.grace)",
-            fix='write run.trust = "private" and sync.topology = "butterfly", and no run.audit_rate; '
-            "or sync.quorum = 0: rounds then wait for everybody",
+            cause=f"its recipe waits for {reducer.quorum} updates and a grace "
+            + _words(recipe, "(sync.quorum, sync.grace)", "(its quorum and grace)"),
+            fix=_words(
+                recipe,
+                'write run.trust = "private" and sync.topology = "butterfly", and no run.audit_rate; '
+                "or sync.quorum = 0: rounds then wait for everybody",
+                'trust="private", or a recipe of quorum=0: rounds then wait for everybody',
+            ),
         )
     return settings
 
@@ -378,9 +389,13 @@ def _pairing(recipe: Recipe, settings: RunSettings) -> RunSettings:
             "E-RUN-22",
             f"members of this run cannot exchange in pairs: {problem}",
             cause="its recipe has no common model: each member keeps its own (specs/pairs.md)",
-            fix='write run.trust = "private", sync.topology = "auto" and sync.apart = "wait", and none of '
-            "sync.statistic, sync.quorum, run.audit_rate, run.score_rate, run.validate_every, run.reputation, "
-            'run.openings, keep.coded; or choose train.recipe = "diloco"',
+            fix=_words(
+                recipe,
+                'write run.trust = "private", sync.topology = "auto" and sync.apart = "wait", and none of '
+                "sync.statistic, sync.quorum, run.audit_rate, run.score_rate, run.validate_every, run.reputation, "
+                'run.openings, keep.coded; or choose train.recipe = "diloco"',
+                'trust="private" without a statistic; or leave recipe out',
+            ),
         )
     return settings
 
@@ -390,7 +405,12 @@ def answers_problem(recipe: Recipe, settings: RunSettings) -> tuple[str, str] | 
     if recipe.paired or not (says_more(recipe) or remembers(recipe)):
         return None
     if settings.round.quorum != "majority":
-        return "nobody could check their owners", 'write run.trust = "private", or choose another train.recipe'
+        fix = _words(
+            recipe,
+            'write run.trust = "private", or choose another train.recipe',
+            'trust="private", or another recipe; without one it is DiLoCo',
+        )
+        return "nobody could check their owners", fix
     if settings.statistic != "mean":
         return f"{settings.statistic} is another statistic", 'write sync.statistic = "mean"'
     if settings.topology not in ("auto", "butterfly", "star"):
@@ -434,7 +454,8 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
     if problem := size_problem(beginning.recipe, layout):
         few = beginning.recipe.schedule.fragments == 1
         larger = "adapters of a higher rank, or more of the model" if layout.held else "a larger model"
-        fix = f"choose {larger}" if few else f"choose {larger}, or fewer sync.fragments"
+        fragments = _words(beginning.recipe, "sync.fragments", "fragments")
+        fix = f"choose {larger}" if few else f"choose {larger}, or fewer {fragments}"
         raise UsageError("E-RUN-01", problem, fix=fix)
     if settings.audited_share and (problem := audit_problem(beginning.recipe, layout)):
         raise UsageError(
@@ -463,9 +484,13 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
         raise UsageError(
             "E-RUN-22",
             f"rounds of this run cannot change their length: {problem}",
-            cause="sync.phases asks for it",
-            fix="leave sync.phases out, or give run.rounds and none of run.audit_rate, run.score_rate, "
-            "run.openings, sync.apart, and of the keys by which rounds follow the run",
+            cause=_words(beginning.recipe, "sync.phases asks for it", "its recipe's schedule has phases"),
+            fix=_words(
+                beginning.recipe,
+                "leave sync.phases out, or give run.rounds and none of run.audit_rate, run.score_rate, "
+                "run.openings, sync.apart, and of the keys by which rounds follow the run",
+                'a recipe without phases; or trust="private" without round_time, target_samples and adaptive_steps',
+            ),
         )
     if settings.apart_terms is not None and (problem := apart_problem(beginning.recipe)):
         raise UsageError(
@@ -478,8 +503,13 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
         raise UsageError(
             "E-RUN-22",
             f"rounds of this run cannot be sampled: {problem}",
-            cause="run.sample or run.sample_peers asks for rounds in which not everybody trains",
-            fix="write 0 for both, or choose the recipe fedavg or diloco, sync.overlap = 0 and sync.fragments = 1",
+            cause=_words(beginning.recipe, "run.sample or run.sample_peers", "sample or sample_peers")
+            + " asks for rounds in which not everybody trains",
+            fix=_words(
+                beginning.recipe,
+                "write 0 for both, or choose the recipe fedavg or diloco, sync.overlap = 0 and sync.fragments = 1",
+                "leave both out, or let rounds be whole: overlap=0, fragments=1 and no share or recipe",
+            ),
         )
     settings = _reducing(beginning.recipe, settings)
     canary = state_hash(beginning.canary) if beginning.canary else UNSET

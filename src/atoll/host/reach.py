@@ -7,11 +7,10 @@ an outside service what our address is: behind a router one says so with --annou
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from contextlib import suppress
 
-from atoll.host.dialling import endpoint_of
+from atoll.host.dialling import endpoint_of, named_by_environment
 from atoll.wire.libp2p.multiaddr import Endpoint, endpoint, text_of
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -19,9 +18,9 @@ INTERFACES_MAX = 3  # addresses told per unspecified one: a ticket has room for 
 
 
 def listening(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Where a program's peer listens: as its call says, else as ATOLL_LISTEN does (addresses with spaces
-    between), else on this computer alone."""
-    return given or tuple(os.environ.get("ATOLL_LISTEN", "").split()) or LOOPBACK
+    """Where a program's peer listens: as its call says, else as ATOLL_LISTEN does, else on this computer
+    alone."""
+    return given or named_by_environment() or LOOPBACK
 
 
 def dialable(bound: list[str]) -> tuple[str, ...]:

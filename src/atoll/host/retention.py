@@ -53,11 +53,11 @@ class Retention:
             newest = [round for round in rounds if round >= head - self.keep.newest]
             states = [*(self._state_of(round) for round in newest), *self._whole]
         kept: set[Digest] = set()
-        size = sum(self._size(blob) for blob in {*self._pieces, *rows})
+        size = self.size_of({*self._pieces, *rows})
         for state in states:
             if state is None or state in kept:
                 continue
-            size += self._size(state)
+            size += self.size_of((state,))
             if size > self.keep.bytes_max:
                 break
             kept.add(state)
@@ -75,9 +75,10 @@ class Retention:
         mine = self._mine[state]
         return (state,) if mine is None else (state, mine)
 
-    def _size(self, blob: Digest) -> int:
-        path = self._store.blob_path(blob)
-        return path.stat().st_size if path.exists() else 0
+    def size_of(self, blobs: Collection[Digest]) -> int:
+        """Bytes of those that are here."""
+        paths = map(self._store.blob_path, blobs)
+        return sum(path.stat().st_size for path in paths if path.exists())
 
     def _state_of(self, round: int) -> Digest | None:
         """What this round agreed on; None if its vertex is not here (yet): nor is its state then."""

@@ -109,9 +109,8 @@ class Shelf:
     def tidy(self, needed: set[Digest], round: int) -> None:
         """Forget the blobs that neither are needed nor were put there lately. `round` is the head's."""
         most = self._retention.keep.bytes_max
-        for_verdicts = most // VERDICTS_SHARE if self._verdicts else 0
-        verdicts = self._store.within(self._verdicts, for_verdicts)
-        beside = verdicts | self.rows.kept(most - for_verdicts)
+        verdicts = self._store.within(self._verdicts, most // VERDICTS_SHARE)
+        beside = verdicts | self.rows.kept(most - self._retention.size_of(verdicts))
         to_keep = self._retention.states(round, beside)
         recent = time.monotonic() - STATES_KEPT_S
         with self._tidying:

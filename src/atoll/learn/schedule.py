@@ -8,6 +8,7 @@ round of its own (`turn_of`), and the overlap is what a trainer goes on at most 
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Annotated
 
@@ -16,6 +17,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from atoll.learn.layout import Layout
 from atoll.learn.update import Bounds
+
+# between two codecs; the colon before a number ("topk:0.1", "topk:64/4096", "zstd:3") is part of a codec's name
+BETWEEN_CODECS = re.compile(r":(?!\d[\d./e-]*(?:[:+]|$))", re.ASCII)
 
 
 class Phase(msgspec.Struct, frozen=True):
@@ -132,10 +136,11 @@ def stretches_of(schedule: Schedule) -> tuple[tuple[int, int], ...]:
 
 
 def phases_named(text: str) -> tuple[Phase, ...]:
-    """since:inner_steps[:up[:down]], more with commas: "0.8:16,0.9:8:int8:int8". ValueError if it is none."""
+    """since:inner_steps[:up[:down]], more with commas: "0.8:16,0.9:8:topk:0.1:int8". ValueError if it is none."""
     found = list[Phase]()
     for piece in filter(None, text.split(",")):
-        since, steps, up, down, *more = [*piece.split(":"), "", "", ""]
+        since, steps, codecs, *_ = [*piece.split(":", 2), "", ""]
+        up, down, *more = [*BETWEEN_CODECS.split(codecs), "", ""]
         try:
             found.append(Phase(float(since), int(steps), up, down))
         except ValueError:

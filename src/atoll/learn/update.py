@@ -76,6 +76,7 @@ def part_codec(name: str, common: Common, bounds: Bounds, part: int, link_bytes_
         seed=digest(b"atoll/codec/seed/1" + common.name + place),
         reference_N=_expected(common, lo, hi) if words & {"delta", "lowrank"} else None,
         sizes=tensor_sizes(tensors_of(common.layout), lo, hi) if "changed" in words else None,
+        wholes=whole_sizes(tensors_of(common.layout), lo, hi) if "changed" in words else None,
         shapes=matrices(tensors_of(common.layout), lo, hi) if "lowrank" in words else None,
         link_bytes_s=link_bytes_s,
     )
@@ -92,6 +93,11 @@ def tensor_sizes(tensors: Iterable[Placed], lo: int, hi: int) -> tuple[int, ...]
     """How many values of lo … hi belong to each tensor that it touches, in the order of the flat vector."""
     inside = (min(hi, tensor.at + tensor.size) - max(lo, tensor.at) for tensor in tensors)
     return tuple(size for size in inside if size > 0)
+
+
+def whole_sizes(tensors: Iterable[Placed], lo: int, hi: int) -> tuple[int, ...]:
+    """How many values each of these has, also where it begins before lo or ends behind hi."""
+    return tuple(tensor.size for tensor in tensors if max(lo, tensor.at) < min(hi, tensor.at + tensor.size))
 
 
 def tensors_of(layout: Layout) -> Iterator[Placed]:

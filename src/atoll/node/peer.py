@@ -807,6 +807,9 @@ class Peer:
         if self.is_lost:
             return [*effects, *self._ask_lost([peer])]
         known = self.known
+        known.pool.withdraw_farewell(peer)
+        farewell = known.pool.said_by(self.me, Leave.__name__) if self.leaving else []
+        effects += [Send(peer, MemberReport(word)) for word in farewell]
         effects += self.downloads.linked(peer, now)
         effects += self.regain.fetch.linked(peer, now) if self.regain.fetch is not None else []
         effects += known.eras.ask_of(peer, now) if known.eras is not None else []

@@ -62,6 +62,7 @@ from atoll.wire.messages.statements import (
     Caught,
     Invite,
     Join,
+    Leave,
     Pause,
     Placed,
     Rests,
@@ -192,6 +193,10 @@ class ReportPool:
     def withdraw_suspicion(self, by: PeerId, peer: PeerId) -> None:
         """The accused was heard again."""
         self._forget((Suspect.__name__, by, peer))
+
+    def withdraw_farewell(self, peer: PeerId) -> None:
+        """It is back. One that is still about to leave says so again to whom it links."""
+        self._forget((Leave.__name__, peer, ""))
 
     def suspected_by(self, peer: PeerId) -> set[PeerId]:
         """Whom it says that it does not hear."""

@@ -143,7 +143,9 @@ def admissible(
                 return "gives too long a reason"
             if mine is None or not mine.present:
                 return "is not a member"
-            return None if round >= mine.since else "it was said before it came back"
+            if round < mine.since:
+                return "it was said before it came back"
+            return None if round >= parent.round - RECENT else "is out of date"  # it may be back, and nobody knew
         case Rests(round=round):
             if mine is None or not mine.trains:
                 return "only members that train can rest"

@@ -47,7 +47,7 @@ WRAPS: dict[str, Callable[[Any, Codec, Known], Codec]] = {
     "sparse": lambda nothing, inner, known: sparse(inner),
     "dct": lambda nothing, inner, known: dct(inner),
     "delta": lambda nothing, inner, known: delta(inner, known.reference_N),
-    "changed": lambda threshold, inner, known: changed(threshold, inner, known.sizes),
+    "changed": lambda threshold, inner, known: changed(threshold, inner, known.sizes, known.wholes),
 }
 
 NICKNAMES = {

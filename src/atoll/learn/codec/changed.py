@@ -1,9 +1,11 @@
 """changed: only the tensors of a vector that changed: those whose norm is above a threshold, 1e-6 unless named
 (`changed:1e-5`). The others decode to zero.
 
-`Known.sizes` names how many values each tensor has; without it a tensor is a stretch of 4096 values. Where the
-largest magnitude m does not decide, the norm is computed on whole numbers, so that two owners never disagree at
-the border: k = |x| * (4095 / m) rounded; norm = sqrt(sum of k^2) / 4095 * m.
+`Known.sizes` names how many values each tensor has; without it a tensor is a stretch of 4096 values. Of n values
+of a tensor that has N (`Known.wholes`), since parts cut it, threshold * sqrt(n / N) counts: what all parts leave
+out is then no more than the threshold, though only its author sees a tensor whole. Where the largest magnitude m
+does not decide, the norm is computed on whole numbers, so that two owners never disagree at the border: k = |x| *
+(4095 / m) rounded; norm = sqrt(sum of k^2) / 4095 * m.
 Wire: a bit per tensor, then the wire of the changed ones, side by side. Its length varies.
 """
 
@@ -34,11 +36,13 @@ class OpenedTensors(NamedTuple):
     value_M: Tensor
 
 
-def changed(threshold: float, values: Codec, sizes: tuple[int, ...] | None) -> Codec:
+def changed(
+    threshold: float, values: Codec, sizes: tuple[int, ...] | None, wholes: tuple[int, ...] | None = None
+) -> Codec:
     return Codec(
         f"changed{'' if threshold == THRESHOLD else f':{threshold!r}'}+{values.name}",
         lambda n: -(-(len(_edges(sizes, n)) - 1) // 8) + values.wire_bytes(n),
-        partial(_encode, threshold, values, sizes),
+        partial(_encode, threshold, values, sizes, wholes),
         partial(_open_wire, values, sizes),
         _decode_span,
         False,
@@ -63,12 +67,15 @@ def _is_changed(x: Tensor, threshold: float) -> bool:
     return math.sqrt(int((grid * grid).sum())) / GRID * largest > threshold
 
 
-def _encode(threshold: float, values: Codec, sizes: tuple[int, ...] | None, x: Tensor) -> Buffer:
+def _encode(
+    threshold: float, values: Codec, sizes: tuple[int, ...] | None, wholes: tuple[int, ...] | None, x: Tensor
+) -> Buffer:
     x = check_input(x)
     refuse(largest_of(x))
     edges = _edges(sizes, x.numel())
     tensors = [x[lo:hi] for lo, hi in pairwise(edges)]
-    flags = np.array([_is_changed(tensor, threshold) for tensor in tensors], np.bool_)
+    shares = zip(tensors, wholes or map(len, tensors), strict=True)
+    flags = np.array([_is_changed(x_N, threshold * math.sqrt(len(x_N) / whole)) for x_N, whole in shares], np.bool_)
     kept = [tensor for tensor, flag in zip(tensors, flags, strict=True) if flag]
     wire = values.encode(torch.cat([x.new_empty(0), *kept]))
     return np.packbits(flags, bitorder="little").tobytes() + wire

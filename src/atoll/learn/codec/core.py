@@ -143,6 +143,7 @@ class Known:
     seed: bytes | None = None  # `randk`: the same for all members, another in every round and part
     reference_N: Tensor | None = None  # `delta`: the vector the receiver holds; `lowrank` starts its search there
     sizes: tuple[int, ...] | None = None  # `changed`: values per tensor of this vector
+    wholes: tuple[int, ...] | None = None  # `changed`: of each, also where it goes on outside; None: nowhere
     shapes: tuple[tuple[int, int], ...] | None = None  # `lowrank`: (rows, columns) of every piece of this vector
     link_bytes_s: float | None = None
     """Compressors at the sender: what its link carries. None: nobody knows, so as a home's. See `squeeze.pays`."""

@@ -280,8 +280,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "sync.phases": (
         'Changes of rhythm, by shares of the run: "0.8:16,0.9:8:int8:int8" has rounds of 16 steps from 0.8 of its '
         "run.rounds x train.inner_steps steps on, and of 8 with these codecs (up, down; left out: as before) from "
-        "0.9. Rounds are then more than run.rounds. Shorter ones at the end average the last steps away. Not with "
-        "fragments, overlap, sync.quorum, sync.apart, audits, scores, or rounds that follow the run."
+        '0.9; "0.9:8:topk:0.1+int8" has one with a number. Rounds are then more than run.rounds. Shorter ones at '
+        "the end average the last steps away. Not with fragments, overlap, sync.quorum, sync.apart, audits, scores "
+        "or rounds that follow the run."
     ),
     "sync.pipeline_depth": "Pieces of an update on their way at once. Not yet: the transport decides; keep 3.",
     "sync.compression_ratio": 'Share of values that "topk" and "randk" keep, unless it is named: "topk:0.05".',
