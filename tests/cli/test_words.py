@@ -241,6 +241,16 @@ def test_two_of_one_name_are_told_apart_and_no_name_commands_a_terminal(
     assert "[/b] [2J round 9" in first and "\x1b" not in first + second
 
 
+def test_who_is_expelled_is_not_just_gone_and_where_to_read_why_is_said():
+    progress = Progress()
+    for name, standing in (("bob", "away"), ("eve", "expelled")):
+        progress.members.append({"peer": name * 4, "name": name, "standing": standing})
+    line = line_of({"fact": "MembershipChanged", "joined": [], "left": ["bob" * 4, "eve" * 4]}, progress)
+    assert line == "- bob is gone  ! eve is expelled; why: atoll verify --verdicts"
+    unread = {"fact": "Unread", "peer": "eve" * 4, "of": 3, "why": "a value is not finite"}
+    assert line_of(unread, progress) == "! what eve gave to round 3 cannot be read: a value is not finite"
+
+
 def test_who_ends_as_we_do_is_no_trouble():
     """Peers hang up when the run is over, each in its own time: before that a silent one is told, then not."""
     progress, silent = Progress(), {"fact": "Suspected", "peer": "bob" * 4, "why": "refused"}

@@ -196,10 +196,12 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
                 + (f"  {progress.tokens_per_s:,.0f} {progress.unit}/s" if progress.tokens_per_s else "")
             )
         case "MembershipChanged":
-            return "".join(
-                [f"+ {name(p)} joined  " for p in entry["joined"]]
-                + [f"- {name(p)} is gone  " for p in entry["left"]]
-            ).rstrip()
+            out = {m["peer"] for m in progress.members if m["standing"] == "expelled"}
+            return "  ".join(
+                [f"+ {name(p)} joined" for p in entry["joined"]]
+                + [f"- {name(p)} is gone" for p in entry["left"] if p not in out]
+                + [f"! {name(p)} is expelled; why: atoll verify --verdicts" for p in entry["left"] if p in out]
+            )
         case "Suspected" if progress.over:
             return ""  # they leave as we do
         case "Suspected":
@@ -258,6 +260,8 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             return f"! {name(entry['by'])} says: {one_line(entry['what'])}"
         case "Fault":
             return f"! {name(entry['peer'])} broke the protocol: {entry['what']}"
+        case "Unread":
+            return f"! what {name(entry['peer'])} gave to round {entry['of']} cannot be read: {entry['why']}"
         case "RunOver":
             return f"the run is over after {entry['rounds']} rounds; state {entry['state'][:16]}"
         case _:
