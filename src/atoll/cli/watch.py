@@ -195,6 +195,9 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
                 + (f" (data-parallel: {bytes_text(less)})" if less else "")
                 + (f"  {progress.tokens_per_s:,.0f} {progress.unit}/s" if progress.tokens_per_s else "")
             )
+        case "RoundClosed" if entry["missing"]:
+            of = f"/{progress.rounds}" if progress.rounds else ""
+            return f"! round {entry['trained']}{of} counted nobody; the model is as it was"
         case "MembershipChanged":
             out = {m["peer"] for m in progress.members if m["standing"] == "expelled"}
             return "  ".join(
@@ -213,12 +216,12 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             return ""  # there was nothing to agree on
         case "AttemptFailed":
             why = entry.get("paused", "trying again")
-            return f"! attempt {entry['attempt']} of round {entry['round']} ran out of time; {why}"
+            return f"! attempt {entry['attempt'] + 1} of this round ran out of time; {why}"
         case "WorkRefused":
             told = f"! this computer cannot do its part of the round: {entry['why']}"
             return f"{told}; make room, or mend what is broken: it is tried again"
         case "Passed":
-            return f"! nothing contributed to round {entry['round']}: {entry['why']}"
+            return f"! nothing contributed to this round: {entry['why']}"
         case "ScoreMissed":
             return (
                 f"! the update of {name(entry['peer'])} in round {entry['of']} is not scored here: {entry['why']}"
@@ -261,7 +264,7 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
         case "Fault":
             return f"! {name(entry['peer'])} broke the protocol: {entry['what']}"
         case "Unread":
-            return f"! what {name(entry['peer'])} gave to round {entry['of']} cannot be read: {entry['why']}"
+            return f"! the update of {name(entry['peer'])} cannot be read: {entry['why']}"
         case "RunOver":
             return f"the run is over after {entry['rounds']} rounds; state {entry['state'][:16]}"
         case _:
