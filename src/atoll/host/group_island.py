@@ -347,11 +347,13 @@ class GroupIsland:
 
     def follow(self) -> Follower | None:
         """Hashes one payload on its way in."""
-        return xxhash.xxh3_128() if self.checked is None else None
+        return xxhash.xxh3_128() if self.checked is None else self.checked.follow()
 
     def named(self, message: Message, followed: bytes) -> Digest | None:
         """What a payload that was followed is called; None if it has a slower name."""
-        return _padded(followed) if self.checked is None and isinstance(message, QUICK) else None
+        if self.checked is not None:
+            return self.checked.named(message, followed)
+        return _padded(followed) if isinstance(message, QUICK) else None
 
     async def close(self) -> None:
         self._closed = True

@@ -103,9 +103,7 @@ class MerkleTree:
         return tuple(path)
 
 
-def merkle_top(
-    hashed: bytes, index: int, count: int, path: tuple[Digest, ...], fan: int = 2
-) -> Digest | None:
+def merkle_top(hashed: bytes, index: int, count: int, path: tuple[Digest, ...], fan: int = 2) -> Digest | None:
     """The root over which this leaf stands at `index` of `count`; None if no path of this length leads there.
 
     Never raises on a stranger's path.
@@ -124,7 +122,7 @@ def merkle_top(
 
 
 def merkle_holds(root: Digest, leaf: Digest, index: int, count: int, path: tuple[Digest, ...]) -> bool:
-    """True if the part of this name stands at `index` of the `count` under `root`. Never raises on a stranger's path."""
+    """True if this part stands at `index` of the `count` under `root`. Never raises on a stranger's path."""
     return merkle_top(blake3(leaf, key=_LEAF).digest(), index, count, path) == root
 
 

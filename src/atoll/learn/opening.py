@@ -68,6 +68,10 @@ class Cut:
     def leaf_bytes(self) -> int:
         return self.codec.wire_bytes(self.leaf_values)
 
+    def fits(self, size_bytes: int) -> bool:
+        """Whether any values make a wire of this length."""
+        return bool(self._lengths(size_bytes))
+
     def count(self, size_bytes: int) -> int:
         """Leaves of a wire of this length; an empty one has one."""
         return max(1, -(-size_bytes // self.leaf_bytes))
@@ -128,13 +132,23 @@ class Leaves:
     """
 
     def __init__(self, cut: Cut) -> None:
-        self._cut, self._hashed = cut, list[bytes]()
+        self._cut, self._hashed, self._size_bytes = cut, list[bytes](), 0
 
     def update(self, stretch: Buffer) -> None:
-        self._hashed += [blake3(leaf).digest() for leaf in self._cut.leaves(memoryview(stretch).cast("B"))]
+        view = memoryview(stretch).cast("B")
+        self._hashed += [blake3(leaf).digest() for leaf in self._cut.leaves(view)]
+        self._size_bytes += len(view)
 
     def tree(self) -> MerkleTree:
-        return MerkleTree(self._hashed or [digest(b"")], FAN)
+        return tree_over(self._hashed or [digest(b"")])
+
+    def digest(self) -> bytes:
+        """Of all leaves, one behind the other; nothing if no values make this wire, which then is one leaf."""
+        return b"".join(self._hashed) if self._cut.fits(self._size_bytes) else b""
+
+
+def tree_over(hashed: list[bytes]) -> MerkleTree:
+    return MerkleTree(hashed, FAN)
 
 
 class Shown(NamedTuple):
