@@ -116,7 +116,7 @@ def merkle_top(hashed: bytes, index: int, count: int, path: tuple[Digest, ...], 
         beside = path[at : at + together - 1]
         if len(beside) < together - 1 or any(len(sibling) != DIGEST_BYTES for sibling in beside):
             return None  # one as long as two would move the leaf to another place
-        node = _over([*beside[:before], node, *beside[before:]])
+        (node,) = _up([*beside[:before], node, *beside[before:]], fan)
         at, index, width = at + together - 1, index // fan, -(-width // fan)
     return None if at < len(path) else _sealed(node, count)
 
@@ -127,12 +127,9 @@ def merkle_holds(root: Digest, leaf: Digest, index: int, count: int, path: tuple
 
 
 def _up(level: list[bytes], fan: int) -> list[bytes]:
-    return [_over(level[at : at + fan]) for at in range(0, len(level), fan)]
-
-
-def _over(nodes: list[bytes]) -> bytes:
-    """One that stands alone moves up as it is."""
-    return blake3(b"".join(nodes), key=_NODE).digest() if len(nodes) > 1 else nodes[0]
+    """A node that stands alone moves up as it is."""
+    nodes = [blake3(b"".join(level[at : at + fan]), key=_NODE).digest() for at in range(0, len(level), fan)]
+    return [*nodes[:-1], level[-1]] if len(level) % fan == 1 else nodes
 
 
 def _sealed(top: bytes, count: int) -> Digest:

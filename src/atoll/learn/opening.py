@@ -115,8 +115,11 @@ class Cut:
 
         Several numbers of values may make it, where several share a byte: their sections have the same lengths.
         """
-        full = self.count(size_bytes) - 1
-        rest, low, high = size_bytes - full * self.leaf_bytes, 0, self.leaf_values
+        leaf_bytes = self.leaf_bytes
+        full = max(0, -(-size_bytes // leaf_bytes) - 1)
+        rest, low, high = size_bytes - full * leaf_bytes, 0, self.leaf_values
+        if rest == leaf_bytes:  # as of every slab but the last
+            low = high
         while low < high:  # the fewest values in the last leaf
             middle = (low + high) // 2
             low, high = (middle + 1, high) if self.codec.wire_bytes(middle) < rest else (low, middle)
