@@ -25,7 +25,7 @@ def test_a_laggard_asks_only_for_the_chunks_that_differ(tmp_path: Path):
     name = blob_id(manifest)
     assert store.open_blob(name, manifest) == {0, 2, 3}
     for index in (1, 4):
-        store.store_chunk(name, index, new[index])
+        store.unfinished.store(name, index, new[index])
     store.finish_blob(name)
     assert store.read_blob(name) == b"".join(new) and store.read_blob(earlier) == b"".join(OLD)
     store.close()
@@ -59,7 +59,7 @@ def test_chunks_of_zeros_are_there_as_soon_as_there_is_room(tmp_path: Path):
     manifest = manifest_of(data)
     name = blob_id(manifest)
     assert store.open_blob(name, manifest) == {0, 2}
-    store.store_chunk(name, 1, OLD[0])
+    store.unfinished.store(name, 1, OLD[0])
     store.finish_blob(name)
     assert store.read_blob(name) == data
     store.close()

@@ -18,8 +18,10 @@ from atoll.base.ids import Digest
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
 from atoll.host import store as stores
+from atoll.host import unfinished
 from atoll.host.chunks import ARRIVING_MAX, Chunks
 from atoll.host.store import NotInMemory, Store, stored
+from atoll.host.unfinished import Unfinished
 from atoll.keys.digest import Manifest, blob_id, digest, manifest_of
 from atoll.protocol.transfer.work import Partly, ReadChunk, ReadManifest, StoreChunk
 from atoll.wire.messages.history import Chunk
@@ -101,7 +103,7 @@ def test_a_chunk_that_went_into_a_file_that_is_gone_is_written_again(tmp_path: P
         chunks = Chunks(store)
         store.open_blob(BLOB, MANIFEST)
         (payload,) = await taken(chunks, (1, piece(1)))
-        store.drop_unfinished(BLOB)
+        store.unfinished.drop(BLOB)
         assert store.open_blob(BLOB, MANIFEST) == frozenset()
         assert await done(chunks, StoreChunk(BLOB, 1, payload)) is None
         assert store.open_blob(BLOB, MANIFEST) == {1}
@@ -149,7 +151,7 @@ def test_what_the_thread_does_not_keep_up_with_is_on_disk_all_the_same(
     """It waits for the disk with one chunk, others wait for it: what comes next is written at once, since a process
     that is killed loses what lies in its memory. Not where the disk is behind: then the loop would wait, too."""
     held, let_go = Event(), Event()
-    monkeypatch.setattr(Store, "catch_up", lambda store, name: (held.set(), let_go.wait()))
+    monkeypatch.setattr(Unfinished, "catch_up", lambda store, name: (held.set(), let_go.wait()))
 
     async def story() -> None:
         store = Store(tmp_path)
@@ -162,7 +164,7 @@ def test_what_the_thread_does_not_keep_up_with_is_on_disk_all_the_same(
             chunks.take(Chunk(BLOB, 0), piece(0), told.append)
         chunks.take(Chunk(BLOB, 1), piece(1), told.append)
         assert len(told) == 1 and on_disk(store)[BLOB_CHUNK : 2 * BLOB_CHUNK] == piece(1)
-        monkeypatch.setattr(Store, "is_behind", lambda store, name: True)
+        monkeypatch.setattr(Unfinished, "is_behind", lambda store, name: True)
         chunks.take(Chunk(BLOB, 2), piece(2), told.append)
         assert len(told) == 2 and told[1].digest == MANIFEST.chunks[2]
         assert on_disk(store)[2 * BLOB_CHUNK :] == bytes(5000)
@@ -335,7 +337,7 @@ def test_what_was_just_fetched_is_read_without_being_hashed_again(tmp_path: Path
     store = Store(tmp_path)
     store.open_blob(BLOB, MANIFEST)
     for index in range(3):
-        store.land(BLOB, index, MANIFEST.chunks[index], piece(index))
+        store.unfinished.land(BLOB, index, MANIFEST.chunks[index], piece(index))
     store.finish_blob(BLOB)
     monkeypatch.setattr(stores.os, "preadv", forgetful)
     monkeypatch.setattr(stores, "digest", counted)
@@ -400,12 +402,12 @@ def test_a_file_system_that_sets_nothing_aside_is_no_obstacle_and_the_log_says_s
 def test_a_long_download_is_synced_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """So that its end has little left to wait for, and a power cut little to lose."""
     synced: list[int] = []
-    monkeypatch.setattr(stores, "_sync_data", synced.append)
-    monkeypatch.setattr(stores, "SYNCED_EVERY_BYTES", 2 * BLOB_CHUNK)
+    monkeypatch.setattr(unfinished, "_sync_data", synced.append)
+    monkeypatch.setattr(unfinished, "SYNCED_EVERY_BYTES", 2 * BLOB_CHUNK)
     store = Store(tmp_path)
     store.open_blob(BLOB, MANIFEST)
     for index in (0, 1, 2, 0):
-        store.store_chunk(BLOB, index, piece(index))
+        store.unfinished.store(BLOB, index, piece(index))
     store.close()
     assert len(synced) == 1
 
@@ -413,17 +415,17 @@ def test_a_long_download_is_synced_on_its_way(tmp_path: Path, monkeypatch: pytes
 def test_a_disk_that_syncs_keeps_nobody_from_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Until it was given as much again; and the blob has no name before that sync, too, has ended."""
     synced = Event()
-    monkeypatch.setattr(stores, "_sync_data", lambda handle: synced.wait())
-    monkeypatch.setattr(stores, "SYNCED_EVERY_BYTES", BLOB_CHUNK)
+    monkeypatch.setattr(unfinished, "_sync_data", lambda handle: synced.wait())
+    monkeypatch.setattr(unfinished, "SYNCED_EVERY_BYTES", BLOB_CHUNK)
     store = Store(tmp_path)
     store.open_blob(BLOB, MANIFEST)
-    store.store_chunk(BLOB, 0, piece(0))
-    store.store_chunk(BLOB, 2, piece(2))
-    assert not store.is_behind(BLOB)
-    store.store_chunk(BLOB, 1, piece(1))
-    assert store.is_behind(BLOB) and on_disk(store) == DATA
+    store.unfinished.store(BLOB, 0, piece(0))
+    store.unfinished.store(BLOB, 2, piece(2))
+    assert not store.unfinished.is_behind(BLOB)
+    store.unfinished.store(BLOB, 1, piece(1))
+    assert store.unfinished.is_behind(BLOB) and on_disk(store) == DATA
     with ThreadPoolExecutor() as others:
-        caught_up, finished = others.submit(store.catch_up, BLOB), others.submit(store.finish_blob, BLOB)
+        caught_up, finished = others.submit(store.unfinished.catch_up, BLOB), others.submit(store.finish_blob, BLOB)
         assert not (caught_up.done() or finished.done() or store.has_blob(BLOB))
         synced.set()
     assert caught_up.exception() is None and finished.exception() is None and store.read_blob(BLOB) == DATA
@@ -454,7 +456,7 @@ def test_a_manifest_that_names_bytes_of_another_length_gets_nothing_written(data
     store = Store(tmp_path)
     store.put_blob(data)  # also where this disk holds such a chunk
     assert store.open_blob(blob_id(lie), lie) == frozenset()
-    assert store.land(blob_id(lie), 0, digest(data), data) is None
+    assert store.unfinished.land(blob_id(lie), 0, digest(data), data) is None
     assert store.blob_path(blob_id(lie)).with_suffix(".part").read_bytes() == bytes(100)
     store.close()
 
@@ -471,10 +473,10 @@ def test_a_disk_that_could_not_sync_has_lost_what_it_was_given(
     store = Store(tmp_path)
     store.open_blob(BLOB, MANIFEST)
     if when == "on its way":
-        monkeypatch.setattr(stores, "SYNCED_EVERY_BYTES", 2 * BLOB_CHUNK)
-        monkeypatch.setattr(stores, "_sync_data", broken)
+        monkeypatch.setattr(unfinished, "SYNCED_EVERY_BYTES", 2 * BLOB_CHUNK)
+        monkeypatch.setattr(unfinished, "_sync_data", broken)
     for index in range(3):
-        store.land(BLOB, index, MANIFEST.chunks[index], piece(index))
+        store.unfinished.land(BLOB, index, MANIFEST.chunks[index], piece(index))
     monkeypatch.undo()
     with monkeypatch.context() as patched, pytest.raises(OSError):
         patched.setattr(stores.os, "fsync", broken)
@@ -491,22 +493,22 @@ def test_a_sync_that_fails_late_takes_its_own_file_and_no_other(tmp_path: Path, 
         synced.wait()
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(stores, "_sync_data", breaks)
-    monkeypatch.setattr(stores, "SYNCED_EVERY_BYTES", BLOB_CHUNK)
+    monkeypatch.setattr(unfinished, "_sync_data", breaks)
+    monkeypatch.setattr(unfinished, "SYNCED_EVERY_BYTES", BLOB_CHUNK)
     store = Store(tmp_path)
     store.open_blob(BLOB, MANIFEST)
-    store.store_chunk(BLOB, 0, piece(0))
-    given_up = store.opening(BLOB)
-    store.drop_unfinished(BLOB)
+    store.unfinished.store(BLOB, 0, piece(0))
+    given_up = store.unfinished.opening(BLOB)
+    store.unfinished.drop(BLOB)
     store.open_blob(BLOB, MANIFEST)
-    again = store.opening(BLOB)
+    again = store.unfinished.opening(BLOB)
     synced.set()
     assert given_up and given_up.syncing and isinstance(given_up.syncing.exception(), OSError)
-    assert store.opening(BLOB) is again and on_disk(store) == bytes(SIZE)
+    assert store.unfinished.opening(BLOB) is again and on_disk(store) == bytes(SIZE)
     synced.clear()
-    store.store_chunk(BLOB, 0, piece(0))
+    store.unfinished.store(BLOB, 0, piece(0))
     waited: list[Any] = []
-    monkeypatch.setattr(stores, "wait", lambda futures: (synced.set(), waited.append(futures[0].exception())))
+    monkeypatch.setattr(unfinished, "wait", lambda futures: (synced.set(), waited.append(futures[0].exception())))
     # without giving it up first: nothing of the file that is lost is believed
     assert store.open_blob(BLOB, MANIFEST) == frozenset() and waited
     assert on_disk(store) == bytes(SIZE)
@@ -521,8 +523,8 @@ def test_a_blob_that_was_begun_anew_is_not_finished_by_whoever_began_it_first(tm
         with pytest.raises(OSError, match="the disk lost"):
             store.finish_blob(BLOB)
         for index in range(3):
-            store.store_chunk(BLOB, index, piece(index))
-        store.drop_unfinished(BLOB)
+            store.unfinished.store(BLOB, index, piece(index))
+        store.unfinished.drop(BLOB)
     assert not store.has_blob(BLOB)
     store.close()
 
@@ -534,12 +536,12 @@ def test_a_chunk_that_is_written_while_its_file_goes_is_not_in_the_next_one(
     store.open_blob(BLOB, MANIFEST)
 
     def in_between(handle: int, data: memoryview, at: int) -> None:
-        store.drop_unfinished(BLOB)
+        store.unfinished.drop(BLOB)
         store.open_blob(BLOB, MANIFEST)
 
-    monkeypatch.setattr(stores, "write_at", in_between)
-    store.store_chunk(BLOB, 0, piece(0))
-    assert store.partly(BLOB) is None
+    monkeypatch.setattr(unfinished, "write_at", in_between)
+    store.unfinished.store(BLOB, 0, piece(0))
+    assert store.unfinished.partly(BLOB) is None
     store.close()
 
 
@@ -550,9 +552,9 @@ def test_whatever_breaks_at_one_chunk_the_thread_goes_on(tmp_path: Path, monkeyp
         raise RuntimeError("can't start new thread")
 
     async def story() -> None:
-        monkeypatch.setattr(stores, "SYNCED_EVERY_BYTES", 1)
+        monkeypatch.setattr(unfinished, "SYNCED_EVERY_BYTES", 1)
         store = Store(tmp_path)
-        monkeypatch.setattr(store._syncs, "submit", no_more)
+        monkeypatch.setattr(store.unfinished._syncs, "submit", no_more)
         chunks = Chunks(store)
         store.open_blob(BLOB, MANIFEST)
         async with asyncio.timeout(20):
@@ -573,7 +575,7 @@ def test_a_chunk_of_a_blob_that_became_whole_meanwhile_is_stored_already(tmp_pat
         chunks = Chunks(store)
         store.open_blob(BLOB, MANIFEST)
         for index in range(3):
-            store.store_chunk(BLOB, index, piece(index))
+            store.unfinished.store(BLOB, index, piece(index))
         store.finish_blob(BLOB)
         payload = Payload(MANIFEST.chunks[1], BLOB_CHUNK, piece(1))
         assert await done(chunks, StoreChunk(BLOB, 1, payload)) is None
@@ -595,7 +597,7 @@ def test_a_full_disk_takes_back_what_given_up_downloads_were_promised(
     parts = [store.blob_path(blob_id(m)).with_suffix(".part") for m in (given_up, in_use)]
     for manifest in (given_up, in_use):
         store.open_blob(blob_id(manifest), manifest)
-    os.utime(parts[0], (0, time.time() - stores.PARTS_BUSY_S - 1))
+    os.utime(parts[0], (0, time.time() - unfinished.PARTS_BUSY_S - 1))
 
     def nearly_full(handle: int, at: int, size_bytes: int) -> None:
         if parts[0].exists():
@@ -620,7 +622,7 @@ def test_what_is_here_of_a_blob_on_its_way_is_given_to_others(tmp_path: Path, mo
         store.open_blob(BLOB, MANIFEST)
         assert stored(store, ReadManifest(BLOB, partly=True)) is None  # nothing is worth asking for
         await taken(chunks, (1, piece(1)))
-        store.store_chunk(BLOB, 2, piece(2))
+        store.unfinished.store(BLOB, 2, piece(2))
         assert stored(store, ReadManifest(BLOB)) is None  # for those who know nothing of parts
         assert stored(store, ReadManifest(BLOB, partly=True)) == Partly(MANIFEST, b"\x06")
         given = [await done(chunks, ReadChunk(BLOB, index)) for index in (0, 1, 2, 3)]

@@ -200,7 +200,7 @@ def test_a_blob_has_its_name_only_once_its_bytes_are_synced(tmp_path: Path, monk
     name = blob_id(manifest)
     assert store.open_blob(name, manifest) == frozenset()
     for index in range(3):
-        store.store_chunk(name, index, data[index * 2**20 : (index + 1) * 2**20])
+        store.unfinished.store(name, index, data[index * 2**20 : (index + 1) * 2**20])
     store.finish_blob(name)
     assert calls == ["sync .part", "name", "sync "] and store.read_blob(name) == data
     store.close()
@@ -214,7 +214,7 @@ def test_half_a_blob_on_disk_is_worth_the_chunks_that_survived(tmp_path: Path):
     store = Store(tmp_path)
     store.open_blob(name, manifest)
     for index in (0, 2):
-        store.store_chunk(name, index, data[index * 2**20 : (index + 1) * 2**20])
+        store.unfinished.store(name, index, data[index * 2**20 : (index + 1) * 2**20])
     with (tmp_path / "blobs" / f"{name.hex()}.part").open("r+b") as file:
         file.seek(2 * 2**20 + 512)
         file.write(bytes(SECTOR))

@@ -191,7 +191,7 @@ def test_a_stranger_costs_nothing_but_its_connection(stand: Stand, ahead: int):
     assert not [e for e in effects if isinstance(e, Send)]
     assert (len(peer.early), peer.early.size_bytes, peer.early.count_of[STRANGER]) == (0, 0, 0)
     assert not peer.early.dropped and STRANGER not in peer.news.hinted
-    assert STRANGER not in round.too_early | round.repeated_to and round.parts.held == before
+    assert STRANGER not in round.repeats.too_early | round.repeats.told and round.parts.held == before
     stand.hears(words[0], payload, by=MEMBER)
     assert ahead not in (1, 2) or peer.early.count_of[MEMBER] == 1  # a member's early word is remembered
 

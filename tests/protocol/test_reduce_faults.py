@@ -126,7 +126,7 @@ def test_a_sum_is_given_to_owners_alone_and_nobody_else_makes_them_wait():
     direct = Group(4).begin()
     owner, *others = direct.plan.owners(0)
     direct.machines[owner].handle(Received(others[0], Heard(0, 0, "", 0, others[1]), None), 0.0)
-    assert not direct.machines[owner].there
+    assert not direct.machines[owner].detours.there
 
 
 class Garbled(Group):

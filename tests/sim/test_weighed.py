@@ -176,12 +176,8 @@ WEIGHED = lambda fact: isinstance(fact, RowsWeighed)  # noqa: E731
 ANSWERED = lambda fact: isinstance(fact, PartAnswered)  # noqa: E731
 
 
-@pytest.mark.parametrize("seed", [3, 4, 5])
-@pytest.mark.parametrize("quorum", ["majority", "two-thirds"])
-@pytest.mark.parametrize("phase", [SHARE, WEIGHED, ANSWERED], ids=["before it compares", "weighed", "answered"])
-def test_an_owner_may_die_at_any_moment_and_no_part_is_lost(phase, quorum: str, seed: int):
+def closed_without(stage: Stage, phase: Callable[[Fact], bool]) -> RoundClosed:
     """The first one of whom this is heard is killed in that very moment: the round counts all its parts."""
-    stage = Stage("robust", "scaling", quorum, seed)
     killed: list[PeerId] = []
 
     def kill(name: PeerId) -> None:
@@ -193,6 +189,16 @@ def test_an_owner_may_die_at_any_moment_and_no_part_is_lost(phase, quorum: str, 
     assert first.parts_missing == 0 and first.body.attempt == 0 and len(killed) == 1
     assert all(fact.parts_missing == 0 for fact in stage.told(RoundClosed))
     assert stage.island.distance(first.body.state) < 0.55  # it began at 1, and a round goes half of the way
+    return first
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+@pytest.mark.parametrize("quorum", ["majority", "two-thirds"])
+@pytest.mark.parametrize("phase", [SHARE, WEIGHED, ANSWERED], ids=["before it compares", "weighed", "answered"])
+def test_an_owner_may_die_at_any_moment_and_no_part_is_lost(phase, quorum: str, seed: int):
+    """The first one of whom this is heard is killed in that very moment: the round counts all its parts."""
+    stage = Stage("robust", "scaling", quorum, seed)
+    first = closed_without(stage, phase)
     assert stage.loud(first.body) < 1e-9
 
 
@@ -203,17 +209,7 @@ def test_an_owner_may_die_at_any_moment_where_neighbours_are_mixed(phase):
     Every answer in the vertex is made again here, out of the rows that were sent and the bits that it names.
     """
     stage = Stage("nnm + trimmed_mean", "scaling")
-    killed: list[PeerId] = []
-
-    def kill(name: PeerId) -> None:
-        killed.append(name)
-        stage.world.at(stage.world.now, lambda: stage.world.crash(name))
-
-    stage.once(phase, kill).run(3)
-    first = stage.closed(0)
-    assert first.parts_missing == 0 and first.body.attempt == 0 and len(killed) == 1
-    assert all(fact.parts_missing == 0 for fact in stage.told(RoundClosed))
-    assert stage.island.distance(first.body.state) < 0.55
+    first = closed_without(stage, phase)
     weighing, made = first.body.weighing, []
     bounds = part_bounds(VALUES, stage.island.cuts[0])
     for signed, (lo, hi) in zip(first.body.parts, bounds, strict=True):

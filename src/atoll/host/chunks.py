@@ -80,7 +80,7 @@ class Chunks:
             self._landing |= begins
         if begins:
             self._thread.submit(self._land_some)
-        elif not waits and self._store.is_behind(chunk.blob):
+        elif not waits and self._store.unfinished.is_behind(chunk.blob):
             then(Payload(digest(data), len(data), data))  # to be stored when its turn comes
         elif not waits:
             then(self._land(chunk, data))
@@ -94,7 +94,7 @@ class Chunks:
         data = work.payload.data
         if not isinstance(data, Landed):
             self._off_the_loop(self._store_one, (work, data), answer)
-        elif data.opening is self._store.opening(work.blob):
+        elif data.opening is self._store.unfinished.opening(work.blob):
             self._loop.call_soon(self._then, answer, None)
         else:  # the file that it went to is gone
             self._off_the_loop(self._store_one, (work, data.data), answer)
@@ -116,7 +116,7 @@ class Chunks:
                 if not more:
                     break
                 chunk, data, then = self._arriving.popleft()
-            self._store.catch_up(chunk.blob)
+            self._store.unfinished.catch_up(chunk.blob)
             landed.append((then, self._land(chunk, data)))
         if more:
             self._thread.submit(self._land_some)
@@ -127,7 +127,7 @@ class Chunks:
         name = digest(data)
         opening: Opening | None = None
         with suppress(Exception):  # whoever asks for it to be stored is told why; the thread goes on
-            opening = self._store.land(chunk.blob, chunk.index, name, data)
+            opening = self._store.unfinished.land(chunk.blob, chunk.index, name, data)
         return Payload(name, len(data), data if opening is None else Landed(data, opening))
 
     def _tell(self, landed: list[tuple[Callable[[Payload], None], Payload]]) -> None:
@@ -137,8 +137,8 @@ class Chunks:
     def _store_one(self, what: tuple[StoreChunk, Buffer]) -> Exception | None:
         work, data = what
         try:
-            self._store.catch_up(work.blob)
-            self._store.store_chunk(work.blob, work.index, data)
+            self._store.unfinished.catch_up(work.blob)
+            self._store.unfinished.store(work.blob, work.index, data)
         except Exception as why:
             return why
         return None

@@ -2,7 +2,7 @@
 
     peer.key  session.key     secrets, mode 0600
     kept.sqlite               named values; committed with fsync before `keep` returns
-    blobs/<hex>               finished blobs; <hex>.part while they are being fetched
+    blobs/<hex>               finished blobs; <hex>.part while they are being fetched: `unfinished.py`
     blobs/<hex>.manifest      their chunk digests; proves itself by its name, made again if lost
     private.bin               error feedback and inner state, keyed by vertex; losing it costs progress, not safety
     private.next              the same as it will be once the round under way counts what was sent in it
@@ -16,13 +16,10 @@ from disk, as far as that is noticed (`Proof`).
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import sqlite3
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,18 +32,17 @@ from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
 from atoll.host.durable import (
     aside,
-    make_room,
     open_elsewhere,
     read_at,
     refused,
     sync_folder,
-    write_at,
     write_durably,
     write_over,
 )
 from atoll.host.memory import for_once
-from atoll.host.proofs import Opening, Proof, Stamp
+from atoll.host.proofs import Proof, Stamp
 from atoll.host.stretch import Handle, Stretch
+from atoll.host.unfinished import PARTS_KEPT_S, Memory, Unfinished
 from atoll.keys.digest import Buffer, Manifest, blob_id, digest, manifest_of
 from atoll.node.jobs import ReadVertices
 from atoll.protocol.dag.eras import SEALED_HELD, ReadEra
@@ -55,24 +51,15 @@ from atoll.protocol.transfer.work import (
     CloseBlob,
     DropBlob,
     OpenBlob,
-    Partly,
     ReadManifest,
 )
-
-log = logging.getLogger(__name__)
 
 VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones stay on disk
 MANIFESTS_HELD = 64
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
-PARTS_KEPT_S = 86400.0  # of a blob that is not whole, since it was last written to: a cut download goes on
-PARTS_BUSY_S = 600.0  # where the disk is full only what was written to since then is spared
 SPARE_FROM_BYTES = 2**20  # of a blob that goes: smaller files are not worth a second life
-SYNCED_EVERY_BYTES = 64 * 2**20  # of a blob that is being fetched: what its end or a power cut finds unsynced
 
-_sync_data = getattr(os, "fdatasync", os.fsync)
 AT_ONCE = getattr(os, "RWF_NOWAIT", 0)  # read what is in memory, fail for what is not; Linux
-
-Memory = Callable[[int], memoryview]
 
 
 def fresh(size_bytes: int) -> memoryview:
@@ -118,9 +105,8 @@ class Store:
             os.close(self._lock)
             raise damaged(f"kept.sqlite ({why})", folder) from why
         self._manifests: OrderedDict[Digest, Manifest] = OrderedDict()
-        self._openings: dict[Digest, Opening] = {}
         self._proofs: dict[Digest, Proof] = {}  # of some whose manifests are held
-        self._syncs = ThreadPoolExecutor(1, "sync")
+        self.unfinished = Unfinished(folder / "blobs", durable)
 
     def _open_database(self) -> sqlite3.Connection:
         path = self.folder / "kept.sqlite"
@@ -132,7 +118,7 @@ class Store:
         return database
 
     def close(self) -> None:
-        self._syncs.shutdown()
+        self.unfinished.close()
         self._database.close()
         os.close(self._lock)
 
@@ -303,8 +289,7 @@ class Store:
         """None if it is not here, or is not what its name says any more: then the file is set aside."""
         manifest = self.manifest(name)
         if manifest is None:
-            opening = self._openings.get(name)
-            return self._read_unfinished(name, opening, index, memory, 0) if opening is not None else None
+            return self.unfinished.read(name, index, memory, 0)
         return self._read_chunk(name, manifest, index, memory, 0)
 
     def read_chunk_at_hand(self, name: Digest, index: int, memory: Memory) -> Payload | None:
@@ -344,8 +329,7 @@ class Store:
         try:
             handle = os.open(self._place(name), os.O_RDONLY)
         except FileNotFoundError:  # tidied away, or not whole yet
-            opening = self._openings.get(name)
-            return self._read_unfinished(name, opening, index, memory, flags) if opening is not None else None
+            return self.unfinished.read(name, index, memory, flags)
         try:
             count = os.preadv(handle, [data], index * BLOB_CHUNK, flags)
             stamp = Stamp.of(os.fstat(handle))  # after reading: what was changed before is seen
@@ -363,57 +347,15 @@ class Store:
         proof.chunks[index] = 1
         return Payload(manifest.chunks[index], count, data)
 
-    def _read_unfinished(
-        self, name: Digest, opening: Opening, index: int, memory: Memory, flags: int
-    ) -> Payload | None:
-        """A chunk that was written while the blob is being fetched, hashed anew every time: its file changes."""
-        manifest = opening.manifest
-        if not 0 <= index < len(manifest.chunks) or not opening.has(index):
-            return None
-        data = memory(manifest.chunk_bytes(index))
-        try:
-            handle = os.open(self._place(name) + ".part", os.O_RDONLY)
-        except FileNotFoundError:
-            return None  # finished, or dropped, meanwhile
-        try:
-            count = os.preadv(handle, [data], index * BLOB_CHUNK, flags)
-        finally:
-            os.close(handle)
-        if flags and count < len(data):
-            raise BlockingIOError(errno.EAGAIN, "not all of it is in memory")
-        proof = manifest.chunks[index]
-        return Payload(proof, count, data) if digest(data[:count]) == proof else None
-
     def open_blob(self, name: Digest, manifest: Manifest) -> frozenset[int]:
         """Make room for a blob that is being fetched; the chunks that are here already, each one verified: of an
         earlier attempt, or of other blobs, as far as an earlier state or another one is made of the same."""
         if self.has_blob(name):
             return frozenset(range(len(manifest.chunks)))
-        path, before = self._part(name), self._openings.get(name)
-        if before is not None and before.syncing is not None:
-            wait([before.syncing])  # what that loses shall not be believed
-        if not path.exists() or path.stat().st_size != manifest.size_bytes:
-            try:
-                make_room(path, manifest.size_bytes)
-            except RunFailedError:
-                if not self._drop_parts(PARTS_BUSY_S) + self._drop_spare():
-                    raise
-                make_room(path, manifest.size_bytes)
-            have = _empty(manifest)
-        else:
-            with path.open("rb") as file:
-                found = (digest(file.read(manifest.chunk_bytes(index))) for index in range(len(manifest.chunks)))
-                have = {
-                    index for index, (is_, be) in enumerate(zip(found, manifest.chunks, strict=True)) if is_ == be
-                }
+        have = self.unfinished.make_room(name, manifest, self._drop_spare)
         have |= self._copy_from_others(name, manifest, have)
         self._remember(name, manifest)
-        self._openings.pop(name, None)
-        self._openings[name] = opening = Opening(manifest)
-        for index in have:
-            opening.wrote(index)
-        if len(self._openings) > MANIFESTS_HELD:
-            self._openings.pop(next(iter(self._openings)))  # given up long ago
+        self.unfinished.begin(name, manifest, have)
         return frozenset(have)
 
     def _copy_from_others(self, name: Digest, manifest: Manifest, have: set[int]) -> set[int]:
@@ -437,100 +379,20 @@ class Store:
                 if chunk is None:
                     continue
                 for index in lacking.pop(wanted):
-                    self.store_chunk(name, index, chunk.data)
+                    self.unfinished.store(name, index, chunk.data)
                     copied.add(index)
         return copied
 
-    def partly(self, name: Digest) -> Partly | None:
-        """What is here of a blob that is being fetched, if anything is."""
-        opening = self._openings.get(name)
-        return Partly(opening.manifest, bytes(opening.here)) if opening is not None and any(opening.here) else None
-
-    def opening(self, name: Digest) -> Opening | None:
-        """The room that was made last for this blob, while it is being fetched."""
-        return self._openings.get(name)
-
-    def land(self, name: Digest, index: int, proof: Digest, data: Buffer) -> Opening | None:
-        """Write this chunk, whose digest is `proof`, if a blob that is being fetched is made of it. Says into which
-        room it went; None: nothing was written, whoever asks for it to be stored may be told why."""
-        opening = self._openings.get(name)
-        if opening is None or not opening.fits(index, proof, len(data)):
-            return None
-        try:
-            self.store_chunk(name, index, data)
-        except OSError:
-            return None
-        return opening
-
-    def is_behind(self, name: Digest) -> bool:
-        """The disk still syncs what it was given before of this blob, and was given as much again."""
-        opening = self._openings.get(name)
-        return opening is not None and opening.is_syncing and opening.unsynced_bytes >= SYNCED_EVERY_BYTES
-
-    def catch_up(self, name: Digest) -> None:
-        """Waits for a disk that is behind."""
-        opening = self._openings.get(name)
-        if opening is not None and opening.syncing is not None and self.is_behind(name):
-            wait([opening.syncing])
-
-    def store_chunk(self, name: Digest, index: int, data: Buffer) -> None:
-        """Write one verified chunk. Synced now and then, without waiting: a disk that syncs 64 MiB for 0.1 s would
-        keep as much of a fast network's bytes from their file, in memory that a kill takes."""
-        opening = self._openings.get(name)  # first: what is written into an earlier file is not in a later one
-        try:
-            handle = os.open(self._place(name) + ".part", os.O_WRONLY)
-        except FileNotFoundError:
-            if self.has_blob(name):
-                return  # somebody else who fetched it was done first
-            raise
-        try:
-            write_at(handle, data, index * BLOB_CHUNK)
-            if opening is not None:
-                opening.wrote(index, len(data))
-                if self._durable and opening.sync_is_due(SYNCED_EVERY_BYTES):
-                    opening.syncing = self._syncs.submit(self._sync_behind, name, os.dup(handle), _sync_data)
-        finally:
-            os.close(handle)
-
     def finish_blob(self, name: Digest) -> None:
         """Every chunk was verified: the blob gets its final name, durably."""
-        part, path = self._part(name), self._path(name)
-        opening = self._openings.get(name)
-        if opening is not None and not (opening.is_whole or path.exists()):  # a sync failed, and it was begun anew
-            raise OSError(errno.EIO, "the disk lost what was written", os.fspath(part))
-        self._openings.pop(name, None)
+        opening = self.unfinished.take(name)
         if opening is not None:
             self._write_manifest(name, opening.manifest)
-        if opening is not None and opening.syncing is not None:
-            wait([opening.syncing])  # if it fails there is no such file any more
-        if path.exists():
-            part.unlink(missing_ok=True)
+        if not self.unfinished.give_name(name, opening):
             return
-        with part.open("r+b") as file:
-            self._sync_part(name, file.fileno(), os.fsync)
-        part.rename(path)
         if opening is not None:
             self._remember(name, opening.manifest, self._stamp(name))
-        sync_folder(path.parent)
-
-    def _sync_part(self, name: Digest, handle: int, sync: Callable[[int], None]) -> None:
-        """A sync that failed is not tried again: the kernel tells of lost pages once and then calls them clean, so
-        the next one would succeed, and memory would show what the disk never got (fsyncgate, 2018)."""
-        try:
-            sync(handle)
-        except OSError as why:
-            log.warning("the disk lost what was fetched of %s, it is to be fetched again: %s", name.hex(), why)
-            with suppress(FileNotFoundError):  # given up meanwhile, and perhaps begun anew in another file
-                if os.path.samestat(os.fstat(handle), self._part(name).stat()):
-                    self.drop_unfinished(name)
-            raise
-
-    def _sync_behind(self, name: Digest, handle: int, sync: Callable[[int], None]) -> None:
-        """Beside those who write. If it fails the file goes, and whoever writes next is told so."""
-        try:
-            self._sync_part(name, handle, sync)
-        finally:
-            os.close(handle)
+        sync_folder(self.folder / "blobs")
 
     def take_in(self, path: Path, name: Digest, manifest: Manifest) -> None:
         """This file, whole and synced, becomes the blob of this name."""
@@ -540,14 +402,9 @@ class Store:
         if self._durable:
             sync_folder(path.parent)
 
-    def drop_unfinished(self, name: Digest) -> None:
-        """Forget what is here of a blob that is not fetched any more."""
-        self._openings.pop(name, None)
-        self._part(name).unlink(missing_ok=True)
-
     def drop_blobs(self, keep: set[Digest]) -> None:
         """Forget finished blobs that nobody needs any more, and what a crash left unfinished long ago."""
-        self._drop_parts(PARTS_KEPT_S)
+        self.unfinished.drop_quiet(PARTS_KEPT_S)
         for path in (self.folder / "blobs").iterdir():
             if path.suffix == "" and (name := Digest(bytes.fromhex(path.name))) not in keep:
                 path.with_suffix(".manifest").unlink(missing_ok=True)
@@ -558,16 +415,6 @@ class Store:
                     else:
                         path.unlink()
                 self._proofs.pop(name, None)  # and its open file with it, unless some of it is being sent
-
-    def _drop_parts(self, quiet_s: float) -> int:
-        """Forget unfinished blobs that nothing was written to for so long. How many those were."""
-        dropped = 0
-        for path in (self.folder / "blobs").glob("*.part"):
-            with suppress(FileNotFoundError):  # finished meanwhile
-                if path.stat().st_mtime < time.time() - quiet_s:
-                    path.unlink()
-                    dropped += 1
-        return dropped
 
     def _drop_spare(self) -> int:
         spared = self._spare.exists()
@@ -625,9 +472,6 @@ class Store:
     def _place(self, name: Digest) -> str:
         """The same, without the price of a `Path`, for what happens once per chunk."""
         return f"{self._blobs}/{name.hex()}"
-
-    def _part(self, name: Digest) -> Path:
-        return self.folder / "blobs" / f"{name.hex()}.part"
 
     def _read_manifest(self, name: Digest) -> Manifest | None:
         try:
@@ -731,9 +575,9 @@ def stored(store: Store, work: Any) -> Any:
         case CloseBlob():
             return store.finish_blob(work.blob)
         case DropBlob():
-            return store.drop_unfinished(work.blob)
+            return store.unfinished.drop(work.blob)
         case ReadManifest():
-            return store.manifest(work.blob) or (store.partly(work.blob) if work.partly else None)
+            return store.manifest(work.blob) or (store.unfinished.partly(work.blob) if work.partly else None)
         case _:
             raise RunFailedError("E-RUN-05", f"no island does {type(work).__name__}")
 
@@ -744,9 +588,3 @@ def _stayed_in_memory(handle: int, place: memoryview, at: int) -> bool:
         return bool(AT_ONCE) and os.preadv(handle, [place], at, AT_ONCE) == len(place)
     except OSError:
         return False
-
-
-def _empty(manifest: Manifest) -> set[int]:
-    """The chunks of zeros, of which a file that was just made consists: moments at the beginning of a run."""
-    zeros = {size: digest(bytes(size)) for size in {manifest.chunk_bytes(i) for i in range(len(manifest.chunks))}}
-    return {i for i, chunk in enumerate(manifest.chunks) if chunk == zeros[manifest.chunk_bytes(i)]}

@@ -452,9 +452,9 @@ class Peer:
     def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:
         effects = self._tell_who_comes_or_goes(closed) + self._learn_vertex(closed.vertex, self.me, now)
         if self.round is not None:
-            known = self.round.combined, self.round.seconded, self.round.made_again
-            effects += self.inspectors.closed(closed.body, *known)
-            effects += self.kept_rows.closed(closed.body.round, self.round.rows)
+            mine = self.round.answers
+            effects += self.inspectors.closed(closed.body, mine.made, mine.seconded, mine.made_again)
+            effects += self.kept_rows.closed(closed.body.round, mine.rows)
         self.at, self.round = closed.body.round, None
         # not yet those of this round: its vertex might be lost in a crash that keeps the deletion
         old = [name for name in self.said if int(name.split("/")[1]) < self.at]
@@ -532,7 +532,7 @@ class Peer:
         return effects
 
     def _ask_unheard(self) -> list[Effect]:
-        return self.round.ask_again(self.early.unheard(self.round.plan.round)) if self.round is not None else []
+        return self.round.repeats.ask(self.early.unheard(self.round.plan.round)) if self.round is not None else []
 
     # ---- the history grows ---------------------------------------------------------------------------------
 

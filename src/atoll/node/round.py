@@ -53,14 +53,15 @@ from atoll.node.facts import (
 )
 from atoll.node.grace import Grace
 from atoll.node.ground import Ground, size_flaw
-from atoll.node.jobs import Advanced, Encoded, HeldRow, Left, Trained
-from atoll.node.kept_rows import worth_keeping
+from atoll.node.jobs import Advanced, Encoded, Left, Trained
 from atoll.node.misdeeds import Misdeeds
+from atoll.node.my_answers import MyAnswers
 from atoll.node.my_body import MyBody
 from atoll.node.my_update import MyUpdate
 from atoll.node.next_state import NextState
 from atoll.node.parts import Parts
 from atoll.node.patience import Patience
+from atoll.node.repeats import Repeats
 from atoll.node.reveal import UNDER_WAY, Reveal
 from atoll.node.trial import Commits, Measured, Trial, opened
 from atoll.node.trials import Trials
@@ -71,7 +72,7 @@ from atoll.protocol.consensus.facts import Decided, Equivocation, Free, Judge, L
 from atoll.protocol.reduce.checks import check_answer
 from atoll.protocol.reduce.facts import PartAnswered, Reduced
 from atoll.protocol.reduce.kinds import reduce_for
-from atoll.protocol.reduce.rows import Made, Update
+from atoll.protocol.reduce.rows import Update
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.witness import Contradicted, Lied, OtherRows
@@ -143,17 +144,12 @@ class Round:
         self.committed = Commitments(ground, notary, gone)
         self.reveal = Reveal(self.plan, self.me, said)
         self.attempt = 0
-        self.too_early: set[PeerId] = set()  # who sent parts of an attempt that I had not begun
-        self.repeated_to: set[PeerId] = set()  # who was told everything of this attempt a second time
+        self.repeats = Repeats(self.plan, ground.vote_key_of)
         self.update = MyUpdate(ground, self.me, measured)
         self.apart = Apart(ground, self.me, gone)
         self.way = ground  # as callers asked for it, where they may: known with the first update that I hear of
         self.reduce: Reduce | None = None  # of this attempt, once its way is known
-        self.combined: dict[Digest, Made] = {}  # my own answers with their rows, while a body may hold them
-        self.seconded: dict[int, tuple[Signed, ...]] = {}  # parts: what others than its owner signed of its answer
-        self.made_again: frozenset[int] = frozenset()  # parts whose answers I doubted, and made again
-        self.keeps_rows = keeps_rows
-        self.rows: tuple[HeldRow, ...] = ()  # then: of those that counted the ones that I hold, once it is closed
+        self.answers = MyAnswers(self.me, keeps_rows)
         self.free: int | None = None  # the view in which I may propose what I like
         self.next_state = NextState(ground, self.parts.held)
         self.trials = Trials(ground, notary, agreement, self.parts, self.next_state, gone)
@@ -222,7 +218,7 @@ class Round:
             case Contribution() | RowBytes() | Handed() | Declined() | Answer() | Comparison() if (
                 message.attempt > self.attempt
             ):
-                self.too_early.add(sender)
+                self.repeats.too_early.add(sender)
                 return []
             case Contribution() | RowBytes():
                 if message.attempt != self.attempt:
@@ -233,7 +229,7 @@ class Round:
                     return []
                 if self.reduce is None:
                     if not self.assembling:
-                        self.too_early.add(sender)
+                        self.repeats.too_early.add(sender)
                     return []
                 if (flaw := size_flaw(self.ground, message)) is not None:
                     raise PeerFault(sender, flaw)
@@ -248,7 +244,7 @@ class Round:
                 view, effects = self.agreement.view, self.agreement.receive(sender, message)
                 return effects + self._pass_view(now) if self.agreement.view > view else effects
             case Repeat():
-                return self._repeat_to(sender)
+                return self.greet(sender) if self.repeats.tells(sender) else []
             case _:
                 return []
 
@@ -308,7 +304,7 @@ class Round:
     def _begin_attempt(self, now: Seconds) -> list[Effect]:
         times = self.timing.times(self.attempt)
         self.my_body.attempt_begins(self.attempt)
-        self.repeated_to = set()
+        self.repeats.attempt_begins(self.attempt)
         self.patience.attempt_begins()
         self.grace.attempt_begins()
         self.parts.attempt_begins(now)
@@ -323,7 +319,7 @@ class Round:
         self.way, self.reduce = self.ground, None
         self.trials.attempt_begins(self.attempt)
         if self.assembling:
-            return effects + self._ask_the_early()
+            return effects + self.repeats.ask_the_early()
         effects += self._find_way()
         effects += self._encode() if self.update.trained is not None else []  # it was too late for the last attempt
         return effects + self._commit_if_ready(now) + self._share_if_due(now)
@@ -353,15 +349,11 @@ class Round:
             two_faced=self.committed.two_faced,
             may_see=self.reveal.may_see,
             refused=self.committed.refused,
-            keeps_rows=self.keeps_rows,
+            keeps_rows=self.answers.keeps_rows,
         )
         self.reduce = reduce_for(self.notary, self.way.reduce_plan(self.attempt, self.timing), around)
         self.trials.reduce = self.reduce
-        return self._ask_the_early()
-
-    def _ask_the_early(self) -> list[Effect]:
-        early, self.too_early = self.too_early, set()
-        return self.ask_again(early)
+        return self.repeats.ask_the_early()
 
     def _trained(self, trained: Trained, now: Seconds) -> list[Effect]:
         if (why := self.update.takes(trained)) is not None:
@@ -644,9 +636,7 @@ class Round:
 
     def _forget_old_parts(self) -> None:
         self.trials.forget_old()
-        needed = self.trials.needed
-        self.combined = {name: made for name, made in self.combined.items() if name in needed}
-        self.combined |= self.reduce.made if self.reduce is not None else {}  # its body may be on its way
+        self.answers.attempt_over(self.reduce, self.trials.needed)
 
     def _pass_view(self, now: Seconds) -> list[Effect]:
         """The proposer is gone, or this view has had its time: on to the next. Closing a view is always safe."""
@@ -690,18 +680,6 @@ class Round:
             effects += self.reduce.look_again(now)
         effects += self._try_all(now)
         return self._spread(effects + self._propose_if_ready(now) + self._pass_view(now), now)
-
-    def ask_again(self, peers: Iterable[PeerId]) -> list[Effect]:
-        """These peers were ahead of me, and I dropped what they said: ask for it."""
-        ask = Repeat(self.plan.round, self.attempt, self.plan.trace)
-        return [Send(peer, ask) for peer in sorted(peers)]
-
-    def _repeat_to(self, peer: PeerId) -> list[Effect]:
-        """Once per attempt: the words are many bytes, and asking is cheap."""
-        if peer in self.repeated_to or peer not in self.ground.vote_key_of:
-            return []
-        self.repeated_to.add(peer)
-        return self.greet(peer)
 
     def greet(self, peer: PeerId) -> list[Effect]:
         """This peer was not with us for a while: repeat to it what it may have missed."""
@@ -775,15 +753,7 @@ class Round:
         self.closed = True
         body = decode_body(self.final.body)
         closed = closed_by(self.final, body, self.ground, self.assembling)
-        self.combined |= self.reduce.made if self.reduce is not None else {}
-        answers = [opened(s) for s in body.parts if s is not None]
-        if self.reduce is not None and self.reduce.plan.attempt == body.attempt:
-            self.seconded = {answered.part: self.reduce.seconded(answered) for answered in answers}
-            self.made_again = frozenset(a.part for a in answers if self.reduce.made_again(a))
-        agreed = {answered.digest for answered in answers}
-        self.combined = {name: made for name, made in self.combined.items() if name in agreed}
-        if self.keeps_rows:
-            self.rows = worth_keeping(body, self.combined.values(), self.me, self.update.encoded)
+        self.answers.close(body, self.reduce, self.update.encoded)
         self.reduce, self.update.encoded = None, None  # they hold several updates' worth of memory
         self.trials.close()
         timers = ["nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}"]

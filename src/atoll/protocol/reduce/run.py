@@ -14,6 +14,9 @@ combined on the way cannot be held against a commitment, so parents are for memb
 follows commitment: nothing is sent before the sharing begins, when all are heard, and where members may lie no row
 to whoever has not said what it gives (`may_see`).
 
+What has its own state stands beside: whose turn it is (`route.py`), what others are asked for because a link broke
+(`detours.py`), rows that are opened to who asks (`opened_rows.py`), who has answers from me (`answers_down.py`).
+
 `Reduce` believes owners. Where they are not trusted, `watched.py` answers a few of its questions otherwise; where
 distances between whole updates weigh the rows, `weighed.py` does; `watched_weighed.py` where both is so. Whoever
 wants a reduce asks `kinds.reduce_for`, which knows from the plan which of the four it takes.
@@ -21,7 +24,6 @@ wants a reduce asks `kinds.reduce_for`, which knows from the plan which of the f
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import UNSET
@@ -46,9 +48,12 @@ from atoll.base.machine import (
     Start,
     TimerFired,
 )
+from atoll.protocol.reduce.answers_down import AnswersDown
 from atoll.protocol.reduce.checks import check_answer, check_handed, committed_row
+from atoll.protocol.reduce.detours import Detours
 from atoll.protocol.reduce.facts import Garbage, NoAnswer, PartAnswered, PartMissing, Reduced
 from atoll.protocol.reduce.hearsay import Hearsay
+from atoll.protocol.reduce.opened_rows import OpenedRows
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.route import Route
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, Made, Update
@@ -60,7 +65,6 @@ from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, He
 from atoll.wire.messages.statements import Answered, Commit, Compared, Lapse, Signed, Weighing
 from atoll.wire.opening import rows_of
 
-OPENED_MAX = 2  # times that one row is opened to one peer: it may be lost once
 ONWARD = -1  # where an owner's index would stand: for a peer that hands it on
 
 
@@ -78,10 +82,12 @@ class Reduce:
         )
         self.may_see, self.refused = around.may_see, around.refused
         self.route, self.hearsay = Route(plan, self.me, self.gone), Hearsay(plan, self.gone)
+        self.detours, self.down = Detours(self.me, self.route, around), AnswersDown(self.route, self.unheard)
         self.said_before = around.said
         self.update: Update | None = None
         self.my_rows: dict[int, Held] = {}  # of it, for those who ask again and again
         self.gathers: dict[int, Gather] = {}  # parts that I may have to answer for
+        self.opened = OpenedRows(plan, self.me, self.gathers, self.gone, self.may_see)
         # parts in which others' rows come through me
         self.relays = {part: Gather(ONWARD, below | {self.me}) for part, below in self.route.below.items()}
         for part in range(plan.parts):
@@ -92,10 +98,6 @@ class Reduce:
                 self.gathers[part] = Gather(plan.owners(part).index(self.me), takes, closed=closed)
         self.parts_in_turn = self.route.parts_in_turn()
         self.sent: set[tuple[int, PeerId]] = set()  # (part, to whom my row of it went)
-        self.asked: set[tuple[int, PeerId]] = set()  # (part, whom I asked for an answer that somebody gone owes me)
-        self.shown: set[tuple[int, PeerId]] = set()  # (part, whom I told that I hold the answer)
-        self.given: set[tuple[int, PeerId]] = set()  # (part, to whom I sent its answer)
-        self.back: set[PeerId] = set()  # who came back or late: what it held it may have lost
         self.answers: dict[int, AnswerHeld] = {}
         # what I answered, by its digest, where the vertex may draw blocks of it, or I keep rows
         self.made: dict[Digest, Made] = {}
@@ -104,12 +106,6 @@ class Reduce:
         self.started = self.finished = False
         self.agreed_plan, self.begun_at = plan, 0.0
         self.pace_s: Seconds | None = None  # where members may lie: what the rows of all but the liars took
-        self.opened: Counter[tuple[int, PeerId, PeerId]] = Counter()  # (part, whose row, to whom): how often
-        self.pulled: set[tuple[int, PeerId]] = set()  # (part, whose row I asked other owners for)
-        self.complete: dict[int, Seconds] = {}  # when every row of a part was here but those of who is gone
-        self.wanted: dict[tuple[int, PeerId], list[PeerId]] = {}  # owners that asked me for a row before I had it
-        self.there: set[tuple[int, PeerId]] = set()  # (part, who deals with others than me): others hear it
-        self.unshown: dict[PeerId, set[tuple[int, PeerId]]] = {}  # (part, whose row) that it asked for too early
 
     # ---- events --------------------------------------------------------------------------------------------
 
@@ -154,9 +150,8 @@ class Reduce:
             return []
         self._note_pace(now)
         effects: list[Effect] = []
-        for peer in [peer for peer in self.unshown if self.may_see(peer)]:
-            for part, author in sorted(self.unshown.pop(peer)):
-                effects += self._open_row(peer, part, author)
+        for peer, part, author in self.opened.now_seen():
+            effects += self._open_row(peer, part, author)
         filled = self.filled()
         if filled is not None:  # nobody has anything for the parts behind: nobody sends, owns or waits for them
             self.missing.update(range(filled, self.plan.parts))
@@ -167,7 +162,7 @@ class Reduce:
 
     def resend(self, to: PeerId) -> list[Effect]:
         """This peer came back, or came late: give it what it may have missed."""
-        self.back.add(to)
+        self.down.back.add(to)
         effects: list[Effect] = [*self._answers_for(to)]
         for part, target in sorted(self.sent):
             if target == to and part not in self.answers and part not in self.missing:
@@ -227,50 +222,10 @@ class Reduce:
         """Ask others for rows that have not come to me."""
         return []
 
-    def _beyond_broken_links(self, part: int, gather: Gather) -> list[PeerId]:
-        """Whose rows I lack because we do not hear each other: the next owner has them, since I am gone for them.
-
-        Perhaps I do not know their commitments either; these come with the rows. A parent's has those below it.
-        """
-        if gather.below is not None:
-            return []  # its owner alone takes them
-        tree = self.plan.topology.parts[part]
-        silent = [p for p in self.plan.listeners if p not in gather.names and self.unheard(p)]
-        late = [p for p in silent if p in self.plan.givers and self.route.through(part, p) not in gather.rows]
-        return [p for p in late if self._gives(part, p) or self.awaits(part, gather.names, tree.below(p))]
-
-    def _gives(self, part: int, peer: PeerId) -> bool:
-        """As far as I know."""
-        commit = self.commit_of(peer)
-        return commit is None or commit.parts > part
-
     def _await_others_rows(self, part: int, gather: Gather, now: Seconds) -> list[Effect] | None:
         """All rows are here but those behind broken links: ask for these, and wait a little. None: no longer."""
-        behind = self._beyond_broken_links(part, gather)
-        if behind and now >= self._without_the_gone_at(part, now):
-            there = {(part, peer) for peer in behind} & self.there
-            if not there:
-                return None
-            # a death is noticed by one after the other: do they still hear it?
-            self.complete[part] = now
-            self.there -= there
-            self.pulled -= there
-        return [*self._pull(part, behind), *self._set_timer(now)] if behind else None
-
-    def _without_the_gone_at(self, part: int, now: Seconds) -> Seconds:
-        """When I go on without the rows of those who are gone: other owners may have them, where links broke."""
-        return self.complete.setdefault(part, now) + self.plan.others_rows_s
-
-    def _pull(self, part: int, authors: Iterable[PeerId]) -> list[Effect]:
-        """Ask the other owners of a part for rows, once each."""
-        plan, effects = self.plan, list[Effect]()
-        others = [owner for owner in plan.owners(part) if owner != self.me and not self.gone(owner)]
-        for author in authors:
-            if (part, author) not in self.pulled:
-                self.pulled.add((part, author))
-                wish = WantRow(plan.round, plan.attempt, plan.trace, part, author)
-                effects += [Send(owner, wish) for owner in others]
-        return effects
+        asked = self.detours.wait(part, gather, now)
+        return None if asked is None else [*asked, *self._set_timer(now)]
 
     def _window(self, part: int, gather: Gather) -> int | None:
         """The owner index by whose window I gather as an owner of this part; None: it is not my turn."""
@@ -307,10 +262,7 @@ class Reduce:
 
     def _pass_down(self, held: AnswerHeld) -> list[Send]:
         """To all that have an answer from me, as soon as I hold it; not to those who showed me that they do."""
-        part, owner = held.answered.part, held.statement.signer
-        holders = self.hearsay.holders(held.answered) - self.back
-        near = [peer for peer in self.route.within_reach(part, owner) if peer not in holders]
-        return [self._answer_to(peer, held) for peer in near if self.route.serves(part, owner, peer)]
+        return [self._answer_to(peer, held) for peer in self.down.below(held, self.hearsay.holders(held.answered))]
 
     def _answers_for(self, to: PeerId) -> list[Send]:
         """To one that may have missed them."""
@@ -324,7 +276,7 @@ class Reduce:
             *until,
             *thirds,
             gather_until(0, 2),
-            *(at + self.plan.others_rows_s for at in self.complete.values()),
+            *self.detours.moments(),
         ]
 
     # ---- sending my parts ----------------------------------------------------------------------------------
@@ -333,7 +285,7 @@ class Reduce:
         self.started, self.begun_at = True, now
         self._give_time()
         # whoever began before me may have asked already
-        asked = [e for part, author in [*self.wanted] for e in self._open_wanted(part, author)]
+        asked = [e for part, author in [*self.opened.wanted] for e in self._open_wanted(part, author)]
         return asked + self.look_again(now)
 
     def _give_time(self) -> None:
@@ -363,7 +315,8 @@ class Reduce:
         if owned and self.route.owner[part] == self.me:
             self._stand_in(part)
         if part in self.answers:
-            return self._show_next_owner(part) + self._show_below_the_unheard(part)
+            held = self.answers[part]
+            return [Send(peer, self._message_of(held)) for peer in self.down.to_show(held)]
         lacking = self._owner_lacks_its_row(part)
         if part in self.missing:
             if lacking is not False or not owned:
@@ -449,17 +402,11 @@ class Reduce:
         if relay.closed:
             goes_to = self._row_goes_to(part) if relay.done is not None else ()
             return [effect for to in goes_to for effect in self._send_row(part, to)]
-        through_me = self._through_me(part)
+        through_me = self.detours.through_me(part)
         if not relay.rows or (now < self.plan.gather_until(0, 2) and self.awaits(part, relay.names, through_me)):
             return []
         relay.closed = True
         return self._combine(part, relay, "on", onward=True)
-
-    def _through_me(self, part: int) -> frozenset[PeerId]:
-        """Whose rows I hand on, but for those that go around a link that is broken."""
-        tree = self.plan.topology.parts[part]
-        around = [tree.below(peer) | {peer} for of, peer in self.there if of == part]
-        return self.route.below[part].difference(*around)
 
     def _combined_onward(self, part: int, result: Combined, now: Seconds) -> list[Effect]:
         relay = self.relays[part]
@@ -524,7 +471,7 @@ class Reduce:
         if gather is None:
             return self._answer_already(message.part, sender) + self._too_late_to_hand_on(sender, message)
         by = sender if message.by is UNSET else message.by
-        if by != sender and (message.part, by) not in self.pulled:
+        if by != sender and (message.part, by) not in self.detours.pulled:
             return []
         check_handed(self.plan, sender, by, message, self.commit_of)
         held = Held(frozenset(message.contributors), message.weight, payload)
@@ -547,7 +494,7 @@ class Reduce:
             # closed, and not answered yet: it may have noticed a death before me, and gets the answer from me
             self.route.senders.setdefault(part, set()).add(to)
             return []
-        return [] if (part, to) in self.given else [self._answer_to(to, held)]
+        return [] if (part, to) in self.down.given else [self._answer_to(to, held)]
 
     def _take(self, part: int, gather: Gather, sender: PeerId, held: Held, now: Seconds) -> list[Effect]:
         if sender in self.refused:
@@ -571,17 +518,11 @@ class Reduce:
             return []
         early = now < self.plan.gather_until(window, 1)
         if early and (self.hearsay.fetches(part) or self.awaits(part, gather.names, self._awaited(gather))):
-            return self._pull_sums(part, gather)
+            return self.detours.pull_sums(part, gather)
         if early and (asked := self._await_others_rows(part, gather, now)) is not None:
             return asked
         gather.closed = True
         return self._combine(part, gather, "own")
-
-    def _pull_sums(self, part: int, gather: Gather) -> list[Effect]:
-        """I wait for rows that may come through somebody whom I do not hear: others have its sum."""
-        parents = self.plan.topology.parts[part].children
-        behind = self._beyond_broken_links(part, gather) if parents else ()
-        return self._pull(part, [p for p in behind if p in parents and self.route.above(part, p) is None])
 
     def _awaited(self, gather: Gather) -> Iterable[PeerId] | None:
         """Whose rows of a part of mine may still come. Where it takes those of some, whoever has not committed when
@@ -620,7 +561,7 @@ class Reduce:
         return effects + self._answer_made(held, now)
 
     def _answer_to(self, to: PeerId, held: AnswerHeld) -> Send:
-        self.given.add((held.answered.part, to))
+        self.down.given.add((held.answered.part, to))
         return Send(to, self._message_of(held), Lane.BULK, held.payload)
 
     def _too_late_to_hand_on(self, sender: PeerId, message: Contribution | Handed) -> list[Effect]:
@@ -636,72 +577,21 @@ class Reduce:
         return [self._answer_to(to, held) for held in mine]
 
     def _ask_past_the_gone(self, part: int) -> list[Effect]:
-        """The answer was to come through somebody who is gone: who is next above shall send it to me."""
-        parent = self.plan.topology.parts[part].parents.get(self.me)
-        if parent is None or parent == self.route.above(part, self.me):
+        """The answer was to come through somebody who is gone."""
+        source = None if self.hearsay.fetches(part) else self.down.source(part)
+        if source is None:
             return []
-        source = self.route.target(part)
-        if source == self.me or (part, source) in self.asked or self.hearsay.fetches(part):
-            return []
-        self.asked.add((part, source))
         return [Send(source, Repeat(self.plan.round, self.plan.attempt, self.plan.trace))]
-
-    def _show_next_owner(self, part: int) -> list[Effect]:
-        """I hold what a dead owner answered: whoever takes over need not wait for my row, and can have it."""
-        held, owner = self.answers[part], self.route.owner[part]
-        if owner in (self.me, held.statement.signer) or (part, owner) in self.shown:
-            return []
-        self.shown.add((part, owner))
-        return [Send(owner, self._message_of(held))]
-
-    def _show_below_the_unheard(self, part: int) -> list[Effect]:
-        """Who had the answer from me, for others as well, may never have had it: our link broke. They have it from
-        me, if they wish; they hear whom they wait for, and would ask nobody else."""
-        held, children = self.answers[part], self.plan.topology.parts[part].children
-        if not any((part, parent) in self.given and self.unheard(parent) for parent in children):
-            return []
-        owner, had = held.statement.signer, self.given | self.shown
-        near = [peer for peer in self.route.within_reach(part, owner) if (part, peer) not in had]
-        new = [peer for peer in near if self.route.serves(part, owner, peer) and not self.gone(peer)]
-        self.shown.update((part, peer) for peer in new)
-        return [Send(peer, self._message_of(held)) for peer in new]
 
     # ---- opening rows that I hold --------------------------------------------------------------------------
 
     def _open_row(self, sender: PeerId, part: int, author: PeerId) -> list[Effect]:
-        if sender not in self.plan.hearers or self.opened[part, author, sender] >= OPENED_MAX:
-            return []
-        if not self.may_see(sender):
-            mine = author == self.me and 0 <= part < self.plan.parts
-            if mine or (part in self.gathers and author in self.plan.hearers):
-                self.unshown.setdefault(sender, set()).add((part, author))
-            return []
-        if self.started and self._row_held(part, author) is not None:
-            return self._open_row_to(sender, part, author)
-        if part in self.gathers and author in self.plan.hearers and sender in self.plan.owners(part):
-            askers = self.wanted.setdefault((part, author), [])
-            askers += [sender] if sender not in askers else []
-            if self.plan.topology.parts[part].parents and not self.gone(author):
-                return [Send(sender, self._heard(part, author))]
-        return []
+        row = self._row_held(part, author) if self.started else None
+        return self.opened.ask(sender, part, author, row)
 
     def _open_wanted(self, part: int, author: PeerId) -> list[Effect]:
-        if self._row_held(part, author) is None:
-            return []
-        askers = self.wanted.pop((part, author), ())
-        return [effect for to in askers for effect in self._open_row_to(to, part, author)]
-
-    def _open_row_to(self, to: PeerId, part: int, author: PeerId) -> list[Effect]:
-        row, plan = self._row_held(part, author), self.plan
-        if row is None or (row.handed and to not in plan.owners(part)):
-            return []
-        self.opened[part, author, to] += 1
-        if row.statement is not None:
-            message = RowBytes(plan.round, plan.attempt, plan.trace, part, row.path, row.statement)
-        else:
-            index, names = plan.owners(part).index(to), tuple(sorted(row.names))
-            message = Handed(plan.round, plan.attempt, plan.trace, part, index, row.weight, names, author)
-        return [Send(to, message, Lane.BULK, row.payload)]
+        row = self._row_held(part, author)
+        return self.opened.came(part, author, row) if row is not None else []
 
     # ---- around broken links -------------------------------------------------------------------------------
 
@@ -713,7 +603,7 @@ class Reduce:
             raise PeerFault(sender, f"hears {peer} in part {part}, which the plan does not have")
         if not self.plan.topology.parts[part].parents:
             return []  # every row goes straight to owners, and a liar could make them wait for the dead
-        self.there.add((part, peer))
+        self.detours.there.add((part, peer))
         return self.look_again(now)
 
     def _take_opened(self, sender: PeerId, message: RowBytes, payload: Payload, now: Seconds) -> list[Effect]:
@@ -735,7 +625,7 @@ class Reduce:
     def _gather_short_of(self, part: int, author: PeerId) -> Gather | None:
         """Where this row goes that I asked others for; None: I did not, or it comes too late."""
         gather = self.gathers.get(part)
-        asked = (part, author) in self.pulled
+        asked = (part, author) in self.detours.pulled
         return gather if asked and gather is not None and not gather.closed else None
 
     def _row_held(self, part: int, peer: PeerId) -> Held | None:

@@ -80,8 +80,8 @@ class WatchedReduce(Reduce):
         if self.plan.juries:
             return [*effects, *self._ask_words(), *self._want_bytes()]
         silent = {owner for part in range(self.plan.parts) for owner in self._unheard(part, -1)} - {self.me}
-        for owner in sorted(silent - {who for _, who in self.asked}):
-            self.asked.update((part, owner) for part in range(self.plan.parts))
+        for owner in sorted(silent - {who for _, who in self.down.asked}):
+            self.down.asked.update((part, owner) for part in range(self.plan.parts))
             effects.append(Send(owner, Repeat(self.plan.round, self.plan.attempt, self.plan.trace)))
         return effects
 
@@ -147,7 +147,9 @@ class WatchedReduce(Reduce):
         if now < self.plan.gather_until(0, 2):
             return []
         giving = [(peer, self.commit_of(peer)) for peer in self.plan.listeners if peer not in gather.names]
-        return self._pull(part, [peer for peer, commit in giving if commit is not None and commit.parts > part])
+        return self.detours.pull(
+            part, [peer for peer, commit in giving if commit is not None and commit.parts > part]
+        )
 
     def _window(self, part: int, gather: Gather) -> int | None:
         return 0 if gather.owner_index <= self.plan.witnesses else super()._window(part, gather)
@@ -220,7 +222,7 @@ class WatchedReduce(Reduce):
         made = {
             w.statement.signer for w in self.watch.cases[part].words if w.answered.digest == held.answered.digest
         }
-        have = made - self.back
+        have = made - self.down.back
         return [
             Send(peer, self._message_of(held)) if peer in have else self._answer_to(peer, held)
             for peer in self.route.others()

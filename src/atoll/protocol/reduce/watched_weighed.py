@@ -256,7 +256,7 @@ class WatchedWeighedReduce(ByDistance, WatchedReduce):
         if now < self.plan.gather_until(window, 1):
             if self.awaits(part, gather.names, gather.below):
                 return []
-            if now < self._without_the_gone_at(part, now) and (lacking := self._committed_to(part, gather)):
+            if now < self.detours.without_the_gone_at(part, now) and (lacking := self._committed_to(part, gather)):
                 return self._wish(part, (peer for peer in lacking if not self.wished[part, peer]))
         if len(self.plan.settled(gather.rows)) > WEIGHED_ROWS_MAX:
             return self._refuse([part], f"distances of more than {WEIGHED_ROWS_MAX} rows are too many")

@@ -1,0 +1,97 @@
+"""Rows that come to an owner around broken links: two do not hear each other, and others hear both.
+
+An owner that lacks rows of those whom it does not hear asks the other owners for them, once each, and waits a
+little: where somebody died instead, nobody has them. Who hands rows on goes without those that go around it, once
+their owner is told that others hear them (`Heard`): silence alone does not tell a broken link from a death.
+Never asks for what is on its way by itself, never waits twice for the same silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import Effect, Send
+from atoll.protocol.reduce.plan import ReducePlan
+from atoll.protocol.reduce.route import Route
+from atoll.protocol.reduce.rows import Gather
+from atoll.protocol.reduce.surroundings import Surroundings
+from atoll.wire.messages.round import WantRow
+
+
+class Detours:
+    """One peer's side of one attempt."""
+
+    def __init__(self, me: PeerId, route: Route, around: Surroundings) -> None:
+        self.me, self.route = me, route
+        self.commit_of, self.awaits = around.commit_of, around.awaits
+        self.gone, self.unheard = around.gone, around.unheard
+        self.pulled: set[tuple[int, PeerId]] = set()  # (part, whose row I asked other owners for)
+        self.complete: dict[int, Seconds] = {}  # when every row of a part was here but those of who is gone
+        self.there: set[tuple[int, PeerId]] = set()  # (part, who deals with others than me): others hear it
+
+    @property
+    def plan(self) -> ReducePlan:
+        """With the windows that I go by."""
+        return self.route.plan
+
+    def behind(self, part: int, gather: Gather) -> list[PeerId]:
+        """Whose rows I lack because we do not hear each other: the next owner has them, since I am gone for them.
+
+        Perhaps I do not know their commitments either; these come with the rows. A parent's has those below it.
+        """
+        if gather.below is not None:
+            return []  # its owner alone takes them
+        tree = self.plan.topology.parts[part]
+        silent = [p for p in self.plan.listeners if p not in gather.names and self.unheard(p)]
+        late = [p for p in silent if p in self.plan.givers and self.route.through(part, p) not in gather.rows]
+        return [p for p in late if self._gives(part, p) or self.awaits(part, gather.names, tree.below(p))]
+
+    def _gives(self, part: int, peer: PeerId) -> bool:
+        """As far as I know."""
+        commit = self.commit_of(peer)
+        return commit is None or commit.parts > part
+
+    def wait(self, part: int, gather: Gather, now: Seconds) -> list[Effect] | None:
+        """All rows are here but those behind broken links: ask for these, and wait a little. None: no longer."""
+        behind = self.behind(part, gather)
+        if behind and now >= self.without_the_gone_at(part, now):
+            there = {(part, peer) for peer in behind} & self.there
+            if not there:
+                return None
+            # a death is noticed by one after the other: do they still hear it?
+            self.complete[part] = now
+            self.there -= there
+            self.pulled -= there
+        return self.pull(part, behind) if behind else None
+
+    def without_the_gone_at(self, part: int, now: Seconds) -> Seconds:
+        """When I go on without the rows of those who are gone: other owners may have them, where links broke."""
+        return self.complete.setdefault(part, now) + self.plan.others_rows_s
+
+    def moments(self) -> list[Seconds]:
+        """At which I go on without them."""
+        return [at + self.plan.others_rows_s for at in self.complete.values()]
+
+    def pull(self, part: int, authors: Iterable[PeerId]) -> list[Effect]:
+        """Ask the other owners of a part for rows, once each."""
+        plan, effects = self.plan, list[Effect]()
+        others = [owner for owner in plan.owners(part) if owner != self.me and not self.gone(owner)]
+        for author in authors:
+            if (part, author) not in self.pulled:
+                self.pulled.add((part, author))
+                wish = WantRow(plan.round, plan.attempt, plan.trace, part, author)
+                effects += [Send(owner, wish) for owner in others]
+        return effects
+
+    def pull_sums(self, part: int, gather: Gather) -> list[Effect]:
+        """I wait for rows that may come through somebody whom I do not hear: others have its sum."""
+        parents = self.plan.topology.parts[part].children
+        behind = self.behind(part, gather) if parents else ()
+        return self.pull(part, [p for p in behind if p in parents and self.route.above(part, p) is None])
+
+    def through_me(self, part: int) -> frozenset[PeerId]:
+        """Whose rows I hand on, but for those that go around a link that is broken."""
+        tree = self.plan.topology.parts[part]
+        around = [tree.below(peer) | {peer} for of, peer in self.there if of == part]
+        return self.route.below[part].difference(*around)
