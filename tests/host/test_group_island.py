@@ -16,7 +16,6 @@ from atoll.base.errors import RunFailedError
 from atoll.base.ids import PeerId
 from atoll.base.limits import MIB
 from atoll.base.machine import Payload
-from atoll.host.bulk import SLAB_BYTES
 from atoll.host.fusing import Lanes
 from atoll.host.group import Work
 from atoll.host.group_island import Call, GroupIsland, GroupTerms, Reduced
@@ -25,7 +24,6 @@ from atoll.host.memory import Reused
 from atoll.host.store import Store
 from atoll.keys.digest import digest
 from atoll.learn.codec import Known, codec_named
-from atoll.learn.opening import Cut
 from atoll.node.jobs import Adopt, Advance, Encode, Encoded
 from atoll.protocol.reduce.work import Combine, Row
 from atoll.wire.messages.round import Answer, Contribution, Handed, PartBytes, RowBytes
@@ -77,32 +75,6 @@ def test_bytes_have_one_name_wherever_they_are_named(tmp_path: Path, codec: str)
         assert island.named(handed, b"quick") is None  # its name is a slower one
 
     story(tmp_path, GroupTerms(codec), tell)
-
-
-@pytest.mark.parametrize("opened", [False, True])
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
-def test_so_they_have_where_members_may_lie(tmp_path: Path, codec: str, opened: bool):
-    """Also what no values make; rows are shown later without being hashed again."""
-    wire, nothing = bytes(codec_named(codec).encode(torch.arange(N) / N)), Signed(A, b"", b"")
-    island = GroupIsland(Store(tmp_path))
-    quick = island.follow()
-    island.checked = checked = Checked(island.store, codec, codec, opened)
-    for data in (wire, wire[:-1], wire[:SLAB_BYTES], b""):
-        name = Cut(codec_named(codec)).name(data) if opened else digest(data)
-        row, answer = Contribution(0, 0, "", 0, 0, (), nothing), Answer(0, 0, "", nothing)
-        asked = PartBytes(0, 0, "", name)
-        for message in (row, answer, asked, PartBytes(0, 0, "", digest(data))):
-            follower, named = island.follow(), None
-            if follower is not None:
-                for at in range(0, len(data), SLAB_BYTES):
-                    follower.update(memoryview(data)[at : at + SLAB_BYTES])
-                named = island.named(message, follower.digest())
-            slower = codec == "int8" or message not in (row, answer, asked) or len(data) in (0, len(wire) - 1)
-            assert named == (None if opened and slower else name)
-            assert named in (None, island.name_of(message, memoryview(data)))
-    assert island.named(row, quick.digest()) is None
-    assert not opened or codec == "int8" or checked._opened._trees
-    island.store.close()
 
 
 def test_a_round_that_goes_on_after_its_call_was_told_of_a_failure_is_declined(tmp_path: Path):

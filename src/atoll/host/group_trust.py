@@ -12,9 +12,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import RunFailedError, UsageError
-from atoll.base.ids import DIGEST_BYTES, Digest
+from atoll.base.ids import Digest
 from atoll.base.machine import Payload
-from atoll.host.bulk import Follower
 from atoll.host.names import Encode, Names
 from atoll.host.store import Store
 from atoll.keys.digest import Buffer, digest
@@ -123,16 +122,6 @@ class Checked:
             wire = encode(codec.showing(lambda stretch: hashed.update(memoryview(stretch).cast("B"))))
             name = Digest(hashed.digest())
         return Payload(name, memoryview(wire).nbytes, wire)
-
-    def follow(self) -> Follower | None:
-        """Hashes one payload on its way in."""
-        return blake3() if self._opened is None else self._opened.follow()
-
-    def named(self, message: object, followed: bytes) -> Digest | None:
-        """What a payload that was followed is called; None if that takes another look at it."""
-        if not followed or len(followed) % DIGEST_BYTES:
-            return None  # its wire has no leaves, or it began to arrive before genesis was known
-        return Digest(followed) if self._opened is None else self._opened.of_followed(message, followed)
 
     def name_of(self, message: object, payload: Buffer) -> Digest:
         return digest(payload) if self._opened is None else self._opened.of_arrived(message, payload)

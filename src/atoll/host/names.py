@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 
-from atoll.base.ids import DIGEST_BYTES, Digest
-from atoll.host.bulk import SLAB_BYTES
+from atoll.base.ids import Digest
 from atoll.keys.digest import Buffer, MerkleTree, digest
 from atoll.learn.codec import Codec, codec_named
-from atoll.learn.opening import Cut, Leaves, Shown, lay_out, tree_over
+from atoll.learn.opening import Cut, Leaves, Shown, lay_out
 from atoll.node.jobs import LayOpen
 from atoll.wire.messages.round import Answer, Contribution, PartBytes, RowBytes
 from atoll.wire.opening import Opening
@@ -30,21 +29,6 @@ class Names:
         self._trees: dict[Digest, MerkleTree] = {}  # oldest first
         self._leaves = 0  # of all of them
         self._changing = Lock()
-
-    def follow(self) -> Leaves | None:
-        """Hashes a row or an answer on its way in; None where leaves are no stretches of slabs, or not of both."""
-        cut = self.up
-        alike = cut.codec.name == self.down.codec.name and len(cut.codec.sections) == 1
-        return Leaves(cut) if alike and SLAB_BYTES % cut.leaf_bytes == 0 else None
-
-    def of_followed(self, message: object, leaves: bytes) -> Digest | None:
-        """What `of_arrived` says; None if that is not to be seen from the digests of its leaves."""
-        if not isinstance(message, Contribution | RowBytes | Answer | PartBytes):
-            return None
-        tree = tree_over([leaves[at : at + DIGEST_BYTES] for at in range(0, len(leaves), DIGEST_BYTES)])
-        if isinstance(message, PartBytes):
-            return tree.root if tree.root == message.digest else None
-        return tree.root if isinstance(message, Answer) else self._kept(tree)
 
     def of_arrived(self, message: object, payload: Buffer) -> Digest:
         match message:

@@ -68,10 +68,6 @@ class Cut:
     def leaf_bytes(self) -> int:
         return self.codec.wire_bytes(self.leaf_values)
 
-    def fits(self, size_bytes: int) -> bool:
-        """Whether any values make a wire of this length."""
-        return bool(self._lengths(size_bytes))
-
     def count(self, size_bytes: int) -> int:
         """Leaves of a wire of this length; an empty one has one."""
         return max(1, -(-size_bytes // self.leaf_bytes))
@@ -135,23 +131,13 @@ class Leaves:
     """
 
     def __init__(self, cut: Cut) -> None:
-        self._cut, self._hashed, self._size_bytes = cut, list[bytes](), 0
+        self._cut, self._hashed = cut, list[bytes]()
 
     def update(self, stretch: Buffer) -> None:
-        view = memoryview(stretch).cast("B")
-        self._hashed += [blake3(leaf).digest() for leaf in self._cut.leaves(view)]
-        self._size_bytes += len(view)
+        self._hashed += [blake3(leaf).digest() for leaf in self._cut.leaves(memoryview(stretch).cast("B"))]
 
     def tree(self) -> MerkleTree:
-        return tree_over(self._hashed or [digest(b"")])
-
-    def digest(self) -> bytes:
-        """Of all leaves, one behind the other; nothing if no values make this wire, which then is one leaf."""
-        return b"".join(self._hashed) if self._cut.fits(self._size_bytes) else b""
-
-
-def tree_over(hashed: list[bytes]) -> MerkleTree:
-    return MerkleTree(hashed, FAN)
+        return MerkleTree(self._hashed or [digest(b"")], FAN)
 
 
 class Shown(NamedTuple):
