@@ -16,8 +16,11 @@ what `combine` is for.
 
     python bench/robust_reduce.py [--quick] [--json] [--only reduce,openings,combine,compare,rounds]
                                   [--peers 8] [--megabytes 100] [--codec fp32] [--repeat 5]
+                                  [--statistics mean+community,robust+community] [--beside SRC]
 
     time_ratio, bytes_ratio   against the plain group (or mean, or swarm) of the same run
+    cpu_ratio                 the same of processor seconds, all members' during the call and the pause after it
+    --beside SRC              `reduce` with groups of another version in turn with these: the folder its code is in
 """
 
 from __future__ import annotations
@@ -60,12 +63,12 @@ from atoll.sim.villains import villain
 SIZES = (4, 7, 16)
 SECTIONS = ("reduce", "openings", "combine", "compare", "rounds")
 RULES = (  # statistic and trust of groups
-    "+mean+community",
-    "+median+community",
-    "+trimmed_mean+community",
-    "+robust+community",
-    "+nnm + trimmed_mean+community",
-    "+trimmed_mean+open",
+    "mean+community",
+    "median+community",
+    "trimmed_mean+community",
+    "robust+community",
+    "nnm + trimmed_mean+community",
+    "trimmed_mean+open",
 )
 LEAD_S = 0.02  # from saying when to start until then
 OPENING_S = 1.0  # after a call: blocks are opened and fetched
@@ -83,27 +86,33 @@ CASES: dict[str, dict[int, str]] = {  # which founders are villains, in a swarm 
 class Group:
     """One group of processes, and what was measured of it."""
 
-    def __init__(self, rules: str, peers: int, megabytes: float, codec: str) -> None:
-        self.rules, self.seconds, self.wire_bytes = rules, list[float](), list[int]()
-        self.crew = Crew("atoll" + rules, peers, round(megabytes * 1e6 / 4), codec, "auto")
+    def __init__(self, rules: str, peers: int, megabytes: float, codec: str, source: str = "") -> None:
+        self.source, self.seconds, self.cpu_s, self.wire_bytes = source, list[float](), list[float](), list[int]()
+        self.crew = Crew("atoll" + rules, peers, round(megabytes * 1e6 / 4), codec, "auto", source)
 
     def repeat(self, turn: int) -> None:
         """One call; turn 0 warms up."""
         self.crew.all("fill", round=turn)
-        before, at = probe.loopback_bytes(), time.monotonic() + LEAD_S
+        before, cpu_s, at = probe.loopback_bytes(), self.used_s(), time.monotonic() + LEAD_S
         ended = max(answer["ended"] for answer in self.crew.all("average", at=at))
         time.sleep(OPENING_S)
         if turn > 0:
             self.seconds.append(ended - at)
+            self.cpu_s.append(self.used_s() - cpu_s)
             self.wire_bytes.append(probe.loopback_bytes() - before)
 
+    def used_s(self) -> float:
+        return sum(probe.cpu_s(process.pid) for process in self.crew.processes)
 
-def reduce_figures(rules: str, peers: int, megabytes: float, codec: str, repeats: int) -> dict:
-    """A group by `rules` beside the plain one, a call of each in turn. Two at a time: more would not fit memory."""
+
+def reduce_figures(
+    rules: str, peers: int, megabytes: float, codec: str, repeats: int, sources: list[str]
+) -> list[dict]:
+    """A group by `rules` of each version beside the plain one, a call of each in turn. More would not fit."""
     groups = list[Group]()
     try:
-        for each in ("", rules):
-            groups.append(Group(each, peers, megabytes, codec))
+        for each, source in (("", ""), *((rules, source) for source in sources)):
+            groups.append(Group(each, peers, megabytes, codec, source))
             groups[-1].crew.gather()
         for turn in range(repeats + 1):
             for group in groups:
@@ -111,16 +120,23 @@ def reduce_figures(rules: str, peers: int, megabytes: float, codec: str, repeats
     finally:
         for group in groups:
             group.crew.end()
-    plain, guarded = groups
+    return [of_group(groups[0], guarded, rules, peers, megabytes, codec) for guarded in groups[1:]]
+
+
+def of_group(plain: Group, guarded: Group, rules: str, peers: int, megabytes: float, codec: str) -> dict:
     return {
         "rules": rules.lstrip("+"),
+        "source": guarded.source,
         "peers": peers,
         "megabytes": megabytes,
         "codec": codec,
         "seconds_median": round(median(guarded.seconds), 3),
         "seconds_plain": round(median(plain.seconds), 3),
+        "cpu_s": round(median(guarded.cpu_s), 3),
+        "cpu_s_plain": round(median(plain.cpu_s), 3),
         "wire_mb": round(median(guarded.wire_bytes) / 1e6, 1),
         "time_ratio": round(median(guarded.seconds) / median(plain.seconds), 2),
+        "cpu_ratio": round(median(guarded.cpu_s) / median(plain.cpu_s), 2),
         "bytes_ratio": round(median(guarded.wire_bytes) / median(plain.wire_bytes), 3),
     }
 
@@ -273,6 +289,8 @@ def main() -> None:
     asked.add_argument("--megabytes", type=float, help="10^6 bytes of fp32; 100, with --quick 10")
     asked.add_argument("--codec", default="fp32", help="of `reduce`")
     asked.add_argument("--repeat", type=int, help="counted calls; 5, with --quick 3")
+    asked.add_argument("--statistics", default=",".join(RULES), help="of `reduce`, each with its trust")
+    asked.add_argument("--beside", default="", help="folder of another version's code, in turn with this one")
     options = asked.parse_args()
     torch.set_num_threads(1)
     network = enter_own_network(sys.argv)
@@ -280,8 +298,13 @@ def main() -> None:
     values, repeats, rounds = (QUICK_VALUES, 3, 6) if quick else (VALUES, 7, 20)
     size, calls = options.megabytes or (10.0 if quick else 100.0), options.repeat or (3 if quick else 5)
     peers = min(options.peers, 5) if quick else options.peers
+    sources = ["", options.beside] if options.beside else [""]
     work: dict[str, Callable[[], list[dict]]] = {
-        "reduce": lambda: [reduce_figures(rules, peers, size, options.codec, calls) for rules in RULES],
+        "reduce": lambda: [
+            figure
+            for rules in options.statistics.split(",")
+            for figure in reduce_figures(f"+{rules}", peers, size, options.codec, calls, sources)
+        ],
         "openings": lambda: openings_figures(3 if quick else 10),
         "combine": lambda: [f for members in SIZES for f in combine_figures(members, values, repeats)],
         "compare": lambda: [f for members in SIZES for f in compare_figures(members, values, repeats)],
@@ -293,8 +316,9 @@ def main() -> None:
         print(report("robust_reduce", {"quick": quick, **sizes, "codec": "int8"}, figures, versions("torch")))
         return
     for f in figures["reduce"]:
-        costs = f"{f['seconds_median']:.3f} s  x{f['time_ratio']}  {f['wire_mb']} MB  x{f['bytes_ratio']}"
-        print(f"{f['peers']:>3} peers  {f['megabytes']:g} MB {f['codec']}  {f['rules']:<24} {costs}")
+        costs = f"{f['seconds_median']:.3f} s  x{f['time_ratio']}  {f['cpu_s']:.2f} CPU-s  x{f['cpu_ratio']}"
+        costs = f"{costs}  {f['wire_mb']} MB  x{f['bytes_ratio']}  {f['source']}"
+        print(f"{f['peers']:>3} peers  {f['megabytes']:g} MB {f['codec']}  {f['rules']:<24} {costs}".rstrip())
     for f in figures["openings"]:
         print(
             f"{f['peers']:>3} peers  update of {f['update_bytes'] / 1e6:.1f} MB, opened  bytes x{f['bytes_ratio']}"

@@ -24,6 +24,8 @@ BENCHES = sorted({file.stem for file in BENCH.glob("*.py")} - PARTS)
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     """Imports one by its name, and forgets it afterwards: other tests have files of the same names."""
     monkeypatch.syspath_prepend(BENCH)
+    for file in BENCH.glob("*.py"):
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)
     before = set(sys.modules)
     yield importlib.import_module
     for name in set(sys.modules) - before:

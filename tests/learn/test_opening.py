@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, PeerId
-from atoll.keys.digest import MerkleTree, merkle_path, merkle_root
+from atoll.keys.digest import MerkleTree, digest, merkle_path, merkle_root, merkle_top, merkle_tree
 from atoll.learn.codec import CODECS
 from atoll.learn.combine import combine
 from atoll.learn.opening import Claimed, Cut, Shown, judge, lay_out, opening_problem
@@ -183,9 +183,25 @@ def test_codecs_that_look_beyond_a_block_are_named():
 def test_paths_of_a_tree_are_those_of_its_leaves_one_by_one():
     for count in (1, 2, 3, 7, 16, 33):
         leaves = tuple(bytes([k]) * 32 for k in range(count))
-        tree = MerkleTree(leaves)
+        tree = merkle_tree(leaves)
         assert tree.root == merkle_root(leaves)
         assert [tree.path(k) for k in range(count)] == [merkle_path(leaves, k) for k in range(count)]
+
+
+@pytest.mark.parametrize("fan", [2, 3, 4])
+def test_a_leaf_stands_at_one_place_of_a_tree(fan: int):
+    """Its path leads to the root from nowhere else, nor does one that a stranger cuts into other pieces."""
+    for count in (1, 2, 3, 4, 5, 16, 17, 21, 64, 65):
+        leaves = [digest(bytes([k])) for k in range(count)]
+        tree = MerkleTree(list[bytes](leaves), fan)
+        for index, leaf in enumerate(leaves):
+            path = tree.path(index)
+            tops = [merkle_top(leaf, at, count, path, fan) for at in range(count)]
+            assert [at for at, top in enumerate(tops) if top == tree.root] == [index]
+            merged = [(*path[:at], path[at] + path[at + 1], b"", *path[at + 2 :]) for at in range(len(path) - 1)]
+            strange = [*merged, path[:-1], (*path, leaf)] if path else [(leaf,)]
+            for other in strange:
+                assert tree.root not in [merkle_top(leaf, at, count, other, fan) for at in range(count)]
 
 
 def test_strangers_bytes_in_the_place_of_an_opening_never_make_a_lie():

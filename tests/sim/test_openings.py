@@ -155,7 +155,7 @@ def test_runs_without_openings_are_encoded_as_they_always_were():
 
 def test_two_liars_that_own_a_part_by_themselves_are_both_expelled_for_what_they_said_alike():
     """One witness among eight: their false part is agreed on once; openings and what both signed send them off."""
-    together = play_together(Stage("accomplices", 4, 8, 12, "two-thirds"), {1: "accomplice", 2: "accomplice"})
+    together = play_together(Stage("accomplices", 7, 8, 12, "two-thirds"), {1: "accomplice", 2: "accomplice"})
     (lie,) = together.false
     assert set(together.lied) == {peer_name(1), peer_name(2)} == set(together.told.left)
     assert {how for _, how in together.told.left.values()} == {"expelled"}
@@ -175,7 +175,7 @@ def test_if_what_others_signed_were_forgotten_the_second_liar_would_stay(monkeyp
     """Mutant: only the owner whose answer stands is held to it."""
     monkeypatch.setattr("atoll.node.audits.words_against", lambda openings, seconded, findings: {})
     with pytest.raises(Exception, match="lied together with others"):
-        play_together(Stage("accomplices", 4, 8, 12, "two-thirds"), {1: "accomplice", 2: "accomplice"})
+        play_together(Stage("accomplices", 7, 8, 12, "two-thirds"), {1: "accomplice", 2: "accomplice"})
 
 
 def test_liars_own_whole_parts_only_where_openings_would_find_them():

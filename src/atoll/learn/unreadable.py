@@ -18,7 +18,7 @@ from atoll.base.ids import Digest
 from atoll.base.limits import ROW_SHOWN_MAX
 from atoll.keys.digest import Buffer, digest, merkle_holds, merkle_top
 from atoll.learn.codec import Codec, codec_named
-from atoll.learn.opening import Cut
+from atoll.learn.opening import FAN, Cut
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Commit, Signed
 from atoll.wire.unreadable import UnreadableRow, unreadable_bytes, unreadable_from_bytes
@@ -104,7 +104,7 @@ def judge(shown: Buffer, due_of: DueOf) -> str:
     if due.cut is None:
         name = row.name if (row.leaves, row.index, row.leaf_path) == (1, 0, ()) else None
     else:
-        name = merkle_top(row.name, row.index, row.leaves, row.leaf_path)
+        name = merkle_top(row.name, row.index, row.leaves, row.leaf_path, FAN)
     if name is None or not merkle_holds(commit.root, name, row.part, commit.parts, row.part_path):
         raise PeerFault("", "what was shown of a row is not what its author committed to")
     if due.cut is not None and row.leaves != (expected := due.leaves(due.cut)):

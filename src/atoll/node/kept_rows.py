@@ -22,7 +22,7 @@ from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import PART_GIVEN_MAX
 from atoll.base.machine import Ask, Done, Effect, Failed, Keep, Lane, Payload, Report, Send
-from atoll.keys.digest import MerkleTree, merkle_holds
+from atoll.keys.digest import merkle_holds, merkle_tree
 from atoll.node.facts import RowsGathered
 from atoll.node.jobs import HeldRow, HoldRows, KeepRows, ReadRow
 from atoll.protocol.reduce.rows import Made
@@ -80,7 +80,7 @@ def worth_keeping(
                 rows[part, signed.signer] = HeldRow(part, signed.signer, row.path, row.payload)
     commit = commits_in(body).get(me)
     if mine and commit is not None:
-        tree = MerkleTree(tuple(payload.digest for payload in mine))
+        tree = merkle_tree([payload.digest for payload in mine])
         if tree.root == commit.root:  # else it is what a life before this one committed to, whose bytes are lost
             rows |= {(n, me): HeldRow(n, me, tree.path(n), payload) for n, payload in enumerate(mine)}
     return tuple(rows.values())

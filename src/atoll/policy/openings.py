@@ -67,14 +67,19 @@ class Opening(Inquiry):
         return len(self.blocks) * (rows + 1) * leaf + rows * (MLDSA65.commit_bytes_max + leaf)
 
     def asked(self, head: int, ahead: Mapping[PeerId, Finding] = NOTHING) -> tuple[PeerId, ...]:
+        if not self.said and not ahead:  # as of nearly all, and every vertex asks of hundreds
+            return self._first(head)
         said = self.with_words(head, ahead)
         findings = [finding for _, finding in said.values()]
         against, agreeing = sum(f in AGAINST for f in findings), findings.count("accepted")
         if not against:
-            return self.order[:1] if head - self.round < AUDIT_TURN else ()
+            return self._first(head)
         if against >= self.needed or agreeing > against:
             return ()
         return tuple(peer for peer in self.order if peer not in said)
+
+    def _first(self, head: int) -> tuple[PeerId, ...]:
+        return self.order[:1] if head - self.round < AUDIT_TURN else ()
 
 
 def words_against(

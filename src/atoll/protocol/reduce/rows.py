@@ -9,7 +9,7 @@ from math import fsum
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
-from atoll.keys.digest import MerkleTree, digest
+from atoll.keys.digest import MerkleTree, digest, merkle_tree
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Answered, Signed, Weighing
 from atoll.wire.weights import RowWeights, weights_left
@@ -32,7 +32,7 @@ class Update:
 
     @cached_property
     def _tree(self) -> MerkleTree:
-        return MerkleTree(self.digests)
+        return merkle_tree(self.digests)
 
 
 @dataclass(frozen=True)
