@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,15 @@ class Peer:
     def until_fact(self, name: str, **fields: Any) -> dict[str, Any]:
         return self.until(lambda f: f["fact"] == name and all(f.get(k) == v for k, v in fields.items()))
 
+    def until_expelled(self, peer: str) -> dict[str, Any]:
+        """The vertex with which this one is out."""
+        return self.until(
+            lambda f: (
+                f["fact"] == "MembershipChanged"
+                and any(m["peer"] == peer and m["standing"] == "expelled" for m in f["members"])
+            )
+        )
+
     def trained_with(self, peers: int) -> dict[str, Any]:
         """The next round that counted so many peers."""
         self.facts.clear()
@@ -160,3 +169,16 @@ def peers(*running: Peer) -> Iterator[list[Peer]]:
     finally:
         for peer in started:
             peer.close()
+
+
+@contextmanager
+def beside_eve(folder: Path, code: str, words: Sequence[str], *others: str) -> Iterator[tuple[Peer, str]]:
+    """Ada, who founds a run with these words, and the id of eve, who departs from the rules by this code."""
+    lies = lying(folder, code)
+    with peers(Peer("up", "--dir", folder / "ada", "--name", "ada", *words)) as running:
+        ada = running[0]
+        join = ("join", ada.until_fact("Opened")["ticket"])
+        running += [Peer(*join, "--dir", folder / name, "--name", name) for name in others]
+        eve = Peer(*join, "--dir", folder / "eve", "--name", "eve", env=lies)
+        running.append(eve)
+        yield ada, eve.until_fact("Opened")["peer"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from processes import Peer, answer_of, atoll, lying, peers
+from processes import answer_of, atoll, beside_eve
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
@@ -30,23 +30,11 @@ if "atoll.host.trainer" in sys.orig_argv:
 
 def test_one_of_three_that_takes_every_second_step_is_found_out_and_the_others_are_accepted(tmp_path: Path):
     """Its statements are true to its chain and its updates look like anybody's: taking its steps again tells."""
-    lies = lying(tmp_path, CHEAT)
-    with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *AUDITED)) as running:
-        ada = running[0]
-        ticket = ada.until_fact("Opened")["ticket"]
-        running.append(Peer("join", ticket, "--dir", tmp_path / "bob", "--name", "bob"))
-        eve = Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", env=lies)
-        running.append(eve)
-        villain = eve.until_fact("Opened")["peer"]
+    with beside_eve(tmp_path, CHEAT, AUDITED, "bob") as (ada, villain):
         ada.until_fact("RoundBegan", assembling=False)
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > 0)
         ada.until(lambda f: f["fact"] == "Verdict" and f["peer"] == villain and f["finding"] == "mismatch")
-        ada.until(
-            lambda f: (
-                f["fact"] == "MembershipChanged"
-                and any(m["peer"] == villain and m["standing"] == "expelled" for m in f["members"])
-            )
-        )
+        ada.until_expelled(villain)
         ada.until(lambda f: f["fact"] == "Verdict" and f["peer"] != villain and f["of"] > 5)
         told = [f for f in ada.facts if f["fact"] == "Verdict" and f["peer"] != villain]
         assert {f["finding"] for f in told} == {"accepted"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from processes import Peer, answer_of, lying, peers
+from processes import answer_of, beside_eve
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
@@ -33,22 +33,10 @@ Island._combine = spoilt
 
 def test_an_owner_that_answers_with_other_bytes_is_expelled_and_nobody_else_is_named(tmp_path: Path):
     """What it shows are true rows: that they do not make what it signed is the proof."""
-    lies = lying(tmp_path, LIAR)
-    with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *CHECKED)) as running:
-        ada = running[0]
-        ticket = ada.until_fact("Opened")["ticket"]
-        running += [Peer("join", ticket, "--dir", tmp_path / name, "--name", name) for name in ("bob", "cid")]
-        eve = Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", env=lies)
-        running.append(eve)
-        villain = eve.until_fact("Opened")["peer"]
+    with beside_eve(tmp_path, LIAR, CHECKED, "bob", "cid") as (ada, villain):
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > 0)
         ada.until(lambda f: f["fact"] == "OpeningVerdict" and f["peer"] == villain and f["finding"] == "mismatch")
-        ada.until(
-            lambda f: (
-                f["fact"] == "MembershipChanged"
-                and any(m["peer"] == villain and m["standing"] == "expelled" for m in f["members"])
-            )
-        )
+        ada.until_expelled(villain)
         at = max(f["trained"] for f in ada.facts if f["fact"] == "RoundClosed")
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > at + 3)
         told = [f for f in ada.facts if f["fact"] == "OpeningVerdict"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from processes import Peer, answer_of, atoll, lying, peers
+from processes import answer_of, atoll, beside_eve
 
 pytestmark = [pytest.mark.long, pytest.mark.net, pytest.mark.timeout(300)]
 
@@ -27,14 +27,7 @@ if "atoll.host.trainer" in sys.orig_argv:
 
 def test_work_on_another_members_samples_is_hollow_and_nobody_elses_is(tmp_path: Path):
     """It takes every step, on the wrong samples, in a run with overlap, which no replay could audit."""
-    lies = lying(tmp_path, COPYCAT)
-    with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *SCORED)) as running:
-        ada = running[0]
-        ticket = ada.until_fact("Opened")["ticket"]
-        running.append(Peer("join", ticket, "--dir", tmp_path / "bob", "--name", "bob"))
-        eve = Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", env=lies)
-        running.append(eve)
-        villain = eve.until_fact("Opened")["peer"]
+    with beside_eve(tmp_path, COPYCAT, SCORED, "bob") as (ada, villain):
 
         def opinions(of_villain: bool) -> list[str]:
             told = (f for f in ada.facts if f["fact"] == "UpdateScored")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from processes import Peer, answer_of, lying, peers
+from processes import answer_of, beside_eve
 
 pytestmark = [pytest.mark.long, pytest.mark.net, pytest.mark.timeout(300)]
 
@@ -28,21 +28,9 @@ Island._encode = unreadable
 
 
 def test_who_sends_what_no_codec_reads_is_expelled_within_three_rounds_and_the_proof_can_be_read(tmp_path: Path):
-    lies = lying(tmp_path, LIAR)
-    with peers(Peer("up", "--dir", tmp_path / "ada", "--name", "ada", *COMMUNITY)) as running:
-        ada = running[0]
-        ticket = ada.until_fact("Opened")["ticket"]
-        running += [Peer("join", ticket, "--dir", tmp_path / name, "--name", name) for name in ("bob", "cid")]
-        eve = Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", env=lies)
-        running.append(eve)
-        villain = eve.until_fact("Opened")["peer"]
+    with beside_eve(tmp_path, LIAR, COMMUNITY, "bob", "cid") as (ada, villain):
         first = ada.until(lambda f: f["fact"] == "Garbage")["round"]
-        out = ada.until(
-            lambda f: (
-                f["fact"] == "MembershipChanged"
-                and any(m["peer"] == villain and m["standing"] == "expelled" for m in f["members"])
-            )
-        )
+        out = ada.until_expelled(villain)
         assert out["round"] < first + 3
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["round"] > out["round"] + 1)
         assert {f["peer"] for f in ada.facts if f["fact"] in ("Garbage", "Unread", "Accused")} == {villain}

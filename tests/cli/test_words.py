@@ -171,6 +171,8 @@ def test_a_round_is_one_line_and_names_who_was_missing():
     line = line_of(entry, progress)
     assert "round 3" in line and "loss 2.500" in line and "without bob" in line and "1.5 kB" in line
     assert "eve" not in line  # a newcomer's first update is not waited for
+    assert "round 3 counted nobody" in line_of(entry | {"counted": []}, progress)
+    assert line_of(entry | {"counted": [], "missing": []}, progress) == ""  # members only assembled
 
 
 def test_who_sent_the_very_same_update_is_named_beside_the_round():
@@ -239,6 +241,16 @@ def test_two_of_one_name_are_told_apart_and_no_name_commands_a_terminal(
     first, second = capsys.readouterr().out.splitlines()
     assert "+ vm (alice123) joined  + vm (bobby456) joined" in first and "+ nameless joined" in first
     assert "[/b] [2J round 9" in first and "\x1b" not in first + second
+
+
+def test_who_is_expelled_is_not_just_gone_and_where_to_read_why_is_said():
+    progress = Progress()
+    for name, standing in (("bob", "away"), ("eve", "expelled")):
+        progress.members.append({"peer": name * 4, "name": name, "standing": standing})
+    line = line_of({"fact": "MembershipChanged", "joined": [], "left": ["bob" * 4, "eve" * 4]}, progress)
+    assert line == "- bob is gone  ! eve is expelled; why: atoll verify --verdicts"
+    unread = {"fact": "Unread", "peer": "eve" * 4, "of": 3, "why": "a value is not finite"}
+    assert line_of(unread, progress) == "! the update of eve cannot be read: a value is not finite"
 
 
 def test_who_ends_as_we_do_is_no_trouble():

@@ -101,6 +101,12 @@ class Swarm:
         island.equip(self.book)
         return island
 
+    def again(self, index: int) -> Island:
+        """Another life of this one's peer and trainer, with what is on its disk."""
+        self.trainers[index] = Near()
+        self.islands[index] = self.island(index)
+        return self.islands[index]
+
     def vertex(self, round: int) -> Digest:
         return digest(f"vertex {round}".encode())
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from audited import SHARES, STEPS, Near, Swarm, play
+from audited import SHARES, STEPS, Swarm, play
 
 from atoll.base.errors import RunFailedError
 from atoll.host import tended
@@ -40,11 +40,10 @@ def test_a_restart_goes_on_from_the_last_claim_and_one_without_its_files_from_fr
             await swarm.islands[1].close()
             if lost:
                 (tmp_path / "bob" / "private.bin").unlink()
-            swarm.trainers[1] = Near()
-            swarm.islands[1] = swarm.island(1)
+            island = swarm.again(1)
             found = Restore(swarm.round - 1, swarm.vertex(swarm.round - 1), swarm.state, mine=swarm.mine[1])
-            assert await swarm.islands[1].do(found)
-            assert (swarm.islands[1].auditing.last is None) == lost
+            assert await island.do(found)
+            assert (island.auditing.last is None) == lost
             await swarm.play()
             said = await swarm.audited(1, 0)
             assert said.finding == "accepted", said
@@ -61,8 +60,7 @@ def test_who_was_killed_before_its_vertex_came_goes_on_from_the_claim_that_this_
         await swarm.play()
         old = swarm.islands[1]
         await old.close()
-        swarm.trainers[1] = Near()
-        swarm.islands[1] = island = swarm.island(1)
+        island = swarm.again(1)
         assert await island.do(before)
         held = swarm.mine[1][0]
         await island.do(Adopt(1, swarm.vertex(1), swarm.state, None, held.claim, mine=held))
@@ -168,9 +166,7 @@ def test_moments_that_went_with_a_trainer_are_not_written_ahead(tmp_path: Path, 
         await bob.close()
         for name, data in disk.items():
             (bob.store.folder / name).write_bytes(data)
-        swarm.trainers[1] = Near()
-        swarm.islands[1] = swarm.island(1)
-        assert await swarm.islands[1].do(Restore(1, swarm.vertex(1), swarm.state, mine=swarm.mine[1]))
+        assert await swarm.again(1).do(Restore(1, swarm.vertex(1), swarm.state, mine=swarm.mine[1]))
         await swarm.play()
         said = await swarm.audited(1, 0)
         assert said.finding == "accepted", said

@@ -99,7 +99,7 @@ def show(
         return
     after = seconds_text(row["time_s"] - begin_s)
     said = "genesis" if round == -1 else f"round {round}, agreed {after} after genesis"
-    say(f"{said}, {row['trained']} rounds trained")
+    say(f"{said}, {row['trained']} round{'s' * (row['trained'] != 1)} trained")
     for name, words in _lines(row):
         say(f"  {name:<10} {words}")
 
@@ -111,7 +111,7 @@ def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if row["contributors"] or row["missing"]:
         missing = f"; missing: {', '.join(row['missing'])}" if row["missing"] else ""
         yield "counted", (", ".join(row["contributors"]) or "nobody") + missing
-    else:
+    elif row["round"] >= 0:
         yield "counted", "nobody: members only assembled"
     if row["parts_missing"]:
         yield "unanswered", f"{row['parts_missing']} parts, which counted for nobody"
@@ -136,7 +136,8 @@ def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     size = row["size_bytes"]
     yield "size", f"{bytes_text(size)}, in this folder" if size is not None else "not in this folder any more"
     yield "vertex", row["vertex"]
-    yield "parent", row["parent"]
+    if row["round"] >= 0:
+        yield "parent", row["parent"]
 
 
 @checkpoint.command

@@ -195,11 +195,16 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
                 + (f" (data-parallel: {bytes_text(less)})" if less else "")
                 + (f"  {progress.tokens_per_s:,.0f} {progress.unit}/s" if progress.tokens_per_s else "")
             )
+        case "RoundClosed" if entry["missing"]:
+            of = f"/{progress.rounds}" if progress.rounds else ""
+            return f"! round {entry['trained']}{of} counted nobody; the model is as it was"
         case "MembershipChanged":
-            return "".join(
-                [f"+ {name(p)} joined  " for p in entry["joined"]]
-                + [f"- {name(p)} is gone  " for p in entry["left"]]
-            ).rstrip()
+            out = {m["peer"] for m in progress.members if m["standing"] == "expelled"}
+            return "  ".join(
+                [f"+ {name(p)} joined" for p in entry["joined"]]
+                + [f"- {name(p)} is gone" for p in entry["left"] if p not in out]
+                + [f"! {name(p)} is expelled; why: atoll verify --verdicts" for p in entry["left"] if p in out]
+            )
         case "Suspected" if progress.over:
             return ""  # they leave as we do
         case "Suspected":
@@ -211,12 +216,12 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             return ""  # there was nothing to agree on
         case "AttemptFailed":
             why = entry.get("paused", "trying again")
-            return f"! attempt {entry['attempt']} of round {entry['round']} ran out of time; {why}"
+            return f"! attempt {entry['attempt'] + 1} of this round ran out of time; {why}"
         case "WorkRefused":
             told = f"! this computer cannot do its part of the round: {entry['why']}"
             return f"{told}; make room, or mend what is broken: it is tried again"
         case "Passed":
-            return f"! nothing contributed to round {entry['round']}: {entry['why']}"
+            return f"! nothing contributed to this round: {entry['why']}"
         case "ScoreMissed":
             return (
                 f"! the update of {name(entry['peer'])} in round {entry['of']} is not scored here: {entry['why']}"
@@ -258,6 +263,8 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             return f"! {name(entry['by'])} says: {one_line(entry['what'])}"
         case "Fault":
             return f"! {name(entry['peer'])} broke the protocol: {entry['what']}"
+        case "Unread":
+            return f"! the update of {name(entry['peer'])} cannot be read: {entry['why']}"
         case "RunOver":
             return f"the run is over after {entry['rounds']} rounds; state {entry['state'][:16]}"
         case _:

@@ -115,4 +115,4 @@ def judge(shown: Buffer, due_of: DueOf) -> str:
 
 
 def _miscounted(leaves: int, expected: int) -> str:
-    return f"its wire is cut into {leaves} leaves, a row of this part into {expected}"
+    return f"it is {leaves} blocks long, a row of this part {expected}"
