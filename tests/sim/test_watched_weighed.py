@@ -117,6 +117,10 @@ def test_one_liar_of_each_kind_in_a_drawn_swarm():
     assert run_scenario("comparers", 4, rounds=4).rounds >= 4
 
 
+def test_of_whom_owns_nothing_for_four_rounds_no_lie_is_expected():
+    assert run_scenario("comparers", 155, 7, 4, quorum="two-thirds", topology="star").rounds >= 4
+
+
 @pytest.mark.parametrize("seed", [3, pytest.param(1, marks=pytest.mark.long)])
 def test_honest_owners_are_never_accused_where_one_message_of_twenty_is_lost(seed: int):
     """Not of lies, and not of silence either: what was lost is asked for."""

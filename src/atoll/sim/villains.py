@@ -74,6 +74,7 @@ class Villain:
 
     def __init__(self, peer: Peer, twist: Twist) -> None:
         self.peer, self.twist = peer, twist
+        self.lied = False  # it has sent something else than the peer inside, or nothing in its place
         self.notary: Notary = peer.notary
         self.draw = random.Random(f"villain/{peer.me}")
         self.heard: dict[PeerId, Signed] = {}  # other people's words, to misuse
@@ -96,7 +97,9 @@ class Villain:
     def _twisted(self, effects: list[Effect]) -> list[Effect]:
         out: list[Effect] = []
         for effect in effects:
-            out += self.twist(self, effect) if isinstance(effect, Send) else [effect]
+            said = self.twist(self, effect) if isinstance(effect, Send) else [effect]
+            self.lied = self.lied or said != [effect]
+            out += said
         return out
 
     def _overhear(self, event: Event) -> None:
