@@ -17,6 +17,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.limits import ROW_SHOWN_MAX, UNREADABLE_BYTES_MAX
 from atoll.keys.digest import digest, merkle_path, merkle_root
+from atoll.learn import unreadable
 from atoll.learn.codec import CODECS, Codec, codec_named
 from atoll.learn.opening import Cut
 from atoll.learn.unreadable import Due, judge, judged_by, show
@@ -143,6 +144,17 @@ def test_what_is_too_large_to_be_shown_is_only_said():
     assert row.shown()[0] and row.shown()[1] == b""
     small = Row("int8", b"\xff" * (16 * 4128 + 1), 300, cut=True)  # that no values make: one leaf, and a long one
     assert small.shown()[0] and small.shown()[1] == b""
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_who_holds_other_bytes_than_were_committed_to_accuses_nobody(cut: bool, monkeypatch: pytest.MonkeyPatch):
+    """A bit of my memory, after they came; too large to be shown nobody else would see it."""
+    n = 5000
+    row = Row("fp32", honest(CODECS["fp32"], torch.ones(n)), n, cut)
+    row.wire = row.wire[:-4] + struct.pack("<f", nan)
+    monkeypatch.setattr(unreadable, "ROW_SHOWN_MAX", 0)
+    with pytest.raises(PeerFault, match="committed to"):
+        row.shown()
 
 
 def test_nothing_else_than_what_was_committed_to_can_be_shown():

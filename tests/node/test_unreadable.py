@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Ask, Done, Effect, Fact, Received, Report, Send
 from atoll.keys.digest import digest, merkle_path, merkle_root
+from atoll.node import unreadable
 from atoll.node.facts import Accused, Fault
 from atoll.node.jobs import JudgeRow, RowLooked
 from atoll.node.settings import RunSettings
@@ -95,6 +96,22 @@ def test_what_its_author_did_not_sign_is_the_fault_of_who_shows_it(stand: Stand)
         assert not any(isinstance(e, Ask) and isinstance(e.work, JudgeRow) for e in effects)
 
 
+def test_what_nobody_signed_costs_no_plan_of_its_round(stand: Stand, monkeypatch: pytest.MonkeyPatch):
+    planned: list[object] = []
+    monkeypatch.setattr(unreadable, "row_work", lambda *which: planned.append(which))
+    assert [len(told(stand.hears(stand.row(by=BOB)), Fault)) for _ in range(3)] == [1] * 3 and not planned
+    assert stand.asked(stand.row()) == [] and len(planned) == 1
+
+
+def test_who_names_everybody_at_once_is_looked_at_for_a_few(stand: Stand, monkeypatch: pytest.MonkeyPatch):
+    """Or each of f liars would leave 128 KiB of every member in my memory."""
+    monkeypatch.setattr(unreadable, "AT_ONCE", 1)
+    (job,) = stand.asked(stand.row())
+    assert stand.asked(stand.row(of=CID)) == [] and stand.asked(stand.row(of=CID), CID) != []
+    stand.finds(job, RowLooked("NaN", blob=BLOB))
+    assert stand.asked(stand.row(of=CID)) != []
+
+
 def test_nothing_is_looked_at_that_vertices_here_do_not_say_enough_of(stand: Stand):
     """Rounds ahead of mine or long over, nobody's rows, rows of mine that I know; words of who has no vote."""
     head = stand.history.head
@@ -111,6 +128,12 @@ def test_nothing_signed_near_the_beginning_of_an_epoch_is_held_against_anybody(s
     assert stand.asked(stand.row()) == []
     looked = RowLooked("NaN", "", stand.row().statement, b"shown", BLOB)
     assert not told(stand.finds(f"unreadable/show/{head + 1}/{EVE}", looked), Accused)
+
+
+def test_nor_where_vertices_are_lacking_that_might_say_that_one_began(stand: Stand):
+    """A peer that mends its history holds the newest alone."""
+    del stand.history.bodies[stand.history.head - 1]
+    assert stand.asked(stand.row()) == []
 
 
 def test_what_i_found_myself_is_shown_to_all_who_vote_and_again_to_those_who_do_not_say_so(stand: Stand):

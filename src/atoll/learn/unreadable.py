@@ -71,12 +71,17 @@ DueOf = Callable[[int], Due]  # of a part. PeerFault where the round had none, o
 
 def show(wire: Buffer, statement: Signed, part: int, path: tuple[Digest, ...], due: Due) -> tuple[str, bytes]:
     """(why this committed row cannot be read, what shows it to others); the first is empty if it can be, the second
-    where it would be too large to show."""
-    if due.cut is None:
+    where it would be too large to show. PeerFault if these are not the bytes that its author committed to: my own
+    memory changed them since they came, and for what is too large to show nobody else would see that."""
+    commit = decode_statement(statement.body, statement.signer)
+    tree = due.cut.tree(wire) if due.cut is not None else None
+    name = tree.root if tree is not None else digest(wire)
+    if not isinstance(commit, Commit) or not merkle_holds(commit.root, name, part, commit.parts, path):
+        raise PeerFault("", "the row here is not what its author committed to")
+    if due.cut is None or tree is None:
         flaw, leaves, index, leaf, leaf_path = due.flaw(wire, due.values), 1, 0, wire, ()
     else:
-        tree, expected = due.cut.tree(wire), due.leaves(due.cut)
-        leaves = len(tree.levels[0])
+        leaves, expected = len(tree.levels[0]), due.leaves(due.cut)
         if leaves != expected:
             name = digest(due.cut.leaf(wire, 0))
             row = UnreadableRow(statement, part, path, leaves, 0, name, tree.path(0))

@@ -72,10 +72,10 @@ def row_work(commit: Commit, peer: PeerId, history: History, settings: RunSettin
 
 
 def one_branch(round: int, history: History) -> bool:
-    """No epoch began lately. A commitment names a round and no epoch, and a member that a recovery counted in may
-    have been on the other branch still, where parts were cut otherwise."""
-    epochs = {history.bodies[r].epoch for r in range(max(-1, round - RECENT), round) if r in history.bodies}
-    return len(epochs) <= 1
+    """No epoch began lately, as far as vertices here say: all of them. A commitment names a round and no epoch, and
+    a member that a recovery counted in may have been on the other branch still, where parts were cut otherwise."""
+    bodies = [history.bodies.get(r) for r in range(max(-1, round - RECENT), round)]
+    return None not in bodies and len({body.epoch for body in bodies if body is not None}) == 1
 
 
 def ground_of(round: int, history: History, settings: RunSettings) -> Ground | None:

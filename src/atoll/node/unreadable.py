@@ -5,9 +5,9 @@
 
 More than f such words are in a vertex, and its author is out by it: one of them is honest, and decoded the row.
 Promises: whoever shows something else than it says is not listened to again; of one member only one thing at a time
-is looked at that the same one shows, and nothing once I know; nothing is held against anybody that was signed where
-the history may have had another branch. What shows it stays on disk as exhibits of audits do. Never decodes, never
-waits: a round goes on without the row meanwhile.
+is looked at that the same one shows, of few members at once, and nothing once I know; nothing is held against
+anybody that was signed where the history may have had another branch. What shows it stays on disk as exhibits of
+audits do. Never decodes, never waits: a round goes on without the row meanwhile.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from atoll.wire.messages.statements import Caught, Commit, Signed
 from atoll.wire.unreadable import unreadable_from_bytes
 
 TOLD_MAX = 4  # vertices after which I show again what I found, to those who have not said that they see it, too
+AT_ONCE = 16  # members of whom I look at what the same one shows: up to 128 KiB of each wait for it
 SHOW = "unreadable/show/"
 JUDGE = "unreadable/judge/"
 
@@ -84,10 +85,13 @@ class Unreadables:
         job = f"{JUDGE}{sender}/{peer}"
         if not isinstance(commit, Commit) or peer not in known or not self._lately(commit) or job in self.judging:
             return []
+        key = keys_of(commit.round, self.history).get(peer)
+        if key is None or sum(by == sender for by, _ in self.judging.values()) >= AT_ONCE:
+            return []  # I am behind, or busy; it is shown again
+        self.history.notary.open(statement, Commit, key)  # first: it is the cheaper one
         work = row_work(commit, peer, self.history, self.settings)
         if work is None:
-            return []  # I am behind; it is shown again
-        self.history.notary.open(statement, Commit, keys_of(commit.round, self.history).get(peer))
+            return []
         self.judging[job] = sender, statement
         return [Ask(job, replace(work, shown=told.shown))]
 
