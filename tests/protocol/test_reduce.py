@@ -414,7 +414,7 @@ def test_whoever_begins_late_gives_others_time_to_be_heard_before_it_takes_them_
 
 
 def test_owners_whose_commitments_do_not_go_to_everybody_are_not_taken_for_absent():
-    """In a large swarm a trainer hears those of first owners and their witnesses alone; the next owner may be needed."""
+    """In a large swarm a trainer hears first owners and their witnesses alone; the next may be needed."""
     group = Group(7)
     topology = replace(group.plan.topology, parts=group.plan.topology.parts[:1])
     group.plan = replace(group.plan, topology=topology, witnesses=1)

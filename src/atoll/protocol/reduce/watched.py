@@ -217,8 +217,8 @@ class WatchedReduce(Reduce):
         return effects
 
     def _note_absent(self, now: Seconds) -> None:
-        """Whoever is late has said so by now, also that it gives nothing. Which first owner has not, is in the round
-        before, or wants to hold us up: its turn is over, and that is all. Of later ones not everybody hears."""
+        """Whoever is late has said so by now, also that it gives nothing. A first owner that has not is in the
+        round before, or wants to hold us up: its turn is over, and that is all. Later ones not everybody hears."""
         if not self.started or self.absent_known or now < self._absent_at:
             return
         self.absent_known = True
