@@ -397,6 +397,36 @@ def test_a_plan_with_witnesses_is_never_carried_out_by_a_reduce_that_believes_ow
     assert (0 in machine.answers) == (witnesses == 0)
 
 
+def test_whoever_begins_late_gives_others_time_to_be_heard_before_it_takes_them_for_absent():
+    """It starts again in the middle of a round, where owners watch each other: no commitment is here yet."""
+    group = Group(7)
+    group.plan = replace(group.plan, witnesses=2)
+    me, third = group.names[-1], group.plan.window_s / 3
+    machine, begins = group.machine(me, judges=True), group.plan.gather_until(0, 2) + 0.1
+    known = dict(group.commits)
+    group.commits.clear()
+    group.do(me, machine.handle(Start({}), begins))
+    assert not machine.route.absent and not machine.missing and group.timers[me, machine._timer()] <= begins + third
+    heard, *silent = group.plan.watchers(0)
+    group.commits[heard] = known[heard]
+    group.do(me, machine.look_again(begins + third))
+    assert set(silent) - {me} <= machine.route.absent and heard not in machine.route.absent
+
+
+def test_owners_whose_commitments_do_not_go_to_everybody_are_not_taken_for_absent():
+    """In a large swarm a trainer hears first owners and their witnesses alone; the next may be needed."""
+    group = Group(7)
+    topology = replace(group.plan.topology, parts=group.plan.topology.parts[:1])
+    group.plan = replace(group.plan, topology=topology, witnesses=1)
+    first, second = group.plan.watchers(0)
+    machine = group.machine(group.names[-1], judges=True)
+    for name in set(group.commits) - {first}:
+        del group.commits[name]
+    machine.handle(Start({}), 0.0)
+    machine.look_again(group.plan.gather_until(0, 2))
+    assert machine.route.absent == {second}
+
+
 def test_a_restarted_owner_never_answers_a_second_time():
     """What it said is durable, its bytes are not: silence. The mutant that forgets answers again."""
     assert answers_after_restart(forgets=False) == []

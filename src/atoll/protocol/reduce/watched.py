@@ -41,7 +41,7 @@ class WatchedReduce(Reduce):
         judged = around.judges, around.two_faced
         self.watch = Witnesses(plan, self.me, loosely(self._row_held), self.commit_of, self.gone, *judged)
         self.mine: dict[int, AnswerHeld] = {}  # what I made of the parts that I watch
-        self.absent_known = False  # who is not in this attempt: once a third of the first window is over
+        self.absent_known = False  # who of the first owners is not in this attempt
         self.revealed: set[int] = set()  # parts whose bytes I have shown to everybody who lacks them
         self.said = around.said
         self.words_asked: Counter[tuple[int, PeerId]] = Counter()  # (part, whose about it): how often
@@ -198,7 +198,8 @@ class WatchedReduce(Reduce):
         return [self._word_to(to, held) for held in self.mine.values()] + self._served(others, to)
 
     def _moments(self) -> list[Seconds]:
-        return super()._moments() + [self._reveal_until(i) for i in range(len(self.plan.answer_until))]
+        reveals = (self._reveal_until(i) for i in range(len(self.plan.answer_until)))
+        return [*super()._moments(), self._absent_at, *reveals]
 
     # ---- owners that check each other ----------------------------------------------------------------------
 
@@ -216,11 +217,18 @@ class WatchedReduce(Reduce):
         return effects
 
     def _note_absent(self, now: Seconds) -> None:
-        """Whoever is late has said so by now, also that it gives nothing. Who has not is in the round before, or
-        wants to hold us up: its turn is over, and that is all."""
-        if self.started and not self.absent_known and now >= self.plan.gather_until(0, 2):
-            self.absent_known = True
-            self.route.absent = frozenset(p for p in self.plan.listeners if self.commit_of(p) is None) - {self.me}
+        """Whoever is late has said so by now, also that it gives nothing. A first owner that has not is in the
+        round before, or wants to hold us up: its turn is over, and that is all. Later ones not everybody hears."""
+        if not self.started or self.absent_known or now < self._absent_at:
+            return
+        self.absent_known = True
+        first = {owner for part in range(self.plan.parts) for owner in self.plan.watchers(part)} - {self.me}
+        self.route.absent = frozenset(owner for owner in first if self.commit_of(owner) is None)
+
+    @property
+    def _absent_at(self) -> Seconds:
+        """Whoever begins late, as after a restart, has heard nobody yet."""
+        return max(self.plan.gather_until(0, 2), self.begun_at + self.plan.window_s / 3)
 
     def _own_up(self, part: int, now: Seconds) -> list[Effect]:
         """Another owner has said that it had rows beside all of mine. They did not come to me in time, and I say
