@@ -454,7 +454,7 @@ def found(
     is what is asked for here, it stays one unless you name another: nobody can then falsify the sum, but one member
     can move it by what it sends; `statistic="trimmed_mean"`, or "robust" with "community", withstands that. With
     fewer members than it takes to withstand one, a group that has shrunk reduces nothing: calls wait for others to
-    join, and after `timeout_s` they fail with E-RED-21.
+    join, and fail with E-RED-21 once the group has been that small for `timeout_s`.
     Members on other computers can dial this one if `listen`, or ATOLL_LISTEN, says /ip4/0.0.0.0/tcp/7071.
     `upload_bytes_s` is the most that this member sends, 0: no cap.
     Raises UsageError for settings that cannot be.

@@ -18,8 +18,7 @@ INTERFACES_MAX = 3  # addresses told per unspecified one: a ticket has room for 
 
 
 def listening(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Where a program's peer listens: as its call says, else as ATOLL_LISTEN does, else on this computer
-    alone."""
+    """Where a program's peer listens: as its call says, else as ATOLL_LISTEN does, else on this computer alone."""
     return given or named_by_environment() or LOOPBACK
 
 

@@ -44,7 +44,8 @@ def due_in(work: ShowRow | JudgeRow, learning: Learning, up: Cut | None, part: i
     """What a row of this part has to be. PeerFault where nobody can be held to it."""
     recipe = learning.recipe_at(work.trained)
     codec = judged_by(recipe.coding.up)
-    if codec is None or (up is not None and up.codec.name != codec.name):  # it may change in the course of a run
+    # leaves are cut by one codec for the whole run: were it not this round's, nobody could be judged by them
+    if codec is None or (up is not None and up.codec.name != codec.name):
         raise PeerFault("", UNJUDGED)
     begin, end = turn_of(recipe.schedule, learning.layout, work.trained)
     bounds = part_bounds(end - begin, work.shares)
