@@ -13,9 +13,10 @@ all their models. `decoupled` and `delayed_nesterov` are asked to wait for all f
 fewer, no experiment knows. Beside the names stand the bytes that one peer's sockets sent in a round, with all that
 was said.
 
-A round that lacks a peer, as on a busy computer, shows nothing: such a run says so, and is done once more. Parts
-are sized by measured uplinks, which the experiment takes for equal: where load makes them differ, borders of parts
-and so of codecs' blocks lie elsewhere, and the states differ by rounding. Only a round of fewer parts tells so.
+A run that differs where a round lacked a peer, as on a busy computer, shows nothing: it says so, and is done once
+more. Parts are sized by measured uplinks, which the experiment takes for equal: where load makes them differ,
+borders of parts and so of codecs' blocks lie elsewhere, and states may differ by rounding. Only a round of fewer
+parts tells so.
 """
 
 from __future__ import annotations
@@ -135,12 +136,13 @@ class Compared:
     rounds: int
     differs: int | None  # the first round after which the states are not the same one, from 1 on
     values: int  # of the model that differ at the end
-    unlike: str  # why the two cannot be compared; empty if they can
+    unlike: str  # why they may differ though nothing is wrong; empty if they may not
     sent_bytes: int
 
     @property
     def same(self) -> bool:
-        return not self.unlike and self.state == self.experiment and self.differs is None and self.values == 0
+        """However the run went: no chance makes two different runs equal to the bit."""
+        return self.state == self.experiment and self.differs is None and self.values == 0
 
 
 def real(base: Path, settings: Sequence[str], peers: int = PEERS) -> Told:
@@ -231,9 +233,9 @@ def rolled(beside: Experiment, before: Roll, run: Told) -> Roll:
 
 
 def shown(settings: Sequence[str], base: Path, peers: int = PEERS) -> Compared:
-    """Once, and once more if a round lacked somebody."""
+    """Once, and once more if that differed for a reason which is nobody's fault."""
     first = compared(real(base / "first", settings, peers))
-    return compared(real(base / "again", settings, peers)) if first.unlike else first
+    return compared(real(base / "again", settings, peers)) if first.unlike and not first.same else first
 
 
 def row_of(name: str, found: Compared, took_s: float) -> dict[str, Any]:
