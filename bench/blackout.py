@@ -222,14 +222,14 @@ def draw_curves(path: Path, here: list[float], beside: list[float], blackouts: l
 
 
 def main() -> int:
-    parser = asking(__doc__, "12 rounds and 3 blackouts", json="one object instead of lines")
-    parser.add_argument("--rounds", type=int, default=0, help="default 40, quick 12")
-    parser.add_argument("--kills", type=int, default=0, help="default 10, quick 3")
+    parser = asking(__doc__, "9 rounds and 2 blackouts, folders not verified deeply", json="one object instead of lines")
+    parser.add_argument("--rounds", type=int, default=0, help="default 40, quick 9")
+    parser.add_argument("--kills", type=int, default=0, help="default 10, quick 2")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--png", type=Path, help="where to draw; needs atoll[plot]")
     parser.add_argument("--dir", type=Path, help="where the folders of the peers stay")
     asked = parser.parse_args()
-    rounds, kills = asked.rounds or (12 if asked.quick else 40), asked.kills or (3 if asked.quick else 10)
+    rounds, kills = asked.rounds or (9 if asked.quick else 40), asked.kills or (2 if asked.quick else 10)
     with tempfile.TemporaryDirectory() as folder:
         base = asked.dir or Path(folder)
         base.mkdir(parents=True, exist_ok=True)
