@@ -39,11 +39,11 @@ long: $(READY)
 	ATOLL_FUZZ=100000 $(PY) -m pytest -m long --timeout=3600
 	$(PY) -m atoll simulate siege $(SIEGE) --swarm --minutes $(MINUTES) --jobs $(JOBS)
 
-# not among them, each has its own --quick: topology (root), mnist, under_attack and pareto (want data), allreduce,
-# robust_reduce and aggregate (beside other systems), kill, join, audit and agreement (some minutes)
+# each at most 90 s on two cores (bench/RESULTS.md says how long); not among them, though they have a --quick, too:
+# topology (root), mnist, under_attack and pareto (want data), allreduce, robust_reduce and aggregate (beside others)
 BENCHES := handshake transport codec wire way_back consensus verify sim_scale reduce_scale meet survive straggler \
 	blackout soak growth exact effort hostile convergence scores twins utilisation round_cost erasure apart power_loss \
-	reveal
+	reveal kill join audit agreement
 bench: $(READY)
 	for script in $(BENCHES); do $(PY) bench/$$script.py --quick || exit 1; done
 

@@ -8,7 +8,8 @@ again from their folders. Looked at afterwards, in the folders and in what the p
     loss        of every round that counted somebody, beside an experiment of as many such rounds in one process,
                 which nothing disturbs: the mean and the largest difference, and both agreed models on held-out data
     alike       rounds from the first on with the very loss of that experiment, beside rounds from the first on
-                that counted all steps of all in every part: on a busy computer some come late after a blackout
+                that counted all steps of all in every part (on a busy computer some come late after a blackout) and
+                come before any that counted nobody though somebody trained for it, whose moments have moved
     samples     used twice: in two updates that counted; skipped: handed out, and in no update that counted; and how
                 many specs/effort.md (place in the data) lets these rounds skip
     made again  samples learned from in a round that counted nobody, and once more when they were dealt out again
@@ -21,6 +22,7 @@ curves and the blackouts; needs atoll[plot].
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import sys
@@ -30,6 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
+from typing import Any
 
 import torch
 from form import asking, lines, report, versions
@@ -129,6 +132,25 @@ def is_whole(body: Body, learning: Learning) -> bool:
     )
 
 
+def first_in_vain(bodies: Iterable[Body], recorded: Iterable[Iterable[dict[str, Any]]]) -> float:
+    """The first round that counted nobody, and for which somebody trained who lived to see its end."""
+    nobody = {body.round for body in bodies if body.parts and not body.commits}
+    found = [math.inf]
+    for entries in recorded:
+        trained: set[int] = set()
+        for entry in entries:
+            match entry["fact"]:
+                case "GenesisKnown":
+                    trained.clear()  # a new life, with the moments of the round before
+                case "TrainEnded":
+                    trained.add(entry["round"])
+                case "RoundClosed" if entry["round"] in nobody & trained:
+                    found.append(entry["round"])
+                case _:
+                    pass
+    return min(found)
+
+
 def leading(each: Iterable[bool]) -> int:
     """How many of them are true before the first that is not."""
     return len(list(takewhile(bool, each)))
@@ -170,7 +192,8 @@ def judged(
     state = state_from_bytes((folders[0] / "blobs" / bodies[-1].state.hex()).read_bytes(), learning.layout)
     losses = run.loss_at(state.anchor_F, SAMPLES), run.loss_at(run.agreed(), SAMPLES)
     apart = [abs(a / b - 1) for a, b in zip(here, beside, strict=True)]
-    whole = leading(is_whole(body, learning) for body in counting)
+    in_vain = first_in_vain(bodies, recorded.values())
+    whole = leading(body.round < in_vain and is_whole(body, learning) for body in counting)
     alike = leading(a == b for a, b in zip(here, beside, strict=True))
     samples = count_samples(turns, recorded, ids, learning, bool(settings.audited_share))
     allowed = may_skip(bodies, turns, learning)
@@ -222,14 +245,14 @@ def draw_curves(path: Path, here: list[float], beside: list[float], blackouts: l
 
 
 def main() -> int:
-    parser = asking(__doc__, "12 rounds and 3 blackouts", json="one object instead of lines")
-    parser.add_argument("--rounds", type=int, default=0, help="default 40, quick 12")
-    parser.add_argument("--kills", type=int, default=0, help="default 10, quick 3")
+    parser = asking(__doc__, "9 rounds and 2 blackouts", json="one object instead of lines")
+    parser.add_argument("--rounds", type=int, default=0, help="default 40, quick 9")
+    parser.add_argument("--kills", type=int, default=0, help="default 10, quick 2")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--png", type=Path, help="where to draw; needs atoll[plot]")
     parser.add_argument("--dir", type=Path, help="where the folders of the peers stay")
     asked = parser.parse_args()
-    rounds, kills = asked.rounds or (12 if asked.quick else 40), asked.kills or (3 if asked.quick else 10)
+    rounds, kills = asked.rounds or (9 if asked.quick else 40), asked.kills or (2 if asked.quick else 10)
     with tempfile.TemporaryDirectory() as folder:
         base = asked.dir or Path(folder)
         base.mkdir(parents=True, exist_ok=True)

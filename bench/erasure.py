@@ -21,6 +21,7 @@ from pathlib import Path
 from blake3 import blake3
 from form import asking, lines, report, versions
 
+from atoll.base.ids import Digest
 from atoll.base.machine import Fact
 from atoll.host.pieces import cut_state, rebuild_blob
 from atoll.host.store import Store
@@ -70,7 +71,7 @@ def on_disk(folder: Path, mib: int) -> dict[str, object]:
     pieces = [names.pieces[cut(i).pieces.index(names.pieces[i])] for i in range(N)]
     before_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
-    def made_of(indices: range, goal: bytes, index: int | None = None) -> float:
+    def made_of(indices: range, goal: Digest, index: int | None = None) -> float:
         of = tuple((i, pieces[i]) for i in indices)
         path = store.blob_path(goal)
         return cpu_s_per_gb(

@@ -72,7 +72,7 @@ from atoll.wire.codec import decode_message, encode
 from atoll.wire.messages.history import Chunk
 
 SIZE, QUICK_SIZE = 1024 * MIB, 96 * MIB
-REPEATS, QUICK_REPEATS = 3, 3
+REPEATS, QUICK_REPEATS = 3, 2
 SOURCES = 4
 BLOCKS = 64  # megabytes that a source sends in turn where they shall come from memory, as a checkpoint's do
 QUIET_S = 6.0  # for which trainers are alone, before and after
@@ -544,7 +544,7 @@ def _thread_s(do: Callable[[], None]) -> float:
 
 
 def main() -> None:
-    parser = asking(__doc__, f"{QUICK_SIZE // MIB} MiB instead of {SIZE // MIB}")
+    parser = asking(__doc__, f"{QUICK_SIZE // MIB} MiB instead of {SIZE // MIB}, two repeats instead of three")
     parser.add_argument("--serve", nargs=2, help=SUPPRESS)
     parser.add_argument("--join", nargs="+", help=SUPPRESS)
     parser.add_argument("--train", action="store_true", help=SUPPRESS)

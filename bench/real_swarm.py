@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 import psutil
 
@@ -149,7 +149,7 @@ class Swarm:
                 process = start(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, stderr=said, text=True)
         self.peers[index] = Peer(index, process, self)
 
-    def __enter__(self) -> Swarm:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

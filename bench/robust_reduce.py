@@ -70,6 +70,7 @@ RULES = (  # statistic and trust of groups
     "nnm + trimmed_mean+community",
     "trimmed_mean+open",
 )
+QUICK_RULES = ("robust+community",)
 LEAD_S = 0.02  # from saying when to start until then
 OPENING_S = 1.0  # after a call: blocks are opened and fetched
 OPENED_BLOCKS = 32  # of a part, in the simulator
@@ -289,7 +290,7 @@ def main() -> None:
     asked.add_argument("--megabytes", type=float, help="10^6 bytes of fp32; 100, with --quick 10")
     asked.add_argument("--codec", default="fp32", help="of `reduce`")
     asked.add_argument("--repeat", type=int, help="counted calls; 5, with --quick 3")
-    asked.add_argument("--statistics", default=",".join(RULES), help="of `reduce`, each with its trust")
+    asked.add_argument("--statistics", help="of `reduce`, each with its trust; six, with --quick one")
     asked.add_argument("--beside", default="", help="folder of another version's code, in turn with this one")
     options = asked.parse_args()
     torch.set_num_threads(1)
@@ -299,10 +300,11 @@ def main() -> None:
     size, calls = options.megabytes or (10.0 if quick else 100.0), options.repeat or (3 if quick else 5)
     peers = min(options.peers, 5) if quick else options.peers
     sources = ["", options.beside] if options.beside else [""]
+    statistics = options.statistics.split(",") if options.statistics else QUICK_RULES if quick else RULES
     work: dict[str, Callable[[], list[dict]]] = {
         "reduce": lambda: [
             figure
-            for rules in options.statistics.split(",")
+            for rules in statistics
             for figure in reduce_figures(f"+{rules}", peers, size, options.codec, calls, sources)
         ],
         "openings": lambda: openings_figures(3 if quick else 10),

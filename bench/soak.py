@@ -458,7 +458,7 @@ def soak(
 
 
 def main() -> int:
-    asked = asking(__doc__, "one minute of trouble", json="one object instead of lines")
+    asked = asking(__doc__, "25 seconds of trouble", json="one object instead of lines")
     asked.add_argument("--minutes", type=float, default=10.0, help="of trouble; what follows takes some more")
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument(
@@ -470,7 +470,7 @@ def main() -> int:
     base = given.dir or Path(tempfile.mkdtemp(prefix=f"atoll-soak-{given.seed}-"))
     base.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is born deaf to Ctrl-C
-    seconds = 45.0 if given.quick else 60.0 * given.minutes
+    seconds = 25.0 if given.quick else 60.0 * given.minutes
     tell: Callable[[str], None] = (lambda line: None) if given.json else (lambda line: print(line, flush=True))
     found = soak(base, given.seed, seconds, [*SMALL, *given.set], given.lab, tell)
     if given.json:

@@ -45,7 +45,7 @@ def trouble(settings: list[str], kind: str, base: Path) -> dict[str, float]:
             lambda f: f["fact"] == "RoundClosed" and f["by"] == 0 and f["round"] >= begun["round"], since
         )
         before = [f for f in ends(swarm, 0) if f["round"] < hurt["round"]][-1]
-        figures = {"undisturbed_s": quiet_s, "disturbed_s": hurt["at"] - before["at"]}
+        figures: dict[str, float] = {"undisturbed_s": quiet_s, "disturbed_s": hurt["at"] - before["at"]}
         if kind == "trainer":
             seen = len(swarm.facts)
             swarm.wait(lambda f: f["fact"] == "Passed" and f["by"] == 2, since)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,3 +67,27 @@ def test_the_agreement_bench_knows_whose_turn_it_is(bench: Callable[[str], Any])
     assert machine is not None
     told = [proposer(machine.run, facts, before) for before in closed[4:-1]]
     assert told == [after["proposer"] for after in closed[5:]] and len(set(told)) == 5
+
+
+def test_the_blackout_bench_excuses_a_round_that_was_trained_for_in_vain(bench: Callable[[str], Any]):
+    """Two rounds that counted nobody: before one the peer was killed, of the other it saw the end."""
+
+    def told(*facts: tuple[str, int]) -> list[dict[str, Any]]:
+        return [{"fact": fact, "round": round} for fact, round in facts]
+
+    bodies = [SimpleNamespace(round=n, parts=(None,), commits=() if n in (3, 5) else ("one",)) for n in range(7)]
+    killed = told(
+        ("TrainEnded", 3), ("GenesisKnown", -2), ("RoundClosed", 3), ("TrainEnded", 4), ("RoundClosed", 4)
+    )
+    in_vain = told(("TrainEnded", 5), ("RoundClosed", 5))
+    first_in_vain = bench("blackout").first_in_vain
+    assert first_in_vain(bodies, [killed]) == math.inf
+    assert first_in_vain(bodies, [killed, killed + in_vain]) == 5
+
+
+def test_equal_bits_are_equal_whatever_a_busy_computer_did_to_the_run(bench: Callable[[str], Any]):
+    """A round was cut into fewer parts, as load makes it: an excuse where states differ, and no more than that."""
+    compared = bench("exact").Compared
+    cut = "round 9 was cut into 1 parts"
+    assert compared("ab", "ab", rounds=4, differs=None, values=0, unlike=cut, sent_bytes=1).same
+    assert not compared("ab", "cd", rounds=4, differs=3, values=7, unlike=cut, sent_bytes=1).same
