@@ -619,7 +619,7 @@ class Island:
         claim = self.auditing.memory() if self.auditing is not None else b""
         mine, late = self.mine, self.away.kept()
         if foreseen:
-            self.store.private_holds()
+            self.store.private.come_true()
         else:
             write_private(self.store, Private(vertex, mine.memory_F, self.live.inner, claim, late, mine.kept))
         name = self.agreed.name
