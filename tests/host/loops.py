@@ -125,7 +125,7 @@ class Loops(Members):
         await self.islands[index].close()
         await self.trainers[index].end()
         for ahead in (False, True):
-            self.stores[index].write_private(b"", ahead=ahead)
+            self.stores[index].private.write(b"", ahead=ahead)
         self.trainers[index] = self.trainer()
         self.islands[index] = self.island(index)
         return self.islands[index]

@@ -6,7 +6,10 @@ import asyncio
 import errno
 import os
 import time
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -32,6 +35,17 @@ MANIFEST = manifest_of(DATA)
 BLOB = blob_id(MANIFEST)
 
 
+needs_page_cache = pytest.mark.skipif(not stores.AT_ONCE, reason="no way to ask only what is in memory")
+
+
+def story(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
+
+
 def piece(index: int, data: bytes = DATA) -> memoryview:
     return memoryview(data)[index * BLOB_CHUNK : (index + 1) * BLOB_CHUNK]
 
@@ -51,16 +65,23 @@ async def done(chunks: Chunks, work: Any) -> Any:
     return await answer
 
 
+@contextmanager
+def disk(folder: Path) -> Iterator[tuple[Store, Chunks]]:
+    store = Store(folder)
+    chunks = Chunks(store)
+    yield store, chunks
+    chunks.close()
+    store.close()
+
+
 def on_disk(store: Store) -> bytes:
     return store.blob_path(BLOB).with_suffix(".part").read_bytes()
 
 
-def test_a_chunk_is_on_disk_before_the_machine_hears_of_it(tmp_path: Path):
+@story
+async def test_a_chunk_is_on_disk_before_the_machine_hears_of_it(tmp_path: Path):
     """All three come, the machine asks for them to be stored, and the file is whole under its name."""
-
-    async def story() -> None:
-        store = Store(tmp_path)
-        chunks = Chunks(store)
+    with disk(tmp_path) as (store, chunks):
         store.open_blob(BLOB, MANIFEST)
         payloads = await taken(chunks, *((i, piece(i)) for i in range(3)))
         assert on_disk(store) == DATA
@@ -69,18 +90,12 @@ def test_a_chunk_is_on_disk_before_the_machine_hears_of_it(tmp_path: Path):
             assert await done(chunks, StoreChunk(BLOB, index, payload)) is None
         store.finish_blob(BLOB)
         assert store.read_blob(BLOB) == DATA
-        chunks.close()
-        store.close()
-
-    asyncio.run(story())
 
 
-def test_what_no_manifest_names_is_never_written(tmp_path: Path):
+@story
+async def test_what_no_manifest_names_is_never_written(tmp_path: Path):
     """Another byte, the right bytes in the wrong place, a place beyond the end, a blob that nobody wants."""
-
-    async def story() -> None:
-        store = Store(tmp_path)
-        chunks = Chunks(store)
+    with disk(tmp_path) as (store, chunks):
         store.open_blob(BLOB, MANIFEST)
         wrong = bytearray(piece(0))
         wrong[77] ^= 1
@@ -89,73 +104,50 @@ def test_what_no_manifest_names_is_never_written(tmp_path: Path):
         assert [p.digest for p in payloads] == [digest(data) for _, data in lies], "the machine names the liar"
         await taken(chunks, (0, piece(0)), blob=digest(b"of another blob"))
         assert on_disk(store) == bytes(SIZE) and len(list((tmp_path / "blobs").iterdir())) == 1
-        chunks.close()
-        store.close()
-
-    asyncio.run(story())
 
 
-def test_a_chunk_that_went_into_a_file_that_is_gone_is_written_again(tmp_path: Path):
+@story
+async def test_a_chunk_that_went_into_a_file_that_is_gone_is_written_again(tmp_path: Path):
     """The fetch is given up after the chunk came, and begun anew before the machine asks for it to be stored."""
-
-    async def story() -> None:
-        store = Store(tmp_path)
-        chunks = Chunks(store)
+    with disk(tmp_path) as (store, chunks):
         store.open_blob(BLOB, MANIFEST)
         (payload,) = await taken(chunks, (1, piece(1)))
         store.unfinished.drop(BLOB)
         assert store.open_blob(BLOB, MANIFEST) == frozenset()
         assert await done(chunks, StoreChunk(BLOB, 1, payload)) is None
         assert store.open_blob(BLOB, MANIFEST) == {1}
-        chunks.close()
-        store.close()
-
-    asyncio.run(story())
 
 
-def test_a_disk_that_refuses_is_told_to_whoever_asks_for_the_chunk_to_be_stored(tmp_path: Path):
-    async def story() -> None:
-        store = Store(tmp_path)
-        chunks = Chunks(store)
+@story
+async def test_a_disk_that_refuses_is_told_to_whoever_asks_for_the_chunk_to_be_stored(tmp_path: Path):
+    with disk(tmp_path) as (store, chunks):
         store.open_blob(BLOB, MANIFEST)
         store.blob_path(BLOB).with_suffix(".part").unlink()
         (payload,) = await taken(chunks, (0, piece(0)))
         assert isinstance(await done(chunks, StoreChunk(BLOB, 0, payload)), FileNotFoundError)
-        chunks.close()
-        store.close()
-
-    asyncio.run(story())
 
 
-def test_a_flood_of_chunks_waits_in_the_network_and_not_in_memory(tmp_path: Path):
+@story
+async def test_a_flood_of_chunks_waits_in_the_network_and_not_in_memory(tmp_path: Path):
     """Ten times as many as may wait, in one turn of the loop: the rest is judged at once, before more is read."""
-
-    async def story() -> None:
-        store = Store(tmp_path)
-        chunks = Chunks(store)
+    with disk(tmp_path) as (_, chunks):
         told: list[Payload] = []
         for _ in range(10 * ARRIVING_MAX):
             chunks.take(Chunk(BLOB, 0), memoryview(b"flood"), told.append)
         assert len(told) >= 9 * ARRIVING_MAX - 16
         while len(told) < 10 * ARRIVING_MAX:
             await asyncio.sleep(0)
-        chunks.close()
-        store.close()
-
-    asyncio.run(story())
 
 
-def test_what_the_thread_does_not_keep_up_with_is_on_disk_all_the_same(
+@story
+async def test_what_the_thread_does_not_keep_up_with_is_on_disk_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """It waits for the disk with one chunk, others wait for it: what comes next is written at once, since a process
     that is killed loses what lies in its memory. Not where the disk is behind: then the loop would wait, too."""
     held, let_go = Event(), Event()
     monkeypatch.setattr(Unfinished, "catch_up", lambda store, name: (held.set(), let_go.wait()))
-
-    async def story() -> None:
-        store = Store(tmp_path)
-        chunks = Chunks(store)
+    with disk(tmp_path) as (store, chunks):
         store.open_blob(BLOB, MANIFEST)
         told: list[Payload] = []
         chunks.take(Chunk(BLOB, 0), piece(0), told.append)
@@ -173,48 +165,38 @@ def test_what_the_thread_does_not_keep_up_with_is_on_disk_all_the_same(
         while len(told) < 3 + ARRIVING_MAX:
             await asyncio.sleep(0)
         assert on_disk(store) == DATA
-        chunks.close()
-        store.close()
-
-    asyncio.run(story())
 
 
-def test_chunks_in_memory_are_read_without_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@needs_page_cache
+@story
+async def test_chunks_in_memory_are_read_without_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Also the last, shorter one; what is not here or beyond the end is said to be so."""
-
-    async def story() -> None:
-        store = Store(tmp_path)
-        chunks = Chunks(store)
+    with disk(tmp_path) as (store, chunks):
         assert store.put_blob(DATA) == BLOB
         monkeypatch.setattr(store, "read_chunk", _went_to_the_thread)
         for index in range(3):
             read = await done(chunks, ReadChunk(BLOB, index))
             assert bytes(read.data) == piece(index) and read.digest == MANIFEST.chunks[index]
         assert await done(chunks, ReadChunk(BLOB, 3)) is None
-        chunks.close()
-        store.close()
-
-    if stores.AT_ONCE:  # else there is no way to ask only what is in memory
-        asyncio.run(story())
 
 
 @pytest.mark.parametrize("why", ["no manifest in memory", "not in the page cache"])
-def test_what_must_come_from_disk_is_read_on_the_thread(why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    async def story() -> None:
-        store = Store(tmp_path)
-        store.put_blob(DATA)
-        if why == "no manifest in memory":
-            store.close()
-            store = Store(tmp_path)
-        else:
-            monkeypatch.setattr(store, "read_chunk_at_hand", _not_in_memory)
-        chunks = Chunks(store)
-        assert (await done(chunks, ReadChunk(BLOB, 2))).data == piece(2)
-        assert await done(chunks, ReadChunk(digest(b"nobody's"), 0)) is None
-        chunks.close()
+@story
+async def test_what_must_come_from_disk_is_read_on_the_thread(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store = Store(tmp_path)
+    store.put_blob(DATA)
+    if why == "no manifest in memory":
         store.close()
-
-    asyncio.run(story())
+        store = Store(tmp_path)
+    else:
+        monkeypatch.setattr(store, "read_chunk_at_hand", _not_in_memory)
+    chunks = Chunks(store)
+    assert (await done(chunks, ReadChunk(BLOB, 2))).data == piece(2)
+    assert await done(chunks, ReadChunk(digest(b"nobody's"), 0)) is None
+    chunks.close()
+    store.close()
 
 
 def _not_in_memory(*_: object) -> None:
@@ -225,23 +207,20 @@ def _went_to_the_thread(*_: object) -> None:
     raise AssertionError("went to the thread")
 
 
-def test_a_damaged_chunk_in_memory_is_not_served_either(tmp_path: Path):
-    async def story() -> None:
-        store = Store(tmp_path)
-        chunks = Chunks(store)
+@story
+async def test_a_damaged_chunk_in_memory_is_not_served_either(tmp_path: Path):
+    with disk(tmp_path) as (store, chunks):
         store.put_blob(DATA)
         with store.blob_path(BLOB).open("r+b") as file:
             file.seek(BLOB_CHUNK + 7)
             file.write(b"?")
         assert (await done(chunks, ReadChunk(BLOB, 0))).data == piece(0)
         assert await done(chunks, ReadChunk(BLOB, 1)) is None and not store.has_blob(BLOB)
-        chunks.close()
-        store.close()
-
-    asyncio.run(story())
 
 
-def test_what_was_written_here_and_stayed_in_memory_is_not_hashed_again(
+@needs_page_cache
+@story
+async def test_what_was_written_here_and_stayed_in_memory_is_not_hashed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Nor what was restored, or served once before: digests are counted. Nothing leaves memory here, however busy
@@ -261,24 +240,22 @@ def test_what_was_written_here_and_stayed_in_memory_is_not_hashed_again(
         chunks.close()
         return len(hashed) - before
 
-    async def story() -> None:
-        store = Store(tmp_path)
-        store.put_blob(DATA)
-        monkeypatch.setattr(stores, "digest", counted)
-        assert await served(store) == 0
-        store.close()
-        store = Store(tmp_path)  # started again, it has looked at nothing yet
-        assert [await served(store), await served(store)] == [3, 0]
-        store.close()
-        store = Store(tmp_path)
-        assert store.read_blob(BLOB) == DATA and await served(store) == 0
-        store.close()
-
-    if stores.AT_ONCE:
-        asyncio.run(story())
+    store = Store(tmp_path)
+    store.put_blob(DATA)
+    monkeypatch.setattr(stores, "digest", counted)
+    assert await served(store) == 0
+    store.close()
+    store = Store(tmp_path)  # started again, it has looked at nothing yet
+    assert [await served(store), await served(store)] == [3, 0]
+    store.close()
+    store = Store(tmp_path)
+    assert store.read_blob(BLOB) == DATA and await served(store) == 0
+    store.close()
 
 
-def test_once_a_chunk_had_to_come_from_disk_its_neighbours_are_looked_at_again(
+@needs_page_cache
+@story
+async def test_once_a_chunk_had_to_come_from_disk_its_neighbours_are_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The disk rots in silence: the file looks as it did. Chunk 1 went and came back with chunk 2. What lies
@@ -296,29 +273,25 @@ def test_once_a_chunk_had_to_come_from_disk_its_neighbours_are_looked_at_again(
             raise BlockingIOError(errno.EAGAIN, "not in memory")
         return preadv(handle, buffers, at)
 
-    async def story() -> None:
-        store = Store(tmp_path)
-        store.put_blob(DATA)
-        path = store.blob_path(BLOB)
-        looked = path.stat()
-        with path.open("r+b") as file:
-            file.seek(BLOB_CHUNK + 7)
-            file.write(b"?")
-        os.utime(path, ns=(looked.st_atime_ns, looked.st_mtime_ns))
-        monkeypatch.setattr(stores.os, "preadv", forgetful)
-        monkeypatch.setattr(stores, "digest", counted)
-        chunks = Chunks(store)
-        assert (await done(chunks, ReadChunk(BLOB, 2))).data == piece(2) and hashed == [len(piece(2))]
-        assert bytes((await done(chunks, ReadChunk(BLOB, 0))).data) == piece(0) and len(hashed) == 1
-        assert await done(chunks, ReadChunk(BLOB, 1)) is None and not store.has_blob(BLOB)
-        chunks.close()
-        store.close()
-
-    if stores.AT_ONCE:
-        asyncio.run(story())
+    store = Store(tmp_path)
+    store.put_blob(DATA)
+    path = store.blob_path(BLOB)
+    looked = path.stat()
+    with path.open("r+b") as file:
+        file.seek(BLOB_CHUNK + 7)
+        file.write(b"?")
+    os.utime(path, ns=(looked.st_atime_ns, looked.st_mtime_ns))
+    monkeypatch.setattr(stores.os, "preadv", forgetful)
+    monkeypatch.setattr(stores, "digest", counted)
+    chunks = Chunks(store)
+    assert (await done(chunks, ReadChunk(BLOB, 2))).data == piece(2) and hashed == [len(piece(2))]
+    assert bytes((await done(chunks, ReadChunk(BLOB, 0))).data) == piece(0) and len(hashed) == 1
+    assert await done(chunks, ReadChunk(BLOB, 1)) is None and not store.has_blob(BLOB)
+    chunks.close()
+    store.close()
 
 
-@pytest.mark.skipif(not stores.AT_ONCE, reason="no way to ask only what is in memory")
+@needs_page_cache
 def test_what_was_just_fetched_is_read_without_being_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """All was, when it came. What went out of memory is, and found rotten, though its file looks as it did."""
     hashed: list[int] = []
@@ -354,22 +327,16 @@ def test_what_was_just_fetched_is_read_without_being_hashed_again(tmp_path: Path
     store.close()
 
 
-def test_a_chunk_on_its_way_keeps_its_bytes_though_its_blob_goes(tmp_path: Path):
+@story
+async def test_a_chunk_on_its_way_keeps_its_bytes_though_its_blob_goes(tmp_path: Path):
     """Files of blobs that go are lent to the next ones, to be written over: not while they are being sent."""
-
-    async def story() -> None:
-        store = Store(tmp_path)
-        chunks = Chunks(store)
+    with disk(tmp_path) as (store, chunks):
         store.put_blob(DATA)
         read = await done(chunks, ReadChunk(BLOB, 1))
         store.drop_blobs(keep=set())
         store.put_blob(os.urandom(SIZE))
         assert bytes(read.data) == piece(1)
         assert await done(chunks, ReadChunk(BLOB, 1)) is None
-        chunks.close()
-        store.close()
-
-    asyncio.run(story())
 
 
 def test_a_disk_without_room_says_so_before_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -432,21 +399,15 @@ def test_a_disk_that_syncs_keeps_nobody_from_writing(tmp_path: Path, monkeypatch
     store.close()
 
 
-def test_bytes_too_long_for_any_chunk_are_neither_hashed_nor_kept(tmp_path: Path):
+@story
+async def test_bytes_too_long_for_any_chunk_are_neither_hashed_nor_kept(tmp_path: Path):
     """A stranger's frame may hold 64 MiB: 32 of those would be two gigabytes, and milliseconds of the loop each."""
-
-    async def story() -> None:
-        store = Store(tmp_path)
-        chunks = Chunks(store)
+    with disk(tmp_path) as (_, chunks):
         told: list[Payload] = []
         long = bytes(BLOB_CHUNK + 1)
         chunks.take(Chunk(BLOB, 0), memoryview(long), told.append)
         assert [len(payload.data) for payload in told] == [0]
         assert told[0].size_bytes == len(long) and told[0].digest != digest(long)
-        chunks.close()
-        store.close()
-
-    asyncio.run(story())
 
 
 @pytest.mark.parametrize("data", [b"", b"short", bytes(BLOB_CHUNK)])
@@ -545,34 +506,30 @@ def test_a_chunk_that_is_written_while_its_file_goes_is_not_in_the_next_one(
     store.close()
 
 
-def test_whatever_breaks_at_one_chunk_the_thread_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@story
+async def test_whatever_breaks_at_one_chunk_the_thread_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A system that has no more threads to give does not even raise an OSError."""
 
     def no_more(*work: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    async def story() -> None:
-        monkeypatch.setattr(unfinished, "SYNCED_EVERY_BYTES", 1)
-        store = Store(tmp_path)
-        monkeypatch.setattr(store.unfinished._syncs, "submit", no_more)
-        chunks = Chunks(store)
-        store.open_blob(BLOB, MANIFEST)
-        async with asyncio.timeout(20):
-            for _ in range(ARRIVING_MAX + 1):
-                (payload,) = await taken(chunks, (0, piece(0)))
-        assert isinstance(await done(chunks, StoreChunk(BLOB, 0, payload)), RuntimeError), "told to who asks"
-        chunks.close()
-        store.close()
-
-    asyncio.run(story())
+    monkeypatch.setattr(unfinished, "SYNCED_EVERY_BYTES", 1)
+    store = Store(tmp_path)
+    monkeypatch.setattr(store.unfinished._syncs, "submit", no_more)
+    chunks = Chunks(store)
+    store.open_blob(BLOB, MANIFEST)
+    async with asyncio.timeout(20):
+        for _ in range(ARRIVING_MAX + 1):
+            (payload,) = await taken(chunks, (0, piece(0)))
+    assert isinstance(await done(chunks, StoreChunk(BLOB, 0, payload)), RuntimeError), "told to who asks"
+    chunks.close()
+    store.close()
 
 
-def test_a_chunk_of_a_blob_that_became_whole_meanwhile_is_stored_already(tmp_path: Path):
+@story
+async def test_a_chunk_of_a_blob_that_became_whole_meanwhile_is_stored_already(tmp_path: Path):
     """A state may be fetched for two reasons at once; whoever closes first takes the file of the other."""
-
-    async def story() -> None:
-        store = Store(tmp_path)
-        chunks = Chunks(store)
+    with disk(tmp_path) as (store, chunks):
         store.open_blob(BLOB, MANIFEST)
         for index in range(3):
             store.unfinished.store(BLOB, index, piece(index))
@@ -581,10 +538,6 @@ def test_a_chunk_of_a_blob_that_became_whole_meanwhile_is_stored_already(tmp_pat
         assert await done(chunks, StoreChunk(BLOB, 1, payload)) is None
         store.finish_blob(BLOB)
         assert store.read_blob(BLOB) == DATA
-        chunks.close()
-        store.close()
-
-    asyncio.run(story())
 
 
 def test_a_full_disk_takes_back_what_given_up_downloads_were_promised(
@@ -610,14 +563,14 @@ def test_a_full_disk_takes_back_what_given_up_downloads_were_promised(
     store.close()
 
 
-def test_what_is_here_of_a_blob_on_its_way_is_given_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@story
+async def test_what_is_here_of_a_blob_on_its_way_is_given_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """What was written or found on disk, and nothing else, though the file has its whole length. What the disk
     changed since is not given; after the last chunk it is a blob like any other."""
     monkeypatch.setattr(stores, "AT_ONCE", 0)  # a disk that has to be waited for, and below one that need not be
-
-    async def story() -> None:
-        store = Store(tmp_path)
-        chunks = Chunks(store)
+    with disk(tmp_path) as (store, chunks):
         assert stored(store, ReadManifest(BLOB, partly=True)) is None
         store.open_blob(BLOB, MANIFEST)
         assert stored(store, ReadManifest(BLOB, partly=True)) is None  # nothing is worth asking for
@@ -639,7 +592,3 @@ def test_what_is_here_of_a_blob_on_its_way_is_given_to_others(tmp_path: Path, mo
         store.finish_blob(BLOB)
         assert stored(store, ReadManifest(BLOB, partly=True)) == MANIFEST
         assert bytes((await done(chunks, ReadChunk(BLOB, 0))).data) == piece(0)
-        chunks.close()
-        store.close()
-
-    asyncio.run(story())

@@ -17,7 +17,7 @@ import torch
 from members import PEERS, SHARES, Inside, Members, recipe_for, story
 
 from atoll.base.ids import PeerId
-from atoll.host import store as stores
+from atoll.host import two_files
 from atoll.host.island import Island
 from atoll.host.private import Private, write_private
 from atoll.host.store import Store
@@ -50,7 +50,7 @@ class Disk:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.copies, self.kept = folder, list[Copy](), False
         self.watching = False
-        rename, write_over = Path.rename, stores.write_over
+        rename, write_over = Path.rename, two_files.write_over
 
         def renamed(path: Path, target: Path) -> Path:
             if path.parent == folder:
@@ -64,7 +64,7 @@ class Disk:
             write_over(handle, *pieces)
 
         monkeypatch.setattr(Path, "rename", renamed)
-        monkeypatch.setattr(stores, "write_over", written)
+        monkeypatch.setattr(two_files, "write_over", written)
 
     def copy(self) -> None:
         if not self.watching:

@@ -59,7 +59,7 @@ def test_who_begins_afresh_has_the_agreed_moments_once_there_are_both(tmp_path, 
     async def again(members: Members, index: int) -> InnerState:
         await members.islands[index].close()
         for ahead in (False, True):
-            members.stores[index].write_private(b"", ahead=ahead)
+            members.stores[index].private.write(b"", ahead=ahead)
         members.trainers[index] = Inside()
         members.islands[index] = island = members.island(index)
         assert await island.do(members.restore(index))

@@ -547,13 +547,13 @@ def test_a_private_file_holds_what_was_written_last_whatever_was_there_before(tm
     """Longer, shorter, longer: two files take turns, and none shows the end of another."""
     store = Store(tmp_path, durable=False)
     for data in (b"a" * 1000, b"b" * 10, b"c" * 5000, b"", b"d" * 100):
-        store.write_private(data)
-        assert store.read_private() == data
+        store.private.write(data)
+        assert store.private.read() == data
     store.close()
     torn = tmp_path / "private.tmp"
     torn.write_bytes(b"x")
     again = Store(tmp_path, durable=False)
-    assert again.read_private() == b"d" * 100
+    assert again.private.read() == b"d" * 100
     again.close()
 
 

@@ -26,8 +26,9 @@ from atoll.base.machine import Payload, Received, Report, Send
 from atoll.learn.codec import Known, codec_named
 from atoll.node import early
 from atoll.node.facts import Disagreed, Fault
-from atoll.node.peer import Peer, part_bytes_most
+from atoll.node.peer import Peer
 from atoll.node.settings import RunSettings
+from atoll.node.topology import part_bytes_most
 from atoll.protocol.consensus.facts import Judge
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name

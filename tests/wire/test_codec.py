@@ -60,7 +60,7 @@ from atoll.base.limits import CONTROL_FRAME_MAX, OPENED_BLOCKS_MAX, ROW_SHOWN_MA
 from atoll.base.machine import Message
 from atoll.keys.digest import digest
 from atoll.wire.codec import AnyMessage, decode_body, decode_message, decode_statement, decode_vertex, encode
-from atoll.wire.messages.statements import AnyStatement, Weighing
+from atoll.wire.messages.statements import Answered, AnyStatement, Weighing
 from atoll.wire.messages.vertex import Body, Vertex
 from atoll.wire.opening import opening_bytes, opening_from_bytes
 from atoll.wire.unreadable import unreadable_bytes, unreadable_from_bytes
@@ -106,19 +106,27 @@ ADDED = (  # the same words with a field that only some runs have
     (VOTED_PROVEN, "proof", "proven"),
     (WANT_MANIFEST_KNOWN, "known", "known"),
     (MANIFEST_PARTLY, "here", "partly"),
+    (COMPARED_CHECKED, "rows", "checked"),
+    (COMPARISON_CHECKED, "products", "checked"),
+    *((value, "made_of" if isinstance(value, Answered) else "opening", "opened") for value in OPENED),
+    *((value, "update", "scored") for value in SCORED),
 )
-CHECKED = (COMPARED_CHECKED, COMPARISON_CHECKED)
 MEASURED = (COMMIT_MEASURED, BODY_MEASURED, TUNE_ALL, WEIGHING_MIXED)
-SPOKEN = (*EVERYTHING, *(value for value, _, _ in ADDED), BODY_PACED, *CHECKED, *OPENED, *SCORED, *MEASURED)
+SPOKEN = (*EVERYTHING, *(value for value, _, _ in ADDED), BODY_PACED, *MEASURED)
+
+
+def golden_of(name: str, data: bytes) -> bytes:
+    """The frozen bytes of this name; `data` becomes them, if they are to be written and are not there yet."""
+    path = GOLDEN / f"{name}.hex"
+    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
+        path.write_text(data.hex() + "\n")
+    return bytes.fromhex(path.read_text())
 
 
 @pytest.mark.parametrize("value", EVERYTHING, ids=lambda v: type(v).__name__)
 def test_the_bytes_of_every_word_are_frozen(value):
     """Old bytes decode to the same value, and the same value encodes to the old bytes."""
-    path = GOLDEN / f"{type(value).__name__}.hex"
-    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
-        path.write_text(encode(value).hex() + "\n")
-    golden = bytes.fromhex(path.read_text())
+    golden = golden_of(type(value).__name__, encode(value))
     assert encode(value) == golden
     assert decode(value, golden) == value
 
@@ -130,10 +138,7 @@ def test_the_bytes_of_every_word_are_frozen(value):
 )
 def test_what_only_some_runs_have_is_one_more_field_and_nothing_elsewhere(value, field: str, kind: str):
     """Weights, scores, holders drawn later: where there are none, bytes are what they were before."""
-    path = GOLDEN / f"{type(value).__name__}.{kind}.hex"
-    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
-        path.write_text(encode(value).hex() + "\n")
-    golden = bytes.fromhex(path.read_text())
+    golden = golden_of(f"{type(value).__name__}.{kind}", encode(value))
     assert encode(value) == golden and decode(value, golden) == value
     bare = encode(msgspec.structs.replace(value, **{field: msgspec.UNSET}))
     assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(bare).keys() == {field}
@@ -147,57 +152,13 @@ def test_a_score_is_a_whole_number_of_ten_thousandths(score: object):
 
 
 def test_a_window_that_follows_the_pace_is_one_more_field_and_nothing_where_none_does():
-    path = GOLDEN / "Body.paced.hex"
-    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
-        path.write_text(encode(BODY_PACED).hex() + "\n")
-    golden = bytes.fromhex(path.read_text())
+    golden = golden_of("Body.paced", encode(BODY_PACED))
     assert encode(BODY_PACED) == golden and decode(BODY_PACED, golden) == BODY_PACED
     assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(encode(BODY)).keys() == {"window_s"}
 
 
-@pytest.mark.parametrize(
-    ("value", "more"),
-    list(zip(CHECKED, ("rows", "products"), strict=True)),
-    ids=["Compared", "Comparison"],
-)
-def test_owners_that_are_checked_say_one_field_more_and_others_what_they_always_said(value, more: str):
-    path = GOLDEN / f"{type(value).__name__}.checked.hex"
-    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
-        path.write_text(encode(value).hex() + "\n")
-    golden = bytes.fromhex(path.read_text())
-    assert encode(value) == golden and decode(value, golden) == value
-    bare = encode(msgspec.structs.replace(value, **{more: msgspec.UNSET}))
-    assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(bare).keys() == {more}
-
-
-@pytest.mark.parametrize("value", OPENED, ids=lambda v: type(v).__name__)
-def test_what_opens_answers_is_one_more_field_and_nothing_where_nothing_is_opened(value):
-    path = GOLDEN / f"{type(value).__name__}.opened.hex"
-    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
-        path.write_text(encode(value).hex() + "\n")
-    golden = bytes.fromhex(path.read_text())
-    assert encode(value) == golden and decode(value, golden) == value
-    field = "made_of" if type(value).__name__ == "Answered" else "opening"
-    bare = encode(msgspec.structs.replace(value, **{field: msgspec.UNSET}))
-    assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(bare).keys() == {field}
-
-
-@pytest.mark.parametrize("value", SCORED, ids=lambda v: type(v).__name__)
-def test_what_shows_updates_is_one_more_field_and_nothing_where_none_are_scored(value):
-    path = GOLDEN / f"{type(value).__name__}.scored.hex"
-    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
-        path.write_text(encode(value).hex() + "\n")
-    golden = bytes.fromhex(path.read_text())
-    assert encode(value) == golden and decode(value, golden) == value
-    bare = encode(msgspec.structs.replace(value, update=msgspec.UNSET))
-    assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(bare).keys() == {"update"}
-
-
 def test_the_bytes_of_an_opening_are_frozen():
-    path = GOLDEN / "Opening.hex"
-    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
-        path.write_text(opening_bytes(OPENING).hex() + "\n")
-    golden = bytes.fromhex(path.read_text())
+    golden = golden_of("Opening", opening_bytes(OPENING))
     assert opening_bytes(OPENING) == golden and opening_from_bytes(golden) == OPENING
     with pytest.raises(PeerFault):
         opening_from_bytes(golden[:-1])
@@ -207,10 +168,7 @@ def test_the_bytes_of_an_opening_are_frozen():
 
 
 def test_the_bytes_of_an_unreadable_row_are_frozen():
-    path = GOLDEN / "UnreadableRow.hex"
-    if os.environ.get("ATOLL_GOLDEN") == "write" and not path.exists():
-        path.write_text(unreadable_bytes(UNREADABLE_ROW).hex() + "\n")
-    golden = bytes.fromhex(path.read_text())
+    golden = golden_of("UnreadableRow", unreadable_bytes(UNREADABLE_ROW))
     assert unreadable_bytes(UNREADABLE_ROW) == golden and unreadable_from_bytes(golden) == UNREADABLE_ROW
     for flaw in ({"leaf": b"gold"}, {"leaf": bytes(ROW_SHOWN_MAX + 1)}, {"index": -1}, {"name": b"short"}):
         with pytest.raises(PeerFault):

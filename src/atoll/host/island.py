@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -188,7 +189,8 @@ class Island:
 
     async def do(self, work: Any) -> Any:
         """The answer to a piece of work. Raises AtollError, PeerFault or OSError: the driver answers Failed."""
-        loop = asyncio.get_running_loop()
+        run = asyncio.get_running_loop().run_in_executor
+        arithmetic, coding, disk = (partial(run, on) for on in (self._arithmetic, self._coding, self._disk))
         match work:
             case Train():
                 if not self.trains:
@@ -201,61 +203,53 @@ class Island:
             case Encode():
                 if work.round <= self.agreed.round:  # what is mine must not move any more
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
-                encoded = await loop.run_in_executor(self._arithmetic, self._encode, work)
+                encoded = await arithmetic(self._encode, work)
                 if self.mine.own is not None:
                     await self.live.follow(self.mine.own)
                 self._write_ahead(work, encoded)
                 return encoded
+            case Combine() | Compare() if work.round <= self.agreed.round:
+                raise RunFailedError("E-RUN-09", f"round {work.round} is over: its rows build on an older head")
             case Combine():
-                if work.round <= self.agreed.round:
-                    raise RunFailedError("E-RUN-09", f"round {work.round} is over: its rows build on an older head")
-                return await loop.run_in_executor(self._arithmetic, self._combine, work, self._common(work.round))
+                return await arithmetic(self._combine, work, self._common(work.round))
             case Compare():
-                if work.round <= self.agreed.round:
-                    raise RunFailedError("E-RUN-09", f"round {work.round} is over: its rows build on an older head")
-                return await loop.run_in_executor(
-                    self._arithmetic, compared, work, self._learning_in(work.round), self._common(work.round)
-                )
+                return await arithmetic(compared, work, self._learning_in(work.round), self._common(work.round))
             case Weigh():
-                return await loop.run_in_executor(self._arithmetic, weighed, work)
+                return await arithmetic(weighed, work)
             case Advance():
                 await self._written()  # before I can vote: no vertex is kept before it
-                return await loop.run_in_executor(self._arithmetic, self._advance, work)
+                return await arithmetic(self._advance, work)
             case Adopt():
                 return await self._adopt(work)
             case GoBack() if self.paired is not None:
                 raise RunFailedError("E-RUN-22", "members have models of their own: there is none to go back to")
             case GoBack():
-                return await loop.run_in_executor(self._arithmetic, self._go_back, work)
+                return await arithmetic(self._go_back, work)
             case FindState():
-                return await loop.run_in_executor(self._disk, self.shelf.look_for, work.state)
+                return await disk(self.shelf.look_for, work.state)
             case CutState():
-                return await loop.run_in_executor(
-                    self._coding, cut_state, self.store, work, self.shelf.hold_a_while
-                )
+                return await coding(cut_state, self.store, work, self.shelf.hold_a_while)
             case Rebuild():
-                return await loop.run_in_executor(
-                    self._coding, rebuild_blob, self.store, work, self.shelf.hold_a_while
-                )
+                return await coding(rebuild_blob, self.store, work, self.shelf.hold_a_while)
             case HoldPieces():
-                return await loop.run_in_executor(self._disk, self.shelf.hold_pieces, work.pieces, work.whole)
+                return await disk(self.shelf.hold_pieces, work.pieces, work.whole)
             case Hold(blobs, "verdicts"):
                 return self.shelf.keep_verdicts(blobs)
             case Hold(blobs, why):
                 self.needed[why] = frozenset(blobs)
                 return None
             case Validate():
-                looked_at = await loop.run_in_executor(self._arithmetic, self._find, work.state)
+                looked_at = await arithmetic(self._find, work.state)
                 canary = canary_in(self.store, self._learning.canary)
                 return await validated(self.tended, self._ready, looked_at, canary)
             case LayOpen() if self.openings is not None:
                 return await asyncio.to_thread(self.openings.lay, work)
             case JudgeOpening() if self.openings is not None:
-                return await loop.run_in_executor(self._arithmetic, self.openings.judge, work)
+                return await arithmetic(self.openings.judge, work)
             case ShowRow() | JudgeRow() if self.paired is None:
                 up, put = self.openings.names.up if self.openings is not None else None, self.shelf.put_other
                 learning = self._learning_in(work.round)
-                return await loop.run_in_executor(self._arithmetic, looked_at_row, work, learning, up, put)
+                return await arithmetic(looked_at_row, work, learning, up, put)
             case Exhibit() if self.auditing is not None:
                 return await self.auditing.show(work)
             case Judge() if self.auditing is not None:
@@ -265,24 +259,24 @@ class Island:
             case Score() if self.scoring is not None:
                 return await self.scoring.score(work)
             case KeepRows():
-                return await loop.run_in_executor(self._disk, self.shelf.rows.put, work.rows)
+                return await disk(self.shelf.rows.put, work.rows)
             case HoldRows():
-                return await loop.run_in_executor(self._disk, self.shelf.rows.hold, work.blobs)
+                return await disk(self.shelf.rows.hold, work.blobs)
             case ReadRow():
-                return await loop.run_in_executor(self._disk, self.shelf.rows.read, work.blob, work.digest)
+                return await disk(self.shelf.rows.read, work.blob, work.digest)
             case LeaveOut():
                 hands = self.store, self.shelf, self.tended, self._arithmetic, self._ready
                 return await Leaving(self._learning_in(work.round), *hands).left_out(work)
             case CloseBlob():
-                await loop.run_in_executor(self._disk, stored, self.store, work)
+                await disk(stored, self.store, work)
                 return self.shelf.hold_a_while(work.blob)
             case Restore():
                 await self._written()
                 if work.left is not None:
                     await self.mine.leave_open(work.left)
-                return await loop.run_in_executor(self._arithmetic, self._restore, work)
+                return await arithmetic(self._restore, work)
             case _:
-                return await loop.run_in_executor(self._disk, stored, self.store, work)
+                return await disk(stored, self.store, work)
 
     def name_of(self, message: object, payload: Buffer) -> Digest:
         return digest(payload) if self.openings is None else self.openings.names.of_arrived(message, payload)
@@ -625,7 +619,7 @@ class Island:
         claim = self.auditing.memory() if self.auditing is not None else b""
         mine, late = self.mine, self.away.kept()
         if foreseen:
-            self.store.private_holds()
+            self.store.private.come_true()
         else:
             write_private(self.store, Private(vertex, mine.memory_F, self.live.inner, claim, late, mine.kept))
         name = self.agreed.name

@@ -131,13 +131,13 @@ def write_private(store: Store, private: Private) -> None:
     tensors = vectors | {name: tensor_over(data, torch.uint8) for name, data in beside.items() if len(data)}
     _, *body = pieces_of(tensors, {})
     told["body"] = blob_id(manifest_of(*body)).hex()
-    store.write_private(*pieces_of(tensors, told), ahead=sent is not None)
+    store.private.write(*pieces_of(tensors, told), ahead=sent is not None)
 
 
 def read_private(store: Store, floats: int) -> list[Private]:
     """What was written last, of a model of so many values, and what was written ahead. Left out is what is damaged,
     which costs what is this peer's own and nothing that was agreed."""
-    found = (store.read_private(), store.read_private(ahead=True))
+    found = (store.private.read(), store.private.read(ahead=True))
     return [one for data in found if data is not None and (one := _read(data, floats)) is not None]
 
 

@@ -37,11 +37,11 @@ from atoll.host.durable import (
     refused,
     sync_folder,
     write_durably,
-    write_over,
 )
 from atoll.host.memory import for_once
 from atoll.host.proofs import Proof, Stamp
 from atoll.host.stretch import Handle, Stretch
+from atoll.host.two_files import TwoFiles
 from atoll.host.unfinished import PARTS_KEPT_S, Memory, Unfinished
 from atoll.keys.digest import Buffer, Manifest, blob_id, digest, manifest_of
 from atoll.node.jobs import ReadVertices
@@ -107,6 +107,7 @@ class Store:
         self._manifests: OrderedDict[Digest, Manifest] = OrderedDict()
         self._proofs: dict[Digest, Proof] = {}  # of some whose manifests are held
         self.unfinished = Unfinished(folder / "blobs", durable)
+        self.private = TwoFiles(folder, "private")  # what only this peer knows: `private.py`
 
     def _open_database(self) -> sqlite3.Connection:
         path = self.folder / "kept.sqlite"
@@ -170,12 +171,11 @@ class Store:
         chosen: list[bytes] = []
         size = 0
         while True:
-            name = f"vertex/{first + len(chosen)}"
-            row = self._database.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
-            size += len(row[0]) if row else 0
-            if row is None or (chosen and size > bytes_max):
+            vertex = self.value(f"vertex/{first + len(chosen)}")
+            size += len(vertex or b"")
+            if vertex is None or (chosen and size > bytes_max):
                 return tuple(chosen)
-            chosen.append(row[0])
+            chosen.append(vertex)
 
     def vertices(self) -> list[bytes]:
         """Every vertex after genesis, oldest first, encoded."""
@@ -421,41 +421,7 @@ class Store:
         self._spare.unlink(missing_ok=True)
         return int(spared)
 
-    # ---- private state and secrets -------------------------------------------------------------------------
-
-    def write_private(self, *pieces: Buffer, ahead: bool = False) -> None:
-        """Whole or not at all, not synced: a lost one costs some progress of this peer and nobody else anything.
-
-        `ahead`: it lies beside what holds now, until `private_holds`. Files that nobody needs are written over.
-        """
-        path, following, temporary = self._private()
-        target = following if ahead else path
-        if ahead and following.exists():
-            following.rename(temporary)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            write_over(handle, *pieces)
-        finally:
-            os.close(handle)
-        temporary.rename(target)
-
-    def private_holds(self) -> None:
-        """What was written ahead takes the place of what held until now."""
-        path, following, temporary = self._private()
-        if not following.exists():
-            return  # a life before had come so far
-        if path.exists():
-            path.rename(temporary)
-        following.rename(path)
-
-    def read_private(self, ahead: bool = False) -> bytes | None:
-        path = self._private()[int(ahead)]
-        return path.read_bytes() if path.exists() else None
-
-    def _private(self) -> tuple[Path, Path, Path]:
-        """What holds, what will, and a file to write over."""
-        path, following, temporary = (self.folder / f"private.{end}" for end in ("bin", "next", "tmp"))
-        return path, following, temporary
+    # ---- secrets -------------------------------------------------------------------------------------------
 
     def secret(self, name: str) -> bytes | None:
         path = self.folder / name

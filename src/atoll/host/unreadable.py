@@ -13,34 +13,24 @@ from atoll.base.ids import Digest
 from atoll.host.learning import Learning
 from atoll.learn.opening import Cut
 from atoll.learn.schedule import turn_of
-from atoll.learn.unreadable import UNJUDGED, Due, judge, judged_by, show
-from atoll.learn.update import part_bounds
+from atoll.learn.unreadable import UNJUDGED, Due, due_in, judge, judged_by, show
 from atoll.node.jobs import JudgeRow, RowLooked, ShowRow
+from atoll.node.unreadable import row_looked
 
 
 def looked_at_row(
     work: ShowRow | JudgeRow, learning: Learning, up: Cut | None, put: Callable[[bytes], Digest]
 ) -> RowLooked:
     """`up`: rows of this run are cut into leaves. `put` keeps what shows it."""
-    try:
-        if isinstance(work, JudgeRow):
-            statement, shown, why = None, work.shown, judged(work, learning, up)
-        else:
-            statement, due = work.statement, due_in(work, learning, up, work.part)
-            why, shown = show(work.payload.data, statement, work.part, work.path, due)
-    except PeerFault as fault:
-        return RowLooked(fault=fault.what)
-    if not why:
-        return RowLooked(fault="it can be read")
-    return RowLooked(why, "", statement, shown, put(shown) if shown else None)
+    return row_looked(work, partial(_due, work, learning, up), judge, show, put)
 
 
 def judged(work: JudgeRow, learning: Learning, up: Cut | None) -> str:
     """Why the row cannot be read; nothing if it can. PeerFault if what is shown is none, or of something else."""
-    return judge(work.shown, partial(due_in, work, learning, up))
+    return judge(work.shown, partial(_due, work, learning, up))
 
 
-def due_in(work: ShowRow | JudgeRow, learning: Learning, up: Cut | None, part: int) -> Due:
+def _due(work: ShowRow | JudgeRow, learning: Learning, up: Cut | None, part: int) -> Due:
     """What a row of this part has to be. PeerFault where nobody can be held to it."""
     recipe = learning.recipe_at(work.trained)
     codec = judged_by(recipe.coding.up)
@@ -48,7 +38,4 @@ def due_in(work: ShowRow | JudgeRow, learning: Learning, up: Cut | None, part: i
     if codec is None or (up is not None and up.codec.name != codec.name):
         raise PeerFault("", UNJUDGED)
     begin, end = turn_of(recipe.schedule, learning.layout, work.trained)
-    bounds = part_bounds(end - begin, work.shares)
-    if part >= len(bounds):
-        raise PeerFault("", f"the round had no part {part}")
-    return Due(work.round, len(bounds), bounds[part][1] - bounds[part][0], codec, up)
+    return due_in(work.round, end - begin, work.shares, part, codec, up)

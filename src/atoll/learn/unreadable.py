@@ -10,7 +10,7 @@ library may read in one version and not in another, is never held against anybod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from atoll.base.errors import PeerFault
@@ -19,6 +19,7 @@ from atoll.base.limits import ROW_SHOWN_MAX
 from atoll.keys.digest import Buffer, digest, merkle_holds, merkle_top
 from atoll.learn.codec import Codec, codec_named
 from atoll.learn.opening import FAN, Cut
+from atoll.learn.update import part_bounds
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Commit, Signed
 from atoll.wire.unreadable import UnreadableRow, unreadable_bytes, unreadable_from_bytes
@@ -64,6 +65,14 @@ class Due:
 
     def values_in(self, cut: Cut, leaf: int) -> int:
         return min(cut.leaf_values, self.values - leaf * cut.leaf_values)
+
+
+def due_in(round: int, values: int, shares: Sequence[int], part: int, codec: Codec, cut: Cut | None) -> Due:
+    """What a row of this part of so many values has to be. PeerFault where the round had no such part."""
+    bounds = part_bounds(values, shares)
+    if part >= len(bounds):
+        raise PeerFault("", f"the round had no part {part}")
+    return Due(round, len(bounds), bounds[part][1] - bounds[part][0], codec, cut)
 
 
 DueOf = Callable[[int], Due]  # of a part. PeerFault where the round had none, or nobody is held to its rows

@@ -1,4 +1,5 @@
-"""Whether a round still waits for those who are training, where a quorum of updates is enough.
+"""Whether a round still waits for those who are training: where a quorum of updates is enough, and where an owner
+has to say what it gives before anybody shows it a row.
 
 Each peer counts for itself what it has heard; that some begin to share before others hurts nobody, since what
 counts is agreed later (specs/round.md, acceptance).
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 from atoll.base.ids import Seconds
 from atoll.policy.plan import RoundPlan
+
+WORD_SHARE = 0.25  # of an owner's window, that is, until it has to say that it gives nothing
 
 
 class Grace:
@@ -35,3 +38,13 @@ class Grace:
 
     def is_over(self, now: Seconds) -> bool:
         return self.until is not None and now >= self.until
+
+
+def word_until(plan: RoundPlan, attempt: int, now: Seconds) -> Seconds:
+    """Where members may lie an owner is shown no row before it has said what it gives. It is given some of its
+    window to say so, and the rest to gather; then it gives nothing. What misses a quorum waits for the next
+    round anyway."""
+    if plan.quorum_of_updates is not None:
+        return now
+    times = plan.times(attempt)
+    return times.train_until + WORD_SHARE * (times.answer_until[0] - times.train_until)

@@ -21,6 +21,7 @@ from atoll.keys.signer import Vouch
 from atoll.node.admission import Wish
 from atoll.node.branches import Branches
 from atoll.node.facts import MembershipChanged
+from atoll.node.ground import Ground, ground_after
 from atoll.node.mending import Mending
 from atoll.node.pieces import Pieces
 from atoll.node.reports import ReportPool
@@ -28,6 +29,8 @@ from atoll.node.roster import Roster, change_of, identities_in
 from atoll.node.settings import RunSettings
 from atoll.node.sides import Sides
 from atoll.node.tuning import plan_after, settings_after
+from atoll.protocol.consensus.door import Door, open_door
+from atoll.protocol.consensus.voter import Electorate
 from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History, newest_hole
 from atoll.wire.codec import decode_vertex, encode
@@ -138,6 +141,20 @@ class Known:
         """If an era ends with this vertex, sign it for as long as keys last; nobody waits for that."""
         ended = eras.grew(body, handed)
         return ended + eras.mine(body.round, self.roster.within_reach()) if ended else []
+
+    # ---- the round that comes next -------------------------------------------------------------------------
+
+    def ground_after(self, head: Digest, parent: Body) -> Ground:
+        """What the round after this vertex stands on."""
+        plan = plan_after(self.settings, head, parent)
+        return ground_after(self.settings, plan, parent, self.pool.recent(), self.notary.run)
+
+    def open_door(self, ground: Ground, kept: bytes | None) -> Door:
+        """To the agreement on that round's vertex. `kept`: what it had to remember of a life before."""
+        plan, raft = ground.plan, self.settings.by_raft
+        turns = plan.turns(ground.parent.proposer if raft else None)
+        electorate = Electorate(plan.round, plan.trace, plan.vote_keys, plan.quorum, turns)
+        return open_door(raft, self.notary, electorate, kept)
 
     # ---- signatures under eras -----------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
     Caught      a proof: two words that contradict each other, an answer that nobody could honestly give
     Complaint   a voice: it owed us something that did not come, and not for the first time
+    ShowRow     a row that cannot be read, shown to those who judge it (`node/unreadable.py`)
 Promises: only who votes accuses, and nobody is proven a liar where members are believed. Never punishes: words go
 before the members, and a vertex that holds them has consequences.
 """
@@ -9,13 +10,15 @@ before the members, and a vertex that holds them has consequences.
 from __future__ import annotations
 
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.machine import Fact
+from atoll.base.machine import Ask, Effect, Fact
 from atoll.node.facts import Accused, Lapsed
+from atoll.node.ground import Ground
+from atoll.node.jobs import ShowRow
 from atoll.node.patience import Patience
-from atoll.policy.plan import RoundPlan
 from atoll.policy.trust import Strikes
 from atoll.policy.windows import patience_shown
 from atoll.protocol.consensus.facts import Equivocation
+from atoll.protocol.reduce.facts import Garbage
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.witness import Contradicted, Lied
 from atoll.wire.messages.statements import Caught, Complaint, Signed
@@ -24,8 +27,9 @@ from atoll.wire.messages.statements import Caught, Complaint, Signed
 class Misdeeds:
     """`votes`: I have a vote in this round."""
 
-    def __init__(self, plan: RoundPlan, votes: bool, strikes: Strikes) -> None:
-        self.plan, self.votes, self.strikes = plan, votes, strikes
+    def __init__(self, ground: Ground, me: PeerId, votes: bool, strikes: Strikes) -> None:
+        self.ground, self.plan, self.me, self.votes, self.strikes = ground, ground.plan, me, votes, strikes
+        self.unreadable: set[PeerId] = set()  # whose row I could not read, and show to the others
 
     def proven(self, by: Lied | Contradicted | Equivocation) -> list[Fact]:
         """A room below found it."""
@@ -40,6 +44,19 @@ class Misdeeds:
     def two_words(self, first: Signed, second: Signed) -> list[Fact]:
         """Of one peer where one is all that it has: they are their own proof."""
         return self._accuse(first.signer, Caught(first, second)) if self.plan.may_lie else []
+
+    def garbage(self, garbage: Garbage, reduce: Reduce) -> list[Effect]:
+        """Where members may lie a row that I could not read is shown to the others, once in a round of each author;
+        a sum that was handed on is nobody's alone."""
+        peer, ground = garbage.peer, self.ground
+        row = reduce.unread.pop((garbage.part, peer), None)
+        judged = self.plan.may_lie and self.votes and not ground.paired and peer != self.me
+        if row is None or row.statement is None or not judged or peer in self.unreadable:
+            return []
+        self.unreadable.add(peer)
+        place = self.plan.round, ground.parent.trained, ground.shares
+        work = ShowRow(*place, row.statement, garbage.part, row.path, row.payload)
+        return [Ask(f"unreadable/show/{self.plan.round}/{peer}", work)]
 
     def lapses(self, reduce: Reduce, patience: Patience, now: Seconds) -> list[Fact]:
         """Who owed us something that did not come: noted, and told when it is not the first time."""

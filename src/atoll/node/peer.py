@@ -23,12 +23,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.limits import (
-    CODEC_EXTRA,
-    CONTROL_FRAME_MAX,
-    EARLY_ROUNDS,
-    PART_BYTES_MAX,
-)
+from atoll.base.limits import EARLY_ROUNDS
 from atoll.base.machine import (
     Carried,
     Done,
@@ -68,7 +63,6 @@ from atoll.node.facts import (
     StateLacked,
     StateMissing,
 )
-from atoll.node.ground import ground_after
 from atoll.node.inspectors import Inspectors
 from atoll.node.jobs import OthersStates, Restored
 from atoll.node.kept_rows import KeptRows
@@ -80,16 +74,16 @@ from atoll.node.pieces import Pieces
 from atoll.node.regain import Regain
 from atoll.node.reports import ReportPool
 from atoll.node.resting import WHY, Resting
+from atoll.node.roster import change_of
 from atoll.node.round import Round
 from atoll.node.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
+from atoll.node.topology import part_bytes_most
 from atoll.node.trial import Measured
-from atoll.node.tuning import is_over, plan_after
+from atoll.node.tuning import is_over
 from atoll.node.words import Words
 from atoll.policy.links import Rates, report
 from atoll.policy.members import only_counts, suspicions_needed
 from atoll.policy.trust import Strikes
-from atoll.protocol.consensus.door import open_door
-from atoll.protocol.consensus.voter import Electorate
 from atoll.protocol.dag.eras import Eras
 from atoll.protocol.dag.history import History, genesis_digest
 from atoll.protocol.membership.heartbeat import Heartbeat, Returned, Suspected
@@ -122,12 +116,6 @@ from atoll.wire.messages.statements import (
     Tune,
 )
 from atoll.wire.messages.vertex import Vertex
-
-
-def part_bytes_most(update_bytes: int) -> int:
-    """Of one payload, where an update is so large without a codec; 0: nobody knows. Bodies fit in always."""
-    part = min(PART_BYTES_MAX, update_bytes or PART_BYTES_MAX)
-    return part + part // CODEC_EXTRA + CONTROL_FRAME_MAX
 
 
 def _signed_by(message: object) -> PeerId | None:
@@ -238,7 +226,7 @@ class Peer:
             case "beat":
                 return self._tick(now)
             case "silence":
-                return self.heartbeat_facts(self.heartbeat.look(now), now) + self._look_for_silence(now)
+                return self.heartbeat_facts(self.heartbeat.look(now), now)
             case "fetch-again":
                 return [] if self.regain.busy else self.regain.begin(self.known.history, "the last source failed")
             case "earlier":
@@ -375,22 +363,16 @@ class Peer:
         self.over = False
         mine = next((m for m in parent.members if m.peer == self.me and m.present), None)
         self.unknown_key = mine is not None and mine.vote_key != self.notary.signer.vote_key
-        plan = plan_after(self.settings, head, parent)
-        ground = ground_after(self.settings, plan, parent, pool.recent(), self.run)
-        kept = self.said.get(f"said/{plan.round}/agreement")
-        raft = self.settings.by_raft
-        turns = plan.turns(parent.proposer if raft else None)
-        electorate = Electorate(plan.round, plan.trace, plan.vote_keys, plan.quorum, turns)
-        agreement = open_door(raft, self.notary, electorate, kept)
-        held = self.old_parts.begin(plan.round)
+        ground = self.known.ground_after(head, parent)
+        plan = ground.plan
         self.round = Round(
             ground,
             self.notary,
-            agreement,
+            self.known.open_door(ground, self.said.get(f"said/{plan.round}/agreement")),
             self.known.mute,
             self.heartbeat.unheard,
             lambda: pool.chosen(self.heartbeat.gone),
-            held,
+            self.old_parts.begin(plan.round),
             self.said,
             self._measured,
             self.strikes,
@@ -468,10 +450,10 @@ class Peer:
     def _tell_who_comes_or_goes(self, closed: RoundClosed) -> list[Effect]:
         """Whom this vertex lets in did not see it come to be, and would hear of it with the next heartbeat; whom it
         lets go stays until it hears that the others hold it."""
-        before = {m.peer for m in self.known.roster.members if m.present}
-        after = {m.peer for m in closed.body.members if m.present}
+        change = change_of(self.known.roster.members, closed.body.members)
+        concerned = {*change.joined, *change.left} if change is not None else set[PeerId]()
         news = Vertices((closed.vertex,), closed.body.round)
-        return [Send(peer, news) for peer in sorted((before ^ after) & self.linked)]
+        return [Send(peer, news) for peer in sorted(concerned & self.linked)]
 
     def _leave_round(self, vertex: Vertex | None) -> None:
         """Its state is made elsewhere; `vertex` closed it, if that is still at hand."""
@@ -694,18 +676,21 @@ class Peer:
             return [Send(sender, refused)] if refused is not None else []
         effects: list[Effect] = []
         news = not (pool.crowded and only_counts(statement))  # else it alone changes nothing for a round
-        if isinstance(statement, Suspect) and by != self.me:
-            was_gone = self.heartbeat.gone(statement.peer)
-            self.heartbeat.accuse(statement.peer, by, now)
-            news = news or was_gone != self.heartbeat.gone(statement.peer)
-        if isinstance(statement, Caught) and self.round is not None:
-            effects += self._from_round(self.round.heed(statement, self._run_time(now)), now)
-        if isinstance(statement, Leave):
-            self.heartbeat.refused.add(by)
-        if isinstance(statement, Audited):
-            effects += self._from_inspectors(self.inspectors.heard(by, statement, now), now)
-        if isinstance(statement, Amend):
-            effects += self.downloads.earlier.find(statement.state)
+        match statement:
+            case Suspect(peer=peer) if by != self.me:
+                was_gone = self.heartbeat.gone(peer)
+                self.heartbeat.accuse(peer, by, now)
+                news = news or was_gone != self.heartbeat.gone(peer)
+            case Caught() if self.round is not None:
+                effects += self._from_round(self.round.heed(statement, self._run_time(now)), now)
+            case Leave():
+                self.heartbeat.refused.add(by)
+            case Audited():
+                effects += self._from_inspectors(self.inspectors.heard(by, statement, now), now)
+            case Amend(state=state):
+                effects += self.downloads.earlier.find(state)
+            case _:
+                pass
         if sender == signed.signer and sender != self.me and pooled.fresh and not only_counts(statement):
             effects += [Send(p, MemberReport(signed)) for p in self.known.roster.passes_on_to(signed)]
         if self.round is not None and news:
@@ -758,7 +743,7 @@ class Peer:
         if self._known is None:
             return [*effects, *self._ask_lost(self.bootstrap)]
         known = self._known
-        effects += self._watch(now)
+        effects += self.heartbeat_facts(self.heartbeat.tick(now, self._head()), now)
         if self.mending is not None:
             return [*effects, *self._ask_lost(self._within_reach())]
         if not self.regain.busy and self.round is None and not self.over:
@@ -770,15 +755,6 @@ class Peer:
         if self.wish.role != "visitor":
             effects += known.sides.look(known.branches.known, now)
         return effects + self._seek_admission(now)
-
-    def _watch(self, now: Seconds) -> list[Effect]:
-        """Ask everybody I watch, and look again the moment that somebody's silence gets too long."""
-        effects = self.heartbeat_facts(self.heartbeat.tick(now, self._head()), now)
-        return [*effects, *self._look_for_silence(now)]
-
-    def _look_for_silence(self, now: Seconds) -> list[Effect]:
-        due = self.heartbeat.next_silence(now)
-        return [SetTimer("silence", due)] if due is not None else []
 
     def heartbeat_facts(self, effects: list[Effect], now: Seconds) -> list[Effect]:
         """Act on what the heartbeat noticed: stop waiting, tell the members, or welcome back."""

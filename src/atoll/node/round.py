@@ -51,9 +51,9 @@ from atoll.node.facts import (
     StateMissing,
     TrainEnded,
 )
-from atoll.node.grace import Grace
+from atoll.node.grace import Grace, word_until
 from atoll.node.ground import Ground, size_flaw
-from atoll.node.jobs import Advanced, Encoded, Left, ShowRow, Trained
+from atoll.node.jobs import Advanced, Encoded, Left, Trained
 from atoll.node.misdeeds import Misdeeds
 from atoll.node.my_answers import MyAnswers
 from atoll.node.my_body import MyBody
@@ -110,7 +110,6 @@ from atoll.wire.messages.statements import (
 from atoll.wire.messages.vertex import Body, Vertex
 
 TICK_S = 0.01  # at least, until a timer that fired early is heard again: moments are rounded
-WORD_SHARE = 0.25  # of an owner's window, that is, until it has to say that it gives nothing
 NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
 
 
@@ -138,7 +137,7 @@ class Round:
         self.views = Views(self.plan, agreement, self.patience, self.me, gone)
         self.parts = Parts(self.plan, self.patience, held)
         self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
-        self.misdeeds = Misdeeds(self.plan, agreement.votes, strikes or Strikes())
+        self.misdeeds = Misdeeds(ground, self.me, agreement.votes, strikes or Strikes())
         self.assembling = ground.topology is None
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
         self.committed = Commitments(ground, notary, gone)
@@ -150,7 +149,6 @@ class Round:
         self.way = ground  # as callers asked for it, where they may: known with the first update that I hear of
         self.reduce: Reduce | None = None  # of this attempt, once its way is known
         self.answers = MyAnswers(self.me, keeps_rows)
-        self.unreadable: set[PeerId] = set()  # whose row I could not read, and show to the others
         self.free: int | None = None  # the view in which I may propose what I like
         self.next_state = NextState(ground, self.parts.held)
         self.trials = Trials(ground, notary, agreement, self.parts, self.next_state, gone)
@@ -260,7 +258,7 @@ class Round:
                 case PartAnswered():
                     more = self._answer_here(effect.fact, now)
                 case Garbage():
-                    more = self._show_unreadable(effect.fact)
+                    more = self.misdeeds.garbage(effect.fact, self.reduce) if self.reduce is not None else []
                 case Lied() | Contradicted() | Equivocation():
                     more = self._tell(self.misdeeds.proven(effect.fact))
                 case OtherRows(owner=owner, contributors=names):
@@ -465,7 +463,7 @@ class Round:
         late = self.grace.is_over(now) or now >= self.timing.times(self.attempt).train_until
         if not late and any(p == self.me or not self.gone(p) for p in self.committed.awaited):
             return self._hurry(now)
-        until, effects = self._word_until(now), list[Effect]()
+        until, effects = word_until(self.timing, self.attempt, now), list[Effect]()
         if self.plan.may_lie and self._unmade:
             if until <= now:
                 return [*self._pass(UNDER_WAY, now), *self._share_if_due(now)]
@@ -480,15 +478,6 @@ class Round:
     @property
     def _unmade(self) -> bool:
         return self.update.training and not self.update.ready and self.committed.commit_of(self.me) is None
-
-    def _word_until(self, now: Seconds) -> Seconds:
-        """Where members may lie an owner is shown no row before it has said what it gives. It is given some of its
-        window to say so, and the rest to gather; then it gives nothing. What misses a quorum waits for the next
-        round anyway."""
-        if self.plan.quorum_of_updates is not None:
-            return now
-        times = self.timing.times(self.attempt)
-        return times.train_until + WORD_SHARE * (times.answer_until[0] - times.train_until)
 
     def _training_is_over(self, timer: str, now: Seconds) -> list[Effect]:
         """It may fire early: what I take for run time was another when it was set. A liar that is heard and says
@@ -506,18 +495,6 @@ class Round:
             return []
         ends = SetTimer(f"round/{self.plan.round}/grace/{self.attempt}", self.grace.until)
         return [ends, *(self.update.hand_over() if self.trains else [])]
-
-    def _show_unreadable(self, garbage: Garbage) -> list[Effect]:
-        """Once in a round of each author, where members may lie; a sum that was handed on is nobody's alone."""
-        peer, ground = garbage.peer, self.ground
-        row = self.reduce.unread.pop((garbage.part, peer), None) if self.reduce is not None else None
-        judged = self.plan.may_lie and self.agreement.votes and not ground.paired and peer != self.me
-        if row is None or row.statement is None or not judged or peer in self.unreadable:
-            return []
-        self.unreadable.add(peer)
-        place = self.plan.round, ground.parent.trained, ground.shares
-        work = ShowRow(*place, row.statement, garbage.part, row.path, row.payload)
-        return [Ask(f"unreadable/show/{self.plan.round}/{peer}", work)]
 
     def _answer_here(self, fact: PartAnswered, now: Seconds) -> list[Effect]:
         assert self.reduce is not None

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.limits import PAIRED_MAX, PART_BYTES_MAX, PARTS_MAX
+from atoll.base.limits import CODEC_EXTRA, CONTROL_FRAME_MAX, PAIRED_MAX, PART_BYTES_MAX, PARTS_MAX
 from atoll.node.settings import RunSettings, TopologyName
 from atoll.policy.links import agreed_links, agreed_weights
 from atoll.policy.plan import RoundPlan
@@ -96,6 +96,12 @@ def parts_most(settings: RunSettings, parent: Body) -> int:
 def pair_pieces(settings: RunSettings) -> int:
     """How many parts a member has of its own where members exchange in pairs."""
     return max(settings.pieces, -(-settings.update_bytes // PART_BYTES_MAX))
+
+
+def part_bytes_most(update_bytes: int) -> int:
+    """Of one payload, where an update is so large without a codec; 0: nobody knows. Bodies fit in always."""
+    part = min(PART_BYTES_MAX, update_bytes or PART_BYTES_MAX)
+    return part + part // CODEC_EXTRA + CONTROL_FRAME_MAX
 
 
 def parts_planned(settings: RunSettings) -> int:

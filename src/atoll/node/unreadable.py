@@ -12,16 +12,19 @@ audits do. Never decodes, never waits: a round goes on without the row meanwhile
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from atoll.base.ids import PeerId
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send
+from atoll.keys.digest import Buffer
 from atoll.node.facts import Accused, Fault, Unread
-from atoll.node.jobs import RowLooked
+from atoll.node.jobs import JudgeRow, RowLooked, ShowRow
 from atoll.node.judging import keys_of, one_branch, row_work
 from atoll.node.kept_exhibits import KeptExhibit, KeptExhibits
 from atoll.node.reports import ReportPool
@@ -35,6 +38,7 @@ from atoll.wire.unreadable import unreadable_from_bytes
 
 TOLD_MAX = 4  # vertices after which I show again what I found, to those who have not said that they see it, too
 AT_ONCE = 16  # members of whom I look at what the same one shows: up to 128 KiB of each wait for it
+Due = TypeVar("Due")  # what a row has to be: `learn.unreadable.Due`, which this floor does not see
 SHOW = "unreadable/show/"
 JUDGE = "unreadable/judge/"
 
@@ -135,6 +139,28 @@ class Unreadables:
     def _tell(self, peer: PeerId, shown: bytes, but: Iterable[PeerId] = ()) -> list[Effect]:
         others = {m.peer for m in self.history.head_body.members if m.votes} - {self.me, peer, *but}
         return [Send(to, Unreadable(shown)) for to in sorted(others)]
+
+
+def row_looked(
+    work: ShowRow | JudgeRow,
+    due: Callable[[int], Due],
+    judge: Callable[[bytes, Callable[[int], Due]], str],
+    show: Callable[[Buffer, Signed, int, tuple[Digest, ...], Due], tuple[str, bytes]],
+    put: Callable[[bytes], Digest],
+) -> RowLooked:
+    """An island's answer. `due`: what a row of a part has to be; by that `judge` and `show` of learn/unreadable.py
+    find out why one cannot be read, or raise PeerFault. `put` keeps what shows it."""
+    try:
+        if isinstance(work, JudgeRow):
+            statement, shown, why = None, work.shown, judge(work.shown, due)
+        else:
+            statement = work.statement
+            why, shown = show(work.payload.data, statement, work.part, work.path, due(work.part))
+    except PeerFault as fault:
+        return RowLooked(fault=fault.what)
+    if not why:
+        return RowLooked(fault="it can be read")
+    return RowLooked(why, "", statement, shown, put(shown) if shown else None)
 
 
 def _accused(signed: Signed, peer: PeerId) -> bool:

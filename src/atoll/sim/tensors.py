@@ -15,7 +15,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
 from atoll.keys.digest import blob_id, digest, manifest_of
@@ -23,7 +22,7 @@ from atoll.learn.codec import CODECS
 from atoll.learn.combine import combine
 from atoll.learn.opening import Claimed, Cut, Shown, judge, lay_out
 from atoll.learn.statistic import Statistic
-from atoll.learn.unreadable import Due, show
+from atoll.learn.unreadable import Due, due_in, show
 from atoll.learn.unreadable import judge as judge_row
 from atoll.learn.update import part_bounds
 from atoll.learn.weighing import compare, weigh
@@ -41,6 +40,7 @@ from atoll.node.jobs import (
     RowLooked,
     ShowRow,
 )
+from atoll.node.unreadable import row_looked
 from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
 from atoll.sim.island import GENESIS_STATE, Island, IslandKnobs
 from atoll.wire.opening import opening_bytes
@@ -196,24 +196,10 @@ class TensorIsland(Island):
         return Judged(finding, why, others)
 
     def _look_at_row(self, work: ShowRow | JudgeRow) -> RowLooked:
-        bounds = part_bounds(self.values, work.shares)
-
         def due(part: int) -> Due:
-            if part >= len(bounds):
-                raise PeerFault("", f"the round had no part {part}")
-            return Due(work.round, len(bounds), bounds[part][1] - bounds[part][0], FP32, self.cut)
+            return due_in(work.round, self.values, work.shares, part, FP32, self.cut)
 
-        try:
-            if isinstance(work, JudgeRow):
-                statement, shown, why = None, work.shown, judge_row(work.shown, due)
-            else:
-                wire, statement = work.payload.data, work.statement
-                why, shown = show(wire, statement, work.part, work.path, due(work.part))
-        except PeerFault as fault:
-            return RowLooked(fault=fault.what)
-        if not why:
-            return RowLooked(fault="it can be read")
-        return RowLooked(why, "", statement, shown, self._put(shown) if shown else None)
+        return row_looked(work, due, judge_row, show, self._put)
 
     def _payload(self, wire: bytes) -> Payload:
         return Payload(digest(wire) if self.cut is None else self.cut.name(wire), len(wire), wire)

@@ -21,7 +21,7 @@ from typing import Literal
 from atoll.base.draw import shuffled
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import CLOCK_BOUND_S, CLOCK_FAR_S, CLOCK_MOST_S
-from atoll.base.machine import Effect, Fact, LinkDown, LinkUp, Received, Report, Send
+from atoll.base.machine import Effect, Fact, LinkDown, LinkUp, Received, Report, Send, SetTimer
 from atoll.wire.messages.membership import Beat, BeatBack
 
 WATCH_ALL_UP_TO = 8  # members; up to here everybody watches everybody
@@ -128,18 +128,14 @@ class Heartbeat:
         return {peer: min(trips) / 2 for peer, trips in self.trips.items()}
 
     def look(self, now: Seconds) -> list[Effect]:
-        """See who has been silent for too long."""
+        """See who has been silent for too long, and look again the moment that the next silence gets so long."""
         effects: list[Effect] = []
         for peer, record in self.watched.items():
             if now - record.heard_s >= self.suspect_s and not self.gone(peer):
                 self.silent.add(peer)
                 effects.append(Report(Suspected(peer=peer, why="silent")))
-        return effects
-
-    def next_silence(self, now: Seconds) -> Seconds | None:
-        """When the next silence gets too long, if that is before the next beat; local clock."""
         due = min((r.heard_s for p, r in self.watched.items() if not self.gone(p)), default=now) + self.suspect_s
-        return due if now < due < now + self.beat_s else None
+        return [*effects, SetTimer("silence", due)] if now < due < now + self.beat_s else effects
 
     def heard(self, peer: PeerId, now: Seconds) -> list[Effect]:
         """Any message is a sign of life."""
