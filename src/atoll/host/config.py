@@ -86,8 +86,8 @@ def recipe_of(config: Config) -> Recipe:
         "outer_lr": train.outer_lr,
         "outer_momentum": train.outer_momentum,
         "seed": train.seed,
-        "up": _with_numbers(sync.up, sync),
-        "down": _with_numbers(sync.down, sync),
+        "up": sync.up and _with_numbers(sync.up, sync),
+        "down": sync.down and _with_numbers(sync.down, sync),
     }
     given = {k: v for k, v in wanted.items() if v is not None}
     inner = {"weight_decay": train.weight_decay, "clip_norm": train.clip_norm, "warmup_steps": train.warmup_steps}
@@ -109,7 +109,11 @@ def recipe_of(config: Config) -> Recipe:
             recipe = _adjusted(published, given, _model(config, published.model))
         recipe = overlapping(recipe, sync.overlap, sync.fragments)
         if sync.phases:
-            recipe = replace(recipe, schedule=replace(recipe.schedule, phases=phases_named(sync.phases)))
+            phases = tuple(
+                replace(phase, up=_with_numbers(phase.up, sync), down=_with_numbers(phase.down, sync))
+                for phase in phases_named(sync.phases)
+            )
+            recipe = replace(recipe, schedule=replace(recipe.schedule, phases=phases))
             check_recipe(recipe)
         numbers = {k: v for k, v in inner.items() if v is not None}
         if train.recipe in EVERY_STEP:  # the outer step is the optimizer
@@ -182,10 +186,8 @@ def _accepting(recipe: Recipe, sync: Sync) -> Recipe:
     return replace(recipe, reducer=reducer)
 
 
-def _with_numbers(codec: str | None, sync: Sync) -> str | None:
+def _with_numbers(codec: str, sync: Sync) -> str:
     """A codec's name with the ratio and the level that it leaves open."""
-    if codec is None:
-        return None
     ratio = f"{sync.compression_ratio:.6f}".rstrip("0").rstrip(".")
     numbers = {"topk": f"topk:{ratio}", "randk": f"randk:{ratio}", "zstd": f"zstd:{sync.compression_level}"}
     return "+".join(numbers.get(stage, stage) for stage in codec.split("+"))
