@@ -18,7 +18,6 @@ from atoll.keys.digest import blob_id, digest, manifest_of, merkle_path, merkle_
 from atoll.learn.codec import CODECS
 from atoll.learn.opening import Cut
 from atoll.learn.schedule import Schedule
-from atoll.learn.unreadable import UNJUDGED
 from atoll.learn.update import part_bounds
 from atoll.node.jobs import JudgeRow, RowLooked, ShowRow
 from atoll.node.settings import RunSettings
@@ -110,10 +109,6 @@ def test_what_lies_nowhere_is_unknown_and_what_was_too_large_to_show_is_a_word(t
 @pytest.mark.parametrize("up", ["int8+zstd:3", "delta+int8"])
 def test_rows_in_codecs_that_do_not_say_it_by_themselves_are_held_against_nobody(tmp_path: Path, up: str):
     assert Case(tmp_path).looked(up, cut=None).why == ""
-
-
-def test_nor_are_rows_that_are_in_another_codec_by_now_than_the_one_that_cuts_them(tmp_path: Path):
-    assert Case(tmp_path, spoilt=False).looked("int4") == RowLooked(fault=UNJUDGED)
 
 
 def test_a_round_has_the_parts_that_it_had(tmp_path: Path):

@@ -40,7 +40,6 @@ from atoll.cli import (
 )
 from atoll.cli.say import say_trouble
 
-
 SETTING = re.compile(r"[a-z]+\.\w+=")
 
 
@@ -55,8 +54,8 @@ def _each_by_itself(words: list[str]) -> list[str]:
     """`--set a.b=1 c.d=2` as `--set a.b=1 --set c.d=2`: cyclopts would take the run.toml behind them, too."""
     each = list[str]()
     for word in words:
-        more = SETTING.match(word) and (each[-2:-1] == ["--set"] or each[-1:] and each[-1].startswith("--set="))
-        each += ["--set", word] if more else [word]
+        behind = each[-2:-1] == ["--set"] or "".join(each[-1:]).startswith("--set=")
+        each += ["--set", word] if behind and SETTING.match(word) else [word]
     return each
 
 

@@ -64,7 +64,8 @@ def fallen(doubts: Iterable[Doubt], looked: Callable[[Doubt], Sequence[Looked]])
     rows of several rounds, for which the first of these rounds stands."""
     together: defaultdict[tuple[bool, int, PeerId], list[Doubt]] = defaultdict(list)
     for doubt in doubts:
-        together[doubt.vertex is not None, doubt.round if doubt.vertex is None else doubt.vertex, doubt.peer] += [doubt]
+        at = doubt.round if doubt.vertex is None else doubt.vertex
+        together[doubt.vertex is not None, at, doubt.peer].append(doubt)
     found: list[tuple[int, PeerId]] = []
     for group in together.values():
         against = {one.auditor for doubt in group for one in doubt.counted}
