@@ -27,7 +27,7 @@ from atoll.node.settings import RunSettings
 from atoll.policy.apart import Apart
 from atoll.policy.openings import Terms
 from atoll.policy.plan import RoundSettings
-from atoll.policy.presets import PRESETS, UNLIKE
+from atoll.policy.presets import AVERAGED, PRESETS, UNLIKE
 from atoll.policy.trust import DISTANCES, peers_for_one_liar, rows_needed
 from atoll.policy.validation import Rule
 
@@ -332,9 +332,10 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
     preset, said = PRESETS[config.run.trust], list[str]()
     if preset.statistics and config.sync.statistic is None and chosen_statistic(config) == "mean":
         least = min(peers_for_one_liar(tolerance_of(config.run), name) for name in preset.statistics)
+        more = f" and run.start_peers = {least} or more" if config.run.start_peers < least else ""
         said.append(
-            "updates are averaged, and one liar can move a mean: nothing better is possible with fewer than "
-            f"{least} members; write run.min_peers = {least} and run.start_peers = {least} or more to withstand one"
+            f"{AVERAGED}, this one may train with as few as run.min_peers = {config.run.min_peers}, and it "
+            f"takes {least} to withstand one liar; write run.min_peers = {least}{more}: with fewer rounds wait then"
         )
     members, least = max(config.run.start_peers, config.run.min_peers), rows_needed("krum", 1)
     if config.train.recipe == "cooperative" and members < least:
