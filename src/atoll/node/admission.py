@@ -74,8 +74,8 @@ def expelled(me: PeerId) -> Refused:
     return Refused(
         by=me,
         code=EXPELLED,
-        what="this run has expelled this peer for good: members found something false in what it signed or sent, or "
-        "the run went on without it",
+        what="this run has expelled this peer for good: members found something false in what it signed or "
+        "sent, or the run went on without it",
         fix="atoll verify --verdicts, in its folder, says why; then look at its memory and its disk, and join as "
         "somebody new: atoll join NEW_TICKET --dir NEW_FOLDER",
         for_good=True,
