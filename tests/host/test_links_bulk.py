@@ -311,8 +311,8 @@ async def test_a_frame_that_waits_gives_its_turn_to_a_newer_one_of_its_place():
 
 @story
 async def test_what_was_said_in_rounds_long_over_is_not_sent_to_a_peer_that_could_not_read_it():
-    """A slow reader's queue holds rows and answers of rounds 3 to 5 when round 5 is closed here: it gets those of 5,
-    and what it asked for itself. Bytes that do not leave are not counted as waiting."""
+    """Rows and answers of rounds 3 to 5 wait for it when round 5 is closed here: it gets those of 5, and what it
+    asked for itself. Bytes that do not leave are not counted as waiting."""
     ada, bob = await pair()
     send, lane = ada.links.send, ada.links._links[bob.name].bulk
     for word, place, of_round in (

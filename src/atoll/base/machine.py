@@ -46,8 +46,8 @@ class Message(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     @property
     def of_round(self) -> int | None:
-        """The round that it is said in, to all whom it concerns, with a payload: it need not leave any more when its
-        sender is two rounds further on. None: somebody asked for it, or it is of no round."""
+        """The round in which it is told to all whom it concerns: with a payload it need not leave any more once its
+        sender has closed a later one. None: somebody asked for it, or it is of no round."""
         return None
 
 

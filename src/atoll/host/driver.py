@@ -518,7 +518,7 @@ class Driver:
     # ---- facts ---------------------------------------------------------------------------------------------
 
     def _wake(self, fact: Fact) -> None:
-        """Whoever waits for the end of a round. Others that have not closed it still get what they are told in it."""
+        """Whoever waits for the end of a round. Who has not closed it still gets what it is told in it."""
         if isinstance(fact, RoundClosed):
             self._round_closed.set()
             self._round_closed = asyncio.Event()
