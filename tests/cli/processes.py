@@ -172,8 +172,8 @@ def peers(*running: Peer) -> Iterator[list[Peer]]:
 
 
 @contextmanager
-def beside_eve(folder: Path, code: str, words: Sequence[str], *others: str) -> Iterator[tuple[Peer, str]]:
-    """Ada, who founds a run with these words, and the id of eve, who departs from the rules by this code."""
+def beside_eve(folder: Path, code: str, words: Sequence[str], *others: str) -> Iterator[tuple[Peer, Peer]]:
+    """Ada, who founds a run with these words, and eve, who departs from the rules by this code."""
     lies = lying(folder, code)
     with peers(Peer("up", "--dir", folder / "ada", "--name", "ada", *words)) as running:
         ada = running[0]
@@ -181,4 +181,4 @@ def beside_eve(folder: Path, code: str, words: Sequence[str], *others: str) -> I
         running += [Peer(*join, "--dir", folder / name, "--name", name) for name in others]
         eve = Peer(*join, "--dir", folder / "eve", "--name", "eve", env=lies)
         running.append(eve)
-        yield ada, eve.until_fact("Opened")["peer"]
+        yield ada, eve

@@ -30,7 +30,8 @@ if "atoll.host.trainer" in sys.orig_argv:
 
 def test_one_of_three_that_takes_every_second_step_is_found_out_and_the_others_are_accepted(tmp_path: Path):
     """Its statements are true to its chain and its updates look like anybody's: taking its steps again tells."""
-    with beside_eve(tmp_path, CHEAT, AUDITED, "bob") as (ada, villain):
+    with beside_eve(tmp_path, CHEAT, AUDITED, "bob") as (ada, eve):
+        villain = eve.until_fact("Opened")["peer"]
         ada.until_fact("RoundBegan", assembling=False)
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > 0)
         ada.until(lambda f: f["fact"] == "Verdict" and f["peer"] == villain and f["finding"] == "mismatch")

@@ -33,7 +33,8 @@ Island._combine = spoilt
 
 def test_an_owner_that_answers_with_other_bytes_is_expelled_and_nobody_else_is_named(tmp_path: Path):
     """What it shows are true rows: that they do not make what it signed is the proof."""
-    with beside_eve(tmp_path, LIAR, CHECKED, "bob", "cid") as (ada, villain):
+    with beside_eve(tmp_path, LIAR, CHECKED, "bob", "cid") as (ada, eve):
+        villain = eve.until_fact("Opened")["peer"]
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > 0)
         ada.until(lambda f: f["fact"] == "OpeningVerdict" and f["peer"] == villain and f["finding"] == "mismatch")
         ada.until_expelled(villain)

@@ -27,7 +27,8 @@ if "atoll.host.trainer" in sys.orig_argv:
 
 def test_work_on_another_members_samples_is_hollow_and_nobody_elses_is(tmp_path: Path):
     """It takes every step, on the wrong samples, in a run with overlap, which no replay could audit."""
-    with beside_eve(tmp_path, COPYCAT, SCORED, "bob") as (ada, villain):
+    with beside_eve(tmp_path, COPYCAT, SCORED, "bob") as (ada, eve):
+        villain = eve.until_fact("Opened")["peer"]
 
         def opinions(of_villain: bool) -> list[str]:
             told = (f for f in ada.facts if f["fact"] == "UpdateScored")

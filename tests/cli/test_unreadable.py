@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from processes import answer_of, beside_eve
+from processes import answer_of, beside_eve, started
 
 pytestmark = [pytest.mark.long, pytest.mark.net, pytest.mark.timeout(300)]
 
@@ -28,11 +28,13 @@ Island._encode = unreadable
 
 
 def test_who_sends_what_no_codec_reads_is_expelled_within_three_rounds_and_the_proof_can_be_read(tmp_path: Path):
-    with beside_eve(tmp_path, LIAR, COMMUNITY, "bob", "cid") as (ada, villain):
+    with beside_eve(tmp_path, LIAR, COMMUNITY, "bob", "cid") as (ada, eve):
+        villain = eve.until_fact("Opened")["peer"]
         first = ada.until(lambda f: f["fact"] == "Garbage")["round"]
         out = ada.until_expelled(villain)
         assert out["round"] < first + 3
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["round"] > out["round"] + 1)
+        assert eve.until_fact("Ended")["why"] == "expelled" and eve.ends() == 4
         assert {f["peer"] for f in ada.facts if f["fact"] in ("Garbage", "Unread", "Accused")} == {villain}
     verified = answer_of("verify", tmp_path / "ada", "--verdicts", "--also", tmp_path / "bob")
     assert verified["problems"] == []
@@ -40,3 +42,5 @@ def test_who_sends_what_no_codec_reads_is_expelled_within_three_rounds_and_the_p
     assert left["peer"] == villain and {reason["ground"] for reason in left["reasons"]} == {"row"}
     words = [word["result"] for doubt in verified["verdicts"]["doubts"] for word in doubt["words"]]
     assert len(words) >= 2 and set(words) == {"agrees"}, verified["verdicts"]
+    again = started("up", "--dir", tmp_path / "eve")  # it has read the vertex that expelled it
+    assert again.returncode == 4 and "E-JOIN-03 this run has expelled this peer" in again.stderr, again.stderr

@@ -105,6 +105,19 @@ def test_what_lies_where_a_file_should_be_is_no_defect_of_ours(
     assert told.out == "" and told.err.startswith(code) and "\n  try: " in told.err
 
 
+def test_one_set_takes_several_settings_and_leaves_the_file_behind_them_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Told by what is found wrong: the third setting; and the file, where all settings are right."""
+    for words, code in (
+        (["--set", "run.rounds=3", "train.seed=4", "train.iner_steps=3"], "E-CFG-01"),
+        (["--set=run.rounds=3", "train.seed=4", str(tmp_path / "no.toml")], "E-CFG-09"),
+    ):
+        with pytest.raises(SystemExit):
+            command(["up", *words])
+        assert capsys.readouterr().err.startswith(code)
+
+
 @pytest.mark.parametrize(("story", "wanted"), [("branches", "12 peers"), ("clients", "7 peers and 40 rounds")])
 def test_a_story_that_fails_for_its_smallness_is_no_alarm(story: str, wanted: str):
     """It has failed, and says that this may be no more than too few peers or rounds."""

@@ -225,6 +225,10 @@ def test_a_codec_takes_the_ratio_and_the_level_that_it_leaves_open():
     assert recipe_of(load_config(None, sets, {})).coding.up == "topk:0.05+int8+zstd:9"
     named = load_config(None, ("sync.up=topk:0.2+int8+zstd",), {})
     assert recipe_of(named).coding.up == "topk:0.2+int8+zstd:3"
+    later = load_config(None, (*sets[1:], "sync.phases=0.5:8:topk,0.8:8:topk:0.1+zstd"), {})
+    phases = recipe_of(later).schedule.phases
+    assert [(p.up, p.down) for p in phases] == [("topk:0.05", ""), ("topk:0.1+zstd:9", "")]
+    assert "topk+int8" in trouble("sync.compression_ratio=0.05", "sync.phases=0.8:8:topk:0.1").fix
     assert "topk+int8" in trouble("sync.compression_ratio=0.05").fix
     assert "zstd" in trouble("sync.compression_level=5", "sync.up=topk").fix
 

@@ -196,6 +196,15 @@ def test_a_default_rule_is_one_that_the_run_can_keep(members: tuple[int, int], s
     assert bool(lacks) == (statistic == "mean") and all("run.min_peers = 4" in text for text in lacks)
 
 
+def test_a_mean_in_a_run_that_waits_for_six_is_explained_by_the_few_that_it_trains_with():
+    """The number that was written low is named, and the only one to be changed."""
+    ((told,), (few,)) = (
+        trusted("run.trust=community", "run.min_peers=1", f"run.start_peers={most}")[1] for most in (6, 1)
+    )
+    assert "run.min_peers = 1" in told and "run.min_peers = 4" in told and "run.start_peers" not in told
+    assert "run.start_peers = 4 or more" in few
+
+
 def test_who_draws_sites_with_data_of_their_own_hears_of_the_rule_for_data_that_differ():
     """Not where everybody trains on the run's data, where members trust each other, or where a rule was chosen."""
     drawn = ("run.sample_peers=5", "run.min_peers=7", "run.start_peers=7")

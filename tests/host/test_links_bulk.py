@@ -310,6 +310,29 @@ async def test_a_frame_that_waits_gives_its_turn_to_a_newer_one_of_its_place():
 
 
 @story
+async def test_what_was_said_in_rounds_long_over_is_not_sent_to_a_peer_that_could_not_read_it():
+    """Rows and answers of rounds 3 to 5 wait for it when round 5 is closed here: it gets those of 5, and what it
+    asked for itself. Bytes that do not leave are not counted as waiting."""
+    ada, bob = await pair()
+    send, lane = ada.links.send, ada.links._links[bob.name].bulk
+    for word, place, of_round in (
+        (b"row 3", 7, 3),
+        (b"answer 3", None, 3),
+        (b"asked for", None, None),
+        (b"answer 4", None, 4),
+        (b"answer 5", None, 5),
+    ):
+        send(bob.name, word, Lane.BULK, word * 1000, place, of_round)
+    ada.links.rounds_over(5)
+    assert lane.queued_bytes == sum(len(word) * 1001 for word in (b"asked for", b"answer 5"))
+    send(bob.name, b"row 6", Lane.BULK, b"a", 7, 6)  # the place of what is gone is free
+    await bob.until(lambda: len(bob.heard) == 3)
+    assert [word for _, word, _ in bob.heard] == [b"asked for", b"answer 5", b"row 6"]
+    assert ada.links.stats()[bob.name].bulk_dropped == 0
+    await closed(ada, bob)
+
+
+@story
 async def test_a_message_leaves_together_with_the_first_slab_unless_both_do_not_fit():
     """Counts what is written for one frame each, of a word and of messages about as long as a box has room for."""
     ada, bob = await pair()

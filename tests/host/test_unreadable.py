@@ -13,12 +13,11 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.machine import Payload
 from atoll.host.unreadable import looked_at_row
-from atoll.host.verdicts import Court, fallen
+from atoll.host.verdicts import Court, Looked, Result, fallen
 from atoll.keys.digest import blob_id, digest, manifest_of, merkle_path, merkle_root
 from atoll.learn.codec import CODECS
 from atoll.learn.opening import Cut
 from atoll.learn.schedule import Schedule
-from atoll.learn.unreadable import UNJUDGED
 from atoll.learn.update import part_bounds
 from atoll.node.jobs import JudgeRow, RowLooked, ShowRow
 from atoll.node.settings import RunSettings
@@ -112,11 +111,24 @@ def test_rows_in_codecs_that_do_not_say_it_by_themselves_are_held_against_nobody
     assert Case(tmp_path).looked(up, cut=None).why == ""
 
 
-def test_nor_are_rows_that_are_in_another_codec_by_now_than_the_one_that_cuts_them(tmp_path: Path):
-    assert Case(tmp_path, spoilt=False).looked("int4") == RowLooked(fault=UNJUDGED)
-
-
 def test_a_round_has_the_parts_that_it_had(tmp_path: Path):
     looked = Case(tmp_path).looked()
     judged = looked_at_row(JudgeRow(ROUND, 0, (1,), looked.shown), learning(), CUT, lambda data: digest(data))
     assert judged.why == "" and "no part 1" in judged.fault
+
+
+def test_words_of_one_vertex_about_several_rounds_stand_and_fall_together():
+    """Bob's about round 7 and Cid's about round 8, in vertex 9, which it takes two for. What was said of round 7
+    before, and is false, is no part of it."""
+    words = {by: Said(by, "mismatch", at, None) for by, at in ((BOB, 9), (PeerId("cid"), 9), (PeerId("dan"), 8))}
+    bob, cid, dan = words.values()
+
+    def outcome(of_bob: Result, of_dan: Result) -> list[tuple[int, PeerId]]:
+        found = {bob: of_bob, cid: "agrees", dan: of_dan}
+        doubts = [
+            Doubt(round, EVE, "a row", 2, None, {}, UNSET, {s.auditor: s for s in said}, vertex=9)
+            for round, said in ((ROUND, (bob, dan)), (ROUND + 1, (cid,)))
+        ]
+        return fallen(doubts, lambda doubt: [Looked(s, found[s], "") for s in doubt.said.values()])
+
+    assert outcome("agrees", "differs") == [] and outcome("differs", "agrees") == [(ROUND, EVE)]

@@ -17,6 +17,8 @@ from atoll.node.facts import Accused, Fault
 from atoll.node.jobs import JudgeRow, RowLooked
 from atoll.node.settings import RunSettings
 from atoll.node.unreadable import TOLD_MAX
+from atoll.node.verdicts import Verdicts
+from atoll.policy.audits import Docket
 from atoll.policy.plan import RoundSettings
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
@@ -48,6 +50,11 @@ class Stand:
 
     def hears(self, row: UnreadableRow, sender: PeerId = BOB) -> list[Effect]:
         return self.peer.handle(Received(sender, Unreadable(unreadable_bytes(row))), 60.0)
+
+    def said(self, by: PeerId, round: int) -> Signed:
+        """A word that Eve's row of this round cannot be read."""
+        notary = Notary(self.swarm.run_id, VirtualSigner(by), VirtualVerifier())
+        return notary.sign(Caught(self.row(round=round).statement))
 
     def asked(self, row: UnreadableRow, sender: PeerId = BOB) -> list[str]:
         """Names of jobs."""
@@ -149,3 +156,23 @@ def test_what_is_too_large_to_be_shown_is_my_word_alone(stand: Stand):
     found = stand.finds(f"unreadable/show/3/{EVE}", RowLooked("NaN", "", stand.row().statement))
     (accused,) = told(found, Accused)
     assert accused.statement.exhibit is UNSET and shown_to(found) == []
+
+
+def test_a_reader_of_the_history_adds_words_about_several_rounds_up_as_members_did(stand: Stand):
+    """Two words of one vertex about two rounds of hers expel Eve; one in each of two vertices do not."""
+    head = stand.history.head_body
+    gone = tuple(replace(m, standing="expelled") if m.peer == EVE else m for m in head.members)
+    first, second = stand.said(BOB, head.round), stand.said(CID, head.round + 1)
+
+    def told(*vertices: tuple[Signed, ...]) -> list[tuple[str, int]]:
+        verdicts, before = Verdicts(), head
+        for words in vertices:
+            out = words is vertices[-1]
+            body = replace(before, round=before.round + 1, reports=words, members=gone if out else head.members)
+            verdicts.follow(body, before, stand.history, Docket(0.0, "two-thirds"), stand.peer.settings)
+            before = body
+        return [(doubt.outcome, len(doubt.counted)) for doubt in verdicts.doubts.values()]
+
+    assert told((first, second)) == [("refuted", 1)] * 2
+    assert told((first,), (second,)) == [("open", 1)] * 2
+    assert told((first,), (first, second)) == [("refuted", 1)] * 2

@@ -17,7 +17,8 @@ from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Fact, Send
 from atoll.keys.digest import digest
 from atoll.learn import unreadable
-from atoll.node.facts import Fault, RoundClosed, Unread
+from atoll.node.admission import EXPELLED
+from atoll.node.facts import Fault, Refused, RoundClosed, Unread
 from atoll.node.settings import RunSettings
 from atoll.policy.openings import Terms
 from atoll.policy.plan import RoundSettings
@@ -87,6 +88,8 @@ def test_one_value_that_is_no_number_expels_its_author_with_the_vertex_of_that_r
     stage = Stage(one_value, opened).run(3)
     assert stage.expelled == dict.fromkeys(NAMES, 0)
     assert {fact.peer for fact in stage.by_honest(Unread)} == NAMES and not stage.by_honest(Fault)
+    out = [(by, fact.code, fact.for_good) for by, fact in stage.told if isinstance(fact, Refused)]
+    assert sorted(out) == [(name, EXPELLED, True) for name in sorted(NAMES)]
 
 
 def test_rows_that_are_too_large_to_be_shown_are_said_by_those_who_have_them(monkeypatch: pytest.MonkeyPatch):

@@ -44,6 +44,12 @@ class Message(msgspec.Struct, frozen=True, gc=False, tag=True):
         """
         return None
 
+    @property
+    def of_round(self) -> int | None:
+        """The round in which it is told to all whom it concerns: with a payload it need not leave any more once its
+        sender has closed a later one. None: somebody asked for it, or it is of no round."""
+        return None
+
 
 class Payload(msgspec.Struct, frozen=True):
     """Bytes that machines move but never look into: encoded tensors, chunks of blobs.

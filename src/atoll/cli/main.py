@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -39,12 +40,23 @@ from atoll.cli import (
 )
 from atoll.cli.say import say_trouble
 
+SETTING = re.compile(r"[a-z]+\.\w+=")
+
 
 def _exact(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
     """As cyclopts reads them, but for a fraction where a whole number is meant, which it would round."""
     if kind is int and "." in tokens[0].value:
         raise ValueError(f"{tokens[0].value} is not a whole number")
     return cyclopts.convert(kind, tokens)
+
+
+def _each_by_itself(words: list[str]) -> list[str]:
+    """`--set a.b=1 c.d=2` as `--set a.b=1 --set c.d=2`: cyclopts would take the run.toml behind them, too."""
+    each = list[str]()
+    for word in words:
+        behind = each[-2:-1] == ["--set"] or "".join(each[-1:]).startswith("--set=")
+        each += ["--set", word] if behind and SETTING.match(word) else [word]
+    return each
 
 
 app = cyclopts.App(
@@ -93,7 +105,7 @@ def _of_a_file(why: OSError) -> UsageError:
 
 def main(tokens: list[str] | None = None) -> None:
     """Carry out one command and end the process with its exit status."""
-    words = sys.argv[1:] if tokens is None else tokens
+    words = _each_by_itself(sys.argv[1:] if tokens is None else tokens)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks

@@ -21,7 +21,7 @@ Dir = Annotated[Path | None, Parameter(name="--dir", help="A peer's folder. Defa
 AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Answer with one JSON object.")]
 Sets = Annotated[
     list[str],
-    Parameter(name="--set", negative="", help="section.key=value, over file and environment; repeatable."),
+    Parameter(name="--set", negative="", help="section.key=value, over file and environment; one or more."),
 ]
 
 

@@ -98,6 +98,8 @@ def verdicts_text(audit: Audit, looked: LookedAt | None) -> Iterator[str]:
             yield f"    {reason.what} ({PROVEN[reason.ground]})"
     for doubt, words in looked:
         count = f"{len(doubt.against)} against it, it takes {doubt.needed}"
+        if doubt.outcome == "refuted" and len(doubt.against) < doubt.needed:
+            count += ", with those about its other rows"
         yield f"{names[doubt.peer]}, {doubt.what}: {doubt.outcome}; {count}"
         for one in words:
             yield f"    {one.result:<8} {names[one.said.auditor]} said {one.said.finding}: {one.what}"

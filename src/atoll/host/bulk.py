@@ -9,7 +9,7 @@ Promises: a length is judged before memory is taken; every byte of a delivered p
 a connection lost in the middle of a frame starts that frame anew, three times at most. A `Follower` sees every
 byte of a payload once, in order: as soon as it is opened, where slabs come in order.
 Never blocks: what does not fit is dropped and counted. Sends may be lost by contract. A frame that still waits
-gives its turn to a newer one of the same place.
+gives its turn to a newer one of the same place, and is not sent at all once its round is long over.
 """
 
 from __future__ import annotations
@@ -78,8 +78,16 @@ class Record(NamedTuple):
 class _Outgoing:
     """A frame on its way out: which records are still to be made."""
 
-    def __init__(self, number: int, message: bytes, payload: Body | None, place: Hashable = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        message: bytes,
+        payload: Body | None,
+        place: Hashable = None,
+        of_round: int | None = None,
+    ) -> None:
         self.number, self.message, self.payload, self.place = number, message, payload, place
+        self.of_round = of_round
         self.size_bytes = len(message) + (len(payload) if payload is not None else 0)
         self.slabs = _slabs(len(payload)) if payload is not None else 0
         self.next = -1  # the message's record stands before slab 0
@@ -228,8 +236,10 @@ class BulkLane:
 
     # ---- out ----
 
-    def send(self, message: bytes, payload: Body | None, place: Hashable = None) -> None:
-        frame = _Outgoing(self._number(), message, payload, place)
+    def send(
+        self, message: bytes, payload: Body | None, place: Hashable = None, of_round: int | None = None
+    ) -> None:
+        frame = _Outgoing(self._number(), message, payload, place, of_round)
         self.queued_bytes += frame.size_bytes
         older = self._places.pop(place, None)
         if older is not None:
@@ -245,6 +255,15 @@ class BulkLane:
         if not self._kick_scheduled:
             self._kick_scheduled = True
             self._loop.call_soon(self._kick)
+
+    def rounds_over(self, before: int) -> None:
+        """Frames that wait, and were said in a round before this one, are not sent any more."""
+        over = [frame for frame in self._queue if frame.of_round is not None and frame.of_round < before]
+        for frame in over:
+            self._queue.remove(frame)
+            self.queued_bytes -= frame.size_bytes
+            if self._places.get(frame.place) is frame:
+                del self._places[frame.place]
 
     def records_for(self, channel: BulkChannel) -> list[tuple[bytes, Body]]:
         """What this connection should carry next: a record, or a message and the first slab of its payload.

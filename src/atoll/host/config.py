@@ -27,7 +27,7 @@ from atoll.node.settings import RunSettings
 from atoll.policy.apart import Apart
 from atoll.policy.openings import Terms
 from atoll.policy.plan import RoundSettings
-from atoll.policy.presets import PRESETS, UNLIKE
+from atoll.policy.presets import AVERAGED, PRESETS, UNLIKE
 from atoll.policy.trust import DISTANCES, peers_for_one_liar, rows_needed
 from atoll.policy.validation import Rule
 
@@ -86,8 +86,8 @@ def recipe_of(config: Config) -> Recipe:
         "outer_lr": train.outer_lr,
         "outer_momentum": train.outer_momentum,
         "seed": train.seed,
-        "up": _with_numbers(sync.up, sync),
-        "down": _with_numbers(sync.down, sync),
+        "up": sync.up and _with_numbers(sync.up, sync),
+        "down": sync.down and _with_numbers(sync.down, sync),
     }
     given = {k: v for k, v in wanted.items() if v is not None}
     inner = {"weight_decay": train.weight_decay, "clip_norm": train.clip_norm, "warmup_steps": train.warmup_steps}
@@ -109,7 +109,11 @@ def recipe_of(config: Config) -> Recipe:
             recipe = _adjusted(published, given, _model(config, published.model))
         recipe = overlapping(recipe, sync.overlap, sync.fragments)
         if sync.phases:
-            recipe = replace(recipe, schedule=replace(recipe.schedule, phases=phases_named(sync.phases)))
+            phases = tuple(
+                replace(phase, up=_with_numbers(phase.up, sync), down=_with_numbers(phase.down, sync))
+                for phase in phases_named(sync.phases)
+            )
+            recipe = replace(recipe, schedule=replace(recipe.schedule, phases=phases))
             check_recipe(recipe)
         numbers = {k: v for k, v in inner.items() if v is not None}
         if train.recipe in EVERY_STEP:  # the outer step is the optimizer
@@ -182,10 +186,8 @@ def _accepting(recipe: Recipe, sync: Sync) -> Recipe:
     return replace(recipe, reducer=reducer)
 
 
-def _with_numbers(codec: str | None, sync: Sync) -> str | None:
+def _with_numbers(codec: str, sync: Sync) -> str:
     """A codec's name with the ratio and the level that it leaves open."""
-    if codec is None:
-        return None
     ratio = f"{sync.compression_ratio:.6f}".rstrip("0").rstrip(".")
     numbers = {"topk": f"topk:{ratio}", "randk": f"randk:{ratio}", "zstd": f"zstd:{sync.compression_level}"}
     return "+".join(numbers.get(stage, stage) for stage in codec.split("+"))
@@ -330,9 +332,10 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
     preset, said = PRESETS[config.run.trust], list[str]()
     if preset.statistics and config.sync.statistic is None and chosen_statistic(config) == "mean":
         least = min(peers_for_one_liar(tolerance_of(config.run), name) for name in preset.statistics)
+        more = f" and run.start_peers = {least} or more" if config.run.start_peers < least else ""
         said.append(
-            "updates are averaged, and one liar can move a mean: nothing better is possible with fewer than "
-            f"{least} members; write run.min_peers = {least} and run.start_peers = {least} or more to withstand one"
+            f"{AVERAGED}, this one may train with as few as run.min_peers = {config.run.min_peers}, and it "
+            f"takes {least} to withstand one liar; write run.min_peers = {least}{more}: with fewer rounds wait then"
         )
     members, least = max(config.run.start_peers, config.run.min_peers), rows_needed("krum", 1)
     if config.train.recipe == "cooperative" and members < least:

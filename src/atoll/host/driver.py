@@ -357,7 +357,8 @@ class Driver:
         if send.payload is None:
             self.links.send(send.to, data, send.lane)
         else:
-            self.links.send(send.to, data, send.lane, send.payload.data, send.message.place)
+            message = send.message
+            self.links.send(send.to, data, send.lane, send.payload.data, message.place, message.of_round)
 
     def _set_timer(self, name: str, at: Seconds | None) -> None:
         old = self._timers.pop(name, None)
@@ -517,10 +518,11 @@ class Driver:
     # ---- facts ---------------------------------------------------------------------------------------------
 
     def _wake(self, fact: Fact) -> None:
-        """Whoever waits for the end of a round."""
+        """Whoever waits for the end of a round. Who has not closed it still gets what it is told in it."""
         if isinstance(fact, RoundClosed):
             self._round_closed.set()
             self._round_closed = asyncio.Event()
+            self.links.rounds_over(fact.round)
 
     def _record(self, fact: Fact) -> None:
         entry = entry_of(fact, self.clock.now())

@@ -169,10 +169,12 @@ class Links:
         lane: Lane = Lane.CONTROL,
         payload: Buffer | Stretch | None = None,
         place: Hashable = None,
+        of_round: int | None = None,
     ) -> bool:
         """Queue a message; a payload always takes the bulk lane. False: no link, or too large for any frame.
 
-        A message that still waits there gives its turn to a newer one of the same `place` (`base.machine.Message`).
+        A message that still waits there gives its turn to a newer one of the same `place`, and is dropped once its
+        round is long over (`base.machine.Message`, `rounds_over`).
         """
         link = self._links.get(peer)
         if link is None or link.control is None or self._closing:
@@ -184,11 +186,16 @@ class Links:
         if lane is Lane.CONTROL and view is None:
             link.control.send(message)
         else:
-            link.bulk.send(message, view, place)
+            link.bulk.send(message, view, place, of_round)
             if not link.bulk_wanted:
                 link.bulk_wanted = self._bulk_connections(link.control)
                 self._open_bulk(link)
         return True
+
+    def rounds_over(self, before: int) -> None:
+        """What waits to leave, and was said in a round before this one, has nobody left whom it would help."""
+        for link in self._links.values():
+            link.bulk.rounds_over(before)
 
     def stats(self) -> dict[PeerId, LinkStats]:
         return {peer: link.stats() for peer, link in self._links.items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from atoll.base.errors import UsageError
 from atoll.learn.opening import unopened
 from atoll.learn.recipes import Recipe
-from atoll.policy.presets import PRESETS, UNLIKE, Preset, Trust, statistic_of
+from atoll.policy.presets import AVERAGED, PRESETS, UNLIKE, Preset, Trust, statistic_of
 from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
 
 
@@ -58,8 +58,8 @@ def forgone(trust: Trust, said: StatisticName | None, statistic: StatisticName, 
     if preset.statistics and said is None and statistic == "mean":
         least = min(peers_for_one_liar(preset.tolerance, name) for name in preset.statistics)
         lacks.append(
-            "updates are averaged, and one liar can move a mean: nothing better is possible with fewer than "
-            f"{least} members; say start_peers={least} or more, and min_peers no lower, to withstand one"
+            f"{AVERAGED}, and this one may train with fewer members than the {least} that withstand one; "
+            f"say start_peers={least} or more, and min_peers no lower or not at all: with fewer rounds wait then"
         )
     if said is None and statistic != "mean":
         lacks.append(f'{UNLIKE}; found such a run with statistic="clipped_caf"')

@@ -27,6 +27,7 @@ from atoll.host.api import Door, neighbours
 from atoll.host.config import canary_of, data_of, forgone, recipe_of, settings_of, tokenizer_of, weights_of
 from atoll.host.dialling import endpoint_of
 from atoll.host.record import Progress
+from atoll.node.admission import EXPELLED
 from atoll.node.config.sections import Config, of_the_run
 from atoll.policy.sampling import named
 
@@ -37,6 +38,7 @@ AT_ONCE = (  # reasons that wait for nobody
     "whoever started it is gone",
     "an error of Atoll itself",
     "its disk refused",
+    "expelled",
 )
 JOIN_S = 60.0  # nobody of the run answered for so long: the ticket's addresses are not reachable from here
 REFUSALS_MAX = 3  # a ticket may be newer than what a member knows; a third refusal is a no
@@ -255,7 +257,8 @@ class _Watch:
     def _refused(self, entry: dict[str, Any]) -> None:
         self.refusals += 1
         if self.refusals >= REFUSALS_MAX or entry["for_good"]:
-            self.leave("refused", RefusedError(entry["code"], entry["what"], fix=entry["fix"]))
+            why = "expelled" if entry["code"] == EXPELLED else "refused"
+            self.leave(why, RefusedError(entry["code"], entry["what"], fix=entry["fix"]))
 
     async def until(self, end: asyncio.Future[tuple[str, AtollError | None]]) -> tuple[str, AtollError | None]:
         tasks = [asyncio.create_task(self._over()), asyncio.create_task(self._nobody())]

@@ -33,9 +33,8 @@ def judged(work: JudgeRow, learning: Learning, up: Cut | None) -> str:
 def _due(work: ShowRow | JudgeRow, learning: Learning, up: Cut | None, part: int) -> Due:
     """What a row of this part has to be. PeerFault where nobody can be held to it."""
     recipe = learning.recipe_at(work.trained)
-    codec = judged_by(recipe.coding.up)
-    # leaves are cut by one codec for the whole run: were it not this round's, nobody could be judged by them
-    if codec is None or (up is not None and up.codec.name != codec.name):
+    codec = judged_by(recipe.coding.up)  # `up` cuts by the same: where wires have leaves it is one for all rounds
+    if codec is None:
         raise PeerFault("", UNJUDGED)
     begin, end = turn_of(recipe.schedule, learning.layout, work.trained)
     return due_in(work.round, end - begin, work.shares, part, codec, up)

@@ -60,16 +60,20 @@ class Looked(msgspec.Struct, frozen=True):
 
 def fallen(doubts: Iterable[Doubt], looked: Callable[[Doubt], Sequence[Looked]]) -> list[tuple[int, PeerId]]:
     """Rounds and peers that were refuted, and would not be by those words alone that do not differ from what was
-    judged. Voices against several answers of one round count together."""
-    against: defaultdict[tuple[int, PeerId], set[PeerId]] = defaultdict(set)
-    left: defaultdict[tuple[int, PeerId], set[PeerId]] = defaultdict(set)
-    needed: dict[tuple[int, PeerId], int] = {}
+    judged. As members count: voices against several answers of one round together, and those of one vertex about
+    rows of several rounds, for which the first of these rounds stands."""
+    together: defaultdict[tuple[bool, int, PeerId], list[Doubt]] = defaultdict(list)
     for doubt in doubts:
-        key = doubt.round, doubt.peer
-        needed[key] = doubt.needed
-        against[key] |= {one.auditor for one in doubt.against}
-        left[key] |= {one.said.auditor for one in looked(doubt) if one.result != "differs"}
-    return [key for key, least in needed.items() if len(against[key]) >= least > len(left[key])]
+        at = doubt.round if doubt.vertex is None else doubt.vertex
+        together[doubt.vertex is not None, at, doubt.peer].append(doubt)
+    found: list[tuple[int, PeerId]] = []
+    for group in together.values():
+        against = {one.auditor for doubt in group for one in doubt.counted}
+        words = [one for doubt in group for one in looked(doubt) if one.said in doubt.counted]
+        left = {one.said.auditor for one in words if one.result != "differs"}
+        if len(against) >= group[-1].needed > len(left):
+            found.append((group[0].round, group[0].peer))
+    return found
 
 
 class Court:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.keys.signer import Signer
+from atoll.node.facts import Refused
 from atoll.policy.members import FULL, RECENT, Reported
 from atoll.protocol.dag.history import History
 from atoll.wire.messages.membership import JoinRefused
@@ -63,6 +64,22 @@ class Admission:
         if mine.standing == "observer" and mine.role != "observer" and at in history.ids and near:
             return Ready(history.ids[at], history.bodies[at].state)
         return None
+
+
+EXPELLED = "E-JOIN-03"
+
+
+def expelled(me: PeerId) -> Refused:
+    """Nobody shows it anything more, and nothing that it says counts; whoever drives it ends it."""
+    return Refused(
+        by=me,
+        code=EXPELLED,
+        what="this run has expelled this peer for good: members found something false in what it signed or "
+        "sent, or the run went on without it",
+        fix="atoll verify --verdicts, in its folder, says why; then look at its memory and its disk, and join as "
+        "somebody new: atoll join NEW_TICKET --dir NEW_FOLDER",
+        for_good=True,
+    )
 
 
 def refusal_of(reported: Reported, why: str) -> JoinRefused | None:

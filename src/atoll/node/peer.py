@@ -43,7 +43,7 @@ from atoll.base.machine import (
     Woke,
 )
 from atoll.keys.signer import Signer, Verifier, Vouch
-from atoll.node.admission import Admission, Wish, refusal_of
+from atoll.node.admission import Admission, Wish, expelled, refusal_of
 from atoll.node.amend import amend_of
 from atoll.node.apart import left_open
 from atoll.node.downloads import Downloads
@@ -311,6 +311,7 @@ class Peer:
             effects.append(self._fact(MembershipChanged(joined=(), left=(), members=members)))
         effects += self._from_inspectors(self.inspectors.resume(kept, now), now) + self._seek_demanded()
         effects += self.kept_rows.start(kept)
+        effects += [self._fact(expelled(self.me))] if self._is_out else []
         return effects + self._follow_members(now) + self.regain.begin(self.known.history)
 
     def _ask_lost(self, peers: Sequence[PeerId]) -> list[Effect]:
@@ -562,13 +563,20 @@ class Peer:
 
     def _learn_vertex(self, vertex: Vertex, who: PeerId, now: Seconds, handed: bool = False) -> list[Effect]:
         """The history grows by one, if this vertex is the next and its certificate holds."""
+        was_out = self._is_out
         grown = self.known.learn(vertex, who, handed)
         if not isinstance(grown, Grown):
             return grown
         self.downloads.settle()
         looks = self._from_inspectors(self.inspectors.grew(grown.body, now), now) + self._seek_demanded()
         changed = grown.change
-        return [*grown.effects, *looks, *([self._fact(changed), *self._follow_members(now)] if changed else [])]
+        out = [self._fact(expelled(self.me))] if self._is_out and not was_out else []
+        follows = [self._fact(changed), *self._follow_members(now)] if changed else []
+        return [*grown.effects, *looks, *follows, *out]
+
+    @property
+    def _is_out(self) -> bool:
+        return self.known.roster.standing_of(self.me) == "expelled"
 
     def _follow_members(self, now: Seconds) -> list[Effect]:
         """Connections and heartbeats follow the agreed membership."""

@@ -27,7 +27,7 @@ from atoll.node.judging import keys_of, row_work, work_for
 from atoll.node.settings import RunSettings
 from atoll.policy.audits import Case, Docket, Key, key_of
 from atoll.policy.inquiry import AGAINST
-from atoll.policy.members import suspicions_needed
+from atoll.policy.members import Reported, convicted, suspicions_needed
 from atoll.policy.openings import Opening
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import statement_in
@@ -73,6 +73,13 @@ class Doubt:
     tuned: Tuned | UnsetType  # the numbers that it went by
     said: dict[PeerId, Said] = field(default_factory=dict[PeerId, Said])
     outcome: str = "open"
+    vertex: int | None = None
+    """Of rows: the last one that held words about them. They count with those about its other rows there."""
+
+    @property
+    def counted(self) -> list[Said]:
+        """What its outcome rests on: all words against it, or those of one vertex."""
+        return [one for one in self.against if self.vertex is None or one.round == self.vertex]
 
     @property
     def against(self) -> list[Said]:
@@ -132,6 +139,8 @@ class Verdicts:
     def _follow_rows(self, body: Body, before: Body | None, history: History, genesis: RunSettings) -> None:
         voters = sum(m.votes for m in before.members) if before is not None else 0
         needed = suspicions_needed(voters, genesis.round.quorum)
+        voices = [Reported(s.signer, said) for s in body.reports if isinstance(said := statement_in(s), Caught)]
+        liars, _ = convicted(voices, before.members if before is not None else (), genesis.round.quorum)
         out = {m.peer for m in body.members if m.standing == "expelled"}
         for signed, caught, commit in _unreadable(body):
             key = commit.round, caught.answer.signer, ROWS
@@ -141,8 +150,9 @@ class Verdicts:
             exhibit = None if caught.exhibit is UNSET else caught.exhibit
             said = Said(signed.signer, "mismatch", body.round, exhibit)
             doubt = self.doubts[key]
-            doubt.said.setdefault(signed.signer, said)
-            doubt.outcome = "refuted" if len(doubt.said) >= needed and doubt.peer in out else "open"
+            doubt.said[signed.signer] = said
+            doubt.vertex, doubt.needed = body.round, needed
+            doubt.outcome = "refuted" if doubt.peer in liars & out else "open"
 
 
 def _unreadable(body: Body) -> Iterator[tuple[Signed, Caught, Commit]]:

@@ -89,6 +89,10 @@ UNLIKE = (
     "is not learned"
 )
 
+AVERAGED = (
+    "updates are averaged in every round, and one liar can move a mean: a run has one rule for all its rounds"
+)
+
 
 def statistic_of(preset: Preset, tolerance: float, least: int, most: int) -> StatisticName:
     """The rule that a run takes which trains with `least` members and waits for `most`, if nobody says another."""

@@ -7,6 +7,8 @@ where these are known.
 
 from __future__ import annotations
 
+import re
+
 from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
 from atoll.node.config.meaning import coded_of, keeps_records, sample_of, tolerance_of
@@ -102,13 +104,13 @@ def _check_sense(config: Config) -> None:
     _check_topology(config)
     _check_openings(config)
     _check_sample(config)
-    used = f"{config.sync.up or ''}+{config.sync.down or ''}"
+    used = f"{config.sync.up or ''}+{config.sync.down or ''}+{config.sync.phases}"
     for key, words, like in (
         ("sync.compression_ratio", ("topk", "randk"), "topk+int8"),
         ("sync.compression_level", ("zstd",), "int8+zstd"),
     ):
         value = getattr(config.sync, key.removeprefix("sync."))
-        if value != default_of(key) and not any(word in used.split("+") for word in words):
+        if value != default_of(key) and not any(re.search(rf"\b{word}\b(?!:\d)", used) for word in words):
             raise UsageError(
                 "E-CFG-10",
                 f"{key} = {value} changes nothing: no codec of this run asks for it",

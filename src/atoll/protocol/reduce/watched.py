@@ -45,6 +45,7 @@ class WatchedReduce(Reduce):
         self.revealed: set[int] = set()  # parts whose bytes I have shown to everybody who lacks them
         self.said = around.said
         self.words_asked: Counter[tuple[int, PeerId]] = Counter()  # (part, whose about it): how often
+        self.repeat_asked: set[PeerId] = set()  # who was asked for all its words again, where there are no juries
         self.words_told: Counter[tuple[int, PeerId]] = Counter()  # (part, to whom mine were said again): how often
         self.fetched: Counter[int] = Counter()  # parts whose bytes I asked for: how often
 
@@ -85,8 +86,8 @@ class WatchedReduce(Reduce):
         if self.plan.juries:
             return [*effects, *self._ask_words(), *self._want_bytes()]
         silent = {owner for part in range(self.plan.parts) for owner in self._unheard(part, -1)} - {self.me}
-        for owner in sorted(silent - {who for _, who in self.down.asked}):
-            self.down.asked.update((part, owner) for part in range(self.plan.parts))
+        for owner in sorted(silent - self.repeat_asked):
+            self.repeat_asked.add(owner)
             effects.append(Send(owner, Repeat(self.plan.round, self.plan.attempt, self.plan.trace)))
         return effects
 

@@ -27,6 +27,14 @@ class RoundMessage(Message, frozen=True):
         return msgspec.structs.replace(self, attempt=0)
 
 
+class Unasked(RoundMessage, frozen=True):
+    """Told to all whom it concerns. Whoever lacks it later asks for it, and is answered by something else."""
+
+    @property
+    def of_round(self) -> int:
+        return self.round
+
+
 class Committed(RoundMessage, frozen=True):
     phase: ClassVar[str] = "commit"
     statement: Signed  # Commit
@@ -40,7 +48,7 @@ class WantCommit(RoundMessage, frozen=True):
     peer: PeerId
 
 
-class Contribution(RoundMessage, frozen=True):
+class Contribution(Unasked, frozen=True):
     """One part of my update for its owner; the encoded bytes are the payload."""
 
     phase: ClassVar[str] = "share"
@@ -55,7 +63,7 @@ class Contribution(RoundMessage, frozen=True):
         return type(self), self.part
 
 
-class Handed(RoundMessage, frozen=True):
+class Handed(Unasked, frozen=True):
     """Rows of several peers, combined on the way to the owner; the encoded mean is the payload."""
 
     phase: ClassVar[str] = "share"
@@ -85,7 +93,7 @@ class Heard(RoundMessage, frozen=True):
     peer: PeerId
 
 
-class Answer(RoundMessage, frozen=True):
+class Answer(Unasked, frozen=True):
     """The combined part, once, for everybody; the encoded bytes are the payload.
 
     Without a payload it is an owner's word alone: a witness's, or one that somebody holds of an owner that died.
