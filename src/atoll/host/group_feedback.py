@@ -23,6 +23,7 @@ from torch import Tensor
 
 from atoll.base.errors import UsageError
 from atoll.host.fusing import moved
+from atoll.host.group_halves import Start
 from atoll.host.owing import Owing
 
 
@@ -33,6 +34,7 @@ class ErrorFeedback:
         self._sizes: tuple[int, ...] = ()
         self._owed_N: Tensor | None = None
         self.answers = Owing()
+        self.start = Start()  # where a call with `powersgd` searches on from
 
     def owed(self, tensors: Sequence[Tensor], beside: Tensor) -> Tensor:
         """(N,) what is owed for the values of these tensors, in order, where the first call that named this object

@@ -20,6 +20,7 @@ import xxhash
 from torch import Tensor
 
 from atoll.host.group_feedback import same_sizes
+from atoll.host.group_halves import Start
 
 
 class Held:
@@ -29,6 +30,7 @@ class Held:
         self._sizes: tuple[int, ...] = ()
         self._mean_N = torch.empty(0, dtype=torch.float32, device="cpu")
         self._names: dict[int, str] = {}  # of what slices of it hold, by where they begin; none: nothing yet
+        self.start = Start()  # all that a call with `powersgd` keeps here
 
     def of(self, tensors: Sequence[Tensor]) -> None:
         """Calls are about these tensors. UsageError if they were about others."""
