@@ -332,12 +332,12 @@ class Group:
         return work
 
     def _places(self, codec: str, given: Sequence[Tensor], topology: str) -> Places:
-        """What these tensors send in two phases; nothing if no matrix is among them. UsageError for what cannot be."""
+        """What these tensors send in two phases; nothing if no matrix is among them. UsageError if it cannot be."""
         if topology == PAIRS:
             raise UsageError(
                 "E-RED-08",
                 f"pairs with the codec {codec}",
-                cause="all members choose directions together, and there are none that a pair shares in the next call",
+                cause="directions are chosen by all members together, and the next call begins with them",
                 fix='say codec="lowrank:4", or call all_reduce',
             )
         _check_way_back(codec, self._host.island.terms.way_back)

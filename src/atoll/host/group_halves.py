@@ -13,23 +13,19 @@ Promises: tensors and what is owed change when the second half is agreed, and no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 import xxhash
 from torch import Tensor
 
+from atoll.base.ids import PeerId
 from atoll.host.fusing import moved
 from atoll.learn.codec import codec_named
 from atoll.learn.codec.blocks import largest_of, refuse
 from atoll.learn.codec.low_rank import Piece
 from atoll.learn.codec.two_phase import Place, Places, basis, first_half, product, second_half
 
-if TYPE_CHECKING:
-    from atoll.base.ids import PeerId
-    from atoll.host.group_island import Cuts, Part, Reduced
-
+Part = tuple[tuple[int, int], tuple[PeerId, ...]]  # [lo, hi) of the fused values, and who is in it
 TRIES = 4  # of a second half that nothing came of, because others were not in it: they wait for the next round
 
 
@@ -81,7 +77,7 @@ class Halves:
         name, kept_S = ("", None) if drawn else self._start.of(self._places)
         return first_half(self._places, self._given, kept_S), name
 
-    def first_agreed(self, agreed_F: Tensor, answered: Sequence[bool], cuts: Cuts) -> None:
+    def first_agreed(self, agreed_F: Tensor, cuts: Sequence[tuple[int, int]], answered: Sequence[bool]) -> None:
         """What nobody answered for is zero at all: no direction has a share in these rows."""
         for (lo, hi), known in zip(cuts, answered, strict=True):
             if not known:
@@ -89,27 +85,29 @@ class Halves:
         self._basis_F = basis(self._places, agreed_F)
         self.behind = _named(agreed_F)
 
-    def second_agreed(self, agreed_S: Tensor, answered: Sequence[bool], counted: Sequence[bool], done: Reduced) -> Reduced:
+    def second_agreed(
+        self, agreed_S: Tensor, parts: Sequence[Part], answered: Sequence[bool], counted: Sequence[bool]
+    ) -> tuple[Part, ...]:
         """Write the result over the tensors, and what this member's share of it leaves out into what is owed.
 
-        A matrix of which a part has no answer keeps its caller's values, as does any other such value. `done` has
-        the parts of the vector that was sent; what comes back has those of the tensors.
+        A matrix of which a part has no answer keeps its caller's values, as does any other such value. `parts` are
+        those of the vector that was sent; what comes back has those of the tensors.
         """
-        for ((lo, hi), _), known, mine in zip(done.parts, answered, counted, strict=True):
+        for ((lo, hi), _), known, mine in zip(parts, answered, counted, strict=True):
             if not known:
                 agreed_S[lo:hi] = 0
             if not (known and mine) and self._owed_N is not None:
                 self._mine_S[lo:hi] = 0
-        parts = list[Part]()
+        told = list[Part]()
         for place in self._places:
-            for (lo, hi), names, known in _of(place, done.parts, answered):
+            for (lo, hi), names, known in _of(place, parts, answered):
                 if known:
                     self._take(place, lo, hi, agreed_S)
-                if parts and parts[-1][1] == names:
-                    (lo, _), _ = parts.pop()
-                parts.append(((lo, hi), names))
+                if told and told[-1][1] == names:
+                    (lo, _), _ = told.pop()
+                told.append(((lo, hi), names))
         self._start.take(self._places, agreed_S)
-        return replace(done, parts=tuple(parts))
+        return tuple(told)
 
     def _take(self, place: Place, lo: int, hi: int, agreed_S: Tensor) -> None:
         """Values lo … hi of the tensors, which lie in this one."""
@@ -127,7 +125,9 @@ class Halves:
         return values if self._owed_N is None else values + moved(self._owed_N[piece.at : piece.end], values)
 
 
-def _of(place: Place, parts: Sequence[Part], answered: Sequence[bool]) -> Iterator[tuple[tuple[int, int], tuple[PeerId, ...], bool]]:
+def _of(
+    place: Place, parts: Sequence[Part], answered: Sequence[bool]
+) -> Iterator[tuple[tuple[int, int], tuple[PeerId, ...], bool]]:
     """[lo, hi) of the tensors, who is in all of it, and whether there is an answer. Every value of a matrix needs
     the parts of all its factor; other values lie in one."""
     second, at = place.second, place.piece.at

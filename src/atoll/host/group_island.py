@@ -27,7 +27,7 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.machine import Message, Payload
 from atoll.host.bulk import Follower
 from atoll.host.fusing import ON_HOST, Lane, moved
-from atoll.host.group_halves import Halves
+from atoll.host.group_halves import Halves, Part
 from atoll.host.group_held import Held
 from atoll.host.group_trust import Checked, values_of
 from atoll.host.memory import Reused
@@ -81,7 +81,6 @@ HELD = "held="  # the word for it
 BEHIND = "behind="  # of a second half: the name of the first one that was agreed
 AMONG_HALVES = "others are in the middle of a call that this member is not in"  # why it passes
 Cuts = tuple[tuple[int, int], ...]  # [lo, hi) of every part
-Part = tuple[tuple[int, int], tuple[PeerId, ...]]  # [lo, hi) of the fused values, and who is in it
 Agreed = tuple[Payload | None, bool]  # a part's answer, and whether what I sent is in it
 
 
@@ -97,9 +96,7 @@ def is_shaped(name: str) -> bool:
     return not SHAPED.isdisjoint(stage.partition(":")[0] for stage in name.split("+"))
 
 
-def asked_for(
-    codec: str, topology: str, tensors: tuple[Placed, ...] = (), held: str = "", behind: str = ""
-) -> str:
+def asked_for(codec: str, topology: str, tensors: tuple[Placed, ...] = (), held: str = "", behind: str = "") -> str:
     """What a call wants otherwise than its group, in the words in which members commit to it; empty: nothing. Where
     tensors matter rows of others would be read as if they were these; `held` is what rows are differences from, and
     `behind` the first half of which they are the second."""
@@ -259,8 +256,8 @@ class GroupIsland:
         self._changed.set()
 
     def others_wait(self, halves: bool) -> None:
-        """Somebody committed to a round that my user has not called for yet; `halves`: to the second half of a call,
-        of which I am not if I was not in the first one."""
+        """Somebody committed to a round that my user has not called for yet; `halves`: to the second half of a
+        call, in which I am not if I was not in the first one."""
         if halves and not (self.calls and self.calls[0].second):
             self.passes(AMONG_HALVES)
         if self.calls or self._waited_for is not None:
@@ -319,7 +316,7 @@ class GroupIsland:
 
     def goes_again(self, round: int) -> bool:
         """Nothing came of the call of this round. True if members may have held different means: then it goes once
-        more, with whole values. Or somebody was not in the first half of it: then the second goes again, and whoever
+        more, with whole values. Or somebody was not in its first half: then the second one goes again, and whoever
         is not in that waits. All see so in one vertex, whoever of them heard of whose call."""
         mine = self._mine(round)
         if mine is None or mine.future.done():
@@ -600,10 +597,10 @@ class GroupIsland:
     def _half_done(self, call: Call, halves: Halves, parts: tuple[Agreed, ...], done: Reduced) -> Reduced | None:
         answered, counted = [payload is not None for payload, _ in parts], [counted for _, counted in parts]
         if not halves.behind:
-            halves.first_agreed(call.flat_N, answered, call.cuts)
+            halves.first_agreed(call.flat_N, call.cuts, answered)
             return None
         call.written = halves.whole
-        return halves.second_agreed(call.flat_N, answered, counted, done)
+        return replace(done, parts=halves.second_agreed(call.flat_N, done.parts, answered, counted))
 
     def _decode(self, call: Call, round: int, part: int, answer: Payload) -> None:
         lo, hi = call.cuts[part]

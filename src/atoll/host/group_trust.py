@@ -116,8 +116,8 @@ def in_two_phases(codec: str) -> UsageError:
     return UsageError(
         "E-RED-14",
         f'codec = "{codec}" where members may lie',
-        cause="what is sent second follows from what others sent first, so nobody could commit to it before it sees "
-        "theirs, and a rule that withstands liars would judge halves of what they send",
+        cause="what is sent second follows from what others sent first, so nobody could commit to it before "
+        "that is seen, and a rule that withstands liars would judge halves of what they send",
         fix='say codec = "int8", or with trust = "open" "topk:0.1+int8"; or trust = "private"',
     )
 
