@@ -68,7 +68,8 @@ def story(x: torch.Tensor, places: Places, calls: int, warm: bool = True) -> tor
 @pytest.mark.parametrize("warm", [True, False])
 def test_calls_with_one_matrix_come_to_the_best_that_its_rank_allows(warm: bool):
     """Eckart and Young 1936 say what that is. Without the last call's Q they stay as far off as the first one."""
-    x = gaussian(300 * 200) + 0.2 * (gaussian(900, seed=2).view(300, 3) @ gaussian(600, seed=3).view(3, 200)).view(-1)
+    signal_RC = gaussian(900, seed=2).view(300, 3) @ gaussian(600, seed=3).view(3, 200)
+    x = gaussian(300 * 200) + 0.2 * signal_RC.view(-1)
     places = places_of(((300, 200), (1, 77)), 4)
     x = torch.cat([x, gaussian(77, seed=4)])
     best = float(torch.linalg.svdvals(x[:-77].view(300, 200))[4:].norm())

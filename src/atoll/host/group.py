@@ -522,7 +522,7 @@ def found(
         if trust != "private":
             raise in_two_phases(codec)
     if way_back != GATHERED:
-        way_back = _codec_name(way_back) if way_back else ""
+        way_back = _codec_name(way_back, two_phases=False) if way_back else ""
     terms = GroupTerms(codec, way_back, timeout_s)
     rounds = RoundSettings(
         inner_steps=1,
@@ -613,10 +613,10 @@ def _known_topology(name: str) -> TopologyName:
     return name
 
 
-def _codec_name(name: str) -> str:
+def _codec_name(name: str, two_phases: bool = True) -> str:
     """The full name of a codec that a group can use. UsageError for others."""
     try:
-        if (phases := two_phase(name)) is not None:
+        if two_phases and (phases := two_phase(name)) is not None:
             return f"{WORD}:{phases[0]}+{phases[1]}"
         codec = codec_named(name, SAMPLE)
         codec.wire_bytes(SAMPLE_VALUES)  # of matrices that another codec hides nobody could say how long it is
