@@ -60,7 +60,7 @@ COMPRESSORS = (*METHODS, AUTO)
 STAGES_MAX = 6  # a longer chain compresses nothing more
 RATIO_FORM = re.compile(r"(?:0\.\d{1,6}|\d{1,4}/[1-9]\d{0,3}|1)", re.ASCII)
 THRESHOLD_FORM = re.compile(r"[01](?:\.\d{1,7})?|\d(?:\.\d{1,3})?e-\d{1,2}", re.ASCII)  # what repr makes of it, too
-RANK = 4
+RANK = 4  # where a name says none
 RANK_FORM = re.compile(r"[1-9]\d?", re.ASCII)
 RATIO_MIN = Fraction(1, 256)  # below it places cost more than the values they name
 
