@@ -157,10 +157,10 @@ class Group:
         What codecs left out is in these differences, so they take no `error_feedback`.
 
         `codec="powersgd:4"` is PowerSGD (1905.13727), for members that trust each other: two rounds, in which all
-        choose r directions of every matrix together, and only r (rows + columns) values of it go either way; vectors
-        go as they are. Either `error_feedback` or `held` keeps where the next call begins, which makes it come to
-        the best directions; give the same kind at all members. The result names who is in the second round; a
-        matrix of which a part was answered by nobody keeps its own values as a whole.
+        choose r directions of every matrix together, and only r (rows + columns) values of it go either way;
+        vectors go as they are. Either `error_feedback` or `held` keeps where the next call begins, by which calls
+        come to the best directions; all members give one of them, or none does. The result names who is in the second
+        round; a matrix of which a part was answered by nobody keeps its own values as a whole.
 
         Tensors may lie on GPUs. What their current stream was told before the call is waited for; where all lie on
         one, and the codec works there (specs/codecs.md), only wires leave it. When this returns the mean is in them

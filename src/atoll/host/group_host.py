@@ -100,8 +100,8 @@ class GroupHost(driver.Driver):
         if round is not None and any(commit.why == GIVES_WAY for commit in commits):
             self._gave_way = round.plan.round
             self.island.passes(GIVES_WAY)
-        elif commits:
-            self.island.others_wait(any(halved(commit.asked) for commit in commits))
+        elif round is not None and commits:
+            self.island.others_wait(round.plan.round, any(halved(commit.asked) for commit in commits))
 
     def _note(self, entry: dict[str, Any]) -> None:
         if entry["fact"] == "Unreachable":

@@ -238,7 +238,7 @@ class GroupIsland:
         self._changed = asyncio.Event()  # there is a call, or it is time to pass
         self._waited_for: asyncio.TimerHandle | None = None
         self._passes = ""  # why the round that is under way goes on without my user
-        self._sits_out = False  # the next one is of others alone
+        self._sits_out = -1  # this round is of others alone
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self.uplink_bytes_s: Callable[[], float | None] = lambda: None  # what it carries, as far as is known
         self.room: Room = Reused()  # for wires; better the one that arriving parts lie in
@@ -255,11 +255,12 @@ class GroupIsland:
         self.calls.append(call)
         self._changed.set()
 
-    def others_wait(self, halves: bool) -> None:
+    def others_wait(self, round: int, halves: bool) -> None:
         """Somebody committed to a round that my user has not called for yet; `halves`: to the second half of a
         call, in which I am not if I was not in the first one."""
         if halves and not (self.calls and self.calls[0].second):
-            self.passes(AMONG_HALVES)
+            self._sits_out = round
+            self._changed.set()
         if self.calls or self._waited_for is not None:
             return
         loop = asyncio.get_running_loop()
@@ -322,7 +323,7 @@ class GroupIsland:
         if mine is None or mine.future.done():
             return False
         if mine.waits == round:
-            self._sits_out = True
+            self._sits_out = round + 1
             return True
         if mine.halves is not None and mine.second:
             mine.halves.tries -= 1
@@ -369,7 +370,7 @@ class GroupIsland:
     async def do(self, work: Any) -> Any:
         match work:
             case Train():
-                return await self._train()
+                return await self._train(work.round)
             case Encode():
                 return await self._encode(work)
             case Combine():
@@ -424,13 +425,14 @@ class GroupIsland:
 
     # ---- the work ------------------------------------------------------------------------------------------
 
-    async def _train(self) -> Trained:
-        while not self.calls and not self._passes and not self._sits_out:
+    async def _train(self, round: int) -> Trained:
+        while not self.calls and not self._passes and self._sits_out != round:
             self._changed.clear()
             await self._changed.wait()
-        sits_out, self._sits_out = self._sits_out or self._passes == AMONG_HALVES, False
-        if not self.calls or sits_out:
-            raise RunFailedError("E-RED-06", AMONG_HALVES if sits_out else self._passes)
+        if self._sits_out == round:
+            raise RunFailedError("E-RED-06", AMONG_HALVES)
+        if not self.calls:
+            raise RunFailedError("E-RED-06", self._passes)
         call = self.calls[0]
         if call.held is not None or call.halves is not None:
             await asyncio.gather(*self._deliveries, return_exceptions=True)
@@ -439,7 +441,7 @@ class GroupIsland:
             if self._is_first(call) and call.future.done():  # its first half could not be read
                 self.calls.popleft()
             if not self._is_first(call):  # ousted meanwhile
-                return await self._train()
+                return await self._train(round)
         return Trained(1, call.weight, 0.0, 0.0, len(call.flat_N), self._asked(call))
 
     async def _encode(self, work: Encode) -> Encoded:
