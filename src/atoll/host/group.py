@@ -159,8 +159,8 @@ class Group:
         `codec="powersgd:4"` is PowerSGD (1905.13727), for members that trust each other: two rounds, in which all
         choose r directions of every matrix together, and only r (rows + columns) values of it go either way;
         vectors go as they are. Either `error_feedback` or `held` keeps where the next call begins, by which calls
-        come to the best directions; all members give one of them, or none does. The result names who is in the second
-        round; a matrix of which a part was answered by nobody keeps its own values as a whole.
+        come to the best directions; all members give one of them, or none does. The result names who is in the
+        second round; a matrix of which a part was answered by nobody keeps its own values as a whole.
 
         Tensors may lie on GPUs. What their current stream was told before the call is waited for; where all lie on
         one, and the codec works there (specs/codecs.md), only wires leave it. When this returns the mean is in them

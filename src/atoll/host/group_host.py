@@ -187,7 +187,8 @@ class GroupHost(driver.Driver):
                     # who is not in the first half of a call is missing in the second, however often that is done
                     second = any(halved(commit.asked) for commit in commits_in(fact.body).values())
                     again = bool(set(fact.missing) - left) and made_room and not second
-                    again = again or (not any(fact.body.parts) and self.island.goes_again(fact.round))
+                    if not any(fact.body.parts):
+                        again = self.island.goes_again(fact.round, again)
                     others = {} if again else self._others(fact)
                     if second and others and not any(halved(other.my_asked) for other in others.values()):
                         again, others = True, {}  # they were in the middle of a call: mine is for the next round

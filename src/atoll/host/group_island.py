@@ -315,15 +315,17 @@ class GroupIsland:
             if halves and not mine.second:
                 mine.waits = round
 
-    def goes_again(self, round: int) -> bool:
+    def goes_again(self, round: int, anyway: bool) -> bool:
         """Nothing came of the call of this round. True if members may have held different means: then it goes once
         more, with whole values. Or somebody was not in its first half: then the second one goes again, and whoever
         is not in that waits. All see so in one vertex, whoever of them heard of whose call."""
         mine = self._mine(round)
         if mine is None or mine.future.done():
-            return False
+            return anyway
         if mine.waits == round:
             self._sits_out = round + 1
+            return True
+        if anyway:
             return True
         if mine.halves is not None and mine.second:
             mine.halves.tries -= 1
