@@ -298,7 +298,7 @@ class Group:
             start = next((kept.start for kept in (error_feedback, held) if kept is not None), Start())
             calls = [
                 Call(
-                    torch.empty(places[-1].first.stop, dtype=torch.float32),
+                    torch.empty(places[-1].first.stop, dtype=torch.float32, device="cpu"),
                     weight,
                     codec_name,
                     lane=fused.lane,

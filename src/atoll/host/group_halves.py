@@ -54,7 +54,7 @@ class Halves:
         self.first_round = -1  # in which the first half was agreed
         self.behind = ""  # the name of what was agreed, once it is read
         self.tries = TRIES
-        self._basis_F = self._mine_S = torch.empty(0)
+        self._basis_F = self._mine_S = torch.empty(0, dtype=torch.float32, device="cpu")
 
     @property
     def whole(self) -> int:
