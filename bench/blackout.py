@@ -9,7 +9,7 @@ again from their folders. Looked at afterwards, in the folders and in what the p
                 which nothing disturbs: the mean and the largest difference, and both agreed models on held-out data
     alike       rounds from the first on with the very loss of that experiment, beside rounds from the first on
                 that counted all steps of all in every part (on a busy computer some come late after a blackout) and
-                come before any that counted nobody though somebody trained for it, whose moments have moved
+                come before any that counted nobody though somebody trained for it: its moments and feedback moved
     samples     used twice: in two updates that counted; skipped: handed out, and in no update that counted; and how
                 many specs/effort.md (place in the data) lets these rounds skip
     made again  samples learned from in a round that counted nobody, and once more when they were dealt out again
