@@ -20,7 +20,14 @@ from atoll.base.effort import Batches, Effort
 from atoll.base.errors import UsageError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.keys.erasure import demand_ready
-from atoll.node.config.meaning import chosen_statistic, coded_of, keeps_records, sample_of, tolerance_of
+from atoll.node.config.meaning import (
+    chosen_statistic,
+    coded_of,
+    keeps_records,
+    min_peers_of,
+    sample_of,
+    tolerance_of,
+)
 from atoll.node.config.reading import decode_config, decode_values
 from atoll.node.config.sections import Config, Sync, Train, toml_text
 from atoll.node.settings import RunSettings
@@ -201,7 +208,7 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
         name=run.name,
         rounds=0 if run.rounds == 0 else recipe.schedule.turns,
         start_peers=run.start_peers,
-        min_peers=run.min_peers,
+        min_peers=min_peers_of(config),
         open_to_all=run.open_to_all,
         era_rounds=run.era_rounds,
         topology=config.sync.topology,
@@ -332,9 +339,10 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
         least = min(peers_for_one_liar(tolerance_of(config.run), name) for name in preset.statistics)
         said.append(
             "updates are averaged, and one liar can move a mean: nothing better is possible with fewer than "
-            f"{least} members; write run.min_peers = {least} and run.start_peers = {least} or more to withstand one"
+            f"{least} members; write run.start_peers = {least} or more, and run.min_peers no lower than {least} or not at "
+            "all, to withstand one"
         )
-    members, least = max(config.run.start_peers, config.run.min_peers), rows_needed("krum", 1)
+    members, least = config.run.start_peers, rows_needed("krum", 1)
     if config.train.recipe == "cooperative" and members < least:
         said.append(
             f"cooperative weighs members by their records, and {members} can outvote nobody: to withstand f liars "
