@@ -47,7 +47,7 @@ BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'int8'?", or two names, where known words have this one in them or are near; else nothing."""
+    """What to add to a refusal: the known words that have this one in them, or one or two near it; else nothing."""
     plain, letters = _letters(word), {_letters(name): name for name in known}
     near = [plain] if plain in letters else [name for name in letters if plain in name and len(plain) > 2]
     near = near or difflib.get_close_matches(plain, letters, 2, ALIKE)

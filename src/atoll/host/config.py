@@ -339,8 +339,8 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
         least = min(peers_for_one_liar(tolerance_of(config.run), name) for name in preset.statistics)
         said.append(
             "updates are averaged, and one liar can move a mean: nothing better is possible with fewer than "
-            f"{least} members; write run.start_peers = {least} or more, and run.min_peers no lower than {least} or not at "
-            "all, to withstand one"
+            f"{least} members; write run.start_peers = {least} or more, and run.min_peers no lower or not at all, "
+            "to withstand one"
         )
     members, least = config.run.start_peers, rows_needed("krum", 1)
     if config.train.recipe == "cooperative" and members < least:

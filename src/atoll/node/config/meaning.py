@@ -35,8 +35,8 @@ def chosen_statistic(config: Config) -> StatisticName:
 
 
 def min_peers_of(config: Config) -> int:
-    """Members without which no round trains: as the config says, else as many as its rule needs for one liar, so
-    that a run that shrinks waits, and never goes on with a rule that withstands nobody; 1 where they are not to come.
+    """Members without which no round trains: as the config says, else as many as its rule needs for one liar,
+    so that a run that shrinks waits; 1 where so many are not waited for at the start.
     """
     run = config.run
     if run.min_peers is not None:
