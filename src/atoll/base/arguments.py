@@ -51,7 +51,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     plain, letters = _letters(word), {_letters(name): name for name in known}
     near = [plain] if plain in letters else [name for name in letters if plain in name and len(plain) > 2]
     near = near or difflib.get_close_matches(plain, letters, 2, ALIKE)
-    return f"; did you mean {' or '.join(repr(letters[name]) for name in near[:2])}?" if near else ""
+    return f" (did you mean {' or '.join(repr(letters[name]) for name in near[:2])}?)" if near else ""
 
 
 def _letters(word: str) -> str:

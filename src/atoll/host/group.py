@@ -547,7 +547,10 @@ def _check_tensor(tensor: Tensor) -> None:
         )
     if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         kind = type(tensor).__name__
-        fix = "reduce torch.from_numpy(array)" if kind == "ndarray" else "reduce a list of floating-point tensors"
+        if (
+            type(tensor).__module__ == "numpy"
+        ):  # an array among the tensors, or a number of one that was given alone
+            fix = "reduce torch.from_numpy(array)"
         raise UsageError("E-RED-02", f"{kind} where a tensor is expected", fix=fix)
     if not tensor.is_floating_point():
         raise UsageError("E-RED-02", f"a tensor of {tensor.dtype}", fix=fix)
