@@ -301,4 +301,4 @@ def test_joining_without_a_ticket_says_what_to_do(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(atoll.UsageError, match="E-TKT-09"):
         atoll.join()
     with pytest.raises(atoll.UsageError, match="E-TKT-01"):  # before a model is attached, and no peer is started
-        atoll.join("ATOLL2:ABCD")
+        atoll.join("not a ticket")
