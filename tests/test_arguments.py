@@ -75,6 +75,8 @@ def test_every_argument_of_every_public_function_is_judged(function: Callable[..
         (atoll.reduce.found, {"statistic": "mode"}, "statistic='mode'.*one of 'mean'.*leave statistic out.*'mean'"),
         (atoll.reduce.found, {"silence_s": float("inf")}, "silence_s=inf.*at most 100,000,000"),
         (atoll.reduce.found, {"listen": "/ip4/127.0.0.1/tcp/0"}, "listen=.*a list, of text each"),
+        (atoll.reduce.found, {"codec": "INT8"}, "no codec is called 'INT8' .did you mean 'int8'[?]"),
+        (atoll.reduce.found, {"topology": "rings"}, "no topology rings .did you mean 'ring'[?]"),
         (atoll.reduce.found, {"peer": 4}, r"unexpected keyword argument 'peer'.*help\(atoll.reduce.found\)"),
         (atoll.found, {"trust": "friends"}, "trust='friends'.*one of 'private', 'community', 'open'"),
         (atoll.found, {"inner_steps": 2.5}, "inner_steps=2.5"),

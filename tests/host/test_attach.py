@@ -300,3 +300,5 @@ def test_joining_without_a_ticket_says_what_to_do(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("ATOLL_TICKET", raising=False)
     with pytest.raises(atoll.UsageError, match="E-TKT-09"):
         atoll.join()
+    with pytest.raises(atoll.UsageError, match="E-TKT-01"):  # before a model is attached, and no peer is started
+        atoll.join("not a ticket")

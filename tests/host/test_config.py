@@ -18,7 +18,7 @@ from atoll.host.config import data_of, load_config, recipe_of, settings_of
 from atoll.host.learning import built_in, found, with_room
 from atoll.learn.recipes import diloco
 from atoll.node.config.about import ABOUT, RECIPE
-from atoll.node.config.meaning import chosen_statistic
+from atoll.node.config.meaning import chosen_statistic, min_peers_of
 from atoll.node.config.page import commented_toml, reference
 from atoll.node.config.reading import decode_config
 from atoll.node.config.sections import Config, keys, of_the_run
@@ -157,6 +157,7 @@ def test_what_the_recipe_is_said_to_have_is_what_it_has():
     recipe = recipe_of(Config())
     assert {
         "run.rounds": recipe.schedule.rounds,
+        "run.min_peers": min_peers_of(Config()),
         "run.byzantine_tolerance": PRESETS["private"].tolerance,
         "run.audit_rate": PRESETS["private"].audit_rate,
         "run.reputation": PRESETS["private"].reputation,

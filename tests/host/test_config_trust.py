@@ -193,16 +193,25 @@ def test_a_default_rule_is_one_that_the_run_can_keep(members: tuple[int, int], s
     least, most = members
     settings, lacks = trusted("run.trust=community", f"run.min_peers={least}", f"run.start_peers={most}")
     assert settings.statistic == statistic and settings.reputed
-    assert bool(lacks) == (statistic == "mean") and all("run.min_peers = 4" in text for text in lacks)
+    assert bool(lacks) == (statistic == "mean") and all("run.start_peers = 4" in text for text in lacks)
 
 
-def test_a_mean_in_a_run_that_waits_for_six_is_explained_by_the_few_that_it_trains_with():
-    """The number that was written low is named, and the only one to be changed."""
-    ((told,), (few,)) = (
-        trusted("run.trust=community", "run.min_peers=1", f"run.start_peers={most}")[1] for most in (6, 1)
-    )
-    assert "run.min_peers = 1" in told and "run.min_peers = 4" in told and "run.start_peers" not in told
-    assert "run.start_peers = 4 or more" in few
+@pytest.mark.parametrize(
+    ("start", "statistic", "least"),
+    [(1, "mean", 1), (4, "trimmed_mean", 4), (6, "robust", 5), (65, "trimmed_mean", 4)],
+)
+def test_who_says_only_how_many_members_to_wait_for_has_the_rule_for_so_many(
+    start: int, statistic: str, least: int
+):
+    """`run.start_peers = 6` is enough to withstand a liar, and nobody need know `run.min_peers` for that."""
+    settings, lacks = trusted("run.trust=community", f"run.start_peers={start}")
+    assert (settings.statistic, settings.min_peers) == (statistic, least) and bool(lacks) == (statistic == "mean")
+    assert trusted(f"run.start_peers={start}")[0].min_peers == 1, "where nobody lies nobody waits for a rule"
+
+
+def test_a_mean_in_a_run_that_waits_for_six_is_explained_by_the_few_that_it_may_train_with():
+    (told,) = trusted("run.trust=community", "run.min_peers=1", "run.start_peers=6")[1]
+    assert "may train with fewer members than the 4" in told and "run.min_peers no lower or not at all" in told
 
 
 def test_who_draws_sites_with_data_of_their_own_hears_of_the_rule_for_data_that_differ():

@@ -6,12 +6,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
+import numpy as np
 import pytest
 import torch
 from grouped import PATIENCE_S, groups, together
 
 import atoll.reduce
-from atoll.base.errors import RefusedError, RunFailedError, UsageError
+from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.host import group_island
 from atoll.learn.aggregate import trimmed_mean
 from atoll.node.facts import AuditEnded
@@ -193,9 +194,15 @@ def test_mistakes_are_told_with_what_to_do():
     ):
         with pytest.raises(UsageError, match="E-RED-02"):
             group.all_reduce(no_row)
+    with pytest.raises(UsageError, match=r"E-RED-02 None (.|\n)*without a gradient"):
+        group.all_reduce([torch.nn.Linear(2, 2).weight.grad])
+    with pytest.raises(UsageError, match=r"E-RED-02 float64 (.|\n)*from_numpy"):
+        group.all_reduce(np.ones(3))
     for nothing in ([], torch.zeros(0), [torch.zeros(0, 3), torch.zeros(0)]):
         with pytest.raises(UsageError, match="E-RED-02 no value"):
             group.all_reduce(nothing, timeout_s=0.2)
+    with pytest.raises(NetworkError, match=r"E-RED-07 (.|\n)*1 of 2 members are here"):
+        group.wait_for_peers(2, timeout_s=0.1)
     with pytest.raises(RunFailedError, match="1 of 2 members are here"):
         group.all_reduce(torch.ones(3), timeout_s=0.2)
     with pytest.raises(UsageError, match=r"E-RED-02 .*upload_bytes_s=-1"):

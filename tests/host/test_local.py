@@ -53,6 +53,9 @@ def test_what_this_shell_says_of_one_peer_is_not_said_to_the_swarm(monkeypatch: 
 def test_a_script_listens_where_its_call_or_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """One script serves all computers; on each of them the call comes first, then ATOLL_LISTEN, then loopback."""
     everywhere, here = "/ip4/0.0.0.0/tcp/7071", "/ip4/10.0.0.5/tcp/7071"
+    monkeypatch.setattr("atoll.host.runs.parse", lambda ticket: None)
+    monkeypatch.setenv("ATOLL_DIR", str(tmp_path / "mine"))
+    assert atoll.found()._wish["folder"] == atoll.join("ATOLL1:")._wish["folder"] == str(tmp_path / "mine")
     assert atoll.found(folder=tmp_path)._wish["listen"] == LOOPBACK
     monkeypatch.setenv("ATOLL_LISTEN", everywhere)
     assert atoll.join(or_found={}, folder=tmp_path)._wish["listen"] == (everywhere,)

@@ -14,6 +14,7 @@ Never looks into an iterator, never judges whether arguments fit each other.
 
 from __future__ import annotations
 
+import difflib
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -37,10 +38,24 @@ Whole = Annotated[int, Meta(ge=0, lt=2**31)]
 Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
+ALIKE = 0.6  # of difflib's ratio: "medain" is near "median", "int7" near "int8", "circle" near nothing
+
 P = ParamSpec("P")
 T = TypeVar("T")
 PLAIN: dict[object, str] = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """What to add to a refusal: the known words that have this one in them, or one or two near it; else nothing."""
+    plain, letters = _letters(word), {_letters(name): name for name in known}
+    near = [plain] if plain in letters else [name for name in letters if plain in name and len(plain) > 2]
+    near = near or difflib.get_close_matches(plain, letters, 2, ALIKE)
+    return f" (did you mean {' or '.join(repr(letters[name]) for name in near[:2])}?)" if near else ""
+
+
+def _letters(word: str) -> str:
+    return "".join(letter for letter in word.lower() if letter.isalnum())
 
 
 class _Unfit(Exception):

@@ -221,7 +221,7 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             told = f"! this computer cannot do its part of the round: {entry['why']}"
             return f"{told}; make room, or mend what is broken: it is tried again"
         case "Passed":
-            return f"! nothing contributed to this round: {entry['why']}"
+            return f"! this peer has no part in this round: {entry['why']}"
         case "ScoreMissed":
             return (
                 f"! the update of {name(entry['peer'])} in round {entry['of']} is not scored here: {entry['why']}"

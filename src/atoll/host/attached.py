@@ -350,7 +350,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
             ticket = made.text
     except AtollError as why:
         trainer.say(Trouble(why.code, why.what, why.cause, why.fix))
-        await writer.drain()
+        with suppress(ConnectionError):  # the loop may have ended meanwhile
+            await writer.drain()
         return
 
     def leave(why: str) -> None:

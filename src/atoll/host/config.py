@@ -20,7 +20,14 @@ from atoll.base.effort import Batches, Effort
 from atoll.base.errors import UsageError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.keys.erasure import demand_ready
-from atoll.node.config.meaning import chosen_statistic, coded_of, keeps_records, sample_of, tolerance_of
+from atoll.node.config.meaning import (
+    chosen_statistic,
+    coded_of,
+    keeps_records,
+    min_peers_of,
+    sample_of,
+    tolerance_of,
+)
 from atoll.node.config.reading import decode_config, decode_values
 from atoll.node.config.sections import Config, Sync, Train, toml_text
 from atoll.node.settings import RunSettings
@@ -203,7 +210,7 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
         name=run.name,
         rounds=0 if run.rounds == 0 else recipe.schedule.turns,
         start_peers=run.start_peers,
-        min_peers=run.min_peers,
+        min_peers=min_peers_of(config),
         open_to_all=run.open_to_all,
         era_rounds=run.era_rounds,
         topology=config.sync.topology,
@@ -332,12 +339,11 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
     preset, said = PRESETS[config.run.trust], list[str]()
     if preset.statistics and config.sync.statistic is None and chosen_statistic(config) == "mean":
         least = min(peers_for_one_liar(tolerance_of(config.run), name) for name in preset.statistics)
-        more = f" and run.start_peers = {least} or more" if config.run.start_peers < least else ""
         said.append(
-            f"{AVERAGED}, this one may train with as few as run.min_peers = {config.run.min_peers}, and it "
-            f"takes {least} to withstand one liar; write run.min_peers = {least}{more}: with fewer rounds wait then"
+            f"{AVERAGED}, and this one may train with fewer members than the {least} that withstand one; write "
+            f"run.start_peers = {least} or more, and run.min_peers no lower or not at all: with fewer rounds wait then"
         )
-    members, least = max(config.run.start_peers, config.run.min_peers), rows_needed("krum", 1)
+    members, least = config.run.start_peers, rows_needed("krum", 1)
     if config.train.recipe == "cooperative" and members < least:
         said.append(
             f"cooperative weighs members by their records, and {members} can outvote nobody: to withstand f liars "

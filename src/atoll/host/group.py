@@ -27,7 +27,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor, inference_mode, strided
 
-from atoll.base.arguments import Peers, arguments
+from atoll.base.arguments import Peers, arguments, did_you_mean
 from atoll.base.errors import AtollError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import MIB, PAIRED_MAX, PEERS_MAX, PIECES_MAX
@@ -602,8 +602,20 @@ def join(
 def _check_tensor(tensor: Tensor) -> None:
     """UsageError for what a mean cannot be taken of, or not be written back to, before the others hear of it."""
     fix = "reduce floating-point tensors"
+    if tensor is None:  # pyright: ignore[reportUnnecessaryComparison]
+        raise UsageError(
+            "E-RED-02",
+            "None where a tensor is expected",
+            cause="a parameter without a gradient: no backward pass has come to it",
+            fix="give zeros as large as it is, so that all members reduce the same values",
+        )
     if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError("E-RED-02", f"a {type(tensor).__name__} where a tensor is expected", fix=fix)
+        kind = type(tensor).__name__
+        if (
+            type(tensor).__module__ == "numpy"
+        ):  # an array among the tensors, or a number of one that was given alone
+            fix = "reduce torch.from_numpy(array)"
+        raise UsageError("E-RED-02", f"{kind} where a tensor is expected", fix=fix)
     if not tensor.is_floating_point():
         raise UsageError("E-RED-02", f"a tensor of {tensor.dtype}", fix=fix)
     kind = "nested" if tensor.is_nested else tensor.layout
@@ -616,7 +628,7 @@ def _check_tensor(tensor: Tensor) -> None:
 def _known_topology(name: str) -> TopologyName:
     if name not in TOPOLOGIES:
         fix = f"choose one of {', '.join(TOPOLOGIES)}; for means of two, call average_with_partner"
-        raise UsageError("E-RED-08", f"no topology {name}", fix=fix)
+        raise UsageError("E-RED-08", f"no topology {name}{did_you_mean(name, TOPOLOGIES)}", fix=fix)
     return name
 
 

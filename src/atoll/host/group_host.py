@@ -149,6 +149,8 @@ class GroupHost(driver.Driver):
             return f"{self._voters()} of {self.machine.settings.start_peers} members are here"
         if lost := self._quorum_lost():
             return lost
+        if not self.island.calls:
+            return f"{len(names)} are here ({', '.join(names.values())}), and this member has not called"
         awaited = [names[p] for p in round.awaited if p != self.me and not self.machine.heartbeat.gone(p)]
         if awaited:
             return f"these members have not called yet: {', '.join(awaited)}"

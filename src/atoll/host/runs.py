@@ -26,6 +26,7 @@ from atoll.learn.recipes import Recipe, in_own_loop, own_loop
 from atoll.policy.presets import PRESETS, Trust
 from atoll.policy.sampling import THOUSAND, Sample
 from atoll.policy.trust import StatisticName, peers_for_one_liar
+from atoll.wire.ticket import parse
 
 
 @arguments("atoll.join", "E-ATT-11")
@@ -46,10 +47,10 @@ def join(
     `listen`, or ATOLL_LISTEN, says /ip4/0.0.0.0/tcp/7071.
     Where there is no ticket, `or_found` holds the arguments for `found`, so that one script serves all members.
     """
-    ticket = ticket or os.environ.get("ATOLL_TICKET", "")
-    folder = Path(folder or os.environ.get("ATOLL_DIR") or "atoll-run")
+    ticket, folder = ticket or os.environ.get("ATOLL_TICKET", ""), _folder(folder)
     name, group = name or os.environ.get("ATOLL_NAME", ""), group or os.environ.get("ATOLL_GROUP", "")
     if ticket:
+        parse(ticket)  # a slip in it is told here, not by the peer once the model is attached
         listen = listening(listen)
         return Run(folder=folder, ticket=ticket, name=name, group=group, listen=listen, announce=announce)
     if or_found is None:
@@ -147,7 +148,7 @@ def found(
         fix = "help(atoll.found) says what goes together, specs/codecs.md has every codec"
         raise UsageError("E-ATT-12", f"no run can be founded like this: {why}", fix=fix) from None
     return Run(
-        folder=Path(folder or "atoll-run"),
+        folder=_folder(folder),
         recipe=recipe,
         start_peers=start_peers,
         min_peers=min_peers,
@@ -181,6 +182,11 @@ def _effort(recipe: Recipe, train_s: Seconds, samples: int, by_loss: bool, steps
     if problem := effort_misfit(recipe, effort) or effort_problem(effort, recipe.schedule.turn_steps):
         raise ValueError(f"rounds cannot follow the run: {problem}")
     return effort
+
+
+def _folder(given: str | Path) -> Path:
+    """As the call says, else as ATOLL_DIR does."""
+    return Path(given or os.environ.get("ATOLL_DIR") or "atoll-run")
 
 
 def _start_peers() -> int:

@@ -237,7 +237,7 @@ def _not_a_ticket() -> UsageError:
         "E-TKT-01",
         f"this is not a ticket; tickets begin with {PREFIX}{VERSION}:",
         cause="something else was pasted, or the beginning is missing",
-        fix="copy the whole line that `atoll invite` printed",
+        fix="copy it whole, as `atoll up`, `atoll invite` or your script printed it",
     )
 
 
@@ -246,7 +246,7 @@ def _cut_short(how: str) -> UsageError:
         "E-TKT-02",
         f"this ticket is cut short: {how}",
         cause="the end was not copied",
-        fix="copy the whole line that `atoll invite` printed, or scan its QR code",
+        fix="copy it whole, as `atoll up`, `atoll invite` or your script printed it, or scan its QR code",
     )
 
 
@@ -255,7 +255,7 @@ def _mistyped(how: str) -> UsageError:
         "E-TKT-03",
         f"this ticket has a slip in it: {how}",
         cause="a letter was mistyped or changed on the way",
-        fix="copy and paste the line that `atoll invite` printed, or scan its QR code",
+        fix="copy and paste it, as `atoll up`, `atoll invite` or your script printed it, or scan its QR code",
     )
 
 
@@ -273,5 +273,5 @@ def _too_long(characters: int) -> UsageError:
         "E-TKT-07",
         f"{characters} characters are too many for a ticket; {TICKET_CHARACTERS_MAX} can be",
         cause="more than the ticket was pasted",
-        fix="copy only the line that `atoll invite` printed",
+        fix="copy the ticket alone, as `atoll up`, `atoll invite` or your script printed it",
     )

@@ -203,10 +203,23 @@ def test_buckets_too_few_for_the_liars_are_refused():
 
 
 def test_unknown_names_are_answered_with_the_known_ones():
-    with pytest.raises(ValueError, match="'nmn'; there are nnm, arc"):
+    with pytest.raises(ValueError, match=r"'nmn' .did you mean 'nnm'..; there are nnm, arc"):
         trimmed_mean(drawn(0, 9, 4), f=1, pre=["nmn"])
-    with pytest.raises(ValueError, match="'krumm'; there are mean"):
+    with pytest.raises(ValueError, match=r"'krumm' .did you mean 'krum'..; there are mean"):
         aggregate("krumm", drawn(0, 9, 4))
+    with pytest.raises(ValueError, match="did you mean 'coordinate_median' or 'geometric_median'"):
+        aggregate("median", drawn(0, 9, 4))
+
+
+def test_liars_come_in_whole_numbers():
+    for f in (-1, 1.5):
+        with pytest.raises(ValueError, match=f"krum cannot reckon with {f} liars"):
+            aggregate("krum", drawn(0, 9, 4), f=f)
+
+
+def test_one_pre_aggregation_needs_no_list():
+    x = drawn(0, 9, 4)
+    assert (trimmed_mean(x, f=2, pre="nnm") == trimmed_mean(x, f=2, pre=["nnm"])).all()
 
 
 # what all rules promise

@@ -5,7 +5,8 @@ the same rows whatever their order (the plain means add rows as they come, which
 NaN, an infinity or a length beyond 1e75 is taken out first and counts as one of the f; so no rule ever answers with
 a NaN. A bound that the paper asks of n is checked, and the error says the n that would do.
 Rows may be `Arrivals`: their distances are known when the last one is here.
-`pre` is what happens before the rule, in order: "nnm", "arc", "bucketing", bucketing(size, seed), clip(norm).
+`pre` is what happens before the rule, in order: "nnm", "arc", "bucketing", bucketing(size, seed), clip(norm); they
+are made for this alone, not to be called with rows.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from numbers import Integral
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.base.arguments import did_you_mean
 from atoll.learn.aggregate import columns, weights
 from atoll.learn.aggregate.gram import Arrivals, Gram, Square, gram_of, times, with_origin
 from atoll.learn.aggregate.rows import (
@@ -37,7 +40,7 @@ from atoll.learn.aggregate.rows import (
 from atoll.learn.aggregate.weights import Pre, Solve, Weights
 from atoll.learn.codec import native
 
-Before: TypeAlias = Sequence[str | Pre]
+Before: TypeAlias = str | Sequence[str | Pre]
 
 PRE: dict[str, Pre] = {"nnm": weights.nnm, "arc": weights.arc, "bucketing": weights.bucketing()}
 
@@ -81,8 +84,8 @@ def ready(rows: Rows, f: int) -> Ready:
 
 
 def check(rule: str, n: int, f: int, least: int) -> None:
-    if f < 0:
-        raise ValueError(f"{rule} cannot reckon with {f} liars")
+    if not isinstance(f, Integral) or f < 0:
+        raise ValueError(f"{rule} cannot reckon with {f} liars; f is a whole number, 0 or more")
     if n < least:
         raise ValueError(
             f"{rule} needs at least {least} updates to survive {f} liars, got {n}; lower f or wait for more peers"
@@ -331,7 +334,7 @@ def _seen(
 ) -> tuple[Gram, Square | None]:
     """What the rule sees: the Gram matrix after all pre-aggregations, and the mixture of rows it stands for."""
     gram, mix = given.gram(origin_D), None
-    for step in map(_named, pre):
+    for step in map(_named, [pre] if isinstance(pre, str) else pre):
         new = step(gram, given.f)
         if len(new) < gram.origin:
             check(f"{rule} after grouping {gram.origin} updates", len(new), given.f, least(given.f))
@@ -357,7 +360,8 @@ def _named(step: str | Pre) -> Pre:
     if not isinstance(step, str):
         return step
     if step not in PRE:
-        raise ValueError(f"there is no pre-aggregation {step!r}; there are {', '.join(PRE)}")
+        meant = did_you_mean(step, PRE)
+        raise ValueError(f"there is no pre-aggregation {step!r}{meant}; there are {', '.join(PRE)}")
     return PRE[step]
 
 
@@ -380,7 +384,7 @@ RULES: dict[str, Callable[..., Vector]] = {
 def aggregate(rule: str, rows: Rows, **settings: object) -> Vector:
     """The rule of that name: aggregate("trimmed_mean", rows, f=2, pre=["nnm"])."""
     if rule not in RULES:
-        raise ValueError(f"there is no rule {rule!r}; there are {', '.join(RULES)}")
+        raise ValueError(f"there is no rule {rule!r}{did_you_mean(rule, RULES)}; there are {', '.join(RULES)}")
     return RULES[rule](rows, **settings)
 
 

@@ -72,8 +72,8 @@ def refuse(largest: float) -> None:
     """Raise ValueError if the largest magnitude of an update is not finite or absurd. NaN compares false."""
     if not largest <= REFUSE_ABOVE:
         raise ValueError(
-            f"an update holds {largest}: training diverged before it was encoded; "
-            "lower the learning rate or the outer step"
+            f"an update holds {largest}: it diverged before it was encoded; "
+            "in training, lower the learning rate or the outer step"
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import empty
 
+from atoll.base.arguments import did_you_mean
 from atoll.learn.codec.bf16 import BF16
 from atoll.learn.codec.changed import THRESHOLD, changed
 from atoll.learn.codec.core import NOTHING, Codec, Known
@@ -92,8 +93,9 @@ def _wrap(stage: str) -> Callable[[Codec, Known], Codec]:
     if stage in CODECS or stage in COMPRESSORS:
         raise ValueError(f"{stage} stands in the wrong place; a chain is like topk:0.1+int8+zstd:3")
     if word not in WRAPS or (colon and word not in ARGUMENTS):
-        names = ", ".join([*CODECS, *WRAPS, *COMPRESSORS, *NICKNAMES])
-        raise ValueError(f"no codec is called {stage[:40]!r}; there are {names}")
+        names = [*CODECS, *WRAPS, *COMPRESSORS, *NICKNAMES]
+        meant = did_you_mean(stage[:40], names)
+        raise ValueError(f"no codec is called {stage[:40]!r}{meant}; there are {', '.join(names)}")
     if word not in ARGUMENTS:
         return partial(WRAPS[word], None)
     read, default = ARGUMENTS[word]

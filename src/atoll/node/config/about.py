@@ -18,7 +18,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "Voting members needed before the first round trains; 1 starts alone and lets others come. Keep "
         "at or above run.min_peers."
     ),
-    "run.min_peers": "Voting members needed for any round to train; below that members only assemble.",
+    "run.min_peers": (
+        "Voting members needed for any round to train; below that members only assemble. Left out: as many as "
+        'sync.statistic needs to withstand one liar, with run.trust other than "private" and run.start_peers that '
+        "high; else 1."
+    ),
     "run.trust": (
         '"private": members may crash but do not lie, and more than half must be present. "community": up '
         "to a third may lie about what was agreed, and more than two thirds must be present. Poisoned updates are "
@@ -308,7 +312,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "directly, more than twice as many as there may be liars (Krum three more than twice), and memory for one "
         "decoded MiB of every row. A part with fewer rows counts for nobody in that round, which the round "
         'reports. Left out: "robust" with run.trust = "community", "trimmed_mean" with "open"; a mean where '
-        "run.min_peers are too few for it."
+        "run.start_peers, or run.min_peers if written, are too few for it."
     ),
     "sync.quorum": (
         "Updates after which the others are waited for no longer than sync.grace: whoever still trains hands over "
@@ -418,6 +422,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
 
 RECIPE: dict[str, Any] = {  # what the recipe "diloco" and the trust "private" have where a key is left out
     "run.rounds": 30,
+    "run.min_peers": 1,
     "run.byzantine_tolerance": 0.0,
     "run.audit_rate": 0.0,
     "run.reputation": False,

@@ -30,7 +30,19 @@ def chosen_statistic(config: Config) -> StatisticName:
     run = config.run
     if config.sync.statistic is not None:
         return config.sync.statistic
-    return statistic_of(PRESETS[run.trust], tolerance_of(run), run.min_peers, max(run.start_peers, run.min_peers))
+    least = run.min_peers or run.start_peers
+    return statistic_of(PRESETS[run.trust], tolerance_of(run), least, run.start_peers)
+
+
+def min_peers_of(config: Config) -> int:
+    """Members without which no round trains: as the config says, else as many as its rule needs for one liar,
+    so that a run that shrinks waits; 1 where so many are not waited for at the start.
+    """
+    run = config.run
+    if run.min_peers is not None:
+        return run.min_peers
+    needed = peers_for_one_liar(tolerance_of(run), chosen_statistic(config)) if tolerance_of(run) else 1
+    return needed if needed <= run.start_peers else 1
 
 
 def sample_of(config: Config) -> Sample | None:

@@ -75,7 +75,7 @@ def _presets() -> list[str]:
 
 def _statistics(preset: Preset) -> str:
     """What is taken, from how many members on."""
-    wanted = [f"`{s}` from run.min_peers = {peers_for_one_liar(preset.tolerance, s)}" for s in preset.statistics]
+    wanted = [f"`{s}` from run.start_peers = {peers_for_one_liar(preset.tolerance, s)}" for s in preset.statistics]
     return ", else ".join([*wanted, "`mean`"])
 
 

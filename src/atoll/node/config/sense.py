@@ -11,7 +11,7 @@ import re
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
-from atoll.node.config.meaning import coded_of, keeps_records, sample_of, tolerance_of
+from atoll.node.config.meaning import coded_of, keeps_records, min_peers_of, sample_of, tolerance_of
 from atoll.node.config.sections import Config, Keep, Run, default_of, toml_text
 from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
 from atoll.protocol.consensus.snow import SAFE_SIZE, SnowParams
@@ -156,7 +156,7 @@ def _check_sense(config: Config) -> None:
             fix=f"write run.validate_every = 1, or leave {key} at {toml_text(default_of(key))}",
         )
     for small, large, low, high in (
-        ("run.min_peers", "run.start_peers", run.min_peers, run.start_peers),
+        ("run.min_peers", "run.start_peers", min_peers_of(config), run.start_peers),
         ("run.first_train", "run.train_max", run.first_train, run.train_max),
         ("train.round_time", "run.train_max", config.train.round_time, run.train_max),
         ("3 x run.beat", "run.suspect", 3 * run.beat, run.suspect),
@@ -340,10 +340,13 @@ def _check_statistic(config: Config) -> None:
 
 def _check_enough(run: Run, what: str, statistic: StatisticName = "mean") -> None:
     least = peers_for_one_liar(tolerance_of(run), statistic)
-    if run.min_peers < least:
+    key, members = (
+        ("run.start_peers", run.start_peers) if run.min_peers is None else ("run.min_peers", run.min_peers)
+    )
+    if members < least:
         raise UsageError(
             "E-CFG-11",
-            f"{what} withstands nobody among {run.min_peers} members (run.min_peers)",
+            f"{what} withstands nobody among {members} members ({key})",
             cause=f"at run.byzantine_tolerance = {tolerance_of(run):g} it takes {least} to withstand one liar",
-            fix=f"write run.min_peers = {least} and run.start_peers = {least} or more",
+            fix=f"write run.start_peers = {least} or more, and run.min_peers no lower than {least}, or not at all",
         )
