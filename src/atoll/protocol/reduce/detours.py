@@ -47,9 +47,9 @@ class Detours:
         """
         if gather.below is not None:
             return []  # its owner alone takes them
-        tree, lost = self.plan.topology.parts[part], self.last_resort(part, gather)
+        tree, dead = self.plan.topology.parts[part], self._dead_were_heard(part, gather)
         lacked = [p for p in self.plan.listeners if p not in gather.names]
-        silent = [p for p in lacked if self._maybe_cut_off(p) or (lost and self.gone(p))]
+        silent = [p for p in lacked if self._maybe_cut_off(p) or (dead and self.gone(p))]
         late = [p for p in silent if p in self.plan.givers and self.route.through(part, p) not in gather.rows]
         return [p for p in late if self._gives(part, p) or self.awaits(part, gather.names, tree.below(p))]
 
@@ -66,6 +66,13 @@ class Detours:
             return False  # which rows count is agreed on first
         gave_up = any((part, owner) in self.route.declined for owner in owners)
         return gather.owner_index >= len(owners) or gave_up or not self.plan.enough(gather.names)
+
+    def _dead_were_heard(self, part: int, gather: Gather) -> bool:
+        """By somebody who is left, and whose turn it was before mine: it may have rows whose authors are gone."""
+        if not self.last_resort(part, gather):
+            return False
+        before = self.plan.takers(part)[: max(gather.owner_index, len(self.plan.owners(part)))]
+        return any(peer != self.me and not self.gone(peer) for peer in before)
 
     def _gives(self, part: int, peer: PeerId) -> bool:
         """As far as I know."""

@@ -76,11 +76,29 @@ class Route:
         """As far as I see no owner of this part answers any more."""
         return self.turn[part] >= len(self.plan.owners(part))
 
+    def behind_the_unheard(self, part: int, unheard: Callable[[PeerId], bool]) -> list[PeerId]:
+        """I passed a reserve over that others may hear: who comes after the one that I look to has my row for it,
+        and its answer for me, should these two not hear each other either."""
+        reserves = self.plan.takers(part)[len(self.plan.owners(part)) :]
+        passed = self.turn[part] - len(self.plan.owners(part))
+        if not any(map(unheard, reserves[:passed])):
+            return []
+        return [peer for peer in reserves[passed + 1 :] if peer != self.me and not self.gone(peer)][:1]
+
+    def _cut_off(self) -> bool:
+        """Where members may lie nothing is decided without most of them: who hears few stands in for nobody."""
+        plan = self.plan
+        gone = sum(peer != self.me and self.gone(peer) for peer in plan.listeners)
+        return plan.may_lie and 2 * gone >= len(plan.listeners)
+
     def _next(self, part: int, owners: Sequence[PeerId], index: int, now: Seconds) -> int:
         """The first from this index on that may still answer."""
         while index < len(owners):
             late = now >= max(self.plan.until(index), self.patience.get((part, owners[index]), 0.0))
-            lost = owners[index] != self.me and self.gone(owners[index])
+            if owners[index] == self.me:
+                lost = index >= len(self.plan.owners(part)) and self._cut_off()
+            else:
+                lost = self.gone(owners[index])
             if not late and not lost and not self.excused(part, owners[index]):
                 break
             index += 1

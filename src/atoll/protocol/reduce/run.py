@@ -216,8 +216,9 @@ class Reduce:
 
     def _row_goes_to(self, part: int) -> Sequence[PeerId]:
         """Who gets my own row now, if it has not had it."""
-        to, returned = self.route.target(part), self.route.returned(part)
-        owners = self.plan.takers(part) if self.route.stand_in_may(part) else self.plan.owners(part)
+        to, owners, returned = self.route.target(part), self.plan.owners(part), self.route.returned(part)
+        if self.route.stand_in_may(part):
+            return (to, *self.route.behind_the_unheard(part, self.unheard), *returned)
         if to != self.me or to not in owners or not any(map(self.unheard, owners[: owners.index(to)])):
             return (to, *returned)
         # it is my turn only as I see it: whoever is next has my row for others, and their answer for me

@@ -301,7 +301,9 @@ class WatchedReduce(Reduce):
     def _take_opened_row(self, part: int, author: PeerId, row: Held, now: Seconds) -> list[Effect]:
         if self._gather_short_of(part, author) is not None:
             return super()._take_opened_row(part, author, row, now)
-        return self.watch.take(part, author, row) if self.watch.wants(part, author) else []
+        if not self.watch.wants(part, author):
+            return []
+        return self.opened.came(part, author, row) + self.watch.take(part, author, row)
 
     def _recomputed(self, job: str, result: Combined, now: Seconds) -> list[Effect]:
         check, part = (int(word) for word in job.rsplit("/", 2)[1:])

@@ -441,7 +441,7 @@ class Witnesses:
     # ---- opening -------------------------------------------------------------------------------------------
 
     def _ask_rows(self, part: int, again: bool) -> list[Effect]:
-        """Its author first, then whoever says that it has counted it, in turn."""
+        """Its author first, then whoever says that it has counted it, in turn; where these are gone, anybody."""
         case, plan, effects = self.cases[part], self.plan, list[Effect]()
         if case.asked_all and not again:
             return []
@@ -454,6 +454,7 @@ class Witnesses:
                 continue
             counters = [w.statement.signer for w in self._by_owners(part) if name in w.answered.contributors]
             holders = [p for p in dict.fromkeys([name, *counters]) if p != self.me and not self.gone(p)]
+            holders = holders or [p for p in plan.listeners if p != self.me and not self.gone(p)]
             case.asked[name] += 1
             if holders:
                 wish = WantRow(plan.round, plan.attempt, plan.trace, part, name)
