@@ -37,6 +37,7 @@ from atoll.protocol.reduce.rows import Update
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.topology import Topology, butterfly, hierarchical, ring, star, tree
+from atoll.protocol.reduce.witness import Lied
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
@@ -77,6 +78,7 @@ class Group:
     reserves: bool = False  # members stand in for owners that are all gone
     trust: str = "private"  # or "community", where members may lie, or "open", where owners watch each other, too
     unable: set[PeerId] = field(default_factory=set)  # they cannot combine anything
+    liars: set[PeerId] = field(default_factory=set)  # what they answer is made of nothing
     deaf: set[PeerId] = field(default_factory=set)  # they and the others take each other for gone, for a while
     broken: set[frozenset[PeerId]] = field(default_factory=set)  # pairs that do not hear each other
     passing: set[PeerId] = field(default_factory=set)  # they committed to nothing, and hand on others' rows
@@ -151,7 +153,8 @@ class Group:
                     assert all(tuple(sorted(row.payload.data)) == row.names for row in work.rows)
                     assert all(row.weight == len(row.names) for row in work.rows)
                     names = tuple(sorted(x for row in work.rows for x in row.payload.data))
-                    whole = Payload(digest(repr((work.part, names)).encode()), 8, names)
+                    lies = (p,) if p in self.liars and "/own/" in job else ()
+                    whole = Payload(digest(repr((work.part, names + lies)).encode()), 8, names)
                     done = Done(job, Combined(whole, tuple(r.peer for r in work.rows), ()))
                     self.do(p, self.machines[p].handle(done, self.now))
                 case Keep(name, bytes() as blob):
@@ -385,6 +388,19 @@ def test_whoever_stands_in_needs_no_link_to_the_authors_nor_to_those_who_want_it
         group.deliver(draw.randrange(len(group.flying)))
     group.finish().check()
     assert {group.parts_of(p)[0] for p in left} == {tuple(sorted(left))}
+
+
+def test_whoever_stands_in_and_lies_is_found_out_by_all_and_its_sum_replaced():
+    """Where owners watch each other nobody watches a reserve, and everybody makes its answer again."""
+    group, left = orphan("open")
+    group.liars = {left[0]}
+    group.begin()
+    while group.flying:
+        group.deliver(0)
+    group.finish().check()
+    for p in left[1:]:
+        assert [fact.peer for fact in group.facts[p] if isinstance(fact, Lied)] == [left[0]]
+        assert group.machines[p].answers[0].answered.digest == digest(repr((0, tuple(sorted(left)))).encode())
 
 
 @pytest.mark.parametrize("trust", ["private", "community"])

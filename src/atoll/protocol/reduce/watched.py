@@ -17,12 +17,12 @@ from msgspec.structs import replace
 
 from atoll.base.draw import shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Done, Effect, Event, Failed, Keep, Payload, Received, Send
+from atoll.base.machine import Done, Effect, Event, Failed, Keep, Payload, Received, Report, Send
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.surroundings import Surroundings
-from atoll.protocol.reduce.witness import Witnesses, loosely
+from atoll.protocol.reduce.witness import Lied, Witnesses, loosely
 from atoll.protocol.reduce.work import Combined
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
@@ -307,7 +307,12 @@ class WatchedReduce(Reduce):
 
     def _recomputed(self, job: str, result: Combined, now: Seconds) -> list[Effect]:
         check, part = (int(word) for word in job.rsplit("/", 2)[1:])
-        return self.watch.recomputed(part, check, result) + self._watch_part(part, now)
+        effects = self.watch.recomputed(part, check, result)
+        # of owners another has the truth; a reserve is alone, and the next one has its turn
+        liars = [e.fact.peer for e in effects if isinstance(e, Report) and isinstance(e.fact, Lied)]
+        for liar in liars if self.route.stand_in_may(part) else ():
+            effects += self._decline(part, liar, now)
+        return effects + self._watch_part(part, now)
 
     # ---- a jury, where not everybody opens rows ------------------------------------------------------------
 
