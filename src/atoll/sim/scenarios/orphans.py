@@ -8,6 +8,7 @@ from typing import Any
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.node.facts import RoundClosed, ShareBegan
+from atoll.protocol.reduce.plan import ReducePlan
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.scenarios.owners import check_sums
 from atoll.sim.scenarios.stage import Stage
@@ -65,24 +66,29 @@ class Orphaned:
         if isinstance(fact, RoundClosed) and fact.body.round == self.round:
             self.closed = fact
         if isinstance(fact, ShareBegan) and not self.owners:
-            draw, round = self.stage.draw, node.machine.round if node.machine is not None else None
+            round = node.machine.round if node.machine is not None else None
             assert round is not None and round.reduce is not None
-            owners = [part.owners for part in round.reduce.plan.topology.parts]
-            villains = self.stage.swarm.checkers.villains  # what they do about others' parts is the question
-            self.round = fact.round
-            self.part = draw.choice([part for part, own in enumerate(owners) if villains.isdisjoint(own)])
-            self.owners = owners[self.part]
-            for peer in self.owners:
-                kind = draw.choice(("kill", "sleep"))
-                end = self.world.crash if kind == "kill" else self.world.sleep
-                self.world.at(self.world.now + draw.uniform(0.0, MOMENTS_S), partial(end, peer))
-                self.stage.fault(kind)
+            self._begin(fact.round, round.reduce.plan)
+
+    def _begin(self, round: int, plan: ReducePlan) -> None:
+        """Where there are villains, a part that one of them stands in for first, as soon as there is one."""
+        draw, villains = self.stage.draw, self.stage.swarm.checkers.villains
+        parts = [part for part in range(plan.parts) if villains.isdisjoint(plan.owners(part))]
+        if villains:
+            parts = [part for part in parts if plan.takers(part)[len(plan.owners(part))] in villains]
+        if not parts:
+            return
+        self.round, self.part = round, draw.choice(parts)
+        self.owners = plan.owners(self.part)
+        for peer in self.owners:
+            kind = draw.choice(("kill", "sleep"))
+            end = self.world.crash if kind == "kill" else self.world.sleep
+            self.world.at(self.world.now + draw.uniform(0.0, MOMENTS_S), partial(end, peer))
+            self.stage.fault(kind)
 
     def _check(self, closed: RoundClosed, left: list[PeerId]) -> None:
-        signed, what = (
-            closed.body.parts[self.part],
-            f"part {self.part} of round {self.round}, which lost its owners,",
-        )
+        what = f"part {self.part} of round {self.round}, which lost its owners,"
+        signed = closed.body.parts[self.part]
         if signed is None:
             raise InvariantBroken(f"{what} counts for nobody")
         answered = decode_statement(signed.body, signed.signer)
