@@ -60,12 +60,13 @@ class Detours:
         return self.unheard(peer) or (watched and self.commit_of(peer) is None and not self.gone(peer))
 
     def last_resort(self, part: int, gather: Gather) -> bool:
-        """Owners are gone or gave up, or what I have makes no answer: everybody is asked, for all that I lack."""
-        owners = self.plan.owners(part)
+        """Owners before me are gone or gave up, or what I have makes no answer: everybody is asked, for all that I
+        lack. Who combines a part with others from the beginning has its rows from the beginning."""
+        owners, index = self.plan.owners(part), gather.owner_index
         if self.plan.weighs:
             return False  # which rows count is agreed on first
-        gave_up = any((part, owner) in self.route.declined for owner in owners)
-        return gather.owner_index >= len(owners) or gave_up or not self.plan.enough(gather.names)
+        gave_up = index > self.plan.witnesses and any((part, o) in self.route.declined for o in owners[:index])
+        return index >= len(owners) or gave_up or not self.plan.enough(gather.names)
 
     def _dead_were_heard(self, part: int, gather: Gather) -> bool:
         """By somebody who is left, and whose turn it was before mine: it may have rows whose authors are gone."""
@@ -81,7 +82,8 @@ class Detours:
 
     def wait(self, part: int, gather: Gather, now: Seconds) -> list[Effect] | None:
         """All rows are here but those behind broken links: ask for these, and wait a little. None: no longer."""
-        behind, lost = self.behind(part, gather), self.last_resort(part, gather)
+        behind = self.behind(part, gather)
+        lost = self.last_resort(part, gather) and any(map(self.gone, behind))
         if behind and now >= self.without_the_gone_at(part, now, LAST_PATIENCE if lost else 1):
             there = {(part, peer) for peer in behind} & self.there
             if not there:
