@@ -15,7 +15,20 @@ from hypothesis import strategies as st
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import OWNERS_PER_PART
-from atoll.base.machine import Ask, Done, Effect, Keep, Payload, Received, Report, Send, SetTimer, Start, TimerFired
+from atoll.base.machine import (
+    Ask,
+    Done,
+    Effect,
+    Failed,
+    Keep,
+    Payload,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+)
 from atoll.keys.digest import digest, merkle_root
 from atoll.protocol.reduce.facts import PartAnswered, PartMissing, Reduced
 from atoll.protocol.reduce.kinds import reduce_for
@@ -24,6 +37,7 @@ from atoll.protocol.reduce.rows import Update
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.topology import Topology, butterfly, hierarchical, ring, star, tree
+from atoll.protocol.reduce.witness import Lied
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
@@ -62,6 +76,9 @@ class Group:
     has_clock: bool = True
     silent: bool = False  # the dead are gone for their silence alone
     reserves: bool = False  # members stand in for owners that are all gone
+    trust: str = "private"  # or "community", where members may lie, or "open", where owners watch each other, too
+    unable: set[PeerId] = field(default_factory=set)  # they cannot combine anything
+    liars: set[PeerId] = field(default_factory=set)  # what they answer is made of nothing
     deaf: set[PeerId] = field(default_factory=set)  # they and the others take each other for gone, for a while
     broken: set[frozenset[PeerId]] = field(default_factory=set)  # pairs that do not hear each other
     passing: set[PeerId] = field(default_factory=set)  # they committed to nothing, and hand on others' rows
@@ -74,6 +91,9 @@ class Group:
         until = tuple(never + t for t in ANSWER_UNTIL[: min(OWNERS_PER_PART, self.count)])
         reserves = self.names if self.reserves else ()
         self.plan = ReducePlan(0, 0, "", topology, self.names, until, has_clock=self.has_clock, reserves=reserves)
+        if self.trust != "private":
+            watched = 1 if self.trust == "open" else 0
+            self.plan = replace(self.plan, may_lie=True, opened=True, witnesses=watched)
         self.flying: list[tuple[PeerId, Send]] = []
         self.timers: dict[tuple[PeerId, str], float] = {}
         self.kept: dict[PeerId, dict[str, bytes]] = {p: {} for p in self.names}
@@ -86,7 +106,7 @@ class Group:
             commits[p] = Commit(0, 0, root, count, 1, 1, 1.0, 1.0, 1)
             self.updates[p] = Update(notaries[p].sign(commits[p]), parts)
         self.commits, self.notaries = commits, notaries
-        self.machines = {p: self.machine(p) for p in self.names}
+        self.machines = {p: self.machine(p, judges=self.trust == "open") for p in self.names}
 
     def machine(self, p: PeerId, judges: bool = False) -> Reduce:
         def gone(q: PeerId) -> bool:
@@ -127,11 +147,14 @@ class Group:
                         self.timers.pop((p, name), None)
                     else:
                         self.timers[p, name] = at
+                case Ask(job, Combine()) if p in self.unable:
+                    self.do(p, self.machines[p].handle(Failed(job, "no memory"), self.now))
                 case Ask(job, Combine() as work):
                     assert all(tuple(sorted(row.payload.data)) == row.names for row in work.rows)
                     assert all(row.weight == len(row.names) for row in work.rows)
                     names = tuple(sorted(x for row in work.rows for x in row.payload.data))
-                    whole = Payload(digest(repr((work.part, names)).encode()), 8, names)
+                    lies = (p,) if p in self.liars and "/own/" in job else ()
+                    whole = Payload(digest(repr((work.part, names + lies)).encode()), 8, names)
                     done = Done(job, Combined(whole, tuple(r.peer for r in work.rows), ()))
                     self.do(p, self.machines[p].handle(done, self.now))
                 case Keep(name, bytes() as blob):
@@ -307,12 +330,19 @@ def test_a_part_without_any_owner_is_missing_and_the_others_are_not():
         assert 0 in missing and missing | group.parts_of(p).keys() == set(range(9))
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+TRUSTS = ["private", "community", "open"]
+WAYS = [("private", topology) for topology in TOPOLOGIES]
+WAYS += [(trust, topology) for trust in TRUSTS[1:] for topology in ("butterfly", "star")]  # there rows go straight
+
+
+@pytest.mark.parametrize(("trust", "topology"), WAYS)
 @pytest.mark.parametrize("seed", range(5))
-def test_where_all_owners_of_a_part_die_whoever_is_left_stands_in(topology: str, seed: int):
-    """The six of a drawn part of thirteen, one after the other, after they may have had any of its rows, and the
-    first reserve after them: authors have theirs still. No deadline is needed, and nobody counts twice."""
-    group, draw = Group(13, topology, reserves=True).begin(), random.Random(seed)
+def test_where_all_owners_of_a_part_die_whoever_is_left_stands_in(trust: str, topology: str, seed: int):
+    """The six of a drawn part, one after the other, after they may have had any of its rows, and the first reserve
+    after them: authors have theirs still. No deadline is needed, and nobody counts twice. Where members may lie
+    most must be left."""
+    count = 13 if trust == "private" else 16
+    group, draw = Group(count, topology, reserves=True, trust=trust).begin(), random.Random(seed)
     part = draw.randrange(group.plan.parts)
     doomed = [*group.plan.owners(part), next(p for p in group.names if p not in group.plan.owners(part))]
     while doomed:
@@ -331,6 +361,90 @@ def test_where_all_owners_of_a_part_die_whoever_is_left_stands_in(topology: str,
         assert living <= set(group.parts_of(p)[part])
         assert group.machines[p].answers[part].answered.owner_index > OWNERS_PER_PART
     assert len({group.parts_of(p)[part] for p in living}) == 1
+
+
+def orphan(trust: str, seed: int = 0, **more: object) -> tuple[Group, list[PeerId]]:
+    """Twenty, the owners of part 0 dead before the sharing began, and who stands in for them, in their order."""
+    group = Group(20, "star", reserves=True, trust=trust, **more)  # type: ignore[arg-type]
+    order = random.Random(seed).sample(group.names, group.count)
+    group.plan = replace(group.plan, reserves=tuple(order))
+    group.dead |= set(group.plan.owners(0))
+    group.machines = {p: group.machine(p, judges=trust == "open") for p in group.names}
+    return group, [p for p in order if p not in group.dead]
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("seed", range(4))
+def test_whoever_stands_in_needs_no_link_to_the_authors_nor_to_those_who_want_its_answer(trust: str, seed: int):
+    """The first reserve does not hear some of the others, but one of the next two: their rows come to it by their
+    names, from whoever holds them, and what it makes of all goes back to them."""
+    group, left = orphan(trust, seed)
+    draw = random.Random(seed)
+    near = draw.choice(left[1:3])
+    cut = draw.sample([p for p in left[1:] if p != near], draw.randrange(1, 9 if trust == "private" else 4))
+    group.broken |= {frozenset((left[0], other)) for other in cut}
+    group.begin()
+    while group.flying:
+        group.deliver(draw.randrange(len(group.flying)))
+    group.finish().check()
+    assert {group.parts_of(p)[0] for p in left} == {tuple(sorted(left))}
+
+
+def test_whoever_stands_in_and_lies_is_found_out_by_all_and_its_sum_replaced():
+    """Where owners watch each other nobody watches a reserve, and everybody makes its answer again."""
+    group, left = orphan("open")
+    group.liars = {left[0]}
+    group.begin()
+    while group.flying:
+        group.deliver(0)
+    group.finish().check()
+    for p in left[1:]:
+        assert [fact.peer for fact in group.facts[p] if isinstance(fact, Lied)] == [left[0]]
+        assert group.machines[p].answers[0].answered.digest == digest(repr((0, tuple(sorted(left)))).encode())
+
+
+@pytest.mark.parametrize("trust", ["private", "community"])
+@pytest.mark.parametrize("unable", [1, OWNERS_PER_PART, OWNERS_PER_PART + 1])
+def test_a_row_whose_author_is_dead_comes_from_an_owner_that_could_not_combine_it(trust: str, unable: int):
+    """The author dies when its row is at the first owner. That one gives up, and as many behind it as are unable:
+    what all six owners decline a reserve tries once, and its own refusal ends it."""
+    group = Group(13, "star", reserves=True, trust=trust)
+    takers = group.plan.takers(0)
+    group.unable = set(takers[:unable])
+    author = next(p for p in reversed(group.names) if p not in takers[: unable + 1])
+    group.begin()
+    while group.flying:
+        sender, send = group.flying[0]
+        if sender == author and send.to == takers[0]:
+            group.deliver(0)
+            group.dies(author)
+            break
+        group.flying.append(group.flying.pop(0)) if sender != author else group.deliver(0)
+    group.finish().check()
+    for p in set(group.names) - group.dead:
+        if unable > OWNERS_PER_PART:
+            assert any(isinstance(fact, PartMissing) for fact in group.facts[p])
+            continue
+        assert group.machines[p].answers[0].answered.owner_index == unable
+        assert group.parts_of(p)[0] == tuple(sorted(group.names))
+
+
+@pytest.mark.parametrize("trust", ["community", "open"])
+def test_nobody_who_may_lie_stands_in_for_owners_that_are_there(trust: str):
+    """It answers at once, with its own row: taken by nobody, and voted for by nobody, as long as others hear an
+    owner of the part, and after that not before its turn."""
+    group = Group(13, reserves=True, trust=trust).begin()
+    takers, reader = group.plan.takers(0), group.machines[group.plan.owners(0)[-1]]
+    liar, index = takers[-1], len(takers) - 1
+    assert reader.me != liar
+    rows = rows_of([group.commits[liar]])
+    alone = Payload(digest(repr((0, (liar,))).encode()), 8, (liar,))
+    lie = Answered(0, 0, 0, index, alone.digest, 8, (liar,), rows if trust == "open" else ZERO_DIGEST, rows)
+    said = Answer(0, 0, "", group.notaries[liar].sign(lie))
+    group.do(reader.me, reader.handle(Received(liar, said, alone), 0.0))
+    assert 0 not in reader.answers and reader.believes(lie) is None
+    group.finish().check()
+    assert all(group.parts_of(p)[0] == tuple(sorted(group.names)) for p in group.names)
 
 
 def test_five_of_nine_that_die_at_once_leave_every_part_somebody_to_combine_it():

@@ -174,6 +174,15 @@ def test_an_answer_that_lists_who_does_not_decode_is_false(names):
     assert judge.told(Lied) == [A]
 
 
+def test_what_two_reserves_say_alike_is_made_again_all_the_same():
+    """More of them could lie than an answer by owners takes: their words are none for each other."""
+    plan = replace(PLAN, topology=Topology("star", (Part((A, B), 1, {}),)), witnesses=1, reserves=(C, E))
+    judge = Judge(plan).hears(C, made=b"lie", shown=True).hears(E, made=b"lie", shown=True)
+    assert judge.stands() is None
+    judge.looks().opens(*ALL)
+    assert judge.told(Lied) == [C, E]
+
+
 # ---- a jury ------------------------------------------------------------------------------------------------
 
 JURY = tuple(PeerId(f"j{k}") for k in range(6))

@@ -12,6 +12,7 @@ from functools import cached_property, partial
 
 from msgspec import UNSET
 
+from atoll.base.draw import shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import (
     ANSWER_BYTES_MAX,
@@ -187,10 +188,19 @@ class Ground:
 
     @cached_property
     def reserves(self) -> tuple[PeerId, ...]:
-        """Who takes parts of which every owner is gone: authors have their rows still. Where members may lie a part
-        needs an owner that was drawn for it; in pairs it is nobody else's."""
-        believed = self.plan.settings.quorum == "majority" and self.statistic == "mean"
-        return self.plan.owners if believed and self.topology is not None and not self.topology.apart else ()
+        """Who takes parts that no owner answers for: authors have their rows still. Where members may lie they are
+        drawn as owners are. In pairs a part is nobody else's, and where distances weigh rows every part must be
+        compared before any is combined: there is no time for two words more."""
+        plan = self.plan
+        if self.topology is None or self.topology.apart or self.weighs:
+            return ()
+        if not plan.may_lie:
+            return plan.owners
+        return tuple(shuffled(plan.head, "reserves", [p for p in plan.owners if p in plan.committee]))
+
+    def stands_in(self, part: int, owner_index: int) -> bool:
+        """Is this the index of a reserve?"""
+        return bool(self.reserves) and owner_index >= len(self.owners[part])
 
     @cached_property
     def juries(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -206,13 +216,14 @@ class Ground:
         """`timing`: the plan with the windows that I go by, if they are others."""
         assert self.topology is not None
         plan = timing or self.plan
+        times = plan.times(attempt)
         return ReducePlan(
             plan.round,
             attempt,
             plan.trace,
             self.topology,
             tuple(m.peer for m in plan.members if m.present),
-            plan.times(attempt).answer_until,
+            times.answer_until,
             self.statistic,
             self.liars,
             rows_needed(self.statistic, self.liars),
@@ -228,6 +239,8 @@ class Ground:
             self.influence if self.weighs else {},
             self.opened,
             self.reserves,
+            times.reserves_until,
+            plan.may_lie,
         )
 
     @cached_property

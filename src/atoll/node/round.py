@@ -501,7 +501,8 @@ class Round:
         answer = self.reduce.answers[fact.part]
         self.parts.held[answer.payload.digest] = answer.payload
         self.patience.part_came(now)
-        return self._try_all(now) if self.ground.witnesses else []  # a vote may have waited for its proof
+        waited = self.ground.witnesses or self.ground.stands_in(fact.part, fact.owner_index)
+        return self._try_all(now) if waited else []  # a vote may have waited for its proof, or for its turn
 
     def _reduced(self, now: Seconds) -> list[Effect]:
         assert self.reduce is not None

@@ -99,6 +99,7 @@ class Times:
     begin: Seconds
     train_until: Seconds  # commitments are in
     answer_until: tuple[Seconds, ...]  # owner 0, 1, … of every part has answered
+    reserves_until: Seconds  # whoever stands in where no owner did
     agree_until: Seconds
 
 
@@ -265,7 +266,10 @@ class RoundPlan:
         agree_until = answers[-1] + self.settings.agree_s * stretch
         if attempt == 0 and self.pace is not None:
             agree_until = begin + self._length(0)
-        return Times(begin, train_until, answers, agree_until)
+        # one more window, as far as shorter ones left time for it: proposers have theirs all the same
+        spare_until = agree_until - self.settings.agree_s * stretch
+        reserves_until = max(answers[-1], min(answers[-1] + owner_s, spare_until))
+        return Times(begin, train_until, answers, reserves_until, agree_until)
 
     def begun(self, now: Seconds) -> RoundPlan:
         """With fixed windows for whoever begins so late that its training would not fit.

@@ -45,17 +45,22 @@ class OpenedRows:
             return []
         if not self.may_see(sender):
             mine = author == self.me and 0 <= part < plan.parts
-            if mine or (part in self.mine and author in plan.hearers):
+            if mine or self._may_come(part, author):
                 self.unshown.setdefault(sender, set()).add((part, author))
             return []
         if row is not None:
             return self._open(sender, part, author, row)
-        if part in self.mine and author in plan.hearers and sender in plan.owners(part):
+        if self._may_come(part, author) and (sender in plan.owners(part) or sender in plan.reserves):
             askers = self.wanted.setdefault((part, author), [])
             askers += [sender] if sender not in askers else []
             if plan.topology.parts[part].parents and not self.gone(author):
                 return [Send(sender, Heard(plan.round, plan.attempt, plan.trace, part, author))]
         return []
+
+    def _may_come(self, part: int, author: PeerId) -> bool:
+        """This row, to me."""
+        mine = part in self.mine or (self.me in self.plan.reserves and 0 <= part < self.plan.parts)
+        return mine and author in self.plan.hearers
 
     def came(self, part: int, author: PeerId, row: Held) -> list[Effect]:
         """To those who asked for it before."""
@@ -69,12 +74,12 @@ class OpenedRows:
 
     def _open(self, to: PeerId, part: int, author: PeerId, row: Held) -> list[Effect]:
         plan = self.plan
-        if row.handed and to not in plan.owners(part):
+        if row.handed and to not in plan.takers(part):
             return []
         self.opened[part, author, to] += 1
         if row.statement is not None:
             message = RowBytes(plan.round, plan.attempt, plan.trace, part, row.path, row.statement)
         else:
-            index, names = plan.owners(part).index(to), tuple(sorted(row.names))
+            index, names = plan.takers(part).index(to), tuple(sorted(row.names))
             message = Handed(plan.round, plan.attempt, plan.trace, part, index, row.weight, names, author)
         return [Send(to, message, Lane.BULK, row.payload)]

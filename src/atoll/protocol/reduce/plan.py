@@ -36,7 +36,9 @@ class ReducePlan:
     has_clock: bool = True  # else rounds begin when their work is there, and `answer_until` only says how long
     influence: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # on rows, after distances
     opened: bool = False  # blocks of answers are opened: owners say which commitments they combined, and keep rows
-    reserves: tuple[PeerId, ...] = ()  # who takes parts that lost every owner, the first that is left
+    reserves: tuple[PeerId, ...] = ()  # who takes parts that no owner answers for, the first that is left
+    reserves_until: Seconds = 0.0  # run time by which they must have answered; not before the last owner's
+    may_lie: bool = False  # members may: nobody stands in for owners that are there
     stretch: float = 1.0  # how many times as long as agreed windows are, once it has begun
 
     @cached_property
@@ -78,11 +80,13 @@ class ReducePlan:
     def owners(self, part: int) -> tuple[PeerId, ...]:
         return self.topology.parts[part].owners
 
-    def signers(self, part: int) -> tuple[PeerId, ...]:
-        """Who may say what its rows make, by their owner index: its owners, and behind them jury or reserves."""
-        if self.juries:
-            return self.owners(part) + self.juries[part]
+    def takers(self, part: int) -> tuple[PeerId, ...]:
+        """Who may answer for it, by their owner index: its owners, and behind them reserves."""
         return with_reserves(self.owners(part), self.reserves)
+
+    def signers(self, part: int) -> tuple[PeerId, ...]:
+        """Who may say what its rows make, by their owner index: its takers, and behind them its jury."""
+        return self.takers(part) + (self.juries[part] if self.juries else ())
 
     def signer(self, part: int, index: int) -> PeerId | None:
         """The one with this owner index; nobody if the plan has none."""
@@ -90,9 +94,13 @@ class ReducePlan:
         signers = owners if index < len(owners) else self.signers(part)
         return signers[index] if 0 <= index < len(signers) else None
 
+    def stands_in(self, part: int, index: int) -> bool:
+        """Is this the index of a reserve?"""
+        return len(self.owners(part)) <= index < len(self.takers(part))
+
     def opens(self, part: int, peer: PeerId) -> bool:
         """Does this voter make doubted answers again itself? Without a jury everybody does."""
-        return not self.juries or peer in self.signers(part)
+        return not self.juries or peer in self.owners(part) or peer in self.juries[part]
 
     @property
     def distrusts(self) -> bool:
@@ -113,8 +121,9 @@ class ReducePlan:
             slow_s = min(slow_s, BEGUN_PACES * pace_s)
         stretch = max(BEGUN_WINDOWS, slow_s / self.window_s)
         first = self.answer_until[0] - self.window_s
-        until = tuple(now + stretch * (t - first) for t in self.answer_until)
-        return replace(self, answer_until=until, window_s=stretch * self.window_s, stretch=stretch)
+        until = [now + stretch * (t - first) for t in (*self.answer_until, self.reserves_until)]
+        own = {"answer_until": tuple(until[:-1]), "reserves_until": until[-1]}
+        return replace(self, **own, window_s=stretch * self.window_s, stretch=stretch)
 
     @property
     def others_rows_s(self) -> Seconds:
@@ -127,8 +136,10 @@ class ReducePlan:
         return self.until(owner_index) - thirds * self.window_s / 3
 
     def until(self, owner_index: int) -> Seconds:
-        """By when it has answered; reserves are for owners that are gone, and have their end."""
-        return self.answer_until[min(owner_index, len(self.answer_until) - 1)]
+        """By when it has answered; whoever stands behind all owners, by the reserves' end."""
+        if owner_index < len(self.answer_until):
+            return self.answer_until[owner_index]
+        return max(self.reserves_until, self.answer_until[-1])
 
 
 def with_reserves(owners: tuple[PeerId, ...], reserves: tuple[PeerId, ...]) -> tuple[PeerId, ...]:

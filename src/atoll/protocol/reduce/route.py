@@ -58,20 +58,47 @@ class Route:
         """Look past the owners that will not answer any more; False if nobody is left."""
         owners, turn = self.plan.topology.parts[part].owners, self.turn[part]
         index = self._next(part, owners, turn, now)
-        if self.plan.reserves and index >= len(owners) and not all((part, o) in self.declined for o in owners):
-            # gone, or most of them: not asked at this moment, since who died may just have been heard once more.
-            # What all decline nobody can do
-            owners = self.plan.signers(part)
-            index = self._next(part, owners, index, now)
+        if self.plan.reserves and index >= len(owners):
+            # not asked whether all are gone at this moment, since who died may just have been heard once more
+            owners = self.plan.takers(part)
+            index = len(owners) if self._nobody_can(part, owners) else self._next(part, owners, index, now)
         if index != turn:  # asked for every part at every word, and hardly ever so
             self.turn[part], self.owner[part] = index, owners[min(index, len(owners) - 1)]
         return index < len(owners)
+
+    def _nobody_can(self, part: int, takers: Sequence[PeerId]) -> bool:
+        """All owners declined, and so did a reserve, who asked everybody for their rows."""
+        count = len(self.plan.owners(part))
+        declined = [(part, taker) in self.declined for taker in takers]
+        return all(declined[:count]) and any(declined[count:])
+
+    def stand_in_may(self, part: int) -> bool:
+        """As far as I see no owner of this part answers any more."""
+        return self.turn[part] >= len(self.plan.owners(part))
+
+    def behind_the_unheard(self, part: int, unheard: Callable[[PeerId], bool]) -> list[PeerId]:
+        """I passed a reserve over that others may hear: who comes after the one that I look to has my row for it,
+        and its answer for me, should these two not hear each other either."""
+        reserves = self.plan.takers(part)[len(self.plan.owners(part)) :]
+        passed = self.turn[part] - len(self.plan.owners(part))
+        if not any(map(unheard, reserves[:passed])):
+            return []
+        return [peer for peer in reserves[passed + 1 :] if peer != self.me and not self.gone(peer)][:1]
+
+    def _cut_off(self) -> bool:
+        """Where members may lie nothing is decided without most of them: who hears few stands in for nobody."""
+        plan = self.plan
+        gone = sum(peer != self.me and self.gone(peer) for peer in plan.listeners)
+        return plan.may_lie and 2 * gone >= len(plan.listeners)
 
     def _next(self, part: int, owners: Sequence[PeerId], index: int, now: Seconds) -> int:
         """The first from this index on that may still answer."""
         while index < len(owners):
             late = now >= max(self.plan.until(index), self.patience.get((part, owners[index]), 0.0))
-            lost = owners[index] != self.me and self.gone(owners[index])
+            if owners[index] == self.me:
+                lost = index >= len(self.plan.owners(part)) and self._cut_off()
+            else:
+                lost = self.gone(owners[index])
             if not late and not lost and not self.excused(part, owners[index]):
                 break
             index += 1

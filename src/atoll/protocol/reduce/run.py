@@ -107,6 +107,8 @@ class Reduce:
         self.agreed_plan, self.begun_at = plan, 0.0
         self.pace_s: Seconds | None = None  # where members may lie: what the rows of all but the liars took
         self.unread: dict[tuple[int, PeerId], Held] = {}  # that do not decode, until the round looks
+        # part -> index of a reserve -> its answer and who showed it, before its turn as I see it
+        self.too_early: dict[int, dict[int, tuple[PeerId, Signed, Answered]]] = {}
 
     # ---- events --------------------------------------------------------------------------------------------
 
@@ -158,6 +160,7 @@ class Reduce:
             self.missing.update(range(filled, self.plan.parts))
         for part in self.parts_in_turn:
             effects += self._look_at(part, now)
+            effects += self._no_more_too_early(part, now) if part in self.too_early else []
         # only after what is due was done: a word that comes in the instant of a deadline must not push it away
         return [*effects, *self._finish_if_over(), *self._set_timer(now)]
 
@@ -185,7 +188,7 @@ class Reduce:
 
     def believes(self, answered: Answered) -> bool | None:
         """May I vote for this answer? None: not yet."""
-        return True
+        return True if self._in_turn(answered) else None
 
     def ask_again(self, now: Seconds) -> list[Effect]:
         """What I asked for to judge answers may have been lost."""
@@ -214,6 +217,8 @@ class Reduce:
     def _row_goes_to(self, part: int) -> Sequence[PeerId]:
         """Who gets my own row now, if it has not had it."""
         to, owners, returned = self.route.target(part), self.plan.owners(part), self.route.returned(part)
+        if self.route.stand_in_may(part):
+            return (to, *self.route.behind_the_unheard(part, self.unheard), *returned)
         if to != self.me or to not in owners or not any(map(self.unheard, owners[: owners.index(to)])):
             return (to, *returned)
         # it is my turn only as I see it: whoever is next has my row for others, and their answer for me
@@ -235,7 +240,7 @@ class Reduce:
     def _stand_in(self, part: int) -> Gather:
         """Rows of a part that I have as a reserve, of whom there may be many: from when the first one comes."""
         if part not in self.gathers:
-            index = self.plan.signers(part).index(self.me)
+            index = self.plan.takers(part).index(self.me)
             self.gathers[part] = Gather(index, closed=self._said_name(part) in self.said_before)
         return self.gathers[part]
 
@@ -271,10 +276,11 @@ class Reduce:
 
     def _moments(self) -> list[Seconds]:
         """At which time alone can change something."""
-        until, gather_until = self.plan.answer_until, self.plan.gather_until
-        thirds = (gather_until(i, 1) for i in range(len(until)))
+        plan, gather_until = self.plan, self.plan.gather_until
+        turns = range(len(plan.answer_until) + bool(plan.reserves))
+        thirds = (gather_until(i, 1) for i in turns)
         return [
-            *until,
+            *map(plan.until, turns),
             *thirds,
             gather_until(0, 2),
             *self.detours.moments(),
@@ -368,7 +374,7 @@ class Reduce:
 
     def _row_to(self, part: int, to: PeerId) -> list[Effect]:
         plan, relay = self.plan, self.relays.get(part)
-        owners = plan.owners(part) if to in plan.owners(part) else plan.signers(part)
+        owners = plan.owners(part) if to in plan.owners(part) else plan.takers(part)
         index = owners.index(to) if to in owners and self.route.above(part, self.me) != to else ONWARD
         if relay is not None and relay.done is not None:
             done = relay.done
@@ -480,11 +486,15 @@ class Reduce:
 
     def _gather_for(self, part: int, owner_index: int) -> Gather | None:
         gather = self.relays.get(part) if owner_index == ONWARD else self.gathers.get(part)
-        if gather is None and 0 <= part < self.plan.parts and self.plan.signer(part, owner_index) == self.me:
+        if gather is None and 0 <= part < self.plan.parts and self._is_mine(part, owner_index):
             gather = self._stand_in(part)
         if gather is None or gather.owner_index != owner_index or gather.closed or part in self.answers:
             return None
         return gather
+
+    def _is_mine(self, part: int, owner_index: int) -> bool:
+        takers = self.plan.takers(part)
+        return 0 <= owner_index < len(takers) and takers[owner_index] == self.me
 
     def _answer_already(self, part: int, to: PeerId) -> list[Effect]:
         """It turned to me because another owner is gone, and I hold what that one answered."""
@@ -537,10 +547,10 @@ class Reduce:
     def _answer(self, part: int, result: Combined, now: Seconds) -> list[Effect]:
         gather, plan = self.gathers[part], self.plan
         rows = dict(gather.rows)
-        self._forget_rows(gather)
         effects = self._name_garbage(part, result, rows)
-        if result.payload is None:
+        if result.payload is None:  # whoever can has them from me
             return effects + self._cannot(part, result.why, now)
+        self._forget_rows(gather)
         payload = result.payload
         names = {name for sender in result.counted for name in rows[sender].names}
         answered = Answered(
@@ -588,7 +598,7 @@ class Reduce:
     # ---- opening rows that I hold --------------------------------------------------------------------------
 
     def _open_row(self, sender: PeerId, part: int, author: PeerId) -> list[Effect]:
-        row = self._row_held(part, author) if self.started else None
+        row = self._row_to_open(part, author) if self.started else None
         return self.opened.ask(sender, part, author, row)
 
     def _open_wanted(self, part: int, author: PeerId) -> list[Effect]:
@@ -630,6 +640,10 @@ class Reduce:
         asked = (part, author) in self.detours.pulled
         return gather if asked and gather is not None and not gather.closed else None
 
+    def _row_to_open(self, part: int, author: PeerId) -> Held | None:
+        """For whoever asks."""
+        return self._row_held(part, author)
+
     def _row_held(self, part: int, peer: PeerId) -> Held | None:
         if peer == self.me:
             mine = self.update is not None and 0 <= part < len(self.update.parts)
@@ -647,7 +661,29 @@ class Reduce:
         check_answer(self.plan, signed.signer, answered)
         if payload is not None and (payload.digest, payload.size_bytes) != (answered.digest, answered.size_bytes):
             raise PeerFault(sender, f"bytes of part {answered.part} are not the ones its owner signed", signed.body)
+        if not self._in_turn(answered):
+            self._keep_until_in_turn(sender, signed, answered)
+            return []
         return self._answer_heard(sender, signed, answered, payload, now)
+
+    def _in_turn(self, answered: Answered) -> bool:
+        """Where members may lie nobody stands in for others that are there, as I see it: else not the six that were
+        drawn for a part could answer for it, but whoever likes."""
+        plan, part, index = self.plan, answered.part, answered.owner_index
+        if not plan.may_lie or not plan.stands_in(part, index):
+            return True
+        return answered.attempt == plan.attempt and self.route.turn[part] >= index
+
+    def _keep_until_in_turn(self, holder: PeerId, signed: Signed, answered: Answered) -> None:
+        """Some notice deaths before others. Its bytes are asked for then: they could be many."""
+        self.too_early.setdefault(answered.part, {}).setdefault(answered.owner_index, (holder, signed, answered))
+
+    def _no_more_too_early(self, part: int, now: Seconds) -> list[Effect]:
+        words, effects = self.too_early[part], list[Effect]()
+        for index in [index for index in sorted(words) if index <= self.route.turn[part]]:
+            holder, signed, answered = words.pop(index)
+            effects += self._answer_heard(holder, signed, answered, None, now)
+        return effects
 
     def _hold(self, held: AnswerHeld) -> list[Effect]:
         answered = held.answered

@@ -17,12 +17,12 @@ from msgspec.structs import replace
 
 from atoll.base.draw import shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Done, Effect, Event, Failed, Keep, Payload, Received, Send
+from atoll.base.machine import Done, Effect, Event, Failed, Keep, Payload, Received, Report, Send
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.surroundings import Surroundings
-from atoll.protocol.reduce.witness import Witnesses, loosely
+from atoll.protocol.reduce.witness import Lied, Witnesses, loosely
 from atoll.protocol.reduce.work import Combined
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
@@ -71,10 +71,14 @@ class WatchedReduce(Reduce):
     ) -> list[Effect]:
         if said.attempt != self.plan.attempt or isinstance(said, Compared):
             return []
+        if not self._in_turn(said):
+            self._keep_until_in_turn(signed.signer, signed, said)
+            return []
         return self.watch.hear(signed, said, None) + self._watch_part(said.part, now)
 
     def believes(self, answered: Answered) -> bool | None:
-        return self.watch.believes(answered) if answered.attempt == self.plan.attempt else None
+        in_turn = answered.attempt == self.plan.attempt and self._in_turn(answered)
+        return self.watch.believes(answered) if in_turn else None
 
     def ask_again(self, now: Seconds) -> list[Effect]:
         """Rows, and words of owners, may have been lost."""
@@ -150,7 +154,11 @@ class WatchedReduce(Reduce):
         return self._cannot(part, "no row came to me in time", now)
 
     def _row_goes_to(self, part: int) -> Sequence[PeerId]:
-        return (*self.plan.watchers(part), self.route.target(part))
+        stands_in = self.route.stand_in_may(part)
+        return (
+            *self.plan.watchers(part),
+            *(super()._row_goes_to(part) if stands_in else [self.route.target(part)]),
+        )
 
     def _late_rows(self, part: int, now: Seconds) -> list[Effect]:
         """Rows that have not come after a third of my window: the other owners of this part may have them."""
@@ -192,14 +200,23 @@ class WatchedReduce(Reduce):
         return heard + self._own_up(part, now) + self._watch_part(part, now)
 
     def _pass_down(self, held: AnswerHeld) -> list[Send]:
-        return []
+        """But what a reserve answered, to those whose row I have because they do not hear it."""
+        part, by = held.answered.part, held.statement.signer
+        if not self.plan.stands_in(part, held.answered.owner_index) or self.me == by:
+            return []
+        return [self._answer_to(peer, held) for peer in sorted(self.route.senders.get(part, ())) if peer != by]
+
+    def _row_to_open(self, part: int, author: PeerId) -> Held | None:
+        """Also one that I fetched to judge an answer."""
+        row = super()._row_to_open(part, author)
+        return row or (self.watch.cases[part].rows.get(author) if 0 <= part < self.plan.parts else None)
 
     def _answers_for(self, to: PeerId) -> list[Send]:
         others = {part: held for part, held in self.answers.items() if part not in self.mine}
         return [self._word_to(to, held) for held in self.mine.values()] + self._served(others, to)
 
     def _moments(self) -> list[Seconds]:
-        reveals = (self._reveal_until(i) for i in range(len(self.plan.answer_until)))
+        reveals = map(self._reveal_until, range(len(self.plan.answer_until) + bool(self.plan.reserves)))
         return [*super()._moments(), self._absent_at, *reveals]
 
     # ---- owners that check each other ----------------------------------------------------------------------
@@ -275,7 +292,7 @@ class WatchedReduce(Reduce):
 
     def _reveal_until(self, owner_index: int) -> Seconds:
         """Halfway between the end of gathering and the end of the window."""
-        return (self.plan.gather_until(owner_index, 1) + self.plan.answer_until[owner_index]) / 2
+        return (self.plan.gather_until(owner_index, 1) + self.plan.until(owner_index)) / 2
 
     def _word_to(self, to: PeerId, held: AnswerHeld) -> Send:
         if held.answered.part in self.revealed:
@@ -285,11 +302,18 @@ class WatchedReduce(Reduce):
     def _take_opened_row(self, part: int, author: PeerId, row: Held, now: Seconds) -> list[Effect]:
         if self._gather_short_of(part, author) is not None:
             return super()._take_opened_row(part, author, row, now)
-        return self.watch.take(part, author, row) if self.watch.wants(part, author) else []
+        if not self.watch.wants(part, author):
+            return []
+        return self.opened.came(part, author, row) + self.watch.take(part, author, row)
 
     def _recomputed(self, job: str, result: Combined, now: Seconds) -> list[Effect]:
         check, part = (int(word) for word in job.rsplit("/", 2)[1:])
-        return self.watch.recomputed(part, check, result) + self._watch_part(part, now)
+        effects = self.watch.recomputed(part, check, result)
+        # of owners another has the truth; a reserve is alone, and the next one has its turn
+        liars = [e.fact.peer for e in effects if isinstance(e, Report) and isinstance(e.fact, Lied)]
+        for liar in liars if self.route.stand_in_may(part) else ():
+            effects += self._decline(part, liar, now)
+        return effects + self._watch_part(part, now)
 
     # ---- a jury, where not everybody opens rows ------------------------------------------------------------
 
@@ -300,7 +324,8 @@ class WatchedReduce(Reduce):
             return []
         if (answered := self.watch.found(part, patient)) is None:
             return []
-        mine = replace(answered, owner_index=plan.signers(part).index(self.me))
+        place = len(plan.takers(part)) + plan.juries[part].index(self.me)
+        mine = replace(answered, owner_index=place)
         held = self.mine[part] = AnswerHeld(self.notary.sign(mine), mine, self.watch.bytes_of(mine))
         told = [Send(peer, self._message_of(held)) for peer in self.route.others()]
         return [Keep(name, encode(mine)), *told, *self.watch.hear(held.statement, mine, None)]
@@ -312,8 +337,8 @@ class WatchedReduce(Reduce):
             if part in self.answers:
                 continue
             spoken = self.watch.spoken(part)
-            asked = plan.signers(part) if self.watch.nearly(part) else plan.watchers(part)
-            for peer in asked:
+            asked = plan.owners(part) + plan.juries[part] if self.watch.nearly(part) else plan.watchers(part)
+            for peer in dict.fromkeys((*asked, self.route.owner[part])):
                 lost = peer not in spoken and peer != self.me and not self.gone(peer)
                 if lost and self.words_asked[part, peer] < WORDS_ASKED_MAX:
                     self.words_asked[part, peer] += 1

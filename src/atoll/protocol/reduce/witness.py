@@ -208,9 +208,11 @@ class Witnesses:
             case.changed()
             if word.rows not in case.checks:
                 case.unmade.setdefault(word.named, word)
-            if answered.owner_index < len(self.plan.owners(answered.part)):  # a jury shows what it heard itself
-                case.uncompared.append(word)
-            case.said_by.setdefault(word.kind, set()).add(answered.owner_index)
+            stands_in = self.plan.stands_in(answered.part, answered.owner_index)
+            if stands_in or answered.owner_index < len(self.plan.owners(answered.part)):
+                case.uncompared.append(word)  # a jury shows what it heard itself
+            if not stands_in:  # what only reserves say is always made again: there are more of them than may lie
+                case.said_by.setdefault(word.kind, set()).add(answered.owner_index)
             if earlier:
                 first = earlier[0].statement
                 fact = Contradicted(peer=signed.signer, part=answered.part, first=first, second=signed)
@@ -439,7 +441,7 @@ class Witnesses:
     # ---- opening -------------------------------------------------------------------------------------------
 
     def _ask_rows(self, part: int, again: bool) -> list[Effect]:
-        """Its author first, then whoever says that it has counted it, in turn."""
+        """Its author first, then whoever says that it has counted it, in turn; where these are gone, anybody."""
         case, plan, effects = self.cases[part], self.plan, list[Effect]()
         if case.asked_all and not again:
             return []
@@ -452,6 +454,7 @@ class Witnesses:
                 continue
             counters = [w.statement.signer for w in self._by_owners(part) if name in w.answered.contributors]
             holders = [p for p in dict.fromkeys([name, *counters]) if p != self.me and not self.gone(p)]
+            holders = holders or [p for p in plan.listeners if p != self.me and not self.gone(p)]
             case.asked[name] += 1
             if holders:
                 wish = WantRow(plan.round, plan.attempt, plan.trace, part, name)
@@ -522,8 +525,8 @@ class Witnesses:
 
     def _by_owners(self, part: int) -> list[Word]:
         """Without the jury's, which stand in no body."""
-        owners, words = len(self.plan.owners(part)), self.cases[part].words
-        return [w for w in words if w.answered.owner_index < owners] if self.plan.juries else words
+        takers, words = len(self.plan.takers(part)), self.cases[part].words
+        return [w for w in words if w.answered.owner_index < takers] if self.plan.juries else words
 
     def _largest_first(self, part: int) -> list[Word]:
         """Of equally large ones those that I can judge, so that nobody waits for what adds nothing."""

@@ -95,6 +95,7 @@ from atoll.sim.scenarios.clients import clients
 from atoll.sim.scenarios.liars import liars, replayers
 from atoll.sim.scenarios.oceans import oceans
 from atoll.sim.scenarios.openings import accomplices, opened, openings, slanderers
+from atoll.sim.scenarios.orphans import orphans
 from atoll.sim.scenarios.owners import compared, comparers, framers, mixers, owners, watched
 from atoll.sim.scenarios.pieces import pieces
 from atoll.sim.scenarios.poisoners import poisoners
@@ -129,6 +130,7 @@ SCENARIOS: dict[str, Scenario] = {
     "liars": Scenario(liars, peers=7, rounds=15),
     "replayers": Scenario(replayers, peers=7, rounds=16),
     "owners": Scenario(owners, peers=7, rounds=4),
+    "orphans": Scenario(orphans, peers=20, rounds=3),
     "framers": Scenario(framers, peers=7, rounds=6),
     "comparers": Scenario(comparers, peers=7, rounds=4),
     "mixers": Scenario(mixers, peers=7, rounds=4),
