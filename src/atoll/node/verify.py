@@ -520,5 +520,8 @@ class _Nobody:
     def sign(self, data: bytes) -> bytes:
         raise AssertionError("a reader signs nothing")
 
+    def secret(self, purpose: bytes) -> bytes:
+        raise AssertionError("a reader has no secrets")
+
 
 _NOBODY = _Nobody()

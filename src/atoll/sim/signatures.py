@@ -144,6 +144,9 @@ class VirtualSigner:
     def sign(self, data: bytes) -> bytes:
         return _mark(self.vote_key, data)
 
+    def secret(self, purpose: bytes) -> bytes:
+        return digest(b"secret" + self.vote_key + purpose)
+
 
 class VirtualVerifier:
     def holds(self, vote_key: bytes, data: bytes, signature: bytes) -> bool:
