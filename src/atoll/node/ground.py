@@ -41,6 +41,7 @@ from atoll.policy.trust import (
     verdict_of,
     witnesses,
 )
+from atoll.policy.twins import Drawing
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.topology import Topology
 from atoll.wire.codec import decode_statement, encode
@@ -80,7 +81,9 @@ class Ground:
     opened: bool = False  # blocks of answers are opened
     apart: Apart | None = None  # who hears no quorum trains on
     scored: tuple[Score, ...] | None = None  # updates whose scores the parent settled; None: the run has none
-    words_lost: bool = False  # of scorers, on this disk: records are taken at their word
+    twins: Drawing | None = None  # members take each other's samples in secret; None: the run has no twins
+    strayed: tuple[PeerId, ...] = ()  # whose updates are none of the samples that they took, the parent settled
+    words_lost: bool = False  # of scorers or jurors, on this disk: records are taken at their word
     paired: bool = False  # members exchange two by two and have states of their own, which the agreed one names
     ways: Callable[[str], Way] | None = None  # by its name, where whoever calls may choose how its call is reduced
 
@@ -277,6 +280,11 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     scored = None
     if settings.scored_share:
         scored = recent.scores.settled if recent.scores.head == parent.round else ()
+    drawing, strayed = None, ()
+    if settings.twinned_share:
+        here = recent.twins.head == parent.round
+        drawing = Drawing(settings.twinned_share, plan.head, parent, recent.twins.owed if here else None)
+        strayed = tuple(sorted({p for verdict in recent.twins.settled for p in verdict.strayed})) if here else ()
     if over or not enough or parent.paused is not UNSET:
         why = "too few members to train" if parent.paused is UNSET else f"paused since round {parent.paused}"
         why = "the run is over" if over else why
@@ -294,6 +302,7 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
             reputed=settings.reputed,
             demanded=demanded,
             scored=scored,
+            strayed=strayed,
             paired=settings.paired,
         )
     way = way_of(settings, plan, answered_bytes(parent), parent.trained)
@@ -303,7 +312,8 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     chosen = settings.round.quorum == "majority" and not plan.has_clock  # all is direct where members may lie
     ways = partial(way_asked, settings, plan, trained=parent.trained) if chosen else None
     fixed = plan, genesis, parent, way.topology, way.why, judge
-    return Ground(*fixed, *trust, parts, who, *more, paired=settings.paired, ways=ways)
+    drawn = {"twins": drawing, "strayed": strayed}
+    return Ground(*fixed, *trust, parts, who, *more, paired=settings.paired, ways=ways, **drawn)
 
 
 def answered_bytes(parent: Body) -> int:

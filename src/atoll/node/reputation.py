@@ -7,7 +7,7 @@ arithmetic is `policy/reputation.py`; specs/reputation.md says what counts and w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median_low
 
 from msgspec import UNSET
@@ -30,10 +30,12 @@ def next_scores(
     commits: Mapping[PeerId, Commit],
     reports: Sequence[Reported],
     scored: Sequence[Score] | None = None,
+    strayed: Collection[PeerId] = (),
 ) -> tuple[int, ...]:
     """One score per line of `members`, the membership after this round. Commits are those of its contributors.
 
-    `scored`: the updates whose scores the parent settled; None where the run scores nobody.
+    `scored`: the updates whose scores the parent settled; None where the run scores nobody. `strayed`: those of
+    whom the parent settled that their updates are none of the samples that they took.
     """
     shown = conduct_in(plan, owners, answers, commits, reports)
     liars, failing = convicted(reports, plan.members, plan.settings.quorum)
@@ -41,7 +43,8 @@ def next_scores(
     vouched = {s.peer for s in said if isinstance(s, Audited) and s.finding == "accepted" and s.opening is UNSET}
     vouched |= {score.peer for score in scored or () if score.opinion == "taught"}
     vouched &= settled  # work of its own: that a sum was right says nothing of it
-    hollow = {score.peer for score in scored or () if score.opinion == "hollow"} & settled
+    hollow = {score.peer for score in scored or () if score.opinion == "hollow"} | set(strayed)
+    hollow &= settled
     return tuple(
         moved(
             plan.scores.get(m.peer, FLOOR),

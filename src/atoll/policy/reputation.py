@@ -103,7 +103,8 @@ def moved(
     hollow: bool = False,
 ) -> int:
     """The score after this vertex. `audits`, `scored`: the run has audits, loss scores; `vouched`: an audit of this
-    member was accepted, or an update of its taught the model something; `hollow`: one did not."""
+    member was accepted, or an update of its taught the model something; `hollow`: one did not, or is not what its
+    samples make."""
     if convicted:
         return FLOOR
     if conduct is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
@@ -33,11 +34,7 @@ APART_MOST = 1000 * MILLION  # and what was not shown
 
 Key = tuple[int, PeerId]  # the round, the guest
 Apart = tuple[int, int]  # millionths: of the guest's update, of the host's
-
-
-def secret_purpose(run: Digest, round: int) -> bytes:
-    """What a member asks its session for: the secret that decides whose samples it takes in this round."""
-    return b"atoll/twins/secret/1\0" + run + round.to_bytes(8, "big")
+Opinion = Literal["alike", "strayed", "unclear"]  # unclear: half of the jury or more said nothing
 
 
 def seal_of(secret: bytes) -> Digest:
@@ -50,7 +47,7 @@ def host_of(guest: PeerId, secret: bytes, head: Digest, body: Body, share: float
 
     Of those on probation four times as often, of regular members twice, as with audits.
     """
-    drawn = Digest(digest(b"atoll/twins/draw/1\0" + secret + head))
+    drawn = digest(b"atoll/twins/draw/1\0" + secret + head)
     if draw_below(drawn, "guest?", CHANCES) >= share * CHANCES:
         return None
     scores = scores_of(body)
@@ -123,6 +120,12 @@ class Verdict:
     of: int
     strayed: tuple[PeerId, ...]
 
+    @property
+    def word(self) -> Opinion:
+        if self.strayed:
+            return "strayed"
+        return "alike" if 2 * self.jurors > self.of or not self.of else "unclear"
+
 
 class Twins:
     """The twins of recent rounds. Tell it of vertices with `follow`; it forgets what is over."""
@@ -132,6 +135,7 @@ class Twins:
         self.rule: QuorumRule = rule
         self.cases: dict[Key, Case] = {}
         self.settled: tuple[Verdict, ...] = ()  # by the head: the next vertex makes them part of records
+        self.owed: Mapping[PeerId, Digest] | None = None  # what the next commitments reveal; None: not known here
         self.head = -2
         self.lost = -2  # the newest round whose vertex is not here: what was drawn up to it is taken at its word
 
@@ -144,6 +148,8 @@ class Twins:
             if round in bodies:
                 self._hear(bodies[round])
             self.head = round
+            whole = round in bodies and round - 1 in bodies and self.lost < round - 1
+            self.owed = owed_by(bodies[round], bodies[round - 1]) if whole else None
             if round in bodies:
                 self._settle()
                 self._reveal(round, ids, bodies)
@@ -178,7 +184,7 @@ class Twins:
         settled = [m.peer for m in body.members if m.votes and m.standing == "member"]
         voters = sum(m.votes for m in body.members)
         for guest, host in sorted(hosts.items()):
-            if host is None or host not in hosts or hosts[host] is not None:
+            if host is None or host not in hosts or hosts[host] is not None or not {guest, host} <= made.keys():
                 continue
             mine, its = made[guest], made[host]
             if mine.root == its.root:
@@ -205,7 +211,7 @@ class Twins:
 
     def lose(self, round: int) -> None:
         """The vertex of this round is lost: nothing is known of whom it drew, and of what was said there."""
-        self.lost, self.cases, self.settled = round, {}, ()
+        self.lost, self.cases, self.settled, self.owed = round, {}, (), None
 
 
 @dataclass(frozen=True)
@@ -215,15 +221,16 @@ class Drawing:
     share: float
     head: Digest
     body: Body  # of that head
-    owed: Mapping[PeerId, Digest]  # the name of the secret that a commitment of this round has to reveal
-    lost: bool = False  # not all vertices are here: whoever reveals something is believed
+    owed: Mapping[PeerId, Digest] | None
+    """The name of the secret that each commitment of this round has to reveal. None: not all vertices are here, and
+    whoever reveals something is believed."""
 
     def flaw(self, peer: PeerId, commit: Commit) -> str | None:
         """What is wrong with the secrets of its commitment to an update; None if nothing is."""
         draws = commit.draws
         if draws is None or len(draws.sealed) != DIGEST_BYTES:
             return "does not say by which secret it takes samples"
-        if self.lost:
+        if self.owed is None:
             return None if len(draws.revealed) in (0, DIGEST_BYTES) else "reveals what is no secret"
         owed = self.owed.get(peer)
         if owed is None:
