@@ -370,7 +370,7 @@ class SessionSigner:
         return self._key.sign(_SIGNED_DOMAIN + data)
 
     def secret(self, purpose: bytes) -> bytes:
-        return digest(_SECRET_DOMAIN + self._key.private_bytes_raw() + purpose)
+        return blake3(_SECRET_DOMAIN + self._key.private_bytes_raw() + purpose).digest()
 
     def __repr__(self) -> str:
         return f"SessionSigner({self._peer})"

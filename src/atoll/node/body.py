@@ -276,7 +276,7 @@ def _scores(
     """What every line of `members` is worth after this round, where records are kept."""
     if not ground.reputed:
         return UNSET
-    shown = members, answers, commits, reports, ground.scored, ground.strayed
+    shown = members, answers, commits, reports, ground.scored, ground.compared
     return next_scores(ground.plan, ground.owners, ground.audited, *shown)
 
 

@@ -291,8 +291,9 @@ class TwinsJudged(Fact, frozen=True, kw_only=True):
     peer: PeerId  # the guest
     host: PeerId
     of: int  # round
-    opinion: Literal["alike", "strayed", "unclear"]
+    opinion: Literal["alike", "strayed", "hidden", "unclear"]
     strayed: tuple[PeerId, ...]  # whose update is none of these samples
+    hid: tuple[PeerId, ...]  # who did not show its own
 
 
 class OpeningVerdict(Fact, frozen=True, kw_only=True):

@@ -93,8 +93,15 @@ class Twinning:
         """The history has one vertex more."""
         effects: list[Effect] = []
         for verdict in self.pool.recent().twins.settled:
-            told = {"of": verdict.round, "opinion": verdict.word, "strayed": verdict.strayed}
-            effects.append(self._fact(TwinsJudged(peer=verdict.guest, host=verdict.host, **told)))
+            judged = TwinsJudged(
+                peer=verdict.guest,
+                host=verdict.host,
+                of=verdict.round,
+                opinion=verdict.word,
+                strayed=verdict.strayed,
+                hid=verdict.hid,
+            )
+            effects.append(self._fact(judged))
         for case in self._cases.values():
             if case.round != body.round - 1:
                 continue

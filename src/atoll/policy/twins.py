@@ -5,7 +5,8 @@
     commitment of round r + 1   the secret: from the vertex that holds it on everybody knows the twins of round r
 
 Two rows with one root are alike, and that is all. Of two that differ a drawn jury says how far each is from what
-these samples make; whom more than half of the jury find too far is hollow, and its next record shows it.
+these samples make; whom more than half of the jury find too far has strayed, and its next record shows it. Who shows
+its row to no more than half of them pays for it as for any other silence.
 Promises: the same at every peer that holds the same vertices; nobody chooses whose guest it is; half of a jury moves
 nothing, whoever else is silent. Bounded by its window. Never says that a host has a guest before both have committed,
 never accuses one of two by their difference, never expels: specs/twins.md says what it does not see.
@@ -13,7 +14,7 @@ never accuses one of two by their difference, never expels: specs/twins.md says 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,11 +31,11 @@ from atoll.wire.messages.vertex import Body
 
 MILLION = 1_000_000
 TOLERANCE = MILLION // 10  # of the length of an update: honest ones in other arithmetic are nearer (bench/twins.py)
-APART_MOST = 1000 * MILLION  # and what was not shown
+APART_MOST = 1000 * MILLION  # of what was not shown; what was is nearer, however far it is
 
 Key = tuple[int, PeerId]  # the round, the guest
 Apart = tuple[int, int]  # millionths: of the guest's update, of the host's
-Opinion = Literal["alike", "strayed", "unclear"]  # unclear: half of the jury or more said nothing
+Opinion = Literal["alike", "strayed", "hidden", "unclear"]  # unclear: half of the jury or more said nothing
 
 
 def seal_of(secret: bytes) -> Digest:
@@ -101,8 +102,19 @@ class Case:
     @property
     def strayed(self) -> tuple[PeerId, ...]:
         """Whom more than half of all jurors, and not of those that spoke, find too far off."""
-        found = zip(self.peers, zip(*self.said.values(), strict=True), strict=False)
-        return tuple(p for p, words in found if 2 * sum(apart > TOLERANCE for apart in words) > len(self.jurors))
+        return self._of_whom_most_say(lambda apart: TOLERANCE < apart < APART_MOST)
+
+    @property
+    def hid(self) -> tuple[PeerId, ...]:
+        """Who showed its update to too few of them for anybody to say that it is near."""
+        far = self._of_whom_most_say(lambda apart: apart > TOLERANCE)
+        return tuple(peer for peer in far if peer not in self.strayed)
+
+    def _of_whom_most_say(self, so: Callable[[int], bool]) -> tuple[PeerId, ...]:
+        words = zip(*self.said.values(), strict=True) if self.said else ()
+        return tuple(
+            peer for peer, of in zip(self.peers, words, strict=False) if 2 * sum(map(so, of)) > len(self.jurors)
+        )
 
     def over(self, head: int) -> bool:
         """Nobody is waited for any more, as of this round's vertex."""
@@ -119,11 +131,12 @@ class Verdict:
     jurors: int  # that spoke; 0 of 0: their roots are the same
     of: int
     strayed: tuple[PeerId, ...]
+    hid: tuple[PeerId, ...]
 
     @property
     def word(self) -> Opinion:
-        if self.strayed:
-            return "strayed"
+        if self.strayed or self.hid:
+            return "strayed" if self.strayed else "hidden"
         return "alike" if 2 * self.jurors > self.of or not self.of else "unclear"
 
 
@@ -165,8 +178,7 @@ class Twins:
         for case in over:
             del self.cases[case.key]
         self.settled = tuple(
-            Verdict(case.round, case.guest, case.host, len(case.said), len(case.jurors), case.strayed)
-            for case in over
+            Verdict(case.round, *case.peers, len(case.said), len(case.jurors), case.strayed, case.hid) for case in over
         )
 
     def _reveal(self, round: int, ids: Mapping[int, Digest], bodies: Mapping[int, Body]) -> None:
@@ -188,7 +200,7 @@ class Twins:
                 continue
             mine, its = made[guest], made[host]
             if mine.root == its.root:
-                self.settled += (Verdict(before.round, guest, host, 0, 0, ()),)
+                self.settled += (Verdict(before.round, guest, host, 0, 0, (), ()),)
                 continue
             able = [p for p in shuffled(ids[round], f"jurors of {guest}", settled) if p not in (guest, host)]
             jurors = tuple(by_tier(able, scores)[: scorers_drawn(voters, self.rule)])

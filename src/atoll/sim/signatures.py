@@ -145,7 +145,7 @@ class VirtualSigner:
         return _mark(self.vote_key, data)
 
     def secret(self, purpose: bytes) -> bytes:
-        return digest(b"secret" + self.vote_key + purpose)
+        return draw_bytes(_SECRET + self.vote_key, purpose.hex(), 32)
 
 
 class VirtualVerifier:
