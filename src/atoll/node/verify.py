@@ -176,7 +176,9 @@ class Audit:
     verdicts: dict[str, int] = field(default_factory=dict[str, int])  # what auditors found
     out: Verdicts = field(default_factory=Verdicts)  # who left, who was doubted, and by what
     opinions: dict[str, int] = field(default_factory=dict[str, int])  # of updates, by what scorers said
-    twins: dict[str, int] = field(default_factory=dict[str, int])  # pairs that were compared, by what became of them
+    twins: dict[str, int] = field(
+        default_factory=dict[str, int]
+    )  # pairs that were compared, by what became of them
     shares: dict[PeerId, Share] = field(default_factory=dict[PeerId, Share])
     scores: dict[PeerId, int] = field(default_factory=dict[PeerId, int])  # at the head, where records are kept
 

@@ -178,7 +178,8 @@ class Twins:
         for case in over:
             del self.cases[case.key]
         self.settled = tuple(
-            Verdict(case.round, *case.peers, len(case.said), len(case.jurors), case.strayed, case.hid) for case in over
+            Verdict(case.round, *case.peers, len(case.said), len(case.jurors), case.strayed, case.hid)
+            for case in over
         )
 
     def _reveal(self, round: int, ids: Mapping[int, Digest], bodies: Mapping[int, Body]) -> None:
