@@ -249,6 +249,9 @@ class AttachedTrainer:
     async def validate(self, work: Look | LookOn, of_F: Tensor | None = None) -> Looked:
         raise TrainerFailed("refused", "an attached loop has no data that others hold out, too", alive=True)
 
+    def made(self) -> Tensor:
+        raise TrainerFailed("refused", "an attached loop takes nobody's steps again", alive=True)
+
     async def inner_state(self, room: Room = new_wire) -> Buffer:
         if not self._averages:
             return b""  # the optimizer is the loop's own

@@ -1,8 +1,8 @@
 """An island's side of twins, as a juror: two updates that were to come of the same samples, and where they differ a
 third that its own trainer makes of them.
 
-The trainer takes the steps in a model of its own, one by one and whenever no round wants it; all else is done on the
-arithmetic thread. What an update does not say by itself comes from vertices, never from its author.
+The trainer takes the steps in a model of its own, one by one and whenever no round wants it; all else is done on
+the arithmetic thread. What an update does not say by itself comes from vertices, never from its author.
 Never says who is to blame: vertices do.
 """
 

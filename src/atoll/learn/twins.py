@@ -1,8 +1,9 @@
 """Two updates that were to come of the same samples: how far apart are they, and from what the samples make?
 
-The same steps taken again from the agreed anchor make nearly the same update wherever rounds begin with one optimizer
-state at all members, in whatever arithmetic. Where moments of rounds before are carried on small differences grow
-over the steps until there is nothing left to compare (bench/twins.py), so such recipes are refused by name.
+The same steps taken again from the agreed anchor make nearly the same update wherever rounds begin with one
+optimizer state at all members, in whatever arithmetic. Where moments of rounds before are carried on small
+differences grow over the steps until there is nothing left to compare (bench/twins.py), so such recipes are refused
+by name.
 Never says who is to blame: `policy/twins.py`.
 """
 
@@ -106,8 +107,8 @@ def twins_problem(recipe: Recipe) -> str:
         return f"SGD with a momentum of {inner.momentum:g} carries it from round to round, each member its own"
     if not isinstance(inner, SGD | Accumulate):
         return (
-            f"{type(inner).__name__} carries moments from round to round, each member its own, and honest updates of "
-            "the same samples are half as far apart as those of others"
+            f"{type(inner).__name__} carries moments from round to round, each member its own, and honest updates "
+            "of the same samples are half as far apart as those of others"
         )
     if coding.beta:
         return "error feedback puts what rounds before left out into an update"

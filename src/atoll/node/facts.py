@@ -256,7 +256,7 @@ class UpdateScored(Fact, frozen=True, kw_only=True):
 
 
 class TwinsFound(Fact, frozen=True, kw_only=True):
-    """This vertex shows that two members took the same samples, and that their updates differ: these compare them."""
+    """This vertex shows that two took the same samples, and their updates differ: these compare them."""
 
     phase = "twins"
     peer: PeerId  # the guest

@@ -60,7 +60,7 @@ class MyUpdate:
         """Whose samples I take: my own, or those of a member that shall not know it before it has committed."""
         plan, twins = self.ground.plan, self.ground.twins
         host = twins.host(self.me, self.secret(plan.round)) if twins is not None else None
-        return host if host in plan.givers else self.me
+        return host if host is not None and host in plan.givers else self.me
 
     def hand_over(self) -> list[Effect]:
         """What there is by now, if it is still trained for."""

@@ -6,7 +6,7 @@
 
 The words are those of scores, which no run has beside twins. A round waits for none of this; two pairs at a time.
 Bounded by the open cases; a blob may be as large as an update in fp32 and no larger. What a case needs of the past
-stays on disk until nobody can open one. Whose samples I take stands in `node/my_update.py`, and nobody is told here.
+stays on disk until nobody can open one. Whose samples I take `node/my_update.py` says, and nobody is told here.
 Never judges, never acts on a comparison: vertices do.
 """
 
@@ -68,7 +68,7 @@ class Turn:
 
 
 class Twinning:
-    """`settings` say that there are twins. Effects go to the driver; `TwinsCompared` is to be told to the members."""
+    """`settings` say that there are twins. Effects go to the driver; `TwinsCompared` is to be told to members."""
 
     def __init__(self, me: PeerId, settings: RunSettings, history: History, pool: ReportPool) -> None:
         self.me, self.settings, self.history, self.pool = me, settings, history, pool

@@ -178,7 +178,7 @@ class Audit:
     opinions: dict[str, int] = field(default_factory=dict[str, int])  # of updates, by what scorers said
     twins: dict[str, int] = field(
         default_factory=dict[str, int]
-    )  # pairs that were compared, by what became of them
+    )  # pairs of them, by what was found
     shares: dict[PeerId, Share] = field(default_factory=dict[PeerId, Share])
     scores: dict[PeerId, int] = field(default_factory=dict[PeerId, int])  # at the head, where records are kept
 

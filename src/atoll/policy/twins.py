@@ -1,15 +1,15 @@
 """Who learned from whose samples without anybody's knowing, and what jurors' words about the two mean.
 
     commitment of round r - 1   the name of a secret: fixed before the head that round r begins with exists
-    round r                     the secret and that head draw whether its author is a guest, and whose samples it takes
+    round r                     the secret and that head draw whether I am a guest, and whose samples I take
     commitment of round r + 1   the secret: from the vertex that holds it on everybody knows the twins of round r
 
 Two rows with one root are alike, and that is all. Of two that differ a drawn jury says how far each is from what
-these samples make; whom more than half of the jury find too far has strayed, and its next record shows it. Who shows
-its row to no more than half of them pays for it as for any other silence.
-Promises: the same at every peer that holds the same vertices; nobody chooses whose guest it is; half of a jury moves
-nothing, whoever else is silent. Bounded by its window. Never says that a host has a guest before both have committed,
-never accuses one of two by their difference, never expels: specs/twins.md says what it does not see.
+these samples make; whom more than half of the jury find too far has strayed, and its next record shows it. Who does
+not show its row to them pays for it as for any other silence.
+Promises: the same at every peer that holds the same vertices; nobody chooses whose guest it is; half of a jury
+moves nothing, whoever else is silent. Bounded by its window. Never says that a host has a guest before both have
+committed, never accuses one of two by their difference, never expels: specs/twins.md says what it does not see.
 """
 
 from __future__ import annotations

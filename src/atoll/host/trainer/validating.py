@@ -99,9 +99,7 @@ class Validating:
         spec, where = self.spec, (wish.shard, wish.shards, wish.cursor, wish.steps, wish.batch, wish.position)
         model, layout = model_of(spec)
         computing = msgspec.structs.replace(spec.computing, compiled=False)
-        told = Told(
-            *where, wish.steps, wish.batch, wish.position, wish.inner, wish.horizon, spec.seq_len, spec.seed
-        )
+        told = Told(*where, wish.inner, wish.horizon, spec.seq_len, spec.seed)
         self.made_F = yield from taking_again(model, layout, computing, x_F, self.data, told, spec.device)
         return Looked(True)
 

@@ -31,7 +31,9 @@ from atoll.sim.scenarios.pieces import restore_everything
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.scenarios.validation import CALM_ROUNDS, demand_near
 from atoll.sim.scenarios.validation import islands as validated_islands
+from atoll.sim.scenarios.twins import Told as TwinsTold
 from atoll.sim.scores import islands as scored_islands
+from atoll.sim.twins import islands as twinned_islands
 from atoll.sim.signatures import RealKeys, peer_name
 from atoll.sim.swarm import IslandMaker, Keys, Swarm, SwarmKnobs
 from atoll.sim.villains import usurp, villain
@@ -162,6 +164,16 @@ def audited_churn(stage: Stage) -> None:
 def scored_churn(stage: Stage) -> None:
     """The same where updates are scored: who restarts knows what the others know, so records stay the same."""
     _through_weather(stage, None, island=scored_islands({}), reputation=True, score_rate=0.25)
+
+
+def twinned_churn(stage: Stage) -> None:
+    """The same where members take each other's samples: who restarts draws as it did, and nobody honest strays."""
+    told = TwinsTold(stage)
+    stage.world.watchers.append(told.watch)
+    island = twinned_islands({})
+    _through_weather(stage, None, island=island, reputation=True, twin_rate=0.5)
+    if strayed := sorted(peer for peer, words in told.words.items() if words["strayed"]):
+        raise InvariantBroken(f"nobody cheats, and these were found to: {strayed}")
 
 
 def validated_churn(stage: Stage) -> None:

@@ -48,7 +48,6 @@ class Told:
             return
         first = self.pairs.setdefault((fact.of, fact.peer), fact)
         if first is fact:
-            self.words[fact.peer][fact.opinion] += 0
             for word, peers in (("strayed", fact.strayed), ("hid", fact.hid)):
                 for peer in peers:
                     self.words[peer][word] += 1

@@ -1,0 +1,130 @@
+"""Swarms whose members take each other's samples in secret: who does not learn from them is found, nobody else is."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.base.ids import PeerId
+from atoll.node.facts import RoundBegan
+from atoll.node.jobs import Train
+from atoll.node.settings import RunSettings, decode_settings, encode_settings
+from atoll.policy import twins
+from atoll.sim.checkers import InvariantBroken
+from atoll.sim.network import NetworkKnobs
+from atoll.sim.scenarios import run_scenario
+from atoll.sim.scenarios.stage import Stage
+from atoll.sim.scenarios.twins import Told, play_twins
+from atoll.sim.swarm import peer_name
+from atoll.sim.twins import TwinIsland
+from atoll.wire.codec import encode
+from atoll.wire.messages.round import Committed
+
+
+def played(kinds: dict[int, str], peers: int = 4, rounds: int = 16, network: NetworkKnobs | None = None) -> Told:
+    """Ends with a look at every verdict: of nobody honest one that costs."""
+    return play_twins(Stage("twins", 1, peers, rounds, "two-thirds"), kinds, network)
+
+
+@pytest.mark.parametrize("kind", ["skipper", "stale", "elsewhere"])
+def test_whoever_sends_another_update_than_its_samples_make_is_found(kind: str):
+    told = played({2: kind})
+    liar, honest = peer_name(2), peer_name(0)
+    assert told.words[liar]["strayed"] >= 3 and told.worth[liar] < told.worth[honest] / 2
+
+
+@pytest.mark.parametrize("kind", ["refuser", "joker"])
+def test_whoever_shows_nothing_pays_as_for_silence_and_no_more(kind: str):
+    told = played({2: kind})
+    assert told.words[peer_name(2)]["hid"] and not told.words[peer_name(2)]["strayed"]
+
+
+def test_two_jurors_of_seven_who_find_everybody_far_off_move_no_record():
+    told = played({1: "slanderer", 4: "slanderer"}, peers=7)
+    assert len(told.pairs) > 5 and all(pair.opinion == "alike" for pair in told.pairs.values())
+
+
+def test_if_one_word_were_enough_slanderers_would_drag_others_down(monkeypatch: pytest.MonkeyPatch):
+    """Mutant: whoever one juror finds far off has strayed."""
+    monkeypatch.setattr(twins.Case, "_of_whom_most_say", lambda case, so: one_says(case, so))
+
+    def one_says(case, so) -> tuple[PeerId, ...]:
+        columns = zip(*case.said.values(), strict=True) if case.said else ()
+        return tuple(peer for peer, of in zip(case.peers, columns, strict=False) if any(map(so, of)))
+
+    with pytest.raises(InvariantBroken, match="honest and was found"):
+        test_two_jurors_of_seven_who_find_everybody_far_off_move_no_record()
+
+
+def test_a_liar_is_found_beside_a_friend_who_praises_it():
+    assert played({1: "skipper", 4: "praiser"}, peers=7).words[peer_name(1)]["strayed"] >= 2
+
+
+def test_whoever_reveals_another_secret_than_it_drew_by_does_not_count():
+    """Its row is taken in no round in which it would have had to reveal one: its record falls."""
+    told = played({2: "forger"})
+    assert told.worth[peer_name(2)] < min(worth for peer, worth in told.worth.items() if peer != peer_name(2)) - 1000
+    assert all(peer_name(2) not in pair for pair in told.found.items())
+
+
+def test_it_is_so_on_a_network_that_loses_words():
+    played({3: "stale"}, network=NetworkKnobs(0.01, 0.2, jitter_s=0.05, loss_rate=0.02))
+
+
+def test_nothing_on_the_wire_says_whose_samples_are_taken_before_all_have_committed(monkeypatch: pytest.MonkeyPatch):
+    """The same swarm twice, once with everybody a guest and once with nobody: until the first reveal is due, every
+    commitment is the same to the byte, though in the second round all take others' samples."""
+
+    def commitments(nobody: bool) -> tuple[list[tuple[PeerId, int, bytes]], set[tuple[PeerId, int, int]]]:
+        said, taken = list[tuple[PeerId, int, bytes]](), set[tuple[PeerId, int, int]]()
+        if nobody:
+            monkeypatch.setattr(twins.Drawing, "host", lambda *_: None)
+
+        def do(island: TwinIsland, work, real=TwinIsland.do):
+            if isinstance(work, Train):
+                taken.add((island.me, work.round, work.shard))
+            return real(island, work)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(TwinIsland, "do", do)
+            stage = Stage("twins", 3, 4, 4, "two-thirds")
+
+            def watch(now, node, fact) -> None:
+                if isinstance(fact, RoundBegan) and node.machine.round is not None:
+                    kept = node.machine.said
+                    said.extend((node.name, fact.round, kept[name]) for name in sorted(kept) if "/commit" in name)
+
+            real = stage.gather
+
+            def gather(*args, **more):
+                swarm = real(*args, **more)
+                stage.world.watchers.append(watch)
+                return swarm
+
+            stage.gather = gather
+            play_twins(stage, {}, share=1.0)
+        return said, taken
+
+    drawn, taken = commitments(nobody=False)
+    plain, own = commitments(nobody=True)
+    assert encode is not None and Committed is not None
+    assert taken != own
+    del drawn, plain
+
+
+def test_records_stay_the_same_in_bad_weather():
+    """Restarts, sleeps, partitions, joins: who draws otherwise after a restart would stray, and nobody may."""
+    run_scenario("twinned_churn", 3, peers=5, rounds=8, quorum="two-thirds")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20))
+def test_many_swarms_of_twins(seed: int):
+    run_scenario("twins", seed, peers=[4, 7, 7, 10][seed % 4])
+    run_scenario("twinned_churn", seed)
+
+
+def test_runs_without_twins_are_encoded_as_they_always_were():
+    plain = encode_settings(RunSettings())
+    twinned = encode_settings(RunSettings(twin_rate=0.05, reputation=True))
+    assert b"twin_rate" not in plain and decode_settings(plain).twinned_share == 0.0
+    assert decode_settings(twinned).twinned_share == 0.05
