@@ -176,9 +176,7 @@ class Audit:
     verdicts: dict[str, int] = field(default_factory=dict[str, int])  # what auditors found
     out: Verdicts = field(default_factory=Verdicts)  # who left, who was doubted, and by what
     opinions: dict[str, int] = field(default_factory=dict[str, int])  # of updates, by what scorers said
-    twins: dict[str, int] = field(
-        default_factory=dict[str, int]
-    )  # pairs of them, by what was found
+    twins: dict[str, int] = field(default_factory=dict[str, int])  # pairs of them, by what was found
     shares: dict[PeerId, Share] = field(default_factory=dict[PeerId, Share])
     scores: dict[PeerId, int] = field(default_factory=dict[PeerId, int])  # at the head, where records are kept
 

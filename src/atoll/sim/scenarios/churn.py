@@ -169,9 +169,7 @@ def scored_churn(stage: Stage) -> None:
 def twinned_churn(stage: Stage) -> None:
     """The same where members take each other's samples: who restarts draws as it did, and nobody honest strays."""
     told = TwinsTold(stage)
-    stage.world.watchers.append(told.watch)
-    island = twinned_islands({})
-    _through_weather(stage, None, island=island, reputation=True, twin_rate=0.5)
+    _through_weather(stage, None, told=told, island=twinned_islands({}), reputation=True, twin_rate=0.5)
     if strayed := sorted(peer for peer, words in told.words.items() if words["strayed"]):
         raise InvariantBroken(f"nobody cheats, and these were found to: {strayed}")
 
@@ -195,8 +193,8 @@ def _through_weather(
     returns: bool = False,
     pauses: bool = False,
     amends: bool = False,
-    told: Told | None = None,
-    island: IslandMaker = Island,
+    told: Told | TwinsTold | None = None,
+    island: IslandMaker | None = None,
     **settings: Any,
 ) -> None:
     words = returns or pauses or amends  # of the recovery identity
@@ -209,7 +207,7 @@ def _through_weather(
         run=stage.settings(**({"recovery": peer_name(0).encode()} if words else {}), **settings),
     )
     villains = {stage.peers - 1: villain(usurp)} if amends and stage.protocol == "bft" else {}
-    swarm = stage.gather(knobs, villains, keys, island if told is None else islands({}))
+    swarm = stage.gather(knobs, villains, keys, island or (Island if told is None else islands({})))
     if told is not None:
         stage.world.watchers.append(told.watch)
     for name in swarm.founders[:slow]:
