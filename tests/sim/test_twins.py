@@ -1,4 +1,4 @@
-"""Swarms whose members take each other's samples in secret: who does not learn from them is found, nobody else is."""
+"""Swarms whose members take each other's samples in secret: who does not learn from them is found, nobody else."""
 
 from __future__ import annotations
 

@@ -480,8 +480,8 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             "E-RUN-30",
             f"updates of this run cannot be compared: {problem}",
             cause="run.twin_rate asks for it, and twins have to make the same of the same samples",
-            fix="write run.twin_rate = 0 and run.score_rate = 0.05, which looks whether updates teach; or train.recipe "
-            '= "fedavg", whose rounds begin alike everywhere',
+            fix="write run.twin_rate = 0 and run.score_rate = 0.05, which looks whether updates teach; or "
+            'train.recipe = "fedavg", whose rounds begin alike everywhere',
         )
     if problem := effort_misfit(beginning.recipe, settings.round.effort) or pacing_problem(settings):
         raise UsageError(

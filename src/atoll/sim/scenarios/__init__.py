@@ -89,8 +89,8 @@ from atoll.sim.scenarios.churn import (
     rollback,
     sampled_churn,
     scored_churn,
-    twinned_churn,
     straggler_churn,
+    twinned_churn,
     validated_churn,
     weighed,
 )

@@ -29,13 +29,13 @@ from atoll.sim.paired import PairedIsland
 from atoll.sim.scenarios.audits import Told
 from atoll.sim.scenarios.pieces import restore_everything
 from atoll.sim.scenarios.stage import Stage
+from atoll.sim.scenarios.twins import Told as TwinsTold
 from atoll.sim.scenarios.validation import CALM_ROUNDS, demand_near
 from atoll.sim.scenarios.validation import islands as validated_islands
-from atoll.sim.scenarios.twins import Told as TwinsTold
 from atoll.sim.scores import islands as scored_islands
-from atoll.sim.twins import islands as twinned_islands
 from atoll.sim.signatures import RealKeys, peer_name
 from atoll.sim.swarm import IslandMaker, Keys, Swarm, SwarmKnobs
+from atoll.sim.twins import islands as twinned_islands
 from atoll.sim.villains import usurp, villain
 from atoll.sim.world import Node
 from atoll.wire.messages.statements import Numbers
