@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.long, pytest.mark.net, pytest.mark.timeout(300)]
 TWINNED = [
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=8"),
     *("--set", "train.recipe=fedavg", "--set", "train.inner_steps=16", "--set", "run.rounds=0"),
-    *("--set", "run.trust=community", "--set", "run.twin_rate=0.4"),
+    *("--set", "run.trust=community", "--set", "run.twin_rate=0.5"),
     *("--set", "run.start_peers=3", "--set", "run.min_peers=3"),
 ]
 COPYCAT = """
@@ -26,7 +26,7 @@ if "atoll.host.trainer" in sys.orig_argv:
 
 
 def test_work_on_other_samples_strays_and_nobody_elses_does(tmp_path: Path):
-    """It takes every step, on the wrong samples, and its host or its guest has taken the right ones."""
+    """It takes every step, on the wrong samples, and its twin has taken the right ones."""
     with beside_eve(tmp_path, COPYCAT, TWINNED, "bob") as (ada, villain):
 
         def strayed() -> list[str]:
@@ -35,7 +35,7 @@ def test_work_on_other_samples_strays_and_nobody_elses_does(tmp_path: Path):
         def alike() -> int:
             return sum(f["opinion"] == "alike" for f in ada.facts if f["fact"] == "TwinsJudged")
 
-        ada.until(lambda f: len(strayed()) >= 2 and alike() >= 2)
+        ada.until(lambda f: strayed() and alike())
         assert set(strayed()) == {villain}
         assert answer_of("status", "--dir", tmp_path / "ada")["twins"]["strayed"] > 0
         assert "twins compared:" in atoll("status", "--dir", tmp_path / "ada").stdout
