@@ -207,6 +207,7 @@ class Twinned(Experiment):
             ("crashed: fresh moments", trained(fresh=True)),
             ("other arithmetic", trained(precision="fp32" if self.precision == "bf16" else "bf16")),
             ("two threads", trained(threads=2)),
+            ("sums in another order", trained(in_halves=True)),
             ("one step of ten left out", trained(leave_out=10)),
             ("half of each batch", trained(half)),
             ("half the steps", halved),
@@ -241,6 +242,7 @@ class Twinned(Experiment):
         fresh: bool = False,
         precision: str = "",
         threads: int = 1,
+        in_halves: bool = False,
     ) -> Update:
         """Its round again, from where it began, in the viewer's model."""
         recipe, viewer, began = self.recipe, self.viewer, self.began[peer]
@@ -257,7 +259,13 @@ class Twinned(Experiment):
                 continue
             cursor = began.cursor + step * recipe.batch
             samples = batch(data, shard, shards, cursor, recipe.batch, recipe.seq_len, recipe.seed)
-            gradient.of(take(samples))
+            if in_halves:
+                gradient.of(tuple(one[::2] for one in samples))
+                first_P = viewer.gradient_P.clone()
+                gradient.of(tuple(one[1::2] for one in samples))
+                viewer.gradient_P.add_(first_P).mul_(0.5)
+            else:
+                gradient.of(take(samples))
             inner_step(recipe.inner, inner, x_P, viewer.gradient_P, self.now - steps + step, viewer.matrices)
         torch.set_num_threads(1)
         owed_F = memory_F if coding.beta else None

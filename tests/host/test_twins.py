@@ -17,6 +17,7 @@ from atoll.host.config import load_config, recipe_of, settings_of
 from atoll.host.learning import built_in, decode_learning, found
 from atoll.keys.digest import digest, merkle_root
 from atoll.learn.codec import codec_named
+from atoll.learn.gradient import Computing
 from atoll.learn.inner import SGD
 from atoll.learn.methods import data_parallel, fedavg
 from atoll.learn.recipes import Coding, diloco
@@ -196,6 +197,7 @@ def test_only_recipes_whose_rounds_begin_alike_have_twins(tmp_path: Path, book: 
     assert not twins_problem(recipe()) and not twins_problem(recipe("data_parallel"))
     refused = {
         "AdamW carries moments": diloco("gpt-nano", rounds=9, inner_steps=STEPS),
+        "rounding of bf16": replace(recipe(), computing=Computing("bf16")),
         "a momentum of 0.9": replace(recipe(), inner=SGD(momentum=0.9)),
         "error feedback": replace(recipe(), coding=Coding("int8", "int8")),
         "rounds so much": replace(recipe(), coding=Coding("2bit", "int8", 0.0)),

@@ -99,6 +99,8 @@ def twins_problem(recipe: Recipe) -> str:
         return "members train a model of their own on data of their own, and nobody else has either"
     if recipe.own_anchors or recipe.merge != "replace" or schedule.fragments > 1 or recipe.hidden_steps:
         return "with overlap, fragments, parameters or anchors of its own, no round starts from one agreed anchor"
+    if recipe.computing and recipe.computing.precision != "fp32":
+        return f"rounding of {recipe.computing.precision} grows over the steps, in some rounds beyond any tolerance"
     if any(schedule.moments) or schedule.closing or schedule.phases:
         return "some of its rounds send something else than the others"
     if schedule.epochs is not UNSET:

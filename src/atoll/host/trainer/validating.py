@@ -95,7 +95,7 @@ class Validating:
         return Looked(True, tuple(losses))
 
     def _step_again(self, wish: StepAgain, x_F: Tensor) -> Generator[None, None, Looked]:
-        """In the precision of the run; not compiled, since nobody waits for it."""
+        """As the run computes; not compiled, since nobody waits for it."""
         spec, where = self.spec, (wish.shard, wish.shards, wish.cursor, wish.steps, wish.batch, wish.position)
         model, layout = model_of(spec)
         computing = msgspec.structs.replace(spec.computing, compiled=False)
