@@ -1,7 +1,7 @@
 """Two updates that were to come of the same samples: how far apart are they, and from what the samples make?
 
-The same steps taken again from the agreed anchor make nearly the same update wherever rounds begin with one
-optimizer state at all members, in whatever arithmetic. Where moments of rounds before are carried on small
+The same steps taken again in fp32 from the agreed anchor make nearly the same update wherever rounds begin with one
+optimizer state at all members. Where moments of rounds before are carried on, or steps are rounded to bf16, small
 differences grow over the steps until there is nothing left to compare (bench/twins.py), so such recipes are refused
 by name.
 Never says who is to blame: `policy/twins.py`.
