@@ -26,7 +26,11 @@ def twins(stage: Stage) -> None:
     honest is."""
     tolerated = (stage.peers - 1) // 3
     kinds = [stage.draw.choice((*CHEATING, *HIDING, *LYING)) for _ in range(tolerated)]
-    play_twins(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), kinds, strict=True)))
+    places = stage.draw.sample(range(stage.peers), tolerated)
+    told = play_twins(stage, dict(zip(places, kinds, strict=True)))
+    for place, kind in zip(places, kinds, strict=True):
+        if kind in CHEATING and not told.words[stage.swarm.keys.name(place)]["strayed"]:
+            raise InvariantBroken(f"the {kind} {stage.swarm.keys.name(place)} was never found")
 
 
 class Told:
