@@ -9,7 +9,7 @@ very state that it began with. `found_share` is the share of these above every h
 hundred, so honest twins are sent to be looked at no more often than that; where they would have the length that
 their author likes, it is the length of its last update. `hollow_share` and `taught_share` are what a loss score
 says of the very same updates (`learn/scoring.py`): what twins find beyond these is what they are good for. `apart`
-is the distance in lengths of the twin's update, as a juror measures it, and `strayed_share` what lies beyond the
+is the distance in lengths of the twin's update, as a referee measures it, and `strayed_share` what lies beyond the
 tolerance of runs (`policy/twins.py`), which only recipes have whose rounds begin alike everywhere.
 
     python bench/twins.py [--quick] [--only NAME] [--json]

@@ -14,7 +14,7 @@ from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Commit, Draws, Signed, Twinned
 from atoll.wire.messages.vertex import Body, Member, Metrics
 
-PEERS = tuple(PeerId(f"peer {i}") for i in range(7))  # two of them may lie: five jurors
+PEERS = tuple(PeerId(f"peer {i}") for i in range(7))  # two of them may lie: five referees
 RUN = digest(b"run")
 NEAR, FAR = TOLERANCE, TOLERANCE + 1
 
@@ -60,8 +60,8 @@ class Story:
         return min(self.twins.cases)
 
     def words(self, key: tuple[int, PeerId], *apart: tuple[int, int]) -> list[Signed]:
-        jurors = self.twins.cases[key].jurors
-        return [Signed(by, encode(Twinned(*key, each)), b"") for by, each in zip(jurors, apart, strict=False)]
+        referees = self.twins.cases[key].referees
+        return [Signed(by, encode(Twinned(*key, each)), b"") for by, each in zip(referees, apart, strict=False)]
 
 
 def test_so_many_are_guests_as_the_run_says_and_nobody_of_itself():
@@ -91,7 +91,7 @@ def test_a_pair_is_a_guest_and_a_host_that_was_none_itself_and_both_have_reveale
     assert all(host not in case.peers for case in story.twins.cases.values() if case.round == story.round - 2)
 
 
-def test_the_same_row_of_both_needs_no_jury():
+def test_the_same_row_of_both_needs_no_referees():
     story = Story(same_rows=True)
     alike = 0
     for _ in range(20):
@@ -111,11 +111,11 @@ def test_the_same_row_of_both_needs_no_jury():
         ([(NEAR, FAR)] * 2 + [(0, APART_MOST)] * 3, False, True),  # the milder one
     ],
 )
-def test_more_than_half_of_all_jurors_decide_and_silence_of_others_helps_no_liar(words, strayed: bool, hid: bool):
+def test_more_than_half_of_all_referees_decide_and_silence_of_others_helps_no_liar(words, strayed: bool, hid: bool):
     story = Story()
     key = story.until_a_case()
     case = story.twins.cases[key]
-    assert len(case.jurors) == 5 and not set(case.peers) & set(case.jurors)
+    assert len(case.referees) == 5 and not set(case.peers) & set(case.referees)
     story.goes_on(*story.words(key, *words))
     for _ in range(SCORE_OPEN):
         if found := [v for v in story.twins.settled if (v.round, v.guest) == key and v.of]:
@@ -125,16 +125,16 @@ def test_more_than_half_of_all_jurors_decide_and_silence_of_others_helps_no_liar
     assert verdict.strayed == ((case.host,) if strayed else ()) and verdict.hid == ((case.host,) if hid else ())
 
 
-def test_the_first_word_of_a_juror_counts_and_nobody_elses_may_stand():
+def test_the_first_word_of_a_referee_counts_and_nobody_elses_may_stand():
     story = Story()
     key = story.until_a_case()
     case = story.twins.cases[key]
     (mine,) = story.words(key, (NEAR, NEAR))
     story.goes_on(mine)
-    assert story.twins.why_not(case.jurors[0], Twinned(*key, (FAR, FAR))) == "was said already"
+    assert story.twins.why_not(case.referees[0], Twinned(*key, (FAR, FAR))) == "was said already"
     assert "not by one who was drawn" in (story.twins.why_not(case.guest, Twinned(*key, (0, 0))) or "")
-    assert "distances that are none" in (story.twins.why_not(case.jurors[1], Twinned(*key, (-1, 0))) or "")
-    report = Reported(case.jurors[1], Twinned(*key, (0, 0)))
+    assert "distances that are none" in (story.twins.why_not(case.referees[1], Twinned(*key, (-1, 0))) or "")
+    report = Reported(case.referees[1], Twinned(*key, (0, 0)))
     head = story.bodies[story.round - 1]
     assert admissible(report, head, Recent({}, twins=story.twins), RUN, True, None) is None
     assert admissible(report, head, Recent({}), RUN, True, None) is not None

@@ -37,13 +37,13 @@ def test_whoever_shows_nothing_pays_as_for_silence_and_no_more(kind: str):
     assert told.words[peer_name(2)]["hid"] and not told.words[peer_name(2)]["strayed"]
 
 
-def test_two_jurors_of_seven_who_find_everybody_far_off_move_no_record():
+def test_two_referees_of_seven_who_find_everybody_far_off_move_no_record():
     told = played({1: "slanderer", 4: "slanderer"}, peers=7)
     assert len(told.pairs) > 5 and all(pair.opinion == "alike" for pair in told.pairs.values())
 
 
 def test_if_one_word_were_enough_slanderers_would_drag_others_down(monkeypatch: pytest.MonkeyPatch):
-    """Mutant: whoever one juror finds far off has strayed."""
+    """Mutant: whoever one referee finds far off has strayed."""
     monkeypatch.setattr(twins.Case, "_of_whom_most_say", lambda case, so: one_says(case, so))
 
     def one_says(case, so) -> tuple[PeerId, ...]:
@@ -51,7 +51,7 @@ def test_if_one_word_were_enough_slanderers_would_drag_others_down(monkeypatch: 
         return tuple(peer for peer, of in zip(case.peers, columns, strict=False) if any(map(so, of)))
 
     with pytest.raises(InvariantBroken, match="honest and was found"):
-        test_two_jurors_of_seven_who_find_everybody_far_off_move_no_record()
+        test_two_referees_of_seven_who_find_everybody_far_off_move_no_record()
 
 
 def test_a_liar_is_found_beside_a_friend_who_praises_it():

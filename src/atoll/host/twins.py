@@ -1,5 +1,5 @@
-"""An island's side of twins, as a juror: two updates that were to come of the same samples, and where they differ a
-third that its own trainer makes of them.
+"""An island's side of twins, as a referee: two updates that were to come of the same samples, and where they differ
+a third that its own trainer makes of them.
 
 The trainer takes the steps in a model of its own, one by one and whenever no round wants it; all else is done on
 the arithmetic thread. What an update does not say by itself comes from vertices, never from its author.

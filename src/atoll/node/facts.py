@@ -262,7 +262,7 @@ class TwinsFound(Fact, frozen=True, kw_only=True):
     peer: PeerId  # the guest
     host: PeerId
     of: int  # round
-    jurors: tuple[PeerId, ...]
+    referees: tuple[PeerId, ...]
 
 
 class TwinsCompared(Fact, frozen=True, kw_only=True):

@@ -84,7 +84,7 @@ class Ground:
     scored: tuple[Score, ...] | None = None  # updates whose scores the parent settled; None: the run has none
     twins: Drawing | None = None  # members take each other's samples in secret; None: the run has no twins
     compared: tuple[Verdict, ...] = ()  # what became of twins, as the parent settled it
-    words_lost: bool = False  # of scorers or jurors, on this disk: records are taken at their word
+    words_lost: bool = False  # of scorers or referees, on this disk: records are taken at their word
     paired: bool = False  # members exchange two by two and have states of their own, which the agreed one names
     ways: Callable[[str], Way] | None = None  # by its name, where whoever calls may choose how its call is reduced
 

@@ -1,8 +1,8 @@
-"""One peer's side of twins: it shows its update where it was one, and as a juror compares those of two others.
+"""One peer's side of twins: it shows its update where it was one, and as a referee compares those of two others.
 
     every vertex     who learned from whose samples in the round before, and who compares them (`policy/twins.py`)
-    both twins       Ask ShowUpdate ─► a blob ─► its name to any juror that asks
-    juror            WantExhibit to both ─► two ExhibitIs ─► fetch the blobs ─► Ask TakeAgain ─► `Twinned`, signed
+    both twins       Ask ShowUpdate ─► a blob ─► its name to any referee that asks
+    referee            WantExhibit to both ─► two ExhibitIs ─► fetch the blobs ─► Ask TakeAgain ─► `Twinned`, signed
 
 The words are those of scores, which no run has beside twins. A round waits for none of this; two pairs at a time.
 Bounded by the open cases; a blob may be as large as an update in fp32 and no larger. What a case needs of the past
@@ -105,7 +105,7 @@ class Twinning:
         for case in self._cases.values():
             if case.round != body.round - 1:
                 continue
-            found = TwinsFound(peer=case.guest, host=case.host, of=case.round, jurors=case.jurors)
+            found = TwinsFound(peer=case.guest, host=case.host, of=case.round, referees=case.referees)
             effects.append(self._fact(found))
             if self.me in case.peers and case.round not in self.shown:
                 self.shown[case.round] = None
@@ -127,7 +127,7 @@ class Twinning:
                     row = self.wanted[key]
                     row.lacks = row.lacks or ("" if row.here else NOT_SHOWN)
                 effects += self._look(turn)
-        mine = [c for c in cases.values() if self.me in c.jurors and self.me not in c.said]
+        mine = [c for c in cases.values() if self.me in c.referees and self.me not in c.said]
         for case in sorted(mine, key=lambda case: case.priority):
             busy = sum(not turn.done for turn in self.turns.values()) >= AT_ONCE
             if busy or case.key in self.turns or not here.issuperset(case.peers):
@@ -161,7 +161,7 @@ class Twinning:
     def _askers(self, round: int) -> set[PeerId]:
         """Who was drawn to compare my update of this round."""
         mine = (case for case in self._cases.values() if case.round == round and self.me in case.peers)
-        return {juror for case in mine for juror in case.jurors}
+        return {referee for case in mine for referee in case.referees}
 
     def give(self, sender: PeerId, wish: WantExhibit) -> list[Effect]:
         """Only those who were drawn are told where it lies."""
@@ -236,7 +236,7 @@ class Twinning:
         return [Ask(f"twins/take/{turn.case.round}/{turn.case.guest}", work)]
 
     def _again(self, case: Case, guest: Wanted, host: Wanted) -> TakeAgain | None:
-        """What both were to do, out of the vertices: the same at every juror. None if they are not at hand."""
+        """What both were to do, out of the vertices: the same at every referee. None if they are not at hand."""
         history = self.history
         parent, head = history.bodies.get(case.round - 1), history.ids.get(case.round - 1)
         if parent is None or head is None or guest.blob is None or host.blob is None:
@@ -261,7 +261,7 @@ class Twinning:
     # ---- jobs ----------------------------------------------------------------------------------------------
 
     def done(self, event: Done | Failed, now: Seconds) -> list[Effect]:
-        """A juror whose own trainer fails says nothing to members: there are others."""
+        """A referee whose own trainer fails says nothing to members: there are others."""
         match event:
             case Done(job, Exhibited(blob)) if job.startswith("twins/show/"):
                 return self._laid_out(int(job.rsplit("/", 1)[1]), blob)

@@ -84,7 +84,7 @@ Earlier = Literal["same", "other", "unknown"]  # what a word says of an old vert
 @dataclass(frozen=True)
 class Recent:
     """The last few vertices: id -> agreed state, which joins and readiness name, and the audits, validators,
-    scorers and jurors that they drew."""
+    scorers and referees that they drew."""
 
     states: dict[Digest, Digest]
     may_follow: Callable[[Amend | Pause | Tune], bool] = lambda word: False  # said lately, none took effect since

@@ -105,7 +105,7 @@ def moved(
 ) -> int:
     """The score after this vertex. `audits`, `scored`: the run has audits, loss scores; `vouched`: an audit of this
     member was accepted, or an update of its taught the model something; `hollow`: one did not, or is not what its
-    samples make; `hid`: one was not shown to its jurors, which costs what a round of silence does."""
+    samples make; `hid`: one was not shown to its referees, which costs what a round of silence does."""
     if convicted:
         return FLOOR
     if conduct is not None:

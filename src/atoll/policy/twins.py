@@ -1,15 +1,15 @@
-"""Who learned from whose samples without anybody's knowing, and what jurors' words about the two mean.
+"""Who learned from whose samples without anybody's knowing, and what referees' words about the two mean.
 
     commitment of round r - 1   the name of a secret: fixed before the head that round r begins with exists
     round r                     the secret and that head draw whether I am a guest, and whose samples I take
     commitment of round r + 1   the secret: from the vertex that holds it on everybody knows the twins of round r
 
-Two rows with one root are alike, and that is all. Of two that differ a drawn jury says how far each is from what
-these samples make; whom more than half of the jury find too far has strayed, and its next record shows it. Who does
+Two rows with one root are alike, and that is all. Of two that differ drawn referees say how far each is from what
+these samples make; whom more than half of them find too far has strayed, and its next record shows it. Who does
 not show its row to them pays for it as for any other silence.
-Promises: the same at every peer that holds the same vertices; nobody chooses whose guest it is; half of a jury
-moves nothing, whoever else is silent. Bounded by its window. Never says that a host has a guest before both have
-committed, never accuses one of two by their difference, never expels: specs/twins.md says what it does not see.
+Promises: the same at every peer that holds the same vertices; nobody chooses whose guest it is; half of the
+referees move nothing, whoever else is silent. Bounded by its window. Never says that a host has a guest before both
+have committed, never accuses one of two by their difference, never expels. What it does not see: specs/twins.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ APART_MOST = 1000 * MILLION  # of what was not shown; what was is nearer, howeve
 
 Key = tuple[int, PeerId]  # the round, the guest
 Apart = tuple[int, int]  # millionths: of the guest's update, of the host's
-Opinion = Literal["alike", "strayed", "hidden", "unclear"]  # unclear: half of the jury or more said nothing
+Opinion = Literal["alike", "strayed", "hidden", "unclear"]  # unclear: half of them or more said nothing
 
 
 def seal_of(secret: bytes) -> Digest:
@@ -82,8 +82,8 @@ class Case:
     guest: PeerId
     host: PeerId
     commits: tuple[Commit, Commit]  # the guest's, the host's
-    jurors: tuple[PeerId, ...]
-    vertex: Digest  # in which the guest revealed itself, and which drew the jurors
+    referees: tuple[PeerId, ...]
+    vertex: Digest  # in which the guest revealed itself, and which drew the referees
     said: dict[PeerId, Apart] = field(default_factory=dict[PeerId, Apart])
 
     @property
@@ -96,12 +96,12 @@ class Case:
 
     @property
     def priority(self) -> int:
-        """The same at all jurors: where there are more cases than they can look at, they look at the same few."""
+        """The same at all referees: where there are more cases than they can look at, they look at the same few."""
         return draw_below(self.vertex, f"first {self.guest}", CHANCES)
 
     @property
     def strayed(self) -> tuple[PeerId, ...]:
-        """Whom more than half of all jurors, and not of those that spoke, find too far off."""
+        """Whom more than half of all referees, and not of those that spoke, find too far off."""
         return self._of_whom_most_say(lambda apart: TOLERANCE < apart < APART_MOST)
 
     @property
@@ -113,12 +113,12 @@ class Case:
     def _of_whom_most_say(self, so: Callable[[int], bool]) -> tuple[PeerId, ...]:
         words = zip(*self.said.values(), strict=True) if self.said else ()
         return tuple(
-            peer for peer, of in zip(self.peers, words, strict=False) if 2 * sum(map(so, of)) > len(self.jurors)
+            peer for peer, of in zip(self.peers, words, strict=False) if 2 * sum(map(so, of)) > len(self.referees)
         )
 
     def over(self, head: int) -> bool:
         """Nobody is waited for any more, as of this round's vertex."""
-        return len(self.said) == len(self.jurors) or head - self.round >= SCORE_OPEN
+        return len(self.said) == len(self.referees) or head - self.round >= SCORE_OPEN
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Verdict:
     round: int
     guest: PeerId
     host: PeerId
-    jurors: int  # that spoke; 0 of 0: their roots are the same
+    referees: int  # that spoke; 0 of 0: their roots are the same
     of: int
     strayed: tuple[PeerId, ...]
     hid: tuple[PeerId, ...]
@@ -137,7 +137,7 @@ class Verdict:
     def word(self) -> Opinion:
         if self.strayed or self.hid:
             return "strayed" if self.strayed else "hidden"
-        return "alike" if 2 * self.jurors > self.of or not self.of else "unclear"
+        return "alike" if 2 * self.referees > self.of or not self.of else "unclear"
 
 
 class Twins:
@@ -178,7 +178,7 @@ class Twins:
         for case in over:
             del self.cases[case.key]
         self.settled = tuple(
-            Verdict(case.round, *case.peers, len(case.said), len(case.jurors), case.strayed, case.hid)
+            Verdict(case.round, *case.peers, len(case.said), len(case.referees), case.strayed, case.hid)
             for case in over
         )
 
@@ -203,10 +203,10 @@ class Twins:
             if mine.root == its.root:
                 self.settled += (Verdict(before.round, guest, host, 0, 0, (), ()),)
                 continue
-            able = [p for p in shuffled(ids[round], f"jurors of {guest}", settled) if p not in (guest, host)]
-            jurors = tuple(by_tier(able, scores)[: scorers_drawn(voters, self.rule)])
-            if jurors:
-                case = Case(before.round, guest, host, (mine, its), jurors, ids[round])
+            able = [p for p in shuffled(ids[round], f"referees of {guest}", settled) if p not in (guest, host)]
+            referees = tuple(by_tier(able, scores)[: scorers_drawn(voters, self.rule)])
+            if referees:
+                case = Case(before.round, guest, host, (mine, its), referees, ids[round])
                 self.cases[case.key] = case
 
     def why_not(self, by: PeerId, report: Twinned) -> str | None:
@@ -216,7 +216,7 @@ class Twins:
         case = self.cases.get((report.round, report.peer))
         if case is None:
             return "is of no twins that are being compared"
-        if by not in case.jurors:
+        if by not in case.referees:
             return "is not by one who was drawn"
         if by in case.said:
             return "was said already"

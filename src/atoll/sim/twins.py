@@ -81,7 +81,7 @@ class TwinIsland(Island):
         if work.before not in self.blobs:
             raise RuntimeError("the state that the round began with is not here")
         if self.kind == "mute":
-            raise RuntimeError("this juror does not want to look")
+            raise RuntimeError("this referee does not want to look")
         if self.kind in LYING:
             return Apart((0, 0) if self.kind == "praiser" else (MILLION, MILLION))
         guest, host = (self._learned(row) for row in work.rows)

@@ -1,4 +1,4 @@
-"""Members that take each other's samples in secret, some of whom do not learn from them, and jurors that lie."""
+"""Members that take each other's samples in secret, some of whom do not learn from them, and referees that lie."""
 
 from __future__ import annotations
 

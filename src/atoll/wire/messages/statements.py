@@ -287,7 +287,7 @@ class Scored(Statement, frozen=True):
 
 
 class Twinned(Statement, frozen=True):
-    """As a juror drawn for two updates that were to come of the same samples I held them against each other, and
+    """As a referee drawn for two updates that were to come of the same samples I held them against each other, and
     where they differ against what I made of these samples myself."""
 
     round: int  # of the updates
