@@ -8,7 +8,9 @@ Then one of the first pair sends what a cheat, a crash or other arithmetic would
 very state that it began with. `found_share` is the share of these above every honest ratio but the worst in a
 hundred, so honest twins are sent to be looked at no more often than that; where they would have the length that
 their author likes, it is the length of its last update. `hollow_share` and `taught_share` are what a loss score
-says of the very same updates (`learn/scoring.py`): what twins find beyond these is what they are good for.
+says of the very same updates (`learn/scoring.py`): what twins find beyond these is what they are good for. `apart`
+is the distance in lengths of the twin's update, as a referee measures it, and `strayed_share` what lies beyond the
+tolerance of runs (`policy/twins.py`), which only recipes have whose rounds begin alike everywhere.
 
     python bench/twins.py [--quick] [--only NAME] [--json]
 """
@@ -40,8 +42,10 @@ from atoll.learn.models import build_model
 from atoll.learn.recipes import Coding, Recipe, diloco
 from atoll.learn.rehearsal import Flight, Round
 from atoll.learn.scoring import dealt, falls_of, fixed_point, losses_of, undealt
+from atoll.learn.twins import distance
 from atoll.learn.update import Bounds, Update, encode_update
 from atoll.policy.scoring import FALL_MOST, NAT, opinion_of
+from atoll.policy.twins import MILLION, TOLERANCE
 
 PEERS, ROUNDS, QUICK_ROUNDS, STEPS = 6, 10, 4, 50
 MODEL = "gpt-nano"
@@ -80,6 +84,7 @@ class Seen:
     """Of one recipe: ratios by kind, each with its round."""
 
     ratios: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
+    apart: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # in lengths of the twin's
     cosines: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # twins', others'
     opinions: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # of loss scores
 
@@ -160,6 +165,7 @@ class Twinned(Experiment):
         )
         middle = (usual[(len(usual) - 1) // 2] + usual[len(usual) // 2]) / 2
         self.seen.ratios[kind].append((self.launched - 1, float((row_F - twin_F).norm()) / middle))
+        self.seen.apart[kind].append(distance(row_F, twin_F))
 
     def _score(self, rows: dict[str, Tensor], peer: int) -> None:
         """What a loss score says of each of these as the update of this peer."""
@@ -200,6 +206,8 @@ class Twinned(Experiment):
         said = [
             ("crashed: fresh moments", trained(fresh=True)),
             ("other arithmetic", trained(precision="fp32" if self.precision == "bf16" else "bf16")),
+            ("two threads", trained(threads=2)),
+            ("sums in another order", trained(in_halves=True)),
             ("one step of ten left out", trained(leave_out=10)),
             ("half of each batch", trained(half)),
             ("half the steps", halved),
@@ -233,6 +241,8 @@ class Twinned(Experiment):
         leave_out: int = 0,
         fresh: bool = False,
         precision: str = "",
+        threads: int = 1,
+        in_halves: bool = False,
     ) -> Update:
         """Its round again, from where it began, in the viewer's model."""
         recipe, viewer, began = self.recipe, self.viewer, self.began[peer]
@@ -243,13 +253,21 @@ class Twinned(Experiment):
         gradient = self.gradients[precision or self.precision]
         x_P = viewer.x_F[: self.layout.parameters]
         data, shard, shards = self.shares[peer]
+        torch.set_num_threads(threads)
         for step in range(until or steps):
             if leave_out and step % leave_out == leave_out - 1:
                 continue
             cursor = began.cursor + step * recipe.batch
             samples = batch(data, shard, shards, cursor, recipe.batch, recipe.seq_len, recipe.seed)
-            gradient.of(take(samples))
+            if in_halves:
+                gradient.of(tuple(one[::2] for one in samples))
+                first_P = viewer.gradient_P.clone()
+                gradient.of(tuple(one[1::2] for one in samples))
+                viewer.gradient_P.add_(first_P).mul_(0.5)
+            else:
+                gradient.of(take(samples))
             inner_step(recipe.inner, inner, x_P, viewer.gradient_P, self.now - steps + step, viewer.matrices)
+        torch.set_num_threads(1)
         owed_F = memory_F if coding.beta else None
         return encode_update(self.anchors[0], viewer.x_F, owed_F, bounds, ups, coding.beta)
 
@@ -280,6 +298,10 @@ def told(seen: Seen) -> dict[str, Any]:
             "least": min(later),
             "median": quantile(later, 0.5),
             "most": max(later),
+            "apart_median": quantile(seen.apart[kind], 0.5),
+            "apart_least": min(seen.apart[kind]),
+            "apart_most": max(seen.apart[kind]),
+            "strayed_share": sum(apart * MILLION > TOLERANCE for apart in seen.apart[kind]) / len(seen.apart[kind]),
             "found_share": sum(ratio > line for ratio in ratios) / len(ratios),
             "hollow_share": seen.opinions[kind].count("hollow") / len(seen.opinions[kind]),
             "taught_share": seen.opinions[kind].count("taught") / len(seen.opinions[kind]),
@@ -292,11 +314,13 @@ def table(name: str, figures: dict[str, Any]) -> str:
     cosines = f"cosines {figures['cosine_of_twins']:.3f} of twins, {figures['cosine_of_others']:.3f} of others"
     paid = f"loss {figures['val_loss']:.3f}, {figures['cpu_s']:.0f} CPU-s"
     lines = [f"{name}: line {figures['line']:.3f}; {cosines}; {paid}"]
-    lines.append(f"  {'':30} first  least median   most  found hollow taught  of")
+    lines.append(f"  {'':30} first  least median   most  found hollow taught  apart: least median most strayed  of")
     for kind, of in figures["kinds"].items():
         first = "     " if of["first_round"] is None else f"{of['first_round']:5.2f}"
         numbers = f"{of['least']:6.2f} {of['median']:6.2f} {of['most']:6.2f} {of['found_share']:6.2f}"
         numbers += f" {of['hollow_share']:6.2f} {of['taught_share']:6.2f}"
+        numbers += f"  {of['apart_least']:12.4f} {of['apart_median']:6.4f} {of['apart_most']:6.4f}"
+        numbers += f" {of['strayed_share']:5.2f}"
         lines.append(f"  {kind:30} {first} {numbers}  {of['twins']}")
     return "\n".join(lines)
 

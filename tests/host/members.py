@@ -94,6 +94,9 @@ class Inside:
         self.child.mailbox.show(of_F)
         return self.ask(work)
 
+    def made(self):
+        return self.child.mailbox.shown()
+
     async def inner_state(self, room=None) -> bytes:
         return bytes(self.child.mailbox.take(self.ask(SaveInner()).size_bytes))
 

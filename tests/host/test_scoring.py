@@ -41,7 +41,7 @@ class Scored:
     async def work(self, author: int, blob: Digest | None = None, **more) -> Score:
         members, steps = self.members, self.members.recipe.schedule.turn_steps
         shown = blob or (await members.islands[author].do(ShowUpdate(self.round))).blob
-        wires = members.islands[author].scoring.sent[self.round]
+        wires = members.islands[author].outbox.wires[self.round]
         work = Score(
             blob=shown,
             round=self.round,

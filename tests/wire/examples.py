@@ -50,6 +50,7 @@ from atoll.wire.messages.statements import (
     Commit,
     Compared,
     Complaint,
+    Draws,
     Invite,
     Join,
     Late,
@@ -66,6 +67,7 @@ from atoll.wire.messages.statements import (
     Timeout,
     Tune,
     Tuned,
+    Twinned,
     Validated,
     Vote,
     Weighing,
@@ -120,6 +122,7 @@ STATEMENTS = (
     Audited(7, BOB, "mismatch"),
     Validated(7, A, (2_500_000,)),
     Scored(7, BOB, (41_250, -1_030, 9_400)),
+    Twinned(7, BOB, (120, 410_000)),
     Placed(19, 3, 1_000_003, (bytes(31) + b"\1", bytes(31) + b"\2")),
     Invite(b"ticket", b"key", "observer", 3, 2000.0),
     Amend(A, 3, B, A, 2, b"signature"),
@@ -172,6 +175,7 @@ VALIDATED_RIGHT = Validated(7, A, (2_500_000,), (431_000,))
 TUNED = Tuned(Numbers(rounds=60, owner_s=12.0, lr=0.002), 7, 224)
 AMEND_TUNED = Amend(A, 3, B, A, 2, b"signature", tuned=TUNED)
 AMEND_WITHOUT = Amend(A, 3, B, A, 2, b"signature", (BOB,))
+COMMIT_DRAWN = Commit(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=Draws(A, B))
 COMMIT_LATE = Commit(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=Late(3, 64, 1024))
 MANIFEST_PARTLY = ManifestIs(A, None, b"\x05")
 WANT_MANIFEST_KNOWN = WantManifest(A, True)

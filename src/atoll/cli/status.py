@@ -99,6 +99,9 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     if (scored := s.get("scores")) is not None:
         found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(scored.items()))
         say(f"  updates scored: {found or 'none yet'}")
+    if (compared := s.get("twins")) is not None:
+        found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(compared.items()))
+        say(f"  twins compared: {found or 'none yet'}")
     if (v := s.get("validation")) is not None:
         _say_validation(v)
     raft = "; they agree by Raft" if s.get("protocol") == "raft" else ""

@@ -219,6 +219,7 @@ def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
         "votes_alone": votes_alone(audit),
         "members": [asdict(c) for c in audit.members],
         "scores": audit.opinions if audit.settings.scored_share else None,
+        "twins": audit.twins if audit.settings.twinned_share else None,
         "audits": {"drawn": audit.drawn} | audit.verdicts if audit.settings.audited_share else None,
         "reputations": {peer: score / SCORE_ONE for peer, score in audit.scores.items()},
         "contributions": {peer: asdict(share) for peer, share in audit.shares.items()},
@@ -250,6 +251,9 @@ def _say(audit: Audit, blobs: int | None, looked: LookedAt | None) -> None:
     if audit.settings.scored_share:
         found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(audit.opinions.items()))
         say(f"  updates scored: {found or 'none yet'}")
+    if audit.settings.twinned_share:
+        found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(audit.twins.items()))
+        say(f"  twins compared: {found or 'none yet'}")
     for round in audit.recoveries:
         say(f"  round {round} began a new epoch by the recovery identity's signature, without a quorum")
     for b in audit.branches:

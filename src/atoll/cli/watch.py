@@ -226,6 +226,8 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             return (
                 f"! the update of {name(entry['peer'])} in round {entry['of']} is not scored here: {entry['why']}"
             )
+        case "TwinsMissed":
+            return f"! twins of round {entry['of']} are not compared here: {entry['why']}"
         case "FetchBegan":
             return f"downloading the agreed model ({entry['why']})"
         case "EraAwaited" if entry.get("elsewhere"):

@@ -168,6 +168,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "statistic": machine.settings.statistic,
         "audits": {"drawn": p.audits_drawn} | p.verdicts if machine.inspectors.audits is not None else None,
         "scores": p.opinions if machine.inspectors.scoring is not None else None,
+        "twins": p.twins if machine.inspectors.twinning is not None else None,
         "validation": _validation(host) if machine.inspectors.validators is not None else None,
         "kept": kept_of(host),
         "paused": host.paused() or pause_told(host) or waiting_text(voting, _settings_now(host), p.trained),

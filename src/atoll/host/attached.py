@@ -38,7 +38,7 @@ from atoll.host.trainer.words import (
     Cancel,
     Carried,
     LoadInner,
-    LookAlong,
+    Look,
     Looked,
     LookOn,
     Merge,
@@ -47,7 +47,6 @@ from atoll.host.trainer.words import (
     Taken,
     Train,
     Trained,
-    Validate,
     WriteX,
 )
 from atoll.keys.digest import Buffer
@@ -247,8 +246,11 @@ class AttachedTrainer:
     async def sample(self, prompt: str, n: int, seed: int = 0, of_F: Tensor | None = None) -> str:
         raise TrainerFailed("refused", "an attached loop draws its own samples", alive=True)
 
-    async def validate(self, work: Validate | LookAlong | LookOn, of_F: Tensor | None = None) -> Looked:
+    async def validate(self, work: Look | LookOn, of_F: Tensor | None = None) -> Looked:
         raise TrainerFailed("refused", "an attached loop has no data that others hold out, too", alive=True)
+
+    def made(self) -> Tensor:
+        raise TrainerFailed("refused", "an attached loop takes nobody's steps again", alive=True)
 
     async def inner_state(self, room: Room = new_wire) -> Buffer:
         if not self._averages:

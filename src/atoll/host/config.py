@@ -219,6 +219,7 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
         witnessed=preset.witnessed,
         audit_rate=_audit_rate(config, recipe, floats) or UNSET,
         score_rate=run.score_rate or UNSET,
+        twin_rate=run.twin_rate or UNSET,
         reputation=keeps_records(config) or UNSET,
         validation=_rule(config) if run.validate_every else UNSET,
         coded=coded or UNSET,

@@ -38,6 +38,7 @@ from atoll.host.live import Live
 from atoll.host.memory import Reused
 from atoll.host.mine import Mine
 from atoll.host.opening import Openings
+from atoll.host.outbox import Outbox
 from atoll.host.owing import Owing
 from atoll.host.paired import Paired
 from atoll.host.pieces import cut_state, rebuild_blob
@@ -48,6 +49,7 @@ from atoll.host.store import Store, stored
 from atoll.host.tended import Tended
 from atoll.host.trainer import Evaluated, TrainerFailed
 from atoll.host.tuning import learning_after
+from atoll.host.twins import Twins
 from atoll.host.unreadable import looked_at_row
 from atoll.host.validating import canary_in, validated
 from atoll.host.without import Leaving
@@ -91,6 +93,7 @@ from atoll.node.jobs import (
     Score,
     ShowRow,
     ShowUpdate,
+    TakeAgain,
     Train,
     TrainApart,
     Validate,
@@ -131,7 +134,9 @@ class Island:
         self.auditing: Auditing | None = None  # where rounds are audited
         self.needed: dict[str, frozenset[Digest]] = {}  # blobs that stay on disk, by what for
         self.openings: Openings | None = None  # where answers are opened
+        self.outbox: Outbox | None = None  # where others look at updates
         self.scoring: Scoring | None = None  # where updates are scored
+        self.twins: Twins | None = None  # where members take each other's samples
         self.paired: Paired | None = None  # where members exchange in pairs
         self._ahead: Private | None = None  # what is on disk once the round under way counts what I sent
         self._writing: asyncio.Task[None] | None = None  # that
@@ -163,7 +168,15 @@ class Island:
 
     def be_scored(self) -> None:
         """Updates of this run are: keep what was sent for a while, and be able to take a step along others'."""
+        self.outbox = Outbox(self.shelf, 2)  # the one that was agreed last and the one under way
         self.scoring = Scoring(
+            self._learning_in, self.store, self.shelf, self.tended, self._arithmetic, self._ready, self._up_name
+        )
+
+    def be_twinned(self) -> None:
+        """Members of this run take each other's samples: the same, and be able to take others' steps again."""
+        self.outbox = Outbox(self.shelf, 3)  # who was a twin is known a round later
+        self.twins = Twins(
             self._learning_in, self.store, self.shelf, self.tended, self._arithmetic, self._ready, self._up_name
         )
 
@@ -254,10 +267,12 @@ class Island:
                 return await self.auditing.show(work)
             case Judge() if self.auditing is not None:
                 return await self.auditing.judge(work)
-            case ShowUpdate() if self.scoring is not None:
-                return await self.scoring.show(work)
+            case ShowUpdate() if self.outbox is not None:
+                return await self.outbox.show(work)
             case Score() if self.scoring is not None:
                 return await self.scoring.score(work)
+            case TakeAgain() if self.twins is not None:
+                return await self.twins.compare(work)
             case KeepRows():
                 return await disk(self.shelf.rows.put, work.rows)
             case HoldRows():
@@ -351,8 +366,8 @@ class Island:
         claim = None
         if self.auditing is not None:
             claim = self.auditing.claim(work.round, update, mine.memory_F, mine.up)
-        if self.scoring is not None:
-            self.scoring.made(work.round, update)
+        if self.outbox is not None:
+            self.outbox.made(work.round, update)
         return Encoded(tuple(named(wire, self._up_name) for wire in update.wires), claim, late)
 
     def _common(self, round: int) -> Common:

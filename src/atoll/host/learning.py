@@ -32,6 +32,7 @@ from atoll.learn.recipes import Recipe, check_recipe, closing, coding_at, sample
 from atoll.learn.schedule import fragments_of, longest_turn, stretches_of, turn_of
 from atoll.learn.scoring import scoring_problem
 from atoll.learn.state import SharedState, initial_state, state_bytes, state_hash
+from atoll.learn.twins import twins_problem
 from atoll.learn.update import Common
 from atoll.node.settings import RunSettings, acceptance_problem, pacing_problem, pairs_problem
 from atoll.node.topology import parts_planned
@@ -106,6 +107,8 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"this run's rounds cannot be audited: {problem}")
     if settings.scored_share and (problem := scoring_problem(learning.recipe)):
         raise PeerFault("", f"this run's updates cannot be scored: {problem}")
+    if settings.twinned_share and (problem := twins_problem(learning.recipe)):
+        raise PeerFault("", f"this run's updates cannot be compared: {problem}")
     if settings.apart_terms is not None and (problem := apart_problem(learning.recipe)):
         raise PeerFault("", f"members of this run cannot train apart: {problem}")
     if settings.round.sample is not UNSET and (problem := sample_problem(learning.recipe)):
@@ -471,6 +474,14 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             f"updates of this run cannot be scored: {problem}",
             cause="run.score_rate asks for scores, and a scorer looks at the loss along another's update",
             fix="write run.score_rate = 0, or train a built-in model with the recipe diloco",
+        )
+    if settings.twinned_share and (problem := twins_problem(beginning.recipe)):
+        raise UsageError(
+            "E-RUN-30",
+            f"updates of this run cannot be compared: {problem}",
+            cause="run.twin_rate asks for it, and twins have to make the same of the same samples",
+            fix="write run.twin_rate = 0 and run.score_rate = 0.05, which looks whether updates teach; or "
+            'train.recipe = "fedavg", whose rounds begin alike everywhere',
         )
     if problem := effort_misfit(beginning.recipe, settings.round.effort) or pacing_problem(settings):
         raise UsageError(

@@ -205,6 +205,7 @@ class Progress:
     audits_drawn: int = 0  # segments of rounds that somebody is to take again
     verdicts: dict[str, int] = field(default_factory=dict)  # what auditors found, as vertices hold it
     opinions: dict[str, int] = field(default_factory=dict)  # of updates, by what scorers said in vertices
+    twins: dict[str, int] = field(default_factory=dict)  # pairs that were compared, by what was found
     validation: dict[str, Any] = field(default_factory=dict[str, Any])  # of the newest state that was judged
     returns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # that validators demanded
     late: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # work of members that were apart
@@ -272,6 +273,8 @@ class Progress:
                 self.verdicts[entry["finding"]] = self.verdicts.get(entry["finding"], 0) + 1
             case "UpdateScored":
                 self.opinions[entry["opinion"]] = self.opinions.get(entry["opinion"], 0) + 1
+            case "TwinsJudged":
+                self.twins[entry["opinion"]] = self.twins.get(entry["opinion"], 0) + 1
             case "StateJudged":
                 known = {key: entry[key] for key in ("of", "opinion", "values", "bounds", "accuracy")}
                 self.validation = known if entry["of"] >= self.validation.get("of", -2) else self.validation

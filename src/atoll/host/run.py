@@ -157,6 +157,8 @@ class PeerHost(Driver):
             self.island.be_audited(self.run_id, self.me)
         if genesis.settings.scored_share:
             self.island.be_scored()
+        if genesis.settings.twinned_share:
+            self.island.be_twinned()
         self._tell_learning()
         self._spawn(self._find_data())
 

@@ -1,4 +1,4 @@
-"""An island's side of loss scores: it keeps what it sent, shows it, and takes a step along what others show.
+"""An island's side of loss scores: it takes a step along what others show. What it shows itself: `outbox.py`.
 
 The trainer looks at the loss, batch by batch, in a second model and whenever no round wants it; all else is done on
 the arithmetic thread. What an update does not say by itself comes from vertices, never from its author.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -25,13 +25,11 @@ from atoll.host.validating import looked
 from atoll.keys.digest import Buffer
 from atoll.learn.data import cursor_after
 from atoll.learn.schedule import turn_of
-from atoll.learn.scoring import SAMPLES, falls_of, fixed_point, moved_along, update_bytes, wires_from_bytes
+from atoll.learn.scoring import SAMPLES, falls_of, fixed_point, moved_along, wires_from_bytes
 from atoll.learn.state import SharedState
-from atoll.learn.update import Update, moved, part_bounds, part_codecs
-from atoll.node.jobs import Exhibited, Fell, Score, ShowUpdate
+from atoll.learn.update import moved, part_bounds, part_codecs
+from atoll.node.jobs import Fell, Score
 from atoll.policy.scoring import FALL_MOST, NAT
-
-SENT_HELD = 2  # rounds whose update can still be shown: the one that was agreed last and the one under way
 
 
 @dataclass
@@ -43,22 +41,6 @@ class Scoring:
     arithmetic: Executor
     ready: Callable[[], Awaitable[None]]  # the trainer runs; to be called in its turn
     name: Callable[[Buffer], Digest]  # what commitments call a wire
-    sent: dict[int, tuple[Buffer, ...]] = field(default_factory=dict[int, tuple[Buffer, ...]])
-
-    # ---- my own updates ------------------------------------------------------------------------------------
-
-    def made(self, round: int, update: Update) -> None:
-        self.sent[round] = update.wires
-        while len(self.sent) > SENT_HELD:
-            del self.sent[min(self.sent)]
-
-    async def show(self, wish: ShowUpdate) -> Exhibited:
-        wires = self.sent.get(wish.round)
-        if wires is None:
-            raise RunFailedError("E-SCO-01", f"nothing is left of the update of round {wish.round}")
-        return Exhibited(await asyncio.to_thread(lambda: self.shelf.put_other(update_bytes(wires))))
-
-    # ---- others' -------------------------------------------------------------------------------------------
 
     async def score(self, work: Score) -> Fell:
         loop = asyncio.get_running_loop()

@@ -52,6 +52,9 @@ class LateSession:
     def sign(self, data: bytes) -> bytes:
         return self._made.sign(data)
 
+    def secret(self, purpose: bytes) -> bytes:
+        return self._made.secret(purpose)
+
 
 def session_of(store: Store, identity: Identity, run: Digest, kind: VoteKind) -> SessionSigner:
     """The session key from before a restart, so that the membership still knows it; a new one has to join."""

@@ -16,7 +16,7 @@ from atoll.base.ids import Digest
 from atoll.host.store import Store
 from atoll.host.tended import Tended
 from atoll.host.trainer import TrainerFailed
-from atoll.host.trainer.words import LookAlong, Looked, LookOn, Validate
+from atoll.host.trainer.words import Look, Looked, LookOn, Validate
 from atoll.learn.state import SharedState
 from atoll.node.jobs import Losses
 
@@ -45,11 +45,15 @@ async def validated(
 
 
 async def looked(
-    tended: Tended, ready: Callable[[], Awaitable[None]], wish: Validate | LookAlong, x_F: Tensor
+    tended: Tended,
+    ready: Callable[[], Awaitable[None]],
+    wish: Look,
+    x_F: Tensor,
+    then: Callable[[], None] = lambda: None,
 ) -> Looked:
-    """Losses at these parameters and buffers (F,), looked at batch by batch."""
+    """Losses at these parameters and buffers (F,), looked at batch by batch. `then`: called in its last turn."""
     await tended.equipped()
-    work: Validate | LookAlong | LookOn = wish
+    work: Look | LookOn = wish
     life, begun = -1, 0
     async with tended.looking:
         while True:
@@ -66,6 +70,8 @@ async def looked(
                             fix="the same command once more",
                         )
                     found = await tended.trainer.validate(work, None if isinstance(work, LookOn) else x_F)
+                    if found.done:
+                        then()
                 except TrainerFailed as failed:
                     if not failed.alive:
                         await tended.failed()

@@ -39,6 +39,7 @@ CERTIFICATE_BYTES_MAX: Final = 12288  # of a session 5.5 kB, with an ML-DSA-65 v
 _SESSION_DOMAIN = b"atoll/session/1\0"
 _POSSESSION_DOMAIN = b"atoll/session-possession/1\0"
 _SIGNED_DOMAIN = b"atoll/session-signed/1\0"
+_SECRET_DOMAIN = b"atoll/session-secret/1\0"
 
 EdKey = Annotated[bytes, msgspec.Meta(min_length=ED25519_KEY_BYTES, max_length=ED25519_KEY_BYTES)]
 EdSignature = Annotated[bytes, msgspec.Meta(min_length=ED25519_SIGNATURE_BYTES, max_length=ED25519_SIGNATURE_BYTES)]
@@ -367,6 +368,9 @@ class SessionSigner:
 
     def sign(self, data: bytes) -> bytes:
         return self._key.sign(_SIGNED_DOMAIN + data)
+
+    def secret(self, purpose: bytes) -> bytes:
+        return blake3(_SECRET_DOMAIN + self._key.private_bytes_raw() + purpose).digest()
 
     def __repr__(self) -> str:
         return f"SessionSigner({self._peer})"

@@ -33,6 +33,11 @@ class Signer(Protocol):
 
     def sign(self, data: bytes) -> bytes: ...
 
+    def secret(self, purpose: bytes) -> bytes:
+        """32 bytes that nobody without this session's key can tell; the same whenever it is asked, also after a
+        restart."""
+        ...
+
 
 @dataclass(frozen=True)
 class Vouch:

@@ -21,7 +21,7 @@ from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
 from atoll.base.sample import Credit
 from atoll.keys.digest import digest
 from atoll.node.amend import Word, amends_in, first_of, paused_after, pauses_in, tunes_in, word_holds
-from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
+from atoll.node.commitment import claims_right, commit_flaw, draws_flaw, late_right, parts_fit, weighs_right
 from atoll.node.ground import Ground
 from atoll.node.reputation import next_scores, resting_among
 from atoll.node.settings import RunSettings, encode_settings
@@ -209,6 +209,9 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
             return f"the commitment of {signed.signer} claims a weight that is not its own"
         if not claims_right(ground, commit):
             return f"the commitment of {signed.signer} does not say how it trained"
+        flaw = draws_flaw(ground, signed.signer, commit)
+        if flaw is not None:
+            return f"the commitment of {signed.signer} {flaw}"
         if not late_right(ground, signed.signer, commit):
             return f"the commitment of {signed.signer} holds late work that it cannot"
     if list(commits) != sorted(contributors) or len(commits) != len(body.commits):
@@ -273,7 +276,7 @@ def _scores(
     """What every line of `members` is worth after this round, where records are kept."""
     if not ground.reputed:
         return UNSET
-    shown = members, answers, commits, reports, ground.scored
+    shown = members, answers, commits, reports, ground.scored, ground.compared
     return next_scores(ground.plan, ground.owners, ground.audited, *shown)
 
 

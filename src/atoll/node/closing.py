@@ -75,7 +75,7 @@ def closed_by(vertex: Vertex, body: Body, ground: Ground, assembling: bool) -> R
         missing=() if assembling else tuple(sorted(trainers - counted)),
         parts_missing=sum(s is None for s in body.parts),
         topology="" if topology is None else topology.name,
-        alike=alike_in(body),
+        alike=alike_in(body) if ground.twins is None else (),  # honest twins would be taken for copies
     )
 
 

@@ -72,6 +72,14 @@ def claims_right(ground: Ground, commit: Commit) -> bool:
     return ground.audited and commit.parts > 0 and len(commit.claimed) == DIGEST_BYTES
 
 
+def draws_flaw(ground: Ground, peer: PeerId, commit: Commit) -> str | None:
+    """Where members take each other's samples an update comes with the secrets that decide it, and nowhere else
+    does anything. What is wrong with them; None if nothing is."""
+    if ground.twins is None or not commit.parts:
+        return None if commit.draws is None else "names secrets that decide nothing"
+    return ground.twins.flaw(peer, commit)
+
+
 def commit_flaw(commit: Commit) -> str | None:
     """What no honest peer says: numbers that break sums for everybody, or words that fill the vertex."""
     if not (

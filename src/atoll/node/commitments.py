@@ -17,7 +17,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMITTEE_MAX
 from atoll.base.machine import Effect, Send
 from atoll.base.turns import in_turn
-from atoll.node.commitment import claims_right, commit_flaw, late_right, parts_fit, weighs_right
+from atoll.node.commitment import claims_right, commit_flaw, draws_flaw, late_right, parts_fit, weighs_right
 from atoll.node.facts import OtherCall
 from atoll.node.ground import Ground
 from atoll.node.topology import topology_in
@@ -114,6 +114,9 @@ class Commitments:
             raise PeerFault(signed.signer, "claims a weight that is not its own", signed.body)
         if not claims_right(self.ground, commit):
             raise PeerFault(signed.signer, "does not say how it trained", signed.body)
+        flaw = draws_flaw(self.ground, signed.signer, commit)
+        if flaw is not None:
+            raise PeerFault(signed.signer, f"its commitment {flaw}", signed.body)
         if not late_right(self.ground, signed.signer, commit):
             raise PeerFault(signed.signer, "claims late work that it cannot have", signed.body)
 

@@ -255,6 +255,47 @@ class UpdateScored(Fact, frozen=True, kw_only=True):
     falls: tuple[int, ...]  # medians
 
 
+class TwinsFound(Fact, frozen=True, kw_only=True):
+    """This vertex shows that two took the same samples, and their updates differ: these compare them."""
+
+    phase = "twins"
+    peer: PeerId  # the guest
+    host: PeerId
+    of: int  # round
+    referees: tuple[PeerId, ...]
+
+
+class TwinsCompared(Fact, frozen=True, kw_only=True):
+    """I held twins' updates against each other, or was not shown both: this is what I tell the members."""
+
+    phase = "twins"
+    peer: PeerId  # the guest
+    of: int  # round
+    apart: tuple[int, int]  # millionths of an update: the guest's, its host's
+    why: str
+
+
+class TwinsMissed(Fact, frozen=True, kw_only=True):
+    """My own trainer failed at it: an update of mine is not shown, or twins are not compared by me."""
+
+    phase = "twins"
+    peer: PeerId  # the guest, or I
+    of: int  # round
+    why: str
+
+
+class TwinsJudged(Fact, frozen=True, kw_only=True):
+    """Vertices hold what became of a pair of twins."""
+
+    phase = "twins"
+    peer: PeerId  # the guest
+    host: PeerId
+    of: int  # round
+    opinion: Literal["alike", "strayed", "hidden", "unclear"]
+    strayed: tuple[PeerId, ...]  # whose update is none of these samples
+    hid: tuple[PeerId, ...]  # who did not show its own
+
+
 class OpeningVerdict(Fact, frozen=True, kw_only=True):
     """A vertex holds what a checker found in blocks of an answer that were opened to it, or were not."""
 

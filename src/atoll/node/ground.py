@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 from msgspec import UNSET
 
@@ -42,6 +43,7 @@ from atoll.policy.trust import (
     verdict_of,
     witnesses,
 )
+from atoll.policy.twins import Drawing, Verdict
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.topology import Topology
 from atoll.wire.codec import decode_statement, encode
@@ -81,7 +83,9 @@ class Ground:
     opened: bool = False  # blocks of answers are opened
     apart: Apart | None = None  # who hears no quorum trains on
     scored: tuple[Score, ...] | None = None  # updates whose scores the parent settled; None: the run has none
-    words_lost: bool = False  # of scorers, on this disk: records are taken at their word
+    twins: Drawing | None = None  # members take each other's samples in secret; None: the run has no twins
+    compared: tuple[Verdict, ...] = ()  # what became of twins, as the parent settled it
+    words_lost: bool = False  # of scorers or referees, on this disk: records are taken at their word
     paired: bool = False  # members exchange two by two and have states of their own, which the agreed one names
     ways: Callable[[str], Way] | None = None  # by its name, where whoever calls may choose how its call is reduced
 
@@ -290,6 +294,11 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     scored = None
     if settings.scored_share:
         scored = recent.scores.settled if recent.scores.head == parent.round else ()
+    drawing, compared = None, ()
+    if settings.twinned_share:
+        here = recent.twins.head == parent.round
+        drawing = Drawing(settings.twinned_share, plan.head, parent, recent.twins.owed if here else None)
+        compared = recent.twins.settled if here else ()
     if over or not enough or parent.paused is not UNSET:
         why = "too few members to train" if parent.paused is UNSET else f"paused since round {parent.paused}"
         why = "the run is over" if over else why
@@ -307,6 +316,7 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
             reputed=settings.reputed,
             demanded=demanded,
             scored=scored,
+            compared=compared,
             paired=settings.paired,
         )
     way = way_of(settings, plan, answered_bytes(parent), parent.trained)
@@ -316,7 +326,8 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     chosen = settings.round.quorum == "majority" and not plan.has_clock  # all is direct where members may lie
     ways = partial(way_asked, settings, plan, trained=parent.trained) if chosen else None
     fixed = plan, genesis, parent, way.topology, way.why, judge
-    return Ground(*fixed, *trust, parts, who, *more, paired=settings.paired, ways=ways)
+    twins: dict[str, Any] = {"twins": drawing, "compared": compared}
+    return Ground(*fixed, *trust, parts, who, *more, paired=settings.paired, ways=ways, **twins)
 
 
 def answered_bytes(parent: Body) -> int:

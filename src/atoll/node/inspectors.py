@@ -1,8 +1,8 @@
-"""Those of a peer that look at what others did: audits and openings, scores of updates, agreed states, and rows
-that cannot be read.
+"""Those of a peer that look at what others did: audits and openings, scores of updates, twins, agreed states, and
+rows that cannot be read.
 
 Genesis says which there are, the last ones wherever members may lie; elsewhere this room is empty and silent. Each
-has jobs of its own, named `audit/`, `score/`, `validate/` and `unreadable/`.
+has jobs of its own, named `audit/`, `score/`, `twins/`, `validate/` and `unreadable/`.
 Promises: whatever one of them finds becomes a word for the members here and nowhere else (`word_of`); only a vertex
 that holds such words has consequences. Never judges, never signs.
 """
@@ -16,11 +16,12 @@ from msgspec import UNSET
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Ask, Done, Effect, Failed, Report
 from atoll.node.audits import Audits
-from atoll.node.facts import Accused, AuditEnded, Looked, ScoreTaken
+from atoll.node.facts import Accused, AuditEnded, Looked, ScoreTaken, TwinsCompared
 from atoll.node.kept_exhibits import ROW, KeptExhibits
 from atoll.node.reports import ReportPool
 from atoll.node.scoring import Scoring
 from atoll.node.settings import RunSettings
+from atoll.node.twins import Twinning
 from atoll.node.unreadable import Unreadables
 from atoll.node.validators import Validators
 from atoll.protocol.dag.history import History
@@ -28,7 +29,7 @@ from atoll.protocol.reduce.rows import Made
 from atoll.protocol.transfer.fetch import Fetch, Fetched, FetchFailed
 from atoll.protocol.transfer.work import DropBlob
 from atoll.wire.messages.audits import ExhibitIs, Unreadable, WantExhibit
-from atoll.wire.messages.statements import Audited, Scored, Signed, Statement, Validated
+from atoll.wire.messages.statements import Audited, Scored, Signed, Statement, Twinned, Validated
 from atoll.wire.messages.vertex import Body
 
 
@@ -37,6 +38,7 @@ class Inspectors:
         self.me = me
         self.audits: Audits | None = None
         self.scoring: Scoring | None = None
+        self.twinning: Twinning | None = None
         self.validators: Validators | None = None
         self.unreadables: Unreadables | None = None
         self.kept = KeptExhibits()
@@ -47,6 +49,8 @@ class Inspectors:
             self.audits = Audits(self.me, settings, history, pool, self.kept)
         if settings.scored_share:
             self.scoring = Scoring(self.me, settings, history, pool)
+        if settings.twinned_share:
+            self.twinning = Twinning(self.me, settings, history, pool)
         if settings.validated is not None:
             self.validators = Validators(self.me, history, pool)
         if settings.round.quorum == "two-thirds":
@@ -59,6 +63,7 @@ class Inspectors:
         effects = self.kept.start(kept.get(ROW, b""))
         effects += self.audits.resume(kept, now) if self.audits is not None else []
         effects += self.validators.resume() if self.validators is not None else []
+        effects += self.twinning.resume(now) if self.twinning is not None else []
         return effects + (self.scoring.resume(now) if self.scoring is not None else [])
 
     def grew(self, body: Body, now: Seconds) -> list[Effect]:
@@ -66,6 +71,7 @@ class Inspectors:
         effects = self.audits.grew(body, now) if self.audits is not None else []
         effects += self.validators.grew(body) if self.validators is not None else []
         effects += self.unreadables.grew() if self.unreadables is not None else []
+        effects += self.twinning.grew(body, now) if self.twinning is not None else []
         return effects + (self.scoring.grew(body, now) if self.scoring is not None else [])
 
     def holds(self, round: int) -> list[Effect]:
@@ -97,6 +103,7 @@ class Inspectors:
     def ask_again(self) -> list[Effect]:
         """With every heartbeat: words may be lost."""
         effects = self.audits.ask_again() if self.audits is not None else []
+        effects += self.twinning.ask_again() if self.twinning is not None else []
         return effects + (self.scoring.ask_again() if self.scoring is not None else [])
 
     def done(self, event: Done | Failed, now: Seconds) -> list[Effect]:
@@ -105,6 +112,8 @@ class Inspectors:
             return self.audits.done(event)
         if event.job.startswith("score/") and self.scoring is not None:
             return self.scoring.done(event, now)
+        if event.job.startswith("twins/") and self.twinning is not None:
+            return self.twinning.done(event, now)
         if event.job.startswith("unreadable/") and self.unreadables is not None:
             return self.unreadables.done(event)
         return self.validators.done(event) if self.validators is not None else []
@@ -123,17 +132,19 @@ class Inspectors:
         room = self._room_of(told)
         return room.point(sender, told, under_way, now) if room is not None else (None, [])
 
-    def _room_of(self, word: WantExhibit | ExhibitIs) -> Audits | Scoring | None:
-        return self.scoring if word.update is True else self.audits
+    def _room_of(self, word: WantExhibit | ExhibitIs) -> Audits | Scoring | Twinning | None:
+        return (self.scoring or self.twinning) if word.update is True else self.audits
 
     def fetched(self, fact: Fetched | FetchFailed) -> list[Effect]:
         effects = self.audits.fetched(fact) if self.audits is not None else []
+        effects += self.twinning.fetched(fact) if self.twinning is not None else []
         return effects + (self.scoring.fetched(fact) if self.scoring is not None else [])
 
     def given_up(self) -> dict[Digest, Ask]:
         """Downloads that they do not wait for any more, each with the job that drops what has come of it."""
         over = {blob: "audit" for blob in self.audits.given_up()} if self.audits is not None else {}
         over |= {blob: "score" for blob in self.scoring.given_up()} if self.scoring is not None else {}
+        over |= {blob: "twins" for blob in self.twinning.given_up()} if self.twinning is not None else {}
         return {blob: Ask(f"{room}/drop/{blob.hex()}", DropBlob(blob)) for blob, room in over.items()}
 
     # ---- what they say -------------------------------------------------------------------------------------
@@ -153,6 +164,8 @@ class Inspectors:
                 return said if known else None
             case ScoreTaken(of=of, peer=peer, falls=falls):
                 return Scored(of, peer, falls)
+            case TwinsCompared(of=of, peer=peer, apart=apart):
+                return Twinned(of, peer, apart)
             case Looked(of=of, state=state, losses=losses, right=right):
                 return Validated(of, state, losses, right or UNSET)
             case _:

@@ -221,7 +221,7 @@ class Hold(msgspec.Struct, frozen=True):
     """These blobs are needed: keep them on disk, and no longer those named before for the same reason -> None."""
 
     blobs: tuple[Digest, ...]
-    why: Literal["audits", "validation", "scores", "verdicts"] = "audits"
+    why: Literal["audits", "validation", "scores", "twins", "verdicts"] = "audits"
     """Of verdicts the newest first, and only as many as there is room for."""
 
 
@@ -266,6 +266,35 @@ class Score(msgspec.Struct, frozen=True):
 class Fell(msgspec.Struct, frozen=True):
     falls: tuple[int, ...]  # as `Scored` has them
     why: str = ""  # of none
+
+
+class TwinRow(msgspec.Struct, frozen=True):
+    """One of two updates that were to come of the same samples."""
+
+    peer: PeerId
+    blob: Digest  # that holds its parts
+    root: Digest  # of them, as committed
+    steps: int  # that it says it took, and could
+
+
+class TakeAgain(msgspec.Struct, frozen=True):
+    """Hold these against each other, and if they differ take the steps that they should be made of -> Apart.
+
+    Everything but the blobs is agreed on: it comes from vertices and from the plan of the round.
+    """
+
+    round: int
+    before: Digest  # the state that the round began with
+    shard: int
+    shards: int
+    shares: tuple[int, ...]  # relative sizes of the parts of an update
+    rows: tuple[TwinRow, TwinRow]
+    batch: int = 0
+
+
+class Apart(msgspec.Struct, frozen=True):
+    apart: tuple[int, int]  # as `Twinned` has them
+    why: str = ""  # of the most
 
 
 class Exhibit(msgspec.Struct, frozen=True):
@@ -455,6 +484,7 @@ Work = (
     | Validate
     | ShowUpdate
     | Score
+    | TakeAgain
     | LayOpen
     | JudgeOpening
     | ShowRow

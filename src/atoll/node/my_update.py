@@ -7,6 +7,7 @@ is committed to is what was trained, also with late work in it. Never trains or 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from math import isfinite
 
 from msgspec import UNSET
@@ -20,14 +21,18 @@ from atoll.node.jobs import Encode, Encoded, HandOver, Train, Trained
 from atoll.node.reveal import passing
 from atoll.node.trial import Measured
 from atoll.policy.plan import HAND_OVER_S
-from atoll.wire.messages.statements import Commit, Late
+from atoll.policy.twins import seal_of
+from atoll.wire.messages.statements import Commit, Draws, Late
 
 NOT_LATE = Late(0, 0, 0)
 
 
 class MyUpdate:
-    def __init__(self, ground: Ground, me: PeerId, measured: Callable[[], Measured]) -> None:
-        self.ground, self.me, self.measured = ground, me, measured
+    def __init__(
+        self, ground: Ground, me: PeerId, measured: Callable[[], Measured], secret: Callable[[int], bytes]
+    ) -> None:
+        """`secret`: what decides whose samples I take in this round."""
+        self.ground, self.me, self.measured, self.secret = ground, me, measured, secret
         self.trained: Trained | None = None
         self.training = False  # I was asked to, and that is not over
         self.encoding = False  # what I trained is, or was
@@ -45,10 +50,17 @@ class MyUpdate:
     def train(self, left_s: Seconds) -> list[Effect]:
         """For it, so long before sharing begins."""
         plan = self.ground.plan
-        index, count = plan.shard(self.me)
+        index, count = plan.shard(self.taken_from)
         time_s, self.training = max(0.0, left_s - HAND_OVER_S), True
         work = Train(plan.round, plan.steps_of(self.me), time_s, index, count, plan.batch, plan.limit_s)
         return [Ask(f"round/{plan.round}/train", work)]
+
+    @cached_property
+    def taken_from(self) -> PeerId:
+        """Whose samples I take: my own, or those of a member that shall not know it before it has committed."""
+        plan, twins = self.ground.plan, self.ground.twins
+        host = twins.host(self.me, self.secret(plan.round)) if twins is not None else None
+        return host if host is not None and host in plan.givers else self.me
 
     def hand_over(self) -> list[Effect]:
         """What there is by now, if it is still trained for."""
@@ -115,5 +127,13 @@ class MyUpdate:
             offset_s=measured.offset_s,
             values=t.values,
             links=measured.links,
-            claim=self.claim or self.late or UNSET,
+            claim=self.claim or self.late or self._draws() or UNSET,
         )
+
+    def _draws(self) -> Draws | None:
+        """What decided whose samples I took before this round, and the name of what decides it after."""
+        twins, round = self.ground.twins, self.ground.plan.round
+        if twins is None:
+            return None
+        owes = twins.owed is not None and self.me in twins.owed
+        return Draws(self.secret(round - 1) if owes else b"", seal_of(self.secret(round + 1)))

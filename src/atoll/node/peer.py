@@ -205,7 +205,7 @@ class Peer:
                 return self.known.eras.read(job, result) if self.known.eras is not None else []
             case "earlier":
                 return self._earlier_answered(job, result, now)
-            case "audit" | "score" | "validate" | "unreadable":
+            case "audit" | "score" | "twins" | "validate" | "unreadable":
                 return self._from_inspectors(self.inspectors.done(event, now), now)
             case "pieces":
                 return self.downloads.made(event, now)

@@ -52,6 +52,7 @@ from atoll.policy.members import (
 from atoll.policy.pieces import Ledger
 from atoll.policy.room import SIGNED_BYTES, name_bytes
 from atoll.policy.scoring import Scores
+from atoll.policy.twins import Twins
 from atoll.policy.validation import Validations
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import decode_statement
@@ -98,6 +99,7 @@ class ReportPool:
         self.validations = Validations(settings.validated, settings.round.quorum)
         self.ledger = Ledger(settings.kept_coded, settings.round.quorum)
         self.scores = Scores(settings.scored_share, settings.round.quorum)
+        self.twins = Twins(settings.twinned_share, settings.round.quorum)
         self._recent: tuple[int, Recent] = (-2, Recent({}))  # as of this head: asked for with every report
 
     def __len__(self) -> int:
@@ -329,8 +331,10 @@ class ReportPool:
             states = self.history.recent_states(RECENT)
             self.validations.follow(head, self.history.ids, self.history.bodies)
             self.scores.follow(head, self.history.ids, self.history.bodies)
-            known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger, self.scores
-            self._recent = (head, Recent(states, *known, self.history.rounds(), self._unfit))
+            self.twins.follow(head, self.history.ids, self.history.bodies)
+            judged = self.docket, self.validations, self.ledger, self.scores, self.twins
+            known = self._may_follow, self._earlier, *judged, self.history.rounds(), self._unfit
+            self._recent = (head, Recent(states, *known))
         return self._recent[1]
 
     def wanted_back(self) -> list[Amend]:

@@ -17,6 +17,7 @@ from atoll.policy.members import Reported, convicted
 from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import FLOOR, Conduct, beliefs, moved, units_of
 from atoll.policy.scoring import Score
+from atoll.policy.twins import Verdict
 from atoll.wire.messages.statements import Answered, Audited, Commit, Leave, Rests
 from atoll.wire.messages.vertex import Member
 
@@ -30,10 +31,12 @@ def next_scores(
     commits: Mapping[PeerId, Commit],
     reports: Sequence[Reported],
     scored: Sequence[Score] | None = None,
+    compared: Sequence[Verdict] = (),
 ) -> tuple[int, ...]:
     """One score per line of `members`, the membership after this round. Commits are those of its contributors.
 
-    `scored`: the updates whose scores the parent settled; None where the run scores nobody.
+    `scored`: the updates whose scores the parent settled; None where the run scores nobody. `compared`: twins
+    of which the parent settled what became of them.
     """
     shown = conduct_in(plan, owners, answers, commits, reports)
     liars, failing = convicted(reports, plan.members, plan.settings.quorum)
@@ -41,7 +44,10 @@ def next_scores(
     vouched = {s.peer for s in said if isinstance(s, Audited) and s.finding == "accepted" and s.opening is UNSET}
     vouched |= {score.peer for score in scored or () if score.opinion == "taught"}
     vouched &= settled  # work of its own: that a sum was right says nothing of it
-    hollow = {score.peer for score in scored or () if score.opinion == "hollow"} & settled
+    hollow = {score.peer for score in scored or () if score.opinion == "hollow"} | {
+        peer for verdict in compared for peer in verdict.strayed
+    }
+    hid = {peer for verdict in compared for peer in verdict.hid} & settled
     return tuple(
         moved(
             plan.scores.get(m.peer, FLOOR),
@@ -50,7 +56,8 @@ def next_scores(
             vouched=m.peer in vouched,
             convicted=m.peer in liars or m.peer in failing or m.standing == "expelled",
             scored=scored is not None,
-            hollow=m.peer in hollow,
+            hollow=m.peer in hollow & settled,
+            hid=m.peer in hid,
         )
         for m in members
     )

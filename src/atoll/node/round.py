@@ -144,7 +144,7 @@ class Round:
         self.reveal = Reveal(self.plan, self.me, said)
         self.attempt = 0
         self.repeats = Repeats(self.plan, ground.vote_key_of)
-        self.update = MyUpdate(ground, self.me, measured)
+        self.update = MyUpdate(ground, self.me, measured, notary.secret)
         self.apart = Apart(ground, self.me, gone)
         self.way = ground  # as callers asked for it, where they may: known with the first update that I hear of
         self.reduce: Reduce | None = None  # of this attempt, once its way is known

@@ -46,6 +46,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     era_rounds: EraRounds = 0  # after which identities sign the history; 0: never, as before this could be said
     audit_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of rounds of trainers that are replayed; left out: none
     score_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of updates that others score; left out: none
+    twin_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of updates made of another's samples; left out: none
     reputation: bool | msgspec.UnsetType = msgspec.UNSET  # members' records decide influence; left out: no
     validation: Rule | msgspec.UnsetType = msgspec.UNSET  # members look at agreed states; left out: nobody does
     coded: Coded | msgspec.UnsetType = msgspec.UNSET  # older states lie in pieces; left out: whole at every member
@@ -78,6 +79,11 @@ class RunSettings(msgspec.Struct, frozen=True):
     def scored_share(self) -> float:
         """Of all updates, those along which others take a step to see what they teach."""
         return 0.0 if self.score_rate is msgspec.UNSET else self.score_rate
+
+    @property
+    def twinned_share(self) -> float:
+        """Of all updates, those that are made of another member's samples, which nobody knows before."""
+        return 0.0 if self.twin_rate is msgspec.UNSET else self.twin_rate
 
     @property
     def reputed(self) -> bool:
@@ -141,6 +147,19 @@ def acceptance_problem(settings: RunSettings) -> str:
     return ""
 
 
+def twins_misfit(settings: RunSettings) -> str:
+    """What of these stands against updates that are made of another's samples in secret; empty if nothing does."""
+    cannot = {
+        "it keeps no records that their comparison could move": not settings.reputed,
+        "an auditor would take the samples again that a member was told to learn from": settings.audited_share > 0,
+        "a scorer would look at the samples that a member was told to learn from": settings.scored_share > 0,
+        "who trains apart takes steps that nobody assigned": settings.apart_terms is not None,
+        "who is slow sends steps of two rounds": settings.round.acceptance is not msgspec.UNSET,
+        "members have models of their own": settings.paired,
+    }
+    return "; ".join(why for why, asked in cannot.items() if asked)
+
+
 def captured_problem(settings: RunSettings) -> str:
     """Why what liars say of a part that they own by themselves would never be found out; empty if it is."""
     if not settings.witnessed:
@@ -199,6 +218,8 @@ def decode_settings(data: bytes) -> RunSettings:
         settings = _SETTINGS.decode(data)
         if settings.scored_share and not settings.reputed:
             raise PeerFault("", "genesis asks for scores of updates and keeps no records that they could move")
+        if settings.twinned_share and (problem := twins_misfit(settings)):
+            raise PeerFault("", f"genesis has members take each other's samples, but {problem}")
         if (coded := settings.kept_coded) is not None and coded.k >= coded.n:
             raise PeerFault("", f"genesis asks for {coded.k} of {coded.n} pieces: none could be lost")
         if settings.opened is not None and settings.round.quorum != "two-thirds":

@@ -39,6 +39,7 @@ from atoll.policy.pieces import Ledger
 from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import scores_of
 from atoll.policy.scoring import Scores
+from atoll.policy.twins import Twins
 from atoll.policy.validation import Validations
 from atoll.protocol.dag.history import History, genesis_digest
 from atoll.wire.codec import decode_body, decode_vertex, statement_in, vertex_id
@@ -175,6 +176,7 @@ class Audit:
     verdicts: dict[str, int] = field(default_factory=dict[str, int])  # what auditors found
     out: Verdicts = field(default_factory=Verdicts)  # who left, who was doubted, and by what
     opinions: dict[str, int] = field(default_factory=dict[str, int])  # of updates, by what scorers said
+    twins: dict[str, int] = field(default_factory=dict[str, int])  # pairs of them, by what was found
     shares: dict[PeerId, Share] = field(default_factory=dict[PeerId, Share])
     scores: dict[PeerId, int] = field(default_factory=dict[PeerId, int])  # at the head, where records are kept
 
@@ -272,6 +274,8 @@ class _Walk:
         self.ledger.follow(-1, self.history.ids, self.history.bodies)
         self.scored = Scores(audit.settings.scored_share, audit.settings.round.quorum)
         self.scored.follow(-1, self.history.ids, self.history.bodies)
+        self.twins = Twins(audit.settings.twinned_share, audit.settings.round.quorum)
+        self.twins.follow(-1, self.history.ids, self.history.bodies)
         self.sound = True
         # the newest round whose id or state is not known for sure; before all that anything looks back to
         self.hole = -1 - VALIDATION_ROUNDS
@@ -364,12 +368,14 @@ class _Walk:
             return None if body == expected else "a recovery may change the members' standing and nothing else"
         plan = self._plan_after(history.head_id, parent)
         self.ledger.book.lacks = self.hole >= 0
-        known = self._may_follow, self._earlier, self.docket, self.validations, self.ledger, self.scored
-        recent = Recent(self._recent_states(body), *known, history.rounds(), self._unfit)
+        judged = self.docket, self.validations, self.ledger, self.scored, self.twins
+        known = self._may_follow, self._earlier, *judged, history.rounds(), self._unfit
+        recent = Recent(self._recent_states(body), *known)
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
         if self.audit.settings.validated is not None and self.hole > history.head - VALIDATION_ROUNDS:
             ground = dataclasses.replace(ground, demanded=self._taken_at_its_word(body))
-        if self.audit.settings.scored_share and self.hole >= history.head - SCORE_OPEN:
+        worded = self.audit.settings.scored_share or self.audit.settings.twinned_share
+        if worded and self.hole >= history.head - SCORE_OPEN:
             ground = dataclasses.replace(ground, words_lost=True)
         flaw = check_body(ground, self.notary, body, body.time_s)
         return flaw.removeprefix("unknown peer: ") if flaw is not None else None  # nobody in particular sent it
@@ -445,6 +451,9 @@ class _Walk:
         self.scored.follow(body.round, self.history.ids, self.history.bodies)
         for score in self.scored.settled:
             self.audit.opinions[score.opinion] = self.audit.opinions.get(score.opinion, 0) + 1
+        self.twins.follow(body.round, self.history.ids, self.history.bodies)
+        for verdict in self.twins.settled:
+            self.audit.twins[verdict.word] = self.audit.twins.get(verdict.word, 0) + 1
         self.audit.drawn += sum(isinstance(c, Case) and c.round == body.round for c in self.docket.cases.values())
         self.sound = True
         if flaw is not None and _names_another(vertex):
@@ -455,6 +464,7 @@ class _Walk:
         self.docket.lost = round
         self.validations.lose(round)
         self.scored.lose(round)
+        self.twins.lose(round)
 
     def _voters_of(self, head: Digest, body: Body) -> tuple[dict[PeerId, bytes], int]:
         plan = self._plan_after(head, body)
@@ -519,6 +529,9 @@ class _Nobody:
 
     def sign(self, data: bytes) -> bytes:
         raise AssertionError("a reader signs nothing")
+
+    def secret(self, purpose: bytes) -> bytes:
+        raise AssertionError("a reader has no secrets")
 
 
 _NOBODY = _Nobody()

@@ -34,6 +34,7 @@ from atoll.policy.plan import QuorumRule
 from atoll.policy.room import member_bytes, room_taken, ticket_bytes
 from atoll.policy.scoring import NO_SCORES, Scores
 from atoll.policy.signing import ED25519, Signing
+from atoll.policy.twins import NO_TWINS, Twins
 from atoll.policy.validation import NO_VALIDATIONS, Validations
 from atoll.wire.codec import decode_statement
 from atoll.wire.evidence import slot_of, two_updates
@@ -55,6 +56,7 @@ from atoll.wire.messages.statements import (
     Statement,
     Suspect,
     Tune,
+    Twinned,
     Validated,
 )
 from atoll.wire.messages.vertex import Body, Member, Standing, TicketUse
@@ -81,8 +83,8 @@ Earlier = Literal["same", "other", "unknown"]  # what a word says of an old vert
 
 @dataclass(frozen=True)
 class Recent:
-    """The last few vertices: id -> agreed state, which joins and readiness name, and the audits, validators and
-    scorers that they drew."""
+    """The last few vertices: id -> agreed state, which joins and readiness name, and the audits, validators,
+    scorers and referees that they drew."""
 
     states: dict[Digest, Digest]
     may_follow: Callable[[Amend | Pause | Tune], bool] = lambda word: False  # said lately, none took effect since
@@ -91,6 +93,7 @@ class Recent:
     validations: Validations = NO_VALIDATIONS
     ledger: Ledger = NO_LEDGER
     scores: Scores = NO_SCORES
+    twins: Twins = NO_TWINS
     rounds: Mapping[Digest, int] = field(default_factory=dict[Digest, int])  # of vertices; a lost one has none
     unfit: Callable[[Tune, Body], str] = lambda word, parent: "names numbers that nobody here can judge"
 
@@ -199,6 +202,10 @@ def admissible(
             if mine is None or not mine.votes or target is None or target.standing == "expelled":
                 return "only voting members score members"
             return recent.scores.why_not(by, statement)
+        case Twinned():
+            if mine is None or not mine.votes:
+                return "only voting members compare twins"
+            return recent.twins.why_not(by, statement)
         case Placed():
             if mine is None or not mine.votes:
                 return "only voting members hold pieces"
@@ -538,7 +545,7 @@ def target_of(statement: AnyStatement) -> str:
             return f"{answer.signer}/{other is not None}"
         case Audited(round=round, peer=peer, opening=opening):
             return f"{round}/{peer}" if opening is UNSET else f"{round}/{peer}/{opening}"
-        case Scored(round=round, peer=peer):
+        case Scored(round=round, peer=peer) | Twinned(round=round, peer=peer):
             return f"{round}/{peer}"
         case Validated(round=round) | Placed(round=round) | Rests(round=round):
             return str(round)

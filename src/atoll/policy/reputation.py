@@ -101,9 +101,11 @@ def moved(
     convicted: bool = False,
     scored: bool = False,
     hollow: bool = False,
+    hid: bool = False,
 ) -> int:
     """The score after this vertex. `audits`, `scored`: the run has audits, loss scores; `vouched`: an audit of this
-    member was accepted, or an update of its taught the model something; `hollow`: one did not."""
+    member was accepted, or an update of its taught the model something; `hollow`: one did not, or is not what its
+    samples make; `hid`: one was not shown to its referees, which costs what a round of silence does."""
     if convicted:
         return FLOOR
     if conduct is not None:
@@ -113,6 +115,8 @@ def moved(
             score = max(score, min(score + _up(now - score, RISE), claimed))
         else:
             score -= _up(score - now, FALL)
+    if hid:
+        score -= _up(score - FLOOR, FALL)
     if hollow:
         return score - _up(score - FLOOR, HOLLOW)
     return score + _up(SCORE_ONE - score, VOUCHED) if vouched else score

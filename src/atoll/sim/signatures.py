@@ -144,6 +144,9 @@ class VirtualSigner:
     def sign(self, data: bytes) -> bytes:
         return _mark(self.vote_key, data)
 
+    def secret(self, purpose: bytes) -> bytes:
+        return draw_bytes(_SECRET + self.vote_key, purpose.hex(), 32)
+
 
 class VirtualVerifier:
     def holds(self, vote_key: bytes, data: bytes, signature: bytes) -> bool:

@@ -19,6 +19,7 @@ from atoll.wire.messages.statements import Certificate, Signed, Statement, Vote
 
 OPENED_MAX = 2048  # a round's answers, commitments and votes, heard on their own and again inside the body
 DOMAIN = b"atoll/statement/1\0"
+DOMAIN_SECRET = b"atoll/twins/secret/1\0"
 
 S = TypeVar("S", bound=Statement)
 
@@ -58,6 +59,10 @@ class Notary:
     def sign(self, statement: Statement) -> Signed:
         body = encode(statement)
         return Signed(self.me, body, self.signer.sign(signed_bytes(self.run, body)))
+
+    def secret(self, round: int) -> bytes:
+        """32 bytes for this round that nobody else can tell: the same whenever they are asked for."""
+        return self.signer.secret(DOMAIN_SECRET + self.run + round.to_bytes(8, "big"))
 
     def open(self, signed: Signed, kind: type[S], vote_key: bytes | None) -> S:
         """The statement inside, once its signature holds.

@@ -42,6 +42,7 @@ from atoll.host.trainer.words import (
     JudgeSegment,
     LoadInner,
     LookAlong,
+    Looked,
     LookOn,
     Merge,
     Ready,
@@ -50,6 +51,7 @@ from atoll.host.trainer.words import (
     Saved,
     SaveInner,
     ShowSegment,
+    StepAgain,
     Train,
     Trained,
     Validate,
@@ -161,6 +163,12 @@ class Child:
         self.mailbox.x_F.copy_(self.x_F)
         return Ready(self.layout, room_bytes)
 
+    def _looked(self, looked: Looked) -> Looked:
+        """What steps that were taken again make lies in the mailbox."""
+        if looked.done:
+            self.mailbox.show(self.validating.made_F)
+        return looked
+
     def _compile(self) -> None:
         """Before anybody waits for a step, and without leaving a trace in the model."""
         kept = flatten(self.model, self.layout)
@@ -191,10 +199,10 @@ class Child:
                 return self.auditing.start(command)
             case GoOn():
                 return self.auditing.go_on()
-            case Validate() | LookAlong():
-                return self.validating.start(command, self.mailbox.shown())
+            case Validate() | LookAlong() | StepAgain():
+                return self._looked(self.validating.start(command, self.mailbox.shown()))
             case LookOn():
-                return self.validating.go_on()
+                return self._looked(self.validating.go_on())
             case Cancel():
                 raise AssertionError("the listener keeps these to itself")
 

@@ -36,7 +36,7 @@ from atoll.host.trainer.words import (
     GoOn,
     JudgeSegment,
     LoadInner,
-    LookAlong,
+    Look,
     Looked,
     LookOn,
     Merge,
@@ -51,7 +51,6 @@ from atoll.host.trainer.words import (
     Train,
     Trained,
     TrainerSpec,
-    Validate,
     WriteX,
 )
 from atoll.keys.digest import Buffer
@@ -209,9 +208,13 @@ class Trainer:
         """Begin to show or to judge, or go on with it, for one step: no round waits for the rest."""
         return await self._ask(work, Progressed)
 
-    async def validate(self, work: Validate | LookAlong | LookOn, of_F: Tensor | None = None) -> Looked:
+    async def validate(self, work: Look | LookOn, of_F: Tensor | None = None) -> Looked:
         """Begin to look at these parameters (F,), or go on with it, for one batch: no round waits for the rest."""
         return await self._ask(work, Looked, before=lambda: self._mailbox.show(of_F))
+
+    def made(self) -> Tensor:
+        """A copy (F,) of what steps made that were taken again, right after the last of them."""
+        return self._mailbox.shown()
 
     async def inner_state(self, room: Room = new_wire) -> Buffer:
         """A copy of it, in `room`."""

@@ -1,8 +1,8 @@
 """The trainer process's side of validation: the loss of given parameters on held-out data, or on drawn samples,
-batch by batch.
+batch by batch; or the steps of somebody's round, taken again one by one.
 
-Pauses after every batch, so that the peer may put the next round before the rest. Looks in a second model: x and
-moments of this trainer are never touched. Never decides what a loss means.
+Pauses after every batch, so that the peer may put the next round before the rest. Looks in a second model, steps in
+a third: x and moments of this trainer are never touched. Never decides what a loss means.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atoll.host.trainer.words import LookAlong, Looked, TrainerSpec, Validate
+from atoll.host.trainer.words import Look, LookAlong, Looked, StepAgain, TrainerSpec, Validate
 from atoll.learn.base import built
 from atoll.learn.data import Data, all_held_out, data_from_blob, epoch_samples, samples_at, validation
 from atoll.learn.layout import Layout, unflatten
 from atoll.learn.scoring import LOOKED_AT_ONCE, dealt, losses_of, undealt
+from atoll.learn.twins import Told, taking_again
 
 VALIDATION_BATCH = 64  # samples; small enough for any device that can train
 
@@ -34,10 +36,18 @@ class Validating:
         self._canary: tuple[str, Data] | None = None  # read once
         self._model: tuple[nn.Module, Layout] | None = None  # made when it is first needed
         self.chore: Generator[None, None, Looked] | None = None
+        self.made_F: Tensor | None = None  # by steps that were taken again
 
-    def start(self, wish: Validate | LookAlong, x_F: Tensor) -> Looked:
+    def start(self, wish: Look, x_F: Tensor) -> Looked:
         """The first batch, with these parameters and buffers (F,)."""
-        self.chore = self._look(wish, x_F) if isinstance(wish, Validate) else self._look_along(wish, x_F)
+        self.made_F = None
+        match wish:
+            case Validate():
+                self.chore = self._look(wish, x_F)
+            case LookAlong():
+                self.chore = self._look_along(wish, x_F)
+            case StepAgain():
+                self.chore = self._step_again(wish, x_F)
         return self.go_on()
 
     def go_on(self) -> Looked:
@@ -83,6 +93,15 @@ class Validating:
             losses += losses_of(model, (inputs.to(spec.device), targets.to(spec.device)))
             yield
         return Looked(True, tuple(losses))
+
+    def _step_again(self, wish: StepAgain, x_F: Tensor) -> Generator[None, None, Looked]:
+        """As the run computes; not compiled, since nobody waits for it."""
+        spec, where = self.spec, (wish.shard, wish.shards, wish.cursor, wish.steps, wish.batch, wish.position)
+        model, layout = model_of(spec)
+        computing = msgspec.structs.replace(spec.computing, compiled=False)
+        told = Told(*where, wish.inner, wish.horizon, spec.seq_len, spec.seed)
+        self.made_F = yield from taking_again(model, layout, computing, x_F, self.data, told, spec.device)
+        return Looked(True)
 
     def _sets(self, canary: str) -> tuple[Data, ...]:
         if not canary:

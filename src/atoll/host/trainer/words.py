@@ -144,8 +144,22 @@ class LookAlong(msgspec.Struct, frozen=True, tag=True):
     dealt: int  # the position before which all samples are dealt out
 
 
+class StepAgain(msgspec.Struct, frozen=True, tag=True):
+    """Begin to take the steps of somebody's round again, in a second model, from the parameters behind x in the
+    mailbox, where the update that they make lies in the end: take the first one."""
+
+    shard: int
+    shards: int
+    cursor: int
+    steps: int
+    batch: int
+    position: int  # of learn/horizon.py
+    inner: Inner
+    horizon: Horizon | None = None
+
+
 class LookOn(msgspec.Struct, frozen=True, tag=True):
-    """One more batch of what is looked at."""
+    """One more batch of what is looked at, or of what is taken again."""
 
 
 Command = (
@@ -162,8 +176,12 @@ Command = (
     | GoOn
     | Validate
     | LookAlong
+    | StepAgain
     | LookOn
 )
+
+
+Look = Validate | LookAlong | StepAgain
 
 
 # ---- What the trainer says ---------------------------------------------------------------------------------

@@ -63,6 +63,15 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "for attached loops, eager updates or sparse codecs. A score costs "
         "each scorer 512 samples without gradients, as much as training on 120, and the bytes of one update."
     ),
+    "run.twin_rate": (
+        "Share of all updates that their author makes of another member's samples, which nobody knows before all "
+        "have committed; three to five others then hold the two against each other, and where they differ take the "
+        "round again (specs/twins.md). Finds who sends another update than its samples make, about so often, up to "
+        "four times that on probation. Decides through run.reputation, which it needs, and expels nobody. Only "
+        'where rounds begin with one optimizer state at all members: train.recipe = "fedavg" or "data_parallel"; '
+        "elsewhere run.score_rate looks. Not with run.audit_rate or run.score_rate. So large a share of samples is "
+        "not learned from, another is learned from twice."
+    ),
     "run.reputation": (
         "True: vertices keep a score of every member's record (specs/reputation.md). It decides how often it is "
         "audited, whether it owns parts, and what its rows weigh: after sync.statistic looked for liars, and never "

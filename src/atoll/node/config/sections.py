@@ -49,6 +49,7 @@ class Run(Section, frozen=True):
     votes: VoteKind = "ed25519"
     audit_rate: Share | None = None
     score_rate: Share = 0.0
+    twin_rate: Share = 0.0
     reputation: bool | None = None
     validate_every: Annotated[int, Meta(ge=0, le=VALIDATE_EVERY_MAX)] = 0
     validate_margin: Annotated[float, Meta(ge=0.01, le=100)] = 0.25

@@ -148,6 +148,7 @@ def _check_sense(config: Config) -> None:
             cause=f'run.trust = "{run.trust}"' if run.reputation is None else "run.reputation = false",
             fix="write run.reputation = true, or run.score_rate = 0",
         )
+    _check_twins(config)
     if not run.validate_every and (config.data.canary or run.validate_margin != default_of("run.validate_margin")):
         key = "data.canary" if config.data.canary else "run.validate_margin"
         raise UsageError(
@@ -178,6 +179,35 @@ def _check_updates(keep: Keep) -> None:
             cause="a round is made again of its updates and of the state before it",
             fix=f"write keep.newest = {keep.updates} or more, or fewer updates",
         )
+
+
+def _check_twins(config: Config) -> None:
+    """Updates that are made of another's samples in secret. What the recipe makes impossible is found where it is
+    known."""
+    run, sync = config.run, config.sync
+    if not run.twin_rate:
+        return
+    told = f"run.twin_rate = {run.twin_rate:g}"
+    if not keeps_records(config):
+        raise UsageError(
+            "E-CFG-13",
+            f"{told} would decide nothing: this run keeps no records of its members",
+            cause=f'run.trust = "{run.trust}"' if run.reputation is None else "run.reputation = false",
+            fix="write run.reputation = true, or run.twin_rate = 0",
+        )
+    for key, value, off, why in (
+        ("run.audit_rate", run.audit_rate, 0, "an auditor takes the samples again that a member was told to take"),
+        ("run.score_rate", run.score_rate, 0, "a scorer looks at the samples that a member was told to take"),
+        ("sync.apart", sync.apart, "wait", "who trains apart takes steps that nobody assigned"),
+        ("sync.quorum", sync.quorum, 0, "who is slow sends steps of two rounds"),
+    ):
+        if value is not None and value != off:
+            raise UsageError(
+                "E-CFG-13",
+                f"{told} cannot work with {key} = {toml_text(value)}",
+                cause=f"{why}, and with twins some samples are another's",
+                fix=f"write run.twin_rate = 0, or {key} = {toml_text(off)}",
+            )
 
 
 def _check_effort(config: Config) -> None:

@@ -44,6 +44,8 @@
     wolves       a third of the validators find everything bad; nobody goes back
     scores       a third send updates that teach nothing, or score falsely; nobody honest is on probation
     scored_churn  churn where updates are scored
+    twins        a third do not learn from their samples, hide, or judge falsely; nobody honest is found
+    twinned_churn  churn where members take each other's samples
     validated_churn  churn while one member poisons a mean now and then
     pieces       older states lie in pieces; a holder corrupts its own, two leave, then as many vanish as may
     pieces_churn  churn where older states lie in pieces, and the run is sent back to them
@@ -88,6 +90,7 @@ from atoll.sim.scenarios.churn import (
     sampled_churn,
     scored_churn,
     straggler_churn,
+    twinned_churn,
     validated_churn,
     weighed,
 )
@@ -106,6 +109,7 @@ from atoll.sim.scenarios.slow import slow
 from atoll.sim.scenarios.stage import CannotBeTold, Scenario, ScenarioFailed, ScenarioReport, Stage, play
 from atoll.sim.scenarios.stories import blackout, broken_links, calm, frozen, growth, late_joiner
 from atoll.sim.scenarios.straggler import by_speed, straggler
+from atoll.sim.scenarios.twins import twins
 from atoll.sim.scenarios.validation import validated, wolves
 
 __all__ = ["SCENARIOS", "CannotBeTold", "ScenarioFailed", "ScenarioReport", "Stage", "main", "run_scenario"]
@@ -158,6 +162,8 @@ SCENARIOS: dict[str, Scenario] = {
     "wolves": Scenario(wolves, peers=7, rounds=16),
     "validated_churn": Scenario(validated_churn, peers=8, rounds=24),
     "scores": Scenario(scores, peers=7, rounds=24),
+    "twins": Scenario(twins, peers=7, rounds=24),
+    "twinned_churn": Scenario(twinned_churn, peers=8, rounds=15),
     "scored_churn": Scenario(scored_churn, peers=8, rounds=15),
     "pieces": Scenario(pieces, peers=13, rounds=14),
     "pieces_churn": Scenario(pieces_churn, peers=8, rounds=30),

@@ -29,11 +29,13 @@ from atoll.sim.paired import PairedIsland
 from atoll.sim.scenarios.audits import Told
 from atoll.sim.scenarios.pieces import restore_everything
 from atoll.sim.scenarios.stage import Stage
+from atoll.sim.scenarios.twins import Told as TwinsTold
 from atoll.sim.scenarios.validation import CALM_ROUNDS, demand_near
 from atoll.sim.scenarios.validation import islands as validated_islands
 from atoll.sim.scores import islands as scored_islands
 from atoll.sim.signatures import RealKeys, peer_name
 from atoll.sim.swarm import IslandMaker, Keys, Swarm, SwarmKnobs
+from atoll.sim.twins import islands as twinned_islands
 from atoll.sim.villains import usurp, villain
 from atoll.sim.world import Node
 from atoll.wire.messages.statements import Numbers
@@ -164,6 +166,14 @@ def scored_churn(stage: Stage) -> None:
     _through_weather(stage, None, island=scored_islands({}), reputation=True, score_rate=0.25)
 
 
+def twinned_churn(stage: Stage) -> None:
+    """The same where members take each other's samples: who restarts draws as it did, and nobody honest strays."""
+    told = TwinsTold(stage)
+    _through_weather(stage, None, told=told, island=twinned_islands({}), reputation=True, twin_rate=0.5)
+    if strayed := sorted(peer for peer, words in told.words.items() if words["strayed"]):
+        raise InvariantBroken(f"nobody cheats, and these were found to: {strayed}")
+
+
 def validated_churn(stage: Stage) -> None:
     """The same with real numbers, while one member poisons a mean now and then: what comes of it is left again."""
     bouts = range(4, stage.rounds, 7)
@@ -183,8 +193,8 @@ def _through_weather(
     returns: bool = False,
     pauses: bool = False,
     amends: bool = False,
-    told: Told | None = None,
-    island: IslandMaker = Island,
+    told: Told | TwinsTold | None = None,
+    island: IslandMaker | None = None,
     **settings: Any,
 ) -> None:
     words = returns or pauses or amends  # of the recovery identity
@@ -197,7 +207,7 @@ def _through_weather(
         run=stage.settings(**({"recovery": peer_name(0).encode()} if words else {}), **settings),
     )
     villains = {stage.peers - 1: villain(usurp)} if amends and stage.protocol == "bft" else {}
-    swarm = stage.gather(knobs, villains, keys, island if told is None else islands({}))
+    swarm = stage.gather(knobs, villains, keys, island or (Island if told is None else islands({})))
     if told is not None:
         stage.world.watchers.append(told.watch)
     for name in swarm.founders[:slow]:

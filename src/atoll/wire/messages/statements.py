@@ -8,7 +8,7 @@ Never holds a tensor: digests and numbers only.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,13 @@ class Late(msgspec.Struct, frozen=True):
     samples: int
 
 
+class Draws(NamedTuple):
+    """Of a member that may take another's samples in place of its own: see specs/twins.md."""
+
+    revealed: bytes  # the secret that decided it in the round before this; empty: there was none
+    sealed: Digest  # the name of the one that decides it in the round after this
+
+
 class Commit(Statement, frozen=True):
     """My update of this round exists and its parts hash to `root`; said before I see anybody else's."""
 
@@ -57,9 +64,10 @@ class Commit(Statement, frozen=True):
     offset_s: float = 0.0  # of my clock from run time; beyond CLOCK_BOUND_S I shall own nothing
     values: int = 0  # of the update, where that is the caller's choice and not genesis's
     links: bytes = b""  # what I measured of my uplink and of my latency to each member: policy/links.py
-    claim: Digest | Late | msgspec.UnsetType = msgspec.UNSET
-    """Of how I trained: a digest of it where rounds are audited, what of it was apart if anything was; else left
-    out. One field for both, which exclude each other: a map that may have more than 15 keys begins otherwise."""
+    claim: Digest | Late | Draws | msgspec.UnsetType = msgspec.UNSET
+    """Of how I trained: a digest of it where rounds are audited, what of it was apart if anything was, by which
+    secrets I take whose samples where there are twins; else left out. One field for all, which exclude each other:
+    a map that may have more than 15 keys begins otherwise."""
 
     @property
     def asked(self) -> str:
@@ -76,6 +84,11 @@ class Commit(Statement, frozen=True):
     def late(self) -> Late | None:
         """Of its steps and samples, those of rounds before."""
         return self.claim if isinstance(self.claim, Late) else None
+
+    @property
+    def draws(self) -> Draws | None:
+        """Which secrets decide whose samples it is made of."""
+        return self.claim if isinstance(self.claim, Draws) else None
 
     @property
     def steps_now(self) -> int:
@@ -273,6 +286,17 @@ class Scored(Statement, frozen=True):
     the difference. Empty: nothing was shown that fits its commitment."""
 
 
+class Twinned(Statement, frozen=True):
+    """As a referee drawn for two updates that were to come of the same samples I held them against each other, and
+    where they differ against what I made of these samples myself."""
+
+    round: int  # of the updates
+    peer: PeerId  # who took the other's samples
+    apart: tuple[int, int]
+    """How far its update and the other's are off, in millionths of the length of what they are held against; the
+    most that may be said of one that I was not shown, 0 of one that I was shown alone."""
+
+
 class Placed(Statement, frozen=True):
     """Piece `index` of the state agreed in this round lies on my disk; here are the names of all of its pieces."""
 
@@ -383,6 +407,7 @@ AnyStatement = (
     | Audited
     | Validated
     | Scored
+    | Twinned
     | Placed
     | Invite
     | Amend
