@@ -341,8 +341,9 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
     if preset.statistics and config.sync.statistic is None and chosen_statistic(config) == "mean":
         least = min(peers_for_one_liar(tolerance_of(config.run), name) for name in preset.statistics)
         said.append(
-            f"{AVERAGED}, and this one may train with fewer members than the {least} that withstand one; write "
-            f"run.start_peers = {least} or more, and run.min_peers no lower or not at all: with fewer rounds wait then"
+            f"{AVERAGED}, and this one may train with fewer members than the {least} that withstand one; "
+            f"write run.start_peers = {least} or more, and run.min_peers no lower or not at all: "
+            "with fewer rounds wait then"
         )
     members, least = config.run.start_peers, rows_needed("krum", 1)
     if config.train.recipe == "cooperative" and members < least:
