@@ -17,6 +17,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import atoll
 from atoll.base.effort import Batches, Effort, quota_of
+from atoll.host.attach import Run
 from atoll.host.attached import Attach, Begins, Declines, _beginning
 from atoll.host.learning import decode_learning, effort_misfit, found
 from atoll.host.trainer.words import Carried, Merge
@@ -240,7 +241,7 @@ def test_an_optimizer_that_a_recipe_cannot_work_with_is_refused_in_words(tmp_pat
     ):
         with pytest.raises(atoll.UsageError, match=f"E-ATT-13 .*{why}"):
             atoll.found(recipe=recipe, folder=tmp_path / "one").attach(model, optimizer)
-        joiner = atoll.join("a ticket", folder=tmp_path / "one")
+        joiner = Run(folder=tmp_path / "one", ticket="a ticket")
         joiner._model, joiner._optimizer, joiner._layout = model, optimizer, layout_of(model)
         with pytest.raises(atoll.UsageError, match=f"E-ATT-13 .*{why}"):
             joiner._take(Begins(in_own_loop(recipe)))

@@ -323,10 +323,10 @@ def test_a_row_that_was_asked_for_too_early_is_opened_when_the_asker_has_spoken(
 
     assert opened(WantRow(*slot, 0, asked_of)) == []
     reduce = peer.round.reduce
-    assert reduce is not None and len(reduce.gathers) < reduce.plan.parts
-    for part in range(reduce.plan.parts):
+    assert reduce is not None and asked_of in reduce.plan.reserves
+    for part in range(reduce.plan.parts + 1):
         assert opened(WantRow(*slot, part, peer_name(1))) == []
-    kept = {(part, peer_name(1)) for part in reduce.gathers} | {(0, asked_of)}
+    kept = {(part, peer_name(1)) for part in range(reduce.plan.parts)} | {(0, asked_of)}
     assert reduce.opened.unshown[WHO] == kept, "no more than could ever be opened is remembered"
     insider = swarm.world.nodes[WHO].machine
     assert isinstance(insider, Peeker) and insider.peer.round is not None

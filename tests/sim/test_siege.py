@@ -58,10 +58,10 @@ def storm(seed: int) -> Stage:
 def test_where_the_weather_leaves_too_few_honest_members_the_story_ends_unjudged(monkeypatch: pytest.MonkeyPatch):
     """And where one of them was sent away that the weather had left alone, it fails."""
     monkeypatch.setattr(Siege, "spare", lambda siege: 2)
-    assert "not_judged_after" in storm(seed=2).measured
+    assert "not_judged_after" in storm(seed=1).measured
     monkeypatch.setattr(Weather, "took", lambda weather, who, since: False)
     with pytest.raises(InvariantBroken, match=r"nothing is promised there, and .* were sent away"):
-        storm(seed=2)
+        storm(seed=1)
 
 
 # ---- a rule is deleted, and the story notices --------------------------------------------------------------
