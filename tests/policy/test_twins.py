@@ -125,6 +125,17 @@ def test_more_than_half_of_all_referees_decide_and_silence_of_others_helps_no_li
     assert verdict.strayed == ((case.host,) if strayed else ()) and verdict.hid == ((case.host,) if hid else ())
 
 
+def test_whoever_proposes_the_vertex_that_reveals_a_pair_cannot_try_out_referees_for_it():
+    """It may write many bodies, of other ids: each of them draws the same."""
+    story = Story()
+    key = story.until_a_case()
+    for other in range(8):
+        twins = Twins(story.share, "two-thirds")
+        ids = story.ids | {key[0] + 1: digest(b"another body %d" % other)}
+        twins.follow(key[0] + 1, ids, story.bodies)
+        assert twins.cases[key].referees == story.twins.cases[key].referees
+
+
 def test_the_first_word_of_a_referee_counts_and_nobody_elses_may_stand():
     story = Story()
     key = story.until_a_case()

@@ -4,7 +4,8 @@
     both twins       Ask ShowUpdate ─► a blob ─► its name to any referee that asks
     referee            WantExhibit to both ─► two ExhibitIs ─► fetch the blobs ─► Ask TakeAgain ─► `Twinned`, signed
 
-The words are those of scores, which no run has beside twins. A round waits for none of this; two pairs at a time.
+The words are those of scores, which no run has beside twins. A round waits for none of this; two pairs at a time,
+beside those whose twins are away.
 Bounded by the open cases; a blob may be as large as an update in fp32 and no larger. What a case needs of the past
 stays on disk until nobody can open one. Whose samples I take `node/my_update.py` says, and nobody is told here.
 Never judges, never acts on a comparison: vertices do.
@@ -83,6 +84,12 @@ class Twinning:
     def _cases(self) -> Mapping[Key, Case]:
         return self.pool.recent().twins.cases
 
+    @property
+    def _mine(self) -> list[Case]:
+        """That I am drawn for and have not compared."""
+        undone = (c for c in self._cases.values() if self.me in c.referees and self.me not in c.said)
+        return [c for c in undone if c.key not in self.turns or not self.turns[c.key].done]
+
     # ---- vertices ------------------------------------------------------------------------------------------
 
     def resume(self, now: Seconds) -> list[Effect]:
@@ -127,9 +134,9 @@ class Twinning:
                     row = self.wanted[key]
                     row.lacks = row.lacks or ("" if row.here else NOT_SHOWN)
                 effects += self._look(turn)
-        mine = [c for c in cases.values() if self.me in c.referees and self.me not in c.said]
-        for case in sorted(mine, key=lambda case: case.priority):
-            busy = sum(not turn.done for turn in self.turns.values()) >= AT_ONCE
+        for case in sorted(self._mine, key=lambda case: case.priority):
+            open = (turn for turn in self.turns.values() if not turn.done)
+            busy = sum(turn.looking or here.issuperset(turn.case.peers) for turn in open) >= AT_ONCE
             if busy or case.key in self.turns or not here.issuperset(case.peers):
                 continue
             turn = self.turns[case.key] = Turn(case, head, now)
@@ -143,10 +150,10 @@ class Twinning:
         self.wanted = {key: row for key, row in self.wanted.items() if key in rows}
 
     def _hold(self) -> list[Effect]:
-        """I keep what I show, what I am shown, the states that compared rounds began with, and the last two: a case
-        is opened a round after its own."""
-        head, open = self.history.head, [turn for turn in self.turns.values() if not turn.done]
-        rounds = {head, head - 1, *(turn.case.round - 1 for turn in open)}
+        """I keep what I show, what I am shown, the states that rounds began with which I am to compare, now or in
+        turn, and the last two: a case is opened a round after its own."""
+        head = self.history.head
+        rounds = {head, head - 1, *(case.round - 1 for case in self._mine)}
         names = {body.state for round in rounds if (body := self.history.bodies.get(round)) is not None}
         names |= {blob for blob in self.shown.values() if blob is not None}
         names |= {row.blob for row in self.wanted.values() if row.blob is not None}

@@ -57,6 +57,13 @@ def host_of(guest: PeerId, secret: bytes, head: Digest, body: Body, share: float
     return lots[draw_below(drawn, "host", len(lots))] if lots else None
 
 
+def referees_of(guest: PeerId, host: PeerId, drawn: Digest, body: Body, rule: QuorumRule) -> tuple[PeerId, ...]:
+    """Who compares the two, as of the vertex of their round; those on probation last."""
+    settled = [m.peer for m in body.members if m.votes and m.standing == "member" and m.peer not in (guest, host)]
+    voters = sum(m.votes for m in body.members)
+    return tuple(by_tier(shuffled(drawn, "referees", settled), scores_of(body))[: scorers_drawn(voters, rule)])
+
+
 def seals_in(body: Body) -> dict[PeerId, Digest]:
     """By which each member that counts in it is bound for the round after it."""
     return {p: commit.draws.sealed for p, commit in _commits(body).items() if commit.draws is not None}
@@ -83,7 +90,7 @@ class Case:
     host: PeerId
     commits: tuple[Commit, Commit]  # the guest's, the host's
     referees: tuple[PeerId, ...]
-    vertex: Digest  # in which the guest revealed itself, and which drew the referees
+    drawn: Digest  # out of both secrets, which drew the referees
     said: dict[PeerId, Apart] = field(default_factory=dict[PeerId, Apart])
 
     @property
@@ -97,7 +104,7 @@ class Case:
     @property
     def priority(self) -> int:
         """The same at all referees: where there are more cases than they can look at, they look at the same few."""
-        return draw_below(self.vertex, f"first {self.guest}", CHANCES)
+        return draw_below(self.drawn, "first", CHANCES)
 
     @property
     def strayed(self) -> tuple[PeerId, ...]:
@@ -186,6 +193,8 @@ class Twins:
         """Twins of the round before, out of the secrets that this vertex holds.
 
         Who reveals nothing is nobody's twin: a host that was a guest elsewhere took other samples than its own.
+        Both secrets draw the referees: each was fixed before anybody but its author could know it, and of vertices
+        nothing that their proposer may still choose.
         """
         body, before = bodies[round], bodies.get(round - 1)
         head_body, head = bodies.get(round - 2), ids.get(round - 2)
@@ -193,9 +202,7 @@ class Twins:
             return
         secrets = {p: c.draws.revealed for p, c in _commits(body).items() if c.draws and c.draws.revealed}
         hosts = {p: host_of(p, secret, head, head_body, self.share) for p, secret in secrets.items()}
-        made, scores = _commits(before), scores_of(body)
-        settled = [m.peer for m in body.members if m.votes and m.standing == "member"]
-        voters = sum(m.votes for m in body.members)
+        made = _commits(before)
         for guest, host in sorted(hosts.items()):
             if host is None or host not in hosts or hosts[host] is not None or not {guest, host} <= made.keys():
                 continue
@@ -203,10 +210,9 @@ class Twins:
             if mine.root == its.root:
                 self.settled += (Verdict(before.round, guest, host, 0, 0, (), ()),)
                 continue
-            able = [p for p in shuffled(ids[round], f"referees of {guest}", settled) if p not in (guest, host)]
-            referees = tuple(by_tier(able, scores)[: scorers_drawn(voters, self.rule)])
-            if referees:
-                case = Case(before.round, guest, host, (mine, its), referees, ids[round])
+            drawn = digest(b"atoll/twins/referees/1\0" + secrets[guest] + secrets[host])
+            if referees := referees_of(guest, host, drawn, before, self.rule):
+                case = Case(before.round, guest, host, (mine, its), referees, drawn)
                 self.cases[case.key] = case
 
     def why_not(self, by: PeerId, report: Twinned) -> str | None:
