@@ -277,7 +277,7 @@ def test_what_is_owed_depends_on_how_a_call_ended(tmp_path: Path, ends: str):
 
 
 def test_a_call_of_which_nothing_came_goes_once_more_whoever_heard_why(tmp_path: Path):
-    """Nothing is combined because of a commitment that did not reach this member: it sees no parts, and no names."""
+    """Nothing is combined because of a commitment that did not reach this member: it sees no parts."""
 
     async def tell(island: GroupIsland, encoded: Encoded) -> None:
         assert island.goes_again(0, False)

@@ -316,9 +316,9 @@ class GroupIsland:
                 mine.waits = round
 
     def goes_again(self, round: int, anyway: bool) -> bool:
-        """Nothing came of the call of this round. True if it goes once more, with whole values: members may have held
-        different means. Or somebody was not in its first half: then the second one goes again, and whoever is not in
-        that waits. All see so in one vertex, whoever of them heard of whose call: it names nobody's."""
+        """Nothing came of the call of this round. True if it goes once more, with whole values: members may have
+        held different means. Or somebody was not in its first half: then the second one goes again, and whoever is
+        not in that waits. All see so in one vertex, whoever of them heard of whose call."""
         mine = self._mine(round)
         if mine is None or mine.future.done():
             return anyway
