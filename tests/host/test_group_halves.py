@@ -237,6 +237,23 @@ def test_what_nobody_answered_for_keeps_its_values_and_names_nobody():
     assert torch.equal(owed_N[600:1230], before[600:1230]) and not owed_N[1230:].any()
 
 
+def test_a_matrix_of_whose_first_half_a_part_was_not_answered_keeps_its_values_and_names_nobody():
+    """Its directions would have no share in these rows, which would come out as zeros."""
+    places, ada = places_of(((20, 30), (20, 30), (1, 50)), 2), PeerId("a")
+    torch.manual_seed(0)
+    x_N, owed_N = torch.randn(1250), torch.zeros(1250)
+    before = x_N.clone()
+    halves = Halves("powersgd:2+fp32", x_N, places, owed_N, Start())
+    first_F, _ = halves.begin(False)
+    halves.first_agreed(first_F, [(0, 30), (30, 80)], [False, True])
+    halves.first_round = 0
+    second_S, _ = halves.begin(False)
+    told = halves.second_agreed(second_S, [((0, 170), (ada,))], [True], [True])
+    assert told == (((0, 600), ()), ((600, 1250), (ada,)))
+    assert torch.equal(x_N[:600], before[:600]) and not owed_N[:600].any()
+    assert not torch.equal(x_N[600:1200], before[600:1200]) and owed_N[600:1200].any()
+
+
 def test_where_there_are_no_two_phases_it_is_said_why():
     for trust in ("community", "open"):
         with pytest.raises(UsageError, match=r"E-RED-14 codec = \"powersgd:4\+fp32\"(.*\n)*.*sent second follows"):

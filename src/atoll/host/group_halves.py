@@ -54,6 +54,7 @@ class Halves:
         self.first_round = -1  # in which the first half was agreed
         self.behind = ""  # the name of what was agreed, once it is read
         self.tries = TRIES
+        self._known: tuple[bool, ...] = ()  # by tensor: all of its first half was answered for
         self._basis_F = self._mine_S = torch.empty(0, dtype=torch.float32, device="cpu")
 
     @property
@@ -78,10 +79,13 @@ class Halves:
         return first_half(self._places, self._given, kept_S), name
 
     def first_agreed(self, agreed_F: Tensor, cuts: Sequence[tuple[int, int]], answered: Sequence[bool]) -> None:
-        """What nobody answered for is zero at all: no direction has a share in these rows."""
-        for (lo, hi), known in zip(cuts, answered, strict=True):
-            if not known:
-                agreed_F[lo:hi] = 0
+        """What nobody answered for is zero at all, and a matrix that it is of keeps its values."""
+        lost = [cut for cut, known in zip(cuts, answered, strict=True) if not known]
+        for lo, hi in lost:
+            agreed_F[lo:hi] = 0
+        self._known = tuple(
+            not any(lo < place.first.stop and place.first.start < hi for lo, hi in lost) for place in self._places
+        )
         self._basis_F = basis(self._places, agreed_F)
         self.behind = _named(agreed_F)
 
@@ -99,9 +103,11 @@ class Halves:
             if not (known and mine) and self._owed_N is not None:
                 self._mine_S[lo:hi] = 0
         told = list[Part]()
-        for place in self._places:
+        for place, directed in zip(self._places, self._known, strict=True):
             for (lo, hi), names, known in _of(place, parts, answered):
-                if known:
+                if not directed:
+                    names = ()
+                elif known:
                     self._take(place, lo, hi, agreed_S)
                 if told and told[-1][1] == names:
                     (lo, _), _ = told.pop()

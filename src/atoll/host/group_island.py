@@ -316,9 +316,9 @@ class GroupIsland:
                 mine.waits = round
 
     def goes_again(self, round: int, anyway: bool) -> bool:
-        """Nothing came of the call of this round. True if members may have held different means: then it goes once
-        more, with whole values. Or somebody was not in its first half: then the second one goes again, and whoever
-        is not in that waits. All see so in one vertex, whoever of them heard of whose call."""
+        """Nothing came of the call of this round. True if it goes once more, with whole values: members may have
+        held different means. Or somebody was not in its first half: then the second one goes again, and whoever is
+        not in that waits. All see so in one vertex, whoever of them heard of whose call."""
         mine = self._mine(round)
         if mine is None or mine.future.done():
             return anyway
@@ -330,8 +330,7 @@ class GroupIsland:
         if mine.halves is not None and mine.second:
             mine.halves.tries -= 1
             return mine.halves.tries > 0
-        keeps = mine.held is not None or mine.halves is not None
-        if mine.sent_whole or not (keeps or mine.mixed == round):
+        if mine.sent_whole:
             return False
         mine.sent_whole, mine.from_name, mine.from_N = True, "", None
         return True
@@ -440,8 +439,9 @@ class GroupIsland:
             await asyncio.gather(*self._deliveries, return_exceptions=True)
             if self._is_first(call) and not call.future.done():
                 await self._doing(call, lambda _: call.begins())
-            if self._is_first(call) and call.future.done():  # its first half could not be read
+            if self._is_first(call) and call.future.done():  # its first half could not be read: others go on
                 self.calls.popleft()
+                raise RunFailedError("E-RED-06", AMONG_HALVES)
             if not self._is_first(call):  # ousted meanwhile
                 return await self._train(round)
         return Trained(1, call.weight, 0.0, 0.0, len(call.flat_N), self._asked(call))
