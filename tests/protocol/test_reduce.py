@@ -41,7 +41,7 @@ from atoll.protocol.reduce.witness import Lied
 from atoll.protocol.reduce.work import Combine, Combined
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Answer, PartBytes, Repeat, WantPart
+from atoll.wire.messages.round import Answer, Declined, PartBytes, Repeat, WantPart
 from atoll.wire.messages.statements import Answered, Commit
 from atoll.wire.opening import rows_of
 
@@ -152,10 +152,12 @@ class Group:
                 case Ask(job, Combine() as work):
                     assert all(tuple(sorted(row.payload.data)) == row.names for row in work.rows)
                     assert all(row.weight == len(row.names) for row in work.rows)
+                    assert (work.statistic, work.liars) == (self.plan.statistic, self.plan.liars)
                     names = tuple(sorted(x for row in work.rows for x in row.payload.data))
                     lies = (p,) if p in self.liars and "/own/" in job else ()
                     whole = Payload(digest(repr((work.part, names + lies)).encode()), 8, names)
-                    done = Done(job, Combined(whole, tuple(r.peer for r in work.rows), ()))
+                    few = len(names) < self.plan.rows_least
+                    done = Done(job, Combined(None if few else whole, tuple(r.peer for r in work.rows), ()))
                     self.do(p, self.machines[p].handle(done, self.now))
                 case Keep(name, bytes() as blob):
                     self.kept[p][name] = blob
@@ -212,6 +214,13 @@ class Group:
             if self.timers:
                 self.tick()
         return self
+
+    def stands_in_alone(self, p: PeerId) -> tuple[Answer, Answered, Payload]:
+        """What it says of part 0 that stands in for its owners, and has counted nobody but itself."""
+        index, rows = self.plan.takers(0).index(p), rows_of([self.commits[p]])
+        alone = Payload(digest(repr((0, (p,))).encode()), 8, (p,))
+        said = Answered(0, 0, 0, index, alone.digest, 8, (p,), rows if self.plan.witnesses else ZERO_DIGEST, rows)
+        return Answer(0, 0, "", self.notaries[p].sign(said)), said, alone
 
     def parts_of(self, p: PeerId) -> dict[int, tuple[PeerId, ...]]:
         return {j: held.payload.data for j, held in self.machines[p].answers.items()}
@@ -390,6 +399,18 @@ def test_whoever_stands_in_needs_no_link_to_the_authors_nor_to_those_who_want_it
     assert {group.parts_of(p)[0] for p in left} == {tuple(sorted(left))}
 
 
+@pytest.mark.parametrize(("needed", "answered"), [(14, True), (15, False)])
+def test_an_order_statistic_of_whoever_is_left_is_never_of_too_few_rows(needed: int, answered: bool):
+    """Six of twenty are dead, and the first reserve does not hear three of the others: it asks for their rows, and
+    where fourteen are too few nobody gives an answer."""
+    group, left = orphan("community")
+    group.plan = replace(group.plan, statistic="median", liars=4, rows_least=needed)
+    group.machines = {p: group.machine(p) for p in group.names}
+    group.broken |= {frozenset((left[0], other)) for other in left[-3:]}
+    group.begin().finish().check()
+    assert {group.parts_of(p).get(0) for p in left} == {tuple(sorted(left)) if answered else None}
+
+
 def test_whoever_stands_in_and_lies_is_found_out_by_all_and_its_sum_replaced():
     """Where owners watch each other nobody watches a reserve, and everybody makes its answer again."""
     group, left = orphan("open")
@@ -434,17 +455,68 @@ def test_nobody_who_may_lie_stands_in_for_owners_that_are_there(trust: str):
     """It answers at once, with its own row: taken by nobody, and voted for by nobody, as long as others hear an
     owner of the part, and after that not before its turn."""
     group = Group(13, reserves=True, trust=trust).begin()
-    takers, reader = group.plan.takers(0), group.machines[group.plan.owners(0)[-1]]
-    liar, index = takers[-1], len(takers) - 1
-    assert reader.me != liar
-    rows = rows_of([group.commits[liar]])
-    alone = Payload(digest(repr((0, (liar,))).encode()), 8, (liar,))
-    lie = Answered(0, 0, 0, index, alone.digest, 8, (liar,), rows if trust == "open" else ZERO_DIGEST, rows)
-    said = Answer(0, 0, "", group.notaries[liar].sign(lie))
+    liar, reader = group.plan.takers(0)[-1], group.machines[group.plan.owners(0)[-1]]
+    said, lie, alone = group.stands_in_alone(liar)
     group.do(reader.me, reader.handle(Received(liar, said, alone), 0.0))
     assert 0 not in reader.answers and reader.believes(lie) is None
     group.finish().check()
     assert all(group.parts_of(p)[0] == tuple(sorted(group.names)) for p in group.names)
+
+
+@pytest.mark.parametrize("trust", ["community", "open"])
+def test_nobody_who_may_lie_stands_in_for_an_owner_that_answered_however_late_it_is(trust: str):
+    """All windows are over, and every part was answered long ago: whoever would stand in now, with its own row
+    alone, is voted for by nobody, since the owner is there."""
+    group = Group(13, reserves=True, trust=trust).begin().finish()
+    liar, reader = group.plan.takers(0)[-1], group.machines[group.plan.owners(0)[-1]]
+    said, lie, alone = group.stands_in_alone(liar)
+    late = group.plan.answer_until[-1] + 1.0
+    group.do(reader.me, reader.handle(Received(liar, Declined(0, 0, "", 1)), late))  # everybody may make me look
+    group.do(reader.me, reader.handle(Received(liar, said, alone), late))
+    group.do(reader.me, reader.look_again(late))
+    assert reader.believes(lie) is None
+    assert not any(isinstance(effect, Ask) for effect in reader.examine(said.statement, lie, late))
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_who_stands_in_for_owners_that_all_declined_is_whoever_is_first_whatever_others_say(trust: str):
+    """One behind it has declined, too, before anybody asked it: the first reserve tries all the same."""
+    group = Group(13, "star", reserves=True, trust=trust)
+    owners, reserves = group.plan.takers(0)[:OWNERS_PER_PART], group.plan.takers(0)[OWNERS_PER_PART:]
+    group.unable = set(owners)
+    group.begin()
+    for p in group.names:
+        if p != reserves[-1]:
+            group.do(p, group.machines[p].handle(Received(reserves[-1], Declined(0, 0, "", 0)), 0.0))
+    group.finish().check()
+    assert {group.machines[p].answers[0].statement.signer for p in reserves} == {reserves[0]}
+
+
+def test_of_two_that_stand_in_and_lie_alike_both_are_passed_over():
+    """The second one signs a lie about rows that all have made again already, and keeps its own from the third."""
+    group, left = orphan("open")
+    group.liars = {left[0], left[1]}
+    group.begin().finish().check()
+    names = tuple(sorted(set(left) - {left[1]}))
+    for p in left[2:]:
+        assert [fact.peer for fact in group.facts[p] if isinstance(fact, Lied)] == left[:2]
+        assert group.machines[p].answers[0].answered.digest == digest(repr((0, names)).encode())
+
+
+def test_whoever_brings_a_word_that_comes_too_early_keeps_nobody_from_its_bytes():
+    """A liar shows what the reserve signed before that one does itself, and never gives the bytes."""
+    group, left = orphan("community")
+    owners, first, liar, reader = group.plan.owners(0), left[0], left[-1], left[1]
+    group.dead -= set(owners)
+    said, _, whole = group.stands_in_alone(first)
+    machine = group.machines[reader]
+    group.do(reader, machine.handle(Start({}), 0.0))
+    group.do(reader, machine.handle(Received(liar, said, None), 0.0))
+    group.do(reader, machine.handle(Received(first, said, whole), 0.0))
+    group.dead |= set(owners)
+    effects = machine.look_again(0.0)
+    asked = [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, WantPart)]
+    assert asked == [first]
 
 
 def test_five_of_nine_that_die_at_once_leave_every_part_somebody_to_combine_it():

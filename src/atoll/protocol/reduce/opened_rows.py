@@ -2,7 +2,7 @@
 
 Who asks too early is answered when the row is here, or when it has said what it gives itself: reveal follows
 commitment. Never opens one row to one peer more often than it may get lost, never remembers more wishes than the
-plan has rows of my parts.
+plan has rows of parts that I may answer for, one of each owner or reserve.
 """
 
 from __future__ import annotations

@@ -61,15 +61,17 @@ class Route:
         if self.plan.reserves and index >= len(owners):
             # not asked whether all are gone at this moment, since who died may just have been heard once more
             owners = self.plan.takers(part)
-            index = len(owners) if self._nobody_can(part, owners) else self._next(part, owners, index, now)
+            index = self._next(part, owners, index, now)
+            if self._nobody_can(part, owners[:index]):
+                index = len(owners)
         if index != turn:  # asked for every part at every word, and hardly ever so
             self.turn[part], self.owner[part] = index, owners[min(index, len(owners) - 1)]
         return index < len(owners)
 
-    def _nobody_can(self, part: int, takers: Sequence[PeerId]) -> bool:
-        """All owners declined, and so did a reserve, who asked everybody for their rows."""
+    def _nobody_can(self, part: int, passed: Sequence[PeerId]) -> bool:
+        """All owners declined, and so did a reserve in its turn, who asked everybody for their rows."""
         count = len(self.plan.owners(part))
-        declined = [(part, taker) in self.declined for taker in takers]
+        declined = [(part, taker) in self.declined for taker in passed]
         return all(declined[:count]) and any(declined[count:])
 
     def stand_in_may(self, part: int) -> bool:

@@ -667,21 +667,28 @@ class Reduce:
         return self._answer_heard(sender, signed, answered, payload, now)
 
     def _in_turn(self, answered: Answered) -> bool:
-        """Where members may lie nobody stands in for others that are there, as I see it: else not the six that were
-        drawn for a part could answer for it, but whoever likes."""
+        """Where members may lie nobody stands in for others that are there, as I see it, nor for an owner that has
+        answered, when all windows are over: else not the six that were drawn for a part could answer for it, but
+        whoever likes."""
         plan, part, index = self.plan, answered.part, answered.owner_index
         if not plan.may_lie or not plan.stands_in(part, index):
             return True
+        held = self.answers.get(part)
+        if held and not plan.stands_in(part, held.answered.owner_index) and not self.gone(held.statement.signer):
+            return False
         return answered.attempt == plan.attempt and self.route.turn[part] >= index
 
     def _keep_until_in_turn(self, holder: PeerId, signed: Signed, answered: Answered) -> None:
-        """Some notice deaths before others. Its bytes are asked for then: they could be many."""
-        self.too_early.setdefault(answered.part, {}).setdefault(answered.owner_index, (holder, signed, answered))
+        """Some notice deaths before others. Its bytes are asked for then, for they could be many: of the reserve
+        itself, as soon as it has said so, since others may not have them."""
+        words, index = self.too_early.setdefault(answered.part, {}), answered.owner_index
+        if index not in words or holder == signed.signer:
+            words[index] = holder, signed, answered
 
     def _no_more_too_early(self, part: int, now: Seconds) -> list[Effect]:
         words, effects = self.too_early[part], list[Effect]()
-        for index in [index for index in sorted(words) if index <= self.route.turn[part]]:
-            holder, signed, answered = words.pop(index)
+        due = [words.pop(index) for index in sorted(words) if self._in_turn(words[index][2])]
+        for holder, signed, answered in due:  # one may make me look again, and come here
             effects += self._answer_heard(holder, signed, answered, None, now)
         return effects
 

@@ -74,7 +74,7 @@ class WatchedReduce(Reduce):
         if not self._in_turn(said):
             self._keep_until_in_turn(signed.signer, signed, said)
             return []
-        return self.watch.hear(signed, said, None) + self._watch_part(said.part, now)
+        return self._past_liars(said.part, self.watch.hear(signed, said, None), now)
 
     def believes(self, answered: Answered) -> bool | None:
         in_turn = answered.attempt == self.plan.attempt and self._in_turn(answered)
@@ -197,7 +197,7 @@ class WatchedReduce(Reduce):
     ) -> list[Effect]:
         part = answered.part
         heard = self.watch.hear(signed, answered, payload)
-        return heard + self._own_up(part, now) + self._watch_part(part, now)
+        return self._past_liars(part, heard + self._own_up(part, now), now)
 
     def _pass_down(self, held: AnswerHeld) -> list[Send]:
         """But what a reserve answered, to those whose row I have because they do not hear it."""
@@ -308,8 +308,10 @@ class WatchedReduce(Reduce):
 
     def _recomputed(self, job: str, result: Combined, now: Seconds) -> list[Effect]:
         check, part = (int(word) for word in job.rsplit("/", 2)[1:])
-        effects = self.watch.recomputed(part, check, result)
-        # of owners another has the truth; a reserve is alone, and the next one has its turn
+        return self._past_liars(part, self.watch.recomputed(part, check, result), now)
+
+    def _past_liars(self, part: int, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """Of owners another has the truth; a reserve is alone, and the next one has its turn."""
         liars = [e.fact.peer for e in effects if isinstance(e, Report) and isinstance(e.fact, Lied)]
         for liar in liars if self.route.stand_in_may(part) else ():
             effects += self._decline(part, liar, now)
