@@ -280,6 +280,7 @@ def test_a_run_that_shrank_says_that_nobody_trains_and_how_many_it_waits_for():
     progress.see(closed)
     told, waits = line_of(left, progress).split("\n")
     assert told == "- ada is gone" and waits.startswith("! waiting: 2 of 4 members needed to train; invite more")
+    assert line_of(left | {"joined": ["bob" * 4], "left": []}, progress) == "+ bob joined"
     progress.see(closed | {"round": 5, "min_peers": 2})
     assert line_of(left, progress) == "- ada is gone"
     progress.see(closed | {"round": 6, "back_to": 4})

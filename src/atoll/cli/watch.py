@@ -201,7 +201,8 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
                 + [f"- {name(p)} is gone" for p in entry["left"] if p not in out]
                 + [f"! {name(p)} is expelled; why: atoll verify --verdicts" for p in entry["left"] if p in out]
             )
-            return f"{told}\n! {waits}" if told and (waits := progress.waits()) else told
+            waits = progress.waits() if entry["left"] else None  # who joins has no vote yet
+            return f"{told}\n! {waits}" if waits else told
         case "Suspected" if progress.over:
             return ""  # they leave as we do
         case "Suspected":
