@@ -266,6 +266,29 @@ def test_who_is_expelled_is_not_just_gone_and_where_to_read_why_is_said():
     assert line_of(unread, progress) == "! the update of eve cannot be read: a value is not finite"
 
 
+def test_a_run_that_shrank_says_that_nobody_trains_and_how_many_it_waits_for():
+    """By the number that holds now: the founder may have amended it, and the run gone back behind that word."""
+    names = ("ada", "bob", "eve", "gus")
+    roles = ("trainer", "trainer", "trainer", "client")  # no vote
+    there = [{"peer": n * 4, "name": n, "standing": "member", "role": r} for n, r in zip(names, roles, strict=True)]
+    progress = Progress(min_peers=4, founded_min_peers=4, members=[m | {"standing": "away"} for m in there[:1]])
+    progress.members += there[1:]
+    left = {"fact": "MembershipChanged", "joined": [], "left": ["ada" * 4]}
+    assert line_of(left, progress) == "- ada is gone"  # before the first round it waits for others
+    closed = {"fact": "RoundClosed", "round": 4, "state": "ab", "time_s": 9.0, "trained": 5, "loss": 2.0}
+    closed |= {"counted": ["bob" * 4], "missing": [], "steps": 8, "samples": 16}
+    progress.see(closed)
+    told, waits = line_of(left, progress).split("\n")
+    assert told == "- ada is gone" and waits.startswith("! waiting: 2 of 4 members needed to train; invite more")
+    assert line_of(left | {"joined": ["bob" * 4], "left": []}, progress) == "+ bob joined"
+    progress.see(closed | {"round": 5, "min_peers": 2})
+    assert line_of(left, progress) == "- ada is gone"
+    progress.see(closed | {"round": 6, "back_to": 4})
+    assert "2 of 4" in line_of(left, progress)
+    progress.over = True
+    assert line_of(left, progress) == "- ada is gone"
+
+
 def test_who_ends_as_we_do_is_no_trouble():
     """Peers hang up when the run is over, each in its own time: before that a silent one is told, then not."""
     progress, silent = Progress(), {"fact": "Suspected", "peer": "bob" * 4, "why": "refused"}

@@ -84,9 +84,6 @@ class Lines:
 
     ends_with_stdin = False
 
-    def __init__(self) -> None:
-        self.assembled = 0
-
     def opened(self, news: dict[str, Any]) -> None:
         self._say(introduction(news))
 
@@ -110,7 +107,6 @@ class Terminal(Lines):
     """A picture that stays at the bottom while the events scroll above it."""
 
     def __init__(self) -> None:
-        super().__init__()
         from rich.console import Console
         from rich.live import Live
 
@@ -200,11 +196,13 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
             return f"! round {entry['trained']}{of} counted nobody; the model is as it was"
         case "MembershipChanged":
             out = {m["peer"] for m in progress.members if m["standing"] == "expelled"}
-            return "  ".join(
+            told = "  ".join(
                 [f"+ {name(p)} joined" for p in entry["joined"]]
                 + [f"- {name(p)} is gone" for p in entry["left"] if p not in out]
                 + [f"! {name(p)} is expelled; why: atoll verify --verdicts" for p in entry["left"] if p in out]
             )
+            waits = progress.waits() if entry["left"] else None  # who joins has no vote yet
+            return f"{told}\n! {waits}" if waits else told
         case "Suspected" if progress.over:
             return ""  # they leave as we do
         case "Suspected":

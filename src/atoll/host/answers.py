@@ -20,7 +20,7 @@ from atoll.base.ids import Digest
 from atoll.host.api import Handler
 from atoll.host.blaming import blame_round
 from atoll.host.pausing import pause_run, pause_told
-from atoll.host.record import line_of
+from atoll.host.record import line_of, waiting_text
 from atoll.host.rollback import roll_back
 from atoll.keys.erasure import piece_bytes
 from atoll.node.requests import turnout
@@ -133,6 +133,8 @@ def status_of(host: PeerHost) -> dict[str, Any]:
     there = turnout(machine, host.clock.now())
     head = machine.history.head_body if machine.history is not None else None
     voting = sum(m.votes for m in head.members) if head is not None else 0
+    now = _settings_now(host)
+    wanted = now.min_peers if p.trained else now.start_peers
     return {
         "run": p.run,
         "run_id": host.run_id.hex(),
@@ -171,7 +173,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "twins": p.twins if machine.inspectors.twinning is not None else None,
         "validation": _validation(host) if machine.inspectors.validators is not None else None,
         "kept": kept_of(host),
-        "paused": host.paused() or pause_told(host) or waiting_text(voting, _settings_now(host), p.trained),
+        "paused": host.paused() or pause_told(host) or waiting_text(voting, wanted),
         "missing": p.missing,
         "alike": [[p.name_of(peer) for peer in peers] for peers in p.alike],
         "uncounted": uncounted_text(mine["missed"] if mine else 0, p.passed, _settings_now(host)),
@@ -249,14 +251,6 @@ def _settings_now(host: PeerHost) -> RunSettings:
     """By which the next round goes."""
     settings, history = host.machine.settings, host.machine.history
     return settings if history is None else settings_after(settings, history.head_body)
-
-
-def waiting_text(voters: int, settings: RunSettings, trained: int) -> str | None:
-    """Why members do not train though they could agree; None if they do."""
-    wanted = settings.min_peers if trained else settings.start_peers
-    if 0 < voters < wanted:
-        return f"waiting: {voters} of {wanted} members needed to train; invite more with `atoll invite`"
-    return None
 
 
 def uncounted_text(missed: int, passed: str, settings: RunSettings) -> str:

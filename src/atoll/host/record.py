@@ -76,6 +76,8 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
                 entry |= {"amends": numbers_in(tune.to)}
             if body.tuned is not UNSET and body.tuned.to.rounds is not UNSET:
                 entry |= {"rounds": body.tuned.to.rounds}
+            if body.tuned is not UNSET and body.tuned.to.min_peers is not UNSET:
+                entry |= {"min_peers": body.tuned.to.min_peers}
             if late := late_of(body):
                 entry["late"] = {peer: {"since": one.since, "steps": one.steps} for peer, one in late.items()}
             if body.weighing is not UNSET:
@@ -143,6 +145,13 @@ def paused_text(turnout: Turnout, name_of: Callable[[PeerId], str], rule: Quorum
     return text + (f"; with {spare} members one may be away" if alone else "")
 
 
+def waiting_text(voters: int, wanted: int) -> str | None:
+    """Why members do not train though they could agree, and what helps; None if enough vote."""
+    if 0 < voters < wanted:
+        return f"waiting: {voters} of {wanted} members needed to train; invite more with `atoll invite`"
+    return None
+
+
 def nats(loss: int) -> float | None:
     """Of millionths; None for a loss that is none."""
     return loss / NAT if loss < LOSS_MOST else None
@@ -178,6 +187,7 @@ class Progress:
     topology: str = ""  # that the round in progress reduces by
     topology_why: str = ""
     min_peers: int = 1
+    founded_min_peers: int = 1  # the same, as genesis has it
     unit: str = "tokens"  # of what is learned from: tokens of text, samples of anything else
     batch: int = 0
     seq_len: int = 0
@@ -233,7 +243,7 @@ class Progress:
         match entry["fact"]:
             case "GenesisKnown":
                 self.run, self.rounds, self.min_peers = entry["name"], entry["rounds"], entry["min_peers"]
-                self.founded_rounds = self.rounds
+                self.founded_rounds, self.founded_min_peers = self.rounds, self.min_peers
                 self.inner_steps, self.members, self.state = entry["inner_steps"], entry["members"], entry["state"]
                 self.phase = "joining"
             case "LearningKnown":
@@ -325,6 +335,7 @@ class Progress:
     def _round_closed(self, entry: Entry) -> None:
         self.state, self.phase, self.trouble, self.apart_steps = entry["state"], "planning", "", 0
         self.rounds = entry.get("rounds", self.founded_rounds)
+        self.min_peers = entry.get("min_peers", self.founded_min_peers)
         late = entry.get("late", {})
         self.late += [{"round": entry["round"], "peer": peer} | work for peer, work in late.items()]
         self.late = self.late[-LATE_MAX:]
@@ -352,6 +363,13 @@ class Progress:
     def standing_of(self, peer: str) -> str:
         """As of the plan of the round in progress."""
         return next((m["standing"] for m in self.members if m["peer"] == peer), "outside")
+
+    def waits(self) -> str | None:
+        """Of a run that trained before, and has too few voters left to go on; None if it has enough, or is over."""
+        if self.over or not self.trained:
+            return None
+        voters = sum(m["standing"] in ("new", "member") and m["role"] == "trainer" for m in self.members)
+        return waiting_text(voters, self.min_peers)
 
     def name_of(self, peer: str) -> str:
         """What people call this peer."""
