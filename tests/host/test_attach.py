@@ -63,6 +63,16 @@ def two_loops(tmp_path: Path, leaves: bool = False, **wish: object) -> list[dict
         return [end.result() for end in ends]
 
 
+def test_the_peer_of_a_loop_runs_no_file_of_the_working_directory(tmp_path: Path, monkeypatch):
+    """A file of the name of a standard module lies there; a run of one round begins and ends beside it."""
+    ran = tmp_path / "ran"
+    (tmp_path / "fractions.py").write_text(f"open({str(ran)!r}, 'a').write('fractions')\n")
+    monkeypatch.chdir(tmp_path)
+    with atoll.found(folder=tmp_path / "one", rounds=1, inner_steps=2) as run:
+        train(run, network(1))
+    assert not ran.exists()
+
+
 def test_two_loops_with_scheduler_accumulation_and_gradscaler_end_with_one_model(tmp_path: Path):
     """Each of two scripts takes 18 counted steps and some that GradScaler skips; both end with the same values.
 

@@ -78,6 +78,20 @@ def test_a_trainer_does_what_it_is_asked(spec):
     story(tell)
 
 
+def test_a_trainer_runs_no_file_of_the_working_directory(spec, tmp_path, monkeypatch):
+    """Every module of the standard library that torch imports is planted as a file; none of them runs."""
+    ran = tmp_path / "ran"
+    for name in ("fractions", "random", "decimal", "statistics"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write({name!r})\n")
+    monkeypatch.chdir(tmp_path)
+
+    async def tell(trainer: Trainer) -> None:
+        await trainer.start(spec)
+
+    story(tell)
+    assert not ran.exists()
+
+
 @pytest.mark.parametrize("inner", [AdamW(), Muon(), SGD()], ids=["adamw", "muon", "sgd"])
 def test_a_trainer_takes_the_steps_of_an_experiment_with_every_inner_optimizer(spec: TrainerSpec, inner: Inner):
     """Ten steps of one worker in this process, the same bits; hidden matrices are Muon's in both."""

@@ -202,7 +202,8 @@ class Run:
     def _begin(self, memory: int) -> None:
         """The peer process."""
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "atoll.host.attached", str(theirs.fileno()), str(memory)]
+        # -P: no module comes from the working directory, which `-m` would search first
+        command = [sys.executable, "-P", "-m", "atoll.host.attached", str(theirs.fileno()), str(memory)]
         paths = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             command,

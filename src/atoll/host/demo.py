@@ -241,7 +241,8 @@ class Demo:
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
         threads = max(1, (os.cpu_count() or 1) // self.settings.peers)
-        command = [sys.executable, "-m", "atoll", *words, "--dir", str(folder), "--name", name]
+        # -P: no module comes from the working directory, which `-m` would search first
+        command = [sys.executable, "-P", "-m", "atoll", *words, "--dir", str(folder), "--name", name]
         process = await asyncio.create_subprocess_exec(
             *command,
             *("--threads", str(threads), "--facts", "--stay"),

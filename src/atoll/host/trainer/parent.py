@@ -61,7 +61,9 @@ from atoll.learn.inner import Inner
 from atoll.learn.layout import Layout
 
 STEPS_OF_SILENCE = 20  # a step that takes so many times longer than the last ones counts as hung
-PROGRAM = ("-m", "atoll.host.trainer")  # what Python runs, with the descriptor of the mailbox behind it
+# What Python runs, with the descriptor of the mailbox behind it. -P: no module comes from the working directory,
+# which `-m` would search first.
+PROGRAM = ("-P", "-m", "atoll.host.trainer")
 LOOK_EVERY_S = 1.0  # how often patience is checked, and its margin: the parent's own loop may have been busy
 STDERR_KEPT = 4096  # bytes of the child's last words that go into a failure
 
