@@ -88,6 +88,8 @@ class Swarm:
         self.trainers = [Near(), Near(), Near(cheat)]
         self.stores = [Store(base / name, durable=False) for name in NAMES]
         self.state = {store.put_blob(self.founded.state) for store in self.stores}.pop()
+        for store in self.stores:
+            store.put_blob(self.founded.data)  # members fetch it before they train
         self.islands = [self.island(k) for k in range(3)]
         self.round, self.before = 0, self.state
         self.claims: list[list[Digest | None]] = [[], [], []]  # per island, of its counted rounds

@@ -12,12 +12,24 @@ from msgspec.structs import replace
 from atoll.base.errors import NetworkError, RefusedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.cli.watch import Quiet
-from atoll.host.learning import built_in, found
-from atoll.host.member import Invitation, Listening, found_run, holds_run, join_run, resume_run, training
+from atoll.host import learning
+from atoll.host.driver import Seat
+from atoll.host.learning import built_in, decode_learning, found
+from atoll.host.member import (
+    Invitation,
+    Listening,
+    found_run,
+    holds_run,
+    identity_of,
+    join_run,
+    resume_run,
+    training,
+)
 from atoll.host.running import Start, run_up
 from atoll.host.store import Store
 from atoll.keys.identity import Identity
 from atoll.learn.recipes import diloco
+from atoll.node.admission import Wish
 from atoll.node.body import write_genesis
 from atoll.node.config.sections import Config
 from atoll.node.settings import RULES, RunSettings
@@ -114,6 +126,38 @@ def test_a_peer_that_comes_back_is_who_it_was_and_listens_where_it_was_told_to_a
     assert asyncio.run(addresses(Listening()))[0][0].startswith("/ip4/127.0.0.1/")
     assert asyncio.run(addresses(quiet, name="bob@lab"))[0][0].startswith("/ip4/127.0.0.1/")
     assert names == ["ada@clinic", "eve@clinic", "eve@clinic", "bob@lab"]
+
+
+def test_a_path_in_genesis_is_not_opened_on_the_disk_of_a_joiner(tmp_path: Path, book, monkeypatch):
+    """Genesis names the very file that its data came from, and it lies here, too: the joiner fetches the blob."""
+    opened: list[str] = []
+    beginning = replace(built_in(diloco("gpt-nano", rounds=2), book), data=book)
+    monkeypatch.setattr(learning, "load_data", opened.append)
+
+    async def wanted_by_a_joiner() -> list[object]:
+        store, wanted = Store(tmp_path / "joiner"), list[object]()
+        seat = Seat(store, identity_of(store), ZERO_DIGEST, Wish("trainer"))
+        host = training(1, lambda _: None)(seat)
+        host.island.learning = decode_learning(found(beginning, RunSettings()).settings)
+        monkeypatch.setattr(host, "_do", wanted.append)
+        await host._find_data()
+        await host.island.close()
+        host.record.close()
+        store.close()
+        return wanted
+
+    assert len(asyncio.run(wanted_by_a_joiner())) == 1 and opened == []
+
+
+@pytest.mark.parametrize("name", ["book.txt", "stdlib", "attached"])
+def test_genesis_says_no_folder_of_its_founders_disk(tmp_path: Path, book, name: str):
+    """Others see what the file is called; a file that is called like no file is `own data`."""
+    path = tmp_path / name
+    path.write_bytes(Path(book).read_bytes())
+    founded = found(built_in(diloco("gpt-nano", rounds=2), str(path)), RunSettings())
+    label = decode_learning(founded.settings).data
+    assert label == (name if name == "book.txt" else "own data")
+    assert str(tmp_path).encode() not in founded.settings.learning
 
 
 def test_a_folder_holds_a_run_once_its_founder_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -19,7 +19,16 @@ from atoll.learn.audit import recipe_problem
 from atoll.learn.base import base_bytes
 from atoll.learn.codec import CODECS, codec_named
 from atoll.learn.codec.blocks import BLOCK
-from atoll.learn.data import all_held_out, data_blob, epoch_samples, load_data, validation
+from atoll.learn.data import (
+    STDLIB,
+    Data,
+    all_held_out,
+    data_blob,
+    data_digest,
+    epoch_samples,
+    load_data,
+    validation,
+)
 from atoll.learn.data.records import COLUMN
 from atoll.learn.data.tokens import vocabulary_of
 from atoll.learn.inner import Accumulate
@@ -43,7 +52,7 @@ from atoll.policy.room import members_most
 
 class Learning(msgspec.Struct, frozen=True):
     recipe: Recipe
-    data: str  # what the founder loaded; others take it from their own disk if it is the same, else as a blob
+    data: str  # label for people: "stdlib", "attached", or the name of the founder's file; never a path to open
     data_blob: Digest  # its name
     layout: Layout  # names, shapes and dtypes that every member's model must have
     canary: Digest | UnsetType = UNSET  # more held-out data, as a blob, which validators look at too
@@ -127,6 +136,20 @@ def decode_learning(settings: RunSettings) -> Learning:
         if terms.leaf_bytes != Cut(codec_named(learning.recipe.coding.down)).leaf_bytes:
             raise PeerFault("", f"this run's answers have no blocks of {terms.leaf_bytes} bytes")
     return learning
+
+
+def data_at_hand(learning: Learning) -> Data | None:
+    """The run's data set where it is made of this Python's own library; None: the blob has to be fetched.
+
+    Opens nothing else, whatever genesis says: its founder would choose what is read on every member's disk.
+    """
+    if learning.data != STDLIB:
+        return None
+    try:
+        data = load_data(STDLIB)
+    except (ValueError, OSError):
+        return None
+    return data if data_digest(data) == learning.data_blob else None
 
 
 def _ending(recipe: Recipe) -> Recipe:
@@ -312,7 +335,13 @@ def built_in(
         load_weights(model, recipe.model, Path(weights))
     layout, base = _exchanged(model, travelling(recipe.model, only))
     state = state_bytes(initial_state(model, layout), layout)
-    return Beginning(recipe, layout, state, data, data_blob(loaded), watched, tokenizer, base)
+    return Beginning(recipe, layout, state, _label(data), data_blob(loaded), watched, tokenizer, base)
+
+
+def _label(data: str) -> str:
+    """What all members and every card may know of this source: no folder of the founder's disk."""
+    name = Path(data).name
+    return data if data == STDLIB else "own data" if name in (STDLIB, ATTACHED, "") else name
 
 
 def _exchanged(model: nn.Module, only: Sequence[str]) -> tuple[Layout, bytes]:

@@ -18,10 +18,10 @@ from atoll.base.machine import Fact
 from atoll.host.driver import Driver, Seat
 from atoll.host.durable import write_durably
 from atoll.host.island import Island
-from atoll.host.learning import ATTACHED, decode_learning
+from atoll.host.learning import ATTACHED, data_at_hand, decode_learning
 from atoll.host.trainer import Beat
 from atoll.keys.erasure import ready
-from atoll.learn.data import data_digest, load_data
+from atoll.learn.data import STDLIB
 from atoll.learn.export import tensor_file
 from atoll.learn.models import task_of
 from atoll.node.audits import EXHIBIT_UPDATES
@@ -169,7 +169,7 @@ class PeerHost(Driver):
             listener(refused)
 
     async def _find_data(self) -> None:
-        """The data set from this disk if it is the very same, else as a blob from the members."""
+        """The data set from this disk if it is here, else as a blob from the members."""
         learning = self.island.learning
         assert learning is not None
         if self.wish.role == "observer":
@@ -181,12 +181,8 @@ class PeerHost(Driver):
             return self.island.equip(ATTACHED)
         if self.store.has_blob(learning.data_blob):
             return self._use_data_blob(learning.data_blob)
-        try:
-            name = await asyncio.to_thread(lambda: data_digest(load_data(learning.data)))
-        except (ValueError, OSError):
-            name = None
-        if name == learning.data_blob:
-            self._equip(learning.data)
+        if await asyncio.to_thread(data_at_hand, learning) is not None:
+            self._equip(STDLIB)
         else:
             self._do(lambda: self.machine.downloads.want(learning.data_blob, self.clock.now()))
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, short
 from atoll.host.judging import Again, Trial, judge_again
-from atoll.host.learning import Learning, decode_learning
+from atoll.host.learning import Learning, data_at_hand, decode_learning
 from atoll.host.names import Names
 from atoll.host.opening import judge_opening
 from atoll.host.tuning import learning_after
@@ -32,7 +32,7 @@ from atoll.host.unreadable import judged
 from atoll.keys.digest import Buffer, blob_id, digest, manifest_of
 from atoll.learn.audit import Replica
 from atoll.learn.audit.shown import shown_from_bytes
-from atoll.learn.data import Data, data_digest, data_from_blob, load_data
+from atoll.learn.data import Data, data_from_blob
 from atoll.learn.recipes import Recipe
 from atoll.learn.state import SharedState, state_from_bytes
 from atoll.node.jobs import Judge, Judged, JudgeRow
@@ -204,11 +204,11 @@ class Court:
         learning = self._learning
         blob = self._blob(learning.data_blob)
         try:
-            data = load_data(learning.data) if blob is None else data_from_blob(blob)
-        except (PeerFault, ValueError) as why:
+            data = data_at_hand(learning) if blob is None else data_from_blob(blob)
+        except PeerFault as why:
             raise CannotJudge(f"the run's data set is not here: {why}") from why
-        if blob is None and data_digest(data) != learning.data_blob:
-            raise CannotJudge("the run's data set is not here, and what its founder loaded is another one here")
+        if data is None:
+            raise CannotJudge("the run's data set is not here; --also FOLDER of a member that has it")
         return data
 
     def _replica(self, recipe: Recipe) -> Replica:

@@ -73,7 +73,7 @@ class Model(Section, frozen=True):
 
 
 class Data(Section, frozen=True):
-    """What it learns from. Members that do not have the very same data fetch it from each other."""
+    """What it learns from. The founder names it. The others fetch it from members, unless it is "stdlib"."""
 
     source: str = "stdlib"
     column: Text = "text"
