@@ -20,7 +20,9 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.base.machine import Lane, LinkDown, LinkUp
 from atoll.host import links as links_module
+from atoll.host.dialling import Outcome
 from atoll.host.links import LinkSettings
+from atoll.host.reach import ambiguity_of
 from atoll.host.tcp import UNPACED
 
 pytestmark = pytest.mark.net
@@ -133,6 +135,75 @@ async def test_what_cannot_be_sent_is_refused_and_counted_but_never_raised():
     assert not ada.links.send(bob.name, b"", Lane.BULK, bytes(BULK_FRAME_MAX + 1))
     assert ada.links.stats()[bob.name].refused_sends == 2
     await closed(ada, bob)
+
+
+@pytest.mark.parametrize("host", ["ip4/127.0.0.1", "ip4/0.0.0.0", "ip6/::ffff:127.0.0.1", "dns/localhost"])
+@pytest.mark.parametrize("listens", [[], ["/ip4/0.0.0.0/tcp/0"]], ids=["a client", "on every interface"])
+def test_a_member_sends_no_other_to_services_of_its_own_computer(host: str, listens: list[str]):
+    """Eve tells an address that is another computer at every member. A service there has no visit, and Eve none."""
+
+    @story
+    async def told() -> None:
+        dialed, real = list[str](), links_module.dial_any
+        ada, eve = Island("ada"), Island("eve")
+        await ada.links.listen(listens)
+
+        async def noted(*how: object) -> Outcome:
+            outcome = await real(*how)  # pyright: ignore[reportArgumentType]
+            dialed.append(outcome.name)
+            ada._news.set()
+            return outcome
+
+        with socket.create_server(("127.0.0.1", 0)) as service, patch.object(links_module, "dial_any", noted):
+            service.setblocking(False)
+            ada.links.contact(eve.name, (f"/{host}/tcp/{service.getsockname()[1]}",))
+            await ada.until(lambda: dialed)
+            with pytest.raises(BlockingIOError):
+                service.accept()
+        assert set(dialed) == {"FAILED"}
+        await closed(ada, eve)
+
+    told()
+
+
+@story
+async def test_who_dialed_a_ticket_on_this_computer_reaches_other_members_there():
+    """A client has no listener. Its user gave it Bob's address, so Bob's and Cyd's computer is its own."""
+    ada, bob, cyd = Island("ada"), await Island("bob").open(), await Island("cyd").open()
+    await ada.links.dial(bob.address)
+    ada.links.contact(cyd.name, (cyd.address,))
+    await ada.up(bob, cyd)
+    await closed(ada, bob, cyd)
+
+
+@story
+async def test_who_listens_on_every_interface_reaches_members_that_came_from_this_computer():
+    """Bob's connection shows that he is here: after it, Ada dials members that only listen here."""
+    ada, bob, cyd = Island("ada"), await Island("bob").open(), await Island("cyd").open()
+    (ada.address,) = await ada.links.listen(["/ip4/0.0.0.0/tcp/0"])
+    bob.links.contact(ada.name, (ada.address.replace("0.0.0.0", "127.0.0.1"),))
+    await ada.up(bob)
+    ada.links.contact(cyd.name, (cyd.address,))
+    await ada.up(bob, cyd)
+    await closed(ada, bob, cyd)
+
+
+@pytest.mark.parametrize(
+    ("host", "means"),
+    [
+        ("127.9.9.9", "loopback"),
+        ("::1", "loopback"),
+        ("::", "loopback"),
+        ("::ffff:169.254.169.254", "link"),
+        ("169.254.1.1", "link"),
+        ("fe80::7%eth0", "link"),
+        ("10.0.0.5", ""),
+        ("192.0.2.7", ""),
+        ("peer.example.org", ""),
+    ],
+)
+def test_which_numbers_mean_another_place_at_every_computer(host: str, means: str):
+    assert ambiguity_of(host) == means
 
 
 @story

@@ -36,11 +36,18 @@ class Refusal(OSError):
 
 
 async def dial_any(
-    endpoints: Sequence[Endpoint], congestion: str, introduce: Callable[[socket, Endpoint], Awaitable[object]]
+    endpoints: Sequence[Endpoint],
+    congestion: str,
+    introduce: Callable[[socket, Endpoint], Awaitable[object]],
+    may_dial: Callable[[str], bool],
 ) -> Outcome:
-    """Connect to all at once, introduce ourselves on one connection after the other until one succeeds."""
+    """Connect to all at once, introduce ourselves on one connection after the other until one succeeds.
+
+    Endpoints whose numbers `may_dial` refuses are left out, and say nothing about the others.
+    """
     outcomes: set[Outcome] = set()
-    dials = {asyncio.create_task(connect(where, congestion)): where for where in endpoints}
+    dialed = [where for where in endpoints if may_dial(where.host)]
+    dials = {asyncio.create_task(connect(where, congestion, may_dial)): where for where in dialed}
     pending = set(dials)
     try:
         while pending:

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Hashable
+from ipaddress import ip_address
 from socket import socket
 
 import msgspec
@@ -27,6 +28,7 @@ from atoll.host.control import Control, Word
 from atoll.host.dialling import Outcome, Refusal, cannot_dial, cannot_listen, dial_any, endpoint_of, endpoints_of
 from atoll.host.link import Link, LinkStats
 from atoll.host.memory import Reused
+from atoll.host.reach import Ambiguity, ambiguity_of
 from atoll.host.session import Security
 from atoll.host.stretch import Stretch
 from atoll.host.tcp import BACKLOG, Wire, connect, listening
@@ -94,6 +96,7 @@ class Links:
         self._boxes = Boxes()
         self._intake = Intake(self._settings.receive_total_bytes)
         self._servers: list[asyncio.Server] = []
+        self._meant = set[Ambiguity]({""})  # kinds of addresses that others may tell us to dial
         self._wires: set[Wire] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._traffic_before = (0, 0)  # of links that were let go
@@ -111,13 +114,21 @@ class Links:
                 sock = await listening(where, self._settings.congestion)
             except OSError as why:
                 raise cannot_listen(address, why) from why
+            if not ip_address(own := sock.getsockname()[0]).is_unspecified:
+                self._meant.add(ambiguity_of(own))
             self._servers.append(await self._loop.create_server(self._accept, sock=sock, backlog=BACKLOG))
             bound.append(text_of(where._replace(port=sock.getsockname()[1])))
         self._security.listening(bound)
         return bound
 
     def contact(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
-        """Keep a connection to this peer from now on. Addresses nobody understands are skipped."""
+        """Keep a connection to this peer from now on. Addresses that Atoll does not understand are skipped.
+
+        So are loopback and link-local ones, which are another machine at every member: with them a member makes
+        others connect to their own services. They are dialed if this peer listens on such an address too, or if
+        `dial` reached one. A listener on every interface is none on loopback: there, and at a client, a connection
+        with a peer on this computer shows that members are here.
+        """
         if peer == self._me or self._closing:
             return
         link = self._link(peer)
@@ -133,9 +144,11 @@ class Links:
         expected = expected_peer or where.peer
         try:
             sock = await connect(where, self._settings.congestion)
+            told = ambiguity_of(sock.getpeername()[0])
             peer = await self._introduce(sock, where, Lane.CONTROL, expected)
         except (OSError, PeerFault) as why:
             raise cannot_dial(address, why) from why
+        self._meant.add(told)
         link = self._link(peer)
         link.endpoints = link.endpoints or (where,)
         return peer
@@ -260,7 +273,7 @@ class Links:
         try:
             while link.endpoints and link.control is None:
                 link.nudge.clear()
-                outcome = await dial_any(link.endpoints, self._settings.congestion, introduce)
+                outcome = await dial_any(link.endpoints, self._settings.congestion, introduce, self._may_dial)
                 if link.control is not None:
                     return  # by this attempt, or because they dialled us meanwhile
                 resets += 1
@@ -276,6 +289,9 @@ class Links:
                     pause_s = min(2 * pause_s, REDIAL_LAST_S)
         finally:
             link.redialler = None
+
+    def _may_dial(self, host: str) -> bool:
+        return ambiguity_of(host) in self._meant
 
     async def _introduce(self, sock: socket, where: Endpoint, lane: Lane, expected: PeerId | None) -> PeerId:
         """Handshake on a fresh connection. Raises OSError or PeerFault."""
@@ -431,6 +447,8 @@ class Links:
         old, link.control = link.control, new
         new.since = self._loop.time()
         new.settled()
+        if new.wire.inside:
+            self._meant.add("loopback")
         if old is not None:
             old.move_messages(new)
             self._retire(link, old)
@@ -509,7 +527,7 @@ class Links:
                 and len(link.bulk.channels) < min(link.bulk_wanted, self._bulk_connections_max())
             ):
                 try:
-                    sock = await connect(control.endpoint, self._settings.congestion)
+                    sock = await connect(control.endpoint, self._settings.congestion, self._may_dial)
                     await self._introduce(sock, control.endpoint, Lane.BULK, link.peer)
                     pause_s = REDIAL_FIRST_S
                 except (OSError, PeerFault) as why:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ipaddress
 import socket
 from contextlib import suppress
+from typing import Literal
 
 from atoll.host.dialling import endpoint_of, named_by_environment
 from atoll.wire.libp2p.multiaddr import Endpoint, endpoint, text_of
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+Ambiguity = Literal["", "loopback", "link"]
 INTERFACES_MAX = 3  # addresses told per unspecified one: a ticket has room for a few
 
 
@@ -64,6 +66,20 @@ def scope_of(address: str) -> str:
     if ip.is_loopback or ip.is_unspecified:
         return "computer"
     return "internet" if ip.is_global else "network"
+
+
+def ambiguity_of(host: str) -> Ambiguity:
+    """ "loopback" or "link" for a number that is another machine on every computer or link; empty for the rest.
+
+    The kernel takes the unspecified address for loopback. A name has to be resolved first.
+    """
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return ""
+    if isinstance(ip, ipaddress.IPv6Address):
+        ip = ip.ipv4_mapped or ip
+    return "loopback" if ip.is_loopback or ip.is_unspecified else "link" if ip.is_link_local else ""
 
 
 def only_here(address: str) -> bool:

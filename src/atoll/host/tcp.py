@@ -31,10 +31,18 @@ CONNECT_S = 3.0  # a TCP connection takes one round trip and at most one lost SY
 UNPACED = "reno"  # between processes of one computer, where nothing is lost: BBR's timers cost a tenth of the CPU
 
 
-async def connect(endpoint: Endpoint, congestion: str) -> socket.socket:
-    """A connected, non-blocking socket. Raises OSError, ConnectionRefusedError only if every address refused."""
+async def connect(
+    endpoint: Endpoint, congestion: str, may_dial: Callable[[str], bool] = lambda host: True
+) -> socket.socket:
+    """A connected, non-blocking socket. Raises OSError, ConnectionRefusedError only if every address refused.
+
+    `may_dial` is asked of every number that the endpoint's name stands for.
+    """
     troubles: list[OSError] = []
     for family, address in await _resolved(endpoint):
+        if not may_dial(address[0]):
+            troubles.append(OSError(f"{address[0]} is another machine at every member, so it is not dialed"))
+            continue
         sock = _socket(family, address[0], congestion)
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -159,6 +167,12 @@ class Wire(asyncio.BufferedProtocol):
     def source(self) -> str:
         """The host at the other end, as the kernel sees it."""
         return self._peername()[0]
+
+    @property
+    def inside(self) -> bool:
+        """The remote is on this computer: it sends from loopback, or from the address that answers it."""
+        own = self._transport.get_extra_info("sockname") if self._transport else None
+        return self.local or (own is not None and str(own[0]).split("%")[0] == self.source)
 
     @property
     def seen_at(self) -> str:
