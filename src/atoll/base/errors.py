@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.base.ids import one_line, printable
+
 # what msgspec raises for bytes that are no such value: also where a word is no UTF-8, or lists nest a thousand deep
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -24,7 +26,7 @@ class AtollError(Exception):
     exit_status = 1
 
     def __init__(self, code: str, what: str, *, cause: str = "", fix: str = "") -> None:
-        self.code, self.what, self.cause, self.fix = code, what, cause, fix
+        self.code, self.what, self.cause, self.fix = code, printable(what), printable(cause), printable(fix)
         super().__init__(self.__str__())
 
     def __str__(self) -> str:
@@ -53,8 +55,11 @@ class RunFailedError(AtollError):
 
 
 class PeerFault(Exception):
-    """A peer's bytes broke the protocol. Made where the bytes are judged, handled by dropping the peer."""
+    """A peer's bytes broke the protocol. Made where the bytes are judged, handled by dropping the peer.
+
+    `what` may quote the peer: it is one short line that is safe to print.
+    """
 
     def __init__(self, who: str, what: str, evidence: bytes = b"") -> None:
-        self.who, self.what, self.evidence = who, what, evidence
-        super().__init__(f"{who or 'unknown peer'}: {what}")
+        self.who, self.what, self.evidence = who, one_line(what), evidence
+        super().__init__(f"{one_line(who) or 'unknown peer'}: {self.what}")

@@ -13,10 +13,13 @@ Seconds = float  # a duration, or a point on some clock; which clock is said whe
 DIGEST_BYTES = 32
 ZERO_DIGEST = Digest(bytes(DIGEST_BYTES))
 
+SHOWN_MAX = 500  # characters of a foreign text on a screen: six lines of a terminal
+NAME_SHOWN_MAX = 64  # characters of a name on a screen: members of a run in groups are called like eu/fra/ada
+
 
 def names_of(peers: Iterable[tuple[PeerId, str]]) -> dict[PeerId, str]:
     """What people call these peers, whatever they call themselves: one line, and another one for each."""
-    told = {peer: one_line(name) for peer, name in peers}
+    told = {peer: one_line(name, NAME_SHOWN_MAX) for peer, name in peers}
     count = Counter(told.values())
     return {
         peer: peer if not name else name if count[name] == 1 else f"{name} ({short(peer)})"
@@ -24,9 +27,19 @@ def names_of(peers: Iterable[tuple[PeerId, str]]) -> dict[PeerId, str]:
     }
 
 
-def one_line(text: str) -> str:
-    """Words of a stranger without what would move a terminal's cursor, or begin another line."""
-    return "".join(c if c.isprintable() else " " for c in text)
+def one_line(text: str, most: int = SHOWN_MAX) -> str:
+    """Foreign text that is safe to print: one line of at most `most` characters, an ellipsis where it was cut.
+
+    Escapes, line breaks and marks that turn the direction of writing become blanks. Screens, logs and errors show
+    no text of another peer that did not pass here.
+    """
+    cut = text if len(text) <= most else f"{text[: most - 1]}…"
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else " " for c in cut)
+
+
+def printable(text: str) -> str:
+    """A text of our own, perhaps with foreign parts in it: as long as it is, and its lines stay lines."""
+    return "\n".join(one_line(line, len(line)) for line in text.split("\n"))
 
 
 def short(name: PeerId | Digest | str | bytes) -> str:

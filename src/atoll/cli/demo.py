@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from atoll.base.ids import printable
 from atoll.base.units import bytes_text, seconds_text
 from atoll.cli.say import AsJson, Sets, say, say_json
 
@@ -110,7 +111,7 @@ class _Screen:
         if self.quiet:
             return
         if line:
-            self.live.console.print(line) if self.live else say(line)
+            self.live.console.print(printable(line)) if self.live else say(line)
         if self.live and self.swarm is not None:
             self.live.update(self.picture())
         elif self.swarm is not None and self.swarm.shown.trained > self.trained:

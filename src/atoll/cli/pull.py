@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
-from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, short
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short
 from atoll.base.units import bytes_text, parse_duration_s, spans_text
 from atoll.cli.say import AsJson, folder_of, say, say_json
 from atoll.cli.verify import blob_id_of, kept_in, votes_alone, votes_text
@@ -104,7 +104,9 @@ def pull(
             }
         )
         return
-    say(f"  run {audit.settings.name} ({short(run)}): {audit.vertices} vertices, all as they were agreed on")
+    say(
+        f"  run {one_line(audit.settings.name)} ({short(run)}): {audit.vertices} vertices, all as they were agreed on"
+    )
     if alone:
         say(f"  protected by {votes_text(audit)} alone: rounds {spans_text(alone)}")
     whose = f", that {short(taken.of)} holds," if taken.of is not None else ""

@@ -14,6 +14,7 @@ import msgspec
 from cyclopts import Parameter
 
 from atoll.base.errors import AtollError
+from atoll.base.ids import printable
 
 DEFAULT_DIR = "atoll-run"
 
@@ -36,7 +37,7 @@ def say_json(value: Any) -> None:
 
 
 def say(text: str = "") -> None:
-    print(text, flush=True)
+    print(printable(text), flush=True)
 
 
 def say_trouble(why: AtollError, as_json: bool) -> int:
@@ -45,7 +46,7 @@ def say_trouble(why: AtollError, as_json: bool) -> int:
         told = {"error": why.code, "what": why.what, "cause": why.cause, "fix": why.fix, "exit": why.exit_status}
         sys.stderr.write(msgspec.json.encode(told).decode() + "\n")
     else:
-        sys.stderr.write(f"{why}\n")
+        sys.stderr.write(f"{printable(str(why))}\n")
     return why.exit_status
 
 

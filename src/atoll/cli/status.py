@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from atoll.base.ids import one_line
 from atoll.base.limits import PEERS_MAX
 from atoll.base.units import bytes_text, parse_duration_s, seconds_text
 from atoll.cli.say import AsJson, Dir, folder_of, qr, say, say_json
@@ -217,7 +216,7 @@ def _say_members(members: list[dict[str, Any]], addresses: bool = False) -> None
     for m in members:
         speed = f"{m['step_s'] * 1000:.0f} ms/step" if m["step_s"] else ""
         rtt = f"{m['rtt_ms']:.1f} ms" if m["rtt_ms"] is not None else ""
-        who = f"{one_line(m['name']) or m['peer'][-8:]:<16} {m['peer'][-8:]}"
+        who = f"{m['name'] or m['peer'][-8:]:<16} {m['peer'][-8:]}"
         worth = f" {m['reputation']:>6.2f} {m['tier']:<9}" if "reputation" in m else ""
         line = f"  {who}  {m['standing']:<9}{worth} {m['link']:<5} {speed:>12} {rtt:>10}"
         say(line.rstrip() + (f"  {', '.join(m['addresses'])}" if addresses else ""))

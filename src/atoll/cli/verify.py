@@ -236,7 +236,7 @@ def _say(audit: Audit, blobs: int | None, looked: LookedAt | None) -> None:
         say(f"{p.code} {where}: {p.what}; likely cause: {p.cause}; try: {p.fix}")
     body = audit.head_body
     trained, epoch = (body.trained, body.epoch) if body is not None else (0, 0)
-    name = f"{audit.settings.name} ({short(audit.run)})"
+    name = f"{one_line(audit.settings.name)} ({short(audit.run)})"
     say(f"run {name}: {audit.vertices} vertices, {trained} trained rounds, epoch {epoch}")
     if audit.trusted >= 0:
         say(f"  everything up to round {audit.trusted} is believed because you trust that vertex")

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.base.ids import one_line
+from atoll.base.ids import one_line, printable
 from atoll.base.units import bytes_text
 from atoll.cli.say import qr, say, say_json
 from atoll.host.reach import scope_of
@@ -73,7 +73,7 @@ class Quiet:
     def entry(self, entry: dict[str, Any], progress: Progress) -> None: ...
 
     def notice(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
     def ended(self, news: dict[str, Any]) -> None:
         say_json(self.news | news)
@@ -114,7 +114,7 @@ class Terminal(Lines):
         self.live = Live(console=self.console, refresh_per_second=4, transient=True)
 
     def opened(self, news: dict[str, Any]) -> None:
-        self.console.print(introduction(news), soft_wrap=True)
+        self.console.print(printable(introduction(news)), soft_wrap=True)
         self.live.start()
 
     def entry(self, entry: dict[str, Any], progress: Progress) -> None:
@@ -122,15 +122,15 @@ class Terminal(Lines):
 
         line = line_of(entry, progress)
         if line:
-            self.console.print(line)
+            self.console.print(printable(line))
         self.live.update(peer_picture(progress))
 
     def notice(self, text: str) -> None:
-        self.console.print(text)
+        self.console.print(printable(text))
 
     def ended(self, news: dict[str, Any]) -> None:
         self.close()
-        self.console.print(farewell(news))
+        self.console.print(printable(farewell(news)))
 
     def close(self) -> None:
         self.live.stop()
@@ -262,9 +262,9 @@ def line_of(entry: dict[str, Any], progress: Progress) -> str:
         case "Refused":
             return f"! {name(entry['by'])} says: {one_line(entry['what'])}"
         case "Fault":
-            return f"! {name(entry['peer'])} broke the protocol: {entry['what']}"
+            return f"! {name(entry['peer'])} broke the protocol: {one_line(entry['what'])}"
         case "Unread":
-            return f"! the update of {name(entry['peer'])} cannot be read: {entry['why']}"
+            return f"! the update of {name(entry['peer'])} cannot be read: {one_line(entry['why'])}"
         case "RunOver":
             return f"the run is over after {entry['rounds']} rounds; state {entry['state'][:16]}"
         case _:

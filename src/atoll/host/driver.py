@@ -46,7 +46,7 @@ from atoll.host.clock import Clock
 from atoll.host.libp2p import Libp2pSecurity
 from atoll.host.links import Links, LinkSettings
 from atoll.host.reach import dialable
-from atoll.host.record import Progress, Record, entry_of, paused_text
+from atoll.host.record import Progress, Record, entry_of, paused_text, plain
 from atoll.host.sessions import LateSession, session_of
 from atoll.host.store import Store
 from atoll.keys.digest import Buffer
@@ -539,6 +539,7 @@ class Driver:
         self._tell(entry)
 
     def _tell(self, entry: dict[str, Any], durable: bool = True) -> None:
+        entry = plain(entry)
         if durable:
             self.record.write(entry)
         self.progress.see(entry)

@@ -19,7 +19,7 @@ from socket import socket
 import msgspec
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import PeerId, Seconds, short
+from atoll.base.ids import PeerId, Seconds, one_line, short
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB, PEERS_MAX
 from atoll.base.machine import Lane, LinkDown, LinkUp
 from atoll.host.bulk import Boxes, BulkChannel, BulkLane, BulkLimits, Follower, Intake
@@ -391,7 +391,7 @@ class Links:
                 if not control.ready.done():
                     control.ready.set_result(control.peer)
             case Word.REFUSED if control.dialled and not adopted:
-                raise Refusal(body.decode(errors="replace")[:REASON_MAX])
+                raise Refusal(one_line(body.decode(errors="replace"), REASON_MAX))
             case Word.RETIRE if control.dialled and not adopted:
                 if link is None or link.control is None:
                     raise ConnectionResetError("it believes in another connection to us")

@@ -16,7 +16,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.base.errors import AtollError, NetworkError, RefusedError, UsageError
-from atoll.base.ids import Digest, Seconds
+from atoll.base.ids import Digest, Seconds, one_line, printable
 from atoll.base.machine import Fact
 from atoll.host.attached import AttachedTrainer
 from atoll.host.clock import Clock
@@ -40,6 +40,7 @@ from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.messages.vertex import Member, TicketUse, Vertex
 from atoll.wire.ticket import Ticket, issue, parse, ticket_id
 
+LOG_LINE_MAX = 2000  # characters of one message
 LOG_MAX_BYTES = 2**20  # of atoll.log at start; older lines are dropped
 
 
@@ -92,9 +93,20 @@ def prepare(folder: Path) -> None:
             path.write_bytes(path.read_bytes()[-LOG_MAX_BYTES // 2 :])
         logging.raiseExceptions = False  # a full disk costs lines of the log, not a story on the terminal
         layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-        logging.basicConfig(filename=path, level=logging.INFO, format=layout)
+        if not logging.getLogger().handlers:
+            file = logging.FileHandler(path)
+            file.addFilter(_safe_to_print)
+            logging.basicConfig(handlers=[file], level=logging.INFO, format=layout)
     except (OSError, ValueError) as why:  # ValueError: a name with a zero byte in it
         raise unusable(folder, why) from None
+
+
+def _safe_to_print(record: logging.LogRecord) -> bool:
+    """Messages of the log are one line each, and stories of exceptions no more than text: both quote strangers."""
+    record.msg, record.args = one_line(record.getMessage(), LOG_LINE_MAX), None
+    if record.exc_info:
+        record.exc_text = printable(logging.Formatter().formatException(record.exc_info))
+    return True
 
 
 async def found_run(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET
 
 from atoll.base.errors import RefusedError
-from atoll.base.ids import Seconds
+from atoll.base.ids import Seconds, names_of
 from atoll.keys.digest import digest
 
 if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs
@@ -46,7 +46,8 @@ def pause_told(host: Driver) -> str | None:
     history, recovery = host.machine.history, digest(host.machine.settings.recovery)
     if history is None or history.head_body.paused is UNSET:
         return None
-    who = next((m.name or m.peer for m in history.head_body.members if m.identity == recovery), "a former member")
+    names = names_of((m.peer, m.name) for m in history.head_body.members)
+    who = next((names[m.peer] for m in history.head_body.members if m.identity == recovery), "a former member")
     where = "" if host.may_recover else " in the founder's folder"
     return (
         f"paused since round {history.head_body.paused} by {who}, the run's recovery identity: members stay, "

@@ -21,7 +21,7 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from atoll.base.errors import UNREADABLE
-from atoll.base.ids import PeerId, names_of, short
+from atoll.base.ids import NAME_SHOWN_MAX, PeerId, names_of, one_line, short
 from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact
 from atoll.node.amend import amend_of, pauses_in, tunes_in
@@ -113,13 +113,13 @@ def line_of(member: Member, scores: Mapping[PeerId, int] | None = None) -> dict[
     """One member as screens show it; with what its record is worth, where records are kept."""
     line = {
         "peer": member.peer,
-        "name": member.name,
+        "name": one_line(member.name, NAME_SHOWN_MAX),
         "role": member.role,
         "standing": member.standing,
         "since": member.since,
         "step_s": round(member.step_s, 4),
         "missed": member.missed,
-        "addresses": member.addresses,
+        "addresses": tuple(map(one_line, member.addresses)),
     }
     if not scores:
         return line
@@ -158,15 +158,17 @@ def nats(loss: int) -> float | None:
 
 
 def plain(value: Any) -> Any:
-    """JSON for people: digests in hex, structs as objects."""
+    """JSON for people: digests in hex, structs as objects, every text one short line that is safe to print."""
     match value:
         case bytes():
             return value.hex()
         case dict():
-            return {str(k): plain(v) for k, v in value.items()}
+            return {one_line(str(k)): plain(v) for k, v in value.items()}
         case list() | tuple() | set() | frozenset():
             return [plain(v) for v in value]
-        case float() | int() | str() | None:
+        case str():
+            return one_line(value)
+        case float() | int() | None:
             return value
         case _:
             return plain(asdict(value)) if hasattr(value, "__struct_fields__") else str(value)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from atoll.base.errors import PeerFault
+from atoll.base.ids import one_line
 from atoll.base.units import bytes_text, count_text
 from atoll.learn.base import built
 from atoll.learn.data.tokens import End, end_of
@@ -264,7 +265,7 @@ def _use_adapters(layout: Layout) -> list[str]:
 
 def _one_line(text: str) -> str:
     """Members choose their own names: none may break out of its place in the card."""
-    return "".join(c if c.isprintable() and c not in "|`<>[]" else " " for c in text).strip() or "unnamed"
+    return "".join(" " if c in "|`<>[]" else c for c in one_line(text)).strip() or "unnamed"
 
 
 def _many(count: int, what: str) -> str:

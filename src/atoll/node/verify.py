@@ -23,7 +23,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, names_of, short
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, names_of, one_line, short
 from atoll.base.limits import SCORE_OPEN, VALIDATION_ROUNDS
 from atoll.keys.signer import Verifier
 from atoll.node.amend import Word, agrees, amend_of, goal_of, may_follow, pauses_in, tunes_in
@@ -186,7 +186,7 @@ class Audit:
 
     def problem(self, kind: str, round: int, what: str) -> None:
         code, cause, fix = KINDS[kind]
-        self.problems.append(Problem(code, kind, round, what, cause, fix))
+        self.problems.append(Problem(code, kind, round, one_line(what), cause, fix))
 
 
 def verify_history(kept: Kept, verifier: Verifier, trusted: Digest | None = None) -> Audit:
