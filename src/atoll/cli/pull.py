@@ -104,9 +104,8 @@ def pull(
             }
         )
         return
-    say(
-        f"  run {one_line(audit.settings.name)} ({short(run)}): {audit.vertices} vertices, all as they were agreed on"
-    )
+    name = one_line(audit.settings.name)
+    say(f"  run {name} ({short(run)}): {audit.vertices} vertices, all as they were agreed on")
     if alone:
         say(f"  protected by {votes_text(audit)} alone: rounds {spans_text(alone)}")
     whose = f", that {short(taken.of)} holds," if taken.of is not None else ""
