@@ -40,6 +40,8 @@ def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path
         revoked = answer_of("invite", "--dir", b, "--revoke", invitation["ticket"])
         assert revoked["agreed"] and revoked["id"] == invitation["id"]
         ada.comes_to(b)
+        late = atoll("join", invitation["ticket"], "--dir", tmp_path / "c")
+        assert late.returncode == 4 and "E-JOIN-01 this ticket is used up or revoked" in late.stderr, late.stderr
         refused = atoll("invite", "--dir", a, "--revoke", invitation["id"])
         assert refused.returncode == 4 and "E-TKT-11" in refused.stderr
         assert atoll("recover", "--dir", a, "--yes").returncode == 4  # there is nothing to recover

@@ -37,13 +37,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
         yield Alone(ada, folder, opened)
 
 
-def test_a_model_is_pulled_out_of_a_living_run_by_ticket_by_name_or_by_a_folder(run: Alone, tmp_path: Path):
-    """Its state is one that ada agreed on; she has no new member, her ticket all its uses, and the run goes on."""
+def test_a_model_is_pulled_out_of_a_living_run_by_ticket_or_by_a_folder(run: Alone, tmp_path: Path):
+    """Its state is one that ada agreed on; she has no new member, her ticket all its uses, and the run goes on. The
+    run's id and an address are not enough."""
     ada, a, opened = run
     invited = answer_of("invite", "--dir", a, "--list")
     by_ticket = answer_of("checkpoint", "pull", opened["ticket"], "--to", tmp_path / "x")
     address = opened["addresses"][0]
-    by_name = answer_of("checkpoint", "pull", opened["run_id"], "--via", address, "--to", tmp_path / "y")
+    by_name = atoll("checkpoint", "pull", opened["run_id"], "--via", address, "--to", tmp_path / "y")
+    assert by_name.returncode == 4 and "E-JOIN-01" in by_name.stderr and "atoll invite" in by_name.stderr
+    assert "this run is not public" in by_name.stderr
+    assert not list((tmp_path / "y.pull" / "blobs").glob("*"))
     elsewhere = ("--via", "/ip4/127.0.0.1/tcp/9", "--dir", a)  # nobody is there; the folder knows who is
     by_folder = answer_of("checkpoint", "pull", opened["run_id"], *elsewhere, "--to", tmp_path / "z")
     another = atoll("checkpoint", "pull", "ab" * 32, *elsewhere, "--to", tmp_path / "w")
@@ -52,7 +56,7 @@ def test_a_model_is_pulled_out_of_a_living_run_by_ticket_by_name_or_by_a_folder(
     assert [m["name"] for m in answer_of("peers", "--dir", a)] == ["ada"]
     assert answer_of("invite", "--dir", a, "--list") == invited
     states = {row["round"]: row["state"] for row in answer_of("checkpoint", "list", a)}
-    for taken in (by_ticket, by_name, by_folder):
+    for taken in (by_ticket, by_folder):
         assert taken["run_id"] == opened["run_id"] and taken["state"] == states[taken["round"]]
         assert sorted(p.name for p in Path(taken["folder"]).iterdir()) == [
             "README.md",
@@ -63,9 +67,10 @@ def test_a_model_is_pulled_out_of_a_living_run_by_ticket_by_name_or_by_a_folder(
         model.load_state_dict(load_file(Path(taken["folder"]) / "model.safetensors"))
         ((first, last),) = taken["votes_alone"] or [(0, 0)]
         assert last - first <= 3  # older eras came with their signatures
-    assert by_name["round"] >= by_ticket["round"] >= 1
-    assert "| ada |" in (tmp_path / "x" / "README.md").read_text()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["x", "y", "z"]
+    assert by_folder["round"] >= by_ticket["round"] >= 1
+    card = (tmp_path / "x" / "README.md").read_text()
+    assert "| ada |" in card and opened["run_id"] not in card
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x", "y.pull", "z"]
 
 
 def test_what_is_no_run_or_cannot_be_written_is_told_before_anything_is_fetched(tmp_path: Path):

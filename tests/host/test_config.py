@@ -208,6 +208,12 @@ def test_windows_shrink_to_a_fifth_of_the_shortest_timeout_unless_it_is_the_long
     assert settings_of(fixed, recipe_of(fixed)).round.window_min_s is UNSET
 
 
+def test_a_run_is_private_unless_it_says_that_it_is_public():
+    for said, is_public in (((), False), (("run.public=true",), True), (("run.open_to_all=true",), True)):
+        config = load_config(None, said, {})
+        assert settings_of(config, recipe_of(config)).is_public == is_public
+
+
 def test_a_run_without_an_end_still_has_a_schedule():
     config = load_config(None, ("run.rounds=0",), {})
     assert settings_of(config, recipe_of(config)).rounds == 0

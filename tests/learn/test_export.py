@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load
 
 from atoll.learn.base import base_bytes
-from atoll.learn.export import Contributor, Story, hugging_face_files
+from atoll.keys.digest import digest
+from atoll.learn.export import CARD_DOMAIN, Contributor, Story, hugging_face_files
 from atoll.learn.layout import base_digest, layout_of
 from atoll.learn.models import build_model, travelling
 from atoll.learn.state import initial_state
@@ -116,6 +117,13 @@ def test_first_weights_have_no_contributors():
     story = STORY._replace(contributors=(), loss_first=None, loss_last=None, sent_bytes=None, trained=0)
     card = exported(LLAMA, story)[1]["README.md"].decode()
     assert "Nobody yet" in card and "training loss" not in card and "bytes sent" not in card
+
+
+def test_a_card_holds_a_digest_of_the_runs_id_and_not_the_id():
+    """Nor does the card of the first weights, whose vertex is genesis and names the run."""
+    for vertex in (STORY.vertex, STORY.genesis):
+        card = exported(LLAMA, STORY._replace(vertex=vertex))[1]["README.md"].decode()
+        assert STORY.genesis not in card and digest(CARD_DOMAIN + STORY.genesis.encode()).hex() in card
 
 
 def test_a_name_cannot_break_out_of_its_place():

@@ -25,6 +25,7 @@ from atoll.base.limits import (
 from atoll.base.machine import Payload, Received, Report, Send
 from atoll.learn.codec import Known, codec_named
 from atoll.node import early
+from atoll.node.admission import REFUSALS
 from atoll.node.facts import Disagreed, Fault
 from atoll.node.peer import Peer
 from atoll.node.settings import RunSettings
@@ -317,4 +318,5 @@ def test_who_asks_to_join_a_full_run_is_told_so_and_what_to_do():
     notary = Notary(swarm.run_id, signer, VirtualVerifier())
     effects = peer.handle(Received(STRANGER, MemberReport(notary.sign(join))), 0.5)
     (told,) = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, JoinRefused)]
-    assert told.code == "E-JOIN-02" and "full" in told.what and "atoll up" in told.fix
+    what, fix = REFUSALS[told.code]
+    assert told.code == "E-JOIN-02" and "full" in what and "atoll up" in fix

@@ -160,13 +160,13 @@ MESSAGES = (
     Beat(12.5, 7),
     BeatBack(12.5, 13.25, 7),
     MemberReport(SIGNED),
-    JoinRefused("E-JOIN-01", "what", "fix"),
+    JoinRefused("E-JOIN-01"),
     WantExhibit(7),
     ExhibitIs(7, A),
     Unreadable(b"shown"),
     WantPreference("branch/7", 3, A),
     PreferenceIs("branch/7", 3, B),
-    Hello(A, 7),
+    Hello(A, 7, b"redemption"),
 )
 
 CAUGHT_SHOWN = Caught(SIGNED, exhibit=A)

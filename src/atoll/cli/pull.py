@@ -24,6 +24,7 @@ from atoll.cli.verify import blob_id_of, kept_in, votes_alone, votes_text
 
 if TYPE_CHECKING:
     from atoll.node.verify import Audit
+    from atoll.wire.ticket import Ticket
 
 MEMBERS_ASKED = 16  # of those that a folder knows: whoever answers names the others
 
@@ -34,7 +35,8 @@ def pull(
     source: Annotated[
         str,
         Parameter(
-            help="A ticket of the run (it is not used up), or the run's id with --via. Default: the run in --dir."
+            help="A ticket of the run (this takes none of its uses), or the run's id with --via, for a public run "
+            "or with --dir. Default: the run in --dir."
         ),
     ] = "",
     /,
@@ -43,8 +45,8 @@ def pull(
         Path | None,
         Parameter(
             name="--dir",
-            help="A peer's folder, whose run is meant, or whose members are asked beside those of the ticket. "
-            "Default: $ATOLL_DIR, or ./atoll-run, where neither ticket nor id is given.",
+            help="A peer's folder: its run is meant, its ticket is shown if none is given, and its members are "
+            "asked, too. Default: $ATOLL_DIR, or ./atoll-run, where neither ticket nor id is given.",
         ),
     ] = None,
     to: Annotated[Path, Parameter(help="The model folder to write; it must not exist yet.")],
@@ -59,9 +61,10 @@ def pull(
 ) -> None:
     """Fetch the newest agreed model of a living run (or an earlier one) and its history, verify both, write a model
     folder."""
-    run, bootstrap = _whom(source, via) if source or via else _known_in(folder_of(dir))
+    run, bootstrap, ticket = _whom(source, via) if source or via else _known_in(folder_of(dir))
     if dir is not None and (source or via):
-        bootstrap += _also_in(folder_of(dir), run)
+        members, known = _also_in(folder_of(dir), run)
+        bootstrap, ticket = bootstrap + members, ticket or known
     try:
         timeout_s = parse_duration_s(timeout)
     except ValueError as why:
@@ -78,7 +81,7 @@ def pull(
 
     aside = to.with_name(f"{to.name}.pull")  # as a peer's folder: what was fetched stays if this is interrupted
     aside.mkdir(parents=True, exist_ok=True)
-    taken = asyncio.run(take(aside, run, bootstrap, timeout_s, round))
+    taken = asyncio.run(take(aside, run, bootstrap, timeout_s, round, ticket))
     blob = aside / "blobs" / taken.state.hex()
     with kept_in(aside) as found:
         kept = replace(found, rounds=[r for r in found.rounds if r <= taken.round])  # later ones came while it did
@@ -113,7 +116,7 @@ def pull(
     say(f"  the {what_is(files)} of round {taken.round}{whose} ({size}) is in {to}")
 
 
-def _whom(source: str, via: Sequence[str]) -> tuple[Digest, Bootstrap]:
+def _whom(source: str, via: Sequence[str]) -> tuple[Digest, Bootstrap, Ticket | None]:
     """The run, and where its members may be reached."""
     from atoll.host.dialling import endpoint_of
     from atoll.wire.ticket import parse
@@ -124,7 +127,7 @@ def _whom(source: str, via: Sequence[str]) -> tuple[Digest, Bootstrap]:
     if ":" in source:
         ticket = parse(source)
         ticket.verify(time.time())
-        return ticket.genesis, [*((address, ticket.issuer) for address in ticket.addresses), *named]
+        return ticket.genesis, [*((address, ticket.issuer) for address in ticket.addresses), *named], ticket
     try:
         run = bytes.fromhex(source)
     except ValueError:
@@ -137,22 +140,24 @@ def _whom(source: str, via: Sequence[str]) -> tuple[Digest, Bootstrap]:
             fix="atoll checkpoint pull TICKET --to MODEL; or RUN_ID --via ADDRESS, which atoll status --json has; "
             "or --dir FOLDER, of a peer",
         )
-    return Digest(run), named
+    return Digest(run), named, None
 
 
-def _known_in(folder: Path) -> tuple[Digest, Bootstrap]:
-    """The run that this folder holds, and where its newest vertex here says that members are. Nobody runs there."""
+def _known_in(folder: Path) -> tuple[Digest, Bootstrap, Ticket | None]:
+    """The run that this folder holds, where its newest vertex says that members are, and the folder's ticket."""
     from atoll.cli.checkpoint import read_vertex
+    from atoll.wire.ticket import parse
 
     with kept_in(folder) as kept:
         newest = read_vertex(kept, folder, max(kept.rounds, default=-1))[1]
         there = [m for m in newest.members if m.present and m.addresses]
-        return Digest(kept.run), [(address, m.peer) for m in there[:MEMBERS_ASKED] for address in m.addresses]
+        members: Bootstrap = [(address, m.peer) for m in there[:MEMBERS_ASKED] for address in m.addresses]
+        return Digest(kept.run), members, parse(kept.ticket) if kept.ticket else None
 
 
-def _also_in(folder: Path, run: Digest) -> Bootstrap:
-    """Members that a folder of the very same run knows."""
-    held, members = _known_in(folder)
+def _also_in(folder: Path, run: Digest) -> tuple[Bootstrap, Ticket | None]:
+    """Members that a folder of the very same run knows, and its ticket."""
+    held, members, ticket = _known_in(folder)
     if held != run:
         raise UsageError(
             "E-CHK-15",
@@ -160,7 +165,7 @@ def _also_in(folder: Path, run: Digest) -> Bootstrap:
             cause="--dir names a folder of the run, whose members are asked, too; the model goes to --to",
             fix="leave one of the two out",
         )
-    return members
+    return members, ticket
 
 
 def _broken(audit: Audit, folder: Path) -> RunFailedError:

@@ -117,7 +117,8 @@ def _kept(database: sqlite3.Connection, folder: Path, kept: type[Kept]) -> Kept:
     updates = sorted(round for (round,) in kept_rows)
     era = lambda round: value(f"sealed/{round}") or value(f"era/{round}")  # noqa: E731  # as short as its neighbour
     vertex, branch = (lambda round, kind=kind: value(f"{kind}/{round}") for kind in ("vertex", "branch"))
-    return kept(run, genesis, rounds, vertex, era, value("pieces") or b"", branch, updates)
+    ticket = (value("ticket") or b"").decode()
+    return kept(run, genesis, rounds, vertex, era, value("pieces") or b"", branch, updates, ticket)
 
 
 def check_blobs(folder: Path) -> tuple[int, list[str]]:

@@ -212,6 +212,7 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
         start_peers=run.start_peers,
         min_peers=min_peers_of(config),
         open_to_all=run.open_to_all,
+        public=run.public or UNSET,
         era_rounds=run.era_rounds,
         topology=config.sync.topology,
         statistic=chosen_statistic(config),

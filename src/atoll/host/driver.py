@@ -475,7 +475,9 @@ class Driver:
         """Reach a bootstrap address, for as long as nobody at all is linked."""
         while not self._closing and not self.machine.linked:
             try:
-                await self.links.dial(address, peer)
+                found = await self.links.dial(address, peer)
+                if found not in self.machine.bootstrap:  # the address alone did not say who is there
+                    self.machine.bootstrap += (found,)
                 return
             except NetworkError as why:
                 log.info("cannot reach %s yet: %s", address, why.what)

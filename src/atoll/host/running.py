@@ -41,7 +41,6 @@ AT_ONCE = (  # reasons that wait for nobody
     "expelled",
 )
 JOIN_S = 60.0  # nobody of the run answered for so long: the ticket's addresses are not reachable from here
-REFUSALS_MAX = 3  # a ticket may be newer than what a member knows; a third refusal is a no
 
 log = logging.getLogger(__name__)
 
@@ -226,7 +225,6 @@ class _Watch:
 
     def __init__(self, host: Any, start: Start, shell: Shell, leave: Callable[..., None]) -> None:
         self.host, self.start, self.shell, self.leave = host, start, shell, leave
-        self.refusals = 0
         self.over = asyncio.Event()
         self.unreachable = ""
 
@@ -255,10 +253,8 @@ class _Watch:
                 pass
 
     def _refused(self, entry: dict[str, Any]) -> None:
-        self.refusals += 1
-        if self.refusals >= REFUSALS_MAX or entry["for_good"]:
-            why = "expelled" if entry["code"] == EXPELLED else "refused"
-            self.leave(why, RefusedError(entry["code"], entry["what"], fix=entry["fix"]))
+        why = "expelled" if entry["code"] == EXPELLED else "refused"
+        self.leave(why, RefusedError(entry["code"], entry["what"], fix=entry["fix"]))
 
     async def until(self, end: asyncio.Future[tuple[str, AtollError | None]]) -> tuple[str, AtollError | None]:
         tasks = [asyncio.create_task(self._over()), asyncio.create_task(self._nobody())]

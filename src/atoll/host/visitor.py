@@ -1,9 +1,9 @@
 """A visitor: takes the history and one agreed state of a living run, checks them, and becomes no member.
 
 It links to members like a joiner, believes vertices by their certificates, fetches the newest agreed state as a
-blob and what identities signed, and goes. It never says `Join`, so that no vertex, no plan and no ticket knows of
-it; members serve it as they serve whoever catches up. What it took lies in its folder as a peer's would: an
-interrupted visitor goes on where it was. Never trains, never listens.
+blob and what identities signed, and goes. It never says `Join`, so that no vertex and no plan knows of it. It
+shows a ticket and takes none of its uses; only a public run needs none. What it took lies in its folder as a peer's
+would: an interrupted visitor goes on where it was. Never trains, never listens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
-from atoll.base.errors import NetworkError, PeerFault, RunFailedError, UsageError
+from atoll.base.errors import NetworkError, PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.machine import Fact, Message
 from atoll.host.driver import Driver, Seat
@@ -29,13 +29,14 @@ from atoll.host.store import Store, stored
 from atoll.keys.digest import Buffer, digest
 from atoll.keys.erasure import demand_ready
 from atoll.node.admission import Wish
-from atoll.node.facts import StateLost, StateRebuilt
+from atoll.node.facts import Refused, StateLost, StateRebuilt
 from atoll.node.jobs import HoldPieces, OthersStates, Rebuild, Restore
 from atoll.node.settings import decode_settings
 from atoll.protocol.dag.eras import EraSealed
 from atoll.protocol.transfer.fetch import Fetched, FetchFailed
 from atoll.wire.codec import decode_body, decode_vertex
 from atoll.wire.pairs import is_roll, roll_from_bytes
+from atoll.wire.ticket import Ticket
 
 ANSWER_S = 60.0  # nobody of the run answered for so long: its addresses are not reachable from here
 AGAIN_S = 2.0  # after which an earlier state that nobody could give is asked for again
@@ -55,13 +56,15 @@ async def take(
     bootstrap: Sequence[tuple[str, PeerId | None]],
     timeout_s: Seconds,
     round: int | None = None,
+    ticket: Ticket | None = None,
 ) -> Taken:
-    """Fill this folder with the run's history and the state of this round, or the newest. Trouble is told as an
-    AtollError."""
+    """Fill this folder with the run's history and the state of this round, or the newest. Only a public run shows
+    them without a ticket. Trouble is told as an AtollError."""
     store = Store(folder)
     identity = identity_of(store)
     store.keep([("run", run)])
-    seat = Seat(store, identity, run, Wish("visitor"), None, tuple(bootstrap))
+    wish = Wish("visitor", admission=ticket.redeem(identity.peer) if ticket is not None else b"")
+    seat = Seat(store, identity, run, wish, None, tuple(bootstrap))
     host = _Visitor(seat, round)
     try:
         await host.listen([])
@@ -78,6 +81,7 @@ class _Visitor(Driver):
         self.shelf, self.wanted = _Shelf(me.store, round is None), round
         self.signed, self.ended = asyncio.Event(), asyncio.Event()
         self.state, self.refused = ZERO_DIGEST, False  # a blob that it came for beside the head's; nobody has it
+        self.turned_away: RefusedError | None = None
         self.why = "its members have little to give, or went away"  # it is not here yet
         super().__init__(me, self.shelf)
 
@@ -94,6 +98,8 @@ class _Visitor(Driver):
                 cause="the run is over, or its members cannot be dialled from here",
                 fix="name a member that you can reach: --via ADDRESS",
             ) from None
+        if self.turned_away is not None:
+            raise self.turned_away
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
                 taken = await (self.shelf.taken if self.wanted is None else self._earlier(self.wanted))
@@ -179,6 +185,9 @@ class _Visitor(Driver):
 
     def _react_to_fact(self, fact: Fact) -> None:
         match fact:
+            case Refused(code=code, what=what):
+                self.turned_away = _turned_away(code, what if self.wish.admission else "this run is not public")
+                self.shelf.asked.set()
             case EraSealed():
                 self.signed.set()
             case Fetched(blob=state) | StateRebuilt(state=state) if state == self.state:
@@ -191,6 +200,15 @@ class _Visitor(Driver):
                 self.ended.set()
             case _:
                 pass
+
+
+def _turned_away(code: str, what: str) -> RefusedError:
+    return RefusedError(
+        code,
+        f"the members do not let this computer read: {what}",
+        cause="a run shows its history and model to members, and to a peer with a ticket that can still be used",
+        fix="ask a member for a ticket (atoll invite), then atoll checkpoint pull TICKET --to FOLDER",
+    )
 
 
 class _Shelf:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from atoll.base.errors import PeerFault
 from atoll.base.ids import one_line
 from atoll.base.units import bytes_text, count_text
+from atoll.keys.digest import digest
 from atoll.learn.base import built
 from atoll.learn.data.tokens import End, end_of
 from atoll.learn.layout import Layout, base_digest, difference, flatten, layout_of, unflatten
@@ -30,6 +31,8 @@ from atoll.learn.models.llama import NORM_EPS
 from atoll.learn.models.lora import merged
 from atoll.learn.models.names import BYTES, Spec, llama_size
 from atoll.learn.state import SharedState, export_model
+
+CARD_DOMAIN = b"atoll/card/1\0"
 
 
 class Contributor(NamedTuple):
@@ -211,10 +214,16 @@ def _card(spec: Spec | None, layout: Layout, story: Story, tokenizer_here: bool)
     lines += ["", story.beside] if story.beside else []
     lines += [
         *("", "## Provenance", ""),
-        f"Round {story.round} of the run with genesis `{story.genesis}`: vertex `{story.vertex}`, state "
-        f"`{story.state}`. Whoever holds the run's history can check it: `atoll verify`.",
+        f"Round {story.round} of the run whose id has the digest `{_named(story.genesis)}`: vertex "
+        f"`{_named(story.vertex) if story.vertex == story.genesis else story.vertex}`, state `{story.state}`. A "
+        "holder of the run's history can check it: `atoll verify`.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _named(run_id: str) -> str:
+    """A digest for the card: the id itself is what a connection to the run begins with."""
+    return digest(CARD_DOMAIN + run_id.encode()).hex()
 
 
 def _use(spec: Spec | None, story: Story, tokenizer_here: bool) -> list[str]:

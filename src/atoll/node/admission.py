@@ -1,6 +1,7 @@
 """How a peer comes to be what it wishes to be: the word it says until the membership agrees, and a refusal.
 
 Promises: one word is said again after a pause and not before, and none at all once a vertex holds what was wished.
+A refusal counts only while a request is out, once enough peers gave it, and never by the words of another peer.
 Never lets anybody in: that is decided by a vertex.
 """
 
@@ -11,12 +12,13 @@ from dataclasses import dataclass
 from atoll.base.ids import PeerId, Seconds
 from atoll.keys.signer import Signer
 from atoll.node.facts import Refused
-from atoll.policy.members import FULL, RECENT, Reported
+from atoll.policy.members import FULL, IS_EXPELLED, NO_TICKET, RECENT, TICKET_EXPIRED, Reported
 from atoll.protocol.dag.history import History
-from atoll.wire.messages.membership import JoinRefused
+from atoll.wire.messages.membership import JoinRefused, RefusalCode
 from atoll.wire.messages.statements import Join, Ready, Statement
 
 JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
+REFUSALS_MAX = 3  # requests refused in a row: a ticket may be newer than what a member knows, so the third is a no
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,24 @@ class Admission:
     def __init__(self, me: PeerId, signer: Signer) -> None:
         self.me, self.signer = me, signer
         self.asked: tuple[type[Statement] | None, Seconds] = None, -1e9  # with which word, and when
+        self.waits = False  # for the answer to a request: a Join, or the question for genesis
+        self.refusers: dict[RefusalCode, set[PeerId]] = {}  # of that request
+        self.refusals = 0  # requests that enough peers refused
+
+    def begins(self) -> None:
+        """A request goes out; refusals of the one before count no more."""
+        self.waits, self.refusers = True, {}
+
+    def hear_refusal(self, by: PeerId, code: RefusalCode, needed: int) -> Refused | None:
+        """`by` is a peer whose refusal counts; it takes as many as `needed`. The fact ends this peer."""
+        if not self.waits:
+            return None
+        refusers = self.refusers.setdefault(code, set())
+        refusers.add(by)
+        if len(refusers) < needed:
+            return None
+        self.waits, self.refusals = False, self.refusals + 1
+        return refused(by, code) if self.refusals >= REFUSALS_MAX else None
 
     def word(self, wish: Wish, history: History, at: int, now: Seconds) -> Join | Ready | None:
         """What is to be said now, if anything; `at` is the round whose state I hold."""
@@ -43,6 +63,10 @@ class Admission:
         if word is None or (isinstance(word, before or ()) and now - said_at < JOIN_AGAIN_S):
             return None
         self.asked = type(word), now
+        if isinstance(word, Join):
+            self.begins()
+        else:
+            self.waits, self.refusals = False, 0
         return word
 
     def _lacking(self, wish: Wish, history: History, at: int) -> Join | Ready | None:
@@ -66,30 +90,53 @@ class Admission:
         return None
 
 
-EXPELLED = "E-JOIN-03"
+EXPELLED: RefusalCode = "E-JOIN-03"
+NEW_TICKET = "ask a member for a new one (atoll invite), then atoll join NEW_TICKET"
+REFUSALS: dict[RefusalCode, tuple[str, str]] = {  # what a peer tells its owner, and the way out
+    "E-JOIN-01": ("this ticket is used up or revoked, or the members of the run do not know it", NEW_TICKET),
+    "E-JOIN-02": (
+        "the run is full: its vertices have no room for one member more",
+        "wait until a member has left and join again, or start a run of your own: atoll up",
+    ),
+    EXPELLED: (
+        "this run has expelled this peer for good: members found something false in what it signed or sent, or the "
+        "run went on without it",
+        "atoll verify --verdicts, in its folder, says why; then look at its memory and its disk, and join as "
+        "somebody new: atoll join NEW_TICKET --dir NEW_FOLDER",
+    ),
+    "E-JOIN-04": ("this ticket has expired", NEW_TICKET),
+    "E-JOIN-05": (
+        "the members found that this join does not fit their run: its role, its keys or its version",
+        "pip install --upgrade atoll; or ask for a ticket of the role that you want: atoll invite --role trainer",
+    ),
+}
+_CODES: dict[str, RefusalCode] = {
+    NO_TICKET: "E-JOIN-01",
+    FULL: "E-JOIN-02",
+    IS_EXPELLED: EXPELLED,
+    TICKET_EXPIRED: "E-JOIN-04",
+}
+
+
+def refused(by: PeerId, code: RefusalCode, for_good: bool = False) -> Refused:
+    what, fix = REFUSALS[code]
+    return Refused(by=by, code=code, what=what, fix=fix, for_good=for_good)
 
 
 def expelled(me: PeerId) -> Refused:
-    """Nobody shows it anything more, and nothing that it says counts; whoever drives it ends it."""
-    return Refused(
-        by=me,
-        code=EXPELLED,
-        what="this run has expelled this peer for good: members found something false in what it signed or "
-        "sent, or the run went on without it",
-        fix="atoll verify --verdicts, in its folder, says why; then look at its memory and its disk, and join as "
-        "somebody new: atoll join NEW_TICKET --dir NEW_FOLDER",
-        for_good=True,
-    )
+    """No peer shows it anything more, and nothing that it says counts: its driver ends it."""
+    return refused(me, EXPELLED, for_good=True)
+
+
+def code_of(why: str) -> RefusalCode:
+    """The code that travels for these words of `admissible` or `ticket_problem`."""
+    return next((code for begin, code in _CODES.items() if why.startswith(begin)), "E-JOIN-05")
 
 
 def refusal_of(reported: Reported, why: str) -> JoinRefused | None:
-    """What its author is told of a report that may not stand in the next vertex; only of a join is anybody told."""
+    """The answer to a report that may not stand in the next vertex; only a join gets one."""
     if not isinstance(reported.statement, Join):
         return None
     if why == "it is a member already" or why.startswith("it was written too long ago"):
         return None  # not a refusal: it will see so in the next vertices
-    what = f"your join was refused: {why}"
-    if why.startswith(FULL):
-        fix = "wait until a member has left and join again, or start a run of your own: atoll up"
-        return JoinRefused("E-JOIN-02", what, fix)
-    return JoinRefused("E-JOIN-01", what, "atoll join NEW_TICKET")
+    return JoinRefused(code_of(why))

@@ -7,7 +7,7 @@
     Serve       blobs for others                        OldParts    of rounds that are over, for laggards
     Downloads   other blobs, and states to go back to   EarlyWords  of rounds that I have not reached
     Inspectors  is what others did any good?            Mending     what my disk lost of the history
-    Words       what I tell the members, and which of them
+    Words       what I tell the members, and which of them    Readers    who is answered at all
 
 Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
 knows genesis, *behind* while its state is older than its history, *current* while a round is running. Never does
@@ -43,7 +43,7 @@ from atoll.base.machine import (
     Woke,
 )
 from atoll.keys.signer import Signer, Verifier, Vouch
-from atoll.node.admission import Admission, Wish, expelled, refusal_of
+from atoll.node.admission import EXPELLED, Admission, Wish, expelled, refusal_of
 from atoll.node.amend import amend_of
 from atoll.node.apart import left_open
 from atoll.node.downloads import Downloads
@@ -71,6 +71,7 @@ from atoll.node.mending import Mending
 from atoll.node.news import News
 from atoll.node.old_parts import OldParts
 from atoll.node.pieces import Pieces
+from atoll.node.readers import Readers, Reads
 from atoll.node.regain import Regain
 from atoll.node.reports import ReportPool
 from atoll.node.resting import WHY, Resting
@@ -101,7 +102,7 @@ from atoll.wire.messages.history import (
     WantManifest,
     WantVertices,
 )
-from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
+from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport, RefusalCode
 from atoll.wire.messages.preference import PreferenceIs, WantPreference
 from atoll.wire.messages.round import PartBytes, RoundMessage, RowBytes, WantPart, WantRow
 from atoll.wire.messages.statements import (
@@ -154,7 +155,7 @@ class Peer:
         self.old_parts = OldParts()
         self.kept_rows = KeptRows()
         self.early = EarlyWords()
-        self.admission = Admission(self.me, signer)
+        self.admission, self.readers = Admission(self.me, signer), Readers()
         self.linked: set[PeerId] = set()
         self.unknown_key = False  # I sign with another key than the one that the membership holds
         self.rates = Rates()
@@ -169,7 +170,21 @@ class Peer:
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         """`now` is the driver's clock; the rooms of a round are told run time."""
-        return [self._to_local(e) for e in self._react(event, now)]
+        effects = self._react(event, now)
+        if self._known is not None and not self.settings.is_public:
+            effects = self._for_readers(effects, now)
+        return [self._to_local(e) for e in effects]
+
+    def _for_readers(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """Whatever led to it, nothing leaves for a peer that may not read it."""
+        out: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, Send):
+                left = self.readers.may_leave(effect, self._known, self._run_time(now))
+                out += [left] if left is not None else []
+            else:
+                out.append(effect)
+        return out
 
     def _react(self, event: Event, now: Seconds) -> list[Effect]:
         match event:
@@ -182,6 +197,7 @@ class Peer:
                 return self._link_up(event, peer, now)
             case LinkDown(peer):
                 self.linked.discard(peer)
+                self.readers.shown.pop(peer, None)
                 return self.heartbeat_facts(self.heartbeat.link(event, now), now)
             case Woke():
                 return self._wake(now)
@@ -242,18 +258,22 @@ class Peer:
 
     def _hear(self, event: Received, message: object, now: Seconds) -> list[Effect]:
         sender = event.sender
+        if isinstance(message, Reads) and (code := self._refusal(sender, now)) is not None:
+            return self._turn_away(sender, message, code)
         match message:
             case Beat(head=head) | BeatBack(head=head):
                 return self.heartbeat.beat(event, now, self._head()) + self.news.ask(sender, head, now)
-            case Hello(run, head):
+            case Hello(run, head, admission):
                 if run != self.run:
                     raise PeerFault(sender, "belongs to another run")
-                return self.news.ask(sender, head, now)
-            case JoinRefused(code, what, fix):
-                return [self._fact(Refused(by=sender, code=code, what=what, fix=fix))]
+                if sender in self.linked:
+                    self.readers.shown[sender] = admission
+                return self.news.ask(sender, head, now) + self._answer_hello(sender, head, now)
+            case JoinRefused(code):
+                return self._hear_refusal(sender, code)
             case Vertices():
                 return self._hear_vertices(sender, message, now)
-            case WantManifest() | WantChunk():
+            case WantManifest() | WantChunk() if self._known is not None:
                 return self.serve.handle(event, now)
             case WantVertices(first):
                 return self.news.give(sender, first)
@@ -287,6 +307,50 @@ class Peer:
         except PeerFault as fault:
             return [self._fact(Fault(peer=PeerId(fault.who) or sender, what=fault.what))]
 
+    # ---- strangers -----------------------------------------------------------------------------------------
+
+    def _refusal(self, peer: PeerId, now: Seconds) -> RefusalCode | None:
+        """Why this peer may read nothing here; None: it may."""
+        return self.readers.refusal(peer, self._known, self._run_time(now))
+
+    def _turn_away(self, sender: PeerId, message: Reads, code: RefusalCode) -> list[Effect]:
+        """Only who asks for the history gets an answer: a joiner begins with that."""
+        if not isinstance(message, WantVertices):
+            return []
+        shown = self.news.give(sender, message.first - 1) if code == EXPELLED else []  # `may_leave` ends it
+        return [Send(sender, JoinRefused(code)), *shown]
+
+    def _hear_refusal(self, sender: PeerId, code: RefusalCode) -> list[Effect]:
+        """It counts from the peer that was dialed, before genesis, and then from more voters than may lie."""
+        if self._known is None:
+            counts, needed = sender in self.bootstrap, 1
+        else:
+            roster, mine = self.known.roster, self.known.roster.mine
+            if mine is not None and mine.present:
+                return []
+            counts = any(m.peer == sender and m.votes for m in roster.members)
+            liars = self.settings.round.quorum == "two-thirds"
+            needed = suspicions_needed(roster.voters, self.settings.round.quorum) if liars else 1
+        refused = self.admission.hear_refusal(sender, code, needed) if counts else None
+        return [self._fact(refused)] if refused is not None else []
+
+    def _hello(self, peer: PeerId, now: Seconds) -> Send:
+        head = self._head() if self._refusal(peer, now) is None else -2
+        return Send(peer, Hello(self.run, head, self.wish.admission))
+
+    def _answer_hello(self, sender: PeerId, head: int, now: Seconds) -> list[Effect]:
+        """It has just shown its ticket: before, it could not be told how far the history goes."""
+        if self.is_lost or self.settings.is_public or head >= self._head():
+            return []
+        by_ticket = self.known.roster.standing_of(sender) is None and self._refusal(sender, now) is None
+        return [self._hello(sender, now)] if by_ticket else []
+
+    def _show_ticket(self, peers: Sequence[PeerId], now: Seconds) -> list[Effect]:
+        """Again with every beat until this peer is a member: first words may be lost."""
+        if not self.wish.admission or (self._known is not None and self.known.roster.mine is not None):
+            return []
+        return [self._hello(peer, now) for peer in peers]
+
     # ---- lost, and found -----------------------------------------------------------------------------------
 
     def _start(self, kept: dict[str, bytes], now: Seconds) -> list[Effect]:
@@ -318,12 +382,14 @@ class Peer:
         """For genesis, or for what my disk lost."""
         if self.mending is not None:
             return self.mending.ask(peers)
+        self.admission.begins()
         return [Send(peer, WantVertices(-1)) for peer in peers]
 
     def _know_genesis(self, vertex: Vertex) -> list[Effect]:
         if genesis_digest(vertex) != self.run:
             raise PeerFault("", "sent a genesis that is not the one this run is named after")
         self.genesis, self.settings = vertex, settings_of_run(decode_body(vertex.body))
+        self.admission.waits, self.admission.refusals = False, 0
         s, gone = self.settings.round, self.heartbeat.gone
         self._known = known = Known(
             vertex, self.settings, self.notary, self.wish, self.vouch, self.linked, self.identities, gone
@@ -749,11 +815,12 @@ class Peer:
     def _tick(self, now: Seconds) -> list[Effect]:
         effects: list[Effect] = [SetTimer("beat", now + self.heartbeat.beat_s)]
         if self._known is None:
-            return [*effects, *self._ask_lost(self.bootstrap)]
+            return [*effects, *self._show_ticket(self.bootstrap, now), *self._ask_lost(self.bootstrap)]
         known = self._known
         effects += self.heartbeat_facts(self.heartbeat.tick(now, self._head()), now)
         if self.mending is not None:
             return [*effects, *self._ask_lost(self._within_reach())]
+        effects += self._show_ticket(self._within_reach(), now)
         if not self.regain.busy and self.round is None and not self.over:
             effects += self._catch_up(now) if self.at >= -1 else self.regain.begin(known.history, "trying again")
         effects += known.eras.ask(self._within_reach(), now) if known.eras is not None else []
@@ -786,7 +853,7 @@ class Peer:
 
     def _link_up(self, event: LinkUp, peer: PeerId, now: Seconds) -> list[Effect]:
         self.linked.add(peer)
-        effects: list[Effect] = [Send(peer, Hello(self.run, self._head()))]
+        effects: list[Effect] = [self._hello(peer, now)]
         effects += self.heartbeat_facts(self.heartbeat.link(event, now), now)
         if self.is_lost:
             return [*effects, *self._ask_lost([peer])]

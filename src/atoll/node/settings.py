@@ -55,6 +55,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     """Share of parts that liars may own by themselves, where answers are opened besides; left out: none."""
     protocol: Literal["raft"] | msgspec.UnsetType = msgspec.UNSET  # by which members agree; left out: two phases
     apart: Apart | msgspec.UnsetType = msgspec.UNSET  # who hears no quorum trains on; left out: it stands still
+    public: bool | msgspec.UnsetType = msgspec.UNSET  # True: a peer without a ticket may read; left out: it may not
     steady: bool | msgspec.UnsetType = msgspec.UNSET  # the same owners every round, who remember; left out: drawn
     spread: bool | msgspec.UnsetType = msgspec.UNSET  # an owner's pieces pass to one member each; left out: to one
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
@@ -64,6 +65,11 @@ class RunSettings(msgspec.Struct, frozen=True):
     def by_raft(self) -> bool:
         """One phase of votes under a leader that stays, where nobody lies: specs/raft.md."""
         return self.protocol == "raft"
+
+    @property
+    def is_public(self) -> bool:
+        """Any peer that knows the run's id may read its history, data and model. Open to all says so, too."""
+        return self.public is True or self.open_to_all
 
     @property
     def paired(self) -> bool:

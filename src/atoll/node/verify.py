@@ -150,6 +150,7 @@ class Kept:
     pieces: bytes = b""  # which older states lie in pieces, as this peer knew last: `node/pieces.placed_rounds`
     branch: Callable[[int], bytes | None] = lambda round: None  # another vertex of the round: `node/branches`
     updates: Sequence[int] = ()  # rounds whose updates, or some of them, are kept here: node/kept_rows
+    ticket: str = ""  # with which this folder's peer founded or joined the run
 
 
 @dataclass

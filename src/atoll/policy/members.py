@@ -15,7 +15,7 @@ from typing import Literal
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import (
     ADDRESS_BYTES_MAX,
     ADDRESSES_MAX,
@@ -65,6 +65,9 @@ from atoll.wire.ticket import redeemed_ticket, redemption_holds
 RECENT = 32  # rounds for which a Join or Ready that names a vertex stays good; rounds may take milliseconds
 AMEND_ROUNDS = 16  # in which the word to go back stays good: who lacks the state has to fetch it first
 FULL = "the run is full"
+NO_TICKET = "its ticket is used up, revoked or unknown here"
+TICKET_EXPIRED = "its ticket has expired"
+IS_EXPELLED = "it was expelled"
 RESTS_AHEAD = 2  # the round under way, and the one that its vertex draws for
 FRESH = 2  # rounds for a complaint: several of one moment mean something, several of a day may be the network's
 
@@ -136,6 +139,8 @@ def admissible(
     match statement:
         case Join():
             why = _may_join(statement, reported, parent, members, recent, run, open_to_all, wall_s, signing)
+            if why is None and statement.after not in recent.states:
+                why = "it was written too long ago; ask again"
             return why or _no_room(statement, reported, parent, parts, signing)
         case Ready(vertex, state):
             if mine is None or mine.standing != "observer" or mine.role == "observer":
@@ -273,11 +278,9 @@ def _may_join(
         return "its name or an address is too long"
     if not signing.takes(join.vote_key):
         return f"its session key is of another kind than this run votes by ({signing.kind}); upgrade atoll"
-    if join.after not in recent.states:
-        return "it was written too long ago; ask again"
     before = members.get(by)
     if before is not None and before.standing == "expelled":
-        return "it was expelled: members hold a lie that it signed"
+        return f"{IS_EXPELLED}: members hold a lie that it signed"
     if before is not None and recent.rounds.get(join.after, before.since) < before.since:
         return (
             "it was written too long ago: it has come in since"  # or whoever heard it once could take its key back
@@ -292,16 +295,24 @@ def _may_join(
         return f"{FULL} ({PEERS_MAX} members)"
     if open_to_all:
         return None
-    ticket = _ticket_of(join, parent.tickets)
-    if ticket is None:
-        return "its ticket is used up, revoked or unknown here; ask for a new one: atoll invite"
-    if ticket.uses_left < 1:
-        return "its ticket is used up; ask for a new one: atoll invite"
-    if wall_s is not None and ticket.expires_s < wall_s:
-        return "its ticket has expired; ask for a new one: atoll invite"
-    if ticket.role == "observer" and join.role != "observer":
+    if why := ticket_problem(join.admission, join.peer, parent.tickets, run, wall_s):
+        return why
+    ticket = _ticket_of(join.admission, parent.tickets)
+    if ticket is not None and ticket.role == "observer" and join.role != "observer":
         return "its ticket admits observers only; ask for one with --role trainer"
-    if not redemption_holds(join.admission, ticket.key, run, join.peer):
+    return None
+
+
+def ticket_problem(
+    admission: bytes, joiner: PeerId, tickets: Sequence[TicketUse], run: Digest, wall_s: Seconds | None
+) -> str | None:
+    """None if this redemption holds for one of these agreed tickets, else why not. `wall_s` as for `admissible`."""
+    ticket = _ticket_of(admission, tickets)
+    if ticket is None or ticket.uses_left < 1:
+        return NO_TICKET
+    if wall_s is not None and ticket.expires_s < wall_s:
+        return TICKET_EXPIRED
+    if not redemption_holds(admission, ticket.key, run, joiner):
         return "its proof of holding the ticket does not fit"
     return None
 
@@ -347,8 +358,8 @@ def _giving_way(
     return None
 
 
-def _ticket_of(join: Join, tickets: Sequence[TicketUse]) -> TicketUse | None:
-    return next((t for t in tickets if t.ticket == redeemed_ticket(join.admission)), None)
+def _ticket_of(admission: bytes, tickets: Sequence[TicketUse]) -> TicketUse | None:
+    return next((t for t in tickets if t.ticket == redeemed_ticket(admission)), None)
 
 
 def next_members(

@@ -35,7 +35,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         'Share of members that may lie without splitting the run: 0 with trust = "private", 0.33 with '
         '"community" and "open"; the two must agree.'
     ),
-    "run.open_to_all": "True: whoever knows an address may join without a ticket.",
+    "run.open_to_all": "True: a peer that knows an address may join, and read, without a ticket.",
+    "run.public": (
+        "True: a peer that knows an address and the run's id may read history, members' addresses, data and model "
+        "without a ticket. It still needs one to join."
+    ),
     "run.era_rounds": (
         "Rounds after which members sign the history with their long-lived identities (ML-DSA-65), so that "
         "whoever can forge Ed25519 votes some day cannot write another past; 0: never. Nobody waits for it; small "

@@ -45,6 +45,7 @@ class Run(Section, frozen=True):
     trust: Trust = "private"
     byzantine_tolerance: Share | None = None
     open_to_all: bool = False
+    public: bool = False
     era_rounds: EraRounds = ERA_ROUNDS
     votes: VoteKind = "ed25519"
     audit_rate: Share | None = None

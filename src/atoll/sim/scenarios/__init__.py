@@ -17,6 +17,7 @@
     frozen       one member sleeps for ten seconds and comes back
     liars        a third of the voters lie, at most; nobody honest is harmed
     replayers    a third repeat what others once said of coming and going; nobody is moved by it
+    strangers    peers without a ticket ask for all and refuse all; they are told nothing and end no peer
     owners       a third of the owners lie about their parts, at most; each is soon out
     framers      a third call everybody else liars; nobody is believed
     comparers    a third of the owners lie about distances, weights or sums; each is soon out
@@ -109,6 +110,7 @@ from atoll.sim.scenarios.slow import slow
 from atoll.sim.scenarios.stage import CannotBeTold, Scenario, ScenarioFailed, ScenarioReport, Stage, play
 from atoll.sim.scenarios.stories import blackout, broken_links, calm, frozen, growth, late_joiner
 from atoll.sim.scenarios.straggler import by_speed, straggler
+from atoll.sim.scenarios.strangers import strangers
 from atoll.sim.scenarios.twins import twins
 from atoll.sim.scenarios.validation import validated, wolves
 
@@ -133,6 +135,7 @@ SCENARIOS: dict[str, Scenario] = {
     "frozen": Scenario(frozen, peers=5, rounds=10),
     "liars": Scenario(liars, peers=7, rounds=15),
     "replayers": Scenario(replayers, peers=7, rounds=16),
+    "strangers": Scenario(strangers, peers=4, rounds=6),
     "owners": Scenario(owners, peers=7, rounds=4),
     "orphans": Scenario(orphans, peers=20, rounds=3),
     "framers": Scenario(framers, peers=7, rounds=6),

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+import msgspec
+
 from atoll.base.ids import Digest, Seconds
 from atoll.base.machine import Message
 from atoll.wire.messages.statements import Signed
+from atoll.wire.ticket import REDEMPTION_BYTES
+
+RefusalCode = Literal["E-JOIN-01", "E-JOIN-02", "E-JOIN-03", "E-JOIN-04", "E-JOIN-05"]
 
 
 class Beat(Message, frozen=True):
@@ -27,15 +34,17 @@ class MemberReport(Message, frozen=True):
 
 
 class JoinRefused(Message, frozen=True):
-    """Why a join was turned down, with the stable error code that people can look up."""
+    """Why a join, or a reader without a ticket, is turned down. The receiver has its own text for each code."""
 
-    code: str
-    what: str
-    fix: str
+    code: RefusalCode
 
 
 class Hello(Message, frozen=True):
-    """First words on a connection: which run, and how far I have seen it."""
+    """First words on a connection: the run, the sender's newest round, and the ticket that it joins or reads with.
+
+    `head` is -2 to a peer that may not read. `admission` is a redemption; empty: no ticket.
+    """
 
     run: Digest
     head: int
+    admission: Annotated[bytes, msgspec.Meta(max_length=REDEMPTION_BYTES)] = b""
