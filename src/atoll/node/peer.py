@@ -259,7 +259,7 @@ class Peer:
     def _hear(self, event: Received, message: object, now: Seconds) -> list[Effect]:
         sender = event.sender
         if isinstance(message, Reads) and (code := self._refusal(sender, now)) is not None:
-            return self._turn_away(sender, message, code)
+            return self._turn_away(sender, message, code, now)
         match message:
             case Beat(head=head) | BeatBack(head=head):
                 return self.heartbeat.beat(event, now, self._head()) + self.news.ask(sender, head, now)
@@ -313,8 +313,10 @@ class Peer:
         """Why this peer may read nothing here; None: it may."""
         return self.readers.refusal(peer, self._known, self._run_time(now))
 
-    def _turn_away(self, sender: PeerId, message: Reads, code: RefusalCode) -> list[Effect]:
+    def _turn_away(self, sender: PeerId, message: Reads, code: RefusalCode, now: Seconds) -> list[Effect]:
         """Only who asks for the history gets an answer: a joiner begins with that."""
+        if isinstance(message, Beat):
+            return self.news.ask(sender, message.head, now)  # it may be a member of later vertices than mine
         if not isinstance(message, WantVertices):
             return []
         shown = self.news.give(sender, message.first - 1) if code == EXPELLED else []  # `may_leave` ends it
