@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from atoll.base.effort import Reached, reached_after
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
+from atoll.base.limits import CLOCK_FAR_S, CLOCK_WRONG_S, DAY_S, REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
 from atoll.base.sample import Credit
 from atoll.keys.digest import digest
 from atoll.node.amend import Word, amends_in, first_of, paused_after, pauses_in, tunes_in, word_holds
@@ -72,7 +72,7 @@ def write_body(
     answers = [_answered(p) for p in parts]
     contributors = _contributors(answers)
     chosen = {p: commits[p] for p in sorted(contributors)}
-    time_s = max(now, parent.time_s)
+    time_s = next_time(parent, now)
     kept, opened = _judge_reports(ground, notary, reports, as_proposer=True)
     awaited = awaited_in(plan, opened, contributors)
     trained = _trained(ground, kept)
@@ -137,10 +137,14 @@ def write_genesis(
 
 
 def write_recovery(
-    parent: Body, head: Digest, run: Digest, me: PeerId, here: set[PeerId], run_time: Seconds
+    parent: Body, head: Digest, run: Digest, me: PeerId, here: set[PeerId], run_time: Seconds, vote_key: bytes
 ) -> Body:
-    """The body that begins a new epoch: the same state, and only those voters that are still here."""
-    bare = [replace(m, links=b"") for m in parent.members]  # reports go by places among those who are here
+    """The body that begins a new epoch: the same state, and only those voters that are still here.
+
+    `vote_key` is `me`'s: its identity signs the vertex, and so admits a key that no quorum can admit.
+    """
+    # reports of links go by places among those who are here
+    bare = [replace(m, links=b"", vote_key=vote_key if m.peer == me else m.vote_key) for m in parent.members]
     members = tuple(replace(m, standing="away") if m.votes and m.peer not in here else m for m in bare)
     return replace(
         parent,
@@ -148,7 +152,7 @@ def write_recovery(
         round=parent.round + 1,
         attempt=0,
         parent=head,
-        time_s=max(run_time, parent.time_s),
+        time_s=next_time(parent, run_time),
         proposer=me,
         parts=(),
         commits=(),
@@ -160,6 +164,22 @@ def write_recovery(
         weighing=UNSET,
         window_s=UNSET,  # nothing is known of the pace of those who are left
     )
+
+
+def next_time(parent: Body, now: Seconds) -> Seconds:
+    """The time of the body after `parent`: never earlier, unless wrong clocks put the parent far ahead of `now`."""
+    return now if parent.time_s > now + CLOCK_WRONG_S else max(now, parent.time_s)
+
+
+def _time_fits(parent: Body, time_s: Seconds, now: Seconds) -> bool:
+    """True if a voter may agree to this time.
+
+    A proposer sets the time back only from `CLOCK_WRONG_S` ahead. Voters still agree to it nine minutes later, since
+    later views may vote on the same body.
+    """
+    if time_s >= parent.time_s:
+        return time_s <= now + CLOCK_SLACK_S
+    return parent.time_s > now + CLOCK_FAR_S and now - DAY_S <= time_s <= now + CLOCK_SLACK_S
 
 
 def check_body(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | None:
@@ -178,7 +198,7 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         return "it miscounts the training rounds"
     if body.attempt < 0 or body.proposer not in plan.committee or body.settings:
         return "it is not by a voter of this round"
-    if not parent.time_s <= body.time_s <= now + CLOCK_SLACK_S:
+    if not _time_fits(parent, body.time_s, now):
         return f"its time is {body.time_s - now:+.1f} s from mine"
     if len(body.parts) != len(way.owners):
         return f"it has {len(body.parts)} parts, the plan has {len(way.owners)}"
@@ -359,7 +379,7 @@ def _window(
         return ground.parent.window_s
     if not commits:
         return settings.owner_s  # nobody had the time to train
-    took_s = time_s - plan.begin
+    took_s = max(0.0, time_s - ground.parent.time_s)  # the plan's own begin may be set right by each peer
     said = [a for a in answers if a is not None]
     awaited = [m.peer for m in plan.trainers if m.standing == "member" and (whom is None or m.peer in whom)]
     here = len(_in_time(ground, said).intersection(awaited))

@@ -22,6 +22,7 @@ from atoll.base.effort import STEPS_MOST, Effort, Quota, Steps, fastest_of, quot
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
     CLOCK_BOUND_S,
+    CLOCK_WRONG_S,
     COMMITTEE_MAX,
     COMMITTEE_MOST,
     OWNER_WINDOWS,
@@ -279,6 +280,10 @@ class RoundPlan:
         if self.pace is None or now + self.pace.training_s + HAND_OVER_S <= self.begin + self.pace.train_s:
             return self
         return replace(self, pace=None)
+
+    def set_right(self, now: Seconds) -> RoundPlan:
+        """Counted from now, if clocks that were far ahead made the vertex before: nobody waits until its time."""
+        return self if self.begin <= now + CLOCK_WRONG_S else replace(self, begin=now)
 
     def window_s(self, attempt: int) -> Seconds:
         """What one owner has to gather and answer."""
