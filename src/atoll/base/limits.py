@@ -65,11 +65,9 @@ LEAF_BYTES_MAX = MIB // 64 + 256  # of one of them in a wire, with its scales: 4
 ROW_SHOWN_MAX = MIB // 16  # of a row that is shown whole where rows have no leaves: it goes to all who vote
 UNREADABLE_BYTES_MAX = 2 * ROW_SHOWN_MAX  # of what shows that it cannot be read: its paths and commitment, too
 PATH_MAX = 32  # digests between a leaf and its root: more than any tree here has levels
-DAY_S = 86400.0  # the difference of clocks that is put up with: a time zone taken wrong is up to 14 hours
+CLOCK_ZONE_S = 86400.0  # tolerated between wall clocks: one set to a wrong time zone is off by up to 14 hours
 CLOCK_FAR_S = 60.0  # a clock that is farther from mine moves me only by the word of most whom I watch
 CLOCK_MOST_S = 2.0**32  # apart, a century: beyond that a float tells no seconds, and no clock is so wrong
-CLOCK_WRONG_S = (
-    600.0  # a vertex that is this much ahead of run time was made by wrong clocks; the next sets it right
-)
+CLOCK_WRONG_S = 600.0  # a vertex this much ahead of run time was made by wrong clocks; the next sets the time right
 CLOCK_BOUND_S = 0.250  # beyond this offset from run time a peer is told so and owns nothing
 TICKET_CHARACTERS_MAX = 600  # fits a QR code that a phone reads from a terminal

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from atoll.base.ids import PeerId, Seconds
 from atoll.keys.signer import Signer
 from atoll.node.facts import Refused
-from atoll.policy.members import FULL, RECENT, Reported
+from atoll.policy.members import CLOCKS_DIFFER, FULL, RECENT, Reported
 from atoll.protocol.dag.history import History
 from atoll.wire.messages.membership import JoinRefused
 from atoll.wire.messages.statements import Join, Ready, Statement
@@ -92,4 +92,6 @@ def refusal_of(reported: Reported, why: str) -> JoinRefused | None:
     if why.startswith(FULL):
         fix = "wait until a member has left and join again, or start a run of your own: atoll up"
         return JoinRefused("E-JOIN-02", what, fix)
+    if why.startswith(CLOCKS_DIFFER):
+        return JoinRefused("E-JOIN-03", what, "set the clock of this computer, then start again: atoll up")
     return JoinRefused("E-JOIN-01", what, "atoll join NEW_TICKET")

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from atoll.base.effort import Reached, reached_after
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import CLOCK_FAR_S, CLOCK_WRONG_S, DAY_S, REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
+from atoll.base.limits import CLOCK_FAR_S, CLOCK_WRONG_S, CLOCK_ZONE_S, REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
 from atoll.base.sample import Credit
 from atoll.keys.digest import digest
 from atoll.node.amend import Word, amends_in, first_of, paused_after, pauses_in, tunes_in, word_holds
@@ -73,7 +73,7 @@ def write_body(
     contributors = _contributors(answers)
     chosen = {p: commits[p] for p in sorted(contributors)}
     time_s = next_time(parent, now)
-    kept, opened = _judge_reports(ground, notary, reports, as_proposer=True)
+    kept, opened = _judge_reports(ground, notary, reports, time_s, as_proposer=True)
     awaited = awaited_in(plan, opened, contributors)
     trained = _trained(ground, kept)
     members, tickets = next_members(
@@ -174,12 +174,12 @@ def next_time(parent: Body, now: Seconds) -> Seconds:
 def _time_fits(parent: Body, time_s: Seconds, now: Seconds) -> bool:
     """True if a voter may agree to this time.
 
-    A proposer sets the time back only from `CLOCK_WRONG_S` ahead. Voters still agree to it nine minutes later, since
-    later views may vote on the same body.
+    A proposer sets the time back only from `CLOCK_WRONG_S` ahead. Voters still agree to it nine minutes later,
+    since later views may vote on the same body.
     """
     if time_s >= parent.time_s:
         return time_s <= now + CLOCK_SLACK_S
-    return parent.time_s > now + CLOCK_FAR_S and now - DAY_S <= time_s <= now + CLOCK_SLACK_S
+    return parent.time_s > now + CLOCK_FAR_S and now - CLOCK_ZONE_S <= time_s <= now + CLOCK_SLACK_S
 
 
 def check_body(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | None:
@@ -236,7 +236,7 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
             return f"the commitment of {signed.signer} holds late work that it cannot"
     if list(commits) != sorted(contributors) or len(commits) != len(body.commits):
         return "its commitments are not exactly those of its contributors"
-    kept, opened = _judge_reports(ground, notary, body.reports, as_proposer=False)
+    kept, opened = _judge_reports(ground, notary, body.reports, body.time_s, as_proposer=False)
     if len(kept) != len(body.reports) or len(kept) > REPORTS_PER_VERTEX_MAX:
         return "it carries a report that may not stand in a vertex"
     if len(amends_in(kept)) > 1:
@@ -309,7 +309,8 @@ def _trained(ground: Ground, reports: Sequence[Signed]) -> int:
 def amend_among(ground: Ground, notary: Notary, reports: Sequence[Signed]) -> tuple[Signed, Amend] | None:
     """The word to go back that a proposer may put into its body, if there is one: a person's, or what validators
     demand, which it says itself."""
-    kept, _ = _judge_reports(ground, notary, [signed for signed, _ in amends_in(reports)], as_proposer=True)
+    back = [signed for signed, _ in amends_in(reports)]
+    kept, _ = _judge_reports(ground, notary, back, ground.parent.time_s, as_proposer=True)
     demanded = [] if ground.demanded is None else [(notary.sign(ground.demanded), ground.demanded)]
     return first_of([*amends_in(kept), *demanded])
 
@@ -429,7 +430,7 @@ def _contributors(answers: Sequence[Answered | None]) -> set[PeerId]:
 
 
 def _judge_reports(
-    ground: Ground, notary: Notary, reports: Sequence[Signed], as_proposer: bool
+    ground: Ground, notary: Notary, reports: Sequence[Signed], time_s: Seconds, as_proposer: bool
 ) -> tuple[list[Signed], list[Reported]]:
     kept: list[Signed] = []
     opened: list[Reported] = []
@@ -438,7 +439,7 @@ def _judge_reports(
         if (
             report is not None
             and not _forged(ground, notary, signed, report)
-            and ground.admissible(report, as_proposer) is None
+            and ground.admissible(report, time_s, as_proposer) is None
         ):
             kept.append(signed)
             opened.append(report)
@@ -457,7 +458,7 @@ def open_report(
     """
     if len(signed.body) > REPORT_BYTES_MAX:
         return None
-    identity, vote_key = ZERO_DIGEST, vote_keys.get(signed.signer)
+    identity, validity, vote_key = ZERO_DIGEST, None, vote_keys.get(signed.signer)
     try:
         statement = decode_statement(signed.body, signed.signer)
         if isinstance(statement, Join):
@@ -468,6 +469,7 @@ def open_report(
                 return None
             vote_key = statement.vote_key
             identity = digest(notary.verifier.identity_of(statement.certificate) or b"")
+            validity = notary.verifier.validity_of(statement.certificate)
         statement = notary.open(signed, Statement, vote_key)
         if isinstance(statement, Caught):
             for said in (statement.answer, statement.other):
@@ -477,7 +479,8 @@ def open_report(
                         return None
     except PeerFault:
         return None
-    return Reported(signed.signer, statement, identity)  # pyright: ignore[reportArgumentType]  # decode gives AnyStatement
+    # decode gives AnyStatement
+    return Reported(signed.signer, statement, identity, validity)  # pyright: ignore[reportArgumentType]
 
 
 def _metrics(commits: Sequence[Commit]) -> Metrics:

@@ -331,7 +331,7 @@ class Turnout(NamedTuple):
 
     voters: tuple[PeerId, ...]
     absent: tuple[PeerId, ...]  # are not here
-    anew: tuple[PeerId, ...]  # are here with a key that no vertex holds yet: they lost the disk of the old one
+    anew: tuple[PeerId, ...]  # are here with a key that no vertex holds yet
     needed: int
 
     @property
