@@ -7,10 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+from members import Inside
 
 from atoll.base.errors import RefusedError
+from atoll.host.driver import Seat
+from atoll.host.island import Island
 from atoll.host.learning import built_in, found
-from atoll.host.member import CLOCK_IS_RIGHT, Invitation, Listening, found_run, resume_run, training
+from atoll.host.member import CLOCK_IS_RIGHT, Invitation, Listening, found_run, resume_run
 from atoll.host.run import PeerHost
 from atoll.learn.recipes import diloco
 from atoll.node.settings import RunSettings
@@ -21,40 +24,55 @@ DAY_S = 86400.0
 WAIT_S = 120.0  # for rounds that take less than a second each
 
 
+def make(me: Seat) -> PeerHost:
+    """A member whose trainer is in this process: nobody waits for another one to import torch."""
+    island = Island(me.store, 1, trainer=Inside())
+    island.tended.attached = False  # it trains on the run's own data
+    return PeerHost(me, island, on_fact=lambda fact: None)
+
+
 async def trains(host: PeerHost, rounds: int = 2) -> None:
     """Until this start has closed so many rounds."""
     host.start()
+    await closes(host, rounds)
+    await host.stop()
+
+
+async def closes(host: PeerHost, rounds: int) -> None:
     history = host.machine.history
     assert history is not None
     goal = history.head + rounds
     async with asyncio.timeout(WAIT_S):
         while history.head < goal:
             await host.next_round(WAIT_S)
-    await host.stop()
+    assert history.head_body.metrics.steps > 0
+
+
+async def founded(folder: Path, book: str) -> PeerHost:
+    recipe = diloco("gpt-nano", rounds=1000, inner_steps=2, batch=2, seq_len=16)
+    beginning = found(built_in(recipe, book), RunSettings())
+    host, _ = await found_run(folder, beginning, "ada", Listening(), Invitation(), make)
+    return host
 
 
 def test_a_lone_founder_trains_on_after_a_rest_and_after_a_start_with_a_wrong_clock(
     tmp_path: Path, book: str, monkeypatch: pytest.MonkeyPatch
 ):
     """A rest of 100 days, a start a year ahead, and starts a year behind and with the right clock again."""
-    where, make = Listening(), training(1, lambda fact: None)
 
     def set_clock(days: float) -> None:
         monkeypatch.setattr("atoll.host.clock.wall", lambda: time.time() + days * DAY_S)
 
     def start() -> None:
         async def story() -> None:
-            await trains(await resume_run(tmp_path, "", where, make))
+            await trains(await resume_run(tmp_path, "", Listening(), make))
 
         asyncio.run(story())
 
-    async def founded() -> None:
-        recipe = diloco("gpt-nano", rounds=1000, inner_steps=2, batch=2, seq_len=16)
-        settings = found(built_in(recipe, book), RunSettings())
-        host, _ = await found_run(tmp_path, settings, "ada", where, Invitation(), make)
-        await trains(host)
+    async def begin() -> None:
+        await trains(await founded(tmp_path, book))
 
-    asyncio.run(founded())
+    asyncio.run(begin())
     set_clock(100)
     start()
     set_clock(-365)
@@ -73,3 +91,25 @@ def test_a_lone_founder_trains_on_after_a_rest_and_after_a_start_with_a_wrong_cl
     start()
     monkeypatch.delenv(CLOCK_IS_RIGHT)
     start()
+
+
+def test_a_lone_founder_whose_session_key_is_gone_recovers(tmp_path: Path, book: str):
+    """Only its old key votes. Nothing goes on until its identity admits the new one, and then all does."""
+
+    async def story() -> None:
+        await trains(await founded(tmp_path, book))
+        (tmp_path / "session.key").unlink()
+        host = await resume_run(tmp_path, "", Listening(), make)
+        host.start()
+        async with asyncio.timeout(WAIT_S):
+            while (why := host.paused()) is None:
+                host._happened.clear()
+                await host._happened.wait()
+        assert "ada signs with a new key" in why and "atoll recover" in why and "disk" not in why
+        host.recover()
+        await closes(host, 3)
+        with pytest.raises(RefusedError, match=r"E-RUN-08 .*the run can go on by itself"):
+            host.recover()
+        await host.stop()
+
+    asyncio.run(story())

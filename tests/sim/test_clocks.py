@@ -35,13 +35,17 @@ def trains_on(swarm: Swarm, within_s: float) -> bool:
     return min(swarm.heads()) > first + 10
 
 
+@pytest.mark.parametrize("stops", [True, False])
 @pytest.mark.parametrize("peers", [1, 4])
-def test_a_run_that_slept_for_a_hundred_days_trains_on(peers: int):
+def test_a_run_that_slept_for_a_hundred_days_trains_on(peers: int, stops: bool):
+    """Its processes ended, or its computers were suspended with them."""
     swarm = running(peers)
-    stop(swarm)
+    for name in swarm.world.nodes:
+        (swarm.world.crash if stops else swarm.world.sleep)(name)
     swarm.world.run(swarm.world.now + 100 * DAY_S)
-    start(swarm)
-    assert trains_on(swarm, 60)
+    for name in swarm.world.nodes:
+        (swarm.world.start if stops else swarm.world.wake)(name)
+    assert trains_on(swarm, 120)
 
 
 @pytest.mark.parametrize("off_s", [YEAR_S, -YEAR_S])
