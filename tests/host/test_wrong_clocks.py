@@ -13,7 +13,7 @@ from atoll.base.errors import RefusedError
 from atoll.host.driver import Seat
 from atoll.host.island import Island
 from atoll.host.learning import built_in, found
-from atoll.host.member import CLOCK_IS_RIGHT, Invitation, Listening, found_run, resume_run
+from atoll.host.member import CLOCK_IS_RIGHT, Invitation, Listening, found_run, join_run, resume_run
 from atoll.host.run import PeerHost
 from atoll.learn.recipes import diloco
 from atoll.node.settings import RunSettings
@@ -91,6 +91,41 @@ def test_a_lone_founder_trains_on_after_a_rest_and_after_a_start_with_a_wrong_cl
     start()
     monkeypatch.delenv(CLOCK_IS_RIGHT)
     start()
+
+
+def test_four_members_that_slept_for_a_hundred_days_train_on(
+    tmp_path: Path, book: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Two said farewell and come back by `Join`, two vote with their old keys. All certificates had ended."""
+    folders = [tmp_path / name for name in ("ada", "bob", "cyd", "dan")]
+
+    async def all_train(hosts: list[PeerHost]) -> None:
+        for host in hosts:
+            host.start()
+        async with asyncio.timeout(WAIT_S):
+            while not all(counted(host) for host in hosts):
+                await asyncio.wait({asyncio.ensure_future(h.next_round(WAIT_S)) for h in hosts})
+        for k, host in enumerate(hosts):
+            await host.stop(farewell=k > 1)
+
+    def counted(host: PeerHost) -> bool:
+        history = host.machine.history
+        return history is not None and len(history.head_body.commits) == 4 and not host.machine.regain.busy
+
+    async def begin() -> None:
+        first = await founded(folders[0], book)
+        ticket = first.ticket_text() or ""
+        others = [
+            await join_run(folder, ticket, "trainer", folder.name, Listening(), make) for folder in folders[1:]
+        ]
+        await all_train([first, *others])
+
+    async def go_on() -> None:
+        await all_train([await resume_run(folder, "", Listening(as_before=True), make) for folder in folders])
+
+    asyncio.run(begin())
+    monkeypatch.setattr("atoll.host.clock.wall", lambda: time.time() + 100 * DAY_S)
+    asyncio.run(go_on())
 
 
 def test_a_lone_founder_whose_session_key_is_gone_recovers(tmp_path: Path, book: str):
