@@ -128,7 +128,7 @@ def test_a_paused_run_says_who_is_missed_and_what_helps():
         "came back (atoll up in their folders)"
     )
     assert paused_text(Turnout((ada, bob, PeerId("cleo")), (), (bob,), 3), str, "two-thirds", "") == (
-        "paused: 2 of 3 voters are here, 3 are needed; bob lost its disk and signs with a new key, which only a "
+        "paused: 2 of 3 voters are here, 3 are needed; bob signs with a new key, which only a "
         "vertex can take in; with 4 members one may be away"
     )
     progress = Progress()

@@ -9,6 +9,7 @@ from atoll.node import requests
 from atoll.node.admission import Wish
 from atoll.node.body import write_recovery
 from atoll.node.requests import turnout
+from atoll.node.verify import Kept, verify_history
 from atoll.protocol.dag.history import recovery_bytes
 from atoll.sim.signatures import VirtualSigner, sign_as_identity
 from atoll.sim.swarm import Swarm, SwarmKnobs, honest, peer_name
@@ -17,6 +18,7 @@ from atoll.wire.messages.statements import Leave, Signed
 from atoll.wire.messages.vertex import Vertex
 
 CREATOR = peer_name(0)
+CREATOR_KEY = VirtualSigner(CREATOR).vote_key
 
 
 def paused_swarm() -> Swarm:
@@ -182,7 +184,7 @@ def test_an_epoch_forgets_links_or_keeps_them_and_measures_nothing(links: bytes,
     measured = replace(parent, members=tuple(replace(m, links=b"as before") for m in parent.members))
     history.bodies[history.head] = measured
     here = {CREATOR, peer_name(1)}
-    body = write_recovery(measured, history.head_id, swarm.run_id, CREATOR, here, parent.time_s)
+    body = write_recovery(measured, history.head_id, swarm.run_id, CREATOR, here, parent.time_s, CREATOR_KEY)
     raw = encode(replace(body, members=tuple(replace(m, links=links) for m in body.members)))
     vertex = Vertex(raw, None, sign_as_identity(CREATOR.encode(), recovery_bytes(swarm.run_id, raw)))
     if believed:
@@ -202,6 +204,54 @@ def test_an_epoch_may_not_slip_in_words_that_nobody_said():
     words = (Signed(peer_name(3), encode(Leave(body.round, "gone")), b"never signed"),)
     for slipped in ({"reports": words}, {"commits": words}):
         raw = encode(msgspec.structs.replace(body, **slipped))
+        vertex = Vertex(raw, None, sign_as_identity(CREATOR.encode(), recovery_bytes(swarm.run_id, raw)))
+        with pytest.raises(PeerFault, match="neither a quorum nor the recovery key"):
+            history.append(vertex, CREATOR)
+
+
+def founder_with_a_new_key() -> Swarm:
+    """A lone founder whose session key was lost, with its history and state whole."""
+    knobs = SwarmKnobs(peers=1)
+    knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
+    swarm = Swarm(3, knobs)
+    swarm.world.run(8)
+    swarm.world.crash(CREATOR)
+    swarm.world.nodes[CREATOR].make = swarm._maker(0, swarm.genesis, (), session=1)
+    swarm.world.start(CREATOR)
+    swarm.world.run(30)
+    return swarm
+
+
+def test_a_lone_founder_with_a_new_key_recovers_and_trains_on():
+    """No quorum can admit the key: only its old one votes. Its identity can, and the offline check agrees."""
+    swarm = founder_with_a_new_key()
+    stuck_at = swarm.heads()[0]
+    swarm.world.run(60)
+    assert swarm.heads() == [stuck_at]
+    recover(swarm)
+    swarm.world.run(90)
+    node = swarm.world.nodes[CREATOR]
+    assert swarm.heads()[0] > stuck_at + 3 and node.machine.history.head_body.epoch == 1
+    rows = {int(name.split("/")[1]): row for name, row in node.kept.items() if name.startswith("vertex/")}
+    kept = Kept(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get)
+    audit = verify_history(kept, swarm.keys.verifier)
+    assert audit.problems == [] and audit.recoveries == [stuck_at + 1]
+
+
+def test_an_epoch_may_not_change_another_members_key_nor_borrow_one():
+    """The recovery identity may bring a new key of its own; all other keys stay as they were agreed."""
+    swarm = paused_swarm()
+    history = swarm.world.nodes[peer_name(1)].machine.history
+    parent, replace = history.head_body, msgspec.structs.replace
+    here = {CREATOR, peer_name(1)}
+    written = write_recovery(parent, history.head_id, swarm.run_id, CREATOR, here, parent.time_s, CREATOR_KEY)
+    first, *rest = written.members
+    for wrong in (
+        (first, replace(rest[0], vote_key=b"another"), *rest[1:]),
+        (replace(first, vote_key=rest[0].vote_key), *rest),
+        (replace(first, vote_key=b"of another length"), *rest),
+    ):
+        raw = encode(replace(written, members=wrong))
         vertex = Vertex(raw, None, sign_as_identity(CREATOR.encode(), recovery_bytes(swarm.run_id, raw)))
         with pytest.raises(PeerFault, match="neither a quorum nor the recovery key"):
             history.append(vertex, CREATOR)

@@ -204,7 +204,7 @@ def test_a_genuine_word_in_other_bytes_is_its_bringers_fault_and_makes_nobody_re
         copy = Signed(BOB, padded, notary.signer.sign(signed_bytes(swarm.run_id, padded)))
         effects = carl.handle(Received(BOB, MemberReport(copy)), swarm.world.now)
         assert any(isinstance(getattr(e, "fact", None), Fault) and e.fact.peer == BOB for e in effects)
-        assert _judge_reports(carl.round.ground, notary, [signed, copy], as_proposer=False)[0] == [signed]
+        assert _judge_reports(carl.round.ground, notary, [signed, copy], 0.0, as_proposer=False)[0] == [signed]
         reads += [e.work for e in effects if isinstance(e, Ask) and isinstance(e.work, FindState)]
     assert reads == []
 

@@ -63,7 +63,8 @@ def recover(
     found = ask(folder, "status")
     if not yes and found["present"] < found["quorum"]:
         gone = [m["name"] or m["peer"][-8:] for m in found["members"] if m["link"] == "gone"]
-        _sure(f"{', '.join(gone)} will lose their votes until they join again; are they gone for good?")
+        lose = f"{', '.join(gone)} will lose their votes until they join again; are they gone for good?"
+        _sure(lose if gone else "the key that this folder signs with becomes its member's; is the old one lost?")
     elif not yes:
         _sure(
             "a quorum is here: this signs the history as this folder holds it, for members who should have "

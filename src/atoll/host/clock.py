@@ -10,12 +10,13 @@ import time
 
 from atoll.base.ids import Seconds
 
+wall = time.time
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while the computer sleeps
 
 
 class Clock:
     def __init__(self) -> None:
-        self._wall_at_start = time.time()
+        self._wall_at_start = wall()
         self._boot_at_start = time.clock_gettime(_BOOT)
 
     def now(self) -> Seconds:

@@ -126,7 +126,7 @@ class Driver:
         self.island = island
         known = tuple(p for _, p in me.bootstrap if p is not None)
         vouch = Vouch(public_bytes(me.identity.public), self._sign_for_long)
-        signer = LateSession(self.me, self._session)
+        signer = LateSession(self.me, self._session, lambda: self.clock.now())
         self.machine = Peer(me.run, signer, SessionVerifier(), me.wish, me.genesis, known, vouch)
         self.clock = Clock()
         self.record = Record(self.folder / "facts.jsonl")
@@ -294,7 +294,7 @@ class Driver:
         assert self.machine.genesis is not None  # a word of a run that nobody knows
         kind = self.machine.settings.round.signing.kind
         try:
-            return session_of(self.store, self.identity, self.run_id, kind)
+            return session_of(self.store, self.identity, self.run_id, kind, self.clock.now())
         except RunFailedError as why:
             raise Unkept(why) from why
 

@@ -7,6 +7,8 @@ Never asks the network for anything that a ticket or the folder already says.
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.base.errors import AtollError, NetworkError, RefusedError, UsageError
 from atoll.base.ids import Digest, Seconds, one_line, printable
+from atoll.base.limits import CLOCK_ZONE_S
 from atoll.base.machine import Fact
 from atoll.host.attached import AttachedTrainer
 from atoll.host.clock import Clock
@@ -35,12 +38,14 @@ from atoll.node.body import write_genesis
 from atoll.node.config.sections import Keep
 from atoll.node.settings import OTHER_RULES_FIX, other_rules
 from atoll.policy.sampling import group_of, named
-from atoll.protocol.dag.history import genesis_digest, newest_hole
+from atoll.protocol.dag.history import genesis_digest, newest_hole, whole
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.messages.vertex import Member, TicketUse, Vertex
 from atoll.wire.ticket import Ticket, issue, parse, ticket_id
 
 LOG_LINE_MAX = 2000  # characters of one message
+CLOCK_IS_RIGHT = "ATOLL_CLOCK_IS_RIGHT"  # in the environment: go on though the last round is dated later
+LAST_S = 253402300799.0  # the end of the year 9999, the last time that can be printed
 LOG_MAX_BYTES = 2**20  # of atoll.log at start; older lines are dropped
 
 
@@ -148,7 +153,7 @@ async def found_run(
         if blob:
             store.put_blob(blob)
     run = genesis_digest(genesis)
-    certify(store, identity, run, session_key)
+    certify(store, identity, run, session_key, now)
     me = Seat(store, identity, run, Wish("trainer", name), genesis)
     host = await _open(me, listening, make)
     ticket = issue(
@@ -189,6 +194,7 @@ async def join_run(
                 fix="choose another folder with --dir",
             )
         _check_history(kept, ticket.genesis, folder)
+        _check_clock(kept, folder)
     except AtollError:
         store.close()
         raise
@@ -216,7 +222,8 @@ async def resume_run(folder: Path, name: str, listening: Listening, make: Make[H
     run = Digest(kept["run"])
     try:
         _check_history(kept, run, folder)
-    except UsageError:
+        _check_clock(kept, folder)
+    except AtollError:
         store.close()
         raise
     identity = identity_of(store)
@@ -248,6 +255,29 @@ def _check_history(kept: Mapping[str, bytes], run: Digest, folder: Path) -> None
         if len(decode_body(decode_vertex(kept[f"vertex/{newest}"]).body).members) > 1:
             return
     raise damaged(f"round {hole.round} of the history" if hole.round >= 0 else "the genesis", folder)
+
+
+def _check_clock(kept: Mapping[str, bytes], folder: Path) -> None:
+    """RefusedError if this computer's clock is before the newest vertex: one of both times is wrong.
+
+    A clock that is far ahead looks like a long rest, and does no lasting harm: later vertices set the time right.
+    """
+    rounds = [int(name.removeprefix("vertex/")) for name in kept if name.startswith("vertex/")]
+    row = kept.get(f"vertex/{max(rounds)}" if rounds else "genesis")
+    vertex = next(iter(whole([row])), None) if row is not None else None
+    if vertex is None or os.environ.get(CLOCK_IS_RIGHT):
+        return  # members are asked for what the disk lost
+    agreed_s = decode_body(vertex.body).time_s
+    behind_s = agreed_s - Clock().now()
+    if behind_s > CLOCK_ZONE_S:
+        told = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(agreed_s, LAST_S)))
+        raise RefusedError(
+            "E-CLK-01",
+            f"this computer's clock is {behind_s / 86400:.0f} days before the last agreed round ({told})",
+            cause="the clock is wrong now, or it was wrong in that round",
+            fix=f"set the clock; if it is right now, start once with {CLOCK_IS_RIGHT}=1: "
+            f"{CLOCK_IS_RIGHT}=1 atoll up --dir {folder}",
+        )
 
 
 def holds_run(folder: Path) -> bool:

@@ -138,7 +138,7 @@ def paused_text(turnout: Turnout, name_of: Callable[[PeerId], str], rule: Quorum
         some = f"{lacking} of " if lacking < len(names) else ""
         text += f"; it goes on when {some}{listed} came back (atoll up in their folders)"
     for name in map(name_of, turnout.anew):
-        text += f"; {name} lost its disk and signs with a new key, which only a vertex can take in"
+        text += f"; {name} signs with a new key, which only a vertex can take in"
     text += f"; if what they had is gone for good: {recover}" if recover else ""
     spare = next(n for n in range(2, 5) if quorum(n, rule) < n)
     alone = 1 < len(turnout.voters) == turnout.needed

@@ -2,9 +2,11 @@
 
 Genesis says which kind of key it has (`run.votes`). A joiner learns genesis from the members, so its session is
 made with the first word that it signs, which is never before.
-Promises: a session is on disk before it signs anything; a kept one is used again as long as it is good, so that the
-membership still knows it. A session is good only beside the database that remembers what it signed: a peer whose
-database is lost signs with a new key, which votes once a vertex knows it, so it never contradicts what it forgot.
+Promises: a session is on disk before it signs anything. Its key is never replaced by time: the membership holds
+that key, and a lone founder, or a run that slept for months, has no quorum to admit another. Where the certificate
+ends or has not begun, the identity certifies the same key again. A session is good only beside the database that
+remembers what it signed: a peer whose database is lost signs with a new key, which votes once a vertex knows it, so
+it never contradicts what it forgot.
 Never asks the network anything.
 """
 
@@ -13,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 
-from atoll.base.ids import Digest, PeerId
-from atoll.host.clock import Clock
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.host.store import Store
 from atoll.keys.identity import (
     Identity,
@@ -26,16 +27,16 @@ from atoll.keys.identity import (
 )
 from atoll.keys.signer import VoteKind
 
-SESSION_DAYS = 90  # a session key is renewed by joining again
-RENEW_S = 86400.0  # a session that ends within a day is renewed at start
+SESSION_DAYS = 90  # that a certificate holds; a longer one gives a thief of the key more time to join with it
+RENEW_S = 86400.0  # a certificate that ends within a day is renewed before a vertex may judge it
 REMEMBERED = "session"  # under this name the database knows whose words it remembers
 
 
 class LateSession:
-    """A `Signer` whose session `make` brings when it is first asked for."""
+    """A `Signer` whose session `make` brings when it is first asked for, and again when its certificate ends."""
 
-    def __init__(self, peer: PeerId, make: Callable[[], SessionSigner]) -> None:
-        self.peer, self._make = peer, make
+    def __init__(self, peer: PeerId, make: Callable[[], SessionSigner], now: Callable[[], Seconds]) -> None:
+        self.peer, self._make, self._now = peer, make, now
 
     @cached_property
     def _made(self) -> SessionSigner:
@@ -47,6 +48,8 @@ class LateSession:
 
     @property
     def certificate(self) -> bytes:
+        if not is_current(self._made, self._now()):
+            self._made = self._make()
         return self._made.certificate
 
     def sign(self, data: bytes) -> bytes:
@@ -56,22 +59,28 @@ class LateSession:
         return self._made.secret(purpose)
 
 
-def session_of(store: Store, identity: Identity, run: Digest, kind: VoteKind) -> SessionSigner:
+def session_of(store: Store, identity: Identity, run: Digest, kind: VoteKind, now: Seconds) -> SessionSigner:
     """The session key from before a restart, so that the membership still knows it; a new one has to join."""
     kept = kept_session(store, run)
-    if kept is not None and kind_of_key(kept.vote_key) == kind:
-        return kept
-    return certify(store, identity, run, new_vote_key(kind))
+    if kept is None or kind_of_key(kept.vote_key) != kind:
+        return certify(store, identity, run, new_vote_key(kind), now)
+    return kept if is_current(kept, now) else certify(store, identity, run, kept.private_key, now)
+
+
+def is_current(signer: SessionSigner, now: Seconds) -> bool:
+    """True if its certificate holds now, and for a day more."""
+    session = SessionVerifier().session_of(signer.certificate)
+    return session is not None and session.valid_at(now) and session.valid_at(now + RENEW_S)
 
 
 def kept_session(store: Store, run: Digest) -> SessionSigner | None:
-    """From before a restart, if it is of this run and still good. UsageError if what is there is damaged."""
+    """From before a restart, if it is of this run and the database remembers its words. UsageError if damaged."""
     secret = store.secret("session.key")
     if secret is None:
         return None
     signer = SessionSigner.from_bytes(secret)
     session = SessionVerifier().session_of(signer.certificate)
-    good = session is not None and session.run == run and session.valid_at(Clock().now() + RENEW_S)
+    good = session is not None and session.run == run
     return signer if good and store.kept().get(REMEMBERED) == signer.vote_key else None
 
 
@@ -82,8 +91,11 @@ def remember_session(store: Store) -> None:
         store.keep([(REMEMBERED, SessionSigner.from_bytes(secret).vote_key)])
 
 
-def certify(store: Store, identity: Identity, run: Digest, key: VotePrivateKey) -> SessionSigner:
-    now = int(Clock().now())
+def certify(
+    store: Store, identity: Identity, run: Digest, key: VotePrivateKey, now_wall_s: Seconds
+) -> SessionSigner:
+    """The identity's certificate that this key speaks for it from now on, written to disk."""
+    now = int(now_wall_s)
     signer = SessionSigner.certified(
         identity,
         run,

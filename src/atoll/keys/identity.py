@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from atoll.base.errors import UNREADABLE, AtollError, UsageError
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import PEERS_MAX
-from atoll.keys.signer import VoteKind
+from atoll.keys.signer import Validity, VoteKind
 
 ED25519_KEY_BYTES: Final = 32
 ED25519_SIGNATURE_BYTES: Final = 64
@@ -359,6 +359,11 @@ class SessionSigner:
         return self._peer
 
     @property
+    def private_key(self) -> VotePrivateKey:
+        """For another certificate of the same key."""
+        return self._key
+
+    @property
     def vote_key(self) -> bytes:
         return self._vote_key
 
@@ -397,7 +402,7 @@ class SessionVerifier:
         return _vote_holds(vote_key, _SIGNED_DOMAIN + data, signature)
 
     def certifies(self, certificate: bytes, peer: PeerId, vote_key: bytes, run: bytes) -> bool:
-        """See `Verifier`. Says nothing about time: whoever admits a joiner asks `session_of(…).valid_at`."""
+        """See `Verifier`. Says nothing about time: voters judge `validity_of` where a joiner is admitted."""
         session = self.session_of(certificate)
         if session is None or session.identity.peer != peer:
             return False
@@ -423,6 +428,10 @@ class SessionVerifier:
     def identity_of(self, certificate: bytes) -> bytes | None:
         session = self.session_of(certificate)
         return None if session is None else public_bytes(session.identity)
+
+    def validity_of(self, certificate: bytes) -> Validity | None:
+        session = self.session_of(certificate)
+        return None if session is None else Validity(session.epoch, session.not_before_s, session.not_after_s)
 
     def identity_holds(self, identity: bytes, data: bytes, signature: bytes) -> bool:
         public = public_from_bytes(identity)

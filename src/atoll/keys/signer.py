@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from atoll.base.ids import PeerId
+from atoll.base.ids import PeerId, Seconds
 
 VoteKind = Literal["ed25519", "ml-dsa-65"]  # of session keys; genesis says which (specs/identity.md)
+
+
+class Validity(NamedTuple):
+    """When a session certificate holds: from which epoch of the run on, and between two wall-clock times."""
+
+    epoch: int
+    not_before_s: Seconds
+    not_after_s: Seconds
 
 
 class Signer(Protocol):
@@ -58,6 +66,10 @@ class Verifier(Protocol):
 
     def identity_of(self, certificate: bytes) -> bytes | None:
         """The long-lived public identity that signed this certificate; None if it does not hold."""
+        ...
+
+    def validity_of(self, certificate: bytes) -> Validity | None:
+        """When this certificate holds; None if it does not hold at all."""
         ...
 
     def identity_holds(self, identity: bytes, data: bytes, signature: bytes) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from atoll.base.ids import PeerId, Seconds
 from atoll.keys.signer import Signer
 from atoll.node.facts import Refused
-from atoll.policy.members import FULL, IS_EXPELLED, NO_TICKET, RECENT, TICKET_EXPIRED, Reported
+from atoll.policy.members import CLOCKS_DIFFER, FULL, IS_EXPELLED, NO_TICKET, RECENT, TICKET_EXPIRED, Reported
 from atoll.protocol.dag.history import History
 from atoll.wire.messages.membership import JoinRefused, RefusalCode
 from atoll.wire.messages.statements import Join, Ready, Statement
@@ -109,12 +109,17 @@ REFUSALS: dict[RefusalCode, tuple[str, str]] = {  # what a peer tells its owner,
         "the members found that this join does not fit their run: its role, its keys or its version",
         "pip install --upgrade atoll; or ask for a ticket of the role that you want: atoll invite --role trainer",
     ),
+    "E-JOIN-06": (
+        "this peer's session certificate does not hold at the time of the run: a clock is wrong",
+        "set the clock of this computer, then start again: atoll up",
+    ),
 }
 _CODES: dict[str, RefusalCode] = {
     NO_TICKET: "E-JOIN-01",
     FULL: "E-JOIN-02",
     IS_EXPELLED: EXPELLED,
     TICKET_EXPIRED: "E-JOIN-04",
+    CLOCKS_DIFFER: "E-JOIN-06",
 }
 
 

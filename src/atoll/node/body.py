@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from atoll.base.effort import Reached, reached_after
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
+from atoll.base.limits import CLOCK_FAR_S, CLOCK_WRONG_S, CLOCK_ZONE_S, REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
 from atoll.base.sample import Credit
 from atoll.keys.digest import digest
 from atoll.node.amend import Word, amends_in, first_of, paused_after, pauses_in, tunes_in, word_holds
@@ -72,8 +72,8 @@ def write_body(
     answers = [_answered(p) for p in parts]
     contributors = _contributors(answers)
     chosen = {p: commits[p] for p in sorted(contributors)}
-    time_s = max(now, parent.time_s)
-    kept, opened = _judge_reports(ground, notary, reports, as_proposer=True)
+    time_s = next_time(parent, now)
+    kept, opened = _judge_reports(ground, notary, reports, time_s, as_proposer=True)
     awaited = awaited_in(plan, opened, contributors)
     trained = _trained(ground, kept)
     members, tickets = next_members(
@@ -137,10 +137,14 @@ def write_genesis(
 
 
 def write_recovery(
-    parent: Body, head: Digest, run: Digest, me: PeerId, here: set[PeerId], run_time: Seconds
+    parent: Body, head: Digest, run: Digest, me: PeerId, here: set[PeerId], run_time: Seconds, vote_key: bytes
 ) -> Body:
-    """The body that begins a new epoch: the same state, and only those voters that are still here."""
-    bare = [replace(m, links=b"") for m in parent.members]  # reports go by places among those who are here
+    """The body that begins a new epoch: the same state, and only those voters that are still here.
+
+    `vote_key` is `me`'s: its identity signs the vertex, and so admits a key that no quorum can admit.
+    """
+    # reports of links go by places among those who are here
+    bare = [replace(m, links=b"", vote_key=vote_key if m.peer == me else m.vote_key) for m in parent.members]
     members = tuple(replace(m, standing="away") if m.votes and m.peer not in here else m for m in bare)
     return replace(
         parent,
@@ -148,7 +152,7 @@ def write_recovery(
         round=parent.round + 1,
         attempt=0,
         parent=head,
-        time_s=max(run_time, parent.time_s),
+        time_s=next_time(parent, run_time),
         proposer=me,
         parts=(),
         commits=(),
@@ -160,6 +164,22 @@ def write_recovery(
         weighing=UNSET,
         window_s=UNSET,  # nothing is known of the pace of those who are left
     )
+
+
+def next_time(parent: Body, now: Seconds) -> Seconds:
+    """The time of the body after `parent`: never earlier, unless wrong clocks put the parent far ahead of `now`."""
+    return now if parent.time_s > now + CLOCK_WRONG_S else max(now, parent.time_s)
+
+
+def _time_fits(parent: Body, time_s: Seconds, now: Seconds) -> bool:
+    """True if a voter may agree to this time.
+
+    A proposer sets the time back only from `CLOCK_WRONG_S` ahead. Voters still agree to it nine minutes later,
+    since later views may vote on the same body.
+    """
+    if time_s >= parent.time_s:
+        return time_s <= now + CLOCK_SLACK_S
+    return parent.time_s > now + CLOCK_FAR_S and now - CLOCK_ZONE_S <= time_s <= now + CLOCK_SLACK_S
 
 
 def check_body(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | None:
@@ -178,7 +198,7 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         return "it miscounts the training rounds"
     if body.attempt < 0 or body.proposer not in plan.committee or body.settings:
         return "it is not by a voter of this round"
-    if not parent.time_s <= body.time_s <= now + CLOCK_SLACK_S:
+    if not _time_fits(parent, body.time_s, now):
         return f"its time is {body.time_s - now:+.1f} s from mine"
     if len(body.parts) != len(way.owners):
         return f"it has {len(body.parts)} parts, the plan has {len(way.owners)}"
@@ -216,7 +236,7 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
             return f"the commitment of {signed.signer} holds late work that it cannot"
     if list(commits) != sorted(contributors) or len(commits) != len(body.commits):
         return "its commitments are not exactly those of its contributors"
-    kept, opened = _judge_reports(ground, notary, body.reports, as_proposer=False)
+    kept, opened = _judge_reports(ground, notary, body.reports, body.time_s, as_proposer=False)
     if len(kept) != len(body.reports) or len(kept) > REPORTS_PER_VERTEX_MAX:
         return "it carries a report that may not stand in a vertex"
     if len(amends_in(kept)) > 1:
@@ -289,7 +309,8 @@ def _trained(ground: Ground, reports: Sequence[Signed]) -> int:
 def amend_among(ground: Ground, notary: Notary, reports: Sequence[Signed]) -> tuple[Signed, Amend] | None:
     """The word to go back that a proposer may put into its body, if there is one: a person's, or what validators
     demand, which it says itself."""
-    kept, _ = _judge_reports(ground, notary, [signed for signed, _ in amends_in(reports)], as_proposer=True)
+    back = [signed for signed, _ in amends_in(reports)]
+    kept, _ = _judge_reports(ground, notary, back, ground.parent.time_s, as_proposer=True)
     demanded = [] if ground.demanded is None else [(notary.sign(ground.demanded), ground.demanded)]
     return first_of([*amends_in(kept), *demanded])
 
@@ -359,7 +380,7 @@ def _window(
         return ground.parent.window_s
     if not commits:
         return settings.owner_s  # nobody had the time to train
-    took_s = time_s - plan.begin
+    took_s = max(0.0, time_s - ground.parent.time_s)  # the plan's own begin may be set right by each peer
     said = [a for a in answers if a is not None]
     awaited = [m.peer for m in plan.trainers if m.standing == "member" and (whom is None or m.peer in whom)]
     here = len(_in_time(ground, said).intersection(awaited))
@@ -409,7 +430,7 @@ def _contributors(answers: Sequence[Answered | None]) -> set[PeerId]:
 
 
 def _judge_reports(
-    ground: Ground, notary: Notary, reports: Sequence[Signed], as_proposer: bool
+    ground: Ground, notary: Notary, reports: Sequence[Signed], time_s: Seconds, as_proposer: bool
 ) -> tuple[list[Signed], list[Reported]]:
     kept: list[Signed] = []
     opened: list[Reported] = []
@@ -418,7 +439,7 @@ def _judge_reports(
         if (
             report is not None
             and not _forged(ground, notary, signed, report)
-            and ground.admissible(report, as_proposer) is None
+            and ground.admissible(report, time_s, as_proposer) is None
         ):
             kept.append(signed)
             opened.append(report)
@@ -437,7 +458,7 @@ def open_report(
     """
     if len(signed.body) > REPORT_BYTES_MAX:
         return None
-    identity, vote_key = ZERO_DIGEST, vote_keys.get(signed.signer)
+    identity, validity, vote_key = ZERO_DIGEST, None, vote_keys.get(signed.signer)
     try:
         statement = decode_statement(signed.body, signed.signer)
         if isinstance(statement, Join):
@@ -448,6 +469,7 @@ def open_report(
                 return None
             vote_key = statement.vote_key
             identity = digest(notary.verifier.identity_of(statement.certificate) or b"")
+            validity = notary.verifier.validity_of(statement.certificate)
         statement = notary.open(signed, Statement, vote_key)
         if isinstance(statement, Caught):
             for said in (statement.answer, statement.other):
@@ -457,7 +479,8 @@ def open_report(
                         return None
     except PeerFault:
         return None
-    return Reported(signed.signer, statement, identity)  # pyright: ignore[reportArgumentType]  # decode gives AnyStatement
+    # decode gives AnyStatement
+    return Reported(signed.signer, statement, identity, validity)  # pyright: ignore[reportArgumentType]
 
 
 def _metrics(commits: Sequence[Commit]) -> Metrics:

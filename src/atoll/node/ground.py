@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import UNSET
 
 from atoll.base.draw import shuffled
-from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.limits import (
     ANSWER_BYTES_MAX,
     COMMITTEE_MAX,
@@ -68,7 +68,7 @@ class Ground:
     parent: Body
     topology: Topology | None  # how updates are reduced; None in a round that only assembles members
     why: str  # this topology, in words for people
-    admissible: Callable[[Reported, bool], str | None]  # (report, as proposer)
+    admissible: Callable[[Reported, Seconds, bool], str | None]  # (report, the time of the body, as proposer)
     statistic: StatisticName = "mean"
     tolerance: float = 0.0
     witnessed: bool = False
@@ -283,11 +283,10 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
         settled = sum(m.votes and m.standing == "member" for m in plan.members)
         enough = settled >= max(settings.start_peers, settings.min_peers)
 
-    def judge(reported: Reported, as_proposer: bool) -> str | None:
+    def judge(reported: Reported, time_s: Seconds, as_proposer: bool) -> str | None:
         wall_s = parent.time_s if as_proposer else None
-        return admissible(
-            reported, parent, recent, run, settings.open_to_all, wall_s, parts, settings.round.signing
-        )
+        judged = settings.open_to_all, wall_s, parts, settings.round.signing, time_s
+        return admissible(reported, parent, recent, run, *judged)
 
     who, validations = settings.recovery, recent.validations
     demanded = validations.demanded() if validations.head == parent.round else None

@@ -144,9 +144,9 @@ class Known:
 
     # ---- the round that comes next -------------------------------------------------------------------------
 
-    def ground_after(self, head: Digest, parent: Body) -> Ground:
+    def ground_after(self, head: Digest, parent: Body, run_time: Seconds) -> Ground:
         """What the round after this vertex stands on."""
-        plan = plan_after(self.settings, head, parent)
+        plan = plan_after(self.settings, head, parent).set_right(run_time)
         return ground_after(self.settings, plan, parent, self.pool.recent(), self.notary.run)
 
     def open_door(self, ground: Ground, kept: bytes | None) -> Door:

@@ -432,7 +432,7 @@ class Peer:
         self.over = False
         mine = next((m for m in parent.members if m.peer == self.me and m.present), None)
         self.unknown_key = mine is not None and mine.vote_key != self.notary.signer.vote_key
-        ground = self.known.ground_after(head, parent)
+        ground = self.known.ground_after(head, parent, self._run_time(now))
         plan = ground.plan
         self.round = Round(
             ground,

@@ -316,7 +316,7 @@ class ReportPool:
     def judge(self, reported: Reported, parent: Body, recent: Recent, wall_s: Seconds | None) -> str | None:
         open_to_all, parts = self.settings.open_to_all, parts_most(self.settings, parent)
         run, signing = self.notary.run, self.settings.round.signing
-        wrong = admissible(reported, parent, recent, run, open_to_all, wall_s, parts, signing)
+        wrong = admissible(reported, parent, recent, run, open_to_all, wall_s, parts, signing, wall_s)
         if wrong is None and isinstance(
             reported.statement, Placed
         ):  # if vertices are lacking, others must judge it

@@ -91,7 +91,8 @@ def _new_epoch(known: Known, turnout: Turnout, linked: Set[PeerId], run_time: Se
         raise ValueError("this peer has no vote in the last agreed membership")
     # in a large swarm I watch a few: who is out of sight shall not be counted on in the next quorum
     here = {*linked} - {*turnout.absent, *turnout.anew} | {me}
-    raw = encode(write_recovery(history.head_body, history.head_id, run, me, here, run_time))
+    key = known.notary.signer.vote_key
+    raw = encode(write_recovery(history.head_body, history.head_id, run, me, here, run_time, key))
     return Vertex(raw, None, sign(recovery_bytes(run, raw)))
 
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, names_of, one_line, short
-from atoll.base.limits import SCORE_OPEN, VALIDATION_ROUNDS
+from atoll.base.limits import CLOCK_FAR_S, SCORE_OPEN, VALIDATION_ROUNDS
 from atoll.keys.signer import Verifier
 from atoll.node.amend import Word, agrees, amend_of, goal_of, may_follow, pauses_in, tunes_in
 from atoll.node.body import check_body, write_recovery
@@ -344,7 +344,7 @@ class _Walk:
             return self._look_alone(vertex)
         if not any(m.votes for m in history.head_body.members):
             return "link", "it follows a vertex that leaves nobody to vote"
-        if body.time_s < history.head_body.time_s:
+        if 0 < history.head_body.time_s - body.time_s <= CLOCK_FAR_S:
             return "content", f"it is {history.head_body.time_s - body.time_s:.1f} s older than its parent"
         try:
             content = self._content_flaw(vertex, body)
@@ -365,7 +365,9 @@ class _Walk:
         history, parent = self.history, self.history.head_body
         if vertex.certificate is None:
             here = {m.peer for m in body.members if m.votes}
-            expected = write_recovery(parent, history.head_id, self.notary.run, body.proposer, here, body.time_s)
+            key = next((m.vote_key for m in body.members if m.peer == body.proposer), b"")
+            named = parent, history.head_id, self.notary.run, body.proposer
+            expected = replace(write_recovery(*named, here, body.time_s, key), time_s=body.time_s)
             return None if body == expected else "a recovery may change the members' standing and nothing else"
         plan = self._plan_after(history.head_id, parent)
         self.ledger.book.lacks = self.hole >= 0

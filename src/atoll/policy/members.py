@@ -19,6 +19,7 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import (
     ADDRESS_BYTES_MAX,
     ADDRESSES_MAX,
+    CLOCK_ZONE_S,
     MISSED_MAX,
     PARTS_MAX,
     PEERS_MAX,
@@ -26,6 +27,7 @@ from atoll.base.limits import (
     WORDS_MAX,
 )
 from atoll.base.recall import of_the_same
+from atoll.keys.signer import Validity
 from atoll.policy.audits import NO_DOCKET, Docket
 from atoll.policy.inquiry import AGAINST, REFUTING, voices_needed
 from atoll.policy.links import rearranged
@@ -68,6 +70,7 @@ FULL = "the run is full"
 NO_TICKET = "its ticket is used up, revoked or unknown here"
 TICKET_EXPIRED = "its ticket has expired"
 IS_EXPELLED = "it was expelled"
+CLOCKS_DIFFER = "by the time of the run"
 RESTS_AHEAD = 2  # the round under way, and the one that its vertex draws for
 FRESH = 2  # rounds for a complaint: several of one moment mean something, several of a day may be the network's
 
@@ -79,6 +82,7 @@ class Reported:
     by: PeerId
     statement: AnyStatement
     identity: Digest = ZERO_DIGEST  # of a Join: the long-lived identity that its certificate names
+    validity: Validity | None = None  # of a Join: when its certificate holds
 
 
 Earlier = Literal["same", "other", "unknown"]  # what a word says of an old vertex, held against that vertex
@@ -127,18 +131,21 @@ def admissible(
     wall_s: float | None,
     parts: int = PARTS_MAX,
     signing: Signing = ED25519,
+    time_s: float | None = None,
 ) -> str | None:
     """None if the report may stand in the next vertex, else why not, in words for its sender.
 
     `wall_s` is None when a voter judges a proposal: expiry is the proposer's and the ticket issuer's business,
-    because voters' wall clocks may differ around the last second. `parts` an update may have at most.
+    because voters' wall clocks may differ around the last second. `parts` an update may have at most. `time_s` is
+    the time of the body that holds the report, by which session certificates are judged; all voters read the same.
     """
     by, statement = reported.by, reported.statement
     members = _by_name(parent.members)
     mine = members.get(by)
     match statement:
         case Join():
-            why = _may_join(statement, reported, parent, members, recent, run, open_to_all, wall_s, signing)
+            why = _outside_validity(reported.validity, parent.epoch, time_s)
+            why = why or _may_join(statement, reported, parent, members, recent, run, open_to_all, wall_s, signing)
             if why is None and statement.after not in recent.states:
                 why = "it was written too long ago; ask again"
             return why or _no_room(statement, reported, parent, parts, signing)
@@ -258,6 +265,19 @@ def _may_accuse(caught: Caught, mine: Member | None, members: Mapping[PeerId, Me
     if other.signer == first.signer and (twice or two_updates(said, again)):
         return None
     return "its two statements are not by one signer for one slot"
+
+
+def _outside_validity(validity: Validity | None, epoch: int, time_s: float | None) -> str | None:
+    """What is wrong with the epoch or the times of a session certificate, with `CLOCK_ZONE_S` on either side."""
+    if validity is None or time_s is None:
+        return None
+    if validity.epoch > epoch:
+        return f"its session is certified for epoch {validity.epoch}; this run is in epoch {epoch}"
+    if time_s > validity.not_after_s + CLOCK_ZONE_S:
+        return f"{CLOCKS_DIFFER}: its session ended {(time_s - validity.not_after_s) / 86400:.0f} days ago"
+    if time_s < validity.not_before_s - CLOCK_ZONE_S:
+        return f"{CLOCKS_DIFFER}: its session begins in {(validity.not_before_s - time_s) / 86400:.0f} days"
+    return None
 
 
 def _may_join(

@@ -22,6 +22,7 @@ from atoll.base.effort import STEPS_MOST, Effort, Quota, Steps, fastest_of, quot
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
     CLOCK_BOUND_S,
+    CLOCK_WRONG_S,
     COMMITTEE_MAX,
     COMMITTEE_MOST,
     OWNER_WINDOWS,
@@ -280,6 +281,10 @@ class RoundPlan:
             return self
         return replace(self, pace=None)
 
+    def set_right(self, now: Seconds) -> RoundPlan:
+        """Counted from now, if clocks that were far ahead made the vertex before: nobody waits until its time."""
+        return self if self.begin <= now + CLOCK_WRONG_S else replace(self, begin=now)
+
     def window_s(self, attempt: int) -> Seconds:
         """What one owner has to gather and answer."""
         if attempt == 0 and self.pace is not None:
@@ -326,7 +331,7 @@ class Turnout(NamedTuple):
 
     voters: tuple[PeerId, ...]
     absent: tuple[PeerId, ...]  # are not here
-    anew: tuple[PeerId, ...]  # are here with a key that no vertex holds yet: they lost the disk of the old one
+    anew: tuple[PeerId, ...]  # are here with a key that no vertex holds yet
     needed: int
 
     @property

@@ -27,8 +27,9 @@ from atoll.keys.identity import (
     public_bytes,
     signature_bytes,
 )
-from atoll.keys.signer import Signer, Verifier, VoteKind, Vouch
+from atoll.keys.signer import Signer, Validity, Verifier, VoteKind, Vouch
 
+FOR_EVER = Validity(0, float("-inf"), float("inf"))
 _SECRET = b"the world's own secret"
 
 
@@ -158,6 +159,9 @@ class VirtualVerifier:
     def identity_of(self, certificate: bytes) -> bytes | None:
         name, mark, _ = certificate.removeprefix(b"certified ").partition(b"#")
         return name if mark else None
+
+    def validity_of(self, certificate: bytes) -> Validity | None:
+        return FOR_EVER
 
     def identity_holds(self, identity: bytes, data: bytes, signature: bytes) -> bool:
         return signature == _mark(identity, data)

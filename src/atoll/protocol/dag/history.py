@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.limits import CLOCK_FAR_S
+from atoll.keys.digest import digest
 from atoll.wire.codec import decode_body, decode_vertex, vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.vertex import Body, Member, Vertex
@@ -140,7 +142,7 @@ class History:
     def _check_after(self, parent: Digest, before: Body, vertex: Vertex, body: Body, who: PeerId) -> None:
         if body.run != self.notary.run or body.parent != parent:
             raise PeerFault(who, f"a vertex for round {body.round} that does not follow ours")
-        if body.time_s < before.time_s:
+        if 0 < before.time_s - body.time_s <= CLOCK_FAR_S:  # by more: its voters set the time right
             raise PeerFault(who, f"a vertex for round {body.round} that is older than its parent")
         self._check_certificate(parent, before, vertex, body, who)
 
@@ -191,7 +193,10 @@ class History:
             raise PeerFault(who, f"a certificate for round {body.round} that no quorum signed")
 
     def _check_recovery(self, parent: Body, vertex: Vertex, body: Body, who: PeerId) -> None:
-        """A new epoch: the same state, fewer members, signed by the identity that genesis named for this."""
+        """A new epoch: the same state, fewer members, signed by the identity that genesis named for this.
+
+        That identity may also bring another vote key of its own: no quorum can admit it where only it votes.
+        """
         signed = recovery_bytes(self.notary.run, vertex.body)
         stays = (body.epoch, body.state, body.trained, body.tickets) == (
             *(parent.epoch + 1, parent.state, parent.trained),
@@ -199,6 +204,11 @@ class History:
         )
         silent = not (body.parts or body.commits or body.reports)  # nobody judged whose words these are
         before = {m.peer: m for m in parent.members}
+        owner, keys = digest(self.recovery), {m.vote_key for m in parent.members}
+        for m in body.members:
+            line = before.get(m.peer)
+            if line is not None and line.identity == owner and m.vote_key not in keys:
+                before[m.peer] = _with_key_of(m, line)
         only_fewer = [m.peer for m in body.members] == list(before) and all(
             _same_or_away(m, before[m.peer]) for m in body.members
         )
@@ -216,6 +226,11 @@ class History:
         if old > -1:
             for held in (self.bodies, self.vertices, self.ids):
                 held.pop(old, None)
+
+
+def _with_key_of(now: Member, before: Member) -> Member:
+    """The line before under the key of the line now, if that is a key of the same kind."""
+    return replace(before, vote_key=now.vote_key) if len(now.vote_key) == len(before.vote_key) else before
 
 
 def _same_or_away(now: Member, before: Member) -> bool:

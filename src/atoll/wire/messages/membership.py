@@ -11,7 +11,7 @@ from atoll.base.machine import Message
 from atoll.wire.messages.statements import Signed
 from atoll.wire.ticket import REDEMPTION_BYTES
 
-RefusalCode = Literal["E-JOIN-01", "E-JOIN-02", "E-JOIN-03", "E-JOIN-04", "E-JOIN-05"]
+RefusalCode = Literal["E-JOIN-01", "E-JOIN-02", "E-JOIN-03", "E-JOIN-04", "E-JOIN-05", "E-JOIN-06"]
 
 
 class Beat(Message, frozen=True):
