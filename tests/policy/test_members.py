@@ -169,6 +169,17 @@ def test_each_use_of_a_ticket_is_counted_in_the_vertex():
     assert after(parent, Reported(PeerId("a"), Invite(ticket.ticket, b"key", "trainer", 0, 0.0)))[1] == ()
 
 
+def test_a_ticket_with_one_use_admits_one_of_two_who_redeem_it_in_one_vertex():
+    """Both joins are good by the vertex before. An observer who becomes a trainer by a ticket uses it, too."""
+    ticket = TicketUse(b"t" * 16, b"key", "trainer", 1, 100.0)
+    parent, proof = body(member("a"), tickets=(ticket,)), ticket.ticket + b"signature"
+    members, left = after(parent, join("n", proof), join("m", proof))
+    assert sorted(members) == ["a", "m"] and left == ()
+    watching = replace(member("o", "observer", "observer"), vote_key=b"another session")
+    members, left = after(replace(parent, members=(*parent.members, watching)), join("o", proof))
+    assert members[PeerId("o")].role == "trainer" and left == ()
+
+
 @pytest.mark.parametrize(
     ("by", "statement", "why"),
     [

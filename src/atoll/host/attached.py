@@ -417,6 +417,8 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
         tolerance=preset.tolerance,
         witnessed=preset.witnessed,
         era_rounds=ERA_ROUNDS,
+        vote_after_rounds=preset.vote_after_rounds or msgspec.UNSET,
+        sponsor_rounds=preset.sponsor_rounds or msgspec.UNSET,
         openings=terms_of(recipe, opened),
         captured=(opened and preset.captured) or msgspec.UNSET,
         round=RoundSettings(

@@ -193,7 +193,7 @@ class History:
     def _check_recovery(self, parent: Body, vertex: Vertex, body: Body, who: PeerId) -> None:
         """A new epoch: the same state, fewer members, signed by the identity that genesis named for this."""
         signed = recovery_bytes(self.notary.run, vertex.body)
-        stays = (body.epoch, body.state, body.trained, body.tickets) == (
+        stays = body.invited == parent.invited and (body.epoch, body.state, body.trained, body.tickets) == (
             *(parent.epoch + 1, parent.state, parent.trained),
             parent.tickets,
         )
