@@ -58,6 +58,7 @@ from atoll.wire.messages.statements import (
     Numbers,
     Proposed,
     Signed,
+    Statement,
     Suspect,
     Timeout,
     Tune,
@@ -91,6 +92,10 @@ class Villain:
         if type(event).__name__ == "Start":
             effects.append(SetTimer("mischief", now + MISCHIEF_S))
         return effects
+
+    def say(self, statement: Statement, now: Seconds) -> list[Effect]:
+        """What a person asks of it, as of an honest peer."""
+        return self.peer.say(statement, now)
 
     @property
     def others(self) -> list[PeerId]:
