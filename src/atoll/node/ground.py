@@ -131,6 +131,11 @@ class Ground:
         nothing."""
         return frozenset(m.peer for m in self.plan.trainers if m.standing in WEIGHTLESS)
 
+    @cached_property
+    def unaudited(self) -> frozenset[PeerId]:
+        """Members that said that their work cannot be replayed."""
+        return frozenset(m.peer for m in self.plan.trainers if m.standing == "unaudited")
+
     def takes_late(self, peer: PeerId) -> bool:
         """Late work may ride on this member's update: it is merged in this run, and the row weighs something."""
         return self.apart is not None and self.apart.then == "merge" and peer not in self.weightless
