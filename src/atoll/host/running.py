@@ -30,6 +30,7 @@ from atoll.host.record import Progress
 from atoll.node.admission import EXPELLED
 from atoll.node.config.sections import Config, of_the_run
 from atoll.policy.sampling import named
+from atoll.wire.ticket import parse
 
 FAREWELL_S = 60.0  # for the others to agree that I am gone, where they need my vote for it
 LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard asks for what it lacks
@@ -197,6 +198,7 @@ async def _run(host: Any, ticket: str | None, start: Start, shell: Shell, resume
                 "fact": "Opened",
                 "resumed": resumed,
                 "ticket": ticket,
+                "ticket_uses": parse(ticket).uses if ticket else 0,
                 "peer": host.me,
                 "run_id": host.run_id.hex(),
                 "name": host.wish.name,
