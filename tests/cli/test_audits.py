@@ -13,6 +13,7 @@ AUDITED = [
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=2"),
     *("--set", "train.inner_steps=12", "--set", "run.rounds=0", "--set", "run.trust=community"),
     *("--set", "run.audit_rate=1.0", "--set", "run.start_peers=3", "--set", "run.min_peers=2"),
+    *("--uses", "4"),
 ]
 CHEAT = """
 import sys

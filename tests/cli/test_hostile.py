@@ -30,6 +30,7 @@ VILLAIN = Path(__file__).parents[2] / "bench" / "villain.py"
 OPEN = [
     *("--set", "run.trust=open", "--set", "sync.statistic=trimmed_mean", "--set", "run.rounds=0"),
     *("--set", "run.start_peers=4", "--set", "run.min_peers=4"),
+    *("--uses", "4"),
 ]
 
 

@@ -13,6 +13,7 @@ CHECKED = [
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=2"),
     *("--set", "train.inner_steps=4", "--set", "run.rounds=0", "--set", "run.trust=community"),
     *("--set", "run.openings=0.5", "--set", "run.start_peers=4", "--set", "run.min_peers=3"),
+    *("--uses", "4"),
 ]
 LIAR = """
 from atoll.host.island import Island

@@ -14,6 +14,7 @@ SCORED = [
     *("--set", "train.inner_steps=16", "--set", "run.rounds=0", "--set", "run.trust=community"),
     *("--set", "run.audit_rate=0", "--set", "run.score_rate=0.1", "--set", "sync.overlap=2"),
     *("--set", "run.start_peers=3", "--set", "run.min_peers=3"),
+    *("--uses", "4"),
 ]
 COPYCAT = """
 import sys

@@ -14,6 +14,7 @@ TWINNED = [
     *("--set", "train.recipe=fedavg", "--set", "train.inner_steps=16", "--set", "run.rounds=0"),
     *("--set", "run.trust=community", "--set", "run.twin_rate=0.5"),
     *("--set", "run.start_peers=3", "--set", "run.min_peers=3"),
+    *("--uses", "4"),
 ]
 COPYCAT = """
 import sys

@@ -15,6 +15,7 @@ VALIDATED = [
     *("--set", "train.inner_steps=6", "--set", "run.rounds=0", "--set", "run.trust=community"),
     *("--set", "run.validate_every=1", "--set", "run.start_peers=3", "--set", "run.min_peers=2"),
     *("--set", "run.audit_rate=0"),  # an audit would expel Eve, and her row of her own part would go with her
+    *("--uses", "4"),
 ]
 POISON = """
 import sys

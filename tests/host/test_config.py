@@ -162,6 +162,8 @@ def test_what_the_recipe_is_said_to_have_is_what_it_has():
         "run.audit_rate": PRESETS["private"].audit_rate,
         "run.reputation": PRESETS["private"].reputation,
         "sync.statistic": chosen_statistic(Config()),
+        "run.vote_after_rounds": 0,
+        "run.sponsor_rounds": 0,
         "run.openings": 0.0,
         "run.captured_parts": 0.0,
         "model.name": recipe.model,

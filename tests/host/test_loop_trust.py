@@ -14,7 +14,7 @@ from torch import nn
 from training import network
 
 import atoll
-from atoll.host.attached import Attach, _beginning
+from atoll.host.attached import Attach, _beginning, _uses
 from atoll.host.learning import Founded, decode_learning, found
 from atoll.host.loop_trust import forgone
 from atoll.host.record import entries_in
@@ -74,6 +74,12 @@ def moved(run: atoll.Run, liar: bool = False, seed: int | None = None) -> tuple[
         return float((last - first).norm()), run.members
 
 
+@pytest.fixture(autouse=True)
+def one_ticket_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `atoll.local` has it; else a ticket of a run whose members may lie admits one."""
+    monkeypatch.setenv("ATOLL_TICKET_USES", f"{LOOPS}")
+
+
 def loops(tmp_path: Path, whose: list[dict], **wish: object) -> list[tuple[float, int]]:
     founder = atoll.found(folder=tmp_path / "0", start_peers=len(whose), **wish)
     with ThreadPoolExecutor(len(whose)) as pool:
@@ -83,6 +89,12 @@ def loops(tmp_path: Path, whose: list[dict], **wish: object) -> list[tuple[float
         for k, each in enumerate(whose[1:], 1):
             ends.append(pool.submit(moved, atoll.join(founder.ticket, folder=tmp_path / f"{k}"), **each))
         return [end.result() for end in ends]
+
+
+def test_a_number_of_uses_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ATOLL_TICKET_USES", "many")
+    with pytest.raises(atoll.UsageError, match="E-ATT-11 ATOLL_TICKET_USES='many'"):
+        _uses()
 
 
 @pytest.mark.net

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -326,6 +327,15 @@ def test_a_distance_is_measured_by_what_the_auditor_computed():
 # ---- what cannot be audited --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("said", [{"device": "cuda"}, {"precision": "bf16"}, {"compiled": True}])
+def test_a_claim_that_nobody_could_replay_is_wrong_of_a_member_that_is_not_unaudited(said: dict[str, Any]):
+    """Members say on what they train before their updates weigh anything: afterwards such a claim is a way out of
+    audits."""
+    made = honest_round()
+    verdict = made.audited(0, claim=replace(made.claim, profile=replace(profile_here(), **said)))
+    assert isinstance(verdict, WrongChain) and "cannot be replayed" in verdict.why
+
+
 def test_what_cannot_be_replayed_is_said_by_name():
     made = honest_round()
     mine = made.assignment
@@ -335,9 +345,6 @@ def test_what_cannot_be_replayed_is_said_by_name():
         "never leaves": {"assignment": replace(mine, data=ZERO_DIGEST)},
         "with overlap": {"assignment": replace(mine, recipe=overlapping)},
         "own": {"assignment": replace(mine, recipe=replace(RECIPE, merge="delta"))},
-        "bf16": {"claim": replace(made.claim, profile=replace(profile_here(), precision="bf16"))},
-        "not on cuda": {"claim": replace(made.claim, profile=replace(profile_here(), device="cuda"))},
-        "compiled": {"claim": replace(made.claim, profile=replace(profile_here(), compiled=True))},
         "no tolerance tells noise from a lie for resnet18 under AdamW": {
             "assignment": replace(mine, recipe=replace(RECIPE, model="resnet18-mnist"))
         },

@@ -50,6 +50,15 @@ def docket_of(*reports: tuple[Signed, ...], share: float = 1.0) -> Docket:
 # ---- who is drawn ------------------------------------------------------------------------------------------
 
 
+def test_nobody_replays_what_a_member_says_that_cannot_be():
+    """Its updates move nothing: an audit of them would find an honest GPU, and harm it."""
+    docket, body = Docket(1.0, "two-thirds"), body_of(7, dict.fromkeys(EVERYBODY, bytes(32)))
+    lines = tuple(replace(m, standing="unaudited") if m.peer == EVE else m for m in body.members)
+    docket.follow(7, {7: digest(b"7")}, {7: replace(body, members=lines)})
+    assert {peer for _, peer in docket.cases} == {ADA, BOB, CID, DAN}
+    assert all(EVE not in case.order for case in docket.cases.values())
+
+
 def test_of_two_commitments_to_one_update_both_are_audited():
     """Of thirty rounds at a rate of a thousandth: whoever copied another's root before it was revealed is looked at
     in every one of them, and so is whom it copied; of the others hardly anybody is."""

@@ -98,6 +98,34 @@ def test_a_newcomer_observes_then_votes_with_weight_zero_then_is_a_member():
     assert after(body(*members.values()))[0][PeerId("n")].standing == "member"
 
 
+def test_a_member_whose_work_cannot_be_replayed_has_no_vote_until_it_can():
+    """It trains as `unaudited` for good. On a CPU it becomes ready again; a voter's change takes a place of those
+    that may change, and the last voter cannot change."""
+    gpu, cpu = Ready(HEAD, STATE, True), Ready(HEAD, STATE)
+    parent = body(*(member(p) for p in "abcd"), member("n", "observer"), member("m", "observer"))
+    ready = [Reported(PeerId(p), gpu) for p in "nm"]
+    members, _ = after(parent, *ready)
+    assert {members[PeerId(p)].standing for p in "nm"} == {"unaudited"} and voters(members) == "abcd"
+    for _ in range(3):
+        parent = body(*members.values())
+        members, _ = after(parent, counted="abcdnm")
+    assert members[PeerId("n")].standing == "unaudited" and members[PeerId("n")].trains
+
+    def judge(parent: Body, by: str, word: Ready, said_in: int = 5) -> str | None:
+        recent = Recent({HEAD: STATE}, rounds={HEAD: said_in})
+        return admissible(Reported(PeerId(by), word), parent, recent, RUN, open_to_all=True, wall_s=None)
+
+    assert judge(parent, "n", cpu) is None and "device" in (judge(parent, "n", gpu) or "")
+    members, _ = after(parent, Reported(PeerId("n"), cpu))
+    assert members[PeerId("n")].standing == "new" and voters(members) == "abcdn"
+    assert members[PeerId("n")].since == 6 and "before" in (judge(body(*members.values()), "n", gpu) or "")
+    assert judge(body(*members.values()), "n", gpu, 6) is None
+    members, _ = after(parent, *(Reported(PeerId(p), gpu) for p in "ab"))
+    assert voters(members) == "bcd" and members[PeerId("b")].standing == "member"
+    alone = body(member("a"), member("n", "observer"))
+    assert voters(after(alone, Reported(PeerId("a"), gpu))[0]) == "a"
+
+
 def test_who_is_ready_beyond_the_trainers_that_a_rule_takes_goes_on_observing():
     """Distances are taken of so many rows and no more: one trainer too many would end the learning of all."""
     parent = body(*(member(p) for p in "abcdefg"), *(member(p, "observer") for p in "xyz"))
@@ -167,6 +195,17 @@ def test_each_use_of_a_ticket_is_counted_in_the_vertex():
     assert [t.uses_left for t in left] == [1]
     assert after(parent, join("n", proof), join("m", proof))[1] == ()
     assert after(parent, Reported(PeerId("a"), Invite(ticket.ticket, b"key", "trainer", 0, 0.0)))[1] == ()
+
+
+def test_a_ticket_with_one_use_admits_one_of_two_who_redeem_it_in_one_vertex():
+    """Both joins are good by the vertex before. An observer who becomes a trainer by a ticket uses it, too."""
+    ticket = TicketUse(b"t" * 16, b"key", "trainer", 1, 100.0)
+    parent, proof = body(member("a"), tickets=(ticket,)), ticket.ticket + b"signature"
+    members, left = after(parent, join("n", proof), join("m", proof))
+    assert sorted(members) == ["a", "m"] and left == ()
+    watching = replace(member("o", "observer", "observer"), vote_key=b"another session")
+    members, left = after(replace(parent, members=(*parent.members, watching)), join("o", proof))
+    assert members[PeerId("o")].role == "trainer" and left == ()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from atoll.sim.signatures import VirtualSigner, VirtualVerifier, sign_as_identit
 from atoll.wire.codec import decode_body, encode, vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Certificate, Leave, Signed, Stage, Vote
-from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse, Vertex
+from atoll.wire.messages.vertex import Body, Invited, Member, Metrics, TicketUse, Vertex
 
 NAMES = tuple(PeerId(f"p{i}") for i in range(4))
 SIGNERS = {p: VirtualSigner(p) for p in NAMES}
@@ -145,6 +145,12 @@ FORGERIES = [
         recovered(replace(EPOCH, tickets=(TicketUse(b"t", b"key", "trainer", 1, 0.0),))),
         STAYS,
         STAYS.replace("body.tickets", "parent.tickets"),
+    ),
+    Forgery(
+        "an epoch that says otherwise who invited",
+        recovered(replace(EPOCH, invited=Invited((0,) * 4, (0,) * 4, ()))),
+        "body.invited == parent.invited",
+        "True",
     ),
     Forgery("an epoch with a report", recovered(replace(EPOCH, reports=(WORD,))), " or body.reports)", ")"),
     Forgery("an epoch with a commitment", recovered(replace(EPOCH, commits=(WORD,))), " or body.commits", ""),

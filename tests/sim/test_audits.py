@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -13,20 +15,22 @@ from atoll.node.facts import Fault, RoundClosed
 from atoll.node.settings import RunSettings, decode_settings, encode_settings
 from atoll.node.verify import Audit, Kept, verify_history
 from atoll.policy import audits, members
+from atoll.policy.reputation import FLOOR, scores_of
 from atoll.sim import island as islands_of_names
 from atoll.sim.audits import LIARS, SHIRKERS, TRAINERS, islands
 from atoll.sim.chains import judged
 from atoll.sim.island import Island
 from atoll.sim.scenarios import ScenarioFailed, run_scenario
-from atoll.sim.scenarios.audits import play_audits
+from atoll.sim.scenarios.audits import Told, play_audits
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.signatures import VirtualVerifier
-from atoll.sim.swarm import SwarmKnobs
+from atoll.sim.swarm import SwarmKnobs, honest
 from atoll.sim.villains import Villain, villain
 from atoll.sim.world import Node
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.messages.round import Committed, Contribution
 from atoll.wire.messages.statements import Commit
+from atoll.wire.messages.vertex import Member
 
 
 def played(kinds: dict[int, str], peers: int = 4, rounds: int = 12, seed: int = 1, share: float = 1.0):
@@ -43,6 +47,51 @@ def test_every_round_of_honest_trainers_is_accepted():
     assert set(standing.values()) == {"member"}
     per_peer = told.findings["accepted"] / 4  # each of four peers tells what its vertices hold
     assert len(told.done) == per_peer >= 4 * 8
+
+
+def test_who_cannot_be_audited_trains_beside_the_others_and_decides_nothing():
+    """A fifth member on a GPU: it counts in rounds with no weight, never votes, and its record stays a newcomer's.
+    Started on a CPU it is a member like any other; on a GPU again it is none, and nobody is accused."""
+    stage = Stage("audits", 1, 4, 12, "two-thirds")
+    run = replace(stage.settings(), audit_rate=1.0, reputation=True)
+    on_gpu = [True]
+
+    def started(run_id, signer, keys, wish, genesis, bootstrap):
+        return honest(run_id, signer, keys, dataclasses.replace(wish, unaudited=on_gpu[0]), genesis, bootstrap)
+
+    swarm = stage.gather(SwarmKnobs(4, run=run), island=islands({}))
+    swarm.makers = {4: started}
+    told = Told(stage)
+    stage.world.watchers.append(told.watch)
+    stage.until_round(0)
+    new = swarm.join(4, swarm.founders[0])
+
+    def line() -> Member:
+        return next(m for m in stage.newest.head_body.members if m.peer == new)
+
+    def goes_on(rounds: int, standing: str) -> None:
+        stage.until(
+            lambda: any(m.peer == new and m.standing == standing for m in stage.newest.head_body.members),
+            600.0,
+            f"it never became {standing}",
+        )
+        stage.until_round(max(swarm.heads()) + rounds)
+        assert line().standing == standing
+
+    goes_on(10, "unaudited")
+    bodies = stage.newest.bodies.values()
+    said = [(s.signer, decode_statement(s.body, s.signer)) for body in bodies for s in body.commits]
+    weights = [c.weight for by, c in said if by == new and isinstance(c, Commit)]
+    assert len(weights) >= 8 and set(weights) == {0} and not line().votes
+    assert scores_of(stage.newest.head_body)[new] == FLOOR and new not in {peer for _, peer in told.drawn}
+    for gpu, standing in ((False, "member"), (True, "unaudited")):
+        on_gpu[0] = gpu
+        swarm.world.crash(new)
+        swarm.world.start(new)
+        goes_on(10, standing)
+        assert line().votes != gpu
+    assert new in {peer for _, peer in told.drawn} and set(told.findings) <= {"accepted", "withheld"}
+    assert not told.left
 
 
 @pytest.mark.parametrize("kind", TRAINERS)

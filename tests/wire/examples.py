@@ -72,7 +72,7 @@ from atoll.wire.messages.statements import (
     Vote,
     Weighing,
 )
-from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse, Vertex
+from atoll.wire.messages.vertex import Body, Invited, Member, Metrics, TicketUse, Vertex
 from atoll.wire.opening import OpenedBlock, Opening
 from atoll.wire.unreadable import UnreadableRow
 
@@ -193,6 +193,8 @@ BODY_SAMPLED = replace(BODY, credits=((0, 64),))
 BODY_ASKING = replace(BODY, effort=Reached(24, 12, 10, 5.5))
 BODY_PAUSED = replace(BODY, paused=7)
 BODY_TUNED = replace(BODY, tuned=TUNED)
+BODY_INVITED = replace(BODY, invited=Invited((0, 1), (0, 300), (0, 1)))
+READY_UNAUDITED = Ready(A, B, True)
 # what no word above has
 COMMIT_MEASURED = replace(COMMIT_LATE, offset_s=0.125, values=4096, links=bytes(range(8)))
 BODY_MEASURED = replace(BODY, members=(replace(MEMBER, offset_s=0.125, links=bytes(range(8))),))

@@ -42,6 +42,7 @@ TICKETS_MAX = 256  # invitations of one run that are good at a time; they travel
 REPORT_BYTES_MAX = MIB // 8  # of one: what was caught holds two answers, and each may list a thousand contributors
 OPENED_BYTES_MAX = MIB // 64  # of a statement that is remembered as opened: 2048 of those are 32 MiB
 VOTE_KEY_BYTES_MAX = 64  # of a session key: 32; where sessions sign with ML-DSA-65 policy/signing.py has bounds
+VOTE_ROUNDS_MAX = 65_535  # counted rounds that a vertex tells apart: three bytes for each member
 MISSED_MAX = 1_000_000  # rounds missed in a row; more are not told apart
 SCORE_ONE = 10_000  # the best reputation, in ten-thousandths; one takes three bytes in a vertex
 WORDS_MAX = 200  # characters of a reason that somebody gives

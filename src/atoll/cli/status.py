@@ -106,6 +106,9 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     raft = "; they agree by Raft" if s.get("protocol") == "raft" else ""
     say(f"  {s['present']} of {s['voters']} voting members present, {s['quorum']} needed{raft}")
     say(f"  this peer: {s['name']}, {s['role']}, {s['standing']}, in {s['folder']}")
+    for text in (s.get("unaudited"), s.get("vote")):
+        if text:
+            say(f"  ! {text}")
     _say_members(s["members"])
 
 

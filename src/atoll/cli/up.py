@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from atoll.base.limits import PEERS_MAX
 from atoll.cli.say import AsJson, Dir, Sets, folder_of
 
 Name = Annotated[str, Parameter(help="What others call this peer. Default: the computer's name.")]
@@ -46,6 +47,13 @@ def up(
     announce: Announce = [],  # noqa: B006
     set: Sets = [],  # noqa: B006
     threads: Threads = 0,
+    uses: Annotated[
+        int,
+        Parameter(
+            validator=Number(gte=0, lte=PEERS_MAX),
+            help="How many peers may join with its ticket. Default: 64 where run.trust is private, else 1.",
+        ),
+    ] = 0,
     stay: Stay = False,
     facts: Facts = False,
     json: AsJson = False,
@@ -55,7 +63,7 @@ def up(
     from atoll.host.running import Start, run_up
 
     settings = load_config(config, set)
-    start = Start(folder_of(dir), settings, config, name, tuple(listen), tuple(announce), threads, stay)
+    start = Start(folder_of(dir), settings, config, name, tuple(listen), tuple(announce), threads, stay, uses)
     from atoll.cli.watch import watched
 
     return watched(lambda shell: run_up(start, shell), facts=facts, as_json=json)

@@ -156,6 +156,8 @@ def introduction(news: dict[str, Any]) -> str:
         lines.append("  only this network can dial these; behind a router say --announce /ip4/PUBLIC/tcp/PORT")
     if news["ticket"]:
         lines += ["", "others join with:", "", f"  atoll join {news['ticket']}", ""]
+        if news.get("ticket_uses") == 1:
+            lines += [f"  it admits one; for each of the others: atoll invite --dir {news['folder']}", ""]
         lines += [qr(news["ticket"])] if sys.stdout.isatty() else []
     return "\n".join(lines)
 

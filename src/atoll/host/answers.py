@@ -180,6 +180,8 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "apart_steps": p.apart_steps,
         "branches": [b | {"members": [p.name_of(peer) for peer in b["members"]]} for b in p.branches],
         "late": [work | {"name": p.name_of(work["peer"])} for work in p.late],
+        "unaudited": unaudited_text(host),
+        "vote": vote_text(host),
         "trouble": p.trouble,
         "bytes_out": host.bytes_out,
         "bytes_in": host.bytes_in,
@@ -188,6 +190,33 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "over": machine.over,
         "members": members,
     }
+
+
+def unaudited_text(host: PeerHost) -> str:
+    """What a member should know whose work nobody could replay, where members' work is; empty elsewhere."""
+    if not (host.wish.unaudited and host.machine.settings.audited_share):
+        return ""
+    return (
+        "this run replays some of its members' work, and the steps of a GPU cannot be replayed: this peer's "
+        "updates move nothing and it gets no vote; on a CPU both count: --set node.device=cpu"
+    )
+
+
+def vote_text(host: PeerHost) -> str:
+    """How far a trainer is from its vote, where votes are earned; empty for all others."""
+    history, terms = host.machine.history, host.machine.settings.vote_terms
+    body = history.head_body if history is not None else None
+    if body is None or terms is None or body.invited is UNSET or host.wish.unaudited:
+        return ""
+    for m, counted in zip(body.members, body.invited.counted, strict=False):
+        if m.peer == host.me and m.role == "apprentice" and counted < terms.after_rounds:
+            return f"it votes once {terms.after_rounds} of its updates have counted; {counted} have so far"
+        if m.peer == host.me and m.role == "apprentice":
+            return (
+                "its vote waits: those who came by the same invitation hold as many votes as they may; each is "
+                f"free once {terms.sponsor_rounds} of its updates have counted"
+            )
+    return ""
 
 
 def _validation(host: PeerHost) -> dict[str, Any]:
@@ -288,7 +317,7 @@ async def _invite(host: PeerHost, with_: dict[str, Any]) -> dict[str, Any]:
         raise RefusedError(
             "E-TKT-09",
             "only voting members can invite",
-            cause="this peer is still joining, or takes part as an observer",
+            cause="this peer is still joining, takes part as an observer, or has not earned its vote yet",
             fix="atoll invite in the folder of a member, or try again in a minute: atoll status",
         )
     revoked = with_.get("revoke")

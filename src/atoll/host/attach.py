@@ -72,6 +72,7 @@ from atoll.learn.layout import base_digest, flatten, layout_of, unflatten
 from atoll.learn.merge import merge
 from atoll.learn.recipes import Recipe
 from atoll.policy.sampling import Sample, group_problem, named
+from atoll.wire.ticket import parse
 
 T = TypeVar("T")
 LEAVE_S = 15.0  # for the peer's farewell
@@ -439,6 +440,8 @@ class Run:
                     alone = self._wish["listen"] == LOOPBACK
                     where = "  (on this computer; for others ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071)" * alone
                     print(f"others join with: atoll.join({ticket!r}){where}", flush=True)
+                    if parse(ticket).uses == 1:
+                        print(f"it admits one; for each of the others: atoll invite --dir {self._wish['folder']}")
             case Closed():
                 self.round, self.trained, self.members = word.round, word.trained, word.members
                 self.loss = word.loss

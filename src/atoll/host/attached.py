@@ -23,8 +23,8 @@ from torch import Tensor
 
 from atoll.base.arguments import Peers, Whole
 from atoll.base.effort import Effort
-from atoll.base.errors import AtollError, RefusedError, RunFailedError
-from atoll.base.limits import COMMITTEE_MOST
+from atoll.base.errors import AtollError, RefusedError, RunFailedError, UsageError
+from atoll.base.limits import COMMITTEE_MOST, PEERS_MAX
 from atoll.base.machine import Fact
 from atoll.host.answers import handlers_of
 from atoll.host.api import Door
@@ -348,7 +348,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
             beginning, settings = _beginning(wish, trainer.read_x())
             founded = found(beginning, settings)
             lacks = forgone(wish.trust, wish.statistic, settings.statistic, beginning.recipe)
-            host, made = await found_run(folder, founded, wish.name, listening, Invitation(), make)
+            host, made = await found_run(folder, founded, wish.name, listening, Invitation(_uses()), make)
             ticket = made.text
     except AtollError as why:
         trainer.say(Trouble(why.code, why.what, why.cause, why.fix))
@@ -394,6 +394,18 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         await writer.drain()
 
 
+def _uses() -> int:
+    """Of the ticket of a run that is founded here, as `local` sets it; 0: as the run's trust has it."""
+    text = os.environ.get("ATOLL_TICKET_USES", "0")
+    if not (text.isdecimal() and int(text) <= PEERS_MAX):
+        raise UsageError(
+            "E-ATT-11",
+            f"ATOLL_TICKET_USES={text!r} is no number of peers",
+            fix="unset ATOLL_TICKET_USES, or say 4",
+        )
+    return int(text)
+
+
 def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
     """The run that this loop founds: its model as it is now, its own data, the recipe it asked for."""
     from atoll.host.learning import ATTACHED, Beginning, terms_of
@@ -417,6 +429,8 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
         tolerance=preset.tolerance,
         witnessed=preset.witnessed,
         era_rounds=ERA_ROUNDS,
+        vote_after_rounds=preset.vote_after_rounds or msgspec.UNSET,
+        sponsor_rounds=preset.sponsor_rounds or msgspec.UNSET,
         openings=terms_of(recipe, opened),
         captured=(opened and preset.captured) or msgspec.UNSET,
         round=RoundSettings(

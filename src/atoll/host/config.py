@@ -222,6 +222,8 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
         score_rate=run.score_rate or UNSET,
         twin_rate=run.twin_rate or UNSET,
         reputation=keeps_records(config) or UNSET,
+        vote_after_rounds=_given(run.vote_after_rounds, preset.vote_after_rounds) or UNSET,
+        sponsor_rounds=_given(run.sponsor_rounds, preset.sponsor_rounds) or UNSET,
         validation=_rule(config) if run.validate_every else UNSET,
         coded=coded or UNSET,
         openings=_openings(config, recipe),
@@ -246,6 +248,10 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
     )
 
 
+def _given(said: int | None, usual: int) -> int:
+    return usual if said is None else said
+
+
 def _effort(config: Config, recipe: Recipe) -> Effort | UnsetType:
     """What of a round's work follows the run, if anything does."""
     train = config.train
@@ -268,6 +274,13 @@ def _audit_rate(config: Config, recipe: Recipe, floats: int) -> float:
 
     UsageError where nobody could be audited among strangers, and nobody said that this is meant."""
     if config.run.audit_rate is not None:
+        if config.run.audit_rate and config.node.device != "cpu":
+            raise UsageError(
+                "E-RUN-16",
+                f'node.device = "{config.node.device}" cannot be audited, and run.audit_rate asks for audits',
+                cause="a founder votes from the beginning, and nobody could replay its work",
+                fix='write node.device = "cpu", or run.audit_rate = 0',
+            )
         return config.run.audit_rate
     rate = PRESETS[config.run.trust].audit_rate
     if not rate or not (problem := _unauditable(config, recipe, floats)):
@@ -296,6 +309,8 @@ def _unauditable(config: Config, recipe: Recipe, floats: int) -> str:
     from atoll.learn.audit import recipe_problem
     from atoll.learn.models import spec_of
 
+    if config.node.device != "cpu":
+        return f"its founder trains on {config.node.device}, and no other machine comes to the same numbers"
     if config.model.only or spec_of(recipe.model).numbers.get("lora"):
         return UNMEASURED
     if config.sync.apart != "wait":

@@ -61,7 +61,7 @@ def local(script: str | Path, *arguments: str, peers: Peers = 4, folder: str | P
             f"{base} holds a run already, which goes on as it was founded; another folder= begins one", flush=True
         )
     try:
-        children.append(_started(words, founder, ATOLL_START_PEERS=str(peers)))
+        children.append(_started(words, founder, ATOLL_START_PEERS=str(peers), ATOLL_TICKET_USES=str(peers)))
         ticket = _ticket_in(founder, children[0])
         children += (_started(words, base / f"peer-{n}", ATOLL_TICKET=ticket) for n in range(2, peers + 1))
         _wait(children, lambda: _trained(founder) > before)

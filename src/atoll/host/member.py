@@ -46,6 +46,7 @@ from atoll.wire.ticket import Ticket, issue, parse, ticket_id
 LOG_LINE_MAX = 2000  # characters of one message
 CLOCK_IS_RIGHT = "ATOLL_CLOCK_IS_RIGHT"  # in the environment: go on though the last round is dated later
 LAST_S = 253402300799.0  # the end of the year 9999, the last time that can be printed
+PRIVATE_USES = 64  # of a founder's ticket, where members trust each other
 LOG_MAX_BYTES = 2**20  # of atoll.log at start; older lines are dropped
 
 
@@ -64,7 +65,7 @@ class Listening:
 
 @dataclass(frozen=True)
 class Invitation:
-    uses: int = 64
+    uses: int = 0  # 0: as the run's trust has it
     lasts_s: Seconds = 7 * 86400.0
 
 
@@ -83,6 +84,8 @@ def training(
 
     def make(me: Seat) -> PeerHost:
         trains = me.wish.role != "observer"
+        if trains and trainer is None and device != "cpu":
+            me = replace(me, wish=replace(me.wish, unaudited=True))
         island = Island(me.store, threads, trains=trains, trainer=trainer, keep=keep, device=device)
         return PeerHost(me, island, on_fact=on_fact)
 
@@ -138,7 +141,9 @@ async def found_run(
     now = Clock().now()
     key = ticket_key.public_key().public_bytes_raw()
     expires_s = int(now + invitation.lasts_s)
-    use = TicketUse(ticket_id(key), key, "trainer", invitation.uses, float(expires_s))
+    # who was invited could come as often as a ticket has uses: where members may lie each takes its own
+    uses = invitation.uses or (1 if founded.settings.round.quorum == "two-thirds" else PRIVATE_USES)
+    use = TicketUse(ticket_id(key), key, "trainer", uses, float(expires_s))
     vote_key = session_key.public_key().public_bytes_raw()
     public = public_bytes(identity.public)
     settings = msgspec.structs.replace(founded.settings, recovery=public)
@@ -162,7 +167,7 @@ async def found_run(
         role="trainer",
         expires_wall_s=expires_s,
         addresses=host.addresses,
-        uses=invitation.uses,
+        uses=uses,
         generate=lambda: ticket_key,
     )
     # not before: a founder that could not listen is asked again, and then with other words

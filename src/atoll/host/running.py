@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, RunFailedError, UsageError
-from atoll.host.answers import handlers_of
+from atoll.host.answers import handlers_of, unaudited_text
 from atoll.host.api import Door, neighbours
 from atoll.host.config import canary_of, data_of, forgone, recipe_of, settings_of, tokenizer_of, weights_of
 from atoll.host.dialling import endpoint_of
@@ -30,6 +30,7 @@ from atoll.host.record import Progress
 from atoll.node.admission import EXPELLED
 from atoll.node.config.sections import Config, of_the_run
 from atoll.policy.sampling import named
+from atoll.wire.ticket import parse
 
 FAREWELL_S = 60.0  # for the others to agree that I am gone, where they need my vote for it
 LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard asks for what it lacks
@@ -57,6 +58,7 @@ class Start:
     announce: tuple[str, ...] = ()
     threads: int = 0
     stay: bool = False
+    uses: int = 0  # of the ticket of a run that it founds; 0: as the run's trust has it
 
 
 class Shell(Protocol):
@@ -103,7 +105,7 @@ async def run_up(start: Start, shell: Shell) -> int:
         for text in forgone(config, recipe, floats):
             shell.notice(text)
         make = training(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
-        host, ticket = await found_run(start.folder, founded, name, listening, Invitation(), make)
+        host, ticket = await found_run(start.folder, founded, name, listening, Invitation(start.uses), make)
     except ValueError as why:
         raise UsageError(
             "E-DATA-02", f"this run cannot be founded: {why}", fix="see data.source in docs/config.md"
@@ -195,6 +197,7 @@ async def _run(host: Any, ticket: str | None, start: Start, shell: Shell, resume
                 "fact": "Opened",
                 "resumed": resumed,
                 "ticket": ticket,
+                "ticket_uses": parse(ticket).uses if ticket else 0,
                 "peer": host.me,
                 "run_id": host.run_id.hex(),
                 "name": host.wish.name,
@@ -233,6 +236,9 @@ class _Watch:
         match entry["fact"]:
             case "RunOver":
                 self.over.set()
+            case "GenesisKnown":
+                if text := unaudited_text(self.host):
+                    self.shell.notice(text)
             case "Unreachable":
                 if not self.unreachable:
                     self.shell.notice(f"cannot reach {entry['address']} yet: {entry['why']}")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from atoll.base.ids import PeerId, Seconds
 from atoll.keys.signer import Signer
 from atoll.node.facts import Refused
@@ -29,6 +31,7 @@ class Wish:
     name: str = ""
     addresses: tuple[str, ...] = ()
     admission: bytes = b""
+    unaudited: bool = False  # nobody else could take its steps again and come to the same numbers
 
 
 class Admission:
@@ -54,11 +57,13 @@ class Admission:
         self.waits, self.refusals = False, self.refusals + 1
         return refused(by, code) if self.refusals >= REFUSALS_MAX else None
 
-    def word(self, wish: Wish, history: History, at: int, now: Seconds) -> Join | Ready | None:
-        """What is to be said now, if anything; `at` is the round whose state I hold."""
+    def word(
+        self, wish: Wish, history: History, at: int, now: Seconds, audited: bool = False
+    ) -> Join | Ready | None:
+        """What is to be said now, if anything; `at` is the round whose state I hold, `audited` is the run."""
         if wish.role == "visitor":
             return None
-        word = self._lacking(wish, history, at)
+        word = self._lacking(wish, history, at, audited and wish.unaudited)
         before, said_at = self.asked
         if word is None or (isinstance(word, before or ()) and now - said_at < JOIN_AGAIN_S):
             return None
@@ -69,7 +74,7 @@ class Admission:
             self.waits, self.refusals = False, 0
         return word
 
-    def _lacking(self, wish: Wish, history: History, at: int) -> Join | Ready | None:
+    def _lacking(self, wish: Wish, history: History, at: int, unaudited: bool) -> Join | Ready | None:
         mine = next((m for m in history.head_body.members if m.peer == self.me), None)
         moved = mine is not None and bool(wish.addresses) and mine.addresses != wish.addresses
         if mine is None or mine.standing == "away" or mine.vote_key != self.signer.vote_key or moved:
@@ -85,11 +90,14 @@ class Admission:
                 wish.admission,
             )
         near = history.head - at <= RECENT // 4  # what is left comes with the next rounds; they may outrun my disk
-        if mine.standing == "observer" and mine.role != "observer" and at in history.ids and near:
-            return Ready(history.ids[at], history.bodies[at].state)
+        waits = mine.standing == "observer" and mine.role != "observer"
+        changed = mine.trains and unaudited != (mine.standing == "unaudited")
+        if (waits or changed) and at in history.ids and near:
+            return Ready(history.ids[at], history.bodies[at].state, unaudited or UNSET)
         return None
 
 
+UNTOLD = "no vertex says yet that its work cannot be replayed"  # in words for people
 EXPELLED: RefusalCode = "E-JOIN-03"
 NEW_TICKET = "ask a member for a new one (atoll invite), then atoll join NEW_TICKET"
 REFUSALS: dict[RefusalCode, tuple[str, str]] = {  # what a peer tells its owner, and the way out

@@ -30,6 +30,7 @@ from atoll.node.tuning import tuned_after
 from atoll.policy.members import Reported, next_members
 from atoll.policy.plan import RoundPlan
 from atoll.policy.sampling import next_credits
+from atoll.policy.votes import next_votes
 from atoll.policy.windows import Shown, next_window
 from atoll.protocol.reduce.checks import made_with, weighing_flaw
 from atoll.protocol.reduce.plan import with_reserves
@@ -47,7 +48,7 @@ from atoll.wire.messages.statements import (
     Statement,
     Weighing,
 )
-from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
+from atoll.wire.messages.vertex import Body, Invited, Member, Metrics, TicketUse
 from atoll.wire.opening import made_of_fits
 
 CLOCK_SLACK_S = 1.0  # a body may be this much ahead of my run time; peers beyond 250 ms are told their offset
@@ -88,6 +89,7 @@ def write_body(
         plan.settings.signing,
         awaited,
     )
+    members, invited = _votes(ground, members, tickets, contributors, opened)
     return Body(
         run=notary.run,
         round=plan.round,
@@ -110,6 +112,7 @@ def write_body(
         credits=_credits(ground, members, contributors),
         effort=_effort(ground, {p: c for p, (c, _) in chosen.items()}, kept),
         paused=paused_after(parent, plan.round, kept),
+        invited=invited,
         tuned=tuned_after(ground.settings, parent, trained, kept),
     )
 
@@ -250,9 +253,12 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     rule, trained = plan.settings.quorum, bool(ground.owners)
     awaited = awaited_in(plan, opened, contributors)
     most = ground.parts_most, ground.trainers_most, plan.settings.signing, awaited
-    expected = next_members(parent, commits, contributors, opened, rule, trained, *most)
-    if (body.members, body.tickets) != expected:
+    members, tickets = next_members(parent, commits, contributors, opened, rule, trained, *most)
+    members, invited = _votes(ground, members, tickets, contributors, opened)
+    if (body.members, body.tickets) != (members, tickets):
         return "its membership does not follow from its reports"
+    if body.invited != invited:
+        return "by whom its members came does not follow from its reports"
     if body.metrics != _metrics([commits[p] for p in sorted(commits)]):
         return "its metrics do not follow from its commitments"
     if body.window_s != _window(ground, body.attempt, body.time_s, answers, list(commits.values()), awaited):
@@ -273,6 +279,22 @@ def awaited_in(
     who trains."""
     resting = resting_among(plan, reports) - set(contributors)
     return None if plan.drawn is None and not resting else plan.givers - resting
+
+
+def _votes(
+    ground: Ground,
+    members: tuple[Member, ...],
+    tickets: Sequence[TicketUse],
+    contributors: Collection[PeerId],
+    reports: Sequence[Reported],
+) -> tuple[tuple[Member, ...], Invited | UnsetType]:
+    """Members with the votes that they have earned, where these are."""
+    terms = ground.settings.vote_terms
+    return (
+        (members, UNSET)
+        if terms is None
+        else next_votes(ground.parent, members, tickets, contributors, reports, terms)
+    )
 
 
 def _credits(

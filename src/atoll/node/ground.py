@@ -53,7 +53,7 @@ from atoll.wire.messages.statements import (
     Answered,
     Weighing,
 )
-from atoll.wire.messages.vertex import Body, Member
+from atoll.wire.messages.vertex import WEIGHTLESS, Body, Member
 
 WEIGHING_BYTES = 32  # the heads of the lists in a weighing
 PLACE_BYTES = 3  # of a part's number in it
@@ -127,8 +127,14 @@ class Ground:
 
     @cached_property
     def weightless(self) -> frozenset[PeerId]:
-        """Newcomers: their rows are shared and checked like any other, but move nothing yet."""
-        return frozenset(m.peer for m in self.plan.trainers if m.standing == "new")
+        """Newcomers, and members whose work cannot be replayed: their rows are checked like any other, and move
+        nothing."""
+        return frozenset(m.peer for m in self.plan.trainers if m.standing in WEIGHTLESS)
+
+    @cached_property
+    def unaudited(self) -> frozenset[PeerId]:
+        """Members that said that their work cannot be replayed."""
+        return frozenset(m.peer for m in self.plan.trainers if m.standing == "unaudited")
 
     def takes_late(self, peer: PeerId) -> bool:
         """Late work may ride on this member's update: it is merged in this run, and the row weighs something."""
@@ -278,7 +284,7 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     settings = settings_after(settings, parent)
     parts = parts_most(settings, parent)
     if parent.trained:
-        enough = len(plan.voters) >= settings.min_peers
+        enough = sum(m.works for m in plan.members) >= settings.min_peers
     else:
         settled = sum(m.votes and m.standing == "member" for m in plan.members)
         enough = settled >= max(settings.start_peers, settings.min_peers)

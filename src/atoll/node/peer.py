@@ -43,7 +43,7 @@ from atoll.base.machine import (
     Woke,
 )
 from atoll.keys.signer import Signer, Verifier, Vouch
-from atoll.node.admission import EXPELLED, Admission, Wish, expelled, refusal_of
+from atoll.node.admission import EXPELLED, UNTOLD, Admission, Wish, expelled, refusal_of
 from atoll.node.amend import amend_of
 from atoll.node.apart import left_open
 from atoll.node.downloads import Downloads
@@ -449,6 +449,8 @@ class Peer:
         )
         if self.round.trains and self.resting.covers(plan.round):
             self.round.update.passes = WHY
+        elif self.round.trains and ground.audited and self.wish.unaudited and self.me not in ground.unaudited:
+            self.round.update.passes = UNTOLD
         looks = self._from_inspectors(self.inspectors.holds(self.at), now) + self._seek_demanded()
         effects = looks + self._say_resting(now) + self._to_round(Start({}), now)
         vertex = history.vertices.get(plan.round)
@@ -780,7 +782,8 @@ class Peer:
         if self.leaving:
             return []
         at = self.at if not self.regain.busy else -2  # who fetches a state is not ready, whatever it held before
-        word = self.admission.word(self.wish, self.known.history, at, now)
+        audited = bool(self.settings.audited_share)
+        word = self.admission.word(self.wish, self.known.history, at, now, audited)
         return self.words.tell(word, now) if word is not None else []
 
     def _say_resting(self, now: Seconds) -> list[Effect]:

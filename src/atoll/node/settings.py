@@ -9,18 +9,20 @@ import msgspec
 
 from atoll.base.effort import effort_problem
 from atoll.base.errors import UNREADABLE, PeerFault
-from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX
+from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX, VOTE_ROUNDS_MAX
 from atoll.policy.apart import Apart
 from atoll.policy.openings import Terms
 from atoll.policy.pieces import Coded
 from atoll.policy.plan import RoundSettings
 from atoll.policy.trust import DISTANCES, StatisticName
 from atoll.policy.validation import Rule
+from atoll.policy.votes import VoteTerms
 from atoll.wire.messages.vertex import Body
 
 TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]
 Pieces = Annotated[int, msgspec.Meta(ge=1, le=PIECES_MAX)]
 EraRounds = Annotated[int, msgspec.Meta(ge=0, le=ERA_ROUNDS_MAX)]
+VoteRounds = Annotated[int, msgspec.Meta(ge=0, le=VOTE_ROUNDS_MAX)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1)]
 ERA_ROUNDS = 100  # that founders write into genesis: one signature of 5 kB per member and this many rounds
 
@@ -58,6 +60,10 @@ class RunSettings(msgspec.Struct, frozen=True):
     public: bool | msgspec.UnsetType = msgspec.UNSET  # True: a peer without a ticket may read; left out: it may not
     steady: bool | msgspec.UnsetType = msgspec.UNSET  # the same owners every round, who remember; left out: drawn
     spread: bool | msgspec.UnsetType = msgspec.UNSET  # an owner's pieces pass to one member each; left out: to one
+    vote_after_rounds: VoteRounds | msgspec.UnsetType = msgspec.UNSET
+    """Counted rounds after which a member votes that came after the first training round; left out: at once."""
+    sponsor_rounds: VoteRounds | msgspec.UnsetType = msgspec.UNSET
+    """Counted rounds until which members of one root hold few votes together; left out: no bound."""
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
     rules: int = RULES
 
@@ -115,6 +121,13 @@ class RunSettings(msgspec.Struct, frozen=True):
     def captured_share(self) -> float:
         """Of all parts, those whose first owners may be liars one and all: openings find what they say there."""
         return 0.0 if self.captured is msgspec.UNSET else self.captured
+
+    @property
+    def vote_terms(self) -> VoteTerms | None:
+        """How votes are earned; None: every trainer votes as soon as it is ready."""
+        after, sponsor = self.vote_after_rounds, self.sponsor_rounds
+        told = [0 if rounds is msgspec.UNSET else rounds for rounds in (after, sponsor)]
+        return VoteTerms(*told) if any(told) else None
 
     @property
     def apart_terms(self) -> Apart | None:

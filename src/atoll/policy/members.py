@@ -149,9 +149,11 @@ def admissible(
             if why is None and statement.after not in recent.states:
                 why = "it was written too long ago; ask again"
             return why or _no_room(statement, reported, parent, parts, signing)
-        case Ready(vertex, state):
-            if mine is None or mine.standing != "observer" or mine.role == "observer":
-                return "only an observing trainer can become ready"
+        case Ready(vertex, state, unaudited):
+            if mine is None or mine.role == "observer" or not _changes(mine, unaudited is True):
+                return "only an observing trainer can become ready, or one whose device has changed"
+            if mine.trains and recent.rounds.get(vertex, mine.since) < mine.since:
+                return "it was said before its device changed"
             return None if recent.states.get(vertex) == state else "its state is not the one agreed on"
         case Leave(round=round, why=why):
             if len(why) > WORDS_MAX:
@@ -309,7 +311,7 @@ def _may_join(
         return "its keys are not those that this peer id joined with"
     if before is not None and before.vote_key == join.vote_key and before.standing != "away":
         return "it is a member already" if before.addresses == join.addresses else None
-    if before is not None and before.role == join.role:
+    if before is not None and not needs_ticket(before, join):
         return None  # a former member comes back with its identity; a ticket is needed once
     if len(members) - len(_forgettable(parent.members, {by})) >= PEERS_MAX:
         return f"{FULL} ({PEERS_MAX} members)"
@@ -414,7 +416,7 @@ def next_members(
     liars, failing = convicted(by_kind, parent.members, rule)
     sent_away = {p for r in by_kind if isinstance(r.statement, Amend) for p in r.statement.sent_away}
     liars, budget = liars | sent_away, budget - len(sent_away.intersection(voters))
-    ready = {r.by for r in by_kind if isinstance(r.statement, Ready)}
+    ready = {r.by: r.statement.unaudited is True for r in by_kind if isinstance(r.statement, Ready)}
     joins = [(r.identity, r.statement) for r in by_kind if isinstance(r.statement, Join) and r.by not in liars]
 
     members: list[Member] = []
@@ -440,16 +442,22 @@ def next_members(
                 m = replace(m, standing="expelled" if m.peer in liars else "away")
         elif m.peer in liars:
             m = replace(m, standing="expelled")
-        elif m.peer in ready and m.standing == "observer" and places > 0 and (budget > 0 or m.role == "client"):
-            budget -= m.role == "trainer"
-            places -= 1
-            m = replace(m, standing="new", missed=0)
+        elif m.peer in ready and _changes(m, ready[m.peer]) and (places > 0 or m.trains):
+            since = parent.round + 1 if m.trains else m.since  # what it said of its device before is settled
+            changed = replace(m, standing="unaudited" if ready[m.peer] else "new", missed=0, since=since)
+            turns = m.votes != changed.votes
+            if not turns or (budget > 0 and (changed.votes or _voters_left(parent, members, m.peer) > 0)):
+                budget, places = budget - turns, places - (not m.trains)
+                m = changed
         members.append(m)
     tickets = list(parent.tickets)
     invites = [r.statement for r in by_kind if isinstance(r.statement, Invite)]
     room = signing.room_bytes - room_taken(members, tickets, parts, signing) if joins or invites else 0
     idle = _forgettable(members, {join.peer for _, join in joins}) if joins else []
     for identity, join in joins:
+        used_up = _ticket_of(join.admission, parent.tickets) is not None and _ticket_of(join.admission, tickets) is None
+        if used_up and needs_ticket(_named(members, join.peer), join):
+            continue  # by another join of this vertex
         more = _more(_line_of(join, identity, "observer", parent.round + 1), members, parts, signing)
         lines = len(members) + 1 - PEERS_MAX if all(m.peer != join.peer for m in members) else 0
         gone = _giving_way(idle, more - room if more > 0 else 0, lines, parts, signing)
@@ -525,7 +533,7 @@ def _missed(member: Member, counted: bool) -> int:
 def _let_in(
     members: list[Member], tickets: list[TicketUse], join: Join, identity: Digest, round: int, budget: int
 ) -> tuple[list[Member], list[TicketUse], int]:
-    before = next((m for m in members if m.peer == join.peer), None)
+    before = _named(members, join.peer)
     if before is not None and before.present and before.vote_key == join.vote_key:
         moved = replace(before, addresses=join.addresses, name=join.name)  # reachable elsewhere now, else the same
         return [moved if m.peer == join.peer else m for m in members], tickets, budget
@@ -536,14 +544,30 @@ def _let_in(
         budget -= 1  # a restarted voter steps back to observer: the quorum changes
     standing = "member" if alone else "observer"  # the last voter stays one, or nobody could let it in again
     fresh = _line_of(join, identity, standing, round)
+    if before is not None and not needs_ticket(before, join):
+        fresh = replace(fresh, role=before.role)  # an apprentice stays one
     members = [fresh if m.peer == join.peer else m for m in members] if before else [*members, fresh]
-    if before is None:
+    if needs_ticket(before, join):
         tickets = [
             replace(t, uses_left=t.uses_left - 1) if t.ticket == redeemed_ticket(join.admission) else t
             for t in tickets
         ]
         tickets = [t for t in tickets if t.uses_left > 0]
     return members, tickets, budget
+
+
+def needs_ticket(before: Member | None, join: Join) -> bool:
+    """Strangers do, and members that want another role than before."""
+    return before is None or ("trainer" if before.role == "apprentice" else before.role) != join.role
+
+
+def _named(members: Sequence[Member], peer: PeerId) -> Member | None:
+    return next((m for m in members if m.peer == peer), None)
+
+
+def _changes(member: Member, unaudited: bool) -> bool:
+    """Its readiness gives this member another standing."""
+    return member.standing == "observer" or (member.trains and unaudited != (member.standing == "unaudited"))
 
 
 def _line_of(join: Join, identity: Digest, standing: Standing, round: int) -> Member:

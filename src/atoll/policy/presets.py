@@ -28,6 +28,8 @@ class Preset:
     statistics: tuple[StatisticName, ...]  # the first of these that enough members wait for; else a mean
     audit_rate: float  # of rounds of trainers
     reputation: bool
+    vote_after_rounds: int  # that counted, before a member votes that came after training began
+    sponsor_rounds: int  # that counted, before all of one invitation may vote
     openings: float  # of every answer, that its owner opens to others afterwards
     captured: float  # of all parts, that liars may own by themselves: openings find what they say there
     withstands: str
@@ -43,6 +45,8 @@ PRESETS: dict[Trust, Preset] = {
         statistics=(),
         audit_rate=0.0,
         reputation=False,
+        vote_after_rounds=0,
+        sponsor_rounds=0,
         openings=0.0,
         captured=0.0,
         withstands="members that crash, freeze or lose their links, as long as more than half are there",
@@ -58,6 +62,8 @@ PRESETS: dict[Trust, Preset] = {
         statistics=("robust", "trimmed_mean"),
         audit_rate=0.02,
         reputation=True,
+        vote_after_rounds=10,
+        sponsor_rounds=50,
         openings=SHARE,
         captured=0.0,
         withstands="a third that lies about what was agreed, poisoned updates, work that nobody did; owners "
@@ -75,6 +81,8 @@ PRESETS: dict[Trust, Preset] = {
         statistics=("trimmed_mean",),
         audit_rate=0.05,
         reputation=True,
+        vote_after_rounds=10,
+        sponsor_rounds=50,
         openings=SHARE,  # of the few parts that only liars made again
         captured=CAPTURED,
         withstands="all of that, and owners that lie: sums are made again, and whoever is proven a liar is out",

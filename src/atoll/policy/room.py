@@ -22,7 +22,7 @@ from atoll.base.limits import (
 from atoll.policy.links import REPORT_BYTES_MAX as LINKS_BYTES_MAX
 from atoll.policy.signing import ED25519, Signing
 from atoll.wire.messages.statements import Numbers, Signed, Tuned, Weighing
-from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
+from atoll.wire.messages.vertex import Body, Invited, Member, Metrics, TicketUse
 
 NOBODY, HUGE = PeerId(""), 2**63 - 1
 LIST_BYTES = 4  # by which the head of a long list is longer than that of an empty one
@@ -37,7 +37,7 @@ _LINE = Member(
     NOBODY,
     b"",
     (),
-    "observer",
+    "apprentice",
     "observer",
     HUGE,
     0.5,
@@ -67,10 +67,13 @@ _BODY = Body(
     Weighing((), (), ZERO_DIGEST),
     0.5,
     paused=HUGE,
+    invited=Invited((), (), ()),
     tuned=Tuned(Numbers(*((HUGE,) * len(Numbers.__struct_fields__))), HUGE, HUGE),
 )
-LINE_BYTES = _bytes(_LINE)
-FRAME_BYTES = _bytes(_BODY) + 7 * LIST_BYTES  # parts, commits, members, tickets, reports, weights and whose
+ROOT_BYTES = COUNTED_BYTES = 3  # of a member's invitation, and of how often it counted
+LINE_BYTES = _bytes(_LINE) + ROOT_BYTES + COUNTED_BYTES
+# parts, commits, members, tickets, reports, weights and whose, and of the last three of members and tickets
+FRAME_BYTES = _bytes(_BODY) + 10 * LIST_BYTES
 WEIGHT_BYTES = 9  # of a row, where distances weigh it
 SIGNED_BYTES = _bytes(Signed(NOBODY, bytes(2**16), b"")) - 2**16 + 1  # around a body, a signer and a signature
 
@@ -104,7 +107,7 @@ def member_bytes(member: Member, parts: int, signing: Signing = ED25519) -> int:
 
 
 def ticket_bytes(ticket: TicketUse) -> int:
-    return _bytes(ticket)
+    return _bytes(ticket) + ROOT_BYTES
 
 
 def name_bytes(name: str) -> int:

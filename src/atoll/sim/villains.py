@@ -9,6 +9,9 @@
     usurper       changes numbers of the run in the recovery identity's name, and says its old words again
                   (not among `KINDS`: `atoll simulate amendments` has one)
 
+    recruiter    invites itself under one name after the other, to have more votes than it should
+                  (not among `KINDS`: `atoll simulate recruiter` has one, invited by a ticket with one use)
+
 Peekers and turncoats, who look at rows before they commit, have a file of their own (`sim/peekers.py`).
 
 A villain signs with its own keys only, as in the real world. What must hold beside them: no honest peer is ever
@@ -55,6 +58,7 @@ from atoll.wire.messages.statements import (
     Numbers,
     Proposed,
     Signed,
+    Statement,
     Suspect,
     Timeout,
     Tune,
@@ -88,6 +92,10 @@ class Villain:
         if type(event).__name__ == "Start":
             effects.append(SetTimer("mischief", now + MISCHIEF_S))
         return effects
+
+    def say(self, statement: Statement, now: Seconds) -> list[Effect]:
+        """What a person asks of it, as of an honest peer."""
+        return self.peer.say(statement, now)
 
     @property
     def others(self) -> list[PeerId]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from atoll.base.ids import ZERO_DIGEST, Digest
 from atoll.keys.digest import Buffer, digest, merkle_root
 from atoll.learn.audit.chain import Claim, chain_head, memory_name
-from atoll.learn.audit.profile import Profile, pinned, profile_here, tolerance_of, why_unauditable
+from atoll.learn.audit.profile import Profile, pinned, profile_here, tolerance_of, why_unauditable, why_unreplayable
 from atoll.learn.audit.replay import (
     Assignment,
     Link,
@@ -31,6 +31,7 @@ from atoll.learn.audit.replay import (
     why_no_state,
 )
 from atoll.learn.codec import Codec
+from atoll.learn.gradient import PLAIN
 from atoll.learn.layout import Layout
 from atoll.learn.update import Bounds, encode_update
 
@@ -99,6 +100,9 @@ def judging(
 ) -> Generator[None, None, Verdict]:
     """The same, pausing after every step."""
     here = here or profile_here()
+    asked = assignment.recipe.computing or PLAIN
+    if asked == PLAIN and (why := why_unreplayable(claim.profile)):
+        return WrongChain(f"it is no unaudited member, and claims what cannot be replayed: {why}")
     if why := why_unauditable(assignment, claim.profile, here, tolerance=tolerance):
         return Unauditable(why)
     if replica.data_name != assignment.data or replica.recipe != assignment.recipe:

@@ -65,6 +65,17 @@ def pinned(one: Profile, other: Profile) -> bool:
     return exact and one == other
 
 
+def why_unreplayable(profile: Profile) -> str:
+    """Why no auditor could come near what a trainer of this profile computes; empty if one can."""
+    if profile.precision != "fp32":
+        return f"{profile.precision}: AdamW makes of its rounding what a skipped step makes; audits are for fp32"
+    if profile.device != "cpu":
+        return f"tolerances were measured on CPUs, not on {profile.device}"
+    if profile.compiled:
+        return "a compiled model adds in an order of its own machine's"
+    return ""
+
+
 def why_unauditable(
     assignment: Assignment, profile: Profile, here: Profile, *, tolerance: float | None = None
 ) -> str:
@@ -81,13 +92,9 @@ def why_unauditable(
     if recipe.schedule.closing:
         return "its last round is a closing average, in a codec of its own"
     asked = recipe.computing or PLAIN
-    precision = asked.precision if profile.precision == "fp32" else profile.precision
-    if precision != "fp32":
-        return f"{precision}: AdamW makes of its rounding what a skipped step makes; audits are for fp32"
-    if profile.device != "cpu":
-        return f"tolerances were measured on CPUs, not on {profile.device}"
-    if profile.compiled or asked.compiled:
-        return "a compiled model adds in an order of its own machine's"
+    for one in (profile, msgspec.structs.replace(profile, precision=asked.precision, compiled=asked.compiled)):
+        if why := why_unreplayable(one):
+            return why
     if tolerance is not None or pinned(profile, here):
         return ""
     if assignment.segment_steps > SEGMENT_STEPS:

@@ -82,6 +82,18 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "more than half as much again as an equal share. Samples that members claim then move nothing. Left out: "
         'true with run.trust = "community" and "open", and with train.recipe = "cooperative".'
     ),
+    "run.vote_after_rounds": (
+        "Rounds in which a member's update must have counted before it votes, if it came after training began or "
+        "by another member's ticket; until then it trains, owns no part and cannot invite (specs/membership.md). "
+        "Who came by a founder's ticket before training began votes at once. 0: all vote as soon as they are "
+        'ready. Left out: 10 with run.trust = "community" and "open".'
+    ),
+    "run.sponsor_rounds": (
+        "Rounds in which a member's update must have counted before its vote no longer counts among those of its "
+        "invitation: all that one invited member brought in, directly or not, hold at most a third of the votes "
+        "together until then (specs/membership.md). 0: no such bound. Left out: 50 with "
+        'run.trust = "community" and "open".'
+    ),
     "run.validate_every": (
         "Training rounds after which members look at the agreed model: some, drawn by the vertex, sign its loss on "
         "held-out data, and if more than may lie find it bad, all go back to the last state that was found good "
@@ -439,6 +451,8 @@ RECIPE: dict[str, Any] = {  # what the recipe "diloco" and the trust "private" h
     "run.byzantine_tolerance": 0.0,
     "run.audit_rate": 0.0,
     "run.reputation": False,
+    "run.vote_after_rounds": 0,
+    "run.sponsor_rounds": 0,
     "run.openings": 0.0,
     "run.captured_parts": 0.0,
     "model.name": "gpt-tiny",

@@ -64,6 +64,8 @@ def _presets() -> list[str]:
         "`sync.statistic`": [_statistics(preset) for preset in PRESETS.values()],
         "`run.audit_rate`": [f"{preset.audit_rate:g}" for preset in PRESETS.values()],
         "`run.reputation`": [toml_text(preset.reputation) for preset in PRESETS.values()],
+        "`run.vote_after_rounds`": [f"{preset.vote_after_rounds}" for preset in PRESETS.values()],
+        "`run.sponsor_rounds`": [f"{preset.sponsor_rounds}" for preset in PRESETS.values()],
         "`run.openings`": [f"{preset.openings:g}" for preset in PRESETS.values()],
         "`run.captured_parts`": [f"{preset.captured:g}" for preset in PRESETS.values()],
         "owners watch each other": ["yes" if preset.witnessed else "no" for preset in PRESETS.values()],

@@ -16,7 +16,7 @@ from atoll.base.arguments import Count, Peers, Positive, Share, Whole
 from atoll.base.effort import BATCH_MOST, STEPS_MOST
 from atoll.base.limits import APART_ROUNDS_MAX, PEERS_MAX, UPDATES_KEPT_MAX
 from atoll.keys.signer import VoteKind
-from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName
+from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName, VoteRounds
 from atoll.policy.presets import Trust
 from atoll.policy.trust import StatisticName
 from atoll.policy.validation import VALIDATE_EVERY_MAX
@@ -52,6 +52,8 @@ class Run(Section, frozen=True):
     score_rate: Share = 0.0
     twin_rate: Share = 0.0
     reputation: bool | None = None
+    vote_after_rounds: VoteRounds | None = None
+    sponsor_rounds: VoteRounds | None = None
     validate_every: Annotated[int, Meta(ge=0, le=VALIDATE_EVERY_MAX)] = 0
     validate_margin: Annotated[float, Meta(ge=0.01, le=100)] = 0.25
     openings: Share | None = None

@@ -198,7 +198,7 @@ class History:
         That identity may also bring another vote key of its own: no quorum can admit it where only it votes.
         """
         signed = recovery_bytes(self.notary.run, vertex.body)
-        stays = (body.epoch, body.state, body.trained, body.tickets) == (
+        stays = body.invited == parent.invited and (body.epoch, body.state, body.trained, body.tickets) == (
             *(parent.epoch + 1, parent.state, parent.trained),
             parent.tickets,
         )

@@ -52,6 +52,7 @@
     pieces_churn  churn where older states lie in pieces, and the run is sent back to them
     accomplices  liars own parts by themselves and say the same there; openings find both, and nobody honest leaves
     openings     a third of the owners sum wrongly, and blocks are opened; each is out, nobody honest is
+    recruiter    one who was invited invites itself twelve times; it gets no more votes than agreement withstands
     slanderers   a third of the checkers find every owner guilty; nobody leaves
     opened       nobody lies where blocks are opened, and messages are lost
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
@@ -103,6 +104,7 @@ from atoll.sim.scenarios.orphans import orphans
 from atoll.sim.scenarios.owners import compared, comparers, framers, mixers, owners, watched
 from atoll.sim.scenarios.pieces import pieces
 from atoll.sim.scenarios.poisoners import poisoners
+from atoll.sim.scenarios.recruiter import recruiter
 from atoll.sim.scenarios.reputation import reputation
 from atoll.sim.scenarios.scores import scores
 from atoll.sim.scenarios.siege import siege, siege_opened
@@ -172,6 +174,7 @@ SCENARIOS: dict[str, Scenario] = {
     "pieces_churn": Scenario(pieces_churn, peers=8, rounds=30),
     "openings": Scenario(openings, peers=7, rounds=30),
     "accomplices": Scenario(accomplices, peers=8, rounds=20),
+    "recruiter": Scenario(recruiter, peers=4, rounds=12),
     "slanderers": Scenario(slanderers, peers=7, rounds=12),
     "opened": Scenario(opened, peers=7, rounds=30),
     "real_keys": Scenario(real_keys, peers=5, rounds=12),

@@ -209,10 +209,16 @@ class Join(Statement, frozen=True):
 
 
 class Ready(Statement, frozen=True):
-    """I hold the state agreed in this vertex, bit for bit; count me in."""
+    """I hold the state agreed in this vertex, bit for bit; count me in.
+
+    Where work is audited it says whether mine can be replayed. A member says it again when that has changed.
+    """
 
     vertex: Digest
     state: Digest
+    unaudited: bool | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # True: no auditor can take my steps again; left out: it can
 
 
 class Leave(Statement, frozen=True):

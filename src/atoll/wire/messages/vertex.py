@@ -13,12 +13,16 @@ from msgspec import UNSET, UnsetType
 
 from atoll.base.effort import Reached
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.base.limits import SCORE_ONE
+from atoll.base.limits import PEERS_MAX, SCORE_ONE, TICKETS_MAX, VOTE_ROUNDS_MAX
 from atoll.base.sample import CREDIT_MAX
 from atoll.wire.messages.statements import Certificate, Role, Signed, Tuned, Weighing
 
-Standing = Literal["observer", "new", "member", "away", "expelled"]
+Standing = Literal["observer", "new", "member", "away", "expelled", "unaudited"]
+Place = Role | Literal["apprentice"]  # a trainer whose vote is not earned yet: policy/votes.py
+WEIGHTLESS: frozenset[Standing] = frozenset({"new", "unaudited"})  # of trainers whose updates move nothing
 Score = Annotated[int, msgspec.Meta(ge=0, le=SCORE_ONE)]  # of a member's record: policy/reputation.py
+Rounds = Annotated[int, msgspec.Meta(ge=0, le=VOTE_ROUNDS_MAX)]
+Root = Annotated[int, msgspec.Meta(ge=0, le=PEERS_MAX + TICKETS_MAX)]
 Quarters = Annotated[int, msgspec.Meta(ge=0, le=CREDIT_MAX)]  # of turns, of a credit: base/sample.py
 
 
@@ -28,12 +32,14 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     An `observer` downloads the state and owns nothing; a `new` member votes and owns, but its first update has
     weight zero; a `member` is complete; one that is `away` left or was lost, and may come back without a ticket;
     one that is `expelled` was proven a liar, or sent away by the recovery identity, and never comes back as that.
+    One that is `unaudited` trains where work is audited and says that its own cannot be replayed: its updates have
+    weight zero, it has no vote and earns no record.
     """
 
     peer: PeerId
     vote_key: bytes
     addresses: tuple[str, ...]
-    role: Role
+    role: Place
     standing: Standing
     since: int  # round whose vertex admitted it
     step_s: float  # seconds per inner step as it last reported; 0 = not yet known
@@ -50,7 +56,12 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     @property
     def trains(self) -> bool:
         """May contribute updates: those who vote, and clients, whom nobody can dial."""
-        return self.standing in ("new", "member") and self.role != "observer"
+        return self.standing in ("new", "member", "unaudited") and self.role != "observer"
+
+    @property
+    def works(self) -> bool:
+        """Trains where others can dial it, and its work can be replayed where work is: it votes, or will."""
+        return self.standing in ("new", "member") and self.role in ("trainer", "apprentice")
 
     @property
     def present(self) -> bool:
@@ -65,6 +76,14 @@ class TicketUse(msgspec.Struct, frozen=True, array_like=True):
     role: Literal["trainer", "observer"]
     uses_left: int
     expires_s: float
+
+
+class Invited(msgspec.Struct, frozen=True, array_like=True):
+    """By whom members came, and how often they counted, where votes are earned."""
+
+    roots: tuple[Root, ...]  # of each line of `members`: the invitation by a founder that led to it; 0: a founder
+    counted: tuple[Rounds, ...]  # of each line of `members`: rounds in which its update moved the model
+    tickets: tuple[Root, ...]  # of each line of `tickets`: the root of a member that comes by it; 0: a new one
 
 
 class Metrics(msgspec.Struct, frozen=True, array_like=True):
@@ -102,6 +121,7 @@ class Body(msgspec.Struct, frozen=True, tag="Body"):
     credits: tuple[tuple[Quarters, Quarters], ...] | UnsetType = UNSET  # where who trains is drawn: the same
     effort: Reached | UnsetType = UNSET  # where a round's work follows losses: what the next one goes by
     paused: int | UnsetType = UNSET  # the round whose vertex holds the word; left out: the run trains
+    invited: Invited | UnsetType = UNSET  # where votes are earned, from the first vertex after genesis on
     tuned: Tuned | UnsetType = UNSET  # numbers that members changed since genesis; left out: none
 
 

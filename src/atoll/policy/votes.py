@@ -1,0 +1,87 @@
+"""Earned votes: which trainers vote next, where genesis says that a vote takes rounds that counted.
+
+Invariants:
+- The same result at every peer that holds the same vertices: integers and names only.
+- A founder, and who came by a founder's ticket before the first training round, votes at once.
+- Members of one root that are young hold at most a third of the votes; one vote where a third is less.
+Not responsible for: who is a member (policy/members.py), how many votes agree (policy/plan.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from atoll.base.ids import PeerId
+from atoll.base.limits import PEERS_MAX, TICKETS_MAX, VOTE_ROUNDS_MAX
+from atoll.policy.members import Reported, changes_max
+from atoll.wire.messages.statements import Invite, Join
+from atoll.wire.messages.vertex import Body, Invited, Member, TicketUse
+from atoll.wire.ticket import redeemed_ticket
+
+FOUNDER = 0  # the root of founders; of a ticket: a founder made it
+
+
+@dataclass(frozen=True)
+class VoteTerms:
+    after_rounds: int  # that counted, before a trainer votes
+    sponsor_rounds: int  # that counted, before a vote no longer falls under the bound of its root
+
+
+def next_votes(
+    parent: Body,
+    members: Sequence[Member],
+    tickets: Sequence[TicketUse],
+    contributors: Collection[PeerId],
+    reports: Sequence[Reported],
+    terms: VoteTerms,
+) -> tuple[tuple[Member, ...], Invited]:
+    """Who votes of the `members` that follow the parent, and what the next vertex says of their invitations.
+
+    Every invitation by a founder is a root, which all have who come by it or through its holder. One person may be
+    behind all of them, so the young among them hold a share of the votes at most that agreement withstands.
+    """
+    before = {m.peer: m for m in parent.members}
+    roots, counted, made = _invited(parent)
+    unused = iter(sorted(set(range(1, PEERS_MAX + TICKETS_MAX + 1)) - set(roots.values()) - set(made.values())))
+    joining = {r.by: redeemed_ticket(r.statement.admission) for r in reports if isinstance(r.statement, Join)}
+    lines: dict[PeerId, Member] = {}
+    for m in members:
+        was = before.get(m.peer)
+        if was is None or (m.role == "trainer" and was.role not in ("trainer", "apprentice")):
+            by = made.get(joining.get(m.peer, b""), FOUNDER)
+            roots[m.peer] = by or roots.get(m.peer) or next(unused)
+            if m.role == "trainer" and (parent.trained or by != FOUNDER):
+                m = replace(m, role="apprentice")
+        moved = was is not None and was.standing == "member" and m.peer in contributors
+        counted[m.peer] = min(counted.get(m.peer, 0) + moved, VOTE_ROUNDS_MAX)
+        lines[m.peer] = m
+
+    voters, voting = {m.peer for m in parent.members if m.votes}, {m.peer for m in lines.values() if m.votes}
+    budget = changes_max(len(voters)) - len(voters ^ voting)
+    waiting = [m for m in lines.values() if m.role == "apprentice" and m.standing == "member"]
+    able = [m for m in waiting if counted[m.peer] >= terms.after_rounds]
+    for m in sorted(able, key=lambda m: (-counted[m.peer], m.since, m.peer)):
+        young = {p for p in (*voting, m.peer) if counted[p] < terms.sponsor_rounds}
+        of_root = sum(roots[p] == roots[m.peer] for p in young)
+        if budget > 0 and (m.peer not in young or of_root <= changes_max(len(voting) + 1)):
+            lines[m.peer], budget = replace(m, role="trainer"), budget - 1
+            voting.add(m.peer)
+
+    inviting = {r.statement.ticket: r.by for r in reports if isinstance(r.statement, Invite)}
+    by_ticket = tuple(roots[inviting[t.ticket]] if t.ticket in inviting else made[t.ticket] for t in tickets)
+    return tuple(lines.values()), Invited(
+        tuple(roots[p] for p in lines), tuple(counted[p] for p in lines), by_ticket
+    )
+
+
+def _invited(parent: Body) -> tuple[dict[PeerId, int], dict[PeerId, int], dict[bytes, int]]:
+    """Roots and counted rounds of members, roots of tickets. Genesis has founders and their tickets."""
+    names, ids, told = [m.peer for m in parent.members], [t.ticket for t in parent.tickets], parent.invited
+    if told is UNSET or parent.round < 0:
+        return dict.fromkeys(names, FOUNDER), {}, dict.fromkeys(ids, FOUNDER)
+    roots, counted = zip(names, told.roots, strict=True), zip(names, told.counted, strict=True)
+    return dict(roots), dict(counted), dict(zip(ids, told.tickets, strict=True))
