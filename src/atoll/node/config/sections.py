@@ -51,7 +51,7 @@ class Run(Section, frozen=True):
     score_rate: Share = 0.0
     twin_rate: Share = 0.0
     reputation: bool | None = None
-    validate_every: Annotated[int, Meta(ge=0, le=VALIDATE_EVERY_MAX)] = 0
+    validate_every: Annotated[int, Meta(ge=0, le=VALIDATE_EVERY_MAX)] | None = None
     validate_margin: Annotated[float, Meta(ge=0.01, le=100)] = 0.25
     openings: Share | None = None
     captured_parts: Share | None = None
