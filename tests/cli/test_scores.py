@@ -11,9 +11,9 @@ pytestmark = [pytest.mark.long, pytest.mark.net, pytest.mark.timeout(300)]
 
 SCORED = [
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=8"),
-    *("--set", "train.inner_steps=16", "--set", "run.rounds=0", "--set", "run.trust=community"),
+    *("--set", "train.inner_steps=16", "--set", "run.rounds=0", "--set", "run.reputation=true"),
     *("--set", "run.audit_rate=0", "--set", "run.score_rate=0.1", "--set", "sync.overlap=2"),
-    *("--set", "run.start_peers=4", "--set", "run.min_peers=4"),
+    *("--set", "run.start_peers=3", "--set", "run.min_peers=3"),
 ]
 COPYCAT = """
 import sys
@@ -27,7 +27,7 @@ if "atoll.host.trainer" in sys.orig_argv:
 
 def test_work_on_another_members_samples_is_hollow_and_nobody_elses_is(tmp_path: Path):
     """It takes every step, on the wrong samples, in a run with overlap, which no replay could audit."""
-    with beside_eve(tmp_path, COPYCAT, SCORED, "bob", "cid") as (ada, eve):
+    with beside_eve(tmp_path, COPYCAT, SCORED, "bob") as (ada, eve):
         villain = eve.until_fact("Opened")["peer"]
 
         def opinions(of_villain: bool) -> list[str]:
