@@ -141,6 +141,7 @@ class Run:
         self.shard_index, self.shard_count = 0, 1  # this round's slice of the data, for `shard`
         self._process: subprocess.Popen[bytes] | None = None
         self._joined = False
+        self._warned = False  # that it brings no held-out loss
         self._span = _Span()
         self._cancelled = self._stands = -1  # the job that was over last, and the one after which the loop waits
         self._job: Train | None = None  # what the peer waits for
@@ -445,7 +446,8 @@ class Run:
                 self._say(self._looked())
             case Begins(recipe, validated) if not self._joined:
                 self._work_with(recipe)
-                if validated and self._validate is None:
+                if validated and self._validate is None and not self._warned:
+                    self._warned = True  # a loop may begin several times before it has joined
                     print(UNVALIDATED, file=sys.stderr, flush=True)
                 if self._gradients is not None:
                     print(_steps_of(recipe, self._optimizer), file=sys.stderr, flush=True)
