@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 AUDITED = [
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=2"),
     *("--set", "train.inner_steps=12", "--set", "run.rounds=0", "--set", "run.trust=community"),
-    *("--set", "run.audit_rate=1.0", "--set", "run.start_peers=3", "--set", "run.min_peers=2"),
-    *("--uses", "4"),
+    *("--set", "run.audit_rate=1.0", "--set", "run.start_peers=5", "--set", "run.min_peers=4"),
+    *("--uses", "8"),
 ]
 CHEAT = """
 import sys
@@ -29,9 +30,9 @@ if "atoll.host.trainer" in sys.orig_argv:
 """
 
 
-def test_one_of_three_that_takes_every_second_step_is_found_out_and_the_others_are_accepted(tmp_path: Path):
+def test_one_of_five_that_takes_every_second_step_is_found_out_and_the_others_are_accepted(tmp_path: Path):
     """Its statements are true to its chain and its updates look like anybody's: taking its steps again tells."""
-    with beside_eve(tmp_path, CHEAT, AUDITED, "bob") as (ada, eve):
+    with beside_eve(tmp_path, CHEAT, AUDITED, "bob", "cid", "dan") as (ada, eve):
         villain = eve.until_fact("Opened")["peer"]
         ada.until_fact("RoundBegan", assembling=False)
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > 0)
@@ -43,15 +44,17 @@ def test_one_of_three_that_takes_every_second_step_is_found_out_and_the_others_a
         status = answer_of("status", "--dir", tmp_path / "ada")
         assert status["audits"]["accepted"] > 0 and status["audits"]["mismatch"] >= 2
         assert "audits:" in atoll("status", "--dir", tmp_path / "ada").stdout
-        verified = answer_of("verify", tmp_path / "ada", "--verdicts")
+        others = [word for name in ("bob", "cid", "dan") for word in ("--also", tmp_path / name)]
+        verified = answer_of("verify", tmp_path / "ada", "--verdicts", *others)
         assert verified["intact"] and verified["audits"]["accepted"] > 0
         (out,) = (d for d in verified["verdicts"]["departures"] if d["standing"] == "expelled")
         assert out["peer"] == villain and out["reasons"][0]["ground"] == "audit"
         words = [w for d in verified["verdicts"]["doubts"] if d["outcome"] == "refuted" for w in d["words"]]
         assert {w["result"] for w in words} == {"agrees"}, words
         for exhibit in {w["exhibit"] for w in words}:
-            (tmp_path / "ada" / "blobs" / exhibit).unlink()
+            (tmp_path / "ada" / "blobs" / exhibit).unlink(missing_ok=True)
         looked = atoll("verify", tmp_path / "ada", "--verdicts").stdout
         assert "unknown" in looked and "--fetch" in looked
         looked = atoll("verify", tmp_path / "ada", "--verdicts", "--fetch").stdout
-        assert "eve is expelled" in looked and "agrees   bob said mismatch" in looked and "unknown" not in looked
+        assert "eve is expelled" in looked and "unknown" not in looked
+        assert re.search("agrees   (bob|cid|dan) said mismatch", looked)

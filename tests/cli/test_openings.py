@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 CHECKED = [
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=2"),
     *("--set", "train.inner_steps=4", "--set", "run.rounds=0", "--set", "run.trust=community"),
-    *("--set", "run.openings=0.5", "--set", "run.start_peers=4", "--set", "run.min_peers=3"),
-    *("--uses", "4"),
+    *("--set", "run.openings=0.5", "--set", "run.start_peers=5", "--set", "run.min_peers=4"),
+    *("--uses", "8"),
 ]
 LIAR = """
 from atoll.host.island import Island
@@ -34,7 +34,7 @@ Island._combine = spoilt
 
 def test_an_owner_that_answers_with_other_bytes_is_expelled_and_nobody_else_is_named(tmp_path: Path):
     """What it shows are true rows: that they do not make what it signed is the proof."""
-    with beside_eve(tmp_path, LIAR, CHECKED, "bob", "cid") as (ada, eve):
+    with beside_eve(tmp_path, LIAR, CHECKED, "bob", "cid", "dan") as (ada, eve):
         villain = eve.until_fact("Opened")["peer"]
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > 0)
         ada.until(lambda f: f["fact"] == "OpeningVerdict" and f["peer"] == villain and f["finding"] == "mismatch")

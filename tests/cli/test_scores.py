@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.long, pytest.mark.net, pytest.mark.timeout(300)]
 
 SCORED = [
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=8"),
-    *("--set", "train.inner_steps=16", "--set", "run.rounds=0", "--set", "run.trust=community"),
+    *("--set", "train.inner_steps=16", "--set", "run.rounds=0", "--set", "run.reputation=true"),
     *("--set", "run.audit_rate=0", "--set", "run.score_rate=0.1", "--set", "sync.overlap=2"),
     *("--set", "run.start_peers=3", "--set", "run.min_peers=3"),
     *("--uses", "4"),

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.long, pytest.mark.net, pytest.mark.timeout(300)]
 TWINNED = [
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=8"),
     *("--set", "train.recipe=fedavg", "--set", "train.inner_steps=16", "--set", "run.rounds=0"),
-    *("--set", "run.trust=community", "--set", "run.twin_rate=0.5"),
+    *("--set", "run.reputation=true", "--set", "run.twin_rate=0.5"),
     *("--set", "run.start_peers=3", "--set", "run.min_peers=3"),
     *("--uses", "4"),
 ]
@@ -28,7 +28,8 @@ if "atoll.host.trainer" in sys.orig_argv:
 
 def test_work_on_other_samples_strays_and_nobody_elses_does(tmp_path: Path):
     """It takes every step, on the wrong samples, and its twin has taken the right ones."""
-    with beside_eve(tmp_path, COPYCAT, TWINNED, "bob") as (ada, villain):
+    with beside_eve(tmp_path, COPYCAT, TWINNED, "bob") as (ada, eve):
+        villain = eve.until_fact("Opened")["peer"]
 
         def strayed() -> list[str]:
             return [peer for f in ada.facts if f["fact"] == "TwinsJudged" for peer in f["strayed"]]

@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.long, pytest.mark.net, pytest.mark.timeout(300)]
 COMMUNITY = [
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=2"),
     *("--set", "train.inner_steps=2", "--set", "run.rounds=0", "--set", "run.trust=community"),
-    *("--set", "run.audit_rate=0", "--set", "run.start_peers=4", "--set", "run.min_peers=3"),
-    *("--uses", "4"),
+    *("--set", "run.audit_rate=0", "--set", "run.start_peers=5", "--set", "run.min_peers=4"),
+    *("--uses", "8"),
 ]
 LIAR = """
 from atoll.host.island import Island
@@ -29,7 +29,7 @@ Island._encode = unreadable
 
 
 def test_who_sends_what_no_codec_reads_is_expelled_within_three_rounds_and_the_proof_can_be_read(tmp_path: Path):
-    with beside_eve(tmp_path, LIAR, COMMUNITY, "bob", "cid") as (ada, eve):
+    with beside_eve(tmp_path, LIAR, COMMUNITY, "bob", "cid", "dan") as (ada, eve):
         villain = eve.until_fact("Opened")["peer"]
         first = ada.until(lambda f: f["fact"] == "Garbage")["round"]
         out = ada.until_expelled(villain)

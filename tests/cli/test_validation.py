@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 VALIDATED = [
     *("--set", "model.name=gpt-nano", "--set", "train.seq_len=32", "--set", "train.batch=2"),
     *("--set", "train.inner_steps=6", "--set", "run.rounds=0", "--set", "run.trust=community"),
-    *("--set", "run.validate_every=1", "--set", "run.start_peers=3", "--set", "run.min_peers=2"),
+    *("--set", "sync.statistic=mean", "--set", "run.validate_every=1", "--set", "run.start_peers=4"),
     *("--set", "run.audit_rate=0"),  # an audit would expel Eve, and her row of her own part would go with her
     *("--uses", "4"),
 ]
@@ -35,8 +35,8 @@ if "join" in sys.orig_argv:
 def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
     """Eve's updates of two rounds point the wrong way, two hundred times as far; the run goes on from before.
 
-    Bob and Eve fetch the canary data from Ada: all three measure two losses. All keep updates, so Ada can make a
-    refused round again without each of them: it was Eve.
+    Bob, Cid and Eve fetch the canary data from Ada: all four measure two losses. All keep updates, so Ada can
+    make a refused round again without each of them: it was Eve.
     """
     lies = lying(tmp_path, POISON)
     (canary := tmp_path / "canary.txt").write_text(Path(os.__file__).read_text())
@@ -46,6 +46,7 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
         ada = running[0]
         ticket = ada.until_fact("Opened")["ticket"]
         running.append(Peer("join", ticket, "--dir", tmp_path / "bob", "--name", "bob", *keep))
+        running.append(Peer("join", ticket, "--dir", tmp_path / "cid", "--name", "cid", *keep))
         running.append(Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", *keep, env=lies))
         ada.until_fact("RoundBegan", assembling=False)
         for trained in (1, 3):  # each with patience of its own
@@ -55,8 +56,8 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
         good = next(f for f in ada.facts if f["fact"] == "StateJudged" and f["of"] == went["back_to"])
         assert went["back_to"] < bad["of"] < went["round"] and bad["of"] in went["refused"]
         assert len(bad["values"]) == 2 and bad["values"][0] > 1.2 * good["values"][0]
-        assert running[2].until_fact("Opened")["peer"] in went["contributors"]
-        for peer in running[:2]:
+        assert running[3].until_fact("Opened")["peer"] in went["contributors"]
+        for peer in running[:3]:
             peer.until_fact("RoundClosed", round=went["round"], back_to=went["back_to"], by="validators")
         status = answer_of("status", "--dir", tmp_path / "ada")
         assert "eve" in status["validation"]["returns"][0]["contributors"]

@@ -61,6 +61,8 @@ class InThread(Run):
 class Loop(AttachedTrainer):
     """A PyTorch loop with two lines added, over its share of a book: data and model of the built-in trainer."""
 
+    held_out: Callable[[nn.Module], float] | None = None  # the loss that it measures as a validator
+
     def __init__(self, book: str, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
         self.data, self.model, self.steps = load_data(book), build_model("gpt-nano", 0), 0
         self.optimizer, self.run = make(self.model), InThread()
@@ -72,7 +74,8 @@ class Loop(AttachedTrainer):
     def _trains(self) -> None:
         try:
             with self.run as run:
-                run.attach(self.model, self.optimizer, batch=BATCH)
+                looks = self.held_out and (lambda: self.held_out(self.model))
+                run.attach(self.model, self.optimizer, batch=BATCH, validate=looks)
                 while not run.done:
                     self.step(self.batch())
                     self.optimizer.zero_grad()

@@ -129,9 +129,13 @@ def test_settings_give_any_size_adapters(tmp_path):
     assert load_config(None, ['model.only=["model.norm.*"]'], {}).model.only == ("model.norm.*",)
     with pytest.raises(UsageError, match="takes no adapters"):
         recipe_of(load_config(None, ["model.name=resnet18-mnist", "model.lora_rank=4"], {}))
-    distrusting = load_config(None, ["model.lora_rank=4", 'run.trust="community"', "sync.overlap=0"], {})
+    distrusting = load_config(
+        None, ["model.lora_rank=4", 'run.trust="community"', "run.start_peers=4", "sync.overlap=0"], {}
+    )
     assert settings_of(distrusting, recipe_of(distrusting)).audit_rate is UNSET
-    asked = load_config(None, ["model.lora_rank=8", 'run.trust="community"', "run.audit_rate=0.1"], {})
+    asked = load_config(
+        None, ["model.lora_rank=8", 'run.trust="community"', "run.start_peers=4", "run.audit_rate=0.1"], {}
+    )
     with pytest.raises(UsageError, match="never measured"):
         recipe = recipe_of(asked)
         found(built_in(recipe, "stdlib"), settings_of(asked, recipe))

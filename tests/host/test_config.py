@@ -25,7 +25,7 @@ from atoll.node.config.sections import Config, keys, of_the_run
 from atoll.node.config.sense import NOT_YET
 from atoll.node.settings import RunSettings, encode_settings
 from atoll.policy.pieces import Coded
-from atoll.policy.presets import PRESETS
+from atoll.policy.presets import PRESETS, looked_every
 
 DOCS = Path(__file__).parents[2] / "docs" / "config.md"
 
@@ -161,6 +161,7 @@ def test_what_the_recipe_is_said_to_have_is_what_it_has():
         "run.byzantine_tolerance": PRESETS["private"].tolerance,
         "run.audit_rate": PRESETS["private"].audit_rate,
         "run.reputation": PRESETS["private"].reputation,
+        "run.validate_every": looked_every(PRESETS["private"], 50),
         "sync.statistic": chosen_statistic(Config()),
         "run.vote_after_rounds": 0,
         "run.sponsor_rounds": 0,
@@ -196,7 +197,7 @@ def test_a_tuned_recipe_keeps_what_is_not_mentioned():
 
 
 def test_trust_decides_the_quorum_and_the_timeout_its_windows():
-    config = load_config(None, ("run.trust=community", "consensus.timeout=60s"), {})
+    config = load_config(None, ("run.trust=community", "run.start_peers=4", "consensus.timeout=60s"), {})
     round = settings_of(config, recipe_of(config)).round
     assert (round.quorum, round.owner_s, round.agree_s) == ("two-thirds", 12.0, 24.0)
     assert settings_of(Config(), recipe_of(Config())).round.quorum == "majority"

@@ -39,7 +39,7 @@ def test_owners_remember_what_their_answers_left_out_where_they_are_believed(nam
     recipe, settings = founded()
     assert (recipe.coding.down, recipe.coding.answer) == ("2bit", "remembered")
     assert settings.steady is True and settings.topology == "butterfly"
-    for sets in (("run.trust=community",), ("sync.topology=tree",)):
+    for sets in (("run.trust=community", "run.start_peers=4"), ("sync.topology=tree",)):
         recipe, elsewhere = founded(*sets)
         assert (recipe.coding.down, recipe.coding.answer) == ("int8", "once")
         assert b"steady" not in encode_settings(elsewhere)
@@ -169,7 +169,8 @@ def test_rounds_that_wait_for_a_quorum_are_founded_only_among_friends():
         with pytest.raises(PeerFault, match="quorum of updates"):
             decode_settings(encode_settings(replace(settings, **change)))
 
-    config = load_config(None, ("sync.quorum=3", "sync.grace=4", "model.name=gpt-nano", "run.trust=community"), {})
+    sets = ("sync.quorum=3", "sync.grace=4", "model.name=gpt-nano", "run.trust=community", "run.start_peers=4")
+    config = load_config(None, sets, {})
     recipe = recipe_of(config)
     with pytest.raises(UsageError, match="whoever commits first") as refused:
         found(built_in(recipe, "stdlib"), settings_of(config, recipe))
@@ -287,7 +288,7 @@ def test_noloco_is_a_run_in_pairs_and_takes_the_numbers_that_it_has():
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        (("run.trust=community",), "do not trust each other"),
+        (("run.trust=community", "run.start_peers=4"), "do not trust each other"),
         (("sync.topology=ring",), "a ring has a common result"),
         (("run.audit_rate=0.1",), "audits take rounds again|audited"),
         (("run.validate_every=1",), "validators look at a common model"),

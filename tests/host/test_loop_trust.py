@@ -24,6 +24,7 @@ from atoll.learn.recipes import Reducer, diloco
 from atoll.learn.schedule import Phase, Schedule
 from atoll.node.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy.presets import PRESETS
+from atoll.policy.validation import Rule
 
 LOOPS = 5
 
@@ -136,11 +137,10 @@ def test_a_run_of_seven_loops_has_what_its_trust_stands_for(tmp_path: Path, trus
     assert settings.min_peers == {"private": 1, "community": 5, "open": 4}[trust], "it waits, and never averages"
     assert (settings.opened.share if settings.opened else 0.0) == preset.openings
     assert not settings.audited_share and not settings.reputed
+    assert settings.validated == (None if trust == "private" else Rule(every=2)), "rounds of fifty steps"
 
 
-@pytest.mark.parametrize(
-    ("peers", "statistic"), [(1, "mean"), (4, "trimmed_mean"), (5, "robust"), (65, "trimmed_mean")]
-)
+@pytest.mark.parametrize(("peers", "statistic"), [(4, "trimmed_mean"), (5, "robust"), (65, "trimmed_mean")])
 def test_a_default_rule_is_one_that_the_loops_can_keep(tmp_path: Path, peers: int, statistic: str):
     assert settings_of(tmp_path, trust="community", start_peers=peers).statistic == statistic
 
@@ -149,6 +149,9 @@ def test_a_default_rule_is_one_that_the_loops_can_keep(tmp_path: Path, peers: in
     ("wish", "says"),
     [
         ({"trust": "open", "start_peers": 3}, "among 3 members"),
+        ({"trust": "community"}, 'start_peers=4.*peers=4; or trust="private"'),
+        ({"trust": "community", "statistic": "mean", "start_peers": 3}, "among 3 members.*start_peers=4"),
+        ({"trust": "community", "start_peers": 7, "min_peers": 2}, "among 2 members.*min_peers=4"),
         ({"trust": "open", "start_peers": 7, "min_peers": 2}, "among 2 members.*min_peers=4"),
         ({"trust": "open", "statistic": "mean"}, "start_peers=4"),
         ({"trust": "community", "statistic": "robust", "start_peers": 4}, "start_peers=5"),
@@ -167,16 +170,11 @@ def test_what_would_withstand_nobody_is_refused_before_anything_is_written(tmp_p
 
 
 def test_what_a_run_lacks_of_its_trust_is_told_to_who_founds_it(tmp_path: Path, peers_in_threads: None, capfd):
-    """Where nothing better than a mean is possible it is not refused, and not hidden."""
-    for peers, trust, codec in ((1, "community", "topk:0.1+int8"), (1, "private", "int8")):
-        model = network(1)
-        run = atoll.found(
-            folder=tmp_path / trust, trust=trust, start_peers=peers, up=codec, rounds=1, inner_steps=1
-        )
-        with run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)):
-            told = capfd.readouterr().err
-        asked = trust == "community"
-        assert ("one liar can move a mean" in told and "start_peers=4" in told) is asked
+    """What is not possible is not refused, and not hidden. Loops without a held-out loss hear so."""
+    for peers, trust, codec in ((4, "community", "topk:0.1+int8"), (1, "private", "int8")):
+        loops(tmp_path / trust, [{}] * peers, trust=trust, up=codec, rounds=1, inner_steps=1)
+        told, asked = capfd.readouterr().err, trust == "community"
+        assert told.count("run.attach(model, optimizer, validate=…)") == (peers if asked else 0)
         assert ("nobody's work is audited" in told) is asked
         assert ("sums of owners are believed: up = " in told) is asked, told
 

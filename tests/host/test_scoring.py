@@ -151,6 +151,6 @@ def test_scores_without_records_are_refused_by_name(tmp_path: Path):
     path.write_text("[run]\nscore_rate = 0.1\n")
     with pytest.raises(UsageError, match="keeps no records"):
         load_config(path)
-    path.write_text('[run]\nscore_rate = 0.1\ntrust = "community"\n')
+    path.write_text('[run]\nscore_rate = 0.1\ntrust = "community"\nstart_peers = 4\n')
     config = load_config(path)
     assert settings_of(config, recipe_of(config)).scored_share == 0.1

@@ -218,9 +218,9 @@ def test_only_recipes_whose_rounds_begin_alike_have_twins(tmp_path: Path, book: 
     ("more", "why"),
     [
         ("", "keeps no records"),
-        ('trust = "community"\nscore_rate = 0.1', "run.score_rate = 0.1"),
-        ('trust = "community"\naudit_rate = 0.1', "run.audit_rate = 0.1"),
-        ('trust = "community"\n[sync]\napart = "merge"', 'sync.apart = "merge"'),
+        ('trust = "community"\nstart_peers = 4\nscore_rate = 0.1', "run.score_rate = 0.1"),
+        ('trust = "community"\nstart_peers = 4\naudit_rate = 0.1', "run.audit_rate = 0.1"),
+        ('trust = "community"\nstart_peers = 4\n[sync]\napart = "merge"', 'sync.apart = "merge"'),
     ],
 )
 def test_what_twins_cannot_stand_beside_is_refused_by_name(tmp_path: Path, more: str, why: str):
@@ -232,6 +232,6 @@ def test_what_twins_cannot_stand_beside_is_refused_by_name(tmp_path: Path, more:
 
 def test_a_config_with_twins_founds_a_run_with_twins(tmp_path: Path):
     path = tmp_path / "run.toml"
-    path.write_text('[run]\ntwin_rate = 0.1\ntrust = "community"\n[train]\nrecipe = "fedavg"\n')
+    path.write_text('[run]\ntwin_rate = 0.1\ntrust = "community"\nstart_peers = 4\n[train]\nrecipe = "fedavg"\n')
     config = load_config(path)
     assert settings_of(config, recipe_of(config)).twinned_share == 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.host.config import load_config, recipe_of, settings_of
 from atoll.node.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy import validation
 from atoll.policy.validation import Rule
@@ -45,6 +46,15 @@ def test_poison_that_the_bound_lets_through_is_found_when_it_adds_up():
 
 def test_every_other_round_is_enough():
     told = played(rounds=(8, 9), rule=Rule(every=2))
+    assert [back.back_to for back in told.returns.values()] == [7]
+
+
+def test_a_mean_of_four_that_may_lie_is_looked_at_though_only_trust_is_written():
+    """One of four ruins a round. The rule is what the config makes of it; the model is where it should be."""
+    config = load_config(None, ("run.trust=community", "run.start_peers=4", "sync.statistic=mean"), {})
+    rule = settings_of(config, recipe_of(config)).validated
+    assert rule is not None
+    told = play_validated(Stage("validated", 3, 4, 24, "two-thirds"), (1,), "silent", "huge", (8,), rule=rule)
     assert [back.back_to for back in told.returns.values()] == [7]
 
 

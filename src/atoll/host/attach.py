@@ -25,6 +25,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -55,20 +56,23 @@ from atoll.host.reach import LOOPBACK
 from atoll.host.shared import Mailbox, anonymous
 from atoll.host.trainer.words import (
     LENGTH,
+    Broken,
     Cancel,
     Carried,
     LoadInner,
+    Looked,
     Merge,
     Saved,
     SaveInner,
     Train,
     Trained,
+    Validate,
     WriteX,
 )
 from atoll.learn.borrowed import AdamMoments, Gradients, optimizer_problem, skipped
 from atoll.learn.exchanged import Base, check_optimizer, exchanged
 from atoll.learn.inner import Accumulate, Pipelined, fresh_inner, inner_from_bytes, inner_pieces
-from atoll.learn.layout import base_digest, flatten, layout_of, unflatten
+from atoll.learn.layout import base_digest, flatten, layout_of, tensors_of, unflatten
 from atoll.learn.merge import merge
 from atoll.learn.recipes import Recipe
 from atoll.policy.sampling import Sample, group_problem, named
@@ -76,6 +80,10 @@ from atoll.wire.ticket import parse
 
 T = TypeVar("T")
 LEAVE_S = 15.0  # for the peer's farewell
+UNVALIDATED = (
+    "members of this run may lie, and this loop cannot see whether an agreed model is bad. Where too few can, "
+    "the run never goes back behind a bad one. Give it a held-out loss: run.attach(model, optimizer, validate=…)"
+)
 
 
 @dataclass
@@ -134,6 +142,7 @@ class Run:
         self.shard_index, self.shard_count = 0, 1  # this round's slice of the data, for `shard`
         self._process: subprocess.Popen[bytes] | None = None
         self._joined = False
+        self._warned = False  # that it brings no held-out loss
         self._span = _Span()
         self._cancelled = self._stands = -1  # the job that was over last, and the one after which the loop waits
         self._job: Train | None = None  # what the peer waits for
@@ -160,14 +169,22 @@ class Run:
         batch: Count = 1,
         pass_steps: Whole = 0,
         only: Sequence[str] = (),
+        validate: Callable[[], SupportsFloat] | None = None,
     ) -> Run:
         """Join with this model; returns when the first round begins, the model then holds the agreed parameters.
 
         `batch` is the number of samples behind one optimizer step: it weighs this peer's update. `pass_steps` are
         the optimizer steps of one pass over your own data, `len(loader)`, where the run counts epochs. Parameters
         that require no gradient are not exchanged: every member must hold the same ones. `only` names what is
-        exchanged instead, in shell style: `only=["*lora*", "head.*"]`. Raises RefusedError if the model is not the
-        run's, UsageError if nothing could be exchanged, or the ticket's own error.
+        exchanged instead, in shell style: `only=["*lora*", "head.*"]`.
+
+        `validate` returns the model's mean loss on held-out data: some hundred samples, the same ones at every
+        member, since losses are compared. Where members may lie, some of them are drawn now and then to call it
+        between two steps, with an agreed state in the model. If enough find it bad, all go back to the last good
+        one. Parameters, `training` flags and the CPU's random numbers are afterwards what they were.
+
+        Raises RefusedError if the model is not the run's, UsageError if nothing could be exchanged, or the ticket's
+        own error.
         """
         if self._process is not None or self._joined:
             raise UsageError(
@@ -182,11 +199,12 @@ class Run:
                 cause="these are tokens, or other parts of samples",
                 fix="count samples, in target_samples= as well",
             )
-        self._model, self._optimizer, self._batch = model, optimizer, batch
+        self._model, self._optimizer, self._batch, self._validate = model, optimizer, batch, validate
         self._choose(only)
         if self._wish["recipe"] is not None:
             self._work_with(self._wish["recipe"])
-        wish = Attach(layout=self._layout, batch=batch, pass_steps=pass_steps, **self._wish)
+        looks = validate is not None
+        wish = Attach(layout=self._layout, batch=batch, pass_steps=pass_steps, validates=looks, **self._wish)
         memory = anonymous()
         self._mailbox = Mailbox(memory, self._layout.floats, room_of(self._layout))
         self._mailbox.x_F.copy_(self._finite(flatten(self._model, self._layout)[0]))
@@ -248,7 +266,7 @@ class Run:
         One that is not finite (a batch that GradScaler passes over) counts for nothing.
         """
         try:
-            value = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+            value = _number(loss)
         except (TypeError, ValueError, RuntimeError) as why:  # a tensor of many values
             raise UsageError("E-ATT-11", f"run.report: {why}", fix="run.report(loss.mean().item())") from None
         if math.isfinite(value):
@@ -426,8 +444,13 @@ class Run:
                 self._cancelled = job
                 if stands:
                     self._stands, self._may, self._full = job, 0, 0
-            case Begins(recipe) if not self._joined:
+            case Validate():
+                self._say(self._looked())
+            case Begins(recipe, validated) if not self._joined:
                 self._work_with(recipe)
+                if validated and self._validate is None and not self._warned:
+                    self._warned = True  # a loop may begin several times before it has joined
+                    print(UNVALIDATED, file=sys.stderr, flush=True)
                 if self._gradients is not None:
                     print(_steps_of(recipe, self._optimizer), file=sys.stderr, flush=True)
             case Begins():
@@ -461,6 +484,28 @@ class Run:
         own = flatten(self._model, self._layout)[1]
         unflatten(self._mailbox.x_F, own, self._model, self._layout)
         self._forget()
+
+    def _looked(self) -> Looked | Broken:
+        """The loop's own held-out loss of the model in the mailbox. The loop's model is as it was afterwards."""
+        assert self._validate is not None
+        own = [(tensor, tensor.detach().clone()) for _, tensor in tensors_of(self._model, self._layout)]
+        modes = [(module, module.training) for module in self._model.modules()]
+        counters_K = flatten(self._model, self._layout)[1]
+        try:
+            with torch.random.fork_rng([]), torch.no_grad():
+                unflatten(self._mailbox.shown(), counters_K, self._model, self._layout)
+                self._model.eval()
+                return Looked(True, (_number(self._validate()),))
+        except Exception as why:
+            traceback.print_exc()
+            print("validate= failed: this member does not look at this state", file=sys.stderr, flush=True)
+            return Broken("refused", f"validate= failed: {type(why).__name__}")
+        finally:
+            with torch.no_grad():
+                for tensor, value in own:
+                    tensor.copy_(value)
+            for module, training in modes:
+                module.training = training
 
     def _merge(self, word: Merge) -> None:
         """What was agreed goes into the model; the steps since the hand-over stay, as far as the recipe has it."""
@@ -544,6 +589,10 @@ def _steps_of(recipe: Recipe, optimizer: torch.optim.Optimizer) -> str:
         f"members of this run agree on gradients: optimizer.step() takes the step of its recipe, "
         f"{type(outer).__name__}({numbers}); rates and moments of your {type(optimizer).__name__} do nothing"
     )
+
+
+def _number(loss: SupportsFloat) -> float:
+    return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
 
 def _refusing(why: str) -> Callable[..., None]:

@@ -47,6 +47,7 @@ from atoll.host.trainer.words import (
     Taken,
     Train,
     Trained,
+    Validate,
     WriteX,
 )
 from atoll.keys.digest import Buffer
@@ -58,9 +59,10 @@ from atoll.learn.state import SharedState, state_bytes
 from atoll.node.facts import GenesisKnown, Refused, RoundClosed, RunOver
 from atoll.node.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.plan import RoundSettings
-from atoll.policy.presets import PRESETS, Trust
+from atoll.policy.presets import PRESETS, Trust, looked_every
 from atoll.policy.sampling import Sample
 from atoll.policy.trust import StatisticName
+from atoll.policy.validation import Rule
 
 if TYPE_CHECKING:
     from atoll.host.learning import Beginning
@@ -87,6 +89,7 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     effort: Effort | None = None  # what of its rounds' work follows the run; None: nothing
     batch: int = 1  # samples behind one optimizer step
     pass_steps: Whole = 0  # optimizer steps of one pass over the loop's own data; 0: it did not say
+    validates: bool = False  # the loop can measure a held-out loss
 
 
 class Told(msgspec.Struct, frozen=True, tag=True):
@@ -101,6 +104,7 @@ class Begins(msgspec.Struct, frozen=True, tag=True):
     """The first job comes next: what the run's recipe works with may be in the hands of the loop's optimizer."""
 
     recipe: Recipe
+    validated: bool = False  # members look at its agreed model
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True):
@@ -139,16 +143,19 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
     """Last words of the user's process."""
 
 
-ToUser = Train | Cancel | WriteX | Merge | SaveInner | LoadInner | Begins | Told | Closed | Over | Trouble
-FromUser = Attach | Trained | Carried | Saved | Broken | Declines | Farewell
+ToUser = (
+    Train | Cancel | WriteX | Merge | SaveInner | LoadInner | Validate | Begins | Told | Closed | Over | Trouble
+)
+FromUser = Attach | Trained | Carried | Saved | Looked | Broken | Declines | Farewell
 
 _FROM_USER: msgspec.msgpack.Decoder[FromUser] = msgspec.msgpack.Decoder(FromUser)
 _ATTACH = msgspec.msgpack.Decoder(Attach)
 
 
 def room_of(layout: Layout) -> int:
-    """Bytes behind x in the mailbox, for two moments and what names them. Memory is taken when they come."""
-    return 8 * layout.parameters + 4096
+    """Bytes behind x in the mailbox, for two moments and what names them, or for a model to look at. Memory is
+    taken when they come."""
+    return max(8 * layout.parameters, 4 * layout.floats) + 4096
 
 
 class AttachedTrainer:
@@ -163,6 +170,7 @@ class AttachedTrainer:
         self._training = False  # the loop has the floor
         self.recipe: Recipe | None = None  # of the run, once genesis is known
         self.pass_steps = 0
+        self.validated = self.validates = False  # members look at the model, and this loop can
         self.on_decline: Callable[[int], None] = lambda rounds: None
         self.ended = asyncio.Event()
 
@@ -192,7 +200,7 @@ class AttachedTrainer:
         if self.ended.is_set():
             raise _ended()
         assert self.recipe is not None, "who knows a spec knows genesis"
-        self.say(Begins(self.recipe))
+        self.say(Begins(self.recipe, self.validated))
         return self.layout
 
     async def train(
@@ -247,7 +255,11 @@ class AttachedTrainer:
         raise TrainerFailed("refused", "an attached loop draws its own samples", alive=True)
 
     async def validate(self, work: Look | LookOn, of_F: Tensor | None = None) -> Looked:
-        raise TrainerFailed("refused", "an attached loop has no data that others hold out, too", alive=True)
+        if not isinstance(work, Validate) or of_F is None or not self.validates:
+            raise TrainerFailed("refused", "this attached loop brings no held-out loss (validate=)", alive=True)
+        async with self._lock:
+            self._mailbox.show(of_F)
+            return await self._turn(work, Looked)
 
     def made(self) -> Tensor:
         raise TrainerFailed("refused", "an attached loop takes nobody's steps again", alive=True)
@@ -326,7 +338,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     wish = _ATTACH.decode(await reader.readexactly(size))
     mailbox = Mailbox(memory, wish.layout.floats, room_of(wish.layout))
     trainer = AttachedTrainer(reader, writer, mailbox)
-    trainer.layout, trainer.pass_steps = wish.layout, wish.pass_steps
+    trainer.layout, trainer.pass_steps, trainer.validates = wish.layout, wish.pass_steps, wish.validates
     over = asyncio.Event()
     trouble: list[AtollError] = []
 
@@ -433,6 +445,7 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
         sponsor_rounds=preset.sponsor_rounds or msgspec.UNSET,
         openings=terms_of(recipe, opened),
         captured=(opened and preset.captured) or msgspec.UNSET,
+        validation=Rule(every) if (every := looked_every(preset, schedule.turn_steps)) else msgspec.UNSET,
         round=RoundSettings(
             inner_steps=schedule.turn_steps,
             quorum=preset.quorum,
@@ -486,6 +499,7 @@ def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: l
             assert trainer.layout is not None
             learning = decode_learning(settings)
             trainer.recipe = learning.recipe
+            trainer.validated = settings.validated is not None
             if learning.recipe.schedule.epochs is not msgspec.UNSET and trainer.pass_steps < 1:
                 what = "a round of this run is a pass over your data, and your loop does not say how long one is"
                 fix = "run.attach(model, optimizer, pass_steps=len(loader))"

@@ -34,8 +34,8 @@ from atoll.node.settings import RunSettings
 from atoll.policy.apart import Apart
 from atoll.policy.openings import Terms
 from atoll.policy.plan import RoundSettings
-from atoll.policy.presets import AVERAGED, PRESETS, UNLIKE
-from atoll.policy.trust import DISTANCES, peers_for_one_liar, rows_needed
+from atoll.policy.presets import PRESETS, UNLIKE, looked_every
+from atoll.policy.trust import DISTANCES, rows_needed
 from atoll.policy.validation import Rule
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
         reputation=keeps_records(config) or UNSET,
         vote_after_rounds=_given(run.vote_after_rounds, preset.vote_after_rounds) or UNSET,
         sponsor_rounds=_given(run.sponsor_rounds, preset.sponsor_rounds) or UNSET,
-        validation=_rule(config) if run.validate_every else UNSET,
+        validation=_rule(config, recipe),
         coded=coded or UNSET,
         openings=_openings(config, recipe),
         captured=_captured(config, recipe) or UNSET,
@@ -354,13 +354,6 @@ def _unopened(recipe: Recipe) -> str:
 def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
     """What this run lacks of what its config stands for, though nobody said that it should; for people."""
     preset, said = PRESETS[config.run.trust], list[str]()
-    if preset.statistics and config.sync.statistic is None and chosen_statistic(config) == "mean":
-        least = min(peers_for_one_liar(tolerance_of(config.run), name) for name in preset.statistics)
-        said.append(
-            f"{AVERAGED}, and this one may train with fewer members than the {least} that withstand one; "
-            f"write run.start_peers = {least} or more, and run.min_peers no lower or not at all: "
-            "with fewer rounds wait then"
-        )
     members, least = config.run.start_peers, rows_needed("krum", 1)
     if config.train.recipe == "cooperative" and members < least:
         said.append(
@@ -387,9 +380,11 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
     return said
 
 
-def _rule(config: Config) -> Rule:
+def _rule(config: Config, recipe: Recipe) -> Rule | UnsetType:
     run, sets = config.run, 2 if config.data.canary else 1
-    return Rule(every=run.validate_every, margin_percent=round(100 * run.validate_margin), sets=sets)
+    usual = looked_every(PRESETS[run.trust], recipe.schedule.turn_steps)
+    every = usual if run.validate_every is None else run.validate_every
+    return UNSET if not every else Rule(every=every, margin_percent=round(100 * run.validate_margin), sets=sets)
 
 
 def data_of(config: Config, beside: Path | None) -> str:

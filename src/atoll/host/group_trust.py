@@ -63,7 +63,7 @@ def distrusting(
         raise UsageError(
             "E-RED-14",
             f'trust = "{trust}" with statistic = "{statistic}" withstands nobody among {peers} peers',
-            fix=f"say peers = {least} or more",
+            fix=f'say peers = {least} or more; or trust = "private", if members do not lie',
         )
     if settings.topology not in ("auto", "butterfly", "star"):
         raise UsageError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from atoll.base.errors import UsageError
 from atoll.learn.opening import unopened
 from atoll.learn.recipes import Recipe
-from atoll.policy.presets import AVERAGED, PRESETS, UNLIKE, Preset, Trust, statistic_of
+from atoll.policy.presets import PRESETS, UNLIKE, Preset, Trust, statistic_of
 from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
 
 
@@ -40,27 +40,22 @@ def rule_of(
         return "mean", min_peers or 1
     statistic = said or statistic_of(preset, preset.tolerance, least, start_peers)
     needed = peers_for_one_liar(preset.tolerance, statistic)
-    if least < needed and (trust == "open" or statistic != "mean"):
+    if least < needed:
         what = f'trust="{trust}"' if said in (None, "mean") else f'trust="{trust}" with statistic="{said}"'
         raise UsageError(
             "E-ATT-15",
             f"{what} withstands nobody among {least} members",
             cause=f"where {preset.tolerance:.0%} may lie it takes {needed} to withstand one liar",
             fix=f"atoll.found(start_peers={needed}, …) or more, in atoll.local peers={needed}"
-            + f"; and min_peers={needed} or more, or none" * bool(min_peers),
+            + f"; and min_peers={needed} or more, or none" * bool(min_peers)
+            + '; or trust="private", if members do not lie',
         )
-    return statistic, min_peers or (1 if least < needed else needed)
+    return statistic, min_peers or needed
 
 
 def forgone(trust: Trust, said: StatisticName | None, statistic: StatisticName, recipe: Recipe) -> tuple[str, ...]:
     """What this run lacks of what its trust stands for; for people."""
     preset, lacks = PRESETS[trust], list[str]()
-    if preset.statistics and said is None and statistic == "mean":
-        least = min(peers_for_one_liar(preset.tolerance, name) for name in preset.statistics)
-        lacks.append(
-            f"{AVERAGED}, and this one may train with fewer members than the {least} that withstand one; "
-            f"say start_peers={least} or more, and min_peers no lower or not at all: with fewer rounds wait then"
-        )
     if said is None and statistic != "mean":
         lacks.append(f'{UNLIKE}; found such a run with statistic="clipped_caf"')
     if preset.audit_rate:

@@ -108,7 +108,8 @@ def found(
     own).
     With `trust="community"` or "open" up to a third of the members may lie (docs/loops.md): updates are then
     weighed by distances, with "open" sorted, or combined by the `statistic` that you name, and `min_peers` is what
-    that takes unless you say more. With fewer than four, "community" is a mean, and says so; "open" is refused.
+    that takes unless you say more. Both are refused with fewer than four. Members then look at the agreed model,
+    and go back behind a bad one, if their loops bring `attach(…, validate=…)`.
     `recipe=cooperative(rounds=20)` takes another published method (atoll.learn.methods) in the place of these
     numbers, which are then its own; model, data and inner optimizer stay yours. That one withstands no liar.
     Recipes that agree on gradients (data_parallel, powersgd, demo_, pipelined, parameter_server) have no inner

@@ -188,7 +188,7 @@ def flatten(model: nn.Module, layout: Layout) -> tuple[Tensor, Tensor]:
     """Copy the model out: (flat fp32 vector (F,), counters int64 (K,)), both on the CPU."""
     flat_F = torch.empty(layout.floats, dtype=torch.float32, device="cpu")  # whatever a loop's default device is
     counters_K = torch.empty(layout.counters, dtype=torch.int64, device="cpu")
-    for slot, tensor in _tensors(model, layout):
+    for slot, tensor in tensors_of(model, layout):
         into = counters_K if slot.kind == "counter" else flat_F
         into[slot.at : slot.at + slot.size].copy_(tensor.detach().reshape(-1))
     return flat_F, counters_K
@@ -198,7 +198,7 @@ def flatten(model: nn.Module, layout: Layout) -> tuple[Tensor, Tensor]:
 def unflatten(flat_F: Tensor, counters_K: Tensor, model: nn.Module, layout: Layout) -> None:
     """Copy (flat (F,), counters (K,)) into the model's own tensors."""
     assert flat_F.shape == (layout.floats,) and counters_K.shape == (layout.counters,)
-    for slot, tensor in _tensors(model, layout):
+    for slot, tensor in tensors_of(model, layout):
         source = counters_K if slot.kind == "counter" else flat_F
         tensor.copy_(source[slot.at : slot.at + slot.size].view(slot.shape))
 
@@ -215,7 +215,7 @@ def bind(model: nn.Module, layout: Layout, device: str = "cpu") -> tuple[Tensor,
     flat_F, _ = flatten(model, layout)
     x_F = flat_F.to(device)
     gradient_P = torch.zeros(layout.parameters, dtype=torch.float32, device=device)
-    for slot, tensor in _tensors(model, layout):
+    for slot, tensor in tensors_of(model, layout):
         if slot.kind == "counter":
             continue
         if tensor.dtype != torch.float32:
@@ -236,7 +236,8 @@ def named(flat_F: Tensor, counters_K: Tensor, layout: Layout) -> dict[str, Tenso
     return tensors
 
 
-def _tensors(model: nn.Module, layout: Layout) -> list[tuple[Slot, Tensor]]:
+def tensors_of(model: nn.Module, layout: Layout) -> list[tuple[Slot, Tensor]]:
+    """The model's own tensors that are exchanged, each with its place."""
     own = dict(parameters_of(model)) | dict(buffers_of(model))
     pairs = [(slot, own.get(slot.name)) for slot in layout.slots]
     if any(tensor is None or tuple(tensor.shape) != slot.shape for slot, tensor in pairs):

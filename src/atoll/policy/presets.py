@@ -1,21 +1,25 @@
 """What `run.trust` stands for: one table, from which whatever a founder leaves open is taken, with its reasons.
 
-Everything in it can be written differently in run.toml. A default is never more than the run can keep: rules that
-need more members than the run waits for, and audits of what cannot be audited, are left out and said to be, whereas
-the same words written by a person are refused with an error. Among strangers ("open") both are refused: what is
-left of such a run somebody has to write. Never looks at a run that was founded: its genesis
+Everything in it can be written differently in run.toml. A default is never more than the run can keep: audits of
+what cannot be audited are left out and said to be, whereas the same words written by a person are refused with an
+error. Among strangers ("open") both are refused: what is left of such a run somebody has to write. Where members
+may lie, fewer than withstand one liar are refused. Never looks at a run that was founded: its genesis
 says what it has.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
 from atoll.base.limits import WEIGHED_ROWS_MAX
 from atoll.policy.openings import SHARE
 from atoll.policy.plan import QuorumRule
 from atoll.policy.trust import CAPTURED, DISTANCES, StatisticName, peers_for_one_liar
+from atoll.policy.validation import VALIDATE_EVERY_MAX
+
+LOOKED_STEPS = 100  # a look costs as much as training on 45 samples: 3 % beside 100 steps of 16, for two in three
 
 Trust = Literal["private", "community", "open"]
 
@@ -32,6 +36,7 @@ class Preset:
     sponsor_rounds: int  # that counted, before all of one invitation may vote
     openings: float  # of every answer, that its owner opens to others afterwards
     captured: float  # of all parts, that liars may own by themselves: openings find what they say there
+    looked_steps: int  # optimizer steps between two looks at the agreed model; 0: no look
     withstands: str
     does_not: str
 
@@ -49,6 +54,7 @@ PRESETS: dict[Trust, Preset] = {
         sponsor_rounds=0,
         openings=0.0,
         captured=0.0,
+        looked_steps=0,
         withstands="members that crash, freeze or lose their links, as long as more than half are there",
         does_not="a single liar",
     ),
@@ -66,6 +72,7 @@ PRESETS: dict[Trust, Preset] = {
         sponsor_rounds=50,
         openings=SHARE,
         captured=0.0,
+        looked_steps=LOOKED_STEPS,
         withstands="a third that lies about what was agreed, poisoned updates, work that nobody did; owners "
         "that sum wrongly are found within a few rounds",
         does_not="what a false sum did until then; owners that lie about distances, or leave rows out; strangers "
@@ -85,6 +92,7 @@ PRESETS: dict[Trust, Preset] = {
         sponsor_rounds=50,
         openings=SHARE,  # of the few parts that only liars made again
         captured=CAPTURED,
+        looked_steps=LOOKED_STEPS,
         withstands="all of that, and owners that lie: sums are made again, and whoever is proven a liar is out",
         does_not="a third of all members under one hand, however it came by its names; in a few parts, what owners "
         "that lie together say until they are found out",
@@ -97,9 +105,10 @@ UNLIKE = (
     "is not learned"
 )
 
-AVERAGED = (
-    "updates are averaged in every round, and one liar can move a mean: a run has one rule for all its rounds"
-)
+
+def looked_every(preset: Preset, turn_steps: int) -> int:
+    """Training rounds of so many steps after which members look at the agreed model; 0: never."""
+    return min(VALIDATE_EVERY_MAX, ceil(preset.looked_steps / max(turn_steps, 1)))
 
 
 def statistic_of(preset: Preset, tolerance: float, least: int, most: int) -> StatisticName:

@@ -97,9 +97,10 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "run.validate_every": (
         "Training rounds after which members look at the agreed model: some, drawn by the vertex, sign its loss on "
         "held-out data, and if more than may lie find it bad, all go back to the last state that was found good "
-        "(specs/validation.md). 0: never, the default, since a return costs rounds and the margin is yours to "
-        "choose. Costs a validator 128 samples without gradients each time, as much as training on 45; raise it "
-        "where a round trains on a few hundred. For built-in models, not for attached loops."
+        '(specs/validation.md). 0: never. Left out: with run.trust = "community" or "open" about every 100 steps, '
+        'every 16 rounds at most; never with "private". Costs a validator 128 samples without gradients each time, '
+        "as much as training on 45. Write 0 where held-out loss may rise by run.validate_margin, as it does in a "
+        "run that learns its data by heart."
     ),
     "run.validate_margin": (
         "How far above the least loss of the newest 128 rounds a loss is bad, as a share of it, and 0.1 nats at "
@@ -453,6 +454,7 @@ RECIPE: dict[str, Any] = {  # what the recipe "diloco" and the trust "private" h
     "run.reputation": False,
     "run.vote_after_rounds": 0,
     "run.sponsor_rounds": 0,
+    "run.validate_every": 0,
     "run.openings": 0.0,
     "run.captured_parts": 0.0,
     "model.name": "gpt-tiny",

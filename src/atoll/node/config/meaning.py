@@ -25,6 +25,11 @@ def keeps_records(config: Config) -> bool:
     return PRESETS[config.run.trust].reputation or config.train.recipe == "cooperative"
 
 
+def is_validated(run: Run) -> bool:
+    """Members look at the agreed model: as the config says, else as its trust."""
+    return bool(PRESETS[run.trust].looked_steps if run.validate_every is None else run.validate_every)
+
+
 def chosen_statistic(config: Config) -> StatisticName:
     """What rows become: as the config says, else as its trust has it, as far as there are members enough."""
     run = config.run

@@ -6,7 +6,7 @@ from textwrap import wrap
 
 from atoll.node.config.about import ABOUT, RECIPE, REPLACED
 from atoll.node.config.sections import Section, default_of, sections, toml_text
-from atoll.policy.presets import PRESETS, Preset
+from atoll.policy.presets import PRESETS, Preset, looked_every
 from atoll.policy.trust import peers_for_one_liar
 
 LINE = 92  # characters of a comment line
@@ -68,6 +68,7 @@ def _presets() -> list[str]:
         "`run.sponsor_rounds`": [f"{preset.sponsor_rounds}" for preset in PRESETS.values()],
         "`run.openings`": [f"{preset.openings:g}" for preset in PRESETS.values()],
         "`run.captured_parts`": [f"{preset.captured:g}" for preset in PRESETS.values()],
+        "`run.validate_every`": [_looks(preset) for preset in PRESETS.values()],
         "owners watch each other": ["yes" if preset.witnessed else "no" for preset in PRESETS.values()],
         "withstands": [preset.withstands for preset in PRESETS.values()],
         "does not withstand": [preset.does_not for preset in PRESETS.values()],
@@ -78,7 +79,11 @@ def _presets() -> list[str]:
 def _statistics(preset: Preset) -> str:
     """What is taken, from how many members on."""
     wanted = [f"`{s}` from run.start_peers = {peers_for_one_liar(preset.tolerance, s)}" for s in preset.statistics]
-    return ", else ".join([*wanted, "`mean`"])
+    return ", else ".join(wanted) if wanted else "`mean`"
+
+
+def _looks(preset: Preset) -> str:
+    return f"{preset.looked_steps} steps, {looked_every(preset, 1)} rounds at most" if preset.looked_steps else "0"
 
 
 def _first_line(owner: type[Section]) -> str:

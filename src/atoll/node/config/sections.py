@@ -54,7 +54,7 @@ class Run(Section, frozen=True):
     reputation: bool | None = None
     vote_after_rounds: VoteRounds | None = None
     sponsor_rounds: VoteRounds | None = None
-    validate_every: Annotated[int, Meta(ge=0, le=VALIDATE_EVERY_MAX)] = 0
+    validate_every: Annotated[int, Meta(ge=0, le=VALIDATE_EVERY_MAX)] | None = None
     validate_margin: Annotated[float, Meta(ge=0.01, le=100)] = 0.25
     openings: Share | None = None
     captured_parts: Share | None = None

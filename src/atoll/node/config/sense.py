@@ -11,7 +11,14 @@ import re
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
-from atoll.node.config.meaning import coded_of, keeps_records, min_peers_of, sample_of, tolerance_of
+from atoll.node.config.meaning import (
+    coded_of,
+    is_validated,
+    keeps_records,
+    min_peers_of,
+    sample_of,
+    tolerance_of,
+)
 from atoll.node.config.sections import Config, Keep, Run, default_of, toml_text
 from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
 from atoll.protocol.consensus.snow import SAFE_SIZE, SnowParams
@@ -149,7 +156,7 @@ def _check_sense(config: Config) -> None:
             fix="write run.reputation = true, or run.score_rate = 0",
         )
     _check_twins(config)
-    if not run.validate_every and (config.data.canary or run.validate_margin != default_of("run.validate_margin")):
+    if not is_validated(run) and (config.data.canary or run.validate_margin != default_of("run.validate_margin")):
         key = "data.canary" if config.data.canary else "run.validate_margin"
         raise UsageError(
             "E-CFG-10",
@@ -355,8 +362,8 @@ def _check_topology(config: Config) -> None:
 def _check_statistic(config: Config) -> None:
     """An order statistic that withstands nobody, or cannot see the rows, would be a mean in disguise."""
     run, name = config.run, config.sync.statistic
-    if run.trust == "open":
-        _check_enough(run, 'run.trust = "open"')
+    if run.trust != "private":
+        _check_enough(run, f'run.trust = "{run.trust}"')
     if name is None or name == "mean":
         return
     if run.trust == "private":
@@ -378,5 +385,6 @@ def _check_enough(run: Run, what: str, statistic: StatisticName = "mean") -> Non
             "E-CFG-11",
             f"{what} withstands nobody among {members} members ({key})",
             cause=f"at run.byzantine_tolerance = {tolerance_of(run):g} it takes {least} to withstand one liar",
-            fix=f"write run.start_peers = {least} or more, and run.min_peers no lower than {least}, or not at all",
+            fix=f"write run.start_peers = {least} or more, and run.min_peers no lower than {least}, or not at all; "
+            'or run.trust = "private", if members do not lie',
         )
