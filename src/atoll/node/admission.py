@@ -143,7 +143,10 @@ def expelled(me: PeerId) -> Refused:
 
 def code_of(why: str) -> RefusalCode:
     """The code that travels for these words of `admissible` or `ticket_problem`."""
-    return next((code for begin, code in _CODES.items() if why.startswith(begin)), "E-JOIN-05")
+    for begin, code in _CODES.items():
+        if why.startswith(begin):
+            return code
+    return "E-JOIN-05"
 
 
 def refusal_of(reported: Reported, why: str) -> JoinRefused | None:

@@ -455,7 +455,8 @@ def next_members(
     room = signing.room_bytes - room_taken(members, tickets, parts, signing) if joins or invites else 0
     idle = _forgettable(members, {join.peer for _, join in joins}) if joins else []
     for identity, join in joins:
-        used_up = _ticket_of(join.admission, parent.tickets) is not None and _ticket_of(join.admission, tickets) is None
+        held = _ticket_of(join.admission, parent.tickets)
+        used_up = held is not None and _ticket_of(join.admission, tickets) is None
         if used_up and needs_ticket(_named(members, join.peer), join):
             continue  # by another join of this vertex
         more = _more(_line_of(join, identity, "observer", parent.round + 1), members, parts, signing)
