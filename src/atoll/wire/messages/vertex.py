@@ -15,7 +15,7 @@ from atoll.base.effort import Reached
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import SCORE_ONE
 from atoll.base.sample import CREDIT_MAX
-from atoll.wire.messages.statements import Certificate, Role, Signed, Tuned, Weighing
+from atoll.wire.messages.statements import Certificate, Role, Signed, TicketBytes, Tuned, VoteKeyBytes, Weighing
 
 Standing = Literal["observer", "new", "member", "away", "expelled"]
 Score = Annotated[int, msgspec.Meta(ge=0, le=SCORE_ONE)]  # of a member's record: policy/reputation.py
@@ -31,7 +31,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     """
 
     peer: PeerId
-    vote_key: bytes
+    vote_key: VoteKeyBytes
     addresses: tuple[str, ...]
     role: Role
     standing: Standing
@@ -60,8 +60,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 class TicketUse(msgspec.Struct, frozen=True, array_like=True):
     """An invitation as the members agreed on it."""
 
-    ticket: bytes
-    key: bytes
+    ticket: TicketBytes
+    key: TicketBytes
     role: Literal["trainer", "observer"]
     uses_left: int
     expires_s: float
