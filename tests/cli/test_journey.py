@@ -24,7 +24,8 @@ def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path
         ada = running[0]
         opened = ada.until_fact("Opened")
         assert opened["ticket"].startswith("ATOLL1:") and opened["addresses"]
-        bob = Peer("join", opened["ticket"], "--dir", b, "--name", "bob")
+        (tmp_path / "ticket").write_text(opened["ticket"] + "\n")
+        bob = Peer("join", "--ticket-file", tmp_path / "ticket", "--dir", b, "--name", "bob")
         running.append(bob)
         ada.trained_with(2)
 

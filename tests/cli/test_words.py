@@ -48,6 +48,11 @@ from atoll.wire.ticket import issue
         (["join"], 2, "E-ARG-05"),
         (["join", "hello"], 2, "E-TKT-01"),
         (["join", "ATOLL1:AAAA"], 2, "E-TKT-03"),
+        (["join", "-"], 2, "E-ARG-05"),
+        (["join", "--colour"], 2, "E-ARG-01"),
+        (["join", "--ticket-file", os.devnull], 2, "E-ARG-05"),
+        (["join", "--ticket-file", "no-such-file"], 2, "E-ARG-12"),
+        (["join", "ATOLL1:AAAA", "--ticket-file", "no-such-file"], 2, "E-ARG-14"),
         (["status"], 3, "E-DOOR-01"),
         (["leave"], 3, "E-DOOR-01"),
         (["invite", "--ttl", "soon"], 2, "E-ARG-06"),
@@ -125,6 +130,24 @@ def test_one_set_takes_several_settings_and_leaves_the_file_behind_them_alone(
         with pytest.raises(SystemExit):
             command(["up", *words])
         assert capsys.readouterr().err.startswith(code)
+
+
+@pytest.mark.parametrize("verb", [("join",), ("checkpoint", "pull")])
+def test_a_ticket_comes_from_a_file_or_from_standard_input(
+    verb: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """No other user sees it among a command's words. It was read whole, since it is refused as expired."""
+    ticket = issue(
+        Identity.generate(), genesis=Digest(bytes(32)), role="trainer", expires_wall_s=1, addresses=(), uses=1
+    ).text
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{ticket}\n"))
+    (tmp_path / "ticket").write_text(f"  {ticket}\nmore\n")
+    to = ["--to", "model"] if verb != ("join",) else []
+    for words in (["-"], ["--ticket-file", "ticket"]):
+        with pytest.raises(SystemExit):
+            command([*verb, *words, *to])
+        assert capsys.readouterr().err.startswith("E-TKT-05")
 
 
 @pytest.mark.parametrize(("story", "wanted"), [("branches", "12 peers"), ("clients", "7 peers and 40 rounds")])

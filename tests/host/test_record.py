@@ -93,7 +93,8 @@ def test_a_turn_that_was_cut_off_or_refused_loses_no_line(tmp_path: Path, monkey
     monkeypatch.setattr("atoll.host.record.FILE_BYTES_MAX", 1)
     record.write({"fact": "A"})
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "open", lambda *how, **named: (_ for _ in ()).throw(OSError(28, "No space left")))
+        no_room = lambda *how: (_ for _ in ()).throw(OSError(28, "No space left"))  # noqa: E731
+        broken.setattr("atoll.host.record.open_private", no_room)
         record.write({"fact": "B"})
     record.write({"fact": "C"})
     assert [entry["fact"] for entry in entries_in(path)] == ["A", TURNED, "C"]

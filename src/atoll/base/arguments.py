@@ -30,13 +30,16 @@ import msgspec
 from msgspec import Meta
 
 from atoll.base.errors import UsageError
-from atoll.base.limits import PEERS_MAX
+from atoll.base.limits import AMOUNT_MOST, FACTOR_MOST, PEERS_MAX, WINDOW_LEAST_S, WINDOW_MOST_S
 
 Peers = Annotated[int, Meta(ge=1, le=PEERS_MAX)]
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
 Whole = Annotated[int, Meta(ge=0, lt=2**31)]
-Positive = Annotated[float, Meta(gt=0)]
+Positive = Annotated[float, Meta(gt=0, le=FACTOR_MOST)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+Factor = Annotated[float, Meta(ge=0, le=FACTOR_MOST)]  # a rate, a norm, a momentum
+Window = Annotated[float, Meta(ge=WINDOW_LEAST_S, le=WINDOW_MOST_S)]  # seconds
+Amount = Annotated[int, Meta(ge=0, le=AMOUNT_MOST)]  # of values or bytes
 
 ALIKE = 0.6  # of difflib's ratio: "medain" is near "median", "int7" near "int8", "circle" near nothing
 

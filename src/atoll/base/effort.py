@@ -22,6 +22,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from atoll.base.arguments import Positive, Window
 from atoll.base.ids import Seconds
 
 ABOVE, BELOW = 1.1, 0.9  # times the target loss, between which the batch stays
@@ -35,7 +36,7 @@ Batch = Annotated[int, Meta(ge=1, le=BATCH_MOST)]
 class Batches(msgspec.Struct, frozen=True):
     """The samples of a step follow the loss."""
 
-    target_loss: Annotated[float, Meta(gt=0)]  # nats, as members report it of their steps
+    target_loss: Positive  # nats, as members report it of their steps
     least: Batch
     most: Batch
 
@@ -44,7 +45,7 @@ class Effort(msgspec.Struct, frozen=True):
     """What of a round's work follows the run; fixed in genesis. Left out: it does not."""
 
     batch: Batch  # samples of a step, of the first round at least
-    train_s: Annotated[Seconds, Meta(gt=0)] | UnsetType = UNSET  # of training in a round
+    train_s: Window | UnsetType = UNSET  # of training in a round
     samples: Annotated[int, Meta(ge=1, lt=2**40)] | UnsetType = UNSET  # of a round, all members together
     steps_min: Steps = 1  # of a round, where samples or losses decide
     by_loss: bool | UnsetType = UNSET  # steps follow it

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import NewType
+from typing import TYPE_CHECKING, Annotated, NewType
 
-PeerId = NewType("PeerId", str)  # base58 libp2p peer id in the real world, a short name in the virtual one
-Digest = NewType("Digest", bytes)  # 32 bytes of BLAKE3
-Seconds = float  # a duration, or a point on some clock; which clock is said where it is used
+from msgspec import Meta
+
+from atoll.base.limits import PEER_ID_CHARACTERS_MAX
 
 DIGEST_BYTES = 32
+
+if TYPE_CHECKING:
+    PeerId = NewType("PeerId", str)  # base58 libp2p peer id in the real world, a short name in the virtual one
+    Digest = NewType("Digest", bytes)  # BLAKE3
+else:  # msgspec refuses other lengths wherever a type that it decodes names one of these
+    PeerId = NewType("PeerId", Annotated[str, Meta(max_length=PEER_ID_CHARACTERS_MAX)])
+    Digest = NewType("Digest", Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)])
+Seconds = float  # a duration, or a point on some clock; which clock is said where it is used
+
 ZERO_DIGEST = Digest(bytes(DIGEST_BYTES))
 
 SHOWN_MAX = 500  # characters of a foreign text on a screen: six lines of a terminal

@@ -46,7 +46,7 @@ def write_model_folder(kept: Kept, folder: Path, round: int, state: bytes, to: P
     aside = to.with_name(to.name + ".partial")
     aside.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
-        write_durably(aside / name, data)
+        write_durably(aside / name, data, exported=True)
     aside.rename(to)
     return [to / name for name in files]
 

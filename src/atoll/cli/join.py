@@ -10,16 +10,22 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from atoll.base.errors import UsageError
-from atoll.cli.say import AsJson, Dir, Sets, folder_of
+from atoll.cli.say import AsJson, Dir, Sets, TicketFile, folder_of, ticket_of
 from atoll.cli.up import Announce, Facts, Listen, Name, Stay, Threads
 
 
 def join(
     ticket: Annotated[
-        str, Parameter(help="The line that `atoll up` or `atoll invite` printed; or $ATOLL_TICKET.")
+        str,
+        Parameter(
+            allow_leading_hyphen=True,
+            help="The line that `atoll up` or `atoll invite` printed; - reads it from standard input. Default: "
+            "$ATOLL_TICKET.",
+        ),
     ] = "",
     /,
     *,
+    ticket_file: TicketFile = None,
     dir: Dir = None,
     name: Name = "",
     role: Annotated[
@@ -49,7 +55,7 @@ def join(
     from atoll.host.running import Start, run_join
     from atoll.wire.ticket import parse
 
-    text = ticket or os.environ.get("ATOLL_TICKET", "")
+    text = ticket_of(ticket, ticket_file) or os.environ.get("ATOLL_TICKET", "")
     if not text:
         raise UsageError(
             "E-ARG-05", "there is no ticket", fix="atoll join TICKET, with the line that `atoll up` printed"

@@ -19,7 +19,7 @@ from cyclopts import Parameter
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short
 from atoll.base.units import bytes_text, parse_duration_s, spans_text
-from atoll.cli.say import AsJson, folder_of, say, say_json
+from atoll.cli.say import AsJson, TicketFile, folder_of, say, say_json, ticket_of
 from atoll.cli.verify import blob_id_of, kept_in, votes_alone, votes_text
 
 if TYPE_CHECKING:
@@ -35,12 +35,14 @@ def pull(
     source: Annotated[
         str,
         Parameter(
-            help="A ticket of the run (this takes none of its uses), or the run's id with --via, for a public run "
-            "or with --dir. Default: the run in --dir."
+            allow_leading_hyphen=True,
+            help="A ticket of the run (this takes none of its uses; - reads it from standard input), or the run's "
+            "id with --via, for a public run or with --dir. Default: the run in --dir.",
         ),
     ] = "",
     /,
     *,
+    ticket_file: TicketFile = None,
     dir: Annotated[
         Path | None,
         Parameter(
@@ -61,6 +63,7 @@ def pull(
 ) -> None:
     """Fetch the newest agreed model of a living run (or an earlier one) and its history, verify both, write a model
     folder."""
+    source = ticket_of(source, ticket_file)
     run, bootstrap, ticket = _whom(source, via) if source or via else _known_in(folder_of(dir))
     if dir is not None and (source or via):
         members, known = _also_in(folder_of(dir), run)
@@ -80,7 +83,7 @@ def pull(
     from atoll.node.verify import verify_history
 
     aside = to.with_name(f"{to.name}.pull")  # as a peer's folder: what was fetched stays if this is interrupted
-    aside.mkdir(parents=True, exist_ok=True)
+    aside.mkdir(mode=0o700, parents=True, exist_ok=True)
     taken = asyncio.run(take(aside, run, bootstrap, timeout_s, round, ticket))
     blob = aside / "blobs" / taken.state.hex()
     with kept_in(aside) as found:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from atoll.base.errors import AtollError
+from atoll.base.errors import AtollError, UsageError
 from atoll.base.ids import printable
 
 DEFAULT_DIR = "atoll-run"
@@ -24,11 +24,41 @@ Sets = Annotated[
     list[str],
     Parameter(name="--set", negative="", help="section.key=value, over file and environment; one or more."),
 ]
+TicketFile = Annotated[
+    Path | None,
+    Parameter(name="--ticket-file", help="Read the ticket from this file: other users see a command's words."),
+]
+TICKET_FILE_MAX = 64 * 1024  # characters; a ticket is one line of some hundreds
+
+
+def ticket_of(given: str, file: Path | None) -> str:
+    """The ticket as it was given; `-` is the first line of standard input, and `file` holds one."""
+    if given.startswith("-") and given != "-":  # what may begin with a hyphen takes misspelled options, too
+        raise UsageError(
+            "E-ARG-01", f'Unknown option: "{given}".', fix="atoll join --help, atoll checkpoint pull --help"
+        )
+    if given and file is not None:
+        raise UsageError("E-ARG-14", "a ticket and --ticket-file are one too many", fix="leave one of them out")
+    if given == "-":
+        given = sys.stdin.readline(TICKET_FILE_MAX)
+    elif file is not None:
+        with file.expanduser().open(encoding="ascii", errors="replace") as lines:
+            given = lines.readline(TICKET_FILE_MAX)
+    else:
+        return given
+    if not given.strip():
+        where = "standard input" if file is None else str(file)
+        raise UsageError(
+            "E-ARG-05", f"there is no ticket in {where}", fix="atoll invite, beside a member, makes one"
+        )
+    return given.strip()
 
 
 def folder_of(given: Path | None) -> Path:
     """The peer's folder: as given, else from ATOLL_DIR, else ./atoll-run."""
-    return (given or Path(os.environ.get("ATOLL_DIR", DEFAULT_DIR))).expanduser().resolve()
+    folder = (given or Path(os.environ.get("ATOLL_DIR", DEFAULT_DIR))).expanduser()
+    # the last name is not resolved: its owner is checked, where it is a link
+    return folder.resolve() if folder.name in ("", "..") else folder.parent.resolve() / folder.name
 
 
 def say_json(value: Any) -> None:

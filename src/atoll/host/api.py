@@ -24,6 +24,7 @@ from blake3 import blake3
 
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.host.durable import refused
+from atoll.host.ownership import open_private
 
 REQUEST_MAX = 64 * 1024  # bytes of one request
 ANSWER_MAX = 16 * 2**20  # bytes of one answer: a run of 4096 members fits
@@ -74,7 +75,8 @@ class Door:
         self._server = await asyncio.start_unix_server(self._serve, str(self.path), limit=REQUEST_MAX)
         self.path.chmod(0o600)
         try:
-            (self.folder / "door").write_text(f"{self.path}\n")
+            with open(self.folder / "door", "w", opener=open_private) as file:
+                file.write(f"{self.path}\n")
         except OSError as why:
             raise refused("write door", why.strerror, self.folder) from why
 

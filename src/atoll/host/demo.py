@@ -26,6 +26,7 @@ import msgspec
 from atoll import __version__
 from atoll.base.errors import AtollError, RunFailedError, UsageError
 from atoll.host.api import ask_soon
+from atoll.host.ownership import open_private, private_folder
 from atoll.host.record import Progress
 
 PEERS_MAX = 16  # trainers share this computer's cores; more only wait for each other
@@ -122,7 +123,7 @@ class Demo:
         ticket = founder.news["ticket"]
         self.on_change(f"peer-1 founded a run; {s.peers - 1} others join with its ticket")
         for k in range(2, s.peers + 1):
-            await self._start(f"peer-{k}", ["join", ticket])
+            await self._start(f"peer-{k}", ["join"], ticket)
         start = await ask_soon(founder.folder, "evaluate")
         self.on_change(f"before training: validation loss {start['loss']:.3f}")
         if s.chaos:
@@ -186,7 +187,7 @@ class Demo:
         invitation = await ask_soon(witness.folder, "invite")
         late = f"peer-{len(self.children) + 1}"
         self.on_change(f"{late} joins late, invited by {witness.name}")
-        await self._start(late, ["join", invitation["ticket"]])
+        await self._start(late, ["join"], invitation["ticket"])
 
     async def _solo(self) -> float:
         """One peer alone: the same number of steps, batch and schedule, plain AdamW, nothing to average with.
@@ -237,22 +238,26 @@ class Demo:
             await self._until(lambda: child.opened.is_set() and child.progress.holds_model)
         return child
 
-    async def _start(self, name: str, words: list[str]) -> Child:
+    async def _start(self, name: str, words: list[str], ticket: str = "") -> Child:
         folder = self.folder / name
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         threads = max(1, (os.cpu_count() or 1) // self.settings.peers)
         # -P: no module comes from the working directory, which `-m` would search first
         command = [sys.executable, "-P", "-m", "atoll", *words, "--dir", str(folder), "--name", name]
+        own = {"OMP_NUM_THREADS": str(threads), "ATOLL_TICKET": ticket}
+        own["ATOLL_LISTEN"] = ""  # not all at one port
+        errors = open_private(folder / "stderr.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         process = await asyncio.create_subprocess_exec(
             *command,
             *("--threads", str(threads), "--facts", "--stay"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            stderr=(folder / "stderr.txt").open("wb"),
+            stderr=errors,
             start_new_session=True,  # Ctrl-C is for the demo; it says farewell through its children
             limit=LINE_MAX,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads), "ATOLL_LISTEN": ""},  # not all at one port
+            env=os.environ | own,
         )
+        os.close(errors)
         child = Child(name, folder, process)
         self.children.append(child)
         self.tasks.append(asyncio.create_task(self._listen(child)))

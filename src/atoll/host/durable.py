@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from atoll.base.errors import RunFailedError, UsageError
+from atoll.host.ownership import open_private
 from atoll.keys.digest import Buffer
 
 log = logging.getLogger(__name__)
@@ -28,11 +29,17 @@ def unusable(folder: Path, why: OSError | ValueError, fix: str = "choose another
     return UsageError("E-DIR-05", what, cause=cause, fix=fix)
 
 
-def write_durably(path: Path, *pieces: Buffer, mode: int = 0o644) -> None:
-    """Under its final name only once every byte is on disk: write aside, sync, rename, sync the folder."""
+def write_durably(path: Path, *pieces: Buffer, exported: bool = False, afresh: bool = False) -> None:
+    """Under its final name only once every byte is on disk: write aside, sync, rename, sync the folder.
+
+    Mode 0600, or what the umask leaves of a file that is `exported`. `afresh`: what lies aside is not written over.
+    """
     temporary = aside(path)
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if afresh else 0)
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT, mode)
+        if afresh:
+            temporary.unlink(missing_ok=True)
+        handle = os.open(temporary, flags, 0o666) if exported else open_private(temporary, flags)
         try:
             write_over(handle, *pieces)
             os.fsync(handle)
@@ -81,7 +88,7 @@ def open_elsewhere(path: Path) -> bool:
 
 def make_room(path: Path, size_bytes: int) -> None:
     """An empty file of this size, its blocks set aside: a disk that is too small says so before the download."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    handle = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         if size_bytes and hasattr(os, "posix_fallocate"):  # not on macOS
             os.posix_fallocate(handle, 0, size_bytes)

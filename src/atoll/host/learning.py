@@ -43,7 +43,14 @@ from atoll.learn.scoring import scoring_problem
 from atoll.learn.state import SharedState, initial_state, state_bytes, state_hash
 from atoll.learn.twins import twins_problem
 from atoll.learn.update import Common
-from atoll.node.settings import RunSettings, acceptance_problem, pacing_problem, pairs_problem
+from atoll.node.settings import (
+    RunSettings,
+    acceptance_problem,
+    decode_settings,
+    encode_settings,
+    pacing_problem,
+    pairs_problem,
+)
 from atoll.node.topology import parts_planned
 from atoll.policy.openings import Terms
 from atoll.policy.plan import Acceptance
@@ -562,4 +569,13 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
         largest = row_bytes_most(layout)
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)
     beside = beginning.canary, beginning.tokenizer, beginning.base
+    try:  # what a joiner will say of it
+        decode_learning(decode_settings(encode_settings(complete)))
+    except PeerFault as fault:
+        raise UsageError(
+            "E-RUN-39",
+            f"no member could take part in this run: {fault.what}",
+            cause="a number or a combination of the recipe or its settings that every member refuses in a genesis",
+            fix="change what is named; docs/config.md has every setting with its unit",
+        ) from None
     return Founded(with_room(complete), beginning.state, beginning.blob, *beside)

@@ -27,6 +27,7 @@ from atoll.host.driver import Driver, Seat
 from atoll.host.durable import unusable
 from atoll.host.island import Island
 from atoll.host.learning import Founded
+from atoll.host.ownership import make_private, private_folder
 from atoll.host.reach import as_last_time, dialable, only_here, with_ports
 from atoll.host.run import PeerHost
 from atoll.host.sessions import certify, kept_session, remember_session
@@ -96,8 +97,9 @@ def prepare(folder: Path) -> None:
     """Make the folder, and keep what happens underneath in a file there: a terminal is for people."""
     path = folder / "atoll.log"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if path.exists() and path.stat().st_size > LOG_MAX_BYTES:
+        private_folder(folder)
+        make_private(path)
+        if path.stat().st_size > LOG_MAX_BYTES:
             path.write_bytes(path.read_bytes()[-LOG_MAX_BYTES // 2 :])
         logging.raiseExceptions = False  # a full disk costs lines of the log, not a story on the terminal
         layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 from msgspec import UNSET
@@ -24,6 +24,7 @@ from atoll.base.errors import UNREADABLE
 from atoll.base.ids import NAME_SHOWN_MAX, PeerId, names_of, one_line, short
 from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact
+from atoll.host.ownership import open_private
 from atoll.node.amend import amend_of, pauses_in, tunes_in
 from atoll.node.apart import late_of
 from atoll.node.facts import GenesisKnown, Looked, MembershipChanged, RoundClosed, StateJudged
@@ -417,7 +418,7 @@ class Record:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        self._file = self._opened()
         self._size_bytes = path.stat().st_size
         self._carried: dict[str, dict[str, object]] = {}
         self._torn = False  # the last line is not whole
@@ -453,11 +454,14 @@ class Record:
         """The newer file becomes the older one. Cut off anywhere in here none of its lines is lost."""
         with suppress(FileNotFoundError):  # it was cut off
             self._path.replace(_older(self._path))
-        whole, self._file = self._file, self._path.open("ab", buffering=0)
+        whole, self._file = self._file, self._opened()
         whole.close()
         self._size_bytes, self._torn = 0, False
         for entry in ({"fact": TURNED}, *self._carried.values()):
             self._append(entry)
+
+    def _opened(self) -> BinaryIO:
+        return open(self._path, "ab", buffering=0, opener=open_private)
 
     def close(self) -> None:
         self._file.close()

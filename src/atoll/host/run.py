@@ -61,10 +61,10 @@ class PeerHost(Driver):
     async def export(self, path: Path | None = None) -> Path:
         """The agreed model, or its adapters, as a safetensors file that any program reads."""
         assert self.island.learning is not None  # there is a head
-        path = path or self.folder / tensor_file(self.island.learning.layout)
+        exported, path = path is not None, path or self.folder / tensor_file(self.island.learning.layout)
         data = await self.island.export()
         try:
-            await asyncio.to_thread(write_durably, path, data)
+            await asyncio.to_thread(write_durably, path, data, exported=exported)
         except OSError as why:
             raise UsageError("E-ARG-04", f"cannot write {path}: {why.strerror}", fix="name another file") from why
         return path

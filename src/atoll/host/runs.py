@@ -18,7 +18,7 @@ from atoll.base.arguments import Count, Peers, Positive, Share, Whole, arguments
 from atoll.base.effort import Effort, effort_problem
 from atoll.base.errors import UsageError
 from atoll.base.ids import Seconds
-from atoll.base.limits import PEERS_MAX
+from atoll.base.limits import PEERS_MAX, WINDOW_MOST_S
 from atoll.host.attach import Run
 from atoll.host.loop_trust import rule_of
 from atoll.host.reach import listening
@@ -88,7 +88,7 @@ def found(
     fragments: Count = 1,
     overlap: Whole = 0,
     share: Share = 0.0,
-    round_time: Annotated[Seconds, Meta(ge=0)] = 0.0,
+    round_time: Annotated[Seconds, Meta(ge=0, le=WINDOW_MOST_S)] = 0.0,
     target_samples: Annotated[int, Meta(ge=0, lt=2**40)] = 0,
     adaptive_steps: bool = False,
     inner_steps_min: Count = 1,

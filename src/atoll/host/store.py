@@ -1,6 +1,6 @@
 """What a peer keeps on disk: named values, blobs by their digest, private state, keys, the record of the run.
 
-    peer.key  session.key     secrets, mode 0600
+    peer.key  session.key     secrets
     kept.sqlite               named values; committed with fsync before `keep` returns
     blobs/<hex>               finished blobs; <hex>.part while they are being fetched: `unfinished.py`
     blobs/<hex>.manifest      their chunk digests; proves itself by its name, made again if lost
@@ -8,9 +8,9 @@
     private.next              the same as it will be once the round under way counts what was sent in it
     facts.jsonl               the record of the run for people and plots, and facts.old.jsonl before it: `record.py`
 
-Promises: what `keep` or `finish_blob` returned for survives a power cut; a half-written file never has a final
-name. Never trusts a blob whose bytes do not hash to its name. What is served is hashed again once it had to come
-from disk, as far as that is noticed (`Proof`).
+Promises: all of it is for this user alone, 0600 in 0700 (`ownership.py`). What `keep` or `finish_blob` returned for
+survives a power cut; a half-written file never has a final name. Never trusts a blob whose bytes do not hash to its
+name. What is served is hashed again once it had to come from disk, as far as that is noticed (`Proof`).
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from atoll.host.durable import (
     write_durably,
 )
 from atoll.host.memory import for_once
+from atoll.host.ownership import make_private, open_private, private_folder, read_secret
 from atoll.host.proofs import Proof, Stamp
 from atoll.host.stretch import Handle, Stretch
 from atoll.host.two_files import TwoFiles
@@ -88,7 +89,9 @@ class Store:
         """`durable=False` is for peers that never come back: nothing is synced, a crash loses the folder."""
         self.folder, self._durable = folder, durable
         try:
-            (folder / "blobs").mkdir(parents=True, exist_ok=True)
+            private_folder(folder)
+            private_folder(folder / "blobs")
+            make_private(folder / "kept.sqlite")  # its log and index get the same mode
             self._lock = self._take_lock()
         except OSError as why:
             raise refused("open this folder", why.strerror, folder) from why
@@ -198,7 +201,8 @@ class Store:
                     self._spare.rename(aside(path))
             write_durably(path, *pieces)
         elif written:
-            path.write_bytes(b"".join(pieces))
+            with open(path, "wb", opener=open_private) as file:
+                file.writelines(pieces)
         self._remember(name, manifest, self._stamp(name) if written else None)
         self._write_manifest(name, manifest)
         return name
@@ -424,11 +428,10 @@ class Store:
     # ---- secrets -------------------------------------------------------------------------------------------
 
     def secret(self, name: str) -> bytes | None:
-        path = self.folder / name
-        return path.read_bytes() if path.exists() else None
+        return read_secret(self.folder / name)
 
     def write_secret(self, name: str, data: bytes) -> None:
-        write_durably(self.folder / name, data, mode=0o600)
+        write_durably(self.folder / name, data, afresh=True)
 
     # ---- small words ---------------------------------------------------------------------------------------
 
@@ -448,8 +451,10 @@ class Store:
         return manifest if blob_id(manifest) == name else None
 
     def _write_manifest(self, name: Digest, manifest: Manifest) -> None:
-        with suppress(OSError):  # made again when it is asked for; what a full disk cut off proves nothing
-            self._path(name).with_suffix(".manifest").write_bytes(msgspec.msgpack.encode(manifest))
+        path = self._path(name).with_suffix(".manifest")
+        # made again when it is asked for; what a full disk cut off proves nothing
+        with suppress(OSError), open(path, "wb", opener=open_private) as file:
+            file.write(msgspec.msgpack.encode(manifest))
 
     def _remember(self, name: Digest, manifest: Manifest, proved: Stamp | None = None) -> None:
         """`proved`: of the file whose every chunk has just been hashed."""
@@ -467,7 +472,7 @@ class Store:
 
     def _take_lock(self) -> int:
         """One process per folder: two peers with one identity would frame each other."""
-        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        handle = open_private(self.folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
             os.lockf(handle, os.F_TLOCK, 0)
         except OSError:
@@ -486,7 +491,7 @@ class NewBlob:
 
     def __init__(self, store: Store, path: Path, durable: bool) -> None:
         self._store, self._path, self._durable = store, path, durable
-        self._file = path.open("wb")
+        self._file = open(path, "wb", opener=open_private)  # noqa: SIM115  # until `finish` or `drop`
         self._chunks: list[Digest] = []
         self._size = 0
 

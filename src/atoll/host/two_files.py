@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from atoll.host.durable import write_over
+from atoll.host.ownership import open_private
 from atoll.keys.digest import Buffer
 
 
@@ -22,7 +23,7 @@ class TwoFiles:
         """`ahead`: it lies beside what holds now, until `come_true`."""
         if ahead and self._ahead.exists():
             self._ahead.rename(self._spare)
-        handle = os.open(self._spare, os.O_WRONLY | os.O_CREAT, 0o600)
+        handle = open_private(self._spare, os.O_WRONLY | os.O_CREAT)
         try:
             write_over(handle, *pieces)
         finally:

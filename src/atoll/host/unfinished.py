@@ -23,6 +23,7 @@ from atoll.base.ids import Digest
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
 from atoll.host.durable import make_room, write_at
+from atoll.host.ownership import open_private
 from atoll.host.proofs import Opening
 from atoll.keys.digest import Buffer, Manifest, digest
 from atoll.protocol.transfer.work import Partly
@@ -66,7 +67,7 @@ class Unfinished:
                     raise
                 make_room(path, manifest.size_bytes)
             return _empty(manifest)
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_private) as file:
             found = (digest(file.read(manifest.chunk_bytes(index))) for index in range(len(manifest.chunks)))
             return {index for index, (is_, be) in enumerate(zip(found, manifest.chunks, strict=True)) if is_ == be}
 
@@ -142,7 +143,7 @@ class Unfinished:
         keep as much of a fast network's bytes from their file, in memory that a kill takes."""
         opening = self._openings.get(name)  # first: what is written into an earlier file is not in a later one
         try:
-            handle = os.open(self._place(name), os.O_WRONLY)
+            handle = open_private(self._place(name), os.O_WRONLY)
         except FileNotFoundError:
             if self._path(name).exists():
                 return  # somebody else who fetched it was done first

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import cos, pi
+from typing import Annotated
 
 import msgspec
 import torch
 from torch import Tensor
 
+from atoll.base.arguments import Factor, Share, Whole
 from atoll.base.errors import PeerFault
 from atoll.keys.digest import Buffer
 from atoll.learn.layout import Layout, Slot
@@ -28,15 +30,15 @@ SPAN = 2**17  # values that a processor takes at a time, all of a step while the
 class AdamW(msgspec.Struct, frozen=True, tag="adamw"):
     """Decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2) with a warm-up and a cosine to the floor."""
 
-    lr: float = 4e-3  # for models below 1 M parameters; divide by 10 at 30 M and more
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    clip_norm: float = 1.0  # of the whole gradient; one bad batch must not cost a round
-    warmup_steps: int = 100
-    total_steps: int = 1500  # of one worker over the whole run: rounds x inner steps
-    floor: float = 0.1  # share of lr at the end; afterwards it stays there
+    lr: Factor = 4e-3  # for models below 1 M parameters; divide by 10 at 30 M and more
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    eps: Factor = 1e-8
+    weight_decay: Factor = 0.1
+    clip_norm: Factor = 1.0  # of the whole gradient; one bad batch must not cost a round
+    warmup_steps: Whole = 100
+    total_steps: Whole = 1500  # of one worker over the whole run: rounds x inner steps
+    floor: Share = 0.1  # share of lr at the end; afterwards it stays there
 
 
 class Muon(msgspec.Struct, frozen=True, tag="muon"):
@@ -45,21 +47,21 @@ class Muon(msgspec.Struct, frozen=True, tag="muon"):
     of a step.
     """
 
-    lr: float = 0.02
-    momentum: float = 0.95
-    weight_decay: float = 0.1
+    lr: Factor = 0.02
+    momentum: Share = 0.95
+    weight_decay: Factor = 0.1
     rest: AdamW = AdamW()  # its rate and schedule; clipping, warm-up and floor hold for the matrices, too
 
 
 class SGD(msgspec.Struct, frozen=True, tag="sgd"):
     """Gradient descent with heavy-ball momentum: FedAvg's local optimizer (McMahan et al. 2017, algorithm 1)."""
 
-    lr: float = 0.1
-    momentum: float = 0.0
-    clip_norm: float = 1.0
-    warmup_steps: int = 100
-    total_steps: int = 1500
-    floor: float = 0.1
+    lr: Factor = 0.1
+    momentum: Share = 0.0
+    clip_norm: Factor = 1.0
+    warmup_steps: Whole = 100
+    total_steps: Whole = 1500
+    floor: Share = 0.1
 
 
 class Accumulate(msgspec.Struct, frozen=True, tag="accumulate"):
@@ -70,7 +72,7 @@ class Pipelined(Accumulate, frozen=True, tag="pipelined"):
     """The same, and the next gradients are computed while so many sums before them are still under way (Pipe-SGD,
     1811.03619, algorithm 1): none is waited for, each is of parameters that lack the `depth` sums before it."""
 
-    depth: int = 3  # 1 to QUEUE_MAX
+    depth: Annotated[int, msgspec.Meta(ge=1, le=QUEUE_MAX)] = 3  # 1 to QUEUE_MAX
 
 
 Inner = AdamW | Muon | SGD | Accumulate | Pipelined

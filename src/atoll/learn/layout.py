@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import torch
 from msgspec import UNSET, UnsetType
 from torch import Tensor, nn
 
+from atoll.base.arguments import Amount
 from atoll.base.ids import Digest
 from atoll.keys.digest import digest
 from atoll.learn.exchanged import as_bytes, exchanged
@@ -32,6 +33,8 @@ COUNTER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 
 
 LINES_TOLD = 8  # of what parts two layouts
+DIMENSIONS_MAX = 16  # of one tensor; convolutions have 5
+Shape = Annotated[tuple[Amount, ...], msgspec.Meta(max_length=DIMENSIONS_MAX)]
 Kind = Literal["parameter", "buffer", "counter"]
 
 
@@ -40,9 +43,9 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     kind: Kind
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
-    at: int
+    at: Amount
 
     @property
     def size(self) -> int:
@@ -53,16 +56,16 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     """One tensor of the base: every member has it from elsewhere, with the very same bytes."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     digest: Digest  # of its bytes, row-major
 
 
 class Layout(msgspec.Struct, frozen=True):
     slots: tuple[Slot, ...]
-    parameters: int  # P: leading elements of the flat vector; the outer momentum has this length
-    floats: int  # F: length of the flat vector, parameters and float buffers
-    counters: int  # K: length of the int64 vector
+    parameters: Amount  # P: leading elements of the flat vector; the outer momentum has this length
+    floats: Amount  # F: length of the flat vector, parameters and float buffers
+    counters: Amount  # K: length of the int64 vector
     base: tuple[Held, ...] | UnsetType = UNSET  # what is not exchanged; unset where everything is
 
     @property

@@ -15,9 +15,11 @@ import msgspec
 import torch
 from torch import Tensor
 
+from atoll.base.arguments import Share
+
 
 class Mix(msgspec.Struct, frozen=True, tag="mix"):
-    own: float = 0.5  # alpha: share of the worker's own parameters that stays
+    own: Share = 0.5  # alpha: share of the worker's own parameters that stays
 
 
 Merge = Literal["replace", "delta", "swap"] | Mix

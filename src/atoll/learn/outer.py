@@ -9,14 +9,19 @@ experiments and are refused by real runs.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import msgspec
 import torch
 from torch import Tensor
 
+from atoll.base.arguments import Count, Factor, Share, Whole
+from atoll.base.limits import AMOUNT_MOST
 from atoll.learn.codec.blocks import spans_of
 from atoll.learn.inner import AdamW, InnerState, fresh_inner
 from atoll.learn.outer_adamw import adamw_step
+
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=AMOUNT_MOST)]
 
 
 class Nesterov(msgspec.Struct, frozen=True, tag="nesterov"):
@@ -25,23 +30,23 @@ class Nesterov(msgspec.Struct, frozen=True, tag="nesterov"):
     `momentum=0, lr=1` is plain averaging (local SGD).
     """
 
-    lr: float = 1.0
+    lr: Factor = 1.0
     # lr / (1 - momentum) is the effective step: about 2 for 30–50 rounds, 2.5–5 from 100 rounds on
-    momentum: float = 0.6
-    floor: float = 1.0  # share of lr at the end of the run; it falls on a straight line
-    settle: float = (
+    momentum: Share = 0.6
+    floor: Share = 1.0  # share of lr at the end of the run; it falls on a straight line
+    settle: Share = (
         0.0  # last share of the run in which the momentum falls to 0, so that the end is plain averaging
     )
-    total_steps: int = 0  # of the run, where anything falls
+    total_steps: Whole = 0  # of the run, where anything falls
 
 
 class Sign(msgspec.Struct, frozen=True, tag="sign"):
     """anchor <- anchor - lr sign(d): signSGD over what error feedback gathers (DeMo 2411.19870, algorithm 1)."""
 
-    lr: float = 1e-3
-    warmup_steps: int = 0
-    total_steps: int = 0
-    floor: float = 1.0
+    lr: Factor = 1e-3
+    warmup_steps: Whole = 0
+    total_steps: Whole = 0
+    floor: Share = 1.0
 
 
 class Delayed(msgspec.Struct, frozen=True, tag="delayed"):
@@ -50,9 +55,9 @@ class Delayed(msgspec.Struct, frozen=True, tag="delayed"):
     of several, and not always of all, `every` counts the tokens behind them.
     """
 
-    lr: float = 0.7
-    momentum: float = 0.9
-    every: int = 4  # about the number of workers; in rounds the tokens that all of them learn from in one
+    lr: Factor = 0.7
+    momentum: Share = 0.9
+    every: Tokens = 4  # about the number of workers; in rounds the tokens that all of them learn from in one
 
 
 class Regional(msgspec.Struct, frozen=True, tag="regional"):
@@ -62,9 +67,9 @@ class Regional(msgspec.Struct, frozen=True, tag="regional"):
 
     below: Delayed = Delayed(3.2, 0.9, 16)
     above: Delayed = Delayed(0.3, 0.5, 2)
-    regions: int = 2
-    every: int = 32
-    pull: float = 0.25
+    regions: Count = 2
+    every: Count = 32
+    pull: Share = 0.25
 
 
 class Gossip(msgspec.Struct, frozen=True, tag="gossip"):
@@ -73,9 +78,9 @@ class Gossip(msgspec.Struct, frozen=True, tag="gossip"):
     m <- mu m - lr d + gamma (mean anchor of the group - anchor);  anchor <- anchor + m.
     """
 
-    lr: float = 0.7
-    momentum: float = 0.5
-    gamma: float = 0.7
+    lr: Factor = 0.7
+    momentum: Share = 0.5
+    gamma: Share = 0.7
 
 
 class Agreeing(msgspec.Struct, frozen=True, tag="agreeing"):
@@ -83,8 +88,8 @@ class Agreeing(msgspec.Struct, frozen=True, tag="agreeing"):
     pull apart, the last rounds' direction counts for less. Part owners measure it (`reducer.agreement`).
     """
 
-    lr: float = 1.0
-    momentum: float = 0.9
+    lr: Factor = 1.0
+    momentum: Share = 0.9
 
 
 class Moments(msgspec.Struct, frozen=True, tag="moments"):

@@ -13,6 +13,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from torch import empty
 
+from atoll.base.arguments import Count, Share, Whole
+from atoll.base.effort import Batch
 from atoll.learn.codec import Known, check_name, codec_named
 from atoll.learn.gradient import Computing
 from atoll.learn.inner import QUEUE_MAX, Accumulate, AdamW, Inner, Pipelined
@@ -45,7 +47,7 @@ class Coding(msgspec.Struct, frozen=True):
 
     up: str = "int8"  # member to part owner
     down: str = "int8"  # part owner to all; strong codecs need `remembered`, or their error is never made good
-    beta: float = 1.0  # share of the error-feedback memory that survives a round; 0 switches it off
+    beta: Share = 1.0  # share of the error-feedback memory that survives a round; 0 switches it off
     answer: Literal["once", "remembered", "gathered"] = "once"
     """`once`: the owner encodes the mean. `remembered`: the same under error feedback of the owner. `gathered`: no
     answers, everybody decodes everybody's rows (members - 1 times the bytes, no second loss)."""
@@ -53,9 +55,9 @@ class Coding(msgspec.Struct, frozen=True):
 
 class Recipe(msgspec.Struct, frozen=True):
     model: str
-    seed: int  # of the first weights and of the order of the data
-    batch: int  # samples per inner step of one peer
-    seq_len: int  # tokens per sample; ignored for images
+    seed: Whole  # of the first weights and of the order of the data
+    batch: Batch  # samples per inner step of one peer
+    seq_len: Count  # tokens per sample; ignored for images
     inner: Inner
     schedule: Schedule
     coding: Coding

@@ -10,12 +10,14 @@ The mean itself is `learn/combine`, the very function of real rounds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
+from atoll.base.arguments import Peers, Whole
+from atoll.base.limits import PEERS_MAX
 from atoll.keys.digest import Buffer
 from atoll.learn.aggregate import columns, default, liars_of
 from atoll.learn.codec import Codec, pack
@@ -41,13 +43,13 @@ class Reducer(msgspec.Struct, frozen=True):
     group: Literal["all", "server", "pair", "one"] = "all"
     """`server`: one member owns everything, as in a star. `pair`: random pairs, every member has an anchor of its
     own. `one`: each arrives alone, nobody waits."""
-    quorum: int = 0  # updates that are waited for; 0: all of them
-    grace: int = 0  # steps that others may be later than the quorum's last
+    quorum: Annotated[int, msgspec.Meta(ge=0, le=PEERS_MAX)] = 0  # updates that are waited for; 0: all of them
+    grace: Whole = 0  # steps that others may be later than the quorum's last
     statistic: Statistic = "mean"
     weight: Literal["samples", "tokens"] = "samples"  # tokens: tokens^2 / steps (2604.21428), so pace counts, too
     own: Literal["sent", "fresh"] = "sent"
     """`fresh`: a round is applied while the next one ends, my own stale share of it exchanged for my new one."""
-    peers_min: int = 1  # below so many members there is no round
+    peers_min: Peers = 1  # below so many members there is no round
 
 
 def weight_of(reducer: Reducer, samples: int, tokens: int, steps: int) -> int:

@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from atoll.base.arguments import Count, Share, Whole
 from atoll.learn.layout import Layout
 from atoll.learn.update import Bounds
 
@@ -25,8 +26,8 @@ BETWEEN_CODECS = re.compile(r":(?!\d[\d./e-]*(?:[:+]|$))", re.ASCII)
 class Phase(msgspec.Struct, frozen=True):
     """From here on another rhythm: shorter rounds at the end, or finer codecs."""
 
-    since: float  # share of the run's steps, 0 … 1
-    inner_steps: int
+    since: Share  # share of the run's steps, 0 … 1
+    inner_steps: Count
     up: str = ""  # empty: as before
     down: str = ""
 
@@ -34,16 +35,16 @@ class Phase(msgspec.Struct, frozen=True):
 class Schedule(msgspec.Struct, frozen=True):
     """When peers synchronise: after so many steps, or earlier when the plan's time is up."""
 
-    inner_steps: int = 50  # H; the gap to synchronous training grows with it, the bytes shrink
-    rounds: int = 30
-    fragments: int = 1  # each synchronises once per round, inner_steps / fragments steps after the one before
-    overlap: int = 0
+    inner_steps: Count = 50  # H; the gap to synchronous training grows with it, the bytes shrink
+    rounds: Whole = 30
+    fragments: Count = 1  # each synchronises once per round, inner_steps / fragments steps after the one before
+    overlap: Whole = 0
     """tau: steps between sending and applying; 0 waits. Below inner_steps, and in real runs below a turn's: they
     have one fragment under way at a time."""
     phases: tuple[Phase, ...] = ()
     closing: str = ""  # codec of one last average of live parameters, both ways; empty: the last round is like all
-    moments: tuple[int, int] = (0, 0)  # rounds between averages of inner moments (first, second); 0: never
-    epochs: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    moments: tuple[Whole, Whole] = (0, 0)  # rounds between averages of inner moments (first, second); 0: never
+    epochs: Count | UnsetType = UNSET
     """Passes that a member makes in a round over data of its own, where it has some; inner_steps then only bounds
     the steps that this may take. Left out: as many steps as a round has."""
     total_tokens: Annotated[int, Meta(ge=1, lt=2**62)] | UnsetType = UNSET

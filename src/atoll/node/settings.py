@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from atoll.base.arguments import Amount, Peers, Whole
 from atoll.base.effort import effort_problem
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX, VOTE_ROUNDS_MAX
@@ -32,16 +33,16 @@ RULES = 1  # by which vertices follow from each other; a run keeps those that it
 
 class RunSettings(msgspec.Struct, frozen=True):
     name: str = "run"
-    rounds: int = 0  # training rounds until the run is over; 0 goes on until it is stopped
-    start_peers: int = 1  # voting members needed before the first round trains; until then members assemble
-    min_peers: int = 1  # voting members needed for any round to train; keep at or below start_peers
+    rounds: Whole = 0  # training rounds until the run is over; 0 goes on until it is stopped
+    start_peers: Peers = 1  # voting members needed before the first round trains; until then members assemble
+    min_peers: Peers = 1  # voting members needed for any round to train; keep at or below start_peers
     open_to_all: bool = False  # True: nobody needs a ticket
     recovery: bytes = b""  # public identity that may start over when a quorum is gone for good; empty: nobody
     round: RoundSettings = RoundSettings()
     topology: TopologyName | Literal["pairs"] = "butterfly"
     """How updates are reduced (specs/topologies.md); "pairs": members have models of their own (specs/pairs.md)."""
     pieces: Pieces = 1  # each owner's share is cut so fine: while one is combined the next is on its way
-    update_bytes: int = 0  # the most that one encoded update can have; large ones are cut into more parts
+    update_bytes: Amount = 0  # the most that one encoded update can have; large ones are cut into more parts
     statistic: StatisticName = "mean"  # what the rows of a part become; others than the mean need direct rows
     tolerance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # share of members that may lie
     witnessed: bool = False  # trust = "open": a part has owners that check each other; asks for quorum two-thirds
@@ -65,7 +66,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     sponsor_rounds: VoteRounds | msgspec.UnsetType = msgspec.UNSET
     """Counted rounds until which members of one root hold few votes together; left out: no bound."""
     learning: bytes = b""  # model, data and recipe, encoded and read by the island that trains
-    rules: int = RULES
+    rules: Whole = RULES
 
     @property
     def by_raft(self) -> bool:

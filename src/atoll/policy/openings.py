@@ -34,7 +34,8 @@ class Terms(msgspec.Struct, frozen=True, array_like=True):
     """What genesis says of openings."""
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)]
-    leaf_bytes: Annotated[int, msgspec.Meta(gt=0)]  # of an answer: how many blocks it has follows from its length
+    leaf_bytes: Annotated[int, msgspec.Meta(ge=1, le=LEAF_BYTES_MAX)]
+    """Of an answer: how many blocks it has follows from its length."""
 
 
 @dataclass

@@ -21,9 +21,10 @@ from typing import Annotated
 import msgspec
 from msgspec import UnsetType
 
+from atoll.base.arguments import Count
 from atoll.base.draw import shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
-from atoll.base.limits import BLOB_MAX, CODED_PIECES_MAX, CODED_STATES_MAX, MIB
+from atoll.base.limits import BLOB_MAX, CODED_PIECES_MAX, CODED_STATES_MAX, MIB, WINDOW_MOST_S
 from atoll.keys.digest import digest
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import statement_in
@@ -42,8 +43,9 @@ class Coded(msgspec.Struct, frozen=True):
 
     k: Annotated[int, msgspec.Meta(ge=1, lt=CODED_PIECES_MAX)]  # pieces that make the state again
     n: Annotated[int, msgspec.Meta(ge=2, le=CODED_PIECES_MAX)]
-    every_rounds: Annotated[int, msgspec.Meta(ge=1)] = 20  # the state of every so many rounds is kept for long
-    lost_s: Annotated[float, msgspec.Meta(ge=0)] = 3600.0  # away for longer: another member makes its pieces anew
+    every_rounds: Count = 20  # the state of every so many rounds is kept for long
+    lost_s: Annotated[float, msgspec.Meta(ge=0, le=WINDOW_MOST_S)] = 3600.0
+    """Away for longer: another member makes its pieces anew."""
 
 
 class Names(msgspec.Struct, frozen=True, array_like=True):

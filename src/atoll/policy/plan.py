@@ -18,6 +18,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from atoll.base.arguments import Window
 from atoll.base.effort import STEPS_MOST, Effort, Quota, Steps, fastest_of, quota_of, steps_at
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
@@ -57,16 +58,16 @@ class Acceptance(msgspec.Struct, frozen=True):
 class RoundSettings(msgspec.Struct, frozen=True):
     """The part of the run's settings that plans depend on: genesis', with the numbers that vertices changed."""
 
-    inner_steps: int = 32
-    first_train_s: Seconds = 180.0  # nobody's speed is known yet, and imports may still be running
-    train_max_s: Seconds = 3600.0  # "H in minutes": a round's training ends here even if steps are left
-    owner_s: Seconds = 6.0  # what one owner has to gather and answer; keep at or above suspect_s
-    agree_s: Seconds = 10.0  # proposal and two votes; keep above 10 x the median round trip
+    inner_steps: Steps = 32
+    first_train_s: Window = 180.0  # nobody's speed is known yet, and imports may still be running
+    train_max_s: Window = 3600.0  # "H in minutes": a round's training ends here even if steps are left
+    owner_s: Window = 6.0  # what one owner has to gather and answer; keep at or above suspect_s
+    agree_s: Window = 10.0  # proposal and two votes; keep above 10 x the median round trip
     quorum: QuorumRule = "majority"
-    suspect_s: Seconds = 6.0  # silence after which a member is no longer waited for
-    beat_s: Seconds = 2.0  # heartbeat period; keep at or below a third of suspect_s
+    suspect_s: Window = 6.0  # silence after which a member is no longer waited for
+    beat_s: Window = 2.0  # heartbeat period; keep at or below a third of suspect_s
     committee: CommitteeSize | UnsetType = UNSET  # who vote, at most; left out: COMMITTEE_MAX
-    window_min_s: Annotated[Seconds, msgspec.Meta(gt=0)] | UnsetType = UNSET
+    window_min_s: Window | UnsetType = UNSET
     """What owner_s shrinks to, at the least, where rounds show that they are fast; left out: it never does. Keep
     above a second: lost words are said again after one, and training may stumble over a busy moment."""
     acceptance: Acceptance | UnsetType = UNSET  # left out: everybody is waited for, as long as training may last

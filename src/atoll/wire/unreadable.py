@@ -12,13 +12,12 @@ from typing import Annotated
 import msgspec
 
 from atoll.base.errors import UNREADABLE, PeerFault
-from atoll.base.ids import DIGEST_BYTES, Digest
+from atoll.base.ids import Digest
 from atoll.base.limits import PATH_MAX, ROW_SHOWN_MAX, UNREADABLE_BYTES_MAX
 from atoll.keys.digest import Buffer, digest
 from atoll.wire.messages.statements import Signed
 
-Name = Annotated[Digest, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
-Path = Annotated[tuple[Name, ...], msgspec.Meta(max_length=PATH_MAX)]
+Path = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=PATH_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
@@ -30,7 +29,7 @@ class UnreadableRow(msgspec.Struct, frozen=True, array_like=True):
     part_path: Path  # from the name of the wire to the root in the commitment
     leaves: Count  # 1 where wires have none: the leaf is the wire
     index: Count
-    name: Name  # of the leaf
+    name: Digest  # of the leaf
     leaf_path: Path  # from it to the name of the wire
     leaf: Annotated[bytes, msgspec.Meta(max_length=ROW_SHOWN_MAX)] | None = None
     """Its bytes; None where the number of leaves shows enough."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault, RunFailedError
+from atoll.host.ownership import open_private
 from atoll.host.trainer.words import JudgeSegment, Progressed, ShowSegment
 from atoll.learn.audit import (
     Assignment,
@@ -110,7 +111,8 @@ class Auditing:
             vector_bytes(last.x_F),
             b"",
         )
-        Path(wish.path).write_bytes(shown_bytes(shown))
+        with open(wish.path, "wb", opener=open_private) as file:
+            file.write(shown_bytes(shown))
         return None
 
     def _judge(self, wish: JudgeSegment) -> Chore:

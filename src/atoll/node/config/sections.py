@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from atoll.base.arguments import Count, Peers, Positive, Share, Whole
 from atoll.base.effort import BATCH_MOST, STEPS_MOST
-from atoll.base.limits import APART_ROUNDS_MAX, PEERS_MAX, UPDATES_KEPT_MAX
+from atoll.base.limits import APART_ROUNDS_MAX, FACTOR_MOST, PEERS_MAX, UPDATES_KEPT_MAX, WINDOW_MOST_S
 from atoll.keys.signer import VoteKind
 from atoll.node.settings import ERA_ROUNDS, EraRounds, TopologyName, VoteRounds
 from atoll.policy.presets import Trust
@@ -23,8 +23,9 @@ from atoll.policy.validation import VALIDATE_EVERY_MAX
 
 DURATION = {"unit": "duration"}
 
-Duration = Annotated[float, Meta(gt=0, extra=DURATION)]  # seconds, or text such as "30 s" and "2h"
-OffOrDuration = Annotated[float, Meta(ge=0, extra=DURATION)]
+DURATION_LEAST_S = 0.1  # for people; what genesis may hold begins a little below
+Duration = Annotated[float, Meta(ge=DURATION_LEAST_S, le=WINDOW_MOST_S, extra=DURATION)]  # seconds, "30 s" or "2h"
+OffOrDuration = Annotated[float, Meta(ge=0, le=WINDOW_MOST_S, extra=DURATION)]
 Text = Annotated[str, Meta(max_length=64)]
 Group = Annotated[str, Meta(max_length=32, pattern="^[A-Za-z0-9._-]*$")]  # stands in a name, behind an @
 Bytes = Annotated[int, Meta(ge=0, lt=2**62)]
@@ -107,7 +108,7 @@ class Train(Section, frozen=True):
     steps_by_speed: bool = False
     inner_steps_min: Annotated[int, Meta(ge=1, le=STEPS_MOST)] = 1
     adaptive_batching: bool = False
-    target_loss: Annotated[float, Meta(ge=0)] = 0.0
+    target_loss: Annotated[float, Meta(ge=0, le=FACTOR_MOST)] = 0.0
     batch_min: Annotated[int, Meta(ge=1, le=BATCH_MOST)] = 1
     batch_max: Annotated[int, Meta(ge=1, le=BATCH_MOST)] = 64
 

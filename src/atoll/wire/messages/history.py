@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from atoll.base.ids import Digest, PeerId
+from atoll.base.limits import IDENTITY_BYTES_MAX, SIGNATURE_BYTES_MAX
 from atoll.base.machine import Message
 from atoll.keys.digest import Manifest
 from atoll.wire.messages.vertex import Vertex
@@ -58,8 +61,9 @@ class EraSignature(msgspec.Struct, frozen=True, array_like=True):
     """One member's long-lived identity under the vertex that ended an era: protocol/dag/eras.py says over what."""
 
     peer: PeerId
-    identity: bytes  # public keys; the agreed membership holds their digest
-    signature: bytes  # by all of them
+    identity: Annotated[bytes, Meta(max_length=IDENTITY_BYTES_MAX)]
+    """Public keys; the agreed membership holds their digest."""
+    signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES_MAX)]  # by all of them
 
 
 class EraSigned(Message, frozen=True):

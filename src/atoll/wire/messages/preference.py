@@ -9,12 +9,11 @@ from typing import Annotated
 
 import msgspec
 
-from atoll.base.ids import DIGEST_BYTES, Digest
+from atoll.base.ids import Digest
 from atoll.base.machine import Message
 
 SlotName = Annotated[str, msgspec.Meta(max_length=64)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
-Choice = Annotated[Digest, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 
 
 class WantPreference(Message, frozen=True):
@@ -22,7 +21,7 @@ class WantPreference(Message, frozen=True):
 
     slot: SlotName
     number: Number
-    choice: Choice
+    choice: Digest
 
 
 class PreferenceIs(Message, frozen=True):
@@ -30,4 +29,4 @@ class PreferenceIs(Message, frozen=True):
 
     slot: SlotName
     number: Number
-    choice: Choice | None
+    choice: Digest | None

@@ -13,9 +13,22 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from atoll.base.effort import Steps
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, one_line
-from atoll.base.limits import PEERS_MAX
+from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, one_line
+from atoll.base.limits import (
+    ADMISSION_BYTES_MAX,
+    FACTOR_MOST,
+    PEERS_MAX,
+    SIGNATURE_BYTES_MAX,
+    TICKET_BYTES_MAX,
+    WINDOW_LEAST_S,
+)
+from atoll.keys.identity import CERTIFICATE_BYTES_MAX, MLDSA65_KEY_BYTES
 from atoll.wire.weights import RowWeights, shares_of
+
+Signature = Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES_MAX)]
+VoteKeyBytes = Annotated[bytes, msgspec.Meta(max_length=MLDSA65_KEY_BYTES)]
+TicketBytes = Annotated[bytes, msgspec.Meta(max_length=TICKET_BYTES_MAX)]
+Secret = Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES)]
 
 
 class Statement(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -27,7 +40,7 @@ class Signed(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     signer: PeerId
     body: bytes
-    signature: bytes
+    signature: Signature
 
 
 # ---- the round ---------------------------------------------------------------------------------------------
@@ -44,7 +57,7 @@ class Late(msgspec.Struct, frozen=True):
 class Draws(NamedTuple):
     """Of a member that may take another's samples in place of its own: see specs/twins.md."""
 
-    revealed: bytes  # the secret that decided it in the round before this; empty: there was none
+    revealed: Secret  # the secret that decided it in the round before this; empty: there was none
     sealed: Digest  # the name of the one that decides it in the round after this
 
 
@@ -177,7 +190,7 @@ class Certificate(msgspec.Struct, frozen=True, array_like=True):
     view: int
     stage: Stage
     digest: Digest
-    votes: tuple[tuple[PeerId, bytes], ...]
+    votes: tuple[tuple[PeerId, Signature], ...]
 
 
 class Timeout(Statement, frozen=True):
@@ -199,13 +212,14 @@ class Join(Statement, frozen=True):
     """I want to take part. Recorded in a vertex, which makes me an observer of the next rounds."""
 
     peer: PeerId
-    vote_key: bytes
-    certificate: bytes
+    vote_key: VoteKeyBytes
+    certificate: Annotated[bytes, msgspec.Meta(max_length=CERTIFICATE_BYTES_MAX)]
     addresses: tuple[str, ...]
     role: Role
     name: str
     after: Digest  # the vertex that I saw last: a join is good for a few rounds, not for ever
-    admission: bytes  # proof that a ticket was redeemed; empty where the run is open or I am a returning member
+    admission: Annotated[bytes, msgspec.Meta(max_length=ADMISSION_BYTES_MAX)]
+    """Proof that a ticket was redeemed; empty where the run is open or I am a returning member."""
 
 
 class Ready(Statement, frozen=True):
@@ -316,8 +330,8 @@ class Placed(Statement, frozen=True):
 class Invite(Statement, frozen=True):
     """Tickets with this id are good until they expire or are used up; `uses=0` revokes."""
 
-    ticket: bytes
-    key: bytes  # public half of the ticket's one-time secret
+    ticket: TicketBytes
+    key: TicketBytes  # public half of the ticket's one-time secret
     role: Literal["trainer", "observer"]
     uses: int
     expires_s: float  # wall clock: only tickets and joins use it
@@ -327,8 +341,8 @@ Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Many = Annotated[int, msgspec.Meta(ge=1, lt=2**62)]
 Peers = Annotated[int, msgspec.Meta(ge=1, le=PEERS_MAX)]
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1)]
-Above0 = Annotated[float, msgspec.Meta(gt=0)]
-Lasting = Annotated[float, msgspec.Meta(gt=0, le=1e6)]  # seconds: a window of 1e7 would be none
+Above0 = Annotated[float, msgspec.Meta(gt=0, le=FACTOR_MOST)]
+Lasting = Annotated[float, msgspec.Meta(ge=WINDOW_LEAST_S, le=1e6)]  # seconds: a window of 1e7 would be none
 
 
 class Numbers(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -370,7 +384,7 @@ class Amend(Statement, frozen=True):
     back_to: Digest  # its id
     state: Digest  # that it agreed on
     trained: int  # training rounds up to it
-    signature: bytes  # of the recovery identity, over domain, run and all the rest; empty: of validators
+    signature: Signature  # of the recovery identity, over domain, run and all the rest; empty: of validators
     without: tuple[PeerId, ...] | msgspec.UnsetType = msgspec.UNSET
     """Members that are sent away for good with it; left out where there are none."""
     tuned: Tuned | msgspec.UnsetType = msgspec.UNSET  # as the earlier vertex says, which holds again with it
@@ -385,7 +399,7 @@ class Pause(Statement, frozen=True):
 
     after: Digest  # the head when it was said: good for a few rounds, and never after another one took effect
     paused: bool
-    signature: bytes  # of the recovery identity, over domain, run and all the rest
+    signature: Signature  # of the recovery identity, over domain, run and all the rest
 
 
 class Tune(Statement, frozen=True):
@@ -393,7 +407,7 @@ class Tune(Statement, frozen=True):
 
     after: Digest  # the head when it was said: good for a few rounds, and never after another one took effect
     to: Numbers
-    signature: bytes  # of the recovery identity, over domain, run and all the rest
+    signature: Signature  # of the recovery identity, over domain, run and all the rest
 
 
 AnyStatement = (

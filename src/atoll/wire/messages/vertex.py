@@ -15,7 +15,7 @@ from atoll.base.effort import Reached
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import PEERS_MAX, SCORE_ONE, TICKETS_MAX, VOTE_ROUNDS_MAX
 from atoll.base.sample import CREDIT_MAX
-from atoll.wire.messages.statements import Certificate, Role, Signed, Tuned, Weighing
+from atoll.wire.messages.statements import Certificate, Role, Signed, TicketBytes, Tuned, VoteKeyBytes, Weighing
 
 Standing = Literal["observer", "new", "member", "away", "expelled", "unaudited"]
 Place = Role | Literal["apprentice"]  # a trainer whose vote is not earned yet: policy/votes.py
@@ -37,7 +37,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     """
 
     peer: PeerId
-    vote_key: bytes
+    vote_key: VoteKeyBytes
     addresses: tuple[str, ...]
     role: Place
     standing: Standing
@@ -71,8 +71,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 class TicketUse(msgspec.Struct, frozen=True, array_like=True):
     """An invitation as the members agreed on it."""
 
-    ticket: bytes
-    key: bytes
+    ticket: TicketBytes
+    key: TicketBytes
     role: Literal["trainer", "observer"]
     uses_left: int
     expires_s: float

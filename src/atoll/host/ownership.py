@@ -1,0 +1,109 @@
+"""Ownership and modes of a peer's folder: files 0600 in folders 0700, whatever the umask.
+
+Invariants:
+- A folder of another user, or one that every user can write to, is refused before anything is written into it.
+- No file is created, written or read as a secret through a symbolic link.
+- A folder of this user that others could only read is closed to them without a question.
+Not responsible for: the folders above it, and files that a user names elsewhere (they keep the umask).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from pathlib import Path
+
+from atoll.base.errors import UsageError
+
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def private_folder(folder: Path) -> None:
+    """Make this folder, or take it if it is this user's, with mode 0700. UsageError if it is not safe to use."""
+    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    found = folder.stat()
+    if {_owner(folder), found.st_uid} != {os.geteuid()}:  # of a link, and of the folder that it leads to
+        raise _of_another_user(folder, folder)
+    if found.st_mode & stat.S_IWOTH:
+        raise UsageError(
+            "E-DIR-09",
+            f"{folder} can be changed by every user of this computer (mode {stat.S_IMODE(found.st_mode):#o})",
+            cause="keys and training state would lie in it, and another user may have put files there",
+            fix=f"choose another folder with --dir; or look at what lies in it, then chmod 700 {_quoted(folder)}",
+        )
+    if found.st_mode & stat.S_IWGRP:  # as a umask of 002 makes folders
+        for path in folder.iterdir():
+            if _owner(path) != os.geteuid():
+                raise _of_another_user(path, folder)
+    if found.st_mode & OTHERS:
+        folder.chmod(PRIVATE_FOLDER)
+
+
+def open_private(path: str | Path, flags: int) -> int:
+    """A file descriptor of a file with mode 0600 that no link led to. Also an `opener` for `open`."""
+    handle = os.open(path, flags | os.O_NOFOLLOW, PRIVATE_FILE)
+    try:
+        if stat.S_IMODE(os.fstat(handle).st_mode) & OTHERS:  # of an earlier version, or a file written over
+            os.fchmod(handle, PRIVATE_FILE)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def make_private(path: Path) -> None:
+    """An existing or an empty new file with mode 0600. Never opened if it exists, since that ends locks on it."""
+    try:
+        os.close(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        path.chmod(PRIVATE_FILE)
+
+
+def read_secret(path: Path) -> bytes | None:
+    """None if there is no such file. UsageError if another user owns it or could have changed it."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a planted pipe would wait for ever
+    except FileNotFoundError:
+        return None
+    except OSError as why:
+        raise _no_secret(path, f"it cannot be opened without following a link ({why.strerror})") from why
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise _no_secret(path, "it is no file")
+        if found.st_uid != os.geteuid():
+            raise _no_secret(path, f"it belongs to another user (uid {found.st_uid})")
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise _no_secret(path, f"other users can change it (mode {stat.S_IMODE(found.st_mode):#o})")
+        if found.st_mode & OTHERS:
+            os.fchmod(handle, PRIVATE_FILE)
+        return file.read()
+
+
+def _owner(path: Path) -> int:
+    return path.lstat().st_uid
+
+
+def _of_another_user(path: Path, folder: Path) -> UsageError:
+    return UsageError(
+        "E-DIR-08",
+        f"{path} belongs to another user (uid {_owner(path)}), this process runs as uid {os.geteuid()}",
+        cause="another user made it and could read or replace the keys in it; or it is mounted from elsewhere",
+        fix="choose another folder with --dir, in a container one inside the mount, such as "
+        f"{_quoted(folder / 'run')}; or, if it is yours: sudo chown -R {os.geteuid()} {_quoted(folder)}",
+    )
+
+
+def _no_secret(path: Path, why: str) -> UsageError:
+    return UsageError(
+        "E-DIR-10",
+        f"{path} is not read as a secret: {why}",
+        cause="a key must be a file of this user that no other user can change",
+        fix=f"put your own copy of {path.name} there with mode 0600, or choose another folder with --dir",
+    )
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
