@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from atoll.learn.base import base_bytes
 from atoll.keys.digest import digest
+from atoll.learn.base import base_bytes
 from atoll.learn.export import CARD_DOMAIN, Contributor, Story, hugging_face_files
 from atoll.learn.layout import base_digest, layout_of
 from atoll.learn.models import build_model, travelling
