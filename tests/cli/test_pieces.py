@@ -40,14 +40,14 @@ def test_an_older_state_comes_back_from_two_of_three_pieces(tmp_path: Path):
         for folder in (a, b, c):
             for end in ("", ".manifest"):
                 (folder / "blobs" / (row["state"] + end)).unlink(missing_ok=True)
-        where = (opened["run_id"], "--via", opened["addresses"][0], "--round", str(round), "--to", tmp_path / "x")
-        taken = answer_of("checkpoint", "pull", *where)
+        ticket = opened["ticket"]
+        taken = answer_of("checkpoint", "pull", ticket, "--round", str(round), "--to", tmp_path / "x")
         assert taken["round"] == round and taken["state"] == row["state"]
         assert (tmp_path / "x" / "model.safetensors").exists()
         done = answer_of("checkpoint", "rollback", str(round), "--dir", a)
         assert done["agreed"] and done["back_to"] == round and done["state"] == row["state"]
 
-        gone = atoll("checkpoint", "pull", *where[:3], "--round", "1000000", "--to", tmp_path / "y")
+        gone = atoll("checkpoint", "pull", ticket, "--round", "1000000", "--to", tmp_path / "y")
         assert gone.returncode == 2 and "E-CHK-01" in gone.stderr
     audit = answer_of("verify", a)
     assert audit["intact"] and [r["back_to"] for r in audit["rollbacks"]] == [round]
