@@ -10,11 +10,14 @@ export PYTHONDONTWRITEBYTECODE :=
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# every file is compared with its hash; a torch that is there already (2.13.0, of any kind) is left as it is
+LOCKED := $(PY) -m pip install --quiet --require-hashes --no-deps
+CUDA := import importlib.metadata as m; raise SystemExit(not any("nvidia" in r for r in m.requires("torch") or ()))
+$(READY): pyproject.toml constraints.txt constraints-cuda.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --upgrade "pip>=25.1"
-	$(PY) -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(PY) -m pip install --quiet -c constraints.txt -e . --group dev
+	$(LOCKED) -r constraints.txt
+	! $(PY) -c '$(CUDA)' || $(LOCKED) -r constraints-cuda.txt
+	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
 
 demo: $(READY)
