@@ -18,7 +18,7 @@ from atoll.sim.swarm import Swarm, SwarmKnobs
 from atoll.sim.world import Node
 
 BENCH = Path(__file__).parents[1] / "bench"
-PARTS = {"form", "real_swarm", "soak_judge", "villain"}  # of benches, and atoll's test build
+PARTS = {"form", "real_swarm", "reduction_world", "soak_judge", "villain"}  # of benches, and atoll's test build
 BENCHES = sorted({file.stem for file in BENCH.glob("*.py")} - PARTS)
 
 
