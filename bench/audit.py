@@ -29,6 +29,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
+from cheats import Cheat, at_each_boundary, cheats, honest, poison, trained
 from form import asking, report, versions
 from torch import Tensor
 
@@ -57,9 +58,7 @@ from atoll.learn.audit import (
     segments,
     tolerance_from,
 )
-from atoll.learn.audit.cheats import Cheat, at_each_boundary, cheats, honest, poison, trained
 from atoll.learn.audit.judge import furthest
-from atoll.learn.audit.odds import RATE, caught_share, expected_gain, stake_for_any, stake_needed, unseen_share
 from atoll.learn.audit.profile import PINS, tolerance_of
 from atoll.learn.codec import codec_named
 from atoll.learn.data import Data, data_digest, load_data
@@ -89,6 +88,7 @@ QUICK_MODELS, QUICK_STEPS = ("gpt-tiny", "cnn-mnist"), 20
 QUICK_KINDS = ("2 threads", "AVX2", "4 pieces", "pinned", "pinned again")
 PINNED = Profile(torch.__version__, 1, tuple(PINS.values()))
 UNSEEN = "poison, half a tolerance"
+RATE = 0.05  # of all rounds of all trainers that are audited: a stake of 20 rounds' gain, 2 to 3 % more work
 
 
 # ---- honest rounds -----------------------------------------------------------------------------------------
@@ -387,6 +387,39 @@ def _shown(record: Record, segment: int, replica: Replica) -> None:
     if segment + 1 not in record.kept:
         first, end = segments(record.assignment, record.steps)[segment]
         name_of(replica.replay(record.assignment, begin, first, end))
+
+
+# ---- what audits are worth, in shares of one round's training ---------------------------------------------
+
+
+def caught_share(rate: float, power: float = 1.0, touched: float = 1.0) -> float:
+    """p': chance per round that a cheater is caught. The rate, times how often a replay of what it touched finds it
+    out, times the share of its segments that it touched, since one of them is drawn."""
+    return rate * power * touched
+
+
+def stake_needed(gain: float, caught: float) -> float:
+    """The least stake with which honesty is best: g (1 − p') − S p' ≤ 0, so S ≥ g (1 − p') / p'.
+
+    A cheater that touches a share m of its segments gains m g and is caught with m p', so it must lose
+    (g / p') (1 − m p'): the fewer it touches, the more, up to g / p'. `stake_for_any` is that bound.
+    """
+    return gain * (1 - caught) / caught
+
+
+def stake_for_any(gain: float, caught: float) -> float:
+    """The stake that also keeps those honest who would cheat in few of their segments."""
+    return gain / caught
+
+
+def expected_gain(gain: float, caught: float, stake: float) -> float:
+    """Per round, of a cheater: what it saves while unseen, less what it loses when it is not."""
+    return gain * (1 - caught) - stake * caught
+
+
+def unseen_share(caught: float, rounds: int) -> float:
+    """Chance that so many cheating rounds are never caught: (1 − p')^r."""
+    return (1 - caught) ** rounds
 
 
 def odds_table() -> list[dict]:

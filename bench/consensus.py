@@ -2,12 +2,12 @@
 
 Every pair of members has a one-way latency drawn once from 50 to 100 ms; nothing is lost, computing takes no time,
 bandwidth is not limited. Agreement and Raft decide on the same body of 4096 bytes: `agreement` (two phases) and
-`raft` (one phase, in its place) with real signatures (`vote`: Ed25519, or ML-DSA-65) and the `quorum` named;
-`raft log`, a yardstick, is the log machine, unsigned, whose leader is there already. Snowball compares two digests
-that three quarters and one quarter of the members saw first (k = 10, alpha = 8, beta = 150), and needs more than
-ten members. `first_s` is when the first member knows the decision, `virtual_s` when the last one does, both since
-it was proposed; medians of several networks. `decisions_per_s` are those of one network, one after the other.
-`cpu_ms_per_decision` is what one member computes, the mean: every word signed, checked and encoded; not the links.
+`raft` (one phase, in its place) with real signatures (`vote`: Ed25519, or ML-DSA-65) and the `quorum` named.
+Snowball compares two digests that three quarters and one quarter of the members saw first (k = 10, alpha = 8,
+beta = 150), and needs more than ten members. `first_s` is when the first member knows the decision, `virtual_s`
+when the last one does, both since it was proposed; medians of several networks. `decisions_per_s` are those of
+one network, one after the other. `cpu_ms_per_decision` is what one member computes, the mean: every word signed,
+checked and encoded; not the links.
 
     python bench/consensus.py [--quick] [--json]
 """
@@ -25,14 +25,12 @@ from functools import cache
 from form import asking, report, versions
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Effect, Event, Fact, Message, Received, Report, Send, SetTimer, Start, TimerFired
+from atoll.base.machine import Effect, Event, Fact, Message, Received, Report, Send, SetTimer, TimerFired
 from atoll.keys.digest import digest
 from atoll.keys.signer import VoteKind
 from atoll.policy.plan import QuorumRule, quorum
 from atoll.protocol.consensus import facts, snow
 from atoll.protocol.consensus.door import open_door
-from atoll.protocol.consensus.raft import Raft
-from atoll.protocol.consensus.raft_words import Committed
 from atoll.protocol.consensus.snow import Snow
 from atoll.protocol.consensus.voter import Electorate
 from atoll.sim.signatures import RealKeys
@@ -84,14 +82,11 @@ class Network:
                 case _:
                     pass
 
-    def run(self, over: Callable[[], bool]) -> None:
-        while not over():
+    def until_all_know(self) -> None:
+        while len(self.told) < len(self.names):
             self.now, number, name, event = heapq.heappop(self.queue)
             if not isinstance(event, TimerFired) or self.timers[name, event.name] == number:
                 self.carry_out(name, self.hear(name, event, self.now))
-
-    def until_all_know(self) -> None:
-        self.run(lambda: len(self.told) == len(self.names))
 
     def _send(self, sender: PeerId, to: PeerId, message: Message) -> None:
         self.messages += 1
@@ -114,15 +109,9 @@ class Cost:
     cpu_s: float  # of all members
 
     @staticmethod
-    def of(network: Network, since_s: float = 0.0, messages: int = 0, size_bytes: int = 0) -> Cost:
+    def of(network: Network) -> Cost:
         told, cpu_s = network.told.values(), time.process_time() - network.began_cpu_s
-        return Cost(
-            min(told) - since_s,
-            max(told) - since_s,
-            network.messages - messages,
-            network.bytes - size_bytes,
-            cpu_s,
-        )
+        return Cost(min(told), max(told), network.messages, network.bytes, cpu_s)
 
 
 @cache
@@ -165,27 +154,6 @@ def by_door(members: int, seed: int, rule: QuorumRule, raft: bool, votes: VoteKi
     return Cost.of(network)
 
 
-def by_raft_log(members: int, seed: int) -> Cost:
-    """One command of a leader that is there already; heartbeats are rarer than a decision and not counted."""
-    names = [PeerId(f"p{i:03d}") for i in range(members)]
-    machines = {p: Raft(p, names, b"%d" % seed, election_s=60.0, heartbeat_s=10.0) for p in names}
-
-    def fact(name: PeerId, fact: Fact) -> list[Effect] | None:
-        return None if isinstance(fact, Committed) else []
-
-    network = Network(names, random.Random(seed), lambda name, event, now: machines[name].handle(event, now), fact)
-    for name in names:
-        network.carry_out(name, machines[name].handle(Start({}), 0.0))
-    network.run(lambda: all(m.leader is not None and m.commit == 1 for m in machines.values()))
-    network.run(lambda: not any(isinstance(event, Received) for *_, event in network.queue))
-    leader = next(p for p, m in machines.items() if m.role == "leader")
-    before = network.now, network.messages, network.bytes
-    network.began_cpu_s = time.process_time()
-    network.carry_out(leader, machines[leader].propose(BODY, network.now))
-    network.until_all_know()
-    return Cost.of(network, *before)
-
-
 def by_snow(members: int, seed: int) -> Cost:
     """Until the last member has settled on its preference."""
     names = [PeerId(f"p{i:04d}") for i in range(members)]
@@ -211,7 +179,6 @@ ENGINES: dict[tuple[str, str, str], Callable[[int, int], Cost]] = {
     ("agreement", "ed25519", "majority"): lambda n, seed: by_door(n, seed, "majority", raft=False),
     ("raft", "ed25519", "majority"): lambda n, seed: by_door(n, seed, "majority", raft=True),
     ("raft", "ml-dsa-65", "majority"): lambda n, seed: by_door(n, seed, "majority", True, "ml-dsa-65"),
-    ("raft log", "", "majority"): by_raft_log,
     ("snow", "", ""): by_snow,
 }
 

@@ -3,7 +3,7 @@
     nice python bench/reduce_scale.py [--seed 1] [--sizes 10 100 1000 5000] [--dying 1000] [--kept FILE] [--quick]
                                       [--json]
 
-The machines are those of the real world; links, disks and arithmetic are virtual (`sim/reduction.py`): one way
+The machines are those of the real world; links, disks and arithmetic are virtual (`reduction_world.py`): one way
 25 to 50 ms drawn per pair, 1 Gbit/s up and down per peer, 0.5 ms per message at either end, 1 GB/s to combine,
 4 ms for a disk. Updates have 1 MB. Everybody has committed before; what committing costs is not in here. Virtual
 figures depend on the seed alone, CPU seconds on the computer.
@@ -29,11 +29,11 @@ from typing import Any, TextIO
 
 import msgspec
 from form import asking, report, versions
+from reduction_world import GIGABIT, Outcome, Reduction, ReductionKnobs
 
 from atoll.base.ids import PeerId
 from atoll.policy.topology import Links, predict
 from atoll.protocol.reduce.topology import Topology, butterfly, counts, fanned, hierarchical, ring, star, tree
-from atoll.sim.reduction import GIGABIT, Outcome, Reduction, ReductionKnobs
 from atoll.sim.signatures import peer_name
 
 SEED = b"reduce_scale"

@@ -18,7 +18,8 @@ from atoll.sim.swarm import Swarm, SwarmKnobs
 from atoll.sim.world import Node
 
 BENCH = Path(__file__).parents[1] / "bench"
-PARTS = {"form", "real_swarm", "soak_judge", "villain"}  # of benches, and atoll's test build
+# parts of benches, and atoll's test build
+PARTS = {"cheats", "form", "real_swarm", "reduction_world", "soak_judge", "villain"}
 BENCHES = sorted({file.stem for file in BENCH.glob("*.py")} - PARTS)
 
 
@@ -91,3 +92,24 @@ def test_equal_bits_are_equal_whatever_a_busy_computer_did_to_the_run(bench: Cal
     cut = "round 9 was cut into 1 parts"
     assert compared("ab", "ab", rounds=4, differs=None, values=0, unlike=cut, sent_bytes=1).same
     assert not compared("ab", "cd", rounds=4, differs=3, values=7, unlike=cut, sent_bytes=1).same
+
+
+@pytest.mark.parametrize(("caught", "stake"), [(0.05, 19), (0.1, 9), (0.2, 4)])
+def test_honesty_is_best_from_the_stake_on_that_the_audit_bench_says(
+    caught: float, stake: float, bench: Callable[[str], Any]
+):
+    """S = g (1 − p') / p': chances of 5 %, 10 %, 20 % ask for 19, 9, 4 times the gain."""
+    audit = bench("audit")
+    assert audit.stake_needed(1.0, caught) == pytest.approx(stake)
+    assert audit.expected_gain(1.0, caught, stake) == pytest.approx(0.0)
+    assert audit.expected_gain(1.0, caught, stake + 0.1) < 0.0 < audit.expected_gain(1.0, caught, stake - 0.1)
+
+
+def test_a_cheater_in_few_segments_needs_a_little_more_to_lose(bench: Callable[[str], Any]):
+    """Gain and risk both shrink with the share touched; the bound for all of them is g / p'."""
+    audit, least = bench("audit"), 0.0
+    for touched in (1.0, 0.5, 0.1, 0.001):
+        least = audit.stake_needed(touched, audit.caught_share(0.05, touched=touched))
+        assert least <= audit.stake_for_any(1.0, 0.05) == pytest.approx(20.0)
+    assert least > 19.9
+    assert audit.unseen_share(audit.caught_share(0.05), 50) == pytest.approx(0.95**50)

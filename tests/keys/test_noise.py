@@ -20,7 +20,6 @@ from atoll.keys.frames import FRAME_MAX, FRAME_PLAIN_MAX, Unframer, framed
 from atoll.keys.identity import DualSignature, Identity, PublicIdentity
 from atoll.keys.noise import Established, Handshake, HybridPayload, HybridWords, Offer
 from atoll.keys.noise_pattern import CLASSICAL, HYBRID, Draws, NoiseState, Role, Suite
-from atoll.keys.protobuf import protobuf_field, protobuf_fields
 from atoll.keys.seal import Aead
 
 from .conftest import FUZZ
@@ -544,7 +543,7 @@ def test_whatever_arrives_is_a_message_or_a_fault(data: st.DataObject):
     refuses(one, reply)
 
 
-# ---- frames and protobuf -----------------------------------------------------------------------------------
+# ---- frames ------------------------------------------------------------------------------------------------
 
 
 def test_data_of_any_length_travels_in_libp2p_frames(alice: Identity, bob: Identity):
@@ -573,27 +572,3 @@ def test_a_frame_too_long_is_refused_before_it_arrives():
 
 def test_frames_have_the_length_in_front():
     assert framed(b"abc") == b"\0\3abc"
-
-
-def test_unknown_protobuf_fields_are_skipped():
-    """A number, a fixed64, a fixed32 and an unknown field stand around the two we look for."""
-    data = b"\x08\xac\x02" + b"\x11" + bytes(8) + protobuf_field(2, b"signature") + b"\x1d" + bytes(4)
-    data += protobuf_field(1000, b"later") + protobuf_field(1, b"key" * 100)
-    assert protobuf_fields(data) == [(2, b"signature"), (1000, b"later"), (1, b"key" * 100)]
-
-
-@pytest.mark.parametrize("data", [b"\x0a", b"\x0a\x02a", b"\x02\x00", b"\x0b", b"\xff" * 11, b"\x09\x00", b"\x80"])
-def test_protobuf_that_makes_no_sense_is_refused(data: bytes):
-    with pytest.raises(ValueError, match="protobuf"):
-        protobuf_fields(data)
-
-
-@pytest.mark.timeout(3600)  # with ATOLL_FUZZ=100000
-@settings(max_examples=FUZZ, database=None)
-@given(st.binary(max_size=200))
-def test_any_bytes_are_protobuf_or_a_value_error(data: bytes):
-    try:
-        fields = protobuf_fields(data)
-    except ValueError:
-        return
-    assert sum(len(value) for _, value in fields) <= len(data)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
 from toy import DATA
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+from cheats import Take, at_each_boundary, cheats, honest, poison, skipping, trained
 
 from atoll.base.errors import PeerFault, RunFailedError
 from atoll.base.ids import ZERO_DIGEST, PeerId
@@ -38,15 +43,6 @@ from atoll.learn.audit import (
     name_of_x,
     profile_here,
     segments,
-)
-from atoll.learn.audit.cheats import (
-    Take,
-    at_each_boundary,
-    cheats,
-    honest,
-    poison,
-    skipping,
-    trained,
 )
 from atoll.learn.audit.judge import furthest
 from atoll.learn.audit.profile import PINS

@@ -1,4 +1,4 @@
-"""Audits of what was said: the payload beside the committed delta, and what audits are worth."""
+"""Audits of what was said: the payload beside the committed delta, and the tolerance."""
 
 from __future__ import annotations
 
@@ -21,13 +21,6 @@ from atoll.learn.audit import (
     name_of,
     profile_here,
     tolerance_from,
-)
-from atoll.learn.audit.odds import (
-    caught_share,
-    expected_gain,
-    stake_for_any,
-    stake_needed,
-    unseen_share,
 )
 from atoll.learn.codec import codec_named
 from atoll.learn.inner import fresh_inner
@@ -136,26 +129,6 @@ def test_an_update_that_is_not_finite_is_a_mismatch_and_no_crash():
     record.note(Live(x_F, begin.counters_K, begin.inner), 10)
     claim = replace(said.claim, head=record.head)
     assert isinstance(said.judged(x_F=x_F, claim=claim, links=record.links), Mismatch)
-
-
-# ---- what it is worth --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("caught", "stake"), [(0.05, 19), (0.1, 9), (0.2, 4)])
-def test_honesty_is_best_from_the_stake_on_that_the_formula_says(caught, stake):
-    """S = g (1 − p') / p': chances of 5 %, 10 %, 20 % ask for 19, 9, 4 times the gain."""
-    assert stake_needed(1.0, caught) == pytest.approx(stake)
-    assert expected_gain(1.0, caught, stake) == pytest.approx(0.0)
-    assert expected_gain(1.0, caught, stake + 0.1) < 0.0 < expected_gain(1.0, caught, stake - 0.1)
-
-
-def test_whoever_cheats_in_few_segments_needs_a_little_more_to_lose():
-    """Gain and risk both shrink with the share touched; the bound for all of them is g / p'."""
-    for touched in (1.0, 0.5, 0.1, 0.001):
-        least = stake_needed(touched, caught_share(0.05, touched=touched))
-        assert least <= stake_for_any(1.0, 0.05) == pytest.approx(20.0)
-    assert least > 19.9
-    assert unseen_share(caught_share(0.05), 50) == pytest.approx(0.95**50)
 
 
 def test_a_tolerance_is_ten_times_the_noise_and_never_below_what_three_machines_can_show():

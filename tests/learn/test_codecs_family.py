@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from vectors import gaussian, relative_error, through
 
 from atoll.base.errors import PeerFault
-from atoll.learn.codec import CODECS, Known, chain, codec_named
+from atoll.learn.codec import CODECS, Known, codec_named
 from atoll.learn.codec.blocks import SPAN
 from atoll.learn.codec.changed import PAGE
 from atoll.learn.codec.dct import SIDE, SQUARE, VALUE_BITS, WAVE_BITS, WAVE_KI
@@ -120,7 +120,6 @@ def test_changed_without_sizes_looks_at_pages():
 
 
 def test_a_chain_is_named_by_its_parts():
-    assert chain("topk:0.1", "int8", "zstd:3") == "topk:0.1+int8+zstd:3"
     x = gaussian(5000)
     assert torch.equal(through("topk:0.25+int8+zstd:3", x), through("topk:1024/4096+int8", x))
     assert codec_named("topk").name == "topk:410/4096+bf16"

@@ -5,12 +5,17 @@ A part is a multiset of names, so who is in it is read off, not inferred.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+from reduction_world import GIGABIT, Outcome, Reduction, ReductionKnobs
 
 from atoll.base.ids import PeerId
 from atoll.policy.topology import Links, predict
 from atoll.protocol.reduce.topology import Topology, butterfly, counts, fanned, hierarchical, ring, star, tree
-from atoll.sim.reduction import GIGABIT, Outcome, Reduction, ReductionKnobs
 from atoll.sim.signatures import peer_name
 
 TOPOLOGIES = ["butterfly", "hierarchical", "tree", "star", "ring"]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from enum import IntEnum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -184,7 +184,3 @@ class Fact(msgspec.Struct, frozen=True, gc=False, tag=True, kw_only=True):
 
 
 Effect = Send | SetTimer | Ask | Keep | Contact | Forget | Report
-
-
-class Machine(Protocol):
-    def handle(self, event: Event, now: Seconds) -> list[Effect]: ...

@@ -287,7 +287,7 @@ class ClassicalWords:
         return payload
 
     def read(self, role: Role, signed_hash: bytes, static: bytes, data: bytes) -> Claim:
-        fields = dict(protobuf_fields(data))  # where a field comes twice, protobuf lets the last one count
+        fields = dict(_bytes_fields(data))  # where a field comes twice, protobuf lets the last one count
         key, signature = fields.get(1, b""), fields.get(2, b"")
         ed25519 = ed25519_of_libp2p(key)
         peer = peer_id_of(ed25519)
@@ -297,8 +297,12 @@ class ClassicalWords:
             raise ValueError(f"{peer} did not sign its static key with its identity key") from None
         if self._known(peer) is not None:
             raise ValueError(f"{peer} is a member with an ML-DSA key and must not come by the classical suite")
-        muxers = tuple(name.decode() for number, name in protobuf_fields(fields.get(4, b"")) if number == 2)
+        muxers = tuple(name.decode() for number, name in _bytes_fields(fields.get(4, b"")) if number == 2)
         return Claim(peer, None, Aead.CHACHA20_POLY1305, muxers=muxers)
+
+
+def _bytes_fields(data: bytes) -> list[tuple[int, bytes]]:
+    return [(number, value) for number, value in protobuf_fields(data) if isinstance(value, bytes)]
 
 
 def _hybrid_signed(role: Role, signed_hash: bytes, static: bytes, offer: bytes) -> bytes:

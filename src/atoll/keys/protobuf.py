@@ -1,10 +1,15 @@
-"""The protobuf of libp2p's handshake payload: length-delimited fields, others skipped.
+"""Protobuf fields of libp2p messages: numbers (varints) and length-delimited bytes, others skipped.
 
-A number may be spelled longer than it need be, since what is read here is judged by the signature beside it;
-`wire/libp2p/protobuf.py` reads messages that nobody signs, and refuses that. Never reads beyond its bytes.
+Invariants:
+- A message has at most `FIELDS_MAX` fields, and each number has one spelling, the shortest.
+- Nothing is allocated because a length announces it, and nothing is read beyond the message.
+Not responsible for: what a field means, and which one counts where it comes twice; groups are refused.
 """
 
 from __future__ import annotations
+
+FIELDS_MAX = 1024  # an identify message of a full js-libp2p or kubo node has about 60
+NUMBER_BYTES_MAX = 10  # of 64 bits, seven to a byte
 
 
 def protobuf_field(number: int, data: bytes) -> bytes:
@@ -12,18 +17,22 @@ def protobuf_field(number: int, data: bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(data)) + data
 
 
-def protobuf_fields(data: bytes) -> list[tuple[int, bytes]]:
-    """Every length-delimited field in order; others are skipped. ValueError where the bytes make no sense."""
-    fields: list[tuple[int, bytes]] = []
-    at = 0
+def protobuf_fields(data: bytes) -> list[tuple[int, int | bytes]]:
+    """Field numbers and values in the order of the message. ValueError where the bytes make no sense."""
+    fields: list[tuple[int, int | bytes]] = []
+    at = count = 0
     while at < len(data):
+        count += 1
+        if count > FIELDS_MAX:
+            raise ValueError(f"a protobuf message of more than {FIELDS_MAX} fields")
         key, at = _read_varint(data, at)
         number, kind = key >> 3, key & 7
         if number == 0:
             raise ValueError("a protobuf field without a number")
-        match kind:
+        match kind:  # protobuf.dev/programming-guides/encoding, "Message Structure"
             case 0:
-                _, at = _read_varint(data, at)
+                value, at = _read_varint(data, at)
+                fields.append((number, value))
             case 1:
                 at += 8
             case 2:
@@ -50,11 +59,10 @@ def _varint(value: int) -> bytes:
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
-    for shift in range(0, 64, 7):
-        if at >= len(data):
-            raise ValueError("a protobuf number that ends behind the message")
-        value |= (data[at] & 0x7F) << shift
-        at += 1
-        if data[at - 1] < 0x80:
-            return value, at
-    raise ValueError("a protobuf number of more than 64 bits")
+    for size, byte in enumerate(data[at : at + NUMBER_BYTES_MAX], start=1):
+        value |= (byte & 0x7F) << 7 * (size - 1)
+        if byte < 0x80:
+            if byte == 0 and size > 1:
+                raise ValueError("a protobuf number that is longer than it need be")
+            return value, at + size
+    raise ValueError(f"a protobuf number that ends behind the message or its {NUMBER_BYTES_MAX} bytes")

@@ -463,34 +463,3 @@ class LeftOut(msgspec.Struct, frozen=True):
     before: float
     whole: float  # with all rows
     without: tuple[Without, ...]
-
-
-Work = (
-    Train
-    | TrainApart
-    | Encode
-    | Advance
-    | Adopt
-    | GoBack
-    | FindState
-    | Restore
-    | ReadVertices
-    | CutState
-    | Rebuild
-    | HoldPieces
-    | Hold
-    | Exhibit
-    | Judge
-    | Validate
-    | ShowUpdate
-    | Score
-    | TakeAgain
-    | LayOpen
-    | JudgeOpening
-    | ShowRow
-    | JudgeRow
-    | KeepRows
-    | HoldRows
-    | ReadRow
-    | LeaveOut
-)

@@ -22,7 +22,6 @@ from atoll.sim.island import IslandKnobs
 from atoll.sim.tensors import TensorIsland
 
 LARGEST = 1e17  # that a codec lets through
-REFUSED = ("huge", "nan", "inf")  # none does
 GANGS = (*ATTACKS, *OPTIMISED, "largest", "stale")  # what they send, by name
 
 

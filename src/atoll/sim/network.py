@@ -2,8 +2,8 @@
 
 Latency is drawn once per pair, jitter per message, so that messages overtake each other as on real paths. Bulk
 payloads queue at the sender's uplink, where one that waits gives its turn to a newer one of its place, and at the
-receiver's downlink in the order in which their first bytes come to it (cut-through), as in policy/topology and
-sim/reduction; control messages only pay latency.
+receiver's downlink in the order in which their first bytes come to it (cut-through), as in policy/topology;
+control messages only pay latency.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from clocks import DRIFT  # noqa: E402  (its folder is on the path only now)
 from mutants import MUTANTS  # noqa: E402
-from test_raft import hostile, live  # noqa: E402
 from test_snow import BLUE, RED, Swarm  # noqa: E402
 from world import story  # noqa: E402
 
@@ -35,9 +34,8 @@ SIZES = (  # voters, liars, rule
 )
 
 
-def drift_of(engine: str, seed: int) -> float:
-    """The log's seeds count sizes first: at every size one of four."""
-    return DRIFT if (seed // 8 if engine == "raft_log" else seed) % 4 == 1 else 0.0
+def drift_of(seed: int) -> float:
+    return DRIFT if seed % 4 == 1 else 0.0
 
 
 def agreement(seed: int) -> None:
@@ -45,13 +43,13 @@ def agreement(seed: int) -> None:
     weights = (40, 12, 2, 0.5, 8, 8, 20, 10)
     (size,) = random.Random(seed).choices(SIZES, weights)
     moves = 60 if size[0] < 10 else 30
-    story(seed, *size, moves=moves, drift=drift_of("agreement", seed), forgers=seed % 4 == 3)
+    story(seed, *size, moves=moves, drift=drift_of(seed), forgers=seed % 4 == 3)
 
 
 def raft(seed: int) -> None:
     """Raft behind the door: crashes, torn writes, partitions, loss, in the same worlds as the agreement."""
     voters = random.Random(seed).choices((1, 2, 3, 4, 5, 7, 16), (1, 8, 30, 20, 30, 10, 1))[0]
-    moves, drift = 60 if voters < 10 else 30, drift_of("raft", seed)
+    moves, drift = 60 if voters < 10 else 30, drift_of(seed)
     story(seed, voters, 0, "majority", moves=moves, machine=RaftRound, drift=drift)
 
 
@@ -66,14 +64,10 @@ def raft_epochs(seed: int) -> None:
     story(seed, (3, 4, 5, 7)[seed % 4], 0, "majority", machine=RaftRound, heights=4)
 
 
-def raft_log(seed: int) -> None:
-    live(hostile(seed, (1, 2, 3, 3, 4, 5, 5, 7)[seed % 8], drift=drift_of("raft_log", seed)))
-
-
 def snow(seed: int) -> None:
     """Loss, restarts, a partition that heals: all settle on one choice, and nobody changes its mind."""
     draw = random.Random(seed)
-    swarm = Swarm(20, draw, loss=draw.choice([0.0, 0.1, 0.2]), drift=drift_of("snow", seed))
+    swarm = Swarm(20, draw, loss=draw.choice([0.0, 0.1, 0.2]), drift=drift_of(seed))
     side = {p for p in swarm.names if draw.random() < 0.25}
     swarm.cut = lambda a, b: (a in side) != (b in side)
     swarm.offer_all(red=draw.choice([0.0, 0.2, 0.8, 1.0]))
@@ -95,7 +89,6 @@ ENGINES = {
     "epochs": epochs,
     "raft": raft,
     "raft_epochs": raft_epochs,
-    "raft_log": raft_log,
     "snow": snow,
 }
 

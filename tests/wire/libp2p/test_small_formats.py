@@ -1,4 +1,4 @@
-"""Varints, protobuf fields, length-prefixed messages, ping, identify: the small formats of libp2p."""
+"""Varints, length-prefixed messages, ping, identify: the small formats of libp2p."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from atoll.base.errors import PeerFault
 from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.keys.identity import Identity, libp2p_public_key
-from atoll.wire.libp2p import framing, identify, multiaddr, ping, protobuf, varint
+from atoll.wire.libp2p import framing, identify, multiaddr, ping, varint
 
 # ---- varint ------------------------------------------------------------------------------------------------
 
@@ -40,34 +40,6 @@ def test_a_varint_is_read_where_it_stands_and_waits_for_its_last_byte(value: int
 def test_a_varint_of_another_spelling_or_of_ten_bytes_is_a_fault(wire: str):
     with pytest.raises(PeerFault):
         varint.decode(bytes.fromhex(wire))
-
-
-# ---- protobuf ----------------------------------------------------------------------------------------------
-
-
-def test_protobuf_fields_of_the_encoding_guide():
-    """protobuf.dev, "Encoding": `int32 a = 1` of 150 is 08 96 01, `string b = 2` of "testing" is 12 07 74…"""
-    assert protobuf.write(1, 150).hex() == "089601"
-    assert protobuf.write(2, b"testing").hex() == "120774657374696e67"
-    fields = [
-        (n, v if isinstance(v, int) else bytes(v))
-        for n, v in protobuf.read(bytes.fromhex("089601120774657374696e67"))
-    ]
-    assert fields == [(1, 150), (2, b"testing")]
-
-
-def test_unknown_fixed_fields_are_skipped_and_negative_numbers_are_read():
-    minus_one = bytes.fromhex("08ffffffffffffffffff01")
-    message = bytes.fromhex("19" + "00" * 8 + "25" + "00" * 4) + minus_one
-    assert list(protobuf.read(message)) == [(1, 2**64 - 1)]
-
-
-@pytest.mark.parametrize(
-    "message", ["0a05aa", "08", "0b", "0c", "0e", "19aa", "0affffffff0f", "0800" * (protobuf.FIELDS_MAX + 1)]
-)
-def test_a_broken_protobuf_message_is_a_fault(message: str):
-    with pytest.raises(PeerFault):
-        list(protobuf.read(bytes.fromhex(message)))
 
 
 # ---- messages on a stream ----------------------------------------------------------------------------------

@@ -226,10 +226,6 @@ class Trainer:
         """Empty bytes begin afresh, as after a divergence."""
         await self._ask(LoadInner(len(data)), Carried, before=lambda: self._mailbox.put(data))
 
-    async def failure(self) -> TrainerFailed:
-        """Waits until the process is gone without having been asked to, and says why."""
-        return await asyncio.shield(self._failure)
-
     async def stop(self) -> None:
         """End the process, whatever it is doing. Harmless if there is none."""
         process, self._process = self._process, None

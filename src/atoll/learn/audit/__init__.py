@@ -9,7 +9,6 @@ from the committed state, with the data that the plan assigned. What comes out m
     shown    what a trainer lays out for its auditors, and whether it is what it committed to
     judge    one audit and its verdict
     profile  what can be audited, how closely, and where bits are compared
-    odds     check rate, stake, and what a cheater may expect
 
 Who is audited and by whom is `policy/audits.py`'s, what a run does with it `node/audits.py`'s and
 `host/auditing.py`'s. What is committed, asked, compared, and what an audit cannot see: specs/audit.md.

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from atoll.keys.digest import Buffer
 from atoll.learn.codec.blocks import SPAN, spans_of
-from atoll.learn.codec.chain import CODECS, chain, check_name, codec_named
+from atoll.learn.codec.chain import CODECS, check_name, codec_named
 from atoll.learn.codec.core import Codec, Known
 
-__all__ = ["CODECS", "Codec", "Known", "chain", "check_name", "codec_named", "pack", "pack_spans"]
+__all__ = ["CODECS", "Codec", "Known", "check_name", "codec_named", "pack", "pack_spans"]
 
 
 def pack(codec: Codec, delta_N: Tensor, memory_N: Tensor | None, beta: float) -> tuple[Buffer, Tensor]:

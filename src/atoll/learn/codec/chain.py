@@ -66,11 +66,6 @@ RANK_FORM = re.compile(r"[1-9]\d?", re.ASCII)
 RATIO_MIN = Fraction(1, 256)  # below it places cost more than the values they name
 
 
-def chain(*stages: str) -> str:
-    """The name of a chain: chain("topk:0.1", "int8", "zstd:3")."""
-    return "+".join(stages)
-
-
 def codec_named(name: str, known: Known = NOTHING) -> Codec:
     """ValueError if there is no such codec, or it needs to know more than `known` says."""
     stages = [stage for word in name.split("+") for stage in NICKNAMES.get(word, word).split("+")]

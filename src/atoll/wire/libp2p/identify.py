@@ -11,7 +11,8 @@ from __future__ import annotations
 import msgspec
 
 from atoll.base.errors import PeerFault
-from atoll.wire.libp2p import multiaddr, protobuf
+from atoll.keys.protobuf import protobuf_field, protobuf_fields
+from atoll.wire.libp2p import multiaddr
 from atoll.wire.libp2p.framing import Frames, varint_frame, varint_length
 from atoll.wire.libp2p.varint import Bytes
 
@@ -45,7 +46,7 @@ def encode(message: Identify) -> bytes:
         (6, message.agent_version.encode()),
         (8, message.signed_peer_record),
     ]
-    return varint_frame(b"".join(protobuf.write(number, value) for number, value in fields if value))
+    return varint_frame(b"".join(protobuf_field(number, value) for number, value in fields if value))
 
 
 def frames(who: str = "") -> Frames:
@@ -58,20 +59,24 @@ def frames(who: str = "") -> Frames:
 
 def decode(body: Bytes, who: str = "") -> Identify:
     """The message without its length. The last value of a field counts, as protobuf says."""
+    try:
+        fields = protobuf_fields(bytes(body))
+    except ValueError as why:
+        raise PeerFault(who, str(why)) from None
     values: dict[int, bytes] = {}
     texts: dict[int, str] = {}
     addresses: list[bytes] = []
     protocols: list[str] = []
-    for number, value in protobuf.read(body, who):
+    for number, value in fields:
         match number:
             case 1 | 4 | 8:
-                values[number] = protobuf.take_bytes(value, f"identify field {number}", who)
+                values[number] = _bytes(value, f"identify field {number}", who)
             case 2:
-                addresses.append(protobuf.take_bytes(value, "a listen address", who))
+                addresses.append(_bytes(value, "a listen address", who))
             case 3:
-                protocols.append(protobuf.take_text(value, "a protocol id", who))
+                protocols.append(_text(value, "a protocol id", who))
             case 5 | 6:
-                texts[number] = protobuf.take_text(value, f"identify field {number}", who)
+                texts[number] = _text(value, f"identify field {number}", who)
             case _:
                 pass
     if len(addresses) > LISTED_MAX or len(protocols) > LISTED_MAX:
@@ -85,6 +90,20 @@ def decode(body: Bytes, who: str = "") -> Identify:
         agent_version=texts.get(6, ""),
         signed_peer_record=values.get(8, b""),
     )
+
+
+def _bytes(value: int | bytes, what: str, who: str) -> bytes:
+    if isinstance(value, int):
+        raise PeerFault(who, f"{what} is a number where bytes were promised")
+    return value
+
+
+def _text(value: int | bytes, what: str, who: str) -> str:
+    raw = _bytes(value, what, who)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise PeerFault(who, f"{what} is not UTF-8", raw[:64]) from None
 
 
 def _readable(raw: bytes) -> str:

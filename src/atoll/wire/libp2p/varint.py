@@ -24,15 +24,16 @@ def encode(value: int) -> bytes:
     return bytes(out)
 
 
-def decode(data: Bytes, at: int = 0, who: str = "", *, bytes_max: int = VARINT_BYTES_MAX) -> tuple[int, int] | None:
+def decode(data: Bytes, at: int = 0, who: str = "") -> tuple[int, int] | None:
     """(value, offset after it), or None when the number is not complete yet."""
     value = 0
-    for size, byte in enumerate(data[at : at + bytes_max], start=1):
+    for size, byte in enumerate(data[at : at + VARINT_BYTES_MAX], start=1):
         value |= (byte & 0x7F) << 7 * (size - 1)
         if byte < 0x80:
             if byte == 0 and size > 1:  # "MUST be minimally encoded": two spellings of a length hide in signatures
                 raise PeerFault(who, "a varint is not minimally encoded", bytes(data[at : at + size]))
             return value, at + size
-    if len(data) - at >= bytes_max:
-        raise PeerFault(who, f"a varint is longer than {bytes_max} bytes", bytes(data[at : at + bytes_max]))
+    if len(data) - at >= VARINT_BYTES_MAX:
+        cut = bytes(data[at : at + VARINT_BYTES_MAX])
+        raise PeerFault(who, f"a varint is longer than {VARINT_BYTES_MAX} bytes", cut)
     return None

@@ -16,7 +16,7 @@ HEADER_BYTES = 12
 VERSION = 0
 DATA, WINDOW_UPDATE, PING, GO_AWAY = 0, 1, 2, 3
 SYN, ACK, FIN, RST = 1, 2, 4, 8  # other bits carry no meaning and are ignored, as in every implementation
-NORMAL, PROTOCOL_ERROR, INTERNAL_ERROR = 0, 1, 2  # why somebody goes away
+NORMAL, PROTOCOL_ERROR = 0, 1  # why somebody goes away
 SESSION = 0  # the stream id of frames about the connection itself
 
 _LAYOUT = struct.Struct(">BBHII")
