@@ -89,6 +89,12 @@ UNLIKE = (
     "is not learned"
 )
 
+# why trust = "open" has no statistic that weighs rows by distances
+UNCHECKED = (
+    "it weighs whole updates by the distances that owners report, which no other member checks, and "
+    'trust = "open" believes no owner alone'
+)
+
 AVERAGED = (
     "updates are averaged in every round, and one liar can move a mean: a run has one rule for all its rounds"
 )
