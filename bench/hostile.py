@@ -4,14 +4,14 @@
                             [--steps 16] [--audit-rate 1.0]
     python bench/hostile.py --simulated [--json] [--quick]
 
-The run is open (`trust = "open"`; a trimmed mean, or a rule by distance), and every update is audited, unless the
-rate says otherwise: with 0 the statistic alone bears a false row. After some honest rounds the villains lie.
+The run is open (`trust = "open"`; a trimmed mean, or another order statistic), and every update is audited, unless
+the rate says otherwise: with 0 the statistic alone bears a false row. After some honest rounds the villains lie.
 
 Told is of each how many rounds after its first lie it was out (1: with the vertex of that very round), and how long
-each of these took; in how many agreed rounds it lied, and in how many of these its row was counted (by a rule by
-distance also what it weighed on average), refused since it does not decode, or bit for bit the other villain's; and
-what auditors found. Of the run: whether any honest member ever lost its place; whether all honest members held the
-same state after every round; and what the model learnt, beside the same run without villains.
+each of these took; in how many agreed rounds it lied, and in how many of these its row was counted, refused since
+it does not decode, or bit for bit the other villain's; and what auditors found. Of the run: whether any honest
+member ever lost its place; whether all honest members held the same state after every round; and what the model
+learnt, beside the same run without villains.
 
 `--simulated`: every attack of the library by two of seven virtual peers that know every honest row in time, without
 audits (`atoll simulate poisoners`, all of it instead of a draw). `moved` is how far the agreed update was at most
@@ -35,6 +35,7 @@ from real_swarm import Swarm
 from villain import KINDS
 
 from atoll.host.api import ask
+from atoll.learn.statistic import STATISTICS
 from atoll.sim.gang import GANGS
 from atoll.sim.scenarios.poisoners import play_poisoners
 from atoll.sim.scenarios.stage import Stage
@@ -123,11 +124,9 @@ def deeds(swarm: Swarm, index: int, name: str, honest: list[int]) -> dict[str, A
     confessed = {f["round"] for f in swarm.facts if f["by"] == index and f["fact"] == "Confessed"}
     seen = [f for f in swarm.facts if f["by"] in honest]
     closed = {f["round"]: f for f in seen if f["fact"] == "RoundClosed" and f["round"] in confessed}
-    weights = [f["weighed"][name] for f in closed.values() if name in f.get("weighed", ())]
     return {
         "lied": len(closed),
         "counted": sum(name in f["counted"] for f in closed.values()),
-        "weight": round(statistics.mean(weights), 3) if weights else None,
         "refused": len({f["round"] for f in seen if f["fact"] == "Garbage" and f["peer"] == name}),
         "alike": sum(any(name in some for some in f["alike"]) for f in closed.values()),
         "found": sorted({f["finding"] for f in seen if f["fact"] == "Verdict" and f["peer"] == name}),
@@ -147,7 +146,9 @@ def simulated(rounds: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = asking(__doc__, "fewer and shorter rounds")
     parser.add_argument("--villains", default="miscounter,poison", help="kinds, at most two")
-    parser.add_argument("--statistic", default="trimmed_mean", help="what the rows of a part become")
+    parser.add_argument(
+        "--statistic", default="trimmed_mean", choices=[*STATISTICS], help="what the rows of a part become"
+    )
     parser.add_argument("--steps", type=int, help="of a round; 16, with --quick 4")
     parser.add_argument("--audit-rate", type=float, default=1.0, help="share of the updates that are audited")
     parser.add_argument(

@@ -30,7 +30,6 @@ miscounter    with other bytes than the rows make
 two_tongued   rightly to every second member, and with other bytes to the rest
 mute          it combines its parts and never says a word of it
 censor        without the rows of two members, which it had
-miscomparer   where distances weigh rows, it signs other products than the rows of its parts have
 
 **It agrees falsely**: `equivocator` votes, proposes and commits one way to every second member, and another way to
 the rest.
@@ -44,7 +43,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import struct
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -81,8 +79,8 @@ from atoll.node.peer import Peer
 from atoll.protocol.reduce.work import Combine
 from atoll.sim.villains import Villain, equivocate
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.round import Answer, Comparison, RoundMessage
-from atoll.wire.messages.statements import Answered, Compared
+from atoll.wire.messages.round import Answer, RoundMessage
+from atoll.wire.messages.statements import Answered
 
 HONEST, LIARS = 5, 2  # rows that a liar reckons with: bench/hostile.py has so many members
 BYTES, TRIGGER, TARGET = 256, 7, ord("!")
@@ -265,8 +263,6 @@ class Liar(Peer):
         match self.kind:
             case "equivocator":
                 told = equivocate(cast(Villain, self), send)  # it asks for what is above
-            case "miscomparer":
-                told = self._miscompared(send)
             case "miscounter" | "two_tongued" | "mute":
                 told = self._misanswered(send)
             case _:
@@ -286,18 +282,6 @@ class Liar(Peer):
         rows, weights = (tuple(all_of[k] for k in kept) if all_of else () for all_of in (work.rows, work.weights))
         self._confess(work.round)
         return replace(ask, work=replace(work, rows=rows, weights=weights))
-
-    def _miscompared(self, send: Send) -> list[Effect]:
-        message = send.message
-        if not isinstance(message, Comparison) or not isinstance(message.products, bytes):
-            return [send]
-        compared = decode_statement(message.statement.body, message.statement.signer)
-        if message.statement.signer != self.me or not isinstance(compared, Compared):
-            return [send]
-        values = struct.unpack(f"<{len(message.products) // 8}d", message.products)
-        lie = struct.pack(f"<{len(values)}d", *(-value for value in values))
-        signed = self.notary.sign(replace(compared, products=digest(lie)))
-        return [replace(send, message=replace(message, statement=signed, products=lie))]
 
     def _misanswered(self, send: Send) -> list[Effect]:
         message = send.message
@@ -329,7 +313,7 @@ def _other(data: Any) -> bytes:
 
 # ---- the test build --------------------------------------------------------------------------------------------
 
-SAYS = ("miscounter", "two_tongued", "mute", "censor", "miscomparer", "equivocator")
+SAYS = ("miscounter", "two_tongued", "mute", "censor", "equivocator")
 KINDS = (*ROWS, *SAMPLES, *SAYS)
 
 

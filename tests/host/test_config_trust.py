@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from msgspec import UNSET
+from msgspec.structs import replace
 from written import trouble, trusted
 
-from atoll.base.errors import UsageError
+from atoll.base.errors import PeerFault, UsageError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.host.config import forgone, load_config, recipe_of, settings_of
 from atoll.host.learning import built_in, found
@@ -48,7 +49,6 @@ COMMUNITY = ("run.trust=community", "run.min_peers=7", "run.start_peers=7")
 @pytest.mark.parametrize(
     ("sets", "says"),
     [
-        (("sync.statistic=robust", "run.trust=open", "run.min_peers=4", "run.start_peers=7"), "it takes 5"),
         (("sync.statistic=krum", "run.min_peers=7", "run.start_peers=7"), "says that there are none"),
         (("sync.statistic=robust", *COMMUNITY, "sync.topology=ring"), "nor compared"),
         (("sync.statistic=robust", "run.trust=community", "run.min_peers=4", "run.start_peers=7"), "it takes 5"),
@@ -78,13 +78,25 @@ def test_a_topology_that_makes_sums_on_the_way_is_refused_where_members_may_lie(
     assert refused.code == "E-CFG-11" and f'"tree" cannot work with run.trust = "{trust}"' in refused.what
 
 
-@pytest.mark.parametrize("trust", ["community", "open"])
 @pytest.mark.parametrize("name", DISTANCES)
-def test_every_rule_by_distance_can_be_asked_for(name: str, trust: str):
-    asked = (f"sync.statistic={name}", f"run.trust={trust}", "run.min_peers=7", "run.start_peers=7")
-    config = load_config(None, asked, {})
-    settings = settings_of(config, recipe_of(config))
-    assert (settings.statistic, settings.witnessed) == (name, trust == "open")
+def test_every_rule_by_distance_goes_with_owners_that_are_believed_and_not_with_several(name: str):
+    """With "open" it is refused by name, with the rules that several owners carry out alike; no default is one."""
+    asked = (f"sync.statistic={name}", "run.min_peers=7", "run.start_peers=7")
+    settings, _ = trusted(*asked, "run.trust=community")
+    assert settings.statistic == name and not settings.witnessed
+    refused = trouble(*asked, "run.trust=open")
+    assert refused.code == "E-CFG-11" and f'"{name}" cannot work with run.trust = "open"' in refused.what
+    assert "which no other member checks" in refused.cause and '"trimmed_mean", "median"' in refused.fix
+    assert 'run.trust = "community"' in refused.fix
+    assert not any(set(preset.statistics) & {*DISTANCES} for preset in PRESETS.values() if preset.witnessed)
+
+
+def test_genesis_of_a_peer_that_has_both_is_refused():
+    """Its settings are read before anything else: no peer founds, joins or reduces by them."""
+    settings, _ = trusted("run.trust=open", "run.min_peers=7", "run.start_peers=7")
+    encoded = encode_settings(replace(settings, statistic="robust"))
+    with pytest.raises(PeerFault, match=r'several owners combine a part and weighs rows by distances \("robust"\)'):
+        decode_settings(encoded)
 
 
 @pytest.mark.parametrize("name", ["nnm + mean", "arc + trimmed_mean", "nnm+median", "arc + nnm + median", "bulyan"])
@@ -94,18 +106,17 @@ def test_a_rule_that_rounds_do_not_know_is_refused_by_name_with_those_that_they_
 
 
 def test_few_owners_watch_a_part_where_openings_find_what_they_say_together():
-    """Else one more than may lie: by word, and where codecs or distances leave nothing that could be opened."""
+    """Else one more than may lie: by word, and where codecs leave nothing that could be opened."""
     asked = ("run.trust=open", *COMMUNITY[1:])
     config = load_config(None, asked, {})
     settings = settings_of(config, recipe_of(config))
     assert settings.captured_share == 0.05 and settings.opened is not None and settings.opened.share == 0.03
-    for word in ("run.captured_parts=0", "run.openings=0", "sync.up=topk+int8", "sync.statistic=robust"):
+    for word in ("run.captured_parts=0", "run.openings=0", "sync.up=topk+int8"):
         config = load_config(None, (*asked, word), {})
         settings = settings_of(config, recipe_of(config))
         assert settings.captured_share == 0 and settings.witnessed and settings.opened is None
-    for word in ("run.openings=0", "sync.statistic=robust"):
-        refused = trouble(*asked, "run.captured_parts=0.1", word)
-        assert refused.code == "E-CFG-11" and "cannot be had" in refused.what
+    refused = trouble(*asked, "run.captured_parts=0.1", "run.openings=0")
+    assert refused.code == "E-CFG-11" and "cannot be had" in refused.what
     config = load_config(None, (*asked, "run.captured_parts=0.1", "sync.up=topk+int8"), {})
     with pytest.raises(UsageError, match="E-RUN-17"):
         settings_of(config, recipe_of(config))
@@ -243,7 +254,9 @@ def test_who_draws_sites_with_data_of_their_own_hears_of_the_rule_for_data_that_
         ((*asked, "sync.statistic=robust"), False),
         ((*asked, "sync.statistic=clipped_caf"), False),
     ):
-        assert any('sync.statistic = "clipped_caf"' in text for text in trusted(*sets)[1]) is told, sets
+        words = " ".join(text for text in trusted(*sets)[1] if 'sync.statistic = "clipped_caf"' in text)
+        assert bool(words) is told, sets
+        assert ('run.trust = "community"' in words) is ("run.trust=open" in sets), "with open the rule is refused"
 
 
 def test_what_cannot_be_audited_is_not_unless_somebody_asks_for_it():

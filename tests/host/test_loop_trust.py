@@ -157,6 +157,7 @@ def test_a_default_rule_is_one_that_the_loops_can_keep(tmp_path: Path, peers: in
         ({"trust": "community", "statistic": "robust", "start_peers": 4}, "start_peers=5"),
         ({"trust": "community", "statistic": "nnm + krum", "start_peers": 4}, "start_peers=5"),
         ({"statistic": "median", "start_peers": 7}, 'trust="private" says that there are none'),
+        ({"trust": "open", "statistic": "robust", "start_peers": 7}, 'trust="community", statistic="robust"'),
         ({"min_peers": 3, "start_peers": 2}, "start_peers=3"),
         ({"trust": "community", "start_peers": 9, "sample_peers": 4}, "sample_peers=5"),
         ({"trust": "community", "start_peers": 9, "sample": 0.5, "group": "a"}, "group of its own"),
@@ -190,7 +191,9 @@ def test_whoever_founds_a_run_of_loops_hears_of_the_rule_for_data_that_differ():
         ("private", None, "mean", False),
     ):
         lacks = forgone(trust, said, statistic, recipe)
-        assert any('statistic="clipped_caf"' in text for text in lacks) is told, (trust, said, statistic)
+        words = " ".join(text for text in lacks if 'statistic="clipped_caf"' in text)
+        assert bool(words) is told, (trust, said, statistic)
+        assert ('trust="community"' in words) is (trust == "open"), "with open the rule is refused"
 
 
 def test_recipes_in_loops_are_held_to_their_trust_as_those_of_built_in_trainers_are(tmp_path: Path):

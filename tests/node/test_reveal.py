@@ -35,7 +35,6 @@ TRUST = {
     "believed": {},
     "watched": {"witnessed": True, "statistic": "trimmed_mean"},
     "weighed": {"statistic": "robust"},
-    "watched and weighed": {"witnessed": True, "statistic": "robust"},
 }
 
 

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -581,6 +583,20 @@ def test_a_plan_with_witnesses_is_never_carried_out_by_a_reduce_that_believes_ow
     machine.handle(Start({}), 0.0)
     machine.handle(Received(owner, Answer(0, 0, "", said), whole), 0.0)
     assert (0 in machine.answers) == (witnesses == 0)
+
+
+def test_rows_of_a_round_that_is_over_are_let_go_at_once():
+    """An owner holds rows of w + 1 updates, and its witnesses all answers: whoever drops its reduce has that memory
+    back before any collector."""
+    group = Group(5, trust="open")
+    gc.disable()
+    try:
+        reduce = group.machine(group.names[0], judges=True)
+        dropped = [weakref.ref(reduce), weakref.ref(reduce.watch)]
+        del reduce
+        assert [each() for each in dropped] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_whoever_begins_late_gives_others_time_to_be_heard_before_it_takes_them_for_absent():

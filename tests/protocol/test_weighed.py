@@ -27,7 +27,7 @@ from atoll.keys.digest import digest
 from atoll.protocol.reduce.checks import check_compared, weighing_flaw
 from atoll.protocol.reduce.facts import NoAnswer, PartMissing, Reduced, RowsWeighed
 from atoll.protocol.reduce.kinds import reduce_for
-from atoll.protocol.reduce.rows import name_of
+from atoll.protocol.reduce.rows import name_of, shares_left
 from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.surroundings import Surroundings
 from atoll.protocol.reduce.weighed import WeighedReduce
@@ -560,6 +560,28 @@ def test_mixtures_that_cannot_be_are_seen():
         assert weighing_flaw(group.plan, changed(good, weights=wrong)) is not None, wrong
     assert weighing_flaw(Weighed(7, newcomers=("p6",)).plan, good) is not None
     assert weighing_flaw(group.plan, changed(good, peers=(PeerId("p6"),), weights=b"\0")) is not None  # no mixture
+
+
+def test_what_is_left_of_rows_weighs_as_much_and_never_stands_for_most():
+    weighing = Weighing((PeerId("a"), PeerId("b"), PeerId("c")), (0.5, 0.25, 0.25), b"")
+    assert shares_left(weighing, weighing.peers) == (0.5, 0.25, 0.25)
+    assert shares_left(weighing, weighing.peers[:2]) == pytest.approx((2 / 3, 1 / 3))
+    assert shares_left(weighing, weighing.peers[1:]) is None
+
+
+def test_nobody_fills_the_memory_with_weighings():
+    """An owner signs a thousand answers for its part, each with weights of its own."""
+    group = Weighed(7).begin()
+    liar = group.plan.owners(0)[0]
+    reader = next(p for p in group.names if p != liar)
+    for k in range(1000):
+        weights = tuple(float(p == liar) for p in group.names)
+        weighing = Weighing(group.names, weights, digest(str(k).encode()))
+        payload = Payload(digest(b"lie"), 8, group.names)
+        answered = Answered(0, 0, 0, 0, payload.digest, 8, group.names, name_of(weighing))
+        event = Received(liar, Answer(0, 0, "", group.notaries[liar].sign(answered), weighing), payload)
+        group.do(reader, group.machines[reader].handle(event, 0.0))
+    assert len(group.machines[reader].weighings) == 1
 
 
 def test_who_only_listens_has_no_row_to_compare_or_weigh():

@@ -20,7 +20,7 @@ from atoll.node.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy import reputation
 from atoll.policy.plan import RoundSettings, plan_round
 from atoll.policy.reputation import FLOOR, influence_of, scores_of, tier_of
-from atoll.protocol.reduce.by_distance import influenced
+from atoll.protocol.reduce.weighed import influenced
 from atoll.sim.island import IslandKnobs
 from atoll.sim.scenarios import ScenarioFailed, run_scenario
 from atoll.sim.scenarios.reputation import Records, play_records

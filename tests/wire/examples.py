@@ -184,9 +184,6 @@ VOTED_PROVEN = Voted(7, 1, "abcd", SIGNED, CERTIFICATE)
 PLACED_AGAIN = Placed(19, 3, 1_000_003, (bytes(31) + b"\1", bytes(31) + b"\2"), since=57)
 WEIGHING_MIXED = replace(WEIGHING, weights=b"\x03\x02")  # of whose rows the mixtures of both are the mean
 ANSWER_WEIGHED = Answer(7, 1, "abcd", SIGNED, WEIGHING)
-# where owners check each other while they weigh rows
-COMPARED_CHECKED = Compared(7, 1, 0, 2, (ALICE, BOB), A, B)
-COMPARISON_CHECKED = Comparison(7, 1, "abcd", SIGNED, bytes(24))
 BODY_WEIGHED = replace(BODY, weighing=WEIGHING)
 BODY_REPUTED = replace(BODY, reputation=(7750,))
 BODY_SAMPLED = replace(BODY, credits=((0, 64),))

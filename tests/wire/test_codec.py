@@ -36,8 +36,6 @@ from examples import (
     COMMIT_DRAWN,
     COMMIT_LATE,
     COMMIT_MEASURED,
-    COMPARED_CHECKED,
-    COMPARISON_CHECKED,
     HANDED_AROUND,
     MANIFEST_PARTLY,
     MESSAGES,
@@ -112,8 +110,6 @@ ADDED = (  # the same words with a field that only some runs have
     (VOTED_PROVEN, "proof", "proven"),
     (WANT_MANIFEST_KNOWN, "known", "known"),
     (MANIFEST_PARTLY, "here", "partly"),
-    (COMPARED_CHECKED, "rows", "checked"),
-    (COMPARISON_CHECKED, "products", "checked"),
     *((value, "made_of" if isinstance(value, Answered) else "opening", "opened") for value in OPENED),
     *((value, "update", "scored") for value in SCORED),
 )

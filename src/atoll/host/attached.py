@@ -430,7 +430,7 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
     schedule = recipe.schedule
     preset = PRESETS[wish.trust]
     statistic, min_peers = rule_of(wish.trust, wish.statistic, wish.start_peers, wish.min_peers)
-    opened = opened_share(wish.trust, statistic, recipe)
+    opened = opened_share(wish.trust, recipe)
     settings = RunSettings(
         name=wish.name,
         rounds=schedule.turns,

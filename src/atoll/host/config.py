@@ -35,7 +35,7 @@ from atoll.policy.apart import Apart
 from atoll.policy.openings import Terms
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, UNLIKE, looked_every
-from atoll.policy.trust import DISTANCES, rows_needed
+from atoll.policy.trust import rows_needed
 from atoll.policy.validation import Rule
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ def _openings(config: Config, recipe: Recipe) -> Terms | UnsetType:
         return terms_of(recipe, config.run.openings)
     preset = PRESETS[config.run.trust]
     share = preset.openings
-    if preset.witnessed and (config.run.captured_parts == 0 or chosen_statistic(config) in DISTANCES):
+    if preset.witnessed and config.run.captured_parts == 0:
         share = 0.0  # one more owner watches than may lie: nothing is left to find
     return UNSET if not share or _unopened(recipe) else terms_of(recipe, share)
 
@@ -341,8 +341,7 @@ def _captured(config: Config, recipe: Recipe) -> float:
         if asked:
             terms_of(recipe, PRESETS[config.run.trust].openings)
         return asked
-    found = _openings(config, recipe) is not UNSET and chosen_statistic(config) not in DISTANCES
-    return PRESETS[config.run.trust].captured if found else 0.0
+    return 0.0 if _openings(config, recipe) is UNSET else PRESETS[config.run.trust].captured
 
 
 def _unopened(recipe: Recipe) -> str:
@@ -362,7 +361,8 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
             'recipe and run.trust = "community", or trust all who train'
         )
     if sample_of(config) and config.sync.statistic is None and chosen_statistic(config) != "mean":
-        said.append(f'{UNLIKE}; write sync.statistic = "clipped_caf" for such a run')
+        community = "" if config.run.trust == "community" else 'run.trust = "community" and '
+        said.append(f'{UNLIKE}; write {community}sync.statistic = "clipped_caf" for such a run')
     if preset.audit_rate and config.run.audit_rate is None and (why := _unauditable(config, recipe, floats)):
         said.append(f"nobody's work is audited: {why}; write run.audit_rate = 0 to say that this is meant")
     train = config.train

@@ -27,6 +27,7 @@ from atoll.learn.weighing import compare
 from atoll.node.jobs import Judged, JudgeOpening, LaidOpen, LayOpen
 from atoll.node.settings import RunSettings
 from atoll.policy.openings import SHARE, Terms
+from atoll.policy.presets import UNCHECKED
 from atoll.policy.trust import CAPTURED, DISTANCES, StatisticName, peers_for_one_liar
 from atoll.protocol.reduce.work import Combine, Compare, Products
 from atoll.wire.codec import decode_statement
@@ -54,9 +55,10 @@ def distrusting(
     if trust == "open" and statistic in DISTANCES:
         raise UsageError(
             "E-RED-14",
-            f'statistic = "{statistic}" cannot work with trust = "open" yet',
-            cause="groups have not been tried with owners that check each other's comparisons",
-            fix='say trust = "community", or statistic = "trimmed_mean"',
+            f'statistic = "{statistic}" cannot work with trust = "open"',
+            cause=UNCHECKED,
+            fix='say trust = "community", where openings check the sums of owners; or statistic = "trimmed_mean", '
+            '"median" or "meamed"',
         )
     least = peers_for_one_liar(TOLERANCE, statistic)
     if peers < least:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from atoll.base.errors import UsageError
 from atoll.learn.opening import unopened
 from atoll.learn.recipes import Recipe
-from atoll.policy.presets import PRESETS, UNLIKE, Preset, Trust, statistic_of
+from atoll.policy.presets import PRESETS, UNCHECKED, UNLIKE, Preset, Trust, statistic_of
 from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
 
 
@@ -38,6 +38,14 @@ def rule_of(
                 fix='atoll.found(trust="community"), or leave statistic out',
             )
         return "mean", min_peers or 1
+    if trust == "open" and said in DISTANCES:
+        raise UsageError(
+            "E-ATT-15",
+            f'statistic="{said}" cannot work with trust="open"',
+            cause=UNCHECKED,
+            fix='atoll.found(trust="open", statistic="trimmed_mean"), or "median" or "meamed"; or '
+            f'atoll.found(trust="community", statistic="{said}"), where openings check the sums of owners',
+        )
     statistic = said or statistic_of(preset, preset.tolerance, least, start_peers)
     needed = peers_for_one_liar(preset.tolerance, statistic)
     if least < needed:
@@ -57,7 +65,8 @@ def forgone(trust: Trust, said: StatisticName | None, statistic: StatisticName, 
     """What this run lacks of what its trust stands for; for people."""
     preset, lacks = PRESETS[trust], list[str]()
     if said is None and statistic != "mean":
-        lacks.append(f'{UNLIKE}; found such a run with statistic="clipped_caf"')
+        community = "" if trust == "community" else 'trust="community", '
+        lacks.append(f'{UNLIKE}; found such a run with {community}statistic="clipped_caf"')
     if preset.audit_rate:
         lacks.append(
             "nobody's work is audited, and no records are kept: what a loop did is its owner's own code and data"
@@ -70,12 +79,10 @@ def forgone(trust: Trust, said: StatisticName | None, statistic: StatisticName, 
     return tuple(lacks)
 
 
-def opened_share(trust: Trust, statistic: StatisticName, recipe: Recipe) -> float:
+def opened_share(trust: Trust, recipe: Recipe) -> float:
     """Of every answer, what its owner opens to others."""
     preset = PRESETS[trust]
-    if _unopened(preset, recipe) or (preset.witnessed and statistic in DISTANCES):
-        return 0.0  # one more owner watches than may lie, where owners are watched: nothing is left to find
-    return preset.openings
+    return 0.0 if _unopened(preset, recipe) else preset.openings
 
 
 def _unopened(preset: Preset, recipe: Recipe) -> str:

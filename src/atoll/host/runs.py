@@ -107,9 +107,9 @@ def found(
     every round, and members keep their own of all others until the last one (SPARTA; codecs and outer step are its
     own).
     With `trust="community"` or "open" up to a third of the members may lie (docs/loops.md): updates are then
-    weighed by distances, with "open" sorted, or combined by the `statistic` that you name, and `min_peers` is what
-    that takes unless you say more. Both are refused with fewer than four. Members then look at the agreed model,
-    and go back behind a bad one, if their loops bring `attach(…, validate=…)`.
+    weighed by distances, with "open" sorted, or combined by the `statistic` that you name (no rule by distance with
+    "open"), and `min_peers` is what that takes unless you say more. Both are refused with fewer than four. Members
+    then look at the agreed model, and go back behind a bad one, if their loops bring `attach(…, validate=…)`.
     `recipe=cooperative(rounds=20)` takes another published method (atoll.learn.methods) in the place of these
     numbers, which are then its own; model, data and inner optimizer stay yours. That one withstands no liar.
     Recipes that agree on gradients (data_parallel, powersgd, demo_, pipelined, parameter_server) have no inner

@@ -1,7 +1,7 @@
 """Inner products of rows, each value with each, in one order of sums: the same bits on every machine.
 
-Where owners of parts are not trusted, others recompute what they say of their rows, and one different bit is a lie
-(specs/trust.md). A library's dot product adds in whatever order its processor likes best, so this one is spelt out:
+A run and the experiment of it weigh rows by the same bits. A library's dot product adds in whatever order its
+processor likes best, so this one is spelled out:
 
     values in chunks of 4096, the last one filled up with zeros, as fp64
     in a chunk, x · y value by value, then halved twelve times: the first half gets the second half added

@@ -6,9 +6,8 @@ rows to mix before values are sorted; a `learn/statistic.Statistic` takes either
 what they are measured from must be the same in all parts, and a row that everybody measured from could be chosen
 by whoever sends it. fp64 leaves distances a relative error below 1e-8 (4 million values) even where rows differ by
 a thousandth of their length.
-Sums inside a part have one order (learn/products), so that witnesses can make them again to the bit. All that
-follows is elementwise, in the order of parts, and rounds once per step (learn/aggregate/weights): the same
-everywhere.
+Sums inside a part have one order (learn/products). All that follows is elementwise, in the order of parts, and
+rounds once per step (learn/aggregate/weights): the same bits on every machine.
 Each row counts once, whatever samples it claims. Never sees who lies; never asks whether there are rows enough.
 """
 

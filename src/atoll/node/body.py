@@ -42,7 +42,6 @@ from atoll.wire.messages.statements import (
     Answered,
     Caught,
     Commit,
-    Compared,
     Join,
     Signed,
     Statement,
@@ -497,7 +496,7 @@ def open_report(
             for said in (statement.answer, statement.other):
                 if said is not None:
                     found = notary.open(said, Statement, (known_keys or vote_keys).get(statement.answer.signer))
-                    if statement.other is None and not isinstance(found, Answered | Compared | Commit):
+                    if statement.other is None and not isinstance(found, Answered | Commit):
                         return None
     except PeerFault:
         return None

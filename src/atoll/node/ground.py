@@ -184,8 +184,7 @@ class Ground:
         if not self.weighs:
             return 0
         names = sum(name_bytes(m.peer) + WEIGHT_BYTES for m in self.plan.trainers)  # or a line of bits each
-        digests = DIGEST_BYTES * (len(self.owners) if self.witnesses else 1)
-        return names + digests + PLACE_BYTES * len(self.owners) + WEIGHING_BYTES
+        return names + DIGEST_BYTES + PLACE_BYTES * len(self.owners) + WEIGHING_BYTES
 
     @cached_property
     def witnesses(self) -> int:
@@ -194,9 +193,7 @@ class Ground:
             return 0
         owners = min((len(part.owners) for part in self.topology.parts), default=1) if self.topology else 1
         lying = liars_among(len(self.plan.voters), self.tolerance)
-        # a false comparison turns the weights of all parts, and no opening would find it
-        captured = 0.0 if self.weighs else self.captured
-        return witnesses(owners, len(self.plan.owners), lying, captured)
+        return witnesses(owners, len(self.plan.owners), lying, self.captured)
 
     @cached_property
     def reserves(self) -> tuple[PeerId, ...]:
@@ -217,9 +214,9 @@ class Ground:
     @cached_property
     def juries(self) -> tuple[tuple[PeerId, ...], ...]:
         """Of each part, in a large committee: if every voter opened all rows of a doubted part, that would be the
-        whole updates of all to all. Where rows are weighed, comparisons are made again by everybody."""
+        whole updates of all to all."""
         committee = self.plan.committee
-        if not self.witnesses or self.weighs or len(committee) <= COMMITTEE_MAX:
+        if not self.witnesses or len(committee) <= COMMITTEE_MAX:
             return ()
         head, first = self.plan.head, self.witnesses + 1
         return tuple(jury_of(head, part, committee, owners, first) for part, owners in enumerate(self.owners))
@@ -353,8 +350,7 @@ def size_flaw(ground: Ground, message: object) -> str | None:
             return f"an answer of {len(statement.body)} bytes"
         case Answer(weighing=Weighing() as weighing) if (size := len(encode(weighing))) > ground.weighing_bytes_max:
             return f"an answer with {size} bytes of weights"
-        case Comparison(statement=statement, products=products):
-            size = len(statement.body) + (len(products) if products is not UNSET else 0)
-            return f"a comparison of {size} bytes" if size > ground.compared_bytes_max else None
+        case Comparison(statement=statement) if (size := len(statement.body)) > ground.compared_bytes_max:
+            return f"a comparison of {size} bytes"
         case _:
             return None

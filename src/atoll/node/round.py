@@ -104,7 +104,6 @@ from atoll.wire.messages.statements import (
     Answered,
     Caught,
     Commit,
-    Compared,
     Signed,
 )
 from atoll.wire.messages.vertex import Body, Vertex
@@ -548,10 +547,9 @@ class Round:
         for commit, signed in ((decode_statement(s.body, s.signer), s) for s in body.commits):
             effects += self._hold_to_first(commit, signed, now) if isinstance(commit, Commit) else []
         if self.reduce is not None and body.attempt == self.attempt:
-            weighing = None if body.weighing is UNSET else body.weighing
             for signed in body.parts:
                 if signed is not None:
-                    effects += self.reduce.examine(signed, opened(signed), now, weighing)
+                    effects += self.reduce.examine(signed, opened(signed), now)
         return effects + self._try(trial, now)
 
     def _compare_body(self, body: Body, now: Seconds) -> list[Effect]:
@@ -712,12 +710,11 @@ class Round:
         said = decode_statement(caught.answer.body, caught.answer.signer)
         if isinstance(said, Commit) and said.round == self.plan.round and caught.other is not None:
             return self._spread(self._await_no_more(caught.answer.signer, now), now)
-        if not isinstance(said, Answered | Compared):
+        if not isinstance(said, Answered):
             return []
         if self.reduce is None or self.closed or said.round != self.plan.round:
             return []
-        if isinstance(said, Answered):  # anybody can sign nonsense and call it its own
-            check_answer(self.reduce.plan, caught.answer.signer, said)
+        check_answer(self.reduce.plan, caught.answer.signer, said)  # anybody can sign nonsense and call it its own
         return self._spread(self.reduce.examine(caught.answer, said, now), now)
 
     def writers(self, most: int) -> list[PeerId]:

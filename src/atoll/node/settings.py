@@ -186,8 +186,6 @@ def captured_problem(settings: RunSettings) -> str:
         return "its owners do not watch each other"
     if settings.opened is None:
         return "nobody opens their answers afterwards"
-    if settings.statistic in DISTANCES:
-        return f"{settings.statistic} weighs rows by what owners say of them, which is not opened"
     return ""
 
 
@@ -244,6 +242,12 @@ def decode_settings(data: bytes) -> RunSettings:
             raise PeerFault("", f"genesis asks for {coded.k} of {coded.n} pieces: none could be lost")
         if settings.opened is not None and settings.round.quorum != "two-thirds":
             raise PeerFault("", "genesis asks for openings where nobody may lie")
+        if settings.witnessed and settings.statistic in DISTANCES:
+            raise PeerFault(
+                "",
+                f'genesis has several owners combine a part and weighs rows by distances ("{settings.statistic}"), '
+                "and nobody checks what owners say of distances",
+            )
         if settings.captured_share and (problem := captured_problem(settings)):
             raise PeerFault("", f"genesis lets liars own whole parts, and {problem}")
         if settings.by_raft and settings.round.quorum != "majority":

@@ -105,6 +105,12 @@ UNLIKE = (
     "is not learned"
 )
 
+# why trust = "open" has no statistic that weighs rows by distances
+UNCHECKED = (
+    "it weighs whole updates by the distances that owners report, which no other member checks, and "
+    'trust = "open" believes no owner alone'
+)
+
 
 def looked_every(preset: Preset, turn_steps: int) -> int:
     """Training rounds of so many steps after which members look at the agreed model; 0: never."""

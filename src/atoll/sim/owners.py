@@ -7,21 +7,11 @@ two_tongued   answers rightly to every second peer, and with other bytes to the 
 mute          combines, and never says a word of it
 two_promises  commits to one update before every second peer and to another before the rest, and sends each its own
 framer        answers rightly, and calls every honest answer a lie
-
-Where rows are weighed by their distances, owners lie about these, too:
-
-miscomparer   signs other products than its rows have
-two_opinions  compares rightly for every second peer, and otherwise for the rest
-narrow        leaves two contributors out of its comparison, and compares the others rightly
-favourite     answers as if its own row alone weighed anything, or were everybody's neighbour
-silent        compares and combines, and never says a word of either
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
-from itertools import combinations_with_replacement
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -29,16 +19,14 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Payload, Send
 from atoll.keys.digest import digest, merkle_path, merkle_root
-from atoll.protocol.reduce.rows import name_of
 from atoll.protocol.reduce.watched import WatchedReduce
 from atoll.sim.island import whole_of
 from atoll.sim.villains import MISCHIEF, Twist, Villain
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.round import Answer, Committed, Comparison, Contribution, RowBytes
-from atoll.wire.messages.statements import Answered, Caught, Commit, Compared, Complaint, Weighing
+from atoll.wire.messages.round import Answer, Committed, Contribution, RowBytes
+from atoll.wire.messages.statements import Answered, Caught, Commit, Complaint
 from atoll.wire.opening import rows_of
-from atoll.wire.weights import RowWeights, mixtures_in, packed_mixtures
 
 CENSORED = 2  # contributors that a censor leaves out
 
@@ -154,87 +142,7 @@ def _frame(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
 
 MISCHIEF[frame] = _frame
 
-# ---- products and weights ----------------------------------------------------------------------------------
 
-
-def _compared(villain: Villain, send: Send, lie: Callable[[Compared, bytes], tuple[Compared, bytes]]) -> Send:
-    """A comparison of its own, with a lie in it; all else as it was."""
-    message = send.message
-    if not isinstance(message, Comparison) or message.statement.signer != villain.peer.me:
-        return send
-    compared = decode_statement(message.statement.body, villain.peer.me)
-    assert isinstance(compared, Compared) and isinstance(message.products, bytes)
-    other, products = lie(compared, message.products)
-    signed = villain.notary.sign(replace(other, products=digest(products)))
-    return replace(send, message=replace(message, statement=signed, products=products))
-
-
-def _other_products(compared: Compared, products: bytes) -> tuple[Compared, bytes]:
-    values = struct.unpack(f"<{len(products) // 8}d", products)
-    return compared, struct.pack(f"<{len(values)}d", *(-value - 1.0 for value in values))
-
-
-def miscompare(villain: Villain, send: Send) -> list[Effect]:
-    return [_compared(villain, send, _other_products)]
-
-
-def two_opinions(villain: Villain, send: Send) -> list[Effect]:
-    others = villain.others
-    lies = send.to in others and others.index(send.to) % 2 == 0
-    return [_compared(villain, send, _other_products) if lies else send]
-
-
-def narrow(villain: Villain, send: Send) -> list[Effect]:
-    round = villain.peer.round
-    if round is None or round.reduce is None:
-        return [send]
-    plan, commit_of = round.reduce.plan, round.reduce.commit_of
-
-    def fewer(compared: Compared, products: bytes) -> tuple[Compared, bytes]:
-        out = [p for p in compared.contributors if p != villain.peer.me][:CENSORED]
-        left = tuple(p for p in compared.contributors if p not in out)
-        pairs = combinations_with_replacement(plan.settled(compared.contributors), 2)
-        kept = [products[8 * k : 8 * k + 8] for k, pair in enumerate(pairs) if not set(pair) & set(out)]
-        rows = rows_of(commit for commit in map(commit_of, left) if commit is not None)
-        return replace(compared, contributors=left, rows=rows), b"".join(kept)
-
-    return [_compared(villain, send, fewer)]
-
-
-def favour(villain: Villain, send: Send) -> list[Effect]:
-    message, me = send.message, villain.peer.me
-    if not isinstance(message, Answer) or message.statement.signer != me or message.weighing is UNSET:
-        return [send]
-    if me not in message.weighing.peers:
-        return [send]
-    greedy = replace(message.weighing, weights=_all_for(message.weighing, me))
-    answered = decode_statement(message.statement.body, me)
-    assert isinstance(answered, Answered)
-    signed = villain.notary.sign(replace(answered, rows=name_of(greedy)))
-    return [replace(send, message=replace(message, statement=signed, weighing=greedy))]
-
-
-def _all_for(weighing: Weighing, me: PeerId) -> RowWeights:
-    if not isinstance(weighing.weights, bytes):
-        return tuple(float(peer == me) for peer in weighing.peers)
-    mixtures, mine = mixtures_in(weighing.weights, len(weighing.peers)), weighing.peers.index(me)
-    settled = [row for row, mixture in enumerate(mixtures) if mixture]
-    around = (list(dict.fromkeys([row, mine, *settled]))[: len(mixture)] for row, mixture in enumerate(mixtures))
-    return packed_mixtures([near if row in settled else () for row, near in enumerate(around)])
-
-
-def silent(villain: Villain, send: Send) -> list[Effect]:
-    mine = isinstance(send.message, Answer | Comparison) and send.message.statement.signer == villain.peer.me
-    return [] if mine else [send]
-
-
-COMPARERS: dict[str, Twist] = {
-    "miscomparer": miscompare,
-    "two_opinions": two_opinions,
-    "narrow": narrow,
-    "favourite": favour,
-    "silent": silent,
-}
 CROOKS: dict[str, Twist] = {
     "miscounter": miscount,
     "censor": censor,

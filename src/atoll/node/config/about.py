@@ -118,8 +118,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "and expel them (run.openings, which it needs). So many owners combine every part that it is no more: left "
         "out it is 0.05, two owners for up to nine members and three beyond, where 0, for which no such part "
         "exists, takes one owner more than may lie, up to six. Bytes grow with every owner: specs/trust.md. 0 is "
-        "also what a run has whose answers cannot be opened, or whose sync.statistic weighs rows by distances. An "
-        "owner that crashed keeps its place unless all who made its part are gone or silent."
+        "also what a run has whose answers cannot be opened. An owner that crashed keeps its place unless all who "
+        "made its part are gone or silent."
     ),
     "run.sample": (
         "Share of the members that train in a round, rounded up; the others vote, own parts and miss nothing "
@@ -336,7 +336,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "becomes the mean of those nearest to it, all but as many as may lie, before the rule looks. With all of "
         "these every row counts once, whatever number of samples it claims. They need rows that reach owners "
         "directly, more than twice as many as there may be liars (Krum three more than twice), and memory for one "
-        "decoded MiB of every row. A part with fewer rows counts for nobody in that round, which the round "
+        'decoded MiB of every row. Rules by distance need run.trust = "community". '
+        "A part with fewer rows counts for nobody in that round, which the round "
         'reports. Left out: "robust" with run.trust = "community", "trimmed_mean" with "open"; a mean where '
         "run.start_peers, or run.min_peers if written, are too few for it."
     ),

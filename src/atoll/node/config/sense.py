@@ -20,6 +20,7 @@ from atoll.node.config.meaning import (
     tolerance_of,
 )
 from atoll.node.config.sections import Config, Keep, Run, default_of, toml_text
+from atoll.policy.presets import UNCHECKED
 from atoll.policy.trust import DISTANCES, StatisticName, peers_for_one_liar
 from atoll.protocol.consensus.snow import SAFE_SIZE, SnowParams
 
@@ -328,9 +329,6 @@ def _check_openings(config: Config) -> None:
         "what liars say of the parts that they own alone would never be found with run.openings = 0": (
             run.openings == 0
         ),
-        f"false words about distances (sync.statistic = {config.sync.statistic!r}) are not found by openings": (
-            config.sync.statistic in DISTANCES
-        ),
     }
     for cause in (cause for cause, so in because.items() if so):
         raise UsageError(
@@ -362,6 +360,14 @@ def _check_topology(config: Config) -> None:
 def _check_statistic(config: Config) -> None:
     """An order statistic that withstands nobody, or cannot see the rows, would be a mean in disguise."""
     run, name = config.run, config.sync.statistic
+    if run.trust == "open" and name in DISTANCES:
+        raise UsageError(
+            "E-CFG-11",
+            f'sync.statistic = "{name}" cannot work with run.trust = "open"',
+            cause=UNCHECKED,
+            fix='write sync.statistic = "trimmed_mean", "median" or "meamed"; or run.trust = "community", where '
+            "openings check the sums of owners",
+        )
     if run.trust != "private":
         _check_enough(run, f'run.trust = "{run.trust}"')
     if name is None or name == "mean":

@@ -9,8 +9,6 @@ import struct
 from collections.abc import Callable
 from math import fsum
 
-from msgspec import UNSET
-
 from atoll.base.errors import PeerFault
 from atoll.base.ids import DIGEST_BYTES, PeerId
 from atoll.base.limits import WEIGHED_ROWS_MAX
@@ -82,28 +80,12 @@ def check_compared(plan: ReducePlan, owner: PeerId, compared: Compared) -> None:
         raise PeerFault(owner, f"compared rows of part {part}, which it does not own")
     if not names or list(names) != sorted(set(names)) or not plan.givers.issuperset(names):
         raise PeerFault(owner, f"compared rows of part {part} that cannot be")
-    if not plan.witnesses:
-        if compared.rows is not UNSET:
-            raise PeerFault(owner, f"compared rows of part {part} as if owners checked each other")
-        check_products(plan, owner, compared, compared.products)
-    elif compared.rows is UNSET or {len(compared.rows), len(compared.products)} != {DIGEST_BYTES}:
-        raise PeerFault(owner, f"compared rows of part {part}, and does not say which")
-    elif not plan.enough(names):
-        raise PeerFault(owner, f"compared {len(names)} rows of part {part}, {plan.rows_least} are needed")
-
-
-def check_products(plan: ReducePlan, owner: PeerId, compared: Compared, products: bytes) -> None:
-    """Raise PeerFault unless rows of these contributors can have these products."""
-    count = len(plan.settled(compared.contributors))
-    if count > WEIGHED_ROWS_MAX or len(products) != products_bytes(count):
-        raise PeerFault(owner, f"has {len(products)} bytes to say of {count} rows of part {compared.part}")
+    products, count = compared.products, len(plan.settled(names))
+    if count > WEIGHED_ROWS_MAX or len(products) != 8 * (count * (count + 1) // 2):
+        raise PeerFault(owner, f"has {len(products)} bytes to say of {count} rows of part {part}")
     values = struct.unpack(f"<{len(products) // 8}d", products)
     if not all(abs(value) <= PRODUCT_MAX for value in values):  # NaN compares false
-        raise PeerFault(owner, f"compared rows of part {compared.part} to numbers that cannot be")
-
-
-def products_bytes(rows: int) -> int:
-    return 8 * (rows * (rows + 1) // 2)
+        raise PeerFault(owner, f"compared rows of part {part} to numbers that cannot be")
 
 
 def weighing_flaw(plan: ReducePlan, weighing: Weighing) -> str | None:
@@ -117,8 +99,7 @@ def weighing_flaw(plan: ReducePlan, weighing: Weighing) -> str | None:
     # each at most 1 before they are summed: a sum of huge ones is no float, and raises
     if len(weights) != len(names) or not all(0 <= weight <= 1 + SUM_SLACK for weight in weights):
         return "holds weights that are none"
-    digests = plan.parts - len(weighing.without) if plan.witnesses else 1
-    if len(weighing.compared) != DIGEST_BYTES * digests:
+    if len(weighing.compared) != DIGEST_BYTES:
         return "names what was compared by no digest"
     if any(weight for name, weight in zip(names, weights, strict=True) if name in plan.weightless):
         return "lets a newcomer's row weigh something"

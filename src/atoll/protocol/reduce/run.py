@@ -18,8 +18,8 @@ What has its own state stands beside: whose turn it is (`route.py`), what others
 (`detours.py`), rows that are opened to who asks (`opened_rows.py`), who has answers from me (`answers_down.py`).
 
 `Reduce` believes owners. Where they are not trusted, `watched.py` answers a few of its questions otherwise; where
-distances between whole updates weigh the rows, `weighed.py` does; `watched_weighed.py` where both is so. Whoever
-wants a reduce asks `kinds.reduce_for`, which knows from the plan which of the four it takes.
+distances between whole updates weigh the rows, `weighed.py` does. `kinds.reduce_for` makes the one that a plan
+asks for.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from atoll.protocol.reduce.work import Combine, Combined, Products, Row
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, Heard, Repeat, RowBytes, WantRow
-from atoll.wire.messages.statements import Answered, Commit, Compared, Lapse, Signed, Weighing
+from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed, Weighing
 from atoll.wire.opening import rows_of
 
 ONWARD = -1  # where an owner's index would stand: for a peer that hands it on
@@ -180,10 +180,8 @@ class Reduce:
 
     # ---- what is otherwise where owners are not trusted (watched.py) or weigh rows (weighed.py) --------------
 
-    def examine(
-        self, signed: Signed, said: Answered | Compared, now: Seconds, weighing: Weighing | None = None
-    ) -> list[Effect]:
-        """What stands in a proposal, with what weighed its rows, or what somebody calls a lie. Of this round."""
+    def examine(self, signed: Signed, said: Answered, now: Seconds) -> list[Effect]:
+        """An answer of this round that stands in a proposal, or that another member calls a lie."""
         return []
 
     def believes(self, answered: Answered) -> bool | None:

@@ -4,7 +4,7 @@ What `run.py` does with rows and answers happens here too, with these difference
 part; each closes it in the first owner's window, asks the others for rows that it lacks, and signs what it got. The
 owner in charge shows its bytes when the others have signed, so that nobody can copy them. What is said about a part
 goes to `witness.py`, and its answer is what that settles on. Rows are kept until the attempt ends, and opened to
-whoever doubts. Where rows are weighed besides, `watched_weighed.py` goes on from here.
+whoever doubts.
 Never passes answers on: who believes nobody needs no messenger.
 """
 
@@ -27,7 +27,7 @@ from atoll.protocol.reduce.work import Combined
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Repeat, WantPart, WantWords
-from atoll.wire.messages.statements import Answered, Compared, Lapse, Signed, Weighing
+from atoll.wire.messages.statements import Answered, Lapse, Signed
 from atoll.wire.opening import rows_of
 
 WORDS_ASKED_MAX = 3  # of one signer about one part, in a large committee: each may be lost
@@ -66,10 +66,8 @@ class WatchedReduce(Reduce):
         self._note_absent(now)
         return super().look_again(now)
 
-    def examine(
-        self, signed: Signed, said: Answered | Compared, now: Seconds, weighing: Weighing | None = None
-    ) -> list[Effect]:
-        if said.attempt != self.plan.attempt or isinstance(said, Compared):
+    def examine(self, signed: Signed, said: Answered, now: Seconds) -> list[Effect]:
+        if said.attempt != self.plan.attempt:
             return []
         if not self._in_turn(said):
             self._keep_until_in_turn(signed.signer, signed, said)
@@ -104,7 +102,7 @@ class WatchedReduce(Reduce):
     def lapses(self, now: Seconds) -> dict[PeerId, Lapse]:
         found: dict[PeerId, Lapse] = {}
         if self.started:
-            late = now >= self._answers_by
+            late = now >= self.plan.answer_until[0]
             for part in range(self.plan.parts):
                 held = self.answers.get(part)
                 seen = self.watch.lapses(part, held.answered if held is not None else None, late)
@@ -136,11 +134,6 @@ class WatchedReduce(Reduce):
         return effects
 
     # ---- what is otherwise than in a plain reduce ----------------------------------------------------------
-
-    @property
-    def _answers_by(self) -> Seconds:
-        """When an owner that has not answered is late."""
-        return self.plan.answer_until[0]
 
     def _look_at(self, part: int, now: Seconds) -> list[Effect]:
         return super()._look_at(part, now) + self._watch_part(part, now)
@@ -179,9 +172,6 @@ class WatchedReduce(Reduce):
         """Not before the attempt ends: whoever doubts an answer may ask for its rows."""
 
     def _rows_said(self, names: Iterable[PeerId]) -> Digest:
-        return self._committed_by(names)
-
-    def _committed_by(self, names: Iterable[PeerId]) -> Digest:
         return rows_of(commit for commit in map(self.commit_of, sorted(names)) if commit is not None)
 
     def _answer_made(self, held: AnswerHeld, now: Seconds) -> list[Effect]:
@@ -225,7 +215,7 @@ class WatchedReduce(Reduce):
         """Show what I made of a part, doubt what others made of it, settle on what is true."""
         if not self.started:
             return []
-        effects, late = self._reveal_if_due(part, now), now >= self._answers_by
+        effects, late = self._reveal_if_due(part, now), now >= self.plan.answer_until[0]
         if self.watch.in_doubt(part):
             waiting = not late and bool(self._unheard(part, -1))
             effects += self.watch.look(part, waiting, again)
@@ -254,8 +244,6 @@ class WatchedReduce(Reduce):
         held = self.mine.get(part)
         if held is None or self.me not in self.plan.watchers(part) or (part, self.me) in self.route.declined:
             return []
-        if self.plan.weighs:
-            return []  # which rows count was agreed on before
         mine = frozenset(held.answered.contributors)
         larger = (word.names - mine for word in self.watch.cases[part].words if mine < word.names)
         if not any(all(self._row_held(part, name) is None for name in lacked) for lacked in larger):

@@ -17,28 +17,31 @@ Never compares a part twice, never combines with weights of its own liking, neve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from math import fsum
 from typing import NamedTuple
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
+from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import WEIGHED_ROWS_MAX
 from atoll.base.machine import Ask, Done, Effect, Event, Failed, Keep, Payload, Received, Send
 from atoll.keys.digest import digest
-from atoll.protocol.reduce.by_distance import ByDistance
-from atoll.protocol.reduce.checks import check_compared, weighing_flaw
+from atoll.protocol.reduce.checks import SUM_SLACK, check_answer, check_compared, made_with, weighing_flaw
 from atoll.protocol.reduce.facts import RowsWeighed
 from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import AnswerHeld, Gather, name_of
+from atoll.protocol.reduce.rows import AnswerHeld, Gather, Held, name_of, shares_left
+from atoll.protocol.reduce.run import Reduce
 from atoll.protocol.reduce.surroundings import Surroundings
-from atoll.protocol.reduce.work import Products, Weigh, Weights
+from atoll.protocol.reduce.work import Combine, Compare, Products, Row, Weigh, Weights
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Answer, Comparison, Repeat, WantRow
 from atoll.wire.messages.statements import Answered, Compared, Signed, Weighing
-from atoll.wire.weights import RowWeights
+from atoll.wire.weights import RowWeights, mixtures_in, packed_mixtures
 
 Word = tuple[Signed, Compared]
 Early = tuple[PeerId, Signed, Answered, Payload | None]
@@ -55,11 +58,18 @@ class Asked(NamedTuple):
 WISHES_MAX = 2  # for one row, of everybody who may have it: it may be lost once
 
 
-class WeighedReduce(ByDistance):
+class WeighedReduce(Reduce):
     """One peer's side of one attempt whose plan weighs rows. Made by `kinds.reduce_for`."""
 
     def __init__(self, notary: Notary, plan: ReducePlan, around: Surroundings) -> None:
         super().__init__(notary, plan, around)
+        self.comparing: set[int] = set()  # parts whose rows I compare, or compared
+        # compared before a restart: a second comparison would be another word in the same slot, and rows are lost
+        self.lost = {part for part in self.gathers if self._compared_name(part) in around.said}
+        self.weighings: dict[Digest, Weighing] = {}  # mine, and those that answers name
+        self.patient_until: Seconds = 0.0  # for those who compared, since weights are known
+        self.since: dict[int, Seconds] = {}  # parts whose rows I want for weights that are known
+        self.wished: Counter[tuple[int, PeerId]] = Counter()  # (part, whose row I asked for): how often
         self.words: list[dict[int, Word]] = [{} for _ in range(plan.parts)]  # by owner index
         self.asked_for: Asked | None = None
         self.mine: Weighing | None = None  # what I combine with
@@ -67,6 +77,7 @@ class WeighedReduce(ByDistance):
         self.told: set[tuple[int, PeerId]] = set()  # (part, whom I showed a dead owner's comparison)
         self.reminded: set[PeerId] = set()  # whom I asked to say everything again
         self.early: dict[int, Early] = {}  # by part: what an owner answered whose turn has not come
+        self.again = False  # in the midst of looking I declined a part, or learned what rows weigh
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         match event:
@@ -127,6 +138,17 @@ class WeighedReduce(ByDistance):
         return effects
 
     # ---- what is otherwise than in a plain reduce ----------------------------------------------------------
+
+    def _begin(self, now: Seconds) -> list[Effect]:
+        effects = super()._begin(now)
+        if self.lost:
+            effects += self._refuse(self.lost, "compared its rows before it restarted, and lost them")
+            effects += self.look_again(now)
+        return effects
+
+    def _take(self, part: int, gather: Gather, sender: PeerId, held: Held, now: Seconds) -> list[Effect]:
+        effects = super()._take(part, gather, sender, held, now)
+        return effects + (self.look_again(now) if self.again else [])
 
     def _look_at(self, part: int, now: Seconds) -> list[Effect]:
         return super()._look_at(part, now) + self._show_comparison(part)
@@ -190,7 +212,9 @@ class WeighedReduce(ByDistance):
             return asked
         if len(self.plan.settled(gather.rows)) > WEIGHED_ROWS_MAX:
             return self._refuse([part], f"distances of more than {WEIGHED_ROWS_MAX} rows are too many")
-        return self._compare_rows(part, gather)
+        self.comparing.add(part)
+        work = Compare(self.plan.round, part, self.plan.shares, _rows(gather, sorted(gather.rows)))
+        return [Ask(self._job(f"compare/{part}"), work)]
 
     def _compared(self, part: int, result: Products, now: Seconds) -> list[Effect]:
         plan, gather = self.plan, self.gathers[part]
@@ -276,6 +300,12 @@ class WeighedReduce(ByDistance):
             return set(self.missing)
         return {part for part in range(self.plan.parts) if part in self.missing or self._word_of(part) is None}
 
+    @property
+    def _given_up_at(self) -> Seconds:
+        """The last owner may compare until a third of its window is left; comparisons are small, and come soon."""
+        last = len(self.plan.answer_until) - 1
+        return self.plan.gather_until(last, 1) + self.plan.window_s / 12
+
     def _believed(self, lost: set[int], now: Seconds) -> Weighing | None:
         """Of the weighings that answers name, the one of most owners whose turn has come.
 
@@ -296,12 +326,21 @@ class WeighedReduce(ByDistance):
     def _weighed(self, weights: RowWeights, now: Seconds) -> list[Effect]:
         asked = self.asked_for
         assert asked is not None
-        weighing = self._weighing_of(asked.peers, weights, asked.compared, asked.without)
+        weighing = self._weighing_of(asked, weights)
         flaw = weighing_flaw(self.plan, weighing)
         if flaw is not None:  # an owner's products were no products: no rule makes sense of them
             return self._refuse(self.gathers, f"what owners say of their rows {flaw}") + self.look_again(now)
         fact = self._report(RowsWeighed(attempt=self.plan.attempt, weighing=weighing))
         return [fact, *self._weigh_with(weighing, now), *self.look_again(now)]
+
+    def _weighing_of(self, asked: Asked, weights: RowWeights) -> Weighing:
+        """What the rule answered about the rows of those who are settled, as all say it."""
+        peers, settled = asked.peers, self.plan.settled(asked.peers)
+        if isinstance(weights, bytes):
+            return Weighing(peers, among(peers, settled, weights), asked.compared, asked.without)
+        weight_of = dict(zip(settled, influenced(settled, weights, self.plan.influence), strict=True))
+        weighed = tuple(weight_of.get(peer, 0.0) for peer in peers)
+        return Weighing(peers, weighed, asked.compared, asked.without)
 
     def _hear_answer(self, sender: PeerId, message: Answer, event: Event, now: Seconds) -> list[Effect]:
         opened = self._open_answer(sender, message)
@@ -315,6 +354,20 @@ class WeighedReduce(ByDistance):
         effects = super().handle(event, now)
         return effects if self.mine is not None or self.asked_for is not None else effects + self.look_again(now)
 
+    def _open_answer(self, sender: PeerId, message: Answer) -> tuple[Answered, Weighing] | None:
+        """Raise PeerFault unless an answer comes with the weighing that its owner signed for. None: not of now."""
+        signed, weighing = message.statement, message.weighing
+        answered = self.notary.open(signed, Answered, self.vote_key_of(signed.signer))
+        if (answered.round, answered.attempt) != (self.plan.round, self.plan.attempt):
+            return None
+        check_answer(self.plan, signed.signer, answered)
+        if weighing is UNSET or name_of(weighing) != answered.rows:
+            raise PeerFault(sender, f"shows an answer for part {answered.part} without what weighed its rows")
+        flaw = weighing_flaw(self.plan, weighing)
+        if flaw is not None or not made_with(answered, weighing):
+            raise PeerFault(signed.signer, f"answered for part {answered.part} and {flaw or 'weighed other rows'}")
+        return answered, weighing
+
     def _hear_early(self, now: Seconds) -> list[Effect]:
         """Answers of owners whose turn has come meanwhile."""
         effects: list[Effect] = []
@@ -326,8 +379,10 @@ class WeighedReduce(ByDistance):
 
     def _weigh_with(self, weighing: Weighing, now: Seconds) -> list[Effect]:
         self.mine = weighing
-        self._await_answers(now)
         self.weighings[name_of(weighing)] = weighing
+        # whoever compared has another window to combine, and then it is the next one's turn
+        self.patient_until = min(now + self.plan.window_s, self.plan.answer_until[-1])
+        self.route.patience = dict.fromkeys(self.route.patience, self.patient_until)
         return self._refuse([part for part in self.gathers if part in weighing.without], "nobody compared its rows")
 
     # ---- combining -----------------------------------------------------------------------------------------
@@ -339,7 +394,16 @@ class WeighedReduce(ByDistance):
         lacking = self._lacking(part, weighing)
         if lacking and now < self._rows_until(part, self.plan.gather_until(window, 1)):
             return []
-        return self._combine_weighed(part, gather, weighing)
+        here = [peer for peer in weighing.peers if peer in gather.rows]
+        weights = shares_left(weighing, here)
+        if not self.plan.enough(here):
+            return self._refuse([part], self._shortage(len(self.plan.settled(here)), "left"))
+        if weights is None:
+            return self._refuse([part], "most of what weighs anything died with its owner")
+        gather.closed = True
+        plan, rows = self.plan, _rows(gather, here)
+        work = Combine(plan.round, part, plan.shares, rows, False, plan.statistic, plan.liars, weights)
+        return [Ask(self._job(f"own/{part}"), work)]
 
     def _lacking(self, part: int, weighing: Weighing) -> list[PeerId]:
         """Whose rows that weigh may still come to me."""
@@ -370,6 +434,23 @@ class WeighedReduce(ByDistance):
 
     # ---- small words ---------------------------------------------------------------------------------------
 
+    def _refuse(self, parts: Iterable[int], why: str) -> list[Effect]:
+        """I cannot answer for these parts; whoever is in the midst of looking looks once more."""
+        effects: list[Effect] = []
+        for part in sorted(parts):
+            if (part, self.me) not in self.route.declined and part not in self.answers:
+                self.route.declined.add((part, self.me))
+                self.again = True
+                effects += self._say_declined(part, why)
+        return effects
+
+    def _shortage(self, rows: int, where: str) -> str:
+        least, liars = self.plan.rows_least, self.plan.liars
+        return f"{self.plan.statistic} needs {least} rows to withstand {liars} liars, {rows} are {where}"
+
+    def _compared_name(self, part: int) -> str:
+        return f"said/{self.plan.round}/{self.plan.attempt}/compared/{part}"
+
     @cached_property
     def readers(self) -> tuple[PeerId, ...]:
         """Who may have to weigh: all who own a part, also in another's place."""
@@ -377,3 +458,29 @@ class WeighedReduce(ByDistance):
 
     def _shown(self, to: PeerId, signed: Signed) -> Send:
         return Send(to, Comparison(self.plan.round, self.plan.attempt, self.plan.trace, signed))
+
+
+def _rows(gather: Gather, names: Sequence[PeerId]) -> tuple[Row, ...]:
+    held = [(name, gather.rows[name]) for name in names]
+    return tuple(Row(name, row.weight, row.payload, (name,)) for name, row in held)
+
+
+def among(peers: Sequence[PeerId], settled: Sequence[PeerId], mixtures: bytes) -> bytes:
+    """Mixtures of the rows of those who are settled, as those of all: newcomers have none, and are in none."""
+    place = {peer: index for index, peer in enumerate(peers)}
+    mixture_of = dict(zip(settled, mixtures_in(mixtures, len(settled)), strict=True))
+    return packed_mixtures([[place[settled[row]] for row in mixture_of.get(peer, ())] for peer in peers])
+
+
+def influenced(
+    peers: Sequence[PeerId], weights: Sequence[float], influence: Mapping[PeerId, int]
+) -> Sequence[float]:
+    """What rows weigh by their distances, times what their authors' records are worth; of the same sum as before.
+
+    Two products and a quotient per row, and exactly rounded sums: the same bits at every owner.
+    """
+    if not influence or not all(0 <= weight <= 1 + SUM_SLACK for weight in weights):
+        return weights  # these are none: whoever asked finds out
+    products = [weight * influence[peer] for peer, weight in zip(peers, weights, strict=True)]
+    before, after = fsum(weights), fsum(products)
+    return [product * before / after for product in products] if after else weights

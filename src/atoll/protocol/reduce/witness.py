@@ -7,7 +7,7 @@ differ, or of which one has not spoken in time, is *doubted*: its rows are opene
 answer that was signed for it. Of what proves true the answer with most contributors stands.
 An owner is called a liar only for what it signed: bytes that its contributors' rows do not make, or two answers in
 one slot. It is judged by the rows that it names: an author may have committed to one row before it and to another
-before me. What is asked about the rows, a sum or their products, is a `Question`: all else is the same.
+before me.
 In a large committee a jury, drawn for each part, opens the rows for all, and an answer is believed for what owners
 and jury sign alone: the same at everybody. Whoever is not on it asks for no row, and calls nobody a liar.
 Never believes an answer for who gave it, never asks for a row without end.
@@ -29,7 +29,7 @@ from atoll.base.recall import of_the_same
 from atoll.keys.digest import digest
 from atoll.protocol.reduce.plan import ReducePlan
 from atoll.protocol.reduce.rows import AnswerHeld, Held
-from atoll.protocol.reduce.work import Combine, Combined, Compare, Row
+from atoll.protocol.reduce.work import Combine, Combined, Row
 from atoll.wire.codec import encode
 from atoll.wire.messages.round import WantRow
 from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
@@ -166,17 +166,6 @@ class Case:
             self.settled.clear()
 
 
-@dataclass(frozen=True)
-class Question:
-    """What owners were asked about their rows, and how I find it out for myself."""
-
-    job: str  # that makes an answer again
-    work: Callable[[Answered, tuple[Row, ...]], Combine | Compare]
-    grounds: Callable[[Answered], bool | None] | None
-    """Is what the answer stands on true? None while nobody knows. Without it, all do."""
-    same_rows: Callable[[Answered], bool | None]  # was it made of the rows that I know of?
-
-
 class Witnesses:
     """`row_of(part, peer)` is a row that I hold anyway; `judges` is False for those who have no vote."""
 
@@ -189,10 +178,8 @@ class Witnesses:
         gone: Callable[[PeerId], bool],
         judges: bool,
         two_faced: Container[PeerId] = (),
-        question: Question | None = None,
     ) -> None:
         self.plan, self.me, self.row_of = plan, me, row_of
-        self.question = question or Question("judge", loosely(self._sum), None, loosely(self.same_rows))
         self.commit_of, self.gone, self.judges, self.two_faced = commit_of, gone, judges, two_faced
         self.cases = [Case() for _ in range(plan.parts)]
 
@@ -247,20 +234,11 @@ class Witnesses:
 
     def believes(self, answered: Answered) -> bool | None:
         """True, False, or None while nobody knows."""
-        grounds = self._grounds(answered)
-        if grounds is not True:
-            return grounds
         return self._believes(self.cases[answered.part], said(answered).kind)
 
     def _believes_word(self, word: Word) -> bool | None:
         """The same of a word of ours."""
-        grounds = self._grounds(word.answered)
-        return self._proven(self.cases[word.answered.part], word) if grounds is True else grounds
-
-    def _grounds(self, answered: Answered) -> bool | None:
-        return True if self.question.grounds is None else self.question.grounds(answered)
-
-    def _proven(self, case: Case, word: Word) -> bool | None:
+        case = self.cases[word.answered.part]
         if word.named not in case.belief:
             case.belief[word.named] = self._believes(case, word.kind)
         return case.belief[word.named]
@@ -277,23 +255,16 @@ class Witnesses:
         alike = len(by) >= plan.verdict or sum(index <= plan.witnesses for index in by) > plan.witnesses
         return True if alike else None
 
-    def settled(self, part: int, patient: bool, of: Digest | None = None) -> AnswerHeld | None:
-        """The answer that stands, once its bytes are here. While `patient`, a larger one may still prove true.
-
-        `of`: among those made of this alone.
-        """
+    def settled(self, part: int, patient: bool) -> AnswerHeld | None:
+        """The answer that stands, once its bytes are here. While `patient`, a larger one may still prove true."""
         case = self.cases[part]
-        if of is not None or self.question.grounds is not None:  # these may change without a word
-            return self._settled(part, patient, of)
         if patient not in case.settled:
-            case.settled[patient] = self._settled(part, patient, None)
+            case.settled[patient] = self._settled(part, patient)
         return case.settled[patient]
 
-    def _settled(self, part: int, patient: bool, of: Digest | None) -> AnswerHeld | None:
+    def _settled(self, part: int, patient: bool) -> AnswerHeld | None:
         case = self.cases[part]
         for word in self._largest_first(part) if case.bytes_of else ():
-            if of is not None and word.answered.rows != of:
-                continue
             believed = self._believes_word(word) if self.judges else True
             if believed and (payload := case.bytes_of.get(word.answered.digest)) is not None:
                 return AnswerHeld(word.statement, word.answered, payload)
@@ -327,20 +298,18 @@ class Witnesses:
         return effects + self._ask_rows(part, again) + self._recompute(part) if self._opens(part) else effects
 
     def _standing(self, part: int) -> tuple[int, bool]:
-        """How many kinds of answers I can judge, and whether of any of them I do not know if it is true."""
+        """How many kinds of answers there are, and whether of any of them I do not know if it is true."""
         case = self.cases[part]
-        if case.standing is not None:
-            return case.standing
-        words = self._judged(part)
-        standing = len({w.kind for w in words}), any(self._proven(case, w) is None for w in words)
-        if self.question.grounds is None:  # else it may change without a word
-            case.standing = standing
-        return standing
+        if case.standing is None:
+            kinds = len({w.kind for w in case.words})
+            case.standing = kinds, any(self._believes_word(w) is None for w in case.words)
+        return case.standing
 
     def wants(self, part: int, peer: PeerId) -> bool:
-        if not self.cases[part].doubted or not self._opens(part) or self._row(part, peer) is not None:
+        case = self.cases[part]
+        if not case.doubted or not self._opens(part) or self._row(part, peer) is not None:
             return False
-        return any(peer in w.names and self._believes_word(w) is None for w in self._judged(part))
+        return any(peer in w.names and self._believes_word(w) is None for w in case.words)
 
     def take(self, part: int, peer: PeerId, row: Held) -> list[Effect]:
         case = self.cases[part]
@@ -373,11 +342,10 @@ class Witnesses:
         return self._blame(part)
 
     def _compare_rows(self, part: int) -> list[Effect]:
-        case, grounds = self.cases[part], self.question.grounds
-        unknown, effects = list[Word](), list[Effect]()
+        case, unknown, effects = self.cases[part], list[Word](), list[Effect]()
         for word in case.uncompared:
             owner, names = word.statement.signer, word.answered.contributors
-            same = self.question.same_rows(word.answered) if grounds is None or grounds(word.answered) else None
+            same = self.same_rows(word.answered)
             if same is None:
                 unknown.append(word)
             elif not same and owner not in case.compared:
@@ -398,15 +366,14 @@ class Witnesses:
 
     def _recompute(self, part: int) -> list[Effect]:
         case, plan, effects = self.cases[part], self.plan, list[Effect]()
-        grounds = self.question.grounds
         for word in list(case.unmade.values()):
-            if (grounds is not None and not grounds(word.answered)) or self._lacks_a_row(case, word):
+            if self._lacks_a_row(case, word):
                 continue
             if word.rows in case.checks:
                 del case.unmade[word.named]
                 continue
             names = word.answered.contributors
-            if not self.question.same_rows(word.answered):
+            if not self.same_rows(word.answered):
                 continue
             rows: list[Held] = []
             for name in names:
@@ -420,23 +387,15 @@ class Witnesses:
             case.checks[word.rows] = word
             del case.unmade[word.named]
             given = tuple(Row(n, r.weight, r.payload, (n,)) for n, r in zip(names, rows, strict=True))
-            job = f"combine/{plan.round}/{plan.attempt}/{self.question.job}/{len(case.checks) - 1}/{part}"
-            effects.append(Ask(job, self.question.work(word.answered, given)))
+            job = f"combine/{plan.round}/{plan.attempt}/judge/{len(case.checks) - 1}/{part}"
+            work = Combine(plan.round, part, plan.shares, given, False, plan.statistic, plan.liars)
+            effects.append(Ask(job, work))
         return effects
 
     def _lacks_a_row(self, case: Case, word: Word) -> bool:
         """The row that was not here when I last looked is not here yet: one look for every row that comes."""
         name = case.lacks.get(word.named)
         return name is not None and self._row(word.answered.part, name) is None
-
-    def _sum(self, answered: Answered, rows: tuple[Row, ...]) -> Combine:
-        plan = self.plan
-        return Combine(plan.round, answered.part, plan.shares, rows, False, plan.statistic, plan.liars)
-
-    def _judged(self, part: int) -> list[Word]:
-        """Those that can be true, and false, by themselves."""
-        words, grounds = self.cases[part].words, self.question.grounds
-        return words if grounds is None else [w for w in words if grounds(w.answered)]
 
     # ---- opening -------------------------------------------------------------------------------------------
 
@@ -447,7 +406,7 @@ class Witnesses:
             return []
         if again and self._rows_on_their_way(case):
             return []
-        case.asked_all = self.question.grounds is None  # else more may be needed without a word
+        case.asked_all = True
         for name in sorted(self._named(part)):
             times = case.asked[name]
             if times >= ASKS_MAX or (times and not again) or self._row(part, name) is not None:
@@ -474,7 +433,7 @@ class Witnesses:
 
     def _named(self, part: int) -> set[PeerId]:
         """Whose rows it takes to know what is not known yet."""
-        unknown = {w.rows: w.names for w in self._judged(part) if self._believes_word(w) is None}
+        unknown = {w.rows: w.names for w in self.cases[part].words if self._believes_word(w) is None}
         return set[PeerId]().union(*unknown.values())
 
     def same_rows(self, answered: Answered) -> bool | None:

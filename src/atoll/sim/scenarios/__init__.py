@@ -20,9 +20,6 @@
     strangers    peers without a ticket ask for all and refuse all; they are told nothing and end no peer
     owners       a third of the owners lie about their parts, at most; each is soon out
     framers      a third call everybody else liars; nobody is believed
-    comparers    a third of the owners lie about distances, weights or sums; each is soon out
-    mixers       the same where rows are mixed with their neighbours before values are sorted
-    compared     nobody lies where owners watch each other compare rows, and messages are lost
     watched      nobody lies where owners watch each other, and messages are lost
     audits       a third of the trainers cheat, refuse or audit falsely; cheats are out, nobody honest is
     accusers     a third of the auditors find everybody guilty; nobody leaves
@@ -101,7 +98,7 @@ from atoll.sim.scenarios.liars import liars, replayers
 from atoll.sim.scenarios.oceans import oceans
 from atoll.sim.scenarios.openings import accomplices, opened, openings, slanderers
 from atoll.sim.scenarios.orphans import orphans
-from atoll.sim.scenarios.owners import compared, comparers, framers, mixers, owners, watched
+from atoll.sim.scenarios.owners import framers, owners, watched
 from atoll.sim.scenarios.pieces import pieces
 from atoll.sim.scenarios.poisoners import poisoners
 from atoll.sim.scenarios.recruiter import recruiter
@@ -141,9 +138,6 @@ SCENARIOS: dict[str, Scenario] = {
     "owners": Scenario(owners, peers=7, rounds=4),
     "orphans": Scenario(orphans, peers=20, rounds=3),
     "framers": Scenario(framers, peers=7, rounds=6),
-    "comparers": Scenario(comparers, peers=7, rounds=4),
-    "mixers": Scenario(mixers, peers=7, rounds=4),
-    "compared": Scenario(compared, peers=7, rounds=20),
     "watched": Scenario(watched, peers=7, rounds=20),
     "audits": Scenario(audits, peers=7, rounds=36),
     "accusers": Scenario(accusers, peers=7, rounds=12),

@@ -11,7 +11,7 @@ from atoll.node.facts import RoundClosed
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.island import whole_of
 from atoll.sim.network import NetworkKnobs
-from atoll.sim.owners import COMPARERS, CROOKS, second_promise
+from atoll.sim.owners import CROOKS, second_promise
 from atoll.sim.scenarios.stage import Stage
 from atoll.sim.swarm import SwarmKnobs
 from atoll.sim.villains import Villain, villain
@@ -22,16 +22,7 @@ from atoll.wire.messages.statements import Answered
 ROUND_S = 120.0  # virtual time per round beside villains
 CAUGHT_WITHIN = 3  # rounds, for what the liar signed
 NOTICED_WITHIN = 4  # for silence and left-out rows: two rounds to see them twice, one to say so, one to agree
-LIES = CROOKS | COMPARERS
-PROVEN = (
-    "miscounter",
-    "forger",
-    "two_tongued",
-    "two_promises",
-    "miscomparer",
-    "two_opinions",
-    "favourite",
-)
+PROVEN = ("miscounter", "forger", "two_tongued", "two_promises")
 
 
 def owners(stage: Stage) -> None:
@@ -40,25 +31,6 @@ def owners(stage: Stage) -> None:
     tolerated = (stage.peers - 1) // 3
     drawn = [stage.draw.choice(kinds) for _ in range(tolerated)]
     play_crooks(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), drawn, strict=True)))
-
-
-def comparers(stage: Stage, statistic: str = "robust") -> None:
-    """The same where distances weigh rows: liars are wrong about distances, weights or sums."""
-    kinds = sorted({*COMPARERS, "miscounter", "two_tongued", "two_promises"})
-    tolerated = (stage.peers - 1) // 3
-    drawn = [stage.draw.choice(kinds) for _ in range(tolerated)]
-    places = stage.draw.sample(range(stage.peers), tolerated)
-    play_crooks(stage, dict(zip(places, drawn, strict=True)), statistic=statistic)
-
-
-def mixers(stage: Stage) -> None:
-    """The same where rows are mixed with their neighbours, which owners may also make up."""
-    comparers(stage, "nnm + trimmed_mean")
-
-
-def compared(stage: Stage) -> None:
-    """Nobody lies where distances weigh rows, and one message of twenty is lost: nobody is accused."""
-    play_crooks(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.05), statistic="robust")
 
 
 def framers(stage: Stage) -> None:
@@ -78,7 +50,7 @@ def play_crooks(stage: Stage, crooks: dict[int, str], network: NetworkKnobs | No
     knobs = SwarmKnobs(stage.peers, run=run, network=network or NetworkKnobs())
     for kind in crooks.values():
         stage.fault(kind)
-    swarm = stage.gather(knobs, villains={place: villain(LIES[kind]) for place, kind in crooks.items()})
+    swarm = stage.gather(knobs, villains={place: villain(CROOKS[kind]) for place, kind in crooks.items()})
     left: dict[PeerId, int] = {}  # who was no member any more after which round, first
 
     def watch(now: float, node: Node, fact: Fact) -> None:

@@ -53,7 +53,8 @@ def play_poisoners(stage: Stage, places: list[int], attack: str, statistic: Stat
         stage.fault(f"{attack} against {statistic}".replace(",", "").replace(" ", "_"))
     liars = frozenset(peer_name(place) for place in places)
     gang = Gang(attack, liars, rule_of(statistic, liars_among(stage.peers, TOLERANCE)))
-    run = stage.settings(statistic=statistic, tolerance=TOLERANCE, witnessed=True)
+    by_value = statistic not in DISTANCES  # else owners are believed
+    run = stage.settings(statistic=statistic, tolerance=TOLERANCE, witnessed=by_value)
     swarm = stage.gather(SwarmKnobs(stage.peers, run=run), island=gang.islands())
     swarm.checkers.villains = liars
     harm = Harm(gang, statistic)

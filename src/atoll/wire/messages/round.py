@@ -109,11 +109,10 @@ class Comparison(RoundMessage, frozen=True):
 
     phase: ClassVar[str] = "share"
     statement: Signed  # Compared
-    products: bytes | UnsetType = UNSET  # where owners check each other: those whose digest is in the statement
 
 
 class WantWords(RoundMessage, frozen=True):
-    """What have you signed about this part? Where owners check each other and weigh rows."""
+    """What have you signed about this part? Where owners check each other in a large committee."""
 
     phase: ClassVar[str] = "share"
     part: int

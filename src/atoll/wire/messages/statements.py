@@ -139,9 +139,6 @@ class Compared(Statement, frozen=True):
     owner_index: int
     contributors: tuple[PeerId, ...]  # whose rows I hold and can decode
     products: bytes  # fp64, little-endian: <x_i, x_j> of those that are no newcomers, i <= j, row by row
-    rows: Digest | msgspec.UnsetType = msgspec.UNSET
-    """Where owners check each other: what the contributors had committed to, as I heard it. `products` is then the
-    digest of the products, which travel beside the statement: who is caught at it is caught at few bytes."""
 
 
 class Weighing(msgspec.Struct, frozen=True, array_like=True):
@@ -152,8 +149,7 @@ class Weighing(msgspec.Struct, frozen=True, array_like=True):
     """Of each in the sum; 0 for newcomers and for whom the rule leaves out. Bytes where values are sorted after
     neighbours were mixed: of whose rows each one's mixture is the mean."""
     compared: bytes
-    """Digest of the signed comparisons that it was made of, in the order of parts. Where owners check each other:
-    one digest for each part that was compared, of what was said of it, whoever said so."""
+    """Digest of the signed comparisons that it was made of, in the order of parts."""
     without: tuple[int, ...] = ()  # parts that nobody compared: they count for nobody
 
     @property
@@ -263,7 +259,7 @@ class Caught(Statement, frozen=True):
     commitment alone: a row that it is to cannot be read, as I found myself.
     """
 
-    answer: Signed  # Answered, Compared or Commit; with `other` anything that may be said once
+    answer: Signed  # Answered or Commit; with `other` anything that may be said once
     other: Signed | None = None
     exhibit: Digest | msgspec.UnsetType = msgspec.UNSET  # of a commitment: the blob that shows it, if it is small
 
