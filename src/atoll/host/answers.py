@@ -198,7 +198,7 @@ def unaudited_text(host: PeerHost) -> str:
         return ""
     return (
         "this run replays some of its members' work, and the steps of a GPU cannot be replayed: this peer's "
-        "updates count as little as a newcomer's and it gets no vote; a CPU earns both: --set node.device=cpu"
+        "updates move nothing and it gets no vote; on a CPU both count: --set node.device=cpu"
     )
 
 

@@ -53,7 +53,7 @@ from atoll.wire.messages.statements import (
     Answered,
     Weighing,
 )
-from atoll.wire.messages.vertex import Body, Member
+from atoll.wire.messages.vertex import WEIGHTLESS, Body, Member
 
 WEIGHING_BYTES = 32  # the heads of the lists in a weighing
 PLACE_BYTES = 3  # of a part's number in it
@@ -127,10 +127,9 @@ class Ground:
 
     @cached_property
     def weightless(self) -> frozenset[PeerId]:
-        """Trainers whose rows are checked like any other and move nothing: newcomers in their first round, and,
-        where no records bound its weight, members whose work cannot be replayed."""
-        new = frozenset(m.peer for m in self.plan.trainers if m.standing == "new")
-        return new if self.reputed else new | self.unaudited
+        """Newcomers, and members whose work cannot be replayed: their rows are checked like any other, and move
+        nothing."""
+        return frozenset(m.peer for m in self.plan.trainers if m.standing in WEIGHTLESS)
 
     @cached_property
     def unaudited(self) -> frozenset[PeerId]:
@@ -143,12 +142,11 @@ class Ground:
 
     @cached_property
     def influence(self) -> dict[PeerId, int]:
-        """Weight of each trainer against the others; empty where no records are kept. An unaudited member has the
-        weight of the lowest record, whatever its own was."""
+        """What each settled trainer weighs against the others; nobody where no records are kept."""
         if not self.reputed:
             return {}
-        scores = {m.peer: self.plan.scores.get(m.peer, FLOOR) for m in self.plan.trainers if m.standing == "member"}
-        return influence_of(scores | dict.fromkeys(self.unaudited, FLOOR))
+        settled = (m.peer for m in self.plan.trainers if m.standing == "member")
+        return influence_of({peer: self.plan.scores.get(peer, FLOOR) for peer in settled})
 
     @cached_property
     def liars(self) -> int:

@@ -139,7 +139,7 @@ class Docket:
         claims = {
             peer: commit for peer, commit in said if isinstance(commit, Commit) and commit.claimed is not None
         }
-        excused = {m.peer for m in body.members if m.standing == "unaudited"}  # their updates have the least weight
+        excused = {m.peer for m in body.members if m.standing == "unaudited"}  # and their updates move nothing
         copied = {peer for peers in alike_in(body) for peer in peers}  # by one of them: only chains tell by whom
         for peer, commit in claims.items():
             if peer in excused:

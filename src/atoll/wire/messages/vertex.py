@@ -19,6 +19,7 @@ from atoll.wire.messages.statements import Certificate, Role, Signed, TicketByte
 
 Standing = Literal["observer", "new", "member", "away", "expelled", "unaudited"]
 Place = Role | Literal["apprentice"]  # a trainer whose vote is not earned yet: policy/votes.py
+WEIGHTLESS: frozenset[Standing] = frozenset({"new", "unaudited"})  # of trainers whose updates move nothing
 Score = Annotated[int, msgspec.Meta(ge=0, le=SCORE_ONE)]  # of a member's record: policy/reputation.py
 Rounds = Annotated[int, msgspec.Meta(ge=0, le=VOTE_ROUNDS_MAX)]
 Root = Annotated[int, msgspec.Meta(ge=0, le=PEERS_MAX + TICKETS_MAX)]
@@ -32,7 +33,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     weight zero; a `member` is complete; one that is `away` left or was lost, and may come back without a ticket;
     one that is `expelled` was proven a liar, or sent away by the recovery identity, and never comes back as that.
     One that is `unaudited` trains where work is audited and says that its own cannot be replayed: its updates have
-    the weight of the lowest record, it has no vote and earns no record.
+    weight zero, it has no vote and earns no record.
     """
 
     peer: PeerId
