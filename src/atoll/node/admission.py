@@ -91,6 +91,7 @@ class Admission:
 
 
 EXPELLED: RefusalCode = "E-JOIN-03"
+UNFIT: RefusalCode = "E-JOIN-05"  # for whatever has no code of its own
 NEW_TICKET = "ask a member for a new one (atoll invite), then atoll join NEW_TICKET"
 REFUSALS: dict[RefusalCode, tuple[str, str]] = {  # what a peer tells its owner, and the way out
     "E-JOIN-01": ("this ticket is used up or revoked, or the members of the run do not know it", NEW_TICKET),
@@ -105,7 +106,7 @@ REFUSALS: dict[RefusalCode, tuple[str, str]] = {  # what a peer tells its owner,
         "somebody new: atoll join NEW_TICKET --dir NEW_FOLDER",
     ),
     "E-JOIN-04": ("this ticket has expired", NEW_TICKET),
-    "E-JOIN-05": (
+    UNFIT: (
         "the members found that this join does not fit their run: its role, its keys or its version",
         "pip install --upgrade atoll; or ask for a ticket of the role that you want: atoll invite --role trainer",
     ),
@@ -130,7 +131,7 @@ def expelled(me: PeerId) -> Refused:
 
 def code_of(why: str) -> RefusalCode:
     """The code that travels for these words of `admissible` or `ticket_problem`."""
-    return next((code for begin, code in _CODES.items() if why.startswith(begin)), "E-JOIN-05")
+    return next((code for begin, code in _CODES.items() if why.startswith(begin)), UNFIT)
 
 
 def refusal_of(reported: Reported, why: str) -> JoinRefused | None:
