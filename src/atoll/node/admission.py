@@ -131,7 +131,10 @@ def expelled(me: PeerId) -> Refused:
 
 def code_of(why: str) -> RefusalCode:
     """The code that travels for these words of `admissible` or `ticket_problem`."""
-    return next((code for begin, code in _CODES.items() if why.startswith(begin)), UNFIT)
+    for begin, code in _CODES.items():
+        if why.startswith(begin):
+            return code
+    return UNFIT
 
 
 def refusal_of(reported: Reported, why: str) -> JoinRefused | None:
