@@ -282,7 +282,7 @@ class Links:
                     continue
                 self._settle(link, refused=outcome is Outcome.REFUSED)
                 try:
-                    async with asyncio.timeout(pause_s * random.uniform(0.5, 1.5)):
+                    async with asyncio.timeout(pause_s * random.uniform(0.5, 1.5)):  # noqa: S311  # spreads retries
                         await link.nudge.wait()
                     pause_s = REDIAL_FIRST_S  # new addresses, new hope
                 except TimeoutError:
@@ -532,7 +532,7 @@ class Links:
                     pause_s = REDIAL_FIRST_S
                 except (OSError, PeerFault) as why:
                     log.debug("bulk connection to %s: %r", short(link.peer), why)
-                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311  # spreads retries
                     pause_s = min(2 * pause_s, REDIAL_LAST_S)
         finally:
             link.bulk_opener = None

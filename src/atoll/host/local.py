@@ -75,7 +75,7 @@ def _started(words: Sequence[str], folder: Path, **said: str) -> Child:
     paths = os.pathsep.join(path for path in sys.path if path)
     own = {"PYTHONPATH": paths, "ATOLL_DIR": str(folder), "ATOLL_NAME": folder.name, "OMP_NUM_THREADS": "1"}
     own |= {"ATOLL_LISTEN": "", "ATOLL_TICKET": ""}  # they cannot listen at one port, and the first one founds
-    return subprocess.Popen(words, env=os.environ | own | said)
+    return subprocess.Popen(words, env=os.environ | own | said)  # noqa: S603  # the caller's script, no shell
 
 
 def _ticket_in(folder: Path, founder: Child) -> str:
