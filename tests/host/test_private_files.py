@@ -14,6 +14,7 @@ import pytest
 from atoll.base.errors import UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import BLOB_CHUNK
+from atoll.cli.hub import write_files
 from atoll.host import durable, ownership
 from atoll.host.api import Door
 from atoll.host.member import prepare
@@ -177,3 +178,28 @@ def test_no_file_is_written_through_a_link(tmp_path: Path):
         durable.make_room(store.folder / "blobs" / f"{name.hex()}.part", 4)
     assert elsewhere.read_bytes() == b"theirs"
     store.close()
+
+
+def test_an_export_is_not_written_through_a_link(tmp_path: Path):
+    """Its name aside is known beforehand. The export itself gets the mode that the umask leaves."""
+    elsewhere, to = tmp_path / "elsewhere", tmp_path / "model.safetensors"
+    elsewhere.write_bytes(b"theirs")
+    durable.aside(to).symlink_to(elsewhere)
+    os.umask(0o022)
+    durable.write_durably(to, b"a model", exported=True)
+    assert elsewhere.read_bytes() == b"theirs" and to.read_bytes() == b"a model" and not to.is_symlink()
+    assert stat.S_IMODE(to.stat().st_mode) == 0o644
+
+
+def test_a_model_folder_is_not_written_into_a_folder_that_another_user_may_have_made(tmp_path: Path):
+    """The folder gets the mode that the umask leaves only when it is complete."""
+    os.umask(0o022)
+    to = tmp_path / "model"
+    (planted := tmp_path / "model.partial").mkdir()
+    planted.chmod(0o777)
+    with pytest.raises(UsageError, match=r"E-DIR-09 .*model\.partial(.*\n)+.*another place"):
+        write_files({"config.json": b"{}"}, to)
+    assert not os.listdir(planted) and not to.exists()
+    planted.rmdir()
+    write_files({"config.json": b"{}"}, to)
+    assert stat.S_IMODE(to.stat().st_mode) == 0o755 and os.listdir(to) == ["config.json"]

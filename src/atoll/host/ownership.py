@@ -18,25 +18,29 @@ from atoll.base.errors import UsageError
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
+CHOOSE = "choose another folder with --dir"
 
 
-def private_folder(folder: Path) -> None:
-    """Make this folder, or take it if it is this user's, with mode 0700. UsageError if it is not safe to use."""
+def private_folder(folder: Path, choose: str = CHOOSE) -> None:
+    """Make this folder, or take it if it is this user's, with mode 0700. UsageError if it is not safe to use.
+
+    `choose` names the way to use another one.
+    """
     folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     found = folder.stat()
     if {_owner(folder), found.st_uid} != {os.geteuid()}:  # of a link, and of the folder that it leads to
-        raise _of_another_user(folder, folder)
+        raise _of_another_user(folder, folder, choose)
     if found.st_mode & stat.S_IWOTH:
         raise UsageError(
             "E-DIR-09",
             f"{folder} can be changed by every user of this computer (mode {stat.S_IMODE(found.st_mode):#o})",
             cause="keys and training state would lie in it, and another user may have put files there",
-            fix=f"choose another folder with --dir; or look at what lies in it, then chmod 700 {_quoted(folder)}",
+            fix=f"{choose}; or look at what lies in it, then chmod 700 {_quoted(folder)}",
         )
     if found.st_mode & stat.S_IWGRP:  # as a umask of 002 makes folders
         for path in folder.iterdir():
             if _owner(path) != os.geteuid():
-                raise _of_another_user(path, folder)
+                raise _of_another_user(path, folder, choose)
     if found.st_mode & OTHERS:
         folder.chmod(PRIVATE_FOLDER)
 
@@ -86,12 +90,12 @@ def _owner(path: Path) -> int:
     return path.lstat().st_uid
 
 
-def _of_another_user(path: Path, folder: Path) -> UsageError:
+def _of_another_user(path: Path, folder: Path, choose: str) -> UsageError:
     return UsageError(
         "E-DIR-08",
         f"{path} belongs to another user (uid {_owner(path)}), this process runs as uid {os.geteuid()}",
         cause="another user made it and could read or replace the keys in it; or it is mounted from elsewhere",
-        fix="choose another folder with --dir, in a container one inside the mount, such as "
+        fix=f"{choose}, in a container one inside the mount, such as "
         f"{_quoted(folder / 'run')}; or, if it is yours: sudo chown -R {os.geteuid()} {_quoted(folder)}",
     )
 
