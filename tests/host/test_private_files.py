@@ -8,15 +8,18 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
-from atoll.base.errors import UsageError
+import atoll
+from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import BLOB_CHUNK
 from atoll.cli.hub import write_files
 from atoll.host import durable, ownership
 from atoll.host.api import Door
+from atoll.host.demo import Demo, DemoSettings
 from atoll.host.member import prepare
 from atoll.host.record import Record
 from atoll.host.store import Store
@@ -203,3 +206,21 @@ def test_a_model_folder_is_not_written_into_a_folder_that_another_user_may_have_
     planted.rmdir()
     write_files({"config.json": b"{}"}, to)
     assert stat.S_IMODE(to.stat().st_mode) == 0o755 and os.listdir(to) == ["config.json"]
+
+
+def test_folders_of_a_swarm_do_not_lie_in_one_that_others_can_change(tmp_path: Path):
+    """Its user may swap them. One that others only read stays as it is: it may hold other things, too."""
+    (script := tmp_path / "train.py").write_text("")
+    for mode in (0o777, 0o755):
+        (base := tmp_path / oct(mode)).mkdir(mode=mode)
+        (base / "other").touch()
+        with pytest.raises((UsageError, RunFailedError)) as local:
+            atoll.local(script, peers=2, folder=base)
+        swarm = Demo(DemoSettings(peers=1), base, lambda text: None)
+        no_founder = AsyncMock(side_effect=RunFailedError("E-TST-01", "not today"))
+        with patch.object(swarm, "_found", no_founder), pytest.raises((UsageError, RunFailedError)) as demo:
+            asyncio.run(swarm.run())
+        codes = [why.value.code for why in (local, demo)]
+        assert codes == (["E-DIR-09"] * 2 if mode == 0o777 else ["E-LOC-02", "E-TST-01"])
+        assert "folder=" in str(local.value) or mode != 0o777
+        assert stat.S_IMODE(base.stat().st_mode) == mode

@@ -26,6 +26,13 @@ def private_folder(folder: Path, choose: str = CHOOSE) -> None:
 
     `choose` names the way to use another one.
     """
+    safe_folder(folder, choose)
+    if folder.stat().st_mode & OTHERS:
+        folder.chmod(PRIVATE_FOLDER)
+
+
+def safe_folder(folder: Path, choose: str = CHOOSE) -> None:
+    """Make this folder, or take it if no other user can change what lies in it; else UsageError."""
     folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     found = folder.stat()
     if {_owner(folder), found.st_uid} != {os.geteuid()}:  # of a link, and of the folder that it leads to
@@ -41,8 +48,6 @@ def private_folder(folder: Path, choose: str = CHOOSE) -> None:
         for path in folder.iterdir():
             if _owner(path) != os.geteuid():
                 raise _of_another_user(path, folder, choose)
-    if found.st_mode & OTHERS:
-        folder.chmod(PRIVATE_FOLDER)
 
 
 def open_private(path: str | Path, flags: int) -> int:
