@@ -224,3 +224,17 @@ def test_folders_of_a_swarm_do_not_lie_in_one_that_others_can_change(tmp_path: P
         assert codes == (["E-DIR-09"] * 2 if mode == 0o777 else ["E-LOC-02", "E-TST-01"])
         assert "folder=" in str(local.value) or mode != 0o777
         assert stat.S_IMODE(base.stat().st_mode) == mode
+
+
+def test_a_secret_that_its_group_can_write_to_is_closed(tmp_path: Path):
+    """Kubernetes opens a whole volume to the `fsGroup` at every start, and a umask of 002 leaves copies so."""
+    folder = tmp_path / "run"
+    store = Store(folder)
+    store.write_secret("peer.key", b"secret")
+    store.close()
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o2770 if path.is_dir() else 0o660)
+    store = Store(folder)
+    assert store.secret("peer.key") == b"secret"
+    assert stat.S_IMODE((folder / "peer.key").stat().st_mode) == 0o600
+    store.close()

@@ -71,7 +71,10 @@ def make_private(path: Path) -> None:
 
 
 def read_secret(path: Path) -> bytes | None:
-    """None if there is no such file. UsageError if another user owns it or could have changed it."""
+    """None if there is no such file. UsageError if another user owns it, or if every user can change it.
+
+    Like its folder, it is closed without a question if only its group could change it.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a planted pipe would wait for ever
     except FileNotFoundError:
@@ -84,8 +87,8 @@ def read_secret(path: Path) -> bytes | None:
             raise _no_secret(path, "it is no file")
         if found.st_uid != os.geteuid():
             raise _no_secret(path, f"it belongs to another user (uid {found.st_uid})")
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise _no_secret(path, f"other users can change it (mode {stat.S_IMODE(found.st_mode):#o})")
+        if found.st_mode & stat.S_IWOTH:
+            raise _no_secret(path, f"every user can change it (mode {stat.S_IMODE(found.st_mode):#o})")
         if found.st_mode & OTHERS:
             os.fchmod(handle, PRIVATE_FILE)
         return file.read()
@@ -109,7 +112,7 @@ def _no_secret(path: Path, why: str) -> UsageError:
     return UsageError(
         "E-DIR-10",
         f"{path} is not read as a secret: {why}",
-        cause="a key must be a file of this user that no other user can change",
+        cause="a key must be a file of this user that others cannot change",
         fix=f"put your own copy of {path.name} there with mode 0600, or choose another folder with --dir",
     )
 
