@@ -238,3 +238,18 @@ def test_a_secret_that_its_group_can_write_to_is_closed(tmp_path: Path):
     assert store.secret("peer.key") == b"secret"
     assert stat.S_IMODE((folder / "peer.key").stat().st_mode) == 0o600
     store.close()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o755])
+def test_a_file_system_without_modes_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int):
+    """A new folder shows another mode than the one that it was made with. None is left behind."""
+    made = Path.mkdir
+
+    def make(self: Path, *args: int, **words: bool) -> None:
+        made(self, *args, **words)
+        os.chmod(self, mode)
+
+    monkeypatch.setattr(Path, "mkdir", make)
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"E-DIR-12 .*(.*\n)+.*keeps no owners or modes(.*\n)+.*local disk"):
+            Store(tmp_path / "run")

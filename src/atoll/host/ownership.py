@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from atoll.base.errors import UsageError
@@ -33,7 +34,13 @@ def private_folder(folder: Path, choose: str = CHOOSE) -> None:
 
 def safe_folder(folder: Path, choose: str = CHOOSE) -> None:
     """Make this folder, or take it if no other user can change what lies in it; else UsageError."""
-    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    else:
+        _check_new(folder, choose)
     found = folder.stat()
     if {_owner(folder), found.st_uid} != {os.geteuid()}:  # of a link, and of the folder that it leads to
         raise _of_another_user(folder, folder, choose)
@@ -48,6 +55,21 @@ def safe_folder(folder: Path, choose: str = CHOOSE) -> None:
         for path in folder.iterdir():
             if _owner(path) != os.geteuid():
                 raise _of_another_user(path, folder, choose)
+
+
+def _check_new(folder: Path, choose: str) -> None:
+    """UsageError if a folder that this process just made has another owner, or is open to others."""
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & OTHERS:
+        with suppress(OSError):
+            folder.rmdir()
+        raise UsageError(
+            "E-DIR-12",
+            f"{folder} cannot be closed to other users: a new folder there has mode "
+            f"{stat.S_IMODE(found.st_mode):#o} and uid {found.st_uid}",
+            cause="this file system keeps no owners or modes",
+            fix=f"{choose}, on a local disk",
+        )
 
 
 def open_private(path: str | Path, flags: int) -> int:
