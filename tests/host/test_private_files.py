@@ -253,3 +253,19 @@ def test_a_file_system_without_modes_is_called_that(tmp_path: Path, monkeypatch:
     for _ in range(2):
         with pytest.raises(UsageError, match=r"E-DIR-12 .*(.*\n)+.*keeps no owners or modes(.*\n)+.*local disk"):
             Store(tmp_path / "run")
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o775])
+def test_a_folder_that_holds_other_things_is_not_closed(tmp_path: Path, mode: int):
+    """`--dir .` or `--dir ~`: other users may need what lies there. An empty one, and one with a run, are closed."""
+    (home := tmp_path / "home").mkdir()
+    (home / "public_html").mkdir()
+    home.chmod(mode)
+    with pytest.raises(UsageError, match=r"E-DIR-11 .*home(.*\n)+.*--dir \S+home/atoll-run"):
+        prepare(home)
+    assert stat.S_IMODE(home.stat().st_mode) == mode and os.listdir(home) == ["public_html"]
+    (home / "public_html").rmdir()
+    Store(home).close()
+    home.chmod(mode)
+    Store(home).close()
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700

@@ -3,7 +3,7 @@
 Invariants:
 - A folder of another user, or one that every user can write to, is refused before anything is written into it.
 - No file is created, written or read as a secret through a symbolic link.
-- A folder of this user that others could only read is closed to them without a question.
+- A folder of this user that others could only read is closed without a question if it is empty or holds a run.
 Not responsible for: the folders above it, and files that a user names elsewhere (they keep the umask).
 """
 
@@ -28,8 +28,18 @@ def private_folder(folder: Path, choose: str = CHOOSE) -> None:
     `choose` names the way to use another one.
     """
     safe_folder(folder, choose)
-    if folder.stat().st_mode & OTHERS:
-        folder.chmod(PRIVATE_FOLDER)
+    found = stat.S_IMODE(folder.stat().st_mode)
+    if not found & OTHERS:
+        return
+    if any(folder.iterdir()) and not any((place / "kept.sqlite").exists() for place in (folder, folder.parent)):
+        raise UsageError(
+            "E-DIR-11",
+            f"{folder} holds other things, and other users can look into it (mode {found:#o})",
+            cause="a peer's folder is closed to other users, who may need what lies there",
+            fix=f"name a folder of its own: --dir {_quoted(folder / 'atoll-run')}; or, if other users need nothing "
+            f"there: chmod 700 {_quoted(folder)}",
+        )
+    folder.chmod(PRIVATE_FOLDER)
 
 
 def safe_folder(folder: Path, choose: str = CHOOSE) -> None:
