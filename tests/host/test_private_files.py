@@ -257,7 +257,7 @@ def test_a_file_system_without_modes_is_called_that(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("mode", [0o755, 0o775])
 def test_a_folder_that_holds_other_things_is_not_closed(tmp_path: Path, mode: int):
-    """`--dir .` or `--dir ~`: other users may need what lies there. An empty one, and one with a run, are closed."""
+    """`--dir .` or `--dir ~`: other users may need what lies there. An empty one is closed, and one with a run."""
     (home := tmp_path / "home").mkdir()
     (home / "public_html").mkdir()
     home.chmod(mode)

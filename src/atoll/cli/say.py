@@ -5,6 +5,7 @@ Never mixes the two on stdout: with `--json` (or `--facts`) stdout holds nothing
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -61,8 +62,14 @@ def folder_of(given: Path | None) -> Path:
     return folder.resolve() if folder.name in ("", "..") else folder.parent.resolve() / folder.name
 
 
+def json_text(value: Any) -> str:
+    """One line of JSON that is safe to print: what a terminal may obey is spelled as \\uXXXX."""
+    text = msgspec.json.encode(value, enc_hook=str).decode()
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
 def say_json(value: Any) -> None:
-    sys.stdout.write(msgspec.json.encode(value, enc_hook=str).decode() + "\n")
+    sys.stdout.write(json_text(value) + "\n")
     sys.stdout.flush()
 
 
@@ -74,7 +81,7 @@ def say_trouble(why: AtollError, as_json: bool) -> int:
     """Tell what happened, the likely cause and the next command; returns the exit status."""
     if as_json:
         told = {"error": why.code, "what": why.what, "cause": why.cause, "fix": why.fix, "exit": why.exit_status}
-        sys.stderr.write(msgspec.json.encode(told).decode() + "\n")
+        sys.stderr.write(json_text(told) + "\n")
     else:
         sys.stderr.write(f"{printable(str(why))}\n")
     return why.exit_status
