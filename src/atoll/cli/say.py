@@ -34,16 +34,12 @@ TICKET_FILE_MAX = 64 * 1024  # characters; a ticket is one line of some hundreds
 
 def ticket_of(given: str, file: Path | None) -> str:
     """The ticket as it was given; `-` is the first line of standard input, and `file` holds one."""
-    if given.startswith("-") and given != "-":  # what may begin with a hyphen takes misspelled options, too
-        raise UsageError(
-            "E-ARG-01", f'Unknown option: "{given}".', fix="atoll join --help, atoll checkpoint pull --help"
-        )
     if given and file is not None:
         raise UsageError("E-ARG-14", "a ticket and --ticket-file are one too many", fix="leave one of them out")
     if given == "-":
         given = sys.stdin.readline(TICKET_FILE_MAX)
     elif file is not None:
-        with file.expanduser().open(encoding="ascii", errors="replace") as lines:
+        with file.expanduser().open(encoding="utf-8-sig", errors="replace") as lines:
             given = lines.readline(TICKET_FILE_MAX)
     else:
         return given
