@@ -78,6 +78,6 @@ FACTOR_MOST = 1e6  # a rate, norm or momentum in genesis: a state in fp32 is los
 AMOUNT_MOST = 2**42  # values of a model, bytes of an update: 4 TiB, sixty times the largest blob
 CLOCK_FAR_S = 60.0  # a clock that is farther from mine moves me only by the word of most whom I watch
 CLOCK_MOST_S = 2.0**32  # apart, a century: beyond that a float tells no seconds, and no clock is so wrong
-CLOCK_WRONG_S = 600.0  # a vertex this much ahead of run time was made by wrong clocks; the next sets the time right
+CLOCK_WRONG_S = 90.0  # a vertex this much ahead of run time was made by wrong clocks; the next sets the time right
 CLOCK_BOUND_S = 0.250  # beyond this offset from run time a peer is told so and owns nothing
 TICKET_CHARACTERS_MAX = 600  # fits a QR code that a phone reads from a terminal

@@ -35,7 +35,6 @@ def pull(
     source: Annotated[
         str,
         Parameter(
-            allow_leading_hyphen=True,
             help="A ticket of the run (this takes none of its uses; - reads it from standard input), or the run's "
             "id with --via, for a public run or with --dir. Default: the run in --dir.",
         ),

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from atoll.base.effort import Reached, reached_after
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import CLOCK_FAR_S, CLOCK_WRONG_S, CLOCK_ZONE_S, REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
+from atoll.base.limits import CLOCK_WRONG_S, REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
 from atoll.base.sample import Credit
 from atoll.keys.digest import digest
 from atoll.node.amend import Word, amends_in, first_of, paused_after, pauses_in, tunes_in, word_holds
@@ -32,6 +32,7 @@ from atoll.policy.plan import RoundPlan
 from atoll.policy.sampling import next_credits
 from atoll.policy.votes import next_votes
 from atoll.policy.windows import Shown, next_window
+from atoll.protocol.dag.history import is_too_old
 from atoll.protocol.reduce.checks import made_with, weighing_flaw
 from atoll.protocol.reduce.plan import with_reserves
 from atoll.protocol.reduce.rows import name_of
@@ -177,12 +178,13 @@ def next_time(parent: Body, now: Seconds) -> Seconds:
 def _time_fits(parent: Body, time_s: Seconds, now: Seconds) -> bool:
     """True if a voter may agree to this time.
 
-    A proposer sets the time back only from `CLOCK_WRONG_S` ahead. Voters still agree to it nine minutes later,
-    since later views may vote on the same body.
+    A proposer sets the time back only if the parent is `CLOCK_WRONG_S` ahead of it. Later views may vote on the
+    same body, so voters agree to it while the parent is ahead of them at all.
     """
-    if time_s >= parent.time_s:
-        return time_s <= now + CLOCK_SLACK_S
-    return parent.time_s > now + CLOCK_FAR_S and now - CLOCK_ZONE_S <= time_s <= now + CLOCK_SLACK_S
+    if time_s > now + CLOCK_SLACK_S or is_too_old(parent, time_s):
+        return False
+    ahead = parent.time_s > now + CLOCK_SLACK_S
+    return time_s >= parent.time_s or (ahead and time_s >= now - CLOCK_WRONG_S)
 
 
 def check_body(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | None:
