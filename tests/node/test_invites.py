@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.limits import PEERS_MAX
 from atoll.base.machine import Received
+from atoll.node.ground import ground_after
 from atoll.node.peer import Peer
 from atoll.node.settings import RunSettings
+from atoll.policy.members import TICKET_EXPIRED, Reported
 from atoll.policy.plan import RoundSettings
 from atoll.sim.signatures import VirtualSigner, VirtualVerifier
 from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.statements import Invite, Signed
+from atoll.wire.messages.statements import Invite, Join, Signed
+from atoll.wire.messages.vertex import TicketUse
 from atoll.wire.ticket import ticket_id
 
 FOUNDER, VOTER, STRANGER = peer_name(0), peer_name(3), PeerId("stranger")
@@ -77,3 +81,29 @@ def test_no_voter_halts_a_run_by_an_invitation_that_never_equals_itself(swarm: S
     before = heads(swarm)
     spread(swarm, signed(swarm, VOTER, 1, float("nan")), VOTER)
     assert min(heads(swarm)) >= max(before) + 2 and uses_left(swarm) == []
+
+
+def test_a_revoked_ticket_stays_revoked_when_a_stranger_repeats_the_invitation(swarm: Swarm):
+    """The signed invitation stands in the history: whoever read it once could send it again."""
+    invited = signed(swarm, FOUNDER, 1, 1e6)
+    spread(swarm, invited, FOUNDER)
+    assert uses_left(swarm) == [1]
+    spread(swarm, signed(swarm, FOUNDER, 0, 1e6), FOUNDER)
+    assert uses_left(swarm) == [0]
+    spread(swarm, invited, STRANGER)
+    assert uses_left(swarm) == [0]
+
+
+def test_voters_refuse_a_join_by_an_expired_ticket_whoever_proposes_it(swarm: Swarm):
+    """The time of the parent is agreed, so all voters come to the same answer."""
+    machine = machines(swarm)[0]
+    assert machine.round is not None
+    ground, ticket = machine.round.ground, swarm.invite(FOUNDER)
+    signer = VirtualSigner(STRANGER)
+    proof, head = ticket.redeem(STRANGER), ground.plan.head
+    join = Join(STRANGER, signer.vote_key, signer.certificate, (), "trainer", "", head, proof)
+    for left_s, why in ((1.0, None), (-1.0, TICKET_EXPIRED)):
+        use = TicketUse(ticket.id, ticket.key, "trainer", 1, ground.parent.time_s + left_s)
+        parent = replace(ground.parent, tickets=(use,))
+        judged = ground_after(ground.settings, ground.plan, parent, machine.pool.recent(), swarm.run_id)
+        assert judged.admissible(Reported(STRANGER, join), parent.time_s) == why
