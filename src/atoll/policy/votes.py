@@ -61,6 +61,12 @@ def next_votes(
         lines[m.peer] = m
 
     voters, voting = {m.peer for m in parent.members if m.votes}, {m.peer for m in lines.values() if m.votes}
+    for m in [m for m in lines.values() if m.peer in before and m.peer in voting - voters]:  # who comes back
+        of_root = [p for p in voting if counted[p] < terms.sponsor_rounds and roots[p] == roots[m.peer]]
+        bound = m.peer in of_root and roots[m.peer] != FOUNDER
+        if bound and len(of_root) > changes_max(len(voting)):
+            lines[m.peer] = replace(m, role="apprentice")  # waits with the others of its root
+            voting.discard(m.peer)
     budget = changes_max(len(voters)) - len(voters ^ voting)
     waiting = [m for m in lines.values() if m.role == "apprentice" and m.standing == "member"]
     able = [m for m in waiting if counted[m.peer] >= terms.after_rounds]
