@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
@@ -107,3 +109,20 @@ def test_voters_refuse_a_join_by_an_expired_ticket_whoever_proposes_it(swarm: Sw
         parent = replace(ground.parent, tickets=(use,))
         judged = ground_after(ground.settings, ground.plan, parent, machine.pool.recent(), swarm.run_id)
         assert judged.admissible(Reported(STRANGER, join), parent.time_s) == why
+
+
+def test_a_run_begins_with_members_whose_votes_are_not_earned_yet(swarm: Swarm):
+    """Before training nobody earns a vote, so waiting for votes would never end once the founder is gone."""
+    machine = machines(swarm)[0]
+    assert machine.round is not None
+    ground = machine.round.ground
+    lines = tuple(
+        replace(m, role="trainer" if k < 2 else "apprentice") for k, m in enumerate(ground.parent.members)
+    )
+    parent = replace(ground.parent, trained=0, members=lines)
+    for standing, begins in (("member", True), ("new", False), ("unaudited", False)):
+        members = (*lines[:3], replace(lines[3], standing=standing))
+        plan = dataclasses.replace(ground.plan, members=members)
+        settings = replace(ground.settings, start_peers=4)
+        made = ground_after(settings, plan, parent, machine.pool.recent(), swarm.run_id)
+        assert (made.topology is not None) == begins

@@ -134,7 +134,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
     mine = next((m for m in members if m["peer"] == host.me), None)
     there = turnout(machine, host.clock.now())
     head = machine.history.head_body if machine.history is not None else None
-    voting = sum(m.votes for m in head.members) if head is not None else 0
+    working = sum(m.works for m in head.members) if head is not None else 0
     now = _settings_now(host)
     wanted = now.min_peers if p.trained else now.start_peers
     return {
@@ -175,7 +175,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "twins": p.twins if machine.inspectors.twinning is not None else None,
         "validation": _validation(host) if machine.inspectors.validators is not None else None,
         "kept": kept_of(host),
-        "paused": host.paused() or pause_told(host) or waiting_text(voting, wanted),
+        "paused": host.paused() or pause_told(host) or waiting_text(working, wanted),
         "missing": p.missing,
         "alike": [[p.name_of(peer) for peer in peers] for peers in p.alike],
         "uncounted": uncounted_text(mine["missed"] if mine else 0, p.passed, _settings_now(host)),

@@ -286,7 +286,7 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     if parent.trained:
         enough = sum(m.works for m in plan.members) >= settings.min_peers
     else:
-        settled = sum(m.votes and m.standing == "member" for m in plan.members)
+        settled = sum(m.works and m.standing == "member" for m in plan.members)
         enough = settled >= max(settings.start_peers, settings.min_peers)
 
     def judge(reported: Reported, time_s: Seconds) -> str | None:
