@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
+from atoll.policy.audits import Docket
 from atoll.policy.members import RECENT, Recent, Reported, admissible, changes_max, next_members, suspicions_needed
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import (
@@ -112,8 +113,9 @@ def test_a_member_whose_work_cannot_be_replayed_has_no_vote_until_it_can():
     assert members[PeerId("n")].standing == "unaudited" and members[PeerId("n")].trains
 
     def judge(parent: Body, by: str, word: Ready, said_in: int = 5) -> str | None:
-        recent = Recent({HEAD: STATE}, rounds={HEAD: said_in})
-        return admissible(Reported(PeerId(by), word), parent, recent, RUN, open_to_all=True, wall_s=None)
+        recent = Recent({HEAD: STATE}, rounds={HEAD: said_in}, docket=Docket(0.1, "two-thirds"))
+        later = replace(parent, round=6 + RECENT)
+        return admissible(Reported(PeerId(by), word), later, recent, RUN, open_to_all=True, wall_s=None)
 
     assert judge(parent, "n", cpu) is None and "device" in (judge(parent, "n", gpu) or "")
     members, _ = after(parent, Reported(PeerId("n"), cpu))
@@ -124,6 +126,26 @@ def test_a_member_whose_work_cannot_be_replayed_has_no_vote_until_it_can():
     assert voters(members) == "bcd" and members[PeerId("b")].standing == "member"
     alone = body(member("a"), member("n", "observer"))
     assert voters(after(alone, Reported(PeerId("a"), gpu))[0]) == "a"
+
+
+def test_a_change_of_device_counts_once_in_many_rounds_and_only_where_work_is_audited():
+    """Said in every vertex it took the place of all other changes of voters, and of verdicts on the rounds before."""
+    gpu, parent = Reported(PeerId("b"), Ready(HEAD, STATE, True)), body(*(member(p) for p in "abcd"))
+
+    def judge(round: int, share: float) -> str | None:
+        recent = Recent({HEAD: STATE}, docket=Docket(share, "two-thirds"))
+        return admissible(gpu, replace(parent, round=round), recent, RUN, False, None)
+
+    assert judge(RECENT, 0.1) is None
+    assert "no work is audited" in (judge(RECENT, 0.0) or "")
+    assert "rounds ago" in (judge(RECENT - 1, 0.1) or "")
+
+
+def test_no_change_of_a_device_keeps_the_vote_of_a_member_that_is_gone():
+    """One voter of four may go or come per vertex: a line before the silent one's had the place."""
+    parent, gpu = body(*(member(p) for p in "abcd")), Reported(PeerId("a"), Ready(HEAD, STATE, True))
+    members, _ = after(parent, gpu, *suspects("d", "b", "c"), rule="two-thirds")
+    assert voters(members) == "abc" and members[PeerId("d")].standing == "away"
 
 
 def test_who_is_ready_beyond_the_trainers_that_a_rule_takes_goes_on_observing():

@@ -153,6 +153,10 @@ def admissible(
         case Ready(vertex, state, unaudited):
             if mine is None or mine.role == "observer" or not _changes(mine, unaudited is True):
                 return "only an observing trainer can become ready, or one whose device has changed"
+            if unaudited is True and not recent.docket.share:
+                return "no work is audited in this run"
+            if mine.trains and parent.round - mine.since < RECENT:
+                return f"its device changed, or it came, less than {RECENT} rounds ago"
             if mine.trains and recent.rounds.get(vertex, mine.since) < mine.since:
                 return "it was said before its device changed"
             return None if recent.states.get(vertex) == state else "its state is not the one agreed on"
@@ -458,14 +462,16 @@ def next_members(
                 m = replace(m, standing="expelled" if m.peer in liars else "away")
         elif m.peer in liars:
             m = replace(m, standing="expelled")
-        elif m.peer in ready and _changes(m, ready[m.peer]) and (places > 0 or m.trains):
+        members.append(m)
+    for k, m in enumerate(members):  # behind all who go: no change of a device keeps a vote that is to end
+        going = m.peer in leaving or m.peer in lost or m.peer in failing
+        if m.peer in ready and not going and _changes(m, ready[m.peer]) and (places > 0 or m.trains):
             since = parent.round + 1 if m.trains else m.since  # what it said of its device before is settled
             changed = replace(m, standing="unaudited" if ready[m.peer] else "new", missed=0, since=since)
             turns = m.votes != changed.votes
             if not turns or (budget > 0 and (changed.votes or _voters_left(parent, members, m.peer) > 0)):
                 budget, places = budget - turns, places - (not m.trains)
-                m = changed
-        members.append(m)
+                members[k] = changed
     tickets = [t for t in parent.tickets if t.expires_s >= parent.time_s]
     invites = [r.statement for r in by_kind if isinstance(r.statement, Invite)]
     room = signing.room_bytes - room_taken(members, tickets, parts, signing) if joins or invites else 0
