@@ -212,10 +212,10 @@ def vote_text(host: PeerHost) -> str:
         return ""
     for m, counted in zip(body.members, body.invited.counted, strict=False):
         if m.peer == host.me and m.role == "apprentice" and counted < terms.after_rounds:
-            return f"it votes once {terms.after_rounds} of its updates have counted; {counted} have so far"
+            return f"this peer votes once {terms.after_rounds} of its updates have counted; {counted} have so far"
         if m.peer == host.me and m.role == "apprentice":
             return (
-                "its vote waits: those who came by the same invitation hold as many votes as they may; each is "
+                "the vote of this peer waits: those who came by the same invitation hold as many votes as they may; each is "
                 f"free once {terms.sponsor_rounds} of its updates have counted"
             )
     return ""
