@@ -155,10 +155,10 @@ def _listed(names: Sequence[str], most: int) -> str:
     )
 
 
-def waiting_text(voters: int, wanted: int) -> str | None:
-    """Why members do not train though they could agree, and what helps; None if enough vote."""
-    if 0 < voters < wanted:
-        return f"waiting: {voters} of {wanted} members needed to train; invite more with `atoll invite`"
+def waiting_text(working: int, wanted: int) -> str | None:
+    """Why members do not train though they could agree, and what helps; None if enough vote, or will."""
+    if 0 < working < wanted:
+        return f"waiting: {working} of {wanted} members needed to train; invite more with `atoll invite`"
     return None
 
 
@@ -377,11 +377,12 @@ class Progress:
         return next((m["standing"] for m in self.members if m["peer"] == peer), "outside")
 
     def waits(self) -> str | None:
-        """Of a run that trained before, and has too few voters left to go on; None if it has enough, or is over."""
+        """Of a run that trained before, and has too few left that train; None if it has enough, or is over."""
         if self.over or not self.trained:
             return None
-        voters = sum(m["standing"] in ("new", "member") and m["role"] == "trainer" for m in self.members)
-        return waiting_text(voters, self.min_peers)
+        roles, standings = ("trainer", "apprentice"), ("new", "member")
+        working = sum(m["standing"] in standings and m["role"] in roles for m in self.members)
+        return waiting_text(working, self.min_peers)
 
     def name_of(self, peer: str) -> str:
         """What people call this peer."""

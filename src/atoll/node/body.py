@@ -75,7 +75,7 @@ def write_body(
     contributors = _contributors(answers)
     chosen = {p: commits[p] for p in sorted(contributors)}
     time_s = next_time(parent, now)
-    kept, opened = _judge_reports(ground, notary, reports, time_s, as_proposer=True)
+    kept, opened = _judge_reports(ground, notary, reports, time_s)
     awaited = awaited_in(plan, opened, contributors)
     trained = _trained(ground, kept)
     members, tickets = next_members(
@@ -241,7 +241,7 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
             return f"the commitment of {signed.signer} holds late work that it cannot"
     if list(commits) != sorted(contributors) or len(commits) != len(body.commits):
         return "its commitments are not exactly those of its contributors"
-    kept, opened = _judge_reports(ground, notary, body.reports, body.time_s, as_proposer=False)
+    kept, opened = _judge_reports(ground, notary, body.reports, body.time_s)
     if len(kept) != len(body.reports) or len(kept) > REPORTS_PER_VERTEX_MAX:
         return "it carries a report that may not stand in a vertex"
     if len(amends_in(kept)) > 1:
@@ -334,7 +334,7 @@ def amend_among(ground: Ground, notary: Notary, reports: Sequence[Signed]) -> tu
     """The word to go back that a proposer may put into its body, if there is one: a person's, or what validators
     demand, which it says itself."""
     back = [signed for signed, _ in amends_in(reports)]
-    kept, _ = _judge_reports(ground, notary, back, ground.parent.time_s, as_proposer=True)
+    kept, _ = _judge_reports(ground, notary, back, ground.parent.time_s)
     demanded = [] if ground.demanded is None else [(notary.sign(ground.demanded), ground.demanded)]
     return first_of([*amends_in(kept), *demanded])
 
@@ -454,7 +454,7 @@ def _contributors(answers: Sequence[Answered | None]) -> set[PeerId]:
 
 
 def _judge_reports(
-    ground: Ground, notary: Notary, reports: Sequence[Signed], time_s: Seconds, as_proposer: bool
+    ground: Ground, notary: Notary, reports: Sequence[Signed], time_s: Seconds
 ) -> tuple[list[Signed], list[Reported]]:
     kept: list[Signed] = []
     opened: list[Reported] = []
@@ -463,7 +463,7 @@ def _judge_reports(
         if (
             report is not None
             and not _forged(ground, notary, signed, report)
-            and ground.admissible(report, time_s, as_proposer) is None
+            and ground.admissible(report, time_s) is None
         ):
             kept.append(signed)
             opened.append(report)

@@ -68,7 +68,7 @@ class Ground:
     parent: Body
     topology: Topology | None  # how updates are reduced; None in a round that only assembles members
     why: str  # this topology, in words for people
-    admissible: Callable[[Reported, Seconds, bool], str | None]  # (report, the time of the body, as proposer)
+    admissible: Callable[[Reported, Seconds], str | None]  # (report, the time of the body)
     statistic: StatisticName = "mean"
     tolerance: float = 0.0
     witnessed: bool = False
@@ -286,12 +286,11 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     if parent.trained:
         enough = sum(m.works for m in plan.members) >= settings.min_peers
     else:
-        settled = sum(m.votes and m.standing == "member" for m in plan.members)
+        settled = sum(m.works and m.standing == "member" for m in plan.members)
         enough = settled >= max(settings.start_peers, settings.min_peers)
 
-    def judge(reported: Reported, time_s: Seconds, as_proposer: bool) -> str | None:
-        wall_s = parent.time_s if as_proposer else None
-        judged = settings.open_to_all, wall_s, parts, settings.round.signing, time_s
+    def judge(reported: Reported, time_s: Seconds) -> str | None:
+        judged = settings.open_to_all, parent.time_s, parts, settings.round.signing, time_s
         return admissible(reported, parent, recent, run, *judged)
 
     who, validations = settings.recovery, recent.validations
