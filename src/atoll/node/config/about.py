@@ -20,8 +20,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "run.min_peers": (
         "Members that vote, or will, needed for any round to train; below that members only assemble. Left out: as "
-        'many as sync.statistic needs to withstand one liar, with run.trust other than "private" and run.start_peers '
-        "that high; else 1."
+        'many as sync.statistic needs to withstand one liar, with run.trust other than "private" and '
+        "run.start_peers that high; else 1."
     ),
     "run.trust": (
         '"private": members may crash but do not lie, and more than half must be present. "community": up '
