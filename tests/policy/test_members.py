@@ -129,7 +129,7 @@ def test_a_member_whose_work_cannot_be_replayed_has_no_vote_until_it_can():
 
 
 def test_a_change_of_device_counts_once_in_many_rounds_and_only_where_work_is_audited():
-    """In every vertex it would take the place of all other changes of voters, and of verdicts on earlier rounds."""
+    """Said in every vertex it took the place of all other changes of voters, and voided verdicts."""
     gpu, parent = Reported(PeerId("b"), Ready(HEAD, STATE, True)), body(*(member(p) for p in "abcd"))
 
     def judge(round: int, share: float) -> str | None:

@@ -91,7 +91,8 @@ def test_who_cannot_be_audited_trains_beside_the_others_and_decides_nothing():
         goes_on(10, standing)
         assert line().votes != gpu
     assert new in {peer for _, peer in told.drawn} and set(told.findings) <= {"accepted", "withheld"}
-    assert not told.left
+    # a restart on a GPU does not void the audits of rounds before: what it can no longer show sends it away once
+    assert set(told.left) <= {new} and all(standing == "away" for _, standing in told.left.values())
 
 
 @pytest.mark.parametrize("kind", TRAINERS)

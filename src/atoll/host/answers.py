@@ -215,8 +215,8 @@ def vote_text(host: PeerHost) -> str:
             return f"this peer votes once {terms.after_rounds} of its updates have counted; {counted} have so far"
         if m.peer == host.me and m.role == "apprentice":
             return (
-                "the vote of this peer waits: those who came by one invitation hold as many votes as they may; each "
-                f"is free once {terms.sponsor_rounds} of its updates have counted"
+                "the vote of this peer waits: those who came by the same invitation hold as many votes as they "
+                f"may; each is free once {terms.sponsor_rounds} of its updates have counted"
             )
     return ""
 
