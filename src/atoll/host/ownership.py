@@ -9,6 +9,7 @@ Not responsible for: the folders above it, and files that a user names elsewhere
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import stat
@@ -47,6 +48,8 @@ def safe_folder(folder: Path, choose: str = CHOOSE) -> None:
     try:
         folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
     except FileExistsError:
+        if folder.is_symlink() and not folder.exists():
+            raise FileNotFoundError(errno.ENOENT, "it is a link that leads nowhere", str(folder)) from None
         if not folder.is_dir():
             raise
     else:
