@@ -13,9 +13,10 @@ setup: $(READY)
 # every file is compared with its hash; a torch that is there already (2.13.0, of any kind) is left as it is
 LOCKED := $(PY) -m pip install --quiet --require-hashes --no-deps
 CUDA := import importlib.metadata as m; raise SystemExit(not any("nvidia" in r for r in m.requires("torch") or ()))
-$(READY): pyproject.toml constraints.txt constraints-cuda.txt
+$(READY): pyproject.toml constraints.txt constraints-torch.txt constraints-cuda.txt
 	$(PYTHON) -m venv $(VENV)
-	$(LOCKED) -r constraints.txt
+	$(LOCKED) --no-index -r constraints-torch.txt 2>/dev/null || true # a wheel that PIP_FIND_LINKS has
+	$(LOCKED) -r constraints-torch.txt -r constraints.txt
 	! $(PY) -c '$(CUDA)' || $(LOCKED) -r constraints-cuda.txt
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)

@@ -23,9 +23,9 @@ from atoll.base.ids import NAME_SHOWN_MAX, SHOWN_MAX, Digest, PeerId, names_of, 
 from atoll.cli.main import app
 from atoll.cli.main import main as command
 from atoll.cli.picture import curve_text
-from atoll.cli.say import qr, say, say_trouble
+from atoll.cli.say import qr, say, say_json, say_trouble, ticket_of
 from atoll.cli.status import preference_lines
-from atoll.cli.watch import Lines, Terminal, introduction, line_of
+from atoll.cli.watch import Facts, Lines, Terminal, introduction, line_of
 from atoll.host.config import load_config
 from atoll.host.driver import Driver
 from atoll.host.member import prepare
@@ -464,3 +464,36 @@ def test_a_peer_listens_where_its_option_or_the_environment_says(monkeypatch: py
     monkeypatch.setenv("ATOLL_LISTEN", "/ip4/0.0.0.0/tcp/7071")
     assert listens("up") == listens("join", "ATOLL1:") == ["/ip4/0.0.0.0/tcp/7071"]
     assert listens("up", "--listen", "/ip4/10.0.0.5/tcp/7071") == ["/ip4/10.0.0.5/tcp/7071"]
+
+
+def test_json_holds_no_character_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]):
+    """A foreign name with an escape, a mark that turns writing around, and a plane-14 tag: all are spelled."""
+    name = "\x9b31m\x7fgr\u00fc\u202egnp\U000e0041\u65e5"
+    say_json({"name": name})
+    Facts().opened({"name": name})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.isprintable() and "gr\u00fc" in line and json.loads(line) == {"name": name}
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("join --tiket-file line", "--ticket-file"),
+        ("checkpoint pull --vai /ip4/10.0.0.5/tcp/7071 --to model", "--via"),
+        ("join - --nmae ada", "--name"),
+    ],
+)
+def test_a_misspelled_option_beside_a_ticket_is_named_and_set_right(
+    words: str, meant: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit):
+        command(words.split())
+    assert f"Did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_a_ticket_file_with_a_byte_order_mark_holds_the_ticket(tmp_path: Path):
+    """As an editor on Windows saves it."""
+    (file := tmp_path / "ticket").write_bytes(b"\xef\xbb\xbfATOLL1:AAAA\r\n")
+    assert ticket_of("", file) == "ATOLL1:AAAA"

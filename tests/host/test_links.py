@@ -178,14 +178,21 @@ async def test_who_dialed_a_ticket_on_this_computer_reaches_other_members_there(
 
 @story
 async def test_who_listens_on_every_interface_reaches_members_that_came_from_this_computer():
-    """Bob's connection shows that he is here: after it, Ada dials members that only listen here."""
+    """Bob's connection shows that members are here: after it, Ada dials those that only listen here.
+
+    Eve's connection, before Bob's, shows nothing: Ada never got her address from a vertex.
+    """
     ada, bob, cyd = Island("ada"), await Island("bob").open(), await Island("cyd").open()
     (ada.address,) = await ada.links.listen(["/ip4/0.0.0.0/tcp/0"])
-    bob.links.contact(ada.name, (ada.address.replace("0.0.0.0", "127.0.0.1"),))
-    await ada.up(bob)
+    here, eve = ada.address.replace("0.0.0.0", "127.0.0.1"), Island("eve")
+    await eve.links.dial(here)
+    await ada.up(eve)
     ada.links.contact(cyd.name, (cyd.address,))
-    await ada.up(bob, cyd)
-    await closed(ada, bob, cyd)
+    assert not ada.links._may_dial("127.0.0.1")
+    bob.links.contact(ada.name, (here,))
+    ada.links.contact(bob.name, (bob.address,))
+    await ada.up(bob, cyd, eve)
+    await closed(ada, bob, cyd, eve)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,18 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
-from atoll.base.errors import UsageError
+import atoll
+from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import BLOB_CHUNK
+from atoll.cli.hub import write_files
 from atoll.host import durable, ownership
 from atoll.host.api import Door
+from atoll.host.demo import Demo, DemoSettings
 from atoll.host.member import prepare
 from atoll.host.record import Record
 from atoll.host.store import Store
@@ -177,3 +181,91 @@ def test_no_file_is_written_through_a_link(tmp_path: Path):
         durable.make_room(store.folder / "blobs" / f"{name.hex()}.part", 4)
     assert elsewhere.read_bytes() == b"theirs"
     store.close()
+
+
+def test_an_export_is_not_written_through_a_link(tmp_path: Path):
+    """Its name aside is known beforehand. The export itself gets the mode that the umask leaves."""
+    elsewhere, to = tmp_path / "elsewhere", tmp_path / "model.safetensors"
+    elsewhere.write_bytes(b"theirs")
+    durable.aside(to).symlink_to(elsewhere)
+    os.umask(0o022)
+    durable.write_durably(to, b"a model", exported=True)
+    assert elsewhere.read_bytes() == b"theirs" and to.read_bytes() == b"a model" and not to.is_symlink()
+    assert stat.S_IMODE(to.stat().st_mode) == 0o644
+
+
+def test_a_model_folder_is_not_written_into_a_folder_that_another_user_may_have_made(tmp_path: Path):
+    """The folder gets the mode that the umask leaves only when it is complete."""
+    os.umask(0o022)
+    to = tmp_path / "model"
+    (planted := tmp_path / "model.partial").mkdir()
+    planted.chmod(0o777)
+    with pytest.raises(UsageError, match=r"E-DIR-09 .*model\.partial(.*\n)+.*another place"):
+        write_files({"config.json": b"{}"}, to)
+    assert not os.listdir(planted) and not to.exists()
+    planted.rmdir()
+    write_files({"config.json": b"{}"}, to)
+    assert stat.S_IMODE(to.stat().st_mode) == 0o755 and os.listdir(to) == ["config.json"]
+
+
+def test_folders_of_a_swarm_do_not_lie_in_one_that_others_can_change(tmp_path: Path):
+    """Its user may swap them. One that others only read stays as it is: it may hold other things, too."""
+    (script := tmp_path / "train.py").write_text("")
+    for mode in (0o777, 0o755):
+        (base := tmp_path / oct(mode)).mkdir(mode=mode)
+        (base / "other").touch()
+        with pytest.raises((UsageError, RunFailedError)) as local:
+            atoll.local(script, peers=2, folder=base)
+        swarm = Demo(DemoSettings(peers=1), base, lambda text: None)
+        no_founder = AsyncMock(side_effect=RunFailedError("E-TST-01", "not today"))
+        with patch.object(swarm, "_found", no_founder), pytest.raises((UsageError, RunFailedError)) as demo:
+            asyncio.run(swarm.run())
+        codes = [why.value.code for why in (local, demo)]
+        assert codes == (["E-DIR-09"] * 2 if mode == 0o777 else ["E-LOC-02", "E-TST-01"])
+        assert "folder=" in str(local.value) or mode != 0o777
+        assert stat.S_IMODE(base.stat().st_mode) == mode
+
+
+def test_a_secret_that_its_group_can_write_to_is_closed(tmp_path: Path):
+    """Kubernetes opens a whole volume to the `fsGroup` at every start, and a umask of 002 leaves copies so."""
+    folder = tmp_path / "run"
+    store = Store(folder)
+    store.write_secret("peer.key", b"secret")
+    store.close()
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o2770 if path.is_dir() else 0o660)
+    store = Store(folder)
+    assert store.secret("peer.key") == b"secret"
+    assert stat.S_IMODE((folder / "peer.key").stat().st_mode) == 0o600
+    store.close()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o755])
+def test_a_file_system_without_modes_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int):
+    """A new folder shows another mode than the one that it was made with. None is left behind."""
+    made = Path.mkdir
+
+    def make(self: Path, *args: int, **words: bool) -> None:
+        made(self, *args, **words)
+        os.chmod(self, mode)
+
+    monkeypatch.setattr(Path, "mkdir", make)
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"E-DIR-12 .*(.*\n)+.*keeps no owners or modes(.*\n)+.*local disk"):
+            Store(tmp_path / "run")
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o775])
+def test_a_folder_that_holds_other_things_is_not_closed(tmp_path: Path, mode: int):
+    """`--dir .` or `--dir ~`: other users may need what lies there. An empty one is closed, and one with a run."""
+    (home := tmp_path / "home").mkdir()
+    (home / "public_html").mkdir()
+    home.chmod(mode)
+    with pytest.raises(UsageError, match=r"E-DIR-11 .*home(.*\n)+.*--dir \S+home/atoll-run"):
+        prepare(home)
+    assert stat.S_IMODE(home.stat().st_mode) == mode and os.listdir(home) == ["public_html"]
+    (home / "public_html").rmdir()
+    Store(home).close()
+    home.chmod(mode)
+    Store(home).close()
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700

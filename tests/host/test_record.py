@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.base.ids import PeerId
+from atoll.base.ids import NAME_SHOWN_MAX, PeerId
 from atoll.host.answers import uncounted_text
 from atoll.host.record import TURNED, Progress, Record, data_parallel_bytes, entries_in, paused_text, plain
 from atoll.node.settings import RunSettings
@@ -132,6 +132,12 @@ def test_a_paused_run_says_who_is_missed_and_what_helps():
         "paused: 2 of 3 voters are here, 3 are needed; bob signs with a new key, which only a "
         "vertex can take in; with 4 members one may be away"
     )
+    most = tuple(PeerId(f"{i}{'x' * NAME_SHOWN_MAX}") for i in range(64))
+    told = paused_text(
+        Turnout(most, most[:30], most[30:], 43), str, "two-thirds", "atoll recover in the founder's folder"
+    )
+    assert told is not None and "and 31 others sign with new keys" in told
+    assert plain({"paused": told}) == {"paused": told} and told.endswith("atoll recover in the founder's folder")
     progress = Progress()
     progress.see({"fact": "Suspected", "peer": "bob", "why": "silent", "paused": "paused: 1 of 2"})
     assert progress.trouble == "paused: 1 of 2"

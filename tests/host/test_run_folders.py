@@ -22,6 +22,7 @@ from atoll.host.member import (
     holds_run,
     identity_of,
     join_run,
+    prepare,
     resume_run,
     training,
 )
@@ -223,5 +224,8 @@ def test_a_place_that_cannot_be_a_folder_is_told_so(tmp_path: Path):
     """A file of that name stands for a disk that is read-only or full: both refuse the folder."""
     (tmp_path / "taken").touch()
     start = Start(tmp_path / "taken", Config())
+    (nowhere := tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    with pytest.raises(UsageError, match=r"E-DIR-05 .*nowhere cannot be .*it is a link that leads nowhere"):
+        prepare(nowhere)
     with pytest.raises(UsageError, match=r"E-DIR-05 .*taken cannot be(.*\n)+.*--dir"):
         asyncio.run(run_up(start, Quiet()))

@@ -60,17 +60,19 @@ def test_a_lone_founder_trains_on_after_a_rest_and_after_a_start_with_a_wrong_cl
 ):
     """A rest of 100 days, a start a year ahead, and starts a year behind and with the right clock again."""
 
+    folder = tmp_path / "a run"
+
     def set_clock(days: float) -> None:
         monkeypatch.setattr("atoll.host.clock.wall", lambda: time.time() + days * DAY_S)
 
     def start() -> None:
         async def story() -> None:
-            await trains(await resume_run(tmp_path, "", Listening(), make))
+            await trains(await resume_run(folder, "", Listening(), make))
 
         asyncio.run(story())
 
     async def begin() -> None:
-        await trains(await founded(tmp_path, book))
+        await trains(await founded(folder, book))
 
     asyncio.run(begin())
     set_clock(100)
@@ -86,6 +88,9 @@ def test_a_lone_founder_trains_on_after_a_rest_and_after_a_start_with_a_wrong_cl
     start()
     set_clock(100)
     with pytest.raises(RefusedError, match=r"365 days before the last agreed round \(\d{4}-.* UTC\)"):
+        start()
+    monkeypatch.setenv(CLOCK_IS_RIGHT, "0")
+    with pytest.raises(RefusedError, match=r"(?s)in the environment.* atoll up --dir '\S+/a run'"):
         start()
     monkeypatch.setenv(CLOCK_IS_RIGHT, "1")
     start()

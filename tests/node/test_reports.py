@@ -45,7 +45,7 @@ class Stand:
         return self.adds(join, signer.peer)
 
     def invite(self, k: int, by: PeerId = VILLAIN) -> bool:
-        return self.adds(Invite(k.to_bytes(16, "big"), bytes(32), "trainer", 1, 1e9), by)
+        return self.adds(Invite(k.to_bytes(16, "big"), bytes(32), "trainer", 1, 1e6), by)
 
     def caught(self, names: int, by: PeerId = VILLAIN) -> Signed:
         """Of itself: a liar may sign an answer of any length."""
@@ -120,9 +120,8 @@ def test_a_crowd_that_rests_keeps_nobody_from_coming_or_going(stand: Stand):
 @pytest.mark.parametrize("wrong", [{"ticket": b"t" * 1000}, {"key": b"k" * 1000}])
 def test_an_invitation_that_would_make_every_vertex_longer_is_refused(stand: Stand, wrong: dict):
     """Tickets travel in every body until they expire."""
-    fields = {"ticket": b"t" * 16, "key": bytes(32), "role": "trainer", "uses": 1, "expires_s": 1e9} | wrong
-    pooled = stand.pool.add(stand.sign(Invite(**fields), VILLAIN), 0.5)
-    assert pooled is not None and pooled.wrong is not None
+    fields = {"ticket": b"t" * 16, "key": bytes(32), "role": "trainer", "uses": 1, "expires_s": 1e6} | wrong
+    assert stand.pool.add(stand.sign(Invite(**fields), VILLAIN), 0.5) is None
 
 
 def test_words_of_one_that_said_farewell_still_prove_its_lie(stand: Stand):

@@ -204,7 +204,7 @@ def test_a_genuine_word_in_other_bytes_is_its_bringers_fault_and_makes_nobody_re
         copy = Signed(BOB, padded, notary.signer.sign(signed_bytes(swarm.run_id, padded)))
         effects = carl.handle(Received(BOB, MemberReport(copy)), swarm.world.now)
         assert any(isinstance(getattr(e, "fact", None), Fault) and e.fact.peer == BOB for e in effects)
-        assert _judge_reports(carl.round.ground, notary, [signed, copy], 0.0, as_proposer=False)[0] == [signed]
+        assert _judge_reports(carl.round.ground, notary, [signed, copy], 0.0)[0] == [signed]
         reads += [e.work for e in effects if isinstance(e, Ask) and isinstance(e.work, FindState)]
     assert reads == []
 
@@ -258,7 +258,7 @@ def test_a_flood_of_padded_reports_does_not_keep_the_word_out(monkeypatch: pytes
     monkeypatch.setattr("atoll.node.reports.REPORTS_BYTES_MAX", 16 * 1024)
     notary = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
     for k in range(200):
-        invite = Invite(b"%08d" % k, b"k" * 16, "trainer", 0, 0.0)
+        invite = Invite(b"%08d" % k, b"k" * 16, "trainer", 1, 1e6)
         pad = bytes(len(signed.body) - len(encode(invite)) - 12)
         padded = msgspec.msgpack.encode({**msgspec.msgpack.decode(encode(invite)), "pad": pad})
         assert len(padded) < len(signed.body)

@@ -13,7 +13,7 @@ from atoll.policy.audits import Case, Docket, drawn_segment, voices_needed
 from atoll.policy.members import Recent, Reported, admissible, next_members
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Audited, Commit, Finding, Numbers, Signed, Tuned
-from atoll.wire.messages.vertex import Body, Member, Metrics
+from atoll.wire.messages.vertex import Body, Member, Metrics, Standing
 
 ADA, BOB, CID, DAN, EVE = (PeerId(name) for name in ("ada", "bob", "cid", "dan", "eve"))
 EVERYBODY = (ADA, BOB, CID, DAN, EVE)
@@ -34,6 +34,12 @@ def body_of(round: int, claims: dict[PeerId, bytes | None], reports: tuple[Signe
     )
 
 
+def weightless(peer: PeerId, body: Body) -> Body:
+    """The same round, in which this member's update moves nothing."""
+    nothing = Signed(peer, encode(replace(commit_of(bytes(32)), weight=0)), b"")
+    return replace(body, commits=tuple(nothing if s.signer == peer else s for s in body.commits))
+
+
 def found(by: PeerId, finding: Finding, round: int = 7, peer: PeerId = EVE) -> Signed:
     return Signed(by, encode(Audited(round, peer, finding)), b"")
 
@@ -52,11 +58,23 @@ def docket_of(*reports: tuple[Signed, ...], share: float = 1.0) -> Docket:
 
 def test_nobody_replays_what_a_member_says_that_cannot_be():
     """Its updates move nothing: an audit of them would find an honest GPU, and harm it."""
-    docket, body = Docket(1.0, "two-thirds"), body_of(7, dict.fromkeys(EVERYBODY, bytes(32)))
+    docket, body = Docket(1.0, "two-thirds"), weightless(EVE, body_of(7, dict.fromkeys(EVERYBODY, bytes(32))))
     lines = tuple(replace(m, standing="unaudited") if m.peer == EVE else m for m in body.members)
     docket.follow(7, {7: digest(b"7")}, {7: replace(body, members=lines)})
     assert {peer for _, peer in docket.cases} == {ADA, BOB, CID, DAN}
     assert all(EVE not in case.order for case in docket.cases.values())
+
+
+@pytest.mark.parametrize("standing", ["unaudited", "new", "away", "observer"])
+@pytest.mark.parametrize("moved_it", [True, False])
+def test_a_round_is_audited_by_the_standing_that_it_began_with(standing: Standing, moved_it: bool):
+    """Its weight shows it. A liar that leaves, or says that it is on a GPU now, in the vertex of its poisoned round
+    is audited for that round. A member that was on a GPU in it, and leaves or is on a CPU now, is not."""
+    docket, body = Docket(1.0, "two-thirds"), body_of(7, dict.fromkeys(EVERYBODY, bytes(32)))
+    body = body if moved_it else weightless(EVE, body)
+    lines = tuple(replace(m, standing=standing, since=7) if m.peer == EVE else m for m in body.members)
+    docket.follow(7, {7: digest(b"7")}, {7: replace(body, members=lines)})
+    assert (EVE in {peer for _, peer in docket.cases}) == moved_it
 
 
 def test_of_two_commitments_to_one_update_both_are_audited():

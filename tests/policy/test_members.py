@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
+from atoll.policy.audits import Docket
 from atoll.policy.members import RECENT, Recent, Reported, admissible, changes_max, next_members, suspicions_needed
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import (
@@ -112,8 +113,9 @@ def test_a_member_whose_work_cannot_be_replayed_has_no_vote_until_it_can():
     assert members[PeerId("n")].standing == "unaudited" and members[PeerId("n")].trains
 
     def judge(parent: Body, by: str, word: Ready, said_in: int = 5) -> str | None:
-        recent = Recent({HEAD: STATE}, rounds={HEAD: said_in})
-        return admissible(Reported(PeerId(by), word), parent, recent, RUN, open_to_all=True, wall_s=None)
+        recent = Recent({HEAD: STATE}, rounds={HEAD: said_in}, docket=Docket(0.1, "two-thirds"))
+        later = replace(parent, round=6 + RECENT)
+        return admissible(Reported(PeerId(by), word), later, recent, RUN, open_to_all=True, wall_s=None)
 
     assert judge(parent, "n", cpu) is None and "device" in (judge(parent, "n", gpu) or "")
     members, _ = after(parent, Reported(PeerId("n"), cpu))
@@ -124,6 +126,26 @@ def test_a_member_whose_work_cannot_be_replayed_has_no_vote_until_it_can():
     assert voters(members) == "bcd" and members[PeerId("b")].standing == "member"
     alone = body(member("a"), member("n", "observer"))
     assert voters(after(alone, Reported(PeerId("a"), gpu))[0]) == "a"
+
+
+def test_a_change_of_device_counts_once_in_many_rounds_and_only_where_work_is_audited():
+    """Said in every vertex it took the place of all other changes of voters, and voided verdicts."""
+    gpu, parent = Reported(PeerId("b"), Ready(HEAD, STATE, True)), body(*(member(p) for p in "abcd"))
+
+    def judge(round: int, share: float) -> str | None:
+        recent = Recent({HEAD: STATE}, docket=Docket(share, "two-thirds"))
+        return admissible(gpu, replace(parent, round=round), recent, RUN, False, None)
+
+    assert judge(RECENT, 0.1) is None
+    assert "no work is audited" in (judge(RECENT, 0.0) or "")
+    assert "rounds ago" in (judge(RECENT - 1, 0.1) or "")
+
+
+def test_no_change_of_a_device_keeps_the_vote_of_a_member_that_is_gone():
+    """One voter of four may go or come per vertex: a line before the silent one's had the place."""
+    parent, gpu = body(*(member(p) for p in "abcd")), Reported(PeerId("a"), Ready(HEAD, STATE, True))
+    members, _ = after(parent, gpu, *suspects("d", "b", "c"), rule="two-thirds")
+    assert voters(members) == "abc" and members[PeerId("d")].standing == "away"
 
 
 def test_who_is_ready_beyond_the_trainers_that_a_rule_takes_goes_on_observing():
@@ -187,25 +209,61 @@ def replace_identity(reported: Reported, identity: Digest) -> Reported:
 
 
 def test_each_use_of_a_ticket_is_counted_in_the_vertex():
-    """Two uses, two strangers: then it is gone. A revocation (`uses=0`) removes it at once."""
+    """Two uses, two strangers: then none is left. A revocation (`uses=0`) takes all at once."""
     ticket = TicketUse(b"t" * 16, b"key", "trainer", 2, 100.0)
-    parent = body(member("a"), tickets=(ticket,))
+    none, parent = (replace(ticket, uses_left=0),), body(member("a"), tickets=(ticket,))
     proof = ticket.ticket + b"signature"
     _, left = after(parent, join("n", proof))
     assert [t.uses_left for t in left] == [1]
-    assert after(parent, join("n", proof), join("m", proof))[1] == ()
-    assert after(parent, Reported(PeerId("a"), Invite(ticket.ticket, b"key", "trainer", 0, 0.0)))[1] == ()
+    assert after(parent, join("n", proof), join("m", proof))[1] == none
+    assert after(parent, Reported(PeerId("a"), Invite(ticket.ticket, b"key", "trainer", 0, 0.0)))[1] == none
 
 
 def test_a_ticket_with_one_use_admits_one_of_two_who_redeem_it_in_one_vertex():
     """Both joins are good by the vertex before. An observer who becomes a trainer by a ticket uses it, too."""
     ticket = TicketUse(b"t" * 16, b"key", "trainer", 1, 100.0)
     parent, proof = body(member("a"), tickets=(ticket,)), ticket.ticket + b"signature"
+    none = (replace(ticket, uses_left=0),)
     members, left = after(parent, join("n", proof), join("m", proof))
-    assert sorted(members) == ["a", "m"] and left == ()
+    assert sorted(members) == ["a", "m"] and left == none
     watching = replace(member("o", "observer", "observer"), vote_key=b"another session")
     members, left = after(replace(parent, members=(*parent.members, watching)), join("o", proof))
-    assert members[PeerId("o")].role == "trainer" and left == ()
+    assert members[PeerId("o")].role == "trainer" and left == none
+
+
+def invitation(uses: int = 1, expires_s: float = 1000.0, name: bytes = b"t") -> Reported:
+    return Reported(PeerId("a"), Invite(name * 16, b"key", "trainer", uses, expires_s))
+
+
+def why_not(reported: Reported, parent: Body) -> str | None:
+    return admissible(reported, parent, RECENTLY, RUN, False, parent.time_s)
+
+
+def test_a_signed_invitation_counts_once():
+    """It stays readable in the history. Used up or revoked, its line stays until the ticket expires."""
+    parent, proof = body(member("a"), member("b")), b"t" * 16 + b"signature"
+    for ends in (join("n", proof), invitation(uses=0), invitation(uses=0, expires_s=0.0)):
+        assert why_not(invitation(), parent) is None and why_not(invitation(uses=0), parent) is not None
+        made = replace(parent, tickets=after(parent, invitation())[1])
+        over = replace(made, tickets=after(made, ends)[1])
+        assert [t.uses_left for t in over.tickets] == [0]
+        assert "known already" in (why_not(invitation(), over) or "")
+        assert [t.uses_left for t in after(over, invitation())[1]] == [0]
+        assert why_not(invitation(uses=0), over) is not None  # nor does a revocation fill vertex after vertex
+        late = replace(over, time_s=1000.5)
+        assert after(late)[1] == () and "expired" in (why_not(invitation(), replace(late, tickets=())) or "")
+
+
+def test_no_voter_fills_the_places_of_tickets_for_good():
+    parent, year = body(member("a")), 366 * 86400.0
+    assert why_not(invitation(expires_s=year), parent) is None
+    assert "longer than a year" in (why_not(invitation(expires_s=year + 1), parent) or "")
+
+
+def test_of_two_invitations_by_one_ticket_in_one_vertex_the_first_in_order_counts():
+    other = Reported(PeerId("b"), Invite(b"t" * 16, b"other", "observer", 9, 500.0))
+    for reports in ([invitation(), other], [other, invitation()]):
+        assert [t.key for t in after(body(member("a"), member("b")), *reports)[1]] == [b"key"]
 
 
 @pytest.mark.parametrize(

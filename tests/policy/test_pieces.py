@@ -33,6 +33,7 @@ class Chain:
         self, peers: Iterable[PeerId] = PEERS, assembling: int = -1, rule: QuorumRule = "majority"
     ) -> None:
         self.assembling = assembling  # rounds that do not train yet
+        self.ahead_s = 0.0  # of the clocks that date rounds now
         self.members = {p: Member(p, b"", (), "trainer", "member", -1, 0.0, p) for p in peers}
         self.ids: dict[int, Digest] = {}
         self.bodies: dict[int, Body] = {}
@@ -45,7 +46,7 @@ class Chain:
             reports = tuple(Signed(by, encode(word), b"") for by, word in words)
             state = digest(f"state {round}".encode())
             self.bodies[round] = Body(
-                ZERO_DIGEST, round, 0, ZERO_DIGEST, 10.0 * round, PEERS[0], (), state, (),
+                ZERO_DIGEST, round, 0, ZERO_DIGEST, 10.0 * round + self.ahead_s, PEERS[0], (), state, (),
                 tuple(self.members.values()), (), reports, Metrics(0.0, 0, 0), max(0, round - self.assembling),
             )  # fmt: skip
             self.ids[round] = digest(f"vertex {round}".encode())
@@ -257,3 +258,19 @@ def test_a_word_of_an_earlier_time_as_its_holder_is_worth_nothing():
     assert chain.entry.said[2] is None and chain.entry.keeps(other, 2)
     chain.grow(chain.words()[2])
     assert chain.entry.here == 4 and not chain.entry.keeps(other, 2)
+
+
+@pytest.mark.parametrize("how", ["away", "silent"])
+def test_a_clock_that_was_a_year_ahead_keeps_no_lost_holder_for_a_year(how: str):
+    """It dates the draw, and the moment when a holder goes away; then a vertex sets the time back."""
+    chain = Chain()
+    chain.ahead_s = 365 * 86400.0
+    chain.grow(rounds=5)
+    holder = chain.entry.holders[0]
+    if how == "away":
+        chain.grow(*chain.words()).stands(holder, "away").grow()
+    chain.ahead_s = 0.0
+    chain.grow(rounds=9)
+    assert chain.entry.holders[0] == holder
+    chain.grow(rounds=3)
+    assert chain.entry.holders[0] != holder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 from msgspec import UNSET
@@ -166,7 +166,11 @@ def test_another_role_first_is_no_way_around_the_wait(role: str):
     again = Join(PeerId("o"), b"another session", b"", (), "trainer", "o", HEAD, made.ticket + b"signature")
     run.round(Reported(PeerId("o"), again))
     invited = run.body.invited
-    assert run.line("o").role == "apprentice" and invited is not UNSET and run.body.tickets == ()
+    assert (
+        run.line("o").role == "apprentice"
+        and invited is not UNSET
+        and not any(t.uses_left for t in run.body.tickets)
+    )
     roots = dict(zip((m.peer for m in run.body.members), invited.roots, strict=True))
     assert roots["o"] == roots["d"] != roots["b"]
 
@@ -189,3 +193,67 @@ def test_where_genesis_says_nothing_votes_are_given_at_once():
     """What stands in genesis of a run without terms is what stood there before there were any."""
     assert RunSettings().vote_terms is None and b"vote_after" not in encode_settings(RunSettings())
     assert RunSettings(vote_after_rounds=10, sponsor_rounds=50).vote_terms == TERMS
+
+
+def back(run: Run, name: str, key: bytes) -> None:
+    """With another session key, ready with the next vertex."""
+    join = Join(PeerId(name), key, b"", (), "trainer", name, HEAD, b"")
+    run.round(Reported(PeerId(name), join))
+    run.round(Reported(PeerId(name), Ready(HEAD, STATE)))
+
+
+def leaves(run: Run, name: str) -> None:
+    run.round(Reported(PeerId(name), Leave(run.body.round, "")))
+
+
+def restarts(run: Run, name: str) -> None:
+    run.round(Reported(PeerId(name), Join(PeerId(name), b"new", b"", (), "trainer", name, HEAD, b"")))
+
+
+def says_unaudited(run: Run, name: str) -> None:
+    run.round(Reported(PeerId(name), Ready(HEAD, STATE, True)))
+
+
+@pytest.mark.parametrize("steps_out", [leaves, restarts, says_unaudited])
+def test_a_vote_that_comes_back_is_bound_as_a_new_one_is(steps_out: Callable[[Run, str], None]):
+    """One after the other steps out, lets the next get its vote, and comes back: it had 4 of 7 votes."""
+    run, names = founded("b", "c", "d"), ["d", "d0", "d1", "d2"]
+    for name in names[1:]:
+        run.join(name, by="d")
+    for _ in range(12):
+        run.round()
+    for name in names[:-1]:
+        steps_out(run, name)
+        run.round()
+        run.round()
+    for name in names[:-1]:
+        back(run, name, name.encode() + b" again")
+        votes = [m.peer for m in run.body.members if m.votes and m.peer.startswith("d")]
+        assert len(votes) == 1 and run.line(name).role == "apprentice"
+    for _ in range(60):
+        run.round()
+    assert len(run.voters) > 4 and {"d", "d0"} <= {m.peer for m in run.body.members if m.votes}
+
+
+def test_founders_and_who_is_alone_of_its_invitation_vote_at_once_when_they_come_back():
+    run = founded("b", "c", "d")
+    for name in "ad":
+        restarts(run, name)
+        back(run, name, name.encode() + b" again")
+        assert run.voters == "abcd"
+
+
+def test_two_joins_of_one_peer_in_one_vertex_count_as_one():
+    """The ticket that is used, the key and the root are all of the same join."""
+    run = founded("b", "c", "d")
+    own, other = ticket("own"), ticket("other")
+    made = [(PeerId("d"), own), (PeerId("a"), other)]
+    run.round(*(Reported(by, Invite(t.ticket, t.key, "trainer", 1, 1e9)) for by, t in made))
+    joins = [Join(PeerId("s"), b"s", b"", (), "trainer", "s", HEAD, t.ticket + b"sig") for _, t in made]
+    run.round(*(Reported(PeerId("s"), join) for join in joins))
+    invited = run.body.invited
+    assert invited is not UNSET
+    roots = dict(zip((m.peer for m in run.body.members), invited.roots, strict=True))
+    assert roots["s"] == roots["d"]
+    left = {t.ticket: t.uses_left for t in run.body.tickets}
+    assert (left[own.ticket], left[other.ticket]) == (0, 1)

@@ -104,7 +104,7 @@ FORGERIES = [
     Forgery(
         "an older time",
         voted(replace(NEXT, time_s=99.0)),
-        "if body.time_s < before.time_s:",
+        "if is_too_old(before, body.time_s):",
         "if False:",
     ),
     Forgery(

@@ -6,6 +6,8 @@ Loads torch.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 def write_model_folder(kept: Kept, folder: Path, round: int, state: bytes, to: Path) -> list[Path]:
     """The files written. RunFailedError if this run or this state is none that this version can read."""
     from atoll.cli.checkpoint import read_vertex
-    from atoll.host.durable import write_durably
     from atoll.host.learning import decode_learning
     from atoll.learn.export import hugging_face_files
     from atoll.learn.state import state_from_bytes
@@ -43,10 +44,20 @@ def write_model_folder(kept: Kept, folder: Path, round: int, state: bytes, to: P
             cause="a group that only reduces, or a run of another version",
             fix="leave out --hf to have the state as it is",
         ) from None
+    return write_files(files, to)
+
+
+def write_files(files: Mapping[str, bytes], to: Path) -> list[Path]:
+    """A folder of these, under its name only once it is whole."""
+    from atoll.host.durable import write_durably
+    from atoll.host.ownership import private_folder
+
     aside = to.with_name(to.name + ".partial")
-    aside.mkdir(parents=True, exist_ok=True)
+    private_folder(aside, "write it to another place")
     for name, data in files.items():
         write_durably(aside / name, data, exported=True)
+    os.umask(umask := os.umask(0o077))  # reading it sets it
+    aside.chmod(0o777 & ~umask)
     aside.rename(to)
     return [to / name for name in files]
 

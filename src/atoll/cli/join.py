@@ -18,7 +18,6 @@ def join(
     ticket: Annotated[
         str,
         Parameter(
-            allow_leading_hyphen=True,
             help="The line that `atoll up` or `atoll invite` printed; - reads it from standard input. Default: "
             "$ATOLL_TICKET.",
         ),

@@ -89,6 +89,13 @@ def _verbs(words: list[str]) -> list[str]:
     return verbs
 
 
+def _dash_last(words: list[str]) -> list[str]:
+    """`join - --name ada` as `join --name ada -- -`: cyclopts would take `-`, standard input, for an option."""
+    if "-" not in words or "--" in words or _verbs(words)[-1:] not in (["join"], ["pull"]):
+        return words
+    return [*(word for word in words if word != "-"), "--", "-"]
+
+
 SLIPS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EEXIST}
 SLIPS |= {errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS}  # of whoever named a file; others are no fault of the name
 
@@ -105,7 +112,7 @@ def _of_a_file(why: OSError) -> UsageError:
 
 def main(tokens: list[str] | None = None) -> None:
     """Carry out one command and end the process with its exit status."""
-    words = _each_by_itself(sys.argv[1:] if tokens is None else tokens)
+    words = _dash_last(_each_by_itself(sys.argv[1:] if tokens is None else tokens))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks

@@ -35,7 +35,6 @@ def pull(
     source: Annotated[
         str,
         Parameter(
-            allow_leading_hyphen=True,
             help="A ticket of the run (this takes none of its uses; - reads it from standard input), or the run's "
             "id with --via, for a public run or with --dir. Default: the run in --dir.",
         ),
@@ -48,7 +47,8 @@ def pull(
         Parameter(
             name="--dir",
             help="A peer's folder: its run is meant, its ticket is shown if none is given, and its members are "
-            "asked, too. Default: $ATOLL_DIR, or ./atoll-run, where neither ticket nor id is given.",
+            "asked, too. A ticket that is used up or expired shows nothing: atoll invite, at a member. "
+            "Default: $ATOLL_DIR, or ./atoll-run, where neither ticket nor id is given.",
         ),
     ] = None,
     to: Annotated[Path, Parameter(help="The model folder to write; it must not exist yet.")],

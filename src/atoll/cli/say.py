@@ -5,6 +5,7 @@ Never mixes the two on stdout: with `--json` (or `--facts`) stdout holds nothing
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -33,16 +34,12 @@ TICKET_FILE_MAX = 64 * 1024  # characters; a ticket is one line of some hundreds
 
 def ticket_of(given: str, file: Path | None) -> str:
     """The ticket as it was given; `-` is the first line of standard input, and `file` holds one."""
-    if given.startswith("-") and given != "-":  # what may begin with a hyphen takes misspelled options, too
-        raise UsageError(
-            "E-ARG-01", f'Unknown option: "{given}".', fix="atoll join --help, atoll checkpoint pull --help"
-        )
     if given and file is not None:
         raise UsageError("E-ARG-14", "a ticket and --ticket-file are one too many", fix="leave one of them out")
     if given == "-":
         given = sys.stdin.readline(TICKET_FILE_MAX)
     elif file is not None:
-        with file.expanduser().open(encoding="ascii", errors="replace") as lines:
+        with file.expanduser().open(encoding="utf-8-sig", errors="replace") as lines:
             given = lines.readline(TICKET_FILE_MAX)
     else:
         return given
@@ -61,8 +58,14 @@ def folder_of(given: Path | None) -> Path:
     return folder.resolve() if folder.name in ("", "..") else folder.parent.resolve() / folder.name
 
 
+def json_text(value: Any) -> str:
+    """One line of JSON that is safe to print: what a terminal may obey is spelled as \\uXXXX."""
+    text = msgspec.json.encode(value, enc_hook=str).decode()
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
 def say_json(value: Any) -> None:
-    sys.stdout.write(msgspec.json.encode(value, enc_hook=str).decode() + "\n")
+    sys.stdout.write(json_text(value) + "\n")
     sys.stdout.flush()
 
 
@@ -74,7 +77,7 @@ def say_trouble(why: AtollError, as_json: bool) -> int:
     """Tell what happened, the likely cause and the next command; returns the exit status."""
     if as_json:
         told = {"error": why.code, "what": why.what, "cause": why.cause, "fix": why.fix, "exit": why.exit_status}
-        sys.stderr.write(msgspec.json.encode(told).decode() + "\n")
+        sys.stderr.write(json_text(told) + "\n")
     else:
         sys.stderr.write(f"{printable(str(why))}\n")
     return why.exit_status

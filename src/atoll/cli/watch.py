@@ -12,11 +12,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-
 from atoll.base.ids import one_line, printable
 from atoll.base.units import bytes_text
-from atoll.cli.say import qr, say, say_json
+from atoll.cli.say import json_text, qr, say, say_json
 from atoll.host.reach import scope_of
 from atoll.host.record import Progress, alike_text
 from atoll.host.running import Shell
@@ -56,7 +54,7 @@ class Facts:
 
     def _write(self, entry: dict[str, Any]) -> None:
         try:
-            sys.stdout.buffer.write(msgspec.json.encode(entry, enc_hook=str) + b"\n")
+            sys.stdout.buffer.write(json_text(entry).encode() + b"\n")
             sys.stdout.buffer.flush()
         except BrokenPipeError:
             return  # the reader is gone; its end of stdin will be noticed

@@ -17,6 +17,7 @@ from msgspec import UNSET
 from atoll import __version__
 from atoll.base.errors import RefusedError, RunFailedError, UsageError
 from atoll.base.ids import Digest
+from atoll.base.limits import TICKET_MOST_S
 from atoll.host.api import Handler
 from atoll.host.blaming import blame_round
 from atoll.host.pausing import pause_run, pause_told
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # the driver imports torch, and this file is read by light ve
     from atoll.host.run import PeerHost
 
 AGREE_S = 30.0  # an invitation takes effect with the next vertex; later than this it is said to be on its way
+INVITED_MOST_S = TICKET_MOST_S - 86400.0  # that an owner may ask for: vertices are dated a little behind its clock
 FETCH_S = 90.0  # an exhibit of hundreds of megabytes over a home's link; who asks waits little longer
 FETCHED_MAX = 64  # blobs at once: exhibits of as many verdicts as are kept, and their states
 SAMPLE_MAX = 4096  # bytes of text in one sample
@@ -132,7 +134,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
     mine = next((m for m in members if m["peer"] == host.me), None)
     there = turnout(machine, host.clock.now())
     head = machine.history.head_body if machine.history is not None else None
-    voting = sum(m.votes for m in head.members) if head is not None else 0
+    working = sum(m.works for m in head.members) if head is not None else 0
     now = _settings_now(host)
     wanted = now.min_peers if p.trained else now.start_peers
     return {
@@ -173,7 +175,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
         "twins": p.twins if machine.inspectors.twinning is not None else None,
         "validation": _validation(host) if machine.inspectors.validators is not None else None,
         "kept": kept_of(host),
-        "paused": host.paused() or pause_told(host) or waiting_text(voting, wanted),
+        "paused": host.paused() or pause_told(host) or waiting_text(working, wanted),
         "missing": p.missing,
         "alike": [[p.name_of(peer) for peer in peers] for peers in p.alike],
         "uncounted": uncounted_text(mine["missed"] if mine else 0, p.passed, _settings_now(host)),
@@ -198,7 +200,7 @@ def unaudited_text(host: PeerHost) -> str:
         return ""
     return (
         "this run replays some of its members' work, and the steps of a GPU cannot be replayed: this peer's "
-        "updates count as little as a newcomer's and it gets no vote; a CPU earns both: --set node.device=cpu"
+        "updates move nothing and it gets no vote; on a CPU both count: --set node.device=cpu"
     )
 
 
@@ -210,11 +212,11 @@ def vote_text(host: PeerHost) -> str:
         return ""
     for m, counted in zip(body.members, body.invited.counted, strict=False):
         if m.peer == host.me and m.role == "apprentice" and counted < terms.after_rounds:
-            return f"it votes once {terms.after_rounds} of its updates have counted; {counted} have so far"
+            return f"this peer votes once {terms.after_rounds} of its updates have counted; {counted} have so far"
         if m.peer == host.me and m.role == "apprentice":
             return (
-                "its vote waits: those who came by the same invitation hold as many votes as they may; each is "
-                f"free once {terms.sponsor_rounds} of its updates have counted"
+                "the vote of this peer waits: those who came by the same invitation hold as many votes as they "
+                f"may; each is free once {terms.sponsor_rounds} of its updates have counted"
             )
     return ""
 
@@ -326,7 +328,8 @@ async def _invite(host: PeerHost, with_: dict[str, Any]) -> dict[str, Any]:
     agreed, until = False, time.monotonic() + float(with_.get("wait_s", AGREE_S))
     while not agreed and time.monotonic() < until:
         history = host.machine.history
-        held = {t.ticket for t in history.head_body.tickets} if history else set[bytes]()
+        tickets = history.head_body.tickets if history else ()
+        held = {t.ticket for t in tickets if t.uses_left or not revoked}
         agreed = (statement.ticket in held) != bool(revoked)
         if not agreed:
             await host.next_round(until - time.monotonic())
@@ -346,7 +349,14 @@ def _invitation(host: PeerHost, with_: dict[str, Any]) -> tuple[Invite, str]:
     uses, role = int(with_.get("uses", 1)), str(with_.get("role", "trainer"))
     if role not in ("trainer", "observer"):
         raise UsageError("E-ARG-03", f"a ticket admits no {role!r}", fix="--role trainer, or --role observer")
-    expires_s = int(host.clock.now() + float(with_.get("lasts_s", 86400.0)))
+    lasts_s = float(with_.get("lasts_s", 86400.0))
+    if lasts_s > INVITED_MOST_S:
+        raise UsageError(
+            "E-ARG-06",
+            f"--ttl {lasts_s / 86400:.0f}d is too long: members take no ticket that is good for more than a year",
+            fix="atoll invite --ttl 365d",
+        )
+    expires_s = int(host.clock.now() + lasts_s)
     addresses = tuple(with_.get("addresses") or host.addresses)
     ticket = issue(
         host.identity, genesis=host.run_id, role=role, expires_wall_s=expires_s, addresses=addresses, uses=uses
@@ -355,11 +365,11 @@ def _invitation(host: PeerHost, with_: dict[str, Any]) -> tuple[Invite, str]:
 
 
 def _invitations(host: PeerHost) -> list[dict[str, Any]]:
-    """The tickets that members agreed on and that are not used up. Their text is known to their makers only."""
+    """The tickets that members agreed on and that can still be used. Their text is known to their makers only."""
     history = host.machine.history
     if history is None:
         return []
-    tickets = history.head_body.tickets
+    tickets = [t for t in history.head_body.tickets if t.uses_left]
     return [
         {"id": t.ticket.hex(), "role": t.role, "uses_left": t.uses_left, "expires_wall_s": int(t.expires_s)}
         for t in tickets
@@ -372,7 +382,8 @@ def _revocation(host: PeerHost, text: str) -> tuple[Invite, str]:
 
     wanted = parse(text).id.hex() if ":" in text else text.lower()
     assert host.machine.history is not None
-    found = [t for t in host.machine.history.head_body.tickets if t.ticket.hex().startswith(wanted)]
+    tickets = host.machine.history.head_body.tickets
+    found = [t for t in tickets if t.uses_left and t.ticket.hex().startswith(wanted)]
     if len(wanted) < 8 or len(found) != 1:
         raise RefusedError(
             "E-TKT-11",

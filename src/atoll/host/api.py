@@ -176,7 +176,7 @@ def nobody_here(folder: Path) -> NetworkError:
 def door_path(folder: Path) -> Path:
     """Where the socket of this folder's peer lies."""
     name = blake3(str(folder.resolve()).encode()).hexdigest(length=8) + ".sock"
-    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108  # `_private` checks
         if base and len(os.fsencode(f"{base}/atoll-{os.getuid()}/{name}")) <= PATH_MAX and Path(base).is_dir():
             return _private(Path(base) / f"atoll-{os.getuid()}") / name
     raise RunFailedError("E-DOOR-05", "there is no short folder for a socket", fix="set TMPDIR to a short path")

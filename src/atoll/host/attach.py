@@ -224,7 +224,7 @@ class Run:
         # -P: no module comes from the working directory, which `-m` would search first
         command = [sys.executable, "-P", "-m", "atoll.host.attached", str(theirs.fileno()), str(memory)]
         paths = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and module, no shell
             command,
             pass_fds=(theirs.fileno(), memory),
             stdin=subprocess.DEVNULL,

@@ -26,7 +26,7 @@ import msgspec
 from atoll import __version__
 from atoll.base.errors import AtollError, RunFailedError, UsageError
 from atoll.host.api import ask_soon
-from atoll.host.ownership import open_private, private_folder
+from atoll.host.ownership import open_private, private_folder, safe_folder
 from atoll.host.record import Progress
 
 PEERS_MAX = 16  # trainers share this computer's cores; more only wait for each other
@@ -112,6 +112,7 @@ class Demo:
     async def run(self) -> Outcome:
         """Found, join, train, measure. Whatever happens, no child survives."""
         began = time.monotonic()
+        safe_folder(self.folder)
         try:
             return await self._run(began)
         finally:

@@ -32,9 +32,10 @@ def unusable(folder: Path, why: OSError | ValueError, fix: str = "choose another
 def write_durably(path: Path, *pieces: Buffer, exported: bool = False, afresh: bool = False) -> None:
     """Under its final name only once every byte is on disk: write aside, sync, rename, sync the folder.
 
-    Mode 0600, or what the umask leaves of a file that is `exported`. `afresh`: what lies aside is not written over.
+    Mode 0600, or what the umask leaves of a file that is `exported`. `afresh`: what lies aside is not written over,
+    nor is it for a file that is exported, whose folder others may write to.
     """
-    temporary = aside(path)
+    temporary, afresh = aside(path), afresh or exported
     flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if afresh else 0)
     try:
         if afresh:

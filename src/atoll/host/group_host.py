@@ -146,7 +146,7 @@ class GroupHost(driver.Driver):
         if too_few := self._too_few():
             return too_few
         if round.assembling:
-            return f"{self._voters()} of {self.machine.settings.start_peers} members are here"
+            return f"{self._working()} of {self.machine.settings.start_peers} members are here"
         if lost := self._quorum_lost():
             return lost
         if not self.island.calls:
@@ -325,7 +325,7 @@ class GroupHost(driver.Driver):
         """What is lacking, if the group once reduced and has shrunk below what its rule needs; else nothing."""
         history, least = self.machine.history, self.machine.settings.min_peers
         begun = history is not None and history.head_body.trained > 0
-        if not begun or (count := self._voters()) >= least:
+        if not begun or (count := self._working()) >= least:
             return ""
         return f"{count} members are left, and it takes {least} to withstand one that lies"
 
@@ -343,9 +343,10 @@ class GroupHost(driver.Driver):
         said = _leaving(pool.chosen()) if pool is not None else set[PeerId]()
         return [p for p in round.plan.voters if p in said] if round is not None else []
 
-    def _voters(self) -> int:
+    def _working(self) -> int:
+        """Members that count towards `start_peers` and `min_peers`."""
         history = self.machine.history
-        return sum(m.votes for m in history.head_body.members) if history is not None else 0
+        return sum(m.works for m in history.head_body.members) if history is not None else 0
 
 
 @contextmanager

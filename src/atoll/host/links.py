@@ -127,7 +127,7 @@ class Links:
         So are loopback and link-local ones, which are another machine at every member: with them a member makes
         others connect to their own services. They are dialed if this peer listens on such an address too, or if
         `dial` reached one. A listener on every interface is none on loopback: there, and at a client, a connection
-        with a peer on this computer shows that members are here.
+        with a peer on this computer shows that members are here, if `contact` named that peer, too.
         """
         if peer == self._me or self._closing:
             return
@@ -282,7 +282,7 @@ class Links:
                     continue
                 self._settle(link, refused=outcome is Outcome.REFUSED)
                 try:
-                    async with asyncio.timeout(pause_s * random.uniform(0.5, 1.5)):
+                    async with asyncio.timeout(pause_s * random.uniform(0.5, 1.5)):  # noqa: S311  # spreads retries
                         await link.nudge.wait()
                     pause_s = REDIAL_FIRST_S  # new addresses, new hope
                 except TimeoutError:
@@ -291,7 +291,10 @@ class Links:
             link.redialler = None
 
     def _may_dial(self, host: str) -> bool:
-        return ambiguity_of(host) in self._meant
+        kind = ambiguity_of(host)
+        if kind == "loopback" and any(map(_is_member_here, self._links.values())):
+            self._meant.add(kind)
+        return kind in self._meant
 
     async def _introduce(self, sock: socket, where: Endpoint, lane: Lane, expected: PeerId | None) -> PeerId:
         """Handshake on a fresh connection. Raises OSError or PeerFault."""
@@ -447,8 +450,6 @@ class Links:
         old, link.control = link.control, new
         new.since = self._loop.time()
         new.settled()
-        if new.wire.inside:
-            self._meant.add("loopback")
         if old is not None:
             old.move_messages(new)
             self._retire(link, old)
@@ -532,7 +533,7 @@ class Links:
                     pause_s = REDIAL_FIRST_S
                 except (OSError, PeerFault) as why:
                     log.debug("bulk connection to %s: %r", short(link.peer), why)
-                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311  # spreads retries
                     pause_s = min(2 * pause_s, REDIAL_LAST_S)
         finally:
             link.bulk_opener = None
@@ -601,3 +602,8 @@ def _sum(*traffics: tuple[int, int]) -> tuple[int, int]:
 def _bytes_view(data: Buffer) -> memoryview:
     view = memoryview(data)
     return view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses empty shapes
+
+
+def _is_member_here(link: Link) -> bool:
+    """Connected from this computer, and a peer that was to be contacted: strangers may come from here, too."""
+    return bool(link.endpoints) and link.control is not None and link.control.wire.inside

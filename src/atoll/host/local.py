@@ -21,8 +21,10 @@ from pathlib import Path
 from atoll.base.arguments import Peers, arguments
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.host.durable import unusable
+from atoll.host.ownership import safe_folder
 from atoll.host.record import Progress, entries_in
 
+CHOOSE = "choose another one: atoll.local(…, folder='swarm')"
 LOOK_S = 0.1
 TICKET_S = 120.0  # for the founder to import and open its door on a busy computer
 END_S = 15.0  # for a process that was told to end
@@ -49,9 +51,9 @@ def local(script: str | Path, *arguments: str, peers: Peers = 4, folder: str | P
             fix="atoll.local('train.py'), once %%writefile train.py or an editor has made it",
         )
     try:
-        base.mkdir(parents=True, exist_ok=True)
+        safe_folder(base, CHOOSE)
     except (OSError, ValueError) as why:
-        raise unusable(base, why, "choose another one: atoll.local(…, folder='swarm')") from None
+        raise unusable(base, why, CHOOSE) from None
     founder = base / "peer-1"
     words = [sys.executable, str(script), *arguments]
     children: list[Child] = []
@@ -75,7 +77,7 @@ def _started(words: Sequence[str], folder: Path, **said: str) -> Child:
     paths = os.pathsep.join(path for path in sys.path if path)
     own = {"PYTHONPATH": paths, "ATOLL_DIR": str(folder), "ATOLL_NAME": folder.name, "OMP_NUM_THREADS": "1"}
     own |= {"ATOLL_LISTEN": "", "ATOLL_TICKET": ""}  # they cannot listen at one port, and the first one founds
-    return subprocess.Popen(words, env=os.environ | own | said)
+    return subprocess.Popen(words, env=os.environ | own | said)  # noqa: S603  # the caller's script, no shell
 
 
 def _ticket_in(folder: Path, founder: Child) -> str:

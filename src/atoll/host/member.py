@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -272,7 +273,7 @@ def _check_clock(kept: Mapping[str, bytes], folder: Path) -> None:
     rounds = [int(name.removeprefix("vertex/")) for name in kept if name.startswith("vertex/")]
     row = kept.get(f"vertex/{max(rounds)}" if rounds else "genesis")
     vertex = next(iter(whole([row])), None) if row is not None else None
-    if vertex is None or os.environ.get(CLOCK_IS_RIGHT):
+    if vertex is None or os.environ.get(CLOCK_IS_RIGHT) == "1":
         return  # members are asked for what the disk lost
     agreed_s = decode_body(vertex.body).time_s
     behind_s = agreed_s - Clock().now()
@@ -282,8 +283,8 @@ def _check_clock(kept: Mapping[str, bytes], folder: Path) -> None:
             "E-CLK-01",
             f"this computer's clock is {behind_s / 86400:.0f} days before the last agreed round ({told})",
             cause="the clock is wrong now, or it was wrong in that round",
-            fix=f"set the clock; if it is right now, start once with {CLOCK_IS_RIGHT}=1: "
-            f"{CLOCK_IS_RIGHT}=1 atoll up --dir {folder}",
+            fix=f"set the clock; if it is right now, start once with {CLOCK_IS_RIGHT}=1 in the environment: "
+            f"the script, or {CLOCK_IS_RIGHT}=1 atoll up --dir {shlex.quote(str(folder))}",
         )
 
 

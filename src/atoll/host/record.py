@@ -44,6 +44,7 @@ LEFT_OUT = ("vertex", "body", "settings")
 RETURNS_MAX = 64  # behind bad states, the newest
 LATE_MAX = 16  # members that came back from being apart with what they did there, the newest
 NAMED_MAX = 6  # of those who are missed, in one line
+NAMED_CHARACTERS_MAX = 24  # of each of their names there
 FILE_BYTES_MAX = 64 * 2**20  # about sixteen thousand rounds
 CARRIED = ("GenesisKnown", "LearningKnown", "MembershipChanged")  # what the lines of a new file are read by
 TURNED = "RecordTurned"  # the first line of every file but a record's first one
@@ -133,23 +134,31 @@ def paused_text(turnout: Turnout, name_of: Callable[[PeerId], str], rule: Quorum
     if turnout.here >= turnout.needed:
         return None
     names, lacking = [name_of(peer) for peer in turnout.absent], turnout.needed - turnout.here
-    listed = ", ".join(names[:NAMED_MAX]) + (f" and {more} others" if (more := len(names) - NAMED_MAX) > 0 else "")
     text = f"paused: {turnout.here} of {len(turnout.voters)} voters are here, {turnout.needed} are needed"
     if len(names) >= lacking:
         some = f"{lacking} of " if lacking < len(names) else ""
-        text += f"; it goes on when {some}{listed} came back (atoll up in their folders)"
-    for name in map(name_of, turnout.anew):
-        text += f"; {name} signs with a new key, which only a vertex can take in"
+        text += f"; it goes on when {some}{_listed(names, NAMED_MAX)} came back (atoll up in their folders)"
+    if anew := [name_of(peer) for peer in turnout.anew]:
+        what = "signs with a new key" if len(anew) == 1 else "sign with new keys"
+        text += f"; {_listed(anew, NAMED_MAX // 2)} {what}, which only a vertex can take in"
     text += f"; if what they had is gone for good: {recover}" if recover else ""
     spare = next(n for n in range(2, 5) if quorum(n, rule) < n)
     alone = 1 < len(turnout.voters) == turnout.needed
     return text + (f"; with {spare} members one may be away" if alone else "")
 
 
-def waiting_text(voters: int, wanted: int) -> str | None:
-    """Why members do not train though they could agree, and what helps; None if enough vote."""
-    if 0 < voters < wanted:
-        return f"waiting: {voters} of {wanted} members needed to train; invite more with `atoll invite`"
+def _listed(names: Sequence[str], most: int) -> str:
+    """The first of them, cut so that the text around them is shown whole."""
+    more = len(names) - most
+    return ", ".join(one_line(name, NAMED_CHARACTERS_MAX) for name in names[:most]) + (
+        f" and {more} others" if more > 0 else ""
+    )
+
+
+def waiting_text(working: int, wanted: int) -> str | None:
+    """Why members do not train though they could agree, and what helps; None if enough vote, or will."""
+    if 0 < working < wanted:
+        return f"waiting: {working} of {wanted} members needed to train; invite more with `atoll invite`"
     return None
 
 
@@ -368,11 +377,12 @@ class Progress:
         return next((m["standing"] for m in self.members if m["peer"] == peer), "outside")
 
     def waits(self) -> str | None:
-        """Of a run that trained before, and has too few voters left to go on; None if it has enough, or is over."""
+        """Of a run that trained before, and has too few left that train; None if it has enough, or is over."""
         if self.over or not self.trained:
             return None
-        voters = sum(m["standing"] in ("new", "member") and m["role"] == "trainer" for m in self.members)
-        return waiting_text(voters, self.min_peers)
+        roles, standings = ("trainer", "apprentice"), ("new", "member")
+        working = sum(m["standing"] in standings and m["role"] in roles for m in self.members)
+        return waiting_text(working, self.min_peers)
 
     def name_of(self, peer: str) -> str:
         """What people call this peer."""

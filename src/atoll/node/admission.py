@@ -35,12 +35,18 @@ class Wish:
 
 
 class Admission:
-    def __init__(self, me: PeerId, signer: Signer) -> None:
-        self.me, self.signer = me, signer
+    def __init__(self, me: PeerId, signer: Signer, visits: bool = False) -> None:
+        self.me, self.signer, self.visits = me, signer, visits
         self.asked: tuple[type[Statement] | None, Seconds] = None, -1e9  # with which word, and when
-        self.waits = False  # for the answer to a request: a Join, or the question for genesis
+        self.waits = (
+            visits  # for the answer to a request: a Join, the question for genesis, all that a visitor asks
+        )
         self.refusers: dict[RefusalCode, set[PeerId]] = {}  # of that request
         self.refusals = 0  # requests that enough peers refused
+
+    def knows_genesis(self) -> None:
+        """The first request is answered. A visitor says no Join: all its questions are requests."""
+        self.waits, self.refusals = self.visits, 0
 
     def begins(self) -> None:
         """A request goes out; refusals of the one before count no more."""
@@ -54,7 +60,7 @@ class Admission:
         refusers.add(by)
         if len(refusers) < needed:
             return None
-        self.waits, self.refusals = False, self.refusals + 1
+        self.waits, self.refusers, self.refusals = self.visits, {}, self.refusals + 1
         return refused(by, code) if self.refusals >= REFUSALS_MAX else None
 
     def word(

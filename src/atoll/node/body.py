@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from atoll.base.effort import Reached, reached_after
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
-from atoll.base.limits import CLOCK_FAR_S, CLOCK_WRONG_S, CLOCK_ZONE_S, REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
+from atoll.base.limits import CLOCK_WRONG_S, REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
 from atoll.base.sample import Credit
 from atoll.keys.digest import digest
 from atoll.node.amend import Word, amends_in, first_of, paused_after, pauses_in, tunes_in, word_holds
@@ -32,6 +32,7 @@ from atoll.policy.plan import RoundPlan
 from atoll.policy.sampling import next_credits
 from atoll.policy.votes import next_votes
 from atoll.policy.windows import Shown, next_window
+from atoll.protocol.dag.history import is_too_old
 from atoll.protocol.reduce.checks import made_with, weighing_flaw
 from atoll.protocol.reduce.plan import with_reserves
 from atoll.protocol.reduce.rows import name_of
@@ -73,7 +74,7 @@ def write_body(
     contributors = _contributors(answers)
     chosen = {p: commits[p] for p in sorted(contributors)}
     time_s = next_time(parent, now)
-    kept, opened = _judge_reports(ground, notary, reports, time_s, as_proposer=True)
+    kept, opened = _judge_reports(ground, notary, reports, time_s)
     awaited = awaited_in(plan, opened, contributors)
     trained = _trained(ground, kept)
     members, tickets = next_members(
@@ -176,12 +177,13 @@ def next_time(parent: Body, now: Seconds) -> Seconds:
 def _time_fits(parent: Body, time_s: Seconds, now: Seconds) -> bool:
     """True if a voter may agree to this time.
 
-    A proposer sets the time back only from `CLOCK_WRONG_S` ahead. Voters still agree to it nine minutes later,
-    since later views may vote on the same body.
+    A proposer sets the time back only if the parent is `CLOCK_WRONG_S` ahead of it. Later views may vote on the
+    same body, so voters agree to it while the parent is ahead of them at all.
     """
-    if time_s >= parent.time_s:
-        return time_s <= now + CLOCK_SLACK_S
-    return parent.time_s > now + CLOCK_FAR_S and now - CLOCK_ZONE_S <= time_s <= now + CLOCK_SLACK_S
+    if time_s > now + CLOCK_SLACK_S or is_too_old(parent, time_s):
+        return False
+    ahead = parent.time_s > now + CLOCK_SLACK_S
+    return time_s >= parent.time_s or (ahead and time_s >= now - CLOCK_WRONG_S)
 
 
 def check_body(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | None:
@@ -238,7 +240,7 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
             return f"the commitment of {signed.signer} holds late work that it cannot"
     if list(commits) != sorted(contributors) or len(commits) != len(body.commits):
         return "its commitments are not exactly those of its contributors"
-    kept, opened = _judge_reports(ground, notary, body.reports, body.time_s, as_proposer=False)
+    kept, opened = _judge_reports(ground, notary, body.reports, body.time_s)
     if len(kept) != len(body.reports) or len(kept) > REPORTS_PER_VERTEX_MAX:
         return "it carries a report that may not stand in a vertex"
     if len(amends_in(kept)) > 1:
@@ -331,7 +333,7 @@ def amend_among(ground: Ground, notary: Notary, reports: Sequence[Signed]) -> tu
     """The word to go back that a proposer may put into its body, if there is one: a person's, or what validators
     demand, which it says itself."""
     back = [signed for signed, _ in amends_in(reports)]
-    kept, _ = _judge_reports(ground, notary, back, ground.parent.time_s, as_proposer=True)
+    kept, _ = _judge_reports(ground, notary, back, ground.parent.time_s)
     demanded = [] if ground.demanded is None else [(notary.sign(ground.demanded), ground.demanded)]
     return first_of([*amends_in(kept), *demanded])
 
@@ -451,7 +453,7 @@ def _contributors(answers: Sequence[Answered | None]) -> set[PeerId]:
 
 
 def _judge_reports(
-    ground: Ground, notary: Notary, reports: Sequence[Signed], time_s: Seconds, as_proposer: bool
+    ground: Ground, notary: Notary, reports: Sequence[Signed], time_s: Seconds
 ) -> tuple[list[Signed], list[Reported]]:
     kept: list[Signed] = []
     opened: list[Reported] = []
@@ -460,7 +462,7 @@ def _judge_reports(
         if (
             report is not None
             and not _forged(ground, notary, signed, report)
-            and ground.admissible(report, time_s, as_proposer) is None
+            and ground.admissible(report, time_s) is None
         ):
             kept.append(signed)
             opened.append(report)

@@ -17,6 +17,7 @@ from atoll.policy.links import report_flaw
 from atoll.wire.messages.statements import (
     Commit,
 )
+from atoll.wire.messages.vertex import WEIGHTLESS
 
 NUMBER_MAX = 2**40  # steps and samples of one update: their sums stay far below 2^63, the largest on the wire
 
@@ -35,7 +36,7 @@ def weighs_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:
     member = ground.plan.by_peer.get(peer)
     if member is None or peer not in ground.plan.givers:
         return False
-    if commit.parts == 0 or peer in ground.weightless:
+    if commit.parts == 0 or member.standing in WEIGHTLESS:
         return commit.weight == 0
     own = row_weight(ground, peer, commit.steps_now, commit.samples_now)
     return commit.weight == own and (commit.samples > 0 or ground.statistic == "mean")

@@ -53,7 +53,7 @@ from atoll.wire.messages.statements import (
     Answered,
     Weighing,
 )
-from atoll.wire.messages.vertex import Body, Member
+from atoll.wire.messages.vertex import WEIGHTLESS, Body, Member
 
 WEIGHING_BYTES = 32  # the heads of the lists in a weighing
 PLACE_BYTES = 3  # of a part's number in it
@@ -68,7 +68,7 @@ class Ground:
     parent: Body
     topology: Topology | None  # how updates are reduced; None in a round that only assembles members
     why: str  # this topology, in words for people
-    admissible: Callable[[Reported, Seconds, bool], str | None]  # (report, the time of the body, as proposer)
+    admissible: Callable[[Reported, Seconds], str | None]  # (report, the time of the body)
     statistic: StatisticName = "mean"
     tolerance: float = 0.0
     witnessed: bool = False
@@ -127,10 +127,9 @@ class Ground:
 
     @cached_property
     def weightless(self) -> frozenset[PeerId]:
-        """Trainers whose rows are checked like any other and move nothing: newcomers in their first round, and,
-        where no records bound its weight, members whose work cannot be replayed."""
-        new = frozenset(m.peer for m in self.plan.trainers if m.standing == "new")
-        return new if self.reputed else new | self.unaudited
+        """Newcomers, and members whose work cannot be replayed: their rows are checked like any other, and move
+        nothing."""
+        return frozenset(m.peer for m in self.plan.trainers if m.standing in WEIGHTLESS)
 
     @cached_property
     def unaudited(self) -> frozenset[PeerId]:
@@ -143,12 +142,11 @@ class Ground:
 
     @cached_property
     def influence(self) -> dict[PeerId, int]:
-        """Weight of each trainer against the others; empty where no records are kept. An unaudited member has the
-        weight of the lowest record, whatever its own was."""
+        """What each settled trainer weighs against the others; nobody where no records are kept."""
         if not self.reputed:
             return {}
-        scores = {m.peer: self.plan.scores.get(m.peer, FLOOR) for m in self.plan.trainers if m.standing == "member"}
-        return influence_of(scores | dict.fromkeys(self.unaudited, FLOOR))
+        settled = (m.peer for m in self.plan.trainers if m.standing == "member")
+        return influence_of({peer: self.plan.scores.get(peer, FLOOR) for peer in settled})
 
     @cached_property
     def liars(self) -> int:
@@ -285,12 +283,11 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     if parent.trained:
         enough = sum(m.works for m in plan.members) >= settings.min_peers
     else:
-        settled = sum(m.votes and m.standing == "member" for m in plan.members)
+        settled = sum(m.works and m.standing == "member" for m in plan.members)
         enough = settled >= max(settings.start_peers, settings.min_peers)
 
-    def judge(reported: Reported, time_s: Seconds, as_proposer: bool) -> str | None:
-        wall_s = parent.time_s if as_proposer else None
-        judged = settings.open_to_all, wall_s, parts, settings.round.signing, time_s
+    def judge(reported: Reported, time_s: Seconds) -> str | None:
+        judged = settings.open_to_all, parent.time_s, parts, settings.round.signing, time_s
         return admissible(reported, parent, recent, run, *judged)
 
     who, validations = settings.recovery, recent.validations

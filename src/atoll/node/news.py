@@ -49,7 +49,7 @@ class News:
         """It says that its history ends with this round: if mine ends before, ask for the rest."""
         self.ends_with(sender, head)
         mine = self.history.head if self.history is not None else -2
-        if head <= mine or self._hinted_lately(sender, now):
+        if head <= mine or self.hinted_lately(sender, now):
             return []
         if self.eras is not None and self.eras.demanded(mine + 1) is not None:
             return self.eras.demand(sender, mine + 1, now)  # I would not believe it
@@ -57,7 +57,7 @@ class News:
 
     def hint(self, peer: PeerId, round: int, now: Seconds) -> list[Effect]:
         """This peer works on a round that is over: show it the vertex."""
-        if self.history is None or self._hinted_lately(peer, now):
+        if self.history is None or self.hinted_lately(peer, now):
             return []
         vertices = self.history.since(round, VERTICES_BYTES_MAX)
         return [Send(peer, Vertices(vertices, self.history.head))] if vertices else []
@@ -99,7 +99,7 @@ class News:
         """What somebody shows may be what my disk lacks."""
         return self.mending.take(sender, vertices) if self.mending is not None else []
 
-    def _hinted_lately(self, peer: PeerId, now: Seconds) -> bool:
+    def hinted_lately(self, peer: PeerId, now: Seconds) -> bool:
         """If not, it is now."""
         if now - self.hinted.get(peer, -1e9) < HINT_AGAIN_S:
             return True

@@ -155,7 +155,7 @@ class Peer:
         self.old_parts = OldParts()
         self.kept_rows = KeptRows()
         self.early = EarlyWords()
-        self.admission, self.readers = Admission(self.me, signer), Readers()
+        self.admission, self.readers = Admission(self.me, signer, wish.role == "visitor"), Readers()
         self.linked: set[PeerId] = set()
         self.unknown_key = False  # I sign with another key than the one that the membership holds
         self.rates = Rates()
@@ -314,13 +314,17 @@ class Peer:
         return self.readers.refusal(peer, self._known, self._run_time(now))
 
     def _turn_away(self, sender: PeerId, message: Reads, code: RefusalCode, now: Seconds) -> list[Effect]:
-        """Only who asks for the history gets an answer: a joiner begins with that."""
+        """Only a peer that asks for the history or a state gets an answer: joiners and visitors do."""
         if isinstance(message, Beat):
             return self.news.ask(sender, message.head, now)  # it may be a member of later vertices than mine
+        refusal = Send(sender, JoinRefused(code))
+        if isinstance(message, WantManifest):
+            return [refusal]
         if not isinstance(message, WantVertices):
             return []
-        shown = self.news.give(sender, message.first - 1) if code == EXPELLED else []  # `may_leave` ends it
-        return [Send(sender, JoinRefused(code)), *shown]
+        if code != EXPELLED or self.news.hinted_lately(sender, now):
+            return [refusal]
+        return [refusal, *self.news.give(sender, message.first - 1)]  # `may_leave` ends it
 
     def _hear_refusal(self, sender: PeerId, code: RefusalCode) -> list[Effect]:
         """It counts from the peer that was dialed, before genesis, and then from more voters than may lie."""
@@ -391,7 +395,7 @@ class Peer:
         if genesis_digest(vertex) != self.run:
             raise PeerFault("", "sent a genesis that is not the one this run is named after")
         self.genesis, self.settings = vertex, settings_of_run(decode_body(vertex.body))
-        self.admission.waits, self.admission.refusals = False, 0
+        self.admission.knows_genesis()
         s, gone = self.settings.round, self.heartbeat.gone
         self._known = known = Known(
             vertex, self.settings, self.notary, self.wish, self.vouch, self.linked, self.identities, gone

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, names_of, one_line, short
-from atoll.base.limits import CLOCK_FAR_S, SCORE_OPEN, VALIDATION_ROUNDS
+from atoll.base.limits import SCORE_OPEN, VALIDATION_ROUNDS
 from atoll.keys.signer import Verifier
 from atoll.node.amend import Word, agrees, amend_of, goal_of, may_follow, pauses_in, tunes_in
 from atoll.node.body import check_body, write_recovery
@@ -41,7 +41,7 @@ from atoll.policy.reputation import scores_of
 from atoll.policy.scoring import Scores
 from atoll.policy.twins import Twins
 from atoll.policy.validation import Validations
-from atoll.protocol.dag.history import History, genesis_digest
+from atoll.protocol.dag.history import History, genesis_digest, is_too_old
 from atoll.wire.codec import decode_body, decode_vertex, statement_in, vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Amend, Commit, Join, Ready, Tune
@@ -344,7 +344,7 @@ class _Walk:
             return self._look_alone(vertex)
         if not any(m.votes for m in history.head_body.members):
             return "link", "it follows a vertex that leaves nobody to vote"
-        if 0 < history.head_body.time_s - body.time_s <= CLOCK_FAR_S:
+        if is_too_old(history.head_body, body.time_s):
             return "content", f"it is {history.head_body.time_s - body.time_s:.1f} s older than its parent"
         try:
             content = self._content_flaw(vertex, body)

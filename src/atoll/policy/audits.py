@@ -139,11 +139,11 @@ class Docket:
         claims = {
             peer: commit for peer, commit in said if isinstance(commit, Commit) and commit.claimed is not None
         }
-        excused = {m.peer for m in body.members if m.standing == "unaudited"}  # their updates have the least weight
+        settled = {m.peer for m in body.members if m.standing == "member"}
         copied = {peer for peers in alike_in(body) for peer in peers}  # by one of them: only chains tell by whom
         for peer, commit in claims.items():
-            if peer in excused:
-                continue
+            if commit.weight == 0 and peer not in settled:
+                continue  # its update moved nothing, as one that cannot be replayed never does
             share = 1.0 if peer in copied else usual * audit_factor(scores, peer)  # from 1 on: always
             segment = drawn_segment(vertex, peer, commit.steps, share)
             if segment is None:

@@ -23,6 +23,7 @@ from atoll.base.limits import (
     MISSED_MAX,
     PARTS_MAX,
     PEERS_MAX,
+    TICKET_MOST_S,
     TICKETS_MAX,
     WORDS_MAX,
 )
@@ -135,9 +136,9 @@ def admissible(
 ) -> str | None:
     """None if the report may stand in the next vertex, else why not, in words for its sender.
 
-    `wall_s` is None when a voter judges a proposal: expiry is the proposer's and the ticket issuer's business,
-    because voters' wall clocks may differ around the last second. `parts` an update may have at most. `time_s` is
-    the time of the body that holds the report, by which session certificates are judged; all voters read the same.
+    `wall_s` decides whether a ticket has expired: for a body the parent's time, which all voters read the same; for
+    a report that waits run time, or None if that was looked at before. `parts` an update may have at most. `time_s`
+    is the time of the body that holds the report, by which session certificates are judged; all voters read it too.
     """
     by, statement = reported.by, reported.statement
     members = _by_name(parent.members)
@@ -152,6 +153,10 @@ def admissible(
         case Ready(vertex, state, unaudited):
             if mine is None or mine.role == "observer" or not _changes(mine, unaudited is True):
                 return "only an observing trainer can become ready, or one whose device has changed"
+            if unaudited is True and not recent.docket.share:
+                return "no work is audited in this run"
+            if mine.trains and parent.round - mine.since < RECENT:
+                return f"its device changed, or it came, less than {RECENT} rounds ago"
             if mine.trains and recent.rounds.get(vertex, mine.since) < mine.since:
                 return "it was said before its device changed"
             return None if recent.states.get(vertex) == state else "its state is not the one agreed on"
@@ -224,10 +229,10 @@ def admissible(
             if mine is None or not mine.votes:
                 return "only voting members hold pieces"
             return recent.ledger.why_not(by, statement)
-        case Invite(ticket=ticket, key=key):
-            if len(ticket) > 64 or len(key) > 64:
-                return "its ticket or key is too long"
-            return None if mine is not None and mine.votes else "only voting members can invite"
+        case Invite():
+            if mine is None or not mine.votes:
+                return "only voting members can invite"
+            return _may_invite(statement, parent)
         case _:
             return "is no member report"
 
@@ -245,6 +250,21 @@ def why_not_without(names: Sequence[PeerId], members: tuple[Member, ...]) -> str
     going = len(voters.intersection(names))
     if going > changes_max(len(voters)) or going == len(voters) > 0:
         return f"sends away {going} of {len(voters)} voters; {changes_max(len(voters))} may go at once"
+    return None
+
+
+def _may_invite(invite: Invite, parent: Body) -> str | None:
+    """A signed invitation stays readable in the history, so it counts once: while its ticket has a line it is old,
+    and the line stays until the ticket expires."""
+    if len(invite.ticket) > 64 or len(invite.key) > 64:
+        return "its ticket or key is too long"
+    held = next((t for t in parent.tickets if t.ticket == invite.ticket), None)
+    if invite.uses == 0:
+        return None if held is not None and held.uses_left else NO_TICKET
+    if held is not None:
+        return "its ticket is known already"
+    if not parent.time_s <= invite.expires_s <= parent.time_s + TICKET_MOST_S:
+        return "its ticket has expired, or is good for longer than a year"
     return None
 
 
@@ -405,7 +425,7 @@ def next_members(
     """
     voters = [m.peer for m in parent.members if m.votes]
     budget = changes_max(len(voters))
-    by_kind = _sorted_reports(reports)
+    by_kind = sorted_reports(reports)
     leaving = {r.by for r in by_kind if isinstance(r.statement, Leave)}
     accusers: dict[PeerId, set[PeerId]] = {}
     for r in by_kind:
@@ -442,21 +462,24 @@ def next_members(
                 m = replace(m, standing="expelled" if m.peer in liars else "away")
         elif m.peer in liars:
             m = replace(m, standing="expelled")
-        elif m.peer in ready and _changes(m, ready[m.peer]) and (places > 0 or m.trains):
+        members.append(m)
+    for k, m in enumerate(members):  # behind all who go: no change of a device keeps a vote that is to end
+        going = m.peer in leaving or m.peer in lost or m.peer in failing
+        if m.peer in ready and not going and _changes(m, ready[m.peer]) and (places > 0 or m.trains):
             since = parent.round + 1 if m.trains else m.since  # what it said of its device before is settled
             changed = replace(m, standing="unaudited" if ready[m.peer] else "new", missed=0, since=since)
             turns = m.votes != changed.votes
             if not turns or (budget > 0 and (changed.votes or _voters_left(parent, members, m.peer) > 0)):
                 budget, places = budget - turns, places - (not m.trains)
-                m = changed
-        members.append(m)
-    tickets = list(parent.tickets)
+                members[k] = changed
+    tickets = [t for t in parent.tickets if t.expires_s >= parent.time_s]
     invites = [r.statement for r in by_kind if isinstance(r.statement, Invite)]
     room = signing.room_bytes - room_taken(members, tickets, parts, signing) if joins or invites else 0
     idle = _forgettable(members, {join.peer for _, join in joins}) if joins else []
     for identity, join in joins:
         held = _ticket_of(join.admission, parent.tickets)
-        used_up = held is not None and _ticket_of(join.admission, tickets) is None
+        left = _ticket_of(join.admission, tickets)
+        used_up = held is not None and (left is None or not left.uses_left)
         if used_up and needs_ticket(_named(members, join.peer), join):
             continue  # by another join of this vertex
         more = _more(_line_of(join, identity, "observer", parent.round + 1), members, parts, signing)
@@ -468,12 +491,15 @@ def next_members(
             members, idle = [m for m in members if m not in gone], idle[len(gone) :]
         members, tickets, budget = _let_in(members, tickets, join, identity, parent.round + 1, budget)
         room += sum(member_bytes(m, parts, signing) for m in gone) - more
+    revoked = {i.ticket for i in invites if i.uses == 0}
+    tickets = [replace(t, uses_left=0) if t.ticket in revoked else t for t in tickets]
+    known = {t.ticket for t in parent.tickets}
     for i in invites:
-        tickets = [t for t in tickets if t.ticket != i.ticket]
         ticket = TicketUse(i.ticket, i.key, i.role, i.uses, i.expires_s)
-        if i.uses > 0 and len(tickets) < TICKETS_MAX and ticket_bytes(ticket) <= room:
+        if i.uses and i.ticket not in known and len(tickets) < TICKETS_MAX and ticket_bytes(ticket) <= room:
             tickets.append(ticket)
             room -= ticket_bytes(ticket)
+        known.add(i.ticket)  # of several for one ticket the first counts
     return tuple(_with_links(parent, members)), tuple(tickets)
 
 
@@ -553,7 +579,6 @@ def _let_in(
             replace(t, uses_left=t.uses_left - 1) if t.ticket == redeemed_ticket(join.admission) else t
             for t in tickets
         ]
-        tickets = [t for t in tickets if t.uses_left > 0]
     return members, tickets, budget
 
 
@@ -584,7 +609,7 @@ def _voters_left(parent: Body, done: list[Member], going: PeerId) -> int:
     return sum(settled.get(m.peer, m).votes for m in parent.members if m.peer != going)
 
 
-def _sorted_reports(reports: Sequence[Reported]) -> list[Reported]:
+def sorted_reports(reports: Sequence[Reported]) -> list[Reported]:
     """One order for everybody, whatever order the proposer heard them in; one report per kind, signer, target."""
     unique: dict[tuple[str, PeerId, str], Reported] = {}
     for r in reports:

@@ -169,6 +169,10 @@ class Ledger:
             if isinstance(word, Placed):
                 self._hear(signed.signer, word)
         self._watch_members(body)
+        for entry in self.book.entries:  # the time goes back where it was set right
+            since = [min(since_s, body.time_s) for since_s in entry.since_s]
+            self.changed |= since != entry.since_s
+            entry.since_s = since
         newest = self.book.entries[-1].state if self.book.entries else None
         if body.trained and (body.round + 1) % coded.every_rounds == 0 and body.state != newest:
             round, n = body.round, coded.n
@@ -195,7 +199,7 @@ class Ledger:
 
     def _watch_members(self, body: Body) -> None:
         away = {m.peer for m in body.members if m.standing == "away"}
-        since = {p: self.book.away_since_s.get(p, body.time_s) for p in sorted(away)}
+        since = {p: min(self.book.away_since_s.get(p, body.time_s), body.time_s) for p in sorted(away)}
         self.changed |= since != self.book.away_since_s
         self.book.away_since_s = since
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import PEERS_MAX, TICKETS_MAX, VOTE_ROUNDS_MAX
-from atoll.policy.members import Reported, changes_max
+from atoll.policy.members import Reported, changes_max, sorted_reports
 from atoll.wire.messages.statements import Invite, Join
 from atoll.wire.messages.vertex import Body, Invited, Member, TicketUse
 from atoll.wire.ticket import redeemed_ticket
@@ -44,7 +44,7 @@ def next_votes(
     Every invitation by a founder is a root, which all have who come by it or through its holder. One person may be
     behind all of them, so the young among them hold a share of the votes at most that agreement withstands.
     """
-    before = {m.peer: m for m in parent.members}
+    before, reports = {m.peer: m for m in parent.members}, sorted_reports(reports)
     roots, counted, made = _invited(parent)
     unused = iter(sorted(set(range(1, PEERS_MAX + TICKETS_MAX + 1)) - set(roots.values()) - set(made.values())))
     joining = {r.by: redeemed_ticket(r.statement.admission) for r in reports if isinstance(r.statement, Join)}
@@ -61,6 +61,12 @@ def next_votes(
         lines[m.peer] = m
 
     voters, voting = {m.peer for m in parent.members if m.votes}, {m.peer for m in lines.values() if m.votes}
+    for m in [m for m in lines.values() if m.peer in before and m.peer in voting - voters]:  # who comes back
+        of_root = [p for p in voting if counted[p] < terms.sponsor_rounds and roots[p] == roots[m.peer]]
+        bound = m.peer in of_root and roots[m.peer] != FOUNDER
+        if bound and len(of_root) > changes_max(len(voting)):
+            lines[m.peer] = replace(m, role="apprentice")  # waits with the others of its root
+            voting.discard(m.peer)
     budget = changes_max(len(voters)) - len(voters ^ voting)
     waiting = [m for m in lines.values() if m.role == "apprentice" and m.standing == "member"]
     able = [m for m in waiting if counted[m.peer] >= terms.after_rounds]
@@ -71,8 +77,13 @@ def next_votes(
             lines[m.peer], budget = replace(m, role="trainer"), budget - 1
             voting.add(m.peer)
 
-    inviting = {r.statement.ticket: r.by for r in reports if isinstance(r.statement, Invite)}
-    by_ticket = tuple(roots[inviting[t.ticket]] if t.ticket in inviting else made[t.ticket] for t in tickets)
+    inviting: dict[bytes, PeerId] = {}
+    for r in reports:
+        if isinstance(r.statement, Invite):
+            inviting.setdefault(r.statement.ticket, r.by)  # the same that next_members took
+    by_ticket = tuple(
+        made[t.ticket] if t.ticket in made else roots[inviting[t.ticket]] for t in tickets
+    )  # a revocation leaves the root as it was
     return tuple(lines.values()), Invited(
         tuple(roots[p] for p in lines), tuple(counted[p] for p in lines), by_ticket
     )

@@ -15,13 +15,13 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "over all of them."
     ),
     "run.start_peers": (
-        "Voting members needed before the first round trains; 1 starts alone and lets others come. Keep "
-        "at or above run.min_peers."
+        "Members that vote, or will, needed before the first round trains; 1 starts alone and lets others come. "
+        "Keep at or above run.min_peers."
     ),
     "run.min_peers": (
-        "Voting members needed for any round to train; below that members only assemble. Left out: as many as "
-        'sync.statistic needs to withstand one liar, with run.trust other than "private" and run.start_peers that '
-        "high; else 1."
+        "Members that vote, or will, needed for any round to train; below that members only assemble. Left out: as "
+        'many as sync.statistic needs to withstand one liar, with run.trust other than "private" and '
+        "run.start_peers that high; else 1."
     ),
     "run.trust": (
         '"private": members may crash but do not lie, and more than half must be present. "community": up '

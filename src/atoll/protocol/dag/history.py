@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import CLOCK_FAR_S
 from atoll.keys.digest import digest
 from atoll.wire.codec import decode_body, decode_vertex, vertex_id
@@ -28,6 +28,11 @@ WINDOW = 256  # vertices held in memory; a laggard further behind is served from
 def genesis_digest(vertex: Vertex) -> Digest:
     """The name of the run."""
     return vertex_id(vertex.body)
+
+
+def is_too_old(parent: Body, time_s: Seconds) -> bool:
+    """True if no body after `parent` may have this time: it is earlier, by less than a wrong clock that was set."""
+    return 0 < parent.time_s - time_s <= CLOCK_FAR_S
 
 
 def recovery_bytes(run: Digest, body: bytes) -> bytes:
@@ -142,7 +147,7 @@ class History:
     def _check_after(self, parent: Digest, before: Body, vertex: Vertex, body: Body, who: PeerId) -> None:
         if body.run != self.notary.run or body.parent != parent:
             raise PeerFault(who, f"a vertex for round {body.round} that does not follow ours")
-        if 0 < before.time_s - body.time_s <= CLOCK_FAR_S:  # by more: its voters set the time right
+        if is_too_old(before, body.time_s):
             raise PeerFault(who, f"a vertex for round {body.round} that is older than its parent")
         self._check_certificate(parent, before, vertex, body, who)
 

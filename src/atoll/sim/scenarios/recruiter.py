@@ -1,4 +1,5 @@
 """A hostile member that was invited: it redeems one ticket, then invites itself again and again to gain votes.
+In the end its names leave and come back in turn, each after the next one has got its vote.
 
 What must hold in every vertex: all that came by the recruiter's invitation vote only after the counted rounds that
 genesis says, and hold at most a third of the votes until each has counted for as long as its bound lasts. Agreement
@@ -20,10 +21,15 @@ from atoll.sim.scenarios.stage import Stage
 from atoll.sim.swarm import SwarmKnobs
 from atoll.sim.villains import villain
 from atoll.sim.world import Node
+from atoll.wire.messages.statements import Leave
 from atoll.wire.messages.vertex import Body
 
 NAMES = 12  # under which it comes back
-AFTER_ROUNDS, SPONSOR_ROUNDS = 4, 30  # shorter than the defaults: the story is the same
+AFTER_ROUNDS, SPONSOR_ROUNDS = (
+    4,
+    80,
+)  # of the story, which ends before any name is old enough to be bound by nothing
+TURNS, TURN_ROUNDS = 4, 5  # of these, that leave and come back one after the other; rounds that each has for it
 ROUND_S = 60.0
 
 
@@ -49,6 +55,13 @@ def play_recruiter(stage: Stage, after_rounds: int, sponsor_rounds: int) -> Vote
         swarm.join(place, recruiter, ticket)
         stage.until_round(max(swarm.heads()) + 1)
     stage.until_round(max(swarm.heads()) + stage.rounds)
+    for place in places[:TURNS]:  # steps out, so that the next gets its vote, and comes back at once
+        name = swarm.keys.name(place)
+        node = stage.world.nodes[name]
+        assert node.machine is not None
+        farewell = Leave(max(swarm.heads()), "")
+        stage.world.carry_out(node, node.machine.say(farewell, node.clock.local(stage.world.now)))
+        stage.until_round(max(swarm.heads()) + TURN_ROUNDS)
     if not votes.trained.issuperset(votes.names):
         raise InvariantBroken("a name of the recruiter's never trained: nothing was tried")
     stage.measured["votes_of_one"] = votes.most

@@ -31,6 +31,12 @@ TicketBytes = Annotated[bytes, msgspec.Meta(max_length=TICKET_BYTES_MAX)]
 Secret = Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES)]
 
 
+# bounds refuse what is no number, too: it never equals itself, so no voter could derive a body that holds it
+Finite = Annotated[float, msgspec.Meta(ge=-(2**53), le=2**53)]
+TicketUses = Annotated[int, msgspec.Meta(ge=0, le=PEERS_MAX)]
+TicketEnd = Annotated[float, msgspec.Meta(ge=0, le=2**53)]  # seconds, wall clock
+
+
 class Statement(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The base of everything that is signed."""
 
@@ -329,8 +335,8 @@ class Invite(Statement, frozen=True):
     ticket: TicketBytes
     key: TicketBytes  # public half of the ticket's one-time secret
     role: Literal["trainer", "observer"]
-    uses: int
-    expires_s: float  # wall clock: only tickets and joins use it
+    uses: TicketUses
+    expires_s: TicketEnd
 
 
 Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]

@@ -15,10 +15,22 @@ from atoll.base.effort import Reached
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import PEERS_MAX, SCORE_ONE, TICKETS_MAX, VOTE_ROUNDS_MAX
 from atoll.base.sample import CREDIT_MAX
-from atoll.wire.messages.statements import Certificate, Role, Signed, TicketBytes, Tuned, VoteKeyBytes, Weighing
+from atoll.wire.messages.statements import (
+    Certificate,
+    Finite,
+    Role,
+    Signed,
+    TicketBytes,
+    TicketEnd,
+    TicketUses,
+    Tuned,
+    VoteKeyBytes,
+    Weighing,
+)
 
 Standing = Literal["observer", "new", "member", "away", "expelled", "unaudited"]
 Place = Role | Literal["apprentice"]  # a trainer whose vote is not earned yet: policy/votes.py
+WEIGHTLESS: frozenset[Standing] = frozenset({"new", "unaudited"})  # of trainers whose updates move nothing
 Score = Annotated[int, msgspec.Meta(ge=0, le=SCORE_ONE)]  # of a member's record: policy/reputation.py
 Rounds = Annotated[int, msgspec.Meta(ge=0, le=VOTE_ROUNDS_MAX)]
 Root = Annotated[int, msgspec.Meta(ge=0, le=PEERS_MAX + TICKETS_MAX)]
@@ -32,7 +44,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     weight zero; a `member` is complete; one that is `away` left or was lost, and may come back without a ticket;
     one that is `expelled` was proven a liar, or sent away by the recovery identity, and never comes back as that.
     One that is `unaudited` trains where work is audited and says that its own cannot be replayed: its updates have
-    the weight of the lowest record, it has no vote and earns no record.
+    weight zero, it has no vote and earns no record.
     """
 
     peer: PeerId
@@ -41,7 +53,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     role: Place
     standing: Standing
     since: int  # round whose vertex admitted it
-    step_s: float  # seconds per inner step as it last reported; 0 = not yet known
+    step_s: Finite  # seconds per inner step as it last reported; 0 = not yet known
     name: str
     missed: int = 0  # rounds in a row without a counted update
     offset_s: float = 0.0  # of its clock from run time, as it last committed to
@@ -73,8 +85,8 @@ class TicketUse(msgspec.Struct, frozen=True, array_like=True):
     ticket: TicketBytes
     key: TicketBytes
     role: Literal["trainer", "observer"]
-    uses_left: int
-    expires_s: float
+    uses_left: TicketUses  # 0: used up or revoked; the line stays until it expires, so nothing brings it back
+    expires_s: TicketEnd
 
 
 class Invited(msgspec.Struct, frozen=True, array_like=True):
@@ -88,7 +100,7 @@ class Invited(msgspec.Struct, frozen=True, array_like=True):
 class Metrics(msgspec.Struct, frozen=True, array_like=True):
     """Numbers about one round that everybody can recompute from the commitments in the same body."""
 
-    loss: float  # mean training loss of the contributors, weighted by this round's samples; 0 if there are none
+    loss: Finite  # mean training loss of the contributors, weighted by this round's samples; 0 if there are none
     steps: int  # inner steps taken by the swarm in this round
     samples: int
 
@@ -100,7 +112,7 @@ class Body(msgspec.Struct, frozen=True, tag="Body"):
     round: int  # the round that this body closes; genesis closes round -1
     attempt: int
     parent: Digest
-    time_s: float  # run time at which it was proposed: the next round's plan counts from here
+    time_s: Finite  # run time at which it was proposed: the next round's plan counts from here
     proposer: PeerId
     parts: tuple[Signed | None, ...]  # the owner's Answered; None: nobody answered, the part counts for nobody
     state: Digest  # blob id of the shared state after this round
@@ -113,7 +125,7 @@ class Body(msgspec.Struct, frozen=True, tag="Body"):
     epoch: int = 0  # grows when a recovery key starts over after a quorum was lost for good
     settings: bytes = b""  # genesis only: the run's config, encoded
     weighing: Weighing | UnsetType = UNSET  # where distances weigh rows: the one that all answers in `parts` name
-    window_s: float | UnsetType = (
+    window_s: Finite | UnsetType = (
         UNSET  # where windows follow the pace: an owner's in the next round, else left out
     )
     reputation: tuple[Score, ...] | UnsetType = UNSET  # where the run has it: of each line of `members`, in order
