@@ -37,7 +37,6 @@ WAYS = (  # (way up, way down): the first is exact on the way up, so that only t
     *(("topk:0.1+int8", "int8"), ("topk:0.1+int8", "topk:0.1+int8"), ("sparseloco", "int8")),
     *(("sparseloco", "sparseloco"), ("randk:0.1+int8", "int8"), ("lowrank:4+int8", "int8")),
 )
-TWO_ROUNDS = ("powersgd:4", "powersgd:4+int8")  # in groups alone: means of factors come back, in the same codec
 GROUP_WAYS = (("fp32", "2bit"), ("2bit", "2bit"), ("int8", "int8"), ("lowrank:4+int8", "int8"))
 
 
@@ -105,7 +104,7 @@ def measured(mode: str, up: str, down: str, side: int) -> dict:
 
 
 def measured_group(mode: str, up: str, down: str, side: int) -> dict:
-    ways = {ANSWER: {"way_back": "" if down == up else down}, REMEMBERING: {"way_back": down, "remembered": True}}
+    ways = {ANSWER: {"way_back": down}, REMEMBERING: {"way_back": down, "remembered": True}}
     way, n = ways.get(mode, {"way_back": "gathered"}), side * side
     members = [atoll.reduce.found(peers=MEMBERS, codec=up, topology="butterfly", **way)]
     try:
@@ -133,7 +132,7 @@ def measured_group(mode: str, up: str, down: str, side: int) -> dict:
     moved = [[b - a for a, b in zip(*pair, strict=True)] for pair in zip(before, after, strict=True)]
     return {
         "mode": mode,
-        "codec": up if mode == GATHER or up in TWO_ROUNDS else f"{up} / {down}",
+        "codec": up if mode == GATHER else f"{up} / {down}",
         "bytes_up": sum(out for out, _ in moved) // MEMBERS // ROUNDS,
         "bytes_down": sum(into for _, into in moved) // MEMBERS // ROUNDS,
         "rms_error_1": round(errors[0], 5),
@@ -150,7 +149,6 @@ def main() -> None:
     ways = GROUP_WAYS if asked.groups else WAYS
     modes = [(mode, up, down) for up, down in ways for mode in (ANSWER, REMEMBERING)]
     modes += [(GATHER, up, "") for up in dict.fromkeys(up for up, _ in ways)]
-    modes += [(ANSWER, up, "") for up in TWO_ROUNDS] if asked.groups else []
     one = measured_group if asked.groups else measured
     figures = [one(mode, up, down or up, side) for mode, up, down in modes]
     if asked.json:

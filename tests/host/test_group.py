@@ -215,9 +215,12 @@ def test_mistakes_are_told_with_what_to_do():
         {"codec": "int3"},
         {"codec": "topk:0.1+lowrank:4"},
         {"way_back": "delta+int8"},
+        {"codec": "powersgd:4"},
     ):
         with pytest.raises(UsageError, match=r"E-RED-08 (.|\n)*held=" if "delta" in str(wrong) else "E-RED-08"):
             atoll.reduce.found(**wrong)
+    with pytest.raises(UsageError, match=r'E-RED-08 .*powersgd:4(.|\n)*"lowrank:4\+int8"(.|\n)*ErrorFeedback'):
+        group.all_reduce(torch.ones(60, 50), codec="powersgd:4")
     owed = atoll.reduce.ErrorFeedback()
     group.all_reduce_async([torch.ones(3), torch.ones(4)], error_feedback=owed)
     with pytest.raises(UsageError, match=r"E-RED-19 .* of 2 tensors with 7 values .* 1 tensor"):

@@ -18,15 +18,14 @@ from atoll.base.limits import MIB
 from atoll.base.machine import Payload
 from atoll.host.fusing import Lanes
 from atoll.host.group import Work
-from atoll.host.group_halves import Halves, Start
-from atoll.host.group_island import AMONG_HALVES, Call, GroupIsland, GroupTerms, Reduced
+from atoll.host.group_island import Call, GroupIsland, GroupTerms, Reduced
 from atoll.host.group_trust import Checked
 from atoll.host.memory import Reused
 from atoll.host.store import Store
 from atoll.keys.digest import digest
 from atoll.learn.codec import Known, codec_named
 from atoll.learn.codec.squeeze import METHODS, PLAIN
-from atoll.node.jobs import Adopt, Advance, Encode, Encoded, Train
+from atoll.node.jobs import Adopt, Advance, Encode, Encoded
 from atoll.protocol.reduce.work import Combine, Row
 from atoll.wire.messages.round import Answer, Contribution, Handed, PartBytes, RowBytes
 from atoll.wire.messages.statements import Signed
@@ -282,19 +281,5 @@ def test_a_call_of_which_nothing_came_goes_once_more_whoever_heard_why(tmp_path:
     async def tell(island: GroupIsland, encoded: Encoded) -> None:
         assert island.goes_again(0, False)
         assert not island.goes_again(0, False)
-
-    story(tmp_path, GroupTerms("fp32"), tell)
-
-
-def test_whoever_cannot_read_its_first_half_passes_the_second(tmp_path: Path):
-    """The others go on with it, and would wait for a user who may never call again."""
-
-    async def tell(island: GroupIsland, encoded: Encoded) -> None:
-        call = island.calls[0]
-        call.halves = Halves("powersgd:1+fp32", call.flat_N, (), None, Start())
-        call.future.set_exception(RunFailedError("E-RED-17", "the agreed mean does not decode"))
-        with pytest.raises(RunFailedError, match=AMONG_HALVES):
-            await asyncio.wait_for(island.do(Train(1, 1, 1.0, 0, 1)), 5.0)
-        assert not island.calls
 
     story(tmp_path, GroupTerms("fp32"), tell)

@@ -13,7 +13,6 @@ import torch
 from atoll.keys.digest import digest
 from atoll.learn.answers import Answering
 from atoll.learn.codec import CODECS, Codec, Known, codec_named, native
-from atoll.learn.codec.two_phase import basis, begun, places_of, product
 from atoll.learn.combine import combine
 from atoll.learn.data.order import mixed
 from atoll.learn.inner import AdamW
@@ -73,7 +72,7 @@ def golden() -> dict[str, str]:
         if name in COMPARED:
             found[f"{name} compare"] = digest(compare(rows, N, codec).products).hex()[:16]
     if native.kernels is None:
-        found |= factors() | halves() | gathered() | weights()
+        found |= factors() | gathered() | weights()
     found["adamw state"] = two_gradients()
     found["state"] = two_rounds()
     return found
@@ -114,23 +113,6 @@ def factors() -> dict[str, str]:
     return {
         "lowrank:4+int8 decode": tensor_digest(codec.decode(wires[0], N)),
         "lowrank:4+int8 combine int8": digest(answer).hex()[:16],
-    }
-
-
-def halves() -> dict[str, str]:
-    """What members make of agreed halves of PowerSGD: directions, where the next call begins, and the result."""
-    places = places_of(((1, 300), (500, 400), (99_703 // 251, 251), (1, 99_703 % 251)), 4)
-    agreed_F, agreed_S = (
-        numbers(seed, size) for seed, size in ((0, places[-1].first.stop), (1, places[-1].second.stop))
-    )
-    basis_F, out = basis(places, agreed_F), torch.empty(N)
-    for place in places:
-        product(place, basis_F, agreed_S, out[place.piece.at : place.piece.end])
-    begins = [begun(piece, kept) for piece, _, second in places[1:3] for kept in (agreed_S[second], None)]
-    return {
-        "powersgd:4 basis": tensor_digest(basis_F),
-        "powersgd:4 product": tensor_digest(out),
-        "powersgd:4 begins": tensor_digest(torch.cat([q_KC.reshape(-1) for q_KC in begins])),
     }
 
 

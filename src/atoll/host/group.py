@@ -23,7 +23,6 @@ from itertools import accumulate
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
-import torch
 from msgspec import Meta
 from torch import Tensor, inference_mode, strided
 
@@ -33,7 +32,6 @@ from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import MIB, PAIRED_MAX, PEERS_MAX, PIECES_MAX
 from atoll.host.fusing import Fused, Lanes, unfused
 from atoll.host.group_feedback import ErrorFeedback
-from atoll.host.group_halves import Halves, Start
 from atoll.host.group_held import Held
 from atoll.host.group_host import GroupHost, own_folder
 from atoll.host.group_island import (
@@ -48,14 +46,12 @@ from atoll.host.group_island import (
     is_shaped,
     placed,
 )
-from atoll.host.group_trust import distrusting, in_two_phases
+from atoll.host.group_trust import distrusting
 from atoll.host.learning import Founded, with_room
 from atoll.host.member import Invitation, Listening, found_run, join_run
 from atoll.host.reach import listening
-from atoll.learn.codec import CODECS, codec_named
+from atoll.learn.codec import codec_named
 from atoll.learn.codec.device import works_on
-from atoll.learn.codec.two_phase import WORD, Places, places_of, two_phase
-from atoll.learn.update import matrices
 from atoll.node.settings import RunSettings, TopologyName
 from atoll.node.topology import PAIRS, TOPOLOGIES
 from atoll.policy.plan import RoundSettings
@@ -156,12 +152,6 @@ class Group:
         codecs lose much less where tensors change slowly; if one of them does not, all send whole values again.
         What codecs left out is in these differences, so they take no `error_feedback`.
 
-        `codec="powersgd:4"` is PowerSGD (1905.13727), for members that trust each other: two rounds, in which all
-        choose r directions of every matrix together, and only r (rows + columns) values of it go either way;
-        vectors go as they are. Either `error_feedback` or `held` keeps where the next call begins, by which calls
-        come to the best directions; all members give one of them, or none does. The result names who is in the
-        second round; a matrix of which a part was answered by nobody keeps its own values as a whole.
-
         Tensors may lie on GPUs. What their current stream was told before the call is waited for; where all lie on
         one, and the codec works there (specs/codecs.md), only wires leave it. When this returns the mean is in them
         for whatever the current stream is told next.
@@ -188,8 +178,7 @@ class Group:
             raise UsageError(
                 "E-RED-08",
                 "error_feedback with held",
-                cause="what codecs left out before is in a difference from what all hold, and would come twice; "
-                "with powersgd either of them keeps where the next call begins",
+                cause="what codecs left out before is in a difference from what all hold, and would come twice",
                 fix="leave one of them out",
             )
         if held is not None and self._host.island.checked is not None:
@@ -270,11 +259,8 @@ class Group:
         error_feedback: ErrorFeedback | None,
         held: Held | None = None,
     ) -> Work:
-        asked = _codec_name(codec) if codec else self._host.island.terms.codec
-        phases = two_phase(asked)
-        if phases is not None and self._host.island.checked is not None:
-            raise in_two_phases(asked)
-        if asked != self._host.island.terms.codec and self._host.island.checked is not None:
+        codec_name = _codec_name(codec) if codec else self._host.island.terms.codec
+        if codec_name != self._host.island.terms.codec and self._host.island.checked is not None:
             raise UsageError("E-RED-14", "another codec for one call, where members may lie", fix="leave it out")
         given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         for tensor in given:
@@ -282,32 +268,14 @@ class Group:
         if not any(tensor.numel() for tensor in given):  # there is no part that anybody could own or wait for
             fix = "give at least one value; whoever has nothing to add gives zeros, as many as the others"
             raise UsageError("E-RED-02", "no value that a mean could be taken of", fix=fix)
-        places, codec_name = (), asked
-        if phases is not None:
-            places, codec_name = self._places(asked, given, topology), phases[1]
         with inference_mode(False):  # another thread will write to both
             fused = self._lanes.fused(
-                given,
-                lambda tensor: held is None and not places and works_on(codec_named(codec_name, SAMPLE), tensor),
+                given, lambda tensor: held is None and works_on(codec_named(codec_name, SAMPLE), tensor)
             )
             owed_N = error_feedback.owed(given, fused.vector_N) if error_feedback is not None else None
         flat_N = fused.vector_N
         if held is not None:
             held.of(given)
-        if places:
-            start = next((kept.start for kept in (error_feedback, held) if kept is not None), Start())
-            calls = [
-                Call(
-                    torch.empty(places[-1].first.stop, dtype=torch.float32, device="cpu"),
-                    weight,
-                    codec_name,
-                    lane=fused.lane,
-                    topology=topology,
-                    tensors=placed(given, 0),
-                    halves=Halves(asked, flat_N, places, owed_N, start),
-                )
-            ]
-            return self._called(Work(self, given, fused, calls))
         step = SLICE_BYTES // flat_N.element_size()
         slices = [slice(at, at + step) for at in range(0, len(flat_N), step)]
         owed = [None if owed_N is None else owed_N[piece] for piece in slices]
@@ -329,39 +297,11 @@ class Group:
             )
             for s, o in zip(slices, owed, strict=True)
         ]
-        return self._called(Work(self, given, fused, calls))
-
-    def _called(self, work: Work) -> Work:
         try:
-            self._loop.call_soon_threadsafe(self._host.call, work.calls)
+            self._loop.call_soon_threadsafe(self._host.call, calls)
         except RuntimeError:  # another thread closed the group meanwhile
             raise _closed() from None
-        return work
-
-    def _places(self, codec: str, given: Sequence[Tensor], topology: str) -> Places:
-        """What these tensors send in two phases; nothing if no matrix is among them. UsageError if it cannot be."""
-        if topology == PAIRS:
-            raise UsageError(
-                "E-RED-08",
-                f"pairs with the codec {codec}",
-                cause="directions are chosen by all members together, and the next call begins with them",
-                fix='say codec="lowrank:4", or call all_reduce',
-            )
-        _check_way_back(codec, self._host.island.terms.way_back)
-        phases = two_phase(codec)
-        assert phases is not None
-        where = placed(given, 0)
-        places = places_of(matrices(where, 0, sum(tensor.size for tensor in where)), phases[0])
-        if not places[-1].first.stop:
-            return ()
-        if 4 * max(places[-1].first.stop, places[-1].second.stop) > SLICE_BYTES:
-            raise UsageError(
-                "E-RED-08",
-                f"more than {SLICE_BYTES // MIB} MiB of factors and vectors in one call with the codec {codec}",
-                cause="half of such a call is one round",
-                fix="call with fewer tensors at a time, each with an ErrorFeedback of its own",
-            )
-        return places
+        return Work(self, given, fused, calls)
 
     def close(self) -> None:
         """Say farewell and end, once the others can agree without this member. Harmless the second time; also done
@@ -424,12 +364,12 @@ class Work:
     """An all-reduce that is under way."""
 
     def __init__(self, group: Group, tensors: Sequence[Tensor], fused: Fused, calls: Sequence[Call]) -> None:
-        self._group, self._tensors, self._fused, self.calls = group, tensors, fused, calls
+        self._group, self._tensors, self._fused, self._calls = group, tensors, fused, calls
         self._done: Reduced | None = None
 
     def done(self) -> bool:
         self._group._check_process()
-        return all(call.future.done() for call in self.calls)
+        return all(call.future.done() for call in self._calls)
 
     @arguments("work.wait", CODE)
     def wait(self, timeout_s: Patience | None = None) -> Reduced:
@@ -437,7 +377,7 @@ class Work:
         nothing came of it: then nothing writes to the tensors any more, and they hold what `all_reduce` says."""
         self._group._check_process()
         if self._done is None:
-            futures = [call.future for call in self.calls]
+            futures = [call.future for call in self._calls]
             if ended(futures, timeout_s).not_done:  # also where another slice failed: this one may still be written
                 raise RunFailedError(
                     "E-RED-03",
@@ -451,12 +391,12 @@ class Work:
             except AtollError as why:
                 raise self._with_what_is_left(why) from None
             unfused(self._fused, self._tensors)
-            self._done = _joined(results, [len(call.flat_N) for call in self.calls])
+            self._done = _joined(results, [len(call.flat_N) for call in self._calls])
         return self._done
 
     def _with_what_is_left(self, why: AtollError) -> AtollError:
         """The same, and of a tensor that is reduced where it lies what was written over already."""
-        spans = [f"{call.at} to {call.at + call.written}" for call in self.calls if call.written]
+        spans = [f"{call.at} to {call.at + call.written}" for call in self._calls if call.written]
         if not spans or not self._fused.own:
             return why
         count = len(self._fused.vector_N)
@@ -524,12 +464,8 @@ def found(
         raise UsageError("E-RED-08", f'remembered = True with way_back = "{GATHERED}"', fix="leave one of them out")
     if remembered or way_back == GATHERED:
         topology = _for_rows(topology, trust, "remembered = True" if remembered else f'way_back = "{GATHERED}"')
-    if two_phase(codec) is not None:
-        _check_way_back(codec, way_back)
-        if trust != "private":
-            raise in_two_phases(codec)
     if way_back != GATHERED:
-        way_back = _codec_name(way_back, two_phases=False) if way_back else ""
+        way_back = _codec_name(way_back) if way_back else ""
     terms = GroupTerms(codec, way_back, timeout_s)
     rounds = RoundSettings(
         inner_steps=1,
@@ -632,11 +568,9 @@ def _known_topology(name: str) -> TopologyName:
     return name
 
 
-def _codec_name(name: str, two_phases: bool = True) -> str:
+def _codec_name(name: str) -> str:
     """The full name of a codec that a group can use. UsageError for others."""
     try:
-        if two_phases and (phases := two_phase(name)) is not None:
-            return f"{WORD}:{phases[0]}+{phases[1]}"
         codec = codec_named(name, SAMPLE)
         codec.wire_bytes(SAMPLE_VALUES)  # of matrices that another codec hides nobody could say how long it is
         return codec.name
@@ -649,20 +583,16 @@ def _codec_name(name: str, two_phases: bool = True) -> str:
                 cause="whoever is new, or missed a call, could not read a difference",
                 fix=f'say "{rest}", and all_reduce(…, held=atoll.reduce.Held())',
             ) from None
+        if name.startswith("powersgd"):
+            raise UsageError(
+                "E-RED-08",
+                f"a group cannot use the codec {name}",
+                cause="PowerSGD needs two exchanges, and a call is one",
+                fix='say "lowrank:4" or "lowrank:4+int8", with error_feedback=atoll.reduce.ErrorFeedback()',
+            ) from None
         raise UsageError(
             "E-RED-08", f"a group cannot use the codec {name}: {why}", fix="specs/codecs.md has every codec"
         ) from None
-
-
-def _check_way_back(codec: str, way_back: str) -> None:
-    """UsageError for answers that would not be what all choose their directions by."""
-    if way_back not in ("", GATHERED, *CODECS):
-        raise UsageError(
-            "E-RED-08",
-            f'codec = "{codec}" with way_back = "{way_back}"',
-            cause="what comes back are means of factors, of which no value may be left out",
-            fix=f'leave way_back out, or say "{GATHERED}" or one of {", ".join(CODECS)}',
-        )
 
 
 def _for_rows(topology: str, trust: str, asked: str) -> Literal["butterfly", "star"]:

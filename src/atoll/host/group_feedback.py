@@ -9,7 +9,6 @@ that nobody answered for, which its user keeps, and a call that failed leave wha
 others agreed on a call that failed here (`E-RED-13`, `E-RED-15`), what was owed before it is sent a second time.
 Where the group has `remembered` owners it keeps what *answers* left out, too: of those that this member gave for
 these tensors (`host/owing.py`). Whoever owns a part gives its answers under the feedback of its own call.
-With `powersgd` it keeps where the search for directions goes on, too: there all members give one, or none does.
 Costs four bytes for every value, and four more for each of the slice under way, on the GPU where codecs work there;
 where owners remember, four more for every value. Never scales, never forgets.
 Source: Karimireddy et al. 2019, 1901.09847, algorithm 2 (EF-SGD), with the step size left to the caller.
@@ -24,7 +23,6 @@ from torch import Tensor
 
 from atoll.base.errors import UsageError
 from atoll.host.fusing import moved
-from atoll.host.group_halves import Start
 from atoll.host.owing import Owing
 
 
@@ -35,7 +33,6 @@ class ErrorFeedback:
         self._sizes: tuple[int, ...] = ()
         self._owed_N: Tensor | None = None
         self.answers = Owing()
-        self.start = Start()  # where a call with `powersgd` searches on from
 
     def owed(self, tensors: Sequence[Tensor], beside: Tensor) -> Tensor:
         """(N,) what is owed for the values of these tensors, in order, where the first call that named this object

@@ -8,7 +8,6 @@ Members commit to the name of what they hold before any row is shown. Where thes
 call, or its part was answered by nobody) nothing is combined, all hear it from the same vertex, and the call goes
 once more with whole values: so a difference is never added to anything but what it was taken from.
 What a codec left out is in the next difference, so there is nothing for `ErrorFeedback` to do, and it is refused.
-With `powersgd` there are no differences: all that is held are the factors from which the next call searches on.
 Costs four bytes for every value. Names are quick hashes: only for members that trust each other.
 """
 
@@ -21,7 +20,6 @@ import xxhash
 from torch import Tensor
 
 from atoll.host.group_feedback import same_sizes
-from atoll.host.group_halves import Start
 
 
 class Held:
@@ -31,7 +29,6 @@ class Held:
         self._sizes: tuple[int, ...] = ()
         self._mean_N = torch.empty(0, dtype=torch.float32, device="cpu")
         self._names: dict[int, str] = {}  # of what slices of it hold, by where they begin; none: nothing yet
-        self.start = Start()  # all that a call with `powersgd` keeps here
 
     def of(self, tensors: Sequence[Tensor]) -> None:
         """Calls are about these tensors. UsageError if they were about others."""

@@ -23,7 +23,7 @@ from atoll.base.ids import PeerId, Seconds, names_of
 from atoll.base.limits import BULK_FRAME_MAX, MIB
 from atoll.base.machine import Event, Fact, Received, TimerFired
 from atoll.host import driver
-from atoll.host.group_island import Call, Cuts, GroupIsland, GroupTerms, Reduced, asked_for, halved, out_of_step
+from atoll.host.group_island import Call, Cuts, GroupIsland, GroupTerms, Reduced, asked_for, but_for_held
 from atoll.host.group_trust import Checked
 from atoll.host.store import in_use
 from atoll.node.facts import MembershipChanged, OtherCall, RoundBegan, RoundClosed, ShareBegan
@@ -101,7 +101,7 @@ class GroupHost(driver.Driver):
             self._gave_way = round.plan.round
             self.island.passes(GIVES_WAY)
         elif round is not None and commits:
-            self.island.others_wait(round.plan.round, any(halved(commit.asked) for commit in commits))
+            self.island.others_wait()
 
     def _note(self, entry: dict[str, Any]) -> None:
         if entry["fact"] == "Unreachable":
@@ -186,18 +186,13 @@ class GroupHost(driver.Driver):
                     # whoever passed may have known of a report that its proposer had not
                     self._words = self._words + 1 if self._gave_way == fact.round and not made_room else 0
                     made_room = made_room or 0 < self._words <= WORDS_MAX
-                    # who is not in the first half of a call is missing in the second, however often that is done
-                    second = any(halved(commit.asked) for commit in commits_in(fact.body).values())
-                    again = bool(set(fact.missing) - left) and made_room and not second
+                    again = bool(set(fact.missing) - left) and made_room
                     if not any(fact.body.parts):
                         again = self.island.goes_again(fact.round, again)
                     others = {} if again else self._others(fact)
-                    if second and others and not any(halved(other.my_asked) for other in others.values()):
-                        again, others = True, {}  # they were in the middle of a call: mine is for the next round
-                    whole = others.keys() >= set(fact.counted) or self.island.in_halves(fact.round)
-                    if others and whole:
+                    if others and others.keys() >= set(fact.counted):
                         other = next(iter(others.values()))
-                        why = _left_behind() if _is_out_of_step(other) else self._other_call(other)
+                        why = _left_behind() if _differs_in_held(other) else self._other_call(other)
                         self.island.fails(fact.round, why)
                     if self.island.checked is not None:
                         others = {}  # a liar's word alone must not spoil a part for everybody; its row decoded
@@ -207,8 +202,8 @@ class GroupHost(driver.Driver):
                 self.island.missed(round, _left_behind())
             case MembershipChanged():
                 self._look_at_my_place()
-            case OtherCall() if _is_out_of_step(fact):
-                self.island.mixes(fact.round, halved(fact.asked))
+            case OtherCall() if _differs_in_held(fact):
+                self.island.mixes(fact.round)
             case OtherCall():
                 self.island.fails(fact.round, self._other_call(fact))
             case Refused():
@@ -428,8 +423,10 @@ def _leaving(reports: Iterable[Signed]) -> set[PeerId]:
     return {s.signer for s in reports if isinstance(decode_statement(s.body, s.signer), Leave)}
 
 
-def _is_out_of_step(call: OtherCall) -> bool:
-    return out_of_step((call.my_values, call.my_asked), (call.values, call.asked))
+def _differs_in_held(call: OtherCall) -> bool:
+    """And in nothing else."""
+    mine, theirs = but_for_held(call.my_asked), but_for_held(call.asked)
+    return (call.my_values, mine) == (call.values, theirs)
 
 
 def _parts_of(body: Body, among: Collection[PeerId]) -> frozenset[int]:

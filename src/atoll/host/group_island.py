@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, repeat
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import torch
@@ -27,7 +27,6 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.machine import Message, Payload
 from atoll.host.bulk import Follower
 from atoll.host.fusing import ON_HOST, Lane, moved
-from atoll.host.group_halves import Halves, Part
 from atoll.host.group_held import Held
 from atoll.host.group_trust import Checked, values_of
 from atoll.host.memory import Reused
@@ -74,13 +73,11 @@ TURNS = 3  # of every owner, in fp32: it holds everybody's rows of one of them, 
 TURN_VALUES_LEAST = 2**19  # of a part for that: below it more messages cost more than the memory is worth
 PART_VALUES_LEAST = 2**16  # below it a part costs everybody more in messages than its owner in work
 GATHERED = "gathered"  # a way back without a codec: answers are the rows themselves, and everybody combines them
-T = TypeVar("T")
 QUICK = Contribution | RowBytes | Answer | PartBytes  # messages whose payloads a private group names by XXH3
 STATES_KEPT = 16  # names of agreed states: a newcomer fetches one while the next ones are agreed, ten a second
 HELD = "held="  # the word for it
-BEHIND = "behind="  # of a second half: the name of the first one that was agreed
-AMONG_HALVES = "others are in the middle of a call that this member is not in"  # why it passes
 Cuts = tuple[tuple[int, int], ...]  # [lo, hi) of every part
+Part = tuple[tuple[int, int], tuple[PeerId, ...]]  # [lo, hi) of the fused values, and who is in it
 Agreed = tuple[Payload | None, bool]  # a part's answer, and whether what I sent is in it
 
 
@@ -96,29 +93,16 @@ def is_shaped(name: str) -> bool:
     return not SHAPED.isdisjoint(stage.partition(":")[0] for stage in name.split("+"))
 
 
-def asked_for(codec: str, topology: str, tensors: tuple[Placed, ...] = (), held: str = "", behind: str = "") -> str:
+def asked_for(codec: str, topology: str, tensors: tuple[Placed, ...] = (), held: str = "") -> str:
     """What a call wants otherwise than its group, in the words in which members commit to it; empty: nothing. Where
-    tensors matter rows of others would be read as if they were these; `held` is what rows are differences from, and
-    `behind` the first half of which they are the second."""
+    tensors matter rows of others would be read as if they were these; `held` is what rows are differences from."""
     shapes = digest(repr([tuple(tensor) for tensor in tensors]).encode()).hex()[:16] if tensors else ""
-    words = f"{ASKED}{topology}", f"codec={codec}", f"shapes={shapes}", f"{HELD}{held}", f"{BEHIND}{behind}"
+    words = f"{ASKED}{topology}", f"codec={codec}", f"shapes={shapes}", f"{HELD}{held}"
     return " ".join(word for word in words if not word.endswith("="))
 
 
-def out_of_step(mine: tuple[int, str], theirs: tuple[int, str]) -> bool:
-    """True if these calls, of which there are values and words, differ in nothing but what their members hold, or
-    one of them is in the middle of what the other is not in."""
-    halves = [halved(asked) for _, asked in (mine, theirs)]
-    return any(halves) or _but_for_held(*mine) == _but_for_held(*theirs)
-
-
-def halved(asked: str) -> bool:
-    """True of the second half of a call."""
-    return any(word.startswith(BEHIND) for word in asked.split(" "))
-
-
-def _but_for_held(values: int, asked: str) -> tuple[int, str]:
-    return values, " ".join(word for word in asked.split(" ") if not word.startswith(HELD))
+def but_for_held(asked: str) -> str:
+    return " ".join(word for word in asked.split(" ") if not word.startswith(HELD))
 
 
 @dataclass(frozen=True)
@@ -154,7 +138,6 @@ class Call:
     at: int = 0  # where `flat_N` begins in what was called for, which has so many values
     whole: int = 0
     held: Held | None = None  # what its user holds of an earlier mean of these tensors
-    halves: Halves | None = None  # of a call in two rounds, which makes a `flat_N` for each
     lane: Lane = ON_HOST  # in which `flat_N` is worked on
     future: Future[Reduced] = field(default_factory=Future[Reduced])
     written: int = 0  # values of `flat_N` up to here may be the mean's, or of a part of it that could not be read
@@ -162,8 +145,7 @@ class Call:
     left_N: Tensor | None = None  # (N,) what its rows leave out: owed where the agreed mean holds them
     members: int = 1  # in pairs: as many parts follow each other that hold the same of everybody's rows
     mixed: int = -1  # in this round others held another mean, or none: nothing may be added up
-    sent_whole: bool = False  # so no differences this time, or no common start
-    waits: int = -1  # in this round others were in the middle of a call that this one is no part of
+    sent_whole: bool = False  # so no differences this time
     from_N: Tensor | None = None  # (N,) what its rows are differences from
     from_name: str = ""
     made: dict[tuple[int, Digest], Tensor] = field(default_factory=dict[tuple[int, Digest], Tensor])
@@ -178,17 +160,9 @@ class Call:
         """The part whose draw this one's codec goes by: what is one row of all has one wire."""
         return part - part % self.members
 
-    @property
-    def second(self) -> bool:
-        """Half of it is agreed."""
-        return self.halves is not None and self.halves.second
-
     def begins(self) -> None:
-        """What earlier calls agreed on is in their tensors, and what they owe is known."""
-        if self.halves is not None:
-            with self.lane.work():
-                self.flat_N, self.from_name = self.halves.begin(self.sent_whole)
-        elif self.held is not None and not self.sent_whole:
+        """What an earlier call of the same tensors agreed on is in them."""
+        if self.held is not None and not self.sent_whole:
             self.from_name, self.from_N = self.held.slice(self.at, len(self.flat_N))
 
     def row(self, lo: int, hi: int) -> Tensor:
@@ -238,7 +212,6 @@ class GroupIsland:
         self._changed = asyncio.Event()  # there is a call, or it is time to pass
         self._waited_for: asyncio.TimerHandle | None = None
         self._passes = ""  # why the round that is under way goes on without my user
-        self._sits_out = -1  # this round is of others alone
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self.uplink_bytes_s: Callable[[], float | None] = lambda: None  # what it carries, as far as is known
         self.room: Room = Reused()  # for wires; better the one that arriving parts lie in
@@ -255,12 +228,8 @@ class GroupIsland:
         self.calls.append(call)
         self._changed.set()
 
-    def others_wait(self, round: int, halves: bool) -> None:
-        """Somebody committed to a round that my user has not called for yet; `halves`: to the second half of a
-        call, in which I am not if I was not in the first one."""
-        if halves and not (self.calls and self.calls[0].second):
-            self._sits_out = round
-            self._changed.set()
+    def others_wait(self) -> None:
+        """Somebody committed to a round that my user has not called for yet."""
         if self.calls or self._waited_for is not None:
             return
         loop = asyncio.get_running_loop()
@@ -281,10 +250,7 @@ class GroupIsland:
         self.current, self._parts = None, ()
         if mine is None or (again and not mine.future.done()):
             return  # it went on without me: the call, if there is one, is for the next round
-        if mine.halves is None or mine.second or mine.future.done():
-            self.calls.popleft()
-        else:
-            mine.halves.first_round = done.round
+        self.calls.popleft()
         delivery = asyncio.ensure_future(self._off_loop(self._deliver, (mine, parts, led, done)))
         self._deliveries.add(delivery)
         delivery.add_done_callback(self._deliveries.discard)
@@ -294,42 +260,27 @@ class GroupIsland:
 
         Kept for the next round it would be averaged with calls that come after it, or wait for ever for one.
         """
-        if self.current is not None and self.current[0] <= upto:
-            mine = self.current[1]
-        elif self.calls and (halves := self.calls[0].halves) is not None and 0 <= halves.first_round < upto:
-            mine = self.calls[0]  # between its halves
-        else:
+        if self.current is None or self.current[0] > upto:
             return
         self._others_are_served()
+        _, mine = self.current
         self.current, self._parts = None, ()
         self.calls.popleft()
         if not mine.future.done():
             mine.future.set_exception(why)
 
-    def mixes(self, round: int, halves: bool) -> None:
-        """Others hold another mean than mine, or none: differences from one are not added to those from another.
-        `halves`: they are in the middle of their call."""
+    def mixes(self, round: int) -> None:
+        """Others hold another mean than mine, or none: differences from one are not added to those from another."""
         mine = self._mine(round)
         if mine is not None:
             mine.mixed = round
-            if halves and not mine.second:
-                mine.waits = round
 
     def goes_again(self, round: int, anyway: bool) -> bool:
         """Nothing came of the call of this round. True if it goes once more, with whole values: members may have
-        held different means. Or somebody was not in its first half: then the second one goes again, and whoever is
-        not in that waits. All see so in one vertex, whoever of them heard of whose call."""
+        held different means. All see so in one vertex, whoever of them heard of whose call."""
         mine = self._mine(round)
-        if mine is None or mine.future.done():
+        if anyway or mine is None or mine.future.done():
             return anyway
-        if mine.waits == round:
-            self._sits_out = round + 1
-            return True
-        if anyway:
-            return True
-        if mine.halves is not None and mine.second:
-            mine.halves.tries -= 1
-            return mine.halves.tries > 0
         if mine.sent_whole:
             return False
         mine.sent_whole, mine.from_name, mine.from_N = True, "", None
@@ -356,11 +307,6 @@ class GroupIsland:
         mine = self._mine(round)
         return mine.cuts if mine is not None and not mine.future.done() else ()
 
-    def in_halves(self, round: int) -> bool:
-        """My call of this round goes in two: one part of other calls would be in all of it."""
-        mine = self._mine(round)
-        return mine is not None and mine.halves is not None
-
     def asked_in(self, round: int) -> tuple[int, str] | None:
         """What my call of this round committed to, its values and what it wants; nothing as above."""
         mine = self._mine(round)
@@ -371,7 +317,7 @@ class GroupIsland:
     async def do(self, work: Any) -> Any:
         match work:
             case Train():
-                return await self._train(work.round)
+                return await self._train()
             case Encode():
                 return await self._encode(work)
             case Combine():
@@ -426,24 +372,18 @@ class GroupIsland:
 
     # ---- the work ------------------------------------------------------------------------------------------
 
-    async def _train(self, round: int) -> Trained:
-        while not self.calls and not self._passes and self._sits_out != round:
+    async def _train(self) -> Trained:
+        while not self.calls and not self._passes:
             self._changed.clear()
             await self._changed.wait()
-        if self._sits_out == round:
-            raise RunFailedError("E-RED-06", AMONG_HALVES)
         if not self.calls:
             raise RunFailedError("E-RED-06", self._passes)
         call = self.calls[0]
-        if call.held is not None or call.halves is not None:
+        if call.held is not None:
             await asyncio.gather(*self._deliveries, return_exceptions=True)
-            if self._is_first(call) and not call.future.done():
-                await self._doing(call, lambda _: call.begins())
-            if self._is_first(call) and call.future.done():  # its first half could not be read: others go on
-                self.calls.popleft()
-                raise RunFailedError("E-RED-06", AMONG_HALVES)
             if not self._is_first(call):  # ousted meanwhile
-                return await self._train(round)
+                return await self._train()
+            call.begins()
         return Trained(1, call.weight, 0.0, 0.0, len(call.flat_N), self._asked(call))
 
     async def _encode(self, work: Encode) -> Encoded:
@@ -451,23 +391,19 @@ class GroupIsland:
         if not self.calls:  # ousted since it trained, and the round goes on after all
             raise told
         call = self.calls[0]
-        payloads = await self._doing(call, lambda _: self._rows(work, call))
-        if not self._is_first(call):  # ousted meanwhile: what its user calls now is another call
-            raise told
-        self.current = work.round, call
-        return Encoded(payloads)
-
-    async def _doing(self, call: Call, work: Callable[[Any], T]) -> T:
-        """Work for a call off the loop; what fails would fail again in every round."""
         try:
-            return await self._off_loop(work, None)
+            payloads = await self._off_loop(lambda work: self._rows(work, call), work)
         except ValueError as why:
             refused = RunFailedError("E-RED-11", f"these tensors cannot be averaged: {why}")
             self._refuse(call, refused)
             raise refused from why
-        except Exception as why:
+        except Exception as why:  # it would fail again in every round
             self._refuse(call, _defect(why))
             raise
+        if not self._is_first(call):  # ousted meanwhile: what its user calls now is another call
+            raise told
+        self.current = work.round, call
+        return Encoded(payloads)
 
     def _refuse(self, call: Call, why: AtollError) -> None:
         if self._is_first(call) and not self._closed:  # which tells everybody
@@ -572,10 +508,8 @@ class GroupIsland:
                     if payload is None or (call.paired and (part, payload.digest) not in call.made):
                         continue
                     call.settle(lo, hi, counted)
-                    call.written = hi if call.halves is None else 0
+                    call.written = hi
                     self._decode(call, done.round, part, payload)
-                if call.halves is not None:
-                    done = self._half_done(call, call.halves, parts, done)
         except PeerFault as fault:
             why = RunFailedError(
                 "E-RED-17",
@@ -588,23 +522,13 @@ class GroupIsland:
             call.future.set_exception(_defect(why))
             raise
         else:
-            if done is None:
-                return  # and goes on with its second half
             if call.owing is not None:
                 call.owing.settle(led, call.whole)
-            if call.held is not None and call.halves is None:
+            if call.held is not None:
                 call.held.take(call.at, call.flat_N)
             call.from_N = None
             call.left_N, call.made = None, {}  # whoever keeps the result need not keep these
             call.future.set_result(done)
-
-    def _half_done(self, call: Call, halves: Halves, parts: tuple[Agreed, ...], done: Reduced) -> Reduced | None:
-        answered, counted = [payload is not None for payload, _ in parts], [counted for _, counted in parts]
-        if not halves.behind:
-            halves.first_agreed(call.flat_N, call.cuts, answered)
-            return None
-        call.written = halves.whole
-        return replace(done, parts=halves.second_agreed(call.flat_N, done.parts, answered, counted))
 
     def _decode(self, call: Call, round: int, part: int, answer: Payload) -> None:
         lo, hi = call.cuts[part]
@@ -635,9 +559,8 @@ class GroupIsland:
     # ---- small words ---------------------------------------------------------------------------------------
 
     def _asked(self, call: Call) -> str:
-        name, behind = (call.halves.name, call.halves.behind) if call.halves is not None else (call.codec, "")
-        codec = name if name != self.terms.codec else ""
-        return asked_for(codec, call.topology, call.tensors, call.from_name, behind)
+        codec = call.codec if call.codec != self.terms.codec else ""
+        return asked_for(codec, call.topology, call.tensors, call.from_name)
 
     def _codec(self, name: str, call: Call, round: int, part: int, link_bytes_s: float | None = None) -> Codec:
         """Where members trust each other nobody looks for numbers that are none."""

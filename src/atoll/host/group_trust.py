@@ -114,16 +114,6 @@ def distrusting(
     return replace(settings, openings=Terms(SHARE, Cut(codec_named(down)).leaf_bytes), **more)
 
 
-def in_two_phases(codec: str) -> UsageError:
-    return UsageError(
-        "E-RED-14",
-        f'codec = "{codec}" where members may lie',
-        cause="what is sent second follows from what others sent first, so nobody could commit to it before "
-        "that is seen, and a rule that withstands liars would judge halves of what they send",
-        fix='say codec = "int8", or with trust = "open" "topk:0.1+int8"; or trust = "private"',
-    )
-
-
 class Checked:
     """The arithmetic and the names of one member of such a group."""
 

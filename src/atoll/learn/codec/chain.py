@@ -61,7 +61,6 @@ COMPRESSORS = (*METHODS, AUTO)
 STAGES_MAX = 6  # a longer chain compresses nothing more
 RATIO_FORM = re.compile(r"(?:0\.\d{1,6}|\d{1,4}/[1-9]\d{0,3}|1)", re.ASCII)
 THRESHOLD_FORM = re.compile(r"[01](?:\.\d{1,7})?|\d(?:\.\d{1,3})?e-\d{1,2}", re.ASCII)  # what repr makes of it, too
-RANK = 4  # where a name says none
 RANK_FORM = re.compile(r"[1-9]\d?", re.ASCII)
 RATIO_MIN = Fraction(1, 256)  # below it places cost more than the values they name
 
@@ -104,12 +103,6 @@ def _ratio(text: str, stage: str) -> Fraction:
     return ratio
 
 
-def rank_in(stage: str) -> int:
-    """Of lowrank:4 or the like. ValueError if it names none."""
-    _, colon, argument = stage.partition(":")
-    return _rank(argument, stage) if colon else RANK
-
-
 def _rank(text: str, stage: str) -> int:
     if not RANK_FORM.fullmatch(text) or int(text) > RANK_MAX:
         raise ValueError(f"{stage[:40]!r} names no rank between 1 and {RANK_MAX}, such as lowrank:4")
@@ -128,6 +121,6 @@ ARGUMENTS: dict[str, tuple[Callable[[str, str], Any], Any]] = {
     "topk": (_ratio, Fraction(1, 10)),
     "topk-rice": (_ratio, Fraction(1, 10)),
     "randk": (_ratio, Fraction(1, 10)),
-    "lowrank": (_rank, RANK),
+    "lowrank": (_rank, 4),
     "changed": (_threshold, THRESHOLD),
 }

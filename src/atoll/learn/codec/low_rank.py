@@ -1,9 +1,8 @@
 """lowrank: of every matrix of a vector only its few strongest directions, as two thin factors: P Q^T.
 
 PowerSGD (Vogels et al. 2019, 1905.13727, algorithm 1): P = orthonormal(M Q), then Q = M^T P, the second of the
-two phases; M's error goes back through error feedback. The paper adds both factors up in transit, which takes two
-exchanges (`two_phase.py`); here both phases run at the sender, who ships P and Q, and receivers average what they
-decode.
+two phases; M's error goes back through error feedback. The paper adds both factors up in transit, which
+takes two exchanges; here both phases run at the sender, who ships P and Q, and receivers average what they decode.
 The search starts where `Known.reference_N` has its rows (the paper's warm start, from something that everybody
 holds already instead of from private state), or from a draw.
 
@@ -115,9 +114,9 @@ def _factorise(matrix_RC: Tensor, rank: int, start: Tensor | None, into: Tensor)
     rows, columns = matrix_RC.shape
     largest = largest_of(matrix_RC)
     matrix_RC = matrix_RC / largest
-    q_CK = drawn(columns, rank)
+    q_CK = _drawn(columns, rank)
     if start is not None and (size := largest_of(start)) >= MATRIX_MIN:
-        q_CK = (start.view(rows, columns) / size).T @ drawn(rows, rank)
+        q_CK = (start.view(rows, columns) / size).T @ _drawn(rows, rank)
     else:  # without a good start, once more around
         q_CK = matrix_RC.T @ _orthonormal(matrix_RC @ _orthonormal(q_CK))
     p_RK = _orthonormal(matrix_RC @ _orthonormal(q_CK))
@@ -132,8 +131,7 @@ def _orthonormal(matrix_NK: Tensor) -> Tensor:
     return torch.linalg.qr(matrix_NK.double()).Q.float()  # double: columns may be almost parallel
 
 
-def drawn(size: int, rank: int) -> Tensor:
-    """(size, rank) the same at everybody."""
+def _drawn(size: int, rank: int) -> Tensor:
     numbers = np.frombuffer(draw_bytes(b"lowrank", f"{size} x {rank}", size * rank), np.int8)
     return torch.from_numpy(numbers.astype(np.float32)).view(size, rank)
 
@@ -160,10 +158,10 @@ def _decode_span(opened: OpenedFactors, lo: int, out_S: Tensor) -> None:
         if piece.rank == 0:
             out.copy_(opened.sent_M[piece.source + begin - piece.at : piece.source + end - piece.at])
         else:
-            multiply(opened.sent_M[piece.source : piece.source + piece.sent], piece, begin, end, out)
+            _multiply(opened.sent_M[piece.source : piece.source + piece.sent], piece, begin, end, out)
 
 
-def multiply(factor_F: Tensor, piece: Piece, begin: int, end: int, out: Tensor) -> None:
+def _multiply(factor_F: Tensor, piece: Piece, begin: int, end: int, out: Tensor) -> None:
     """Values begin … end of the vector, which lie in this matrix: p1 q1 + p2 q2 + …, from left to right."""
     first, last = (begin - piece.at) // piece.columns, -((piece.at - end) // piece.columns)
     cut = piece.rank * piece.rows
