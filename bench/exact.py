@@ -8,10 +8,9 @@ a digest of the whole state, so equal names are equal bits of model, outer momen
 is compared, too, so that what differs is found where it began. Threads are one everywhere; both sides are on this
 processor. What it takes from the real run beside genesis: in which order the peers' ids stand, since rows are added
 up in that order, while shares of the data are dealt out in the order of joining; and the number of the first round
-that trained, by which `randk` draws. In pairs a state is the roll of what each member holds, so one name is that of
-all their models. `decoupled` and `delayed_nesterov` are asked to wait for all four: who is late where a quorum is
-fewer, no experiment knows. Beside the names stand the bytes that one peer's sockets sent in a round, with all that
-was said.
+that trained, by which `randk` draws. `decoupled` and `delayed_nesterov` are asked to wait for all four: who is late
+where a quorum is fewer, no experiment knows. Beside the names stand the bytes that one peer's sockets sent in a
+round, with all that was said.
 
 A run that differs where a round lacked a peer, as on a busy computer, shows nothing: it says so, and is done once
 more. The topology is fixed: the planner goes by measured links, and a tree adds rows up in another order. Parts are
@@ -38,18 +37,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from form import asking, report, versions
 from real_swarm import Swarm
 
-from atoll.base.draw import in_pairs
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import PeerId
 from atoll.cli.checkpoint import read_vertex
 from atoll.cli.verify import kept_in
 from atoll.host.learning import Learning, decode_learning
 from atoll.learn.data import load_data
 from atoll.learn.experiment import Experiment, Trouble
 from atoll.learn.models import build_model, loss_of
-from atoll.learn.state import SharedState, state_bytes, state_from_bytes, state_hash
+from atoll.learn.state import state_bytes, state_from_bytes, state_hash
 from atoll.node.settings import decode_settings
 from atoll.node.trial import opened
-from atoll.wire.pairs import Roll, roll_bytes
 
 if TYPE_CHECKING:
     from atoll.wire.messages.vertex import Body
@@ -76,7 +73,6 @@ RECIPES = {
     "demo_": STEPS,
     "powersgd": STEPS,
     "pipelined": STEPS,
-    "noloco": (*ROUNDS, "sync.topology=auto"),  # pairs
     "des_loc": (*SMALL, "run.rounds=7", "train.inner_steps=4"),
     "sparta": STEPS,
     "eager": ROUNDS,
@@ -118,12 +114,7 @@ class Told:
                 return f"round {body.round} has parts without an answer"
             for part, answer in enumerate(body.parts):
                 said = set(opened(answer).contributors) if answer is not None else set[str]()
-                if self.learning.recipe.paired:
-                    drawn = in_pairs(body.trained - 1, self.shares)
-                    expected_in = next(set(pair) for pair in drawn if self.shares[part] in pair)
-                else:
-                    expected_in = {*self.shares}
-                if lacking := sorted(expected_in - said):
+                if lacking := sorted({*self.shares} - said):
                     return f"round {body.round} lacked {', '.join(lacking)} in part {part}"
             if tuple(m.peer for m in body.members if m.trains) != self.shares:
                 return f"round {body.round} changed who trains"
@@ -191,50 +182,22 @@ def compared(run: Told) -> Compared:
     model = build_model(recipe.model, recipe.seed)
     beside = Experiment(recipe, model, data, peers, schedule.steps, Trouble(), loss_of, order)
     beside.first_round = run.bodies[0].round
-    differs, roll = None, Roll(0, 0, 0, 0, ())
+    differs = None
     for turn, body in enumerate(run.bodies, 1):
         landed = schedule.begun(turn) + recipe.hidden_steps
         while beside.now < min(landed, schedule.steps):
             beside.step()
         if landed >= schedule.steps and turn < len(run.bodies):
             continue  # there the last step waits for all that is under way
-        if recipe.paired:
-            roll = rolled(beside, roll, run)
-            state = state_hash(roll_bytes(roll))
-        else:
-            state = state_hash(state_bytes(beside.shared(), layout))
-        if state != body.state:
+        if state_hash(state_bytes(beside.shared(), layout)) != body.state:
             differs = turn
             break
-    if recipe.paired:  # rolls name every member's whole state: there is nothing else to compare
-        return Compared(
-            run.bodies[-1].state.hex(),
-            state_hash(roll_bytes(roll)).hex(),
-            len(run.bodies),
-            differs,
-            0,
-            run.unlike(),
-            run.sent_bytes,
-        )
     done = beside.whole(0, 256, None)
     model_F = state_from_bytes(run.last, layout).anchor_F
     values = int((model_F.view(torch.int32) != done.model_F.view(torch.int32)).sum())
     found = done.state.hex() if done.state is not None else ""
     found_there = run.bodies[-1].state.hex()
     return Compared(found_there, found, len(run.bodies), differs, values, run.unlike(), run.sent_bytes)
-
-
-def rolled(beside: Experiment, before: Roll, run: Told) -> Roll:
-    """What members would agree on, each of them with a state of its own: the next roll."""
-    recipe, layout = run.learning.recipe, run.learning.layout
-    counts = before.round, before.steps, before.samples, before.tokens
-    counters_K, made = torch.zeros(layout.counters, dtype=torch.int64), dict[PeerId, Digest]()
-    for index, peer in enumerate(run.shares):
-        own = SharedState(beside.anchors[index], beside.outers[index][0].momentum_P, counters_K, *counts)
-        made[peer] = state_hash(state_bytes(own, layout))
-    steps = recipe.schedule.turn_steps
-    samples = steps * recipe.batch * len(run.shares)
-    return before.next(made, run.shares, steps=steps, samples=samples, tokens=samples * recipe.seq_len)
 
 
 def shown(settings: Sequence[str], base: Path, peers: int = PEERS) -> Compared:

@@ -21,10 +21,7 @@ from atoll.learn.schedule import Phase
 from atoll.node.config.sections import Config
 from atoll.node.config.sense import EXPERIMENTS, RECIPES
 from atoll.node.settings import RULES, RunSettings, decode_settings, encode_settings
-from atoll.policy.apart import Apart
-from atoll.policy.pieces import Coded
 from atoll.policy.plan import Acceptance, RoundSettings
-from atoll.policy.validation import Rule
 
 
 @pytest.mark.parametrize("name", ["auto", "streaming", "muloco"])
@@ -232,11 +229,13 @@ def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedul
         found(built_in(tiny, "stdlib"), RunSettings())
 
 
-def test_a_run_with_a_recipe_that_real_runs_cannot_do_is_not_founded():
-    """Neither from Python, nor by believing a genesis that a newer version made."""
-    beginning = built_in(METHODS["halos"]("gpt-nano"), "stdlib")
-    with pytest.raises(UsageError, match="this outer step"):
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_run_with_a_recipe_that_real_runs_cannot_do_is_not_founded(name: str):
+    """Neither from Python, nor by believing a genesis that another version made."""
+    beginning = built_in(METHODS[name]("gpt-nano"), "stdlib")
+    with pytest.raises(UsageError, match="this outer step") as refused:
         found(beginning, RunSettings())
+    assert "atoll.experiment" in refused.value.cause and "diloco" in refused.value.fix
     good = found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings()).settings
     learning = replace(decode_learning(good), recipe=beginning.recipe)
     with pytest.raises(PeerFault, match="this outer step"):
@@ -260,71 +259,6 @@ def test_a_genesis_that_no_version_could_have_made_is_a_fault_and_not_our_end():
     for data in (settings.replace(b"of ours", b"of \xff\xffrs"), b"\x82\xa5rules" + bytes([RULES]) + nested):
         with pytest.raises(PeerFault, match="not valid"):
             decode_settings(data)
-
-
-PAIRED = ("train.recipe=noloco", "model.name=gpt-nano", "train.inner_steps=4", "run.rounds=3")
-
-
-def paired(*sets: str) -> RunSettings:
-    config = load_config(None, (*PAIRED, *sets), {})
-    recipe = recipe_of(config)
-    return found(built_in(recipe, "stdlib"), settings_of(config, recipe, 21504)).settings
-
-
-def test_noloco_is_a_run_in_pairs_and_takes_the_numbers_that_it_has():
-    settings = paired("sync.up=int8", "train.outer_lr=0.5", "train.outer_momentum=0.4")
-    learning = decode_learning(decode_settings(encode_settings(settings)))
-    assert settings.topology == "pairs" and settings.update_bytes == 8 * 21504
-    assert (learning.recipe.outer.lr, learning.recipe.outer.momentum, learning.recipe.outer.gamma) == (
-        0.5,
-        0.4,
-        0.7,
-    )
-    assert (learning.recipe.coding.up, learning.recipe.coding.beta) == ("int8", 1.0)
-    with pytest.raises(UsageError, match=r"noloco has no sync\.down"):
-        recipe_of(load_config(None, (*PAIRED, "sync.down=int8"), {}))
-
-
-@pytest.mark.parametrize(
-    ("sets", "words"),
-    [
-        (("run.trust=community", "run.start_peers=4"), "do not trust each other"),
-        (("sync.topology=ring",), "a ring has a common result"),
-        (("run.audit_rate=0.1",), "audits take rounds again|audited"),
-        (("run.validate_every=1",), "validators look at a common model"),
-        (("run.reputation=true",), "records weigh rows"),
-        (("sync.apart=merge",), "train apart|common model"),
-        (("sync.quorum=2",), "a reducer other than a mean|waits for both"),
-        (("sync.up=delta+int8",), "updates in delta"),
-        (("model.name=gpt:d=512,l=3,h=8,t=64,v=256",), "members in pairs send whole models"),
-    ],
-)
-def test_what_needs_a_common_model_is_refused_in_pairs(sets, words):
-    with pytest.raises(UsageError, match=words):
-        paired(*sets)
-
-
-def test_a_genesis_in_pairs_that_asks_for_a_common_model_is_not_believed():
-    """Each of the settings that stand against it, as a newer version or a liar might write them."""
-    settings = paired()
-    wrong = (
-        {"round": replace(settings.round, quorum="two-thirds")},
-        {"statistic": "median"},
-        {"audit_rate": 0.1},
-        {"reputation": True},
-        {"reputation": True, "score_rate": 0.1},
-        {"validation": Rule()},
-        {"coded": Coded(2, 3)},
-        {"apart": Apart("merge", 3)},
-        {"round": replace(settings.round, acceptance=Acceptance(2, 1))},
-        {"steady": True},
-        {"pieces": 2},
-    )
-    for more in wrong:
-        with pytest.raises(PeerFault, match=r"in pairs, but|a pairs topology waits"):
-            decode_settings(encode_settings(replace(settings, **more)))
-    with pytest.raises(PeerFault, match="not both"):
-        decode_learning(replace(settings, topology="butterfly"))
 
 
 TARGET = ("train.adaptive_batching=true", "train.target_loss=2.0")

@@ -19,7 +19,7 @@ from atoll.host.learning import Founded, decode_learning, found
 from atoll.host.loop_trust import forgone
 from atoll.host.record import entries_in
 from atoll.learn.layout import layout_of
-from atoll.learn.methods import cooperative, data_parallel, demo_, noloco, powersgd, sparta
+from atoll.learn.methods import cooperative, data_parallel, demo_, powersgd, sparta
 from atoll.learn.recipes import Reducer, diloco
 from atoll.learn.schedule import Phase, Schedule
 from atoll.node.settings import RunSettings, decode_settings, encode_settings
@@ -206,7 +206,6 @@ def test_recipes_in_loops_are_held_to_their_trust_as_those_of_built_in_trainers_
             (cooperative(rounds=9), "E-RUN-18"),
             (powersgd(rounds=9), "E-RUN-18"),
             (demo_(rounds=9), "E-RUN-18"),
-            (noloco(rounds=9), "E-RUN-22"),
         ):
             assert code in refused(tmp_path, recipe=recipe, **wish), recipe
         settings = settings_of(tmp_path, recipe=sparta(rounds=9), **wish)
@@ -224,7 +223,6 @@ KEY = re.compile(r"\b(?:run|train|sync|model|data|keep|consensus)\.(?!md)[a-z_]+
         ({"fragments": 5}, "E-RUN-01", "or fewer fragments"),
         ({"recipe": cooperative(rounds=9), "trust": "open"}, "E-RUN-18", 'trust="private", or another recipe'),
         ({"recipe": HASTY, "trust": "open"}, "E-RUN-19", "a recipe of quorum=0"),
-        ({"recipe": noloco(rounds=9), "trust": "open"}, "E-RUN-22", "or leave recipe out"),
         ({"recipe": PHASED, "target_samples": 100}, "E-RUN-22", "a recipe without phases"),
         ({"overlap": 2, "sample": 0.5}, "E-RUN-22", "leave both out"),
         ({"overlap": 2, "target_samples": 100}, "E-ATT-12", "(inner_steps_min)"),

@@ -1,16 +1,16 @@
-"""Where members have states of their own, a newcomer takes one of them: of whom, and what if that one is silent."""
+"""How a peer comes to hold the agreed state: what its disk is asked, what is fetched, and when that begins anew."""
 
 from __future__ import annotations
 
 import pytest
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Ask, Done, Received, Report, Send, SetTimer, Start, TimerFired
-from atoll.keys.digest import blob_id, manifest_of
+from atoll.base.machine import Ask, Done, Received, Report, Send, Start
+from atoll.keys.digest import manifest_of
 from atoll.node.facts import FetchBegan
 from atoll.node.ground import answered_bytes
-from atoll.node.jobs import Left, OthersStates, Restore, Restored
-from atoll.node.regain import OUTRUN_S, STALLED_S, Regain
+from atoll.node.jobs import Left, Restore, Restored
+from atoll.node.regain import OUTRUN_S, Regain
 from atoll.node.settings import RunSettings
 from atoll.protocol.transfer.fetch import Fetched
 from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob
@@ -20,16 +20,17 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.history import ManifestIs, WantManifest
 
 ADA, BOB, CLEO = (PeerId(name) for name in ("ada", "bob", "cleo"))
-DATA = {peer: peer.encode() * 100 for peer in (ADA, BOB, CLEO)}
-STATE = {peer: blob_id(manifest_of(data)) for peer, data in DATA.items()}
-HELD = OthersStates(tuple(STATE.items()))
 
 
-def swarm_history():
+def swarm_node():
     """Of a run of some rounds."""
     swarm = Swarm(5, SwarmKnobs(peers=3))
     swarm.world.run(1e3, stop=lambda: min(swarm.heads()) >= 3)
-    machine = swarm.world.nodes[peer_name(0)].machine
+    return swarm.world.nodes[peer_name(0)]
+
+
+def swarm_history():
+    machine = swarm_node().machine
     return machine.run, machine.history
 
 
@@ -41,12 +42,13 @@ def asked(regain: Regain, history, now: float) -> list[tuple[PeerId, Digest]]:
     return [(e.to, e.message.blob) for e in sent if isinstance(e.message, WantManifest)]
 
 
-def begun(found: object) -> tuple[Regain, object]:
+def begun() -> tuple[Regain, object]:
+    """Its disk was asked, and does not hold the state."""
     run, history = swarm_history()
     regain = Regain(run, PeerId("eve"))
     (ask,) = regain.begin(history)
     assert isinstance(ask.work, Restore) and ask.work.state == history.head_body.state
-    assert regain.restored(found) is None
+    assert regain.restored(None) is None
     return regain, history
 
 
@@ -67,14 +69,12 @@ def test_a_start_is_told_what_the_newest_two_vertices_count_of_it():
     assert left.work.mine == ()
 
 
-def test_the_names_come_first_and_then_the_state_of_one():
-    """The first is asked, and nobody else; what comes is checked by its name; then the disk is asked again."""
-    regain, history = begun(None)
-    assert {blob for _, blob in asked(regain, history, 0.0)} == {history.head_body.state}
-    assert regain.restored(HELD) is None
-    assert asked(regain, history, 1.0) == [(ADA, STATE[ADA])]
-    manifest = manifest_of(DATA[ADA])
-    (opening,) = regain.handle(Received(ADA, ManifestIs(STATE[ADA], manifest)), history, 1.1)
+def test_a_state_that_is_not_on_disk_is_fetched_and_then_the_disk_is_asked_again():
+    """What comes is checked by its name."""
+    regain, history = begun()
+    state, data = history.head_body.state, swarm_node().island.blobs[history.head_body.state]
+    assert {blob for _, blob in asked(regain, history, 0.0)} == {state}
+    (opening,) = regain.handle(Received(ADA, ManifestIs(state, manifest_of(data))), history, 1.1)
     assert isinstance(opening.work, OpenBlob)
     here = Done(opening.job, BlobOpened(frozenset({0})))
     (closing,) = [e for e in regain.handle(here, history, 1.2) if isinstance(e, Ask)]
@@ -82,33 +82,12 @@ def test_the_names_come_first_and_then_the_state_of_one():
     effects = regain.handle(Done(closing.job, None), history, 1.3)
     assert any(isinstance(e, Report) and isinstance(e.fact, Fetched) for e in effects)
     (again,) = [e.work for e in effects if isinstance(e, Ask)]
-    assert again == Restore(history.head, history.head_id, history.head_body.state)
+    assert again == Restore(history.head, history.head_id, state)
     assert regain.restored(Restored()) == "blob" and not regain.busy
 
 
-def test_who_is_silent_or_has_nothing_is_followed_by_the_next_and_at_last_asked_again():
-    regain, history = begun(HELD)
-    assert asked(regain, history, 0.0) == [(ADA, STATE[ADA])]
-    assert not any(isinstance(e, SetTimer) and e.name == "fetch-again" for e in _tick(regain, history, STALLED_S))
-    assert SetTimer("fetch-again", STALLED_S + 1) in _tick(regain, history, STALLED_S + 1)
-    assert not regain.busy and regain.restored(HELD) is None
-    assert asked(regain, history, 20.0) == [(BOB, STATE[BOB])]
-    none = Received(BOB, ManifestIs(STATE[BOB], None))
-    assert SetTimer("fetch-again", 20.5) in regain.handle(none, history, 20.5)
-    assert regain.restored(HELD) is None
-    assert asked(regain, history, 21.0) == [(CLEO, STATE[CLEO])]
-    regain.handle(Received(CLEO, ManifestIs(STATE[CLEO], None)), history, 21.5)
-    assert regain.restored(HELD) is None
-    assert asked(regain, history, 22.0) == [(ADA, STATE[ADA])]
-
-
-def test_newer_rounds_do_not_chase_a_newcomer_from_one_member_to_the_next():
-    """The head moves on while a member's state is on its way: that is no reason to begin anew, a roll's is."""
-    regain, history = begun(HELD)
-    asked(regain, history, 0.0)
-    regain.round -= 1
-    assert not regain.is_outrun(history, 60.0)
-    regain, history = begun(None)
+def test_a_fetch_begins_anew_once_a_newer_state_was_agreed_on():
+    regain, history = begun()
     asked(regain, history, 0.0)
     assert not regain.is_outrun(history, 0.0)
     regain.round -= 1
@@ -117,23 +96,13 @@ def test_newer_rounds_do_not_chase_a_newcomer_from_one_member_to_the_next():
 
 def test_a_newcomer_is_outrun_again_and_again_but_not_before_its_members_had_time_to_answer():
     """Its history grows in leaps: the second state may be as old as the first, and the dead are silent about it."""
-    regain, history = begun(None)
+    regain, history = begun()
     for begun_at in (0.0, 0.5, 0.5 + OUTRUN_S):
         asked(regain, history, begun_at)
         regain.round -= 1
         if begun_at:
             assert not regain.is_outrun(history, begun_at + OUTRUN_S - 0.1)
         assert regain.is_outrun(history, begun_at + OUTRUN_S)
-
-
-def test_where_nobody_is_left_whom_the_roll_names_nothing_is_fetched_again_and_again():
-    regain, history = begun(HELD)
-    assert not regain.fetch_from([PeerId("dora")], history, 0.0) and not regain.busy
-
-
-def _tick(regain: Regain, history, now: float):
-    name = f"fetch/{STATE[ADA].hex()}/stall"
-    return regain.handle(TimerFired(name), history, now)
 
 
 def test_whoever_is_behind_follows_rounds_while_their_parts_are_less_than_the_state():

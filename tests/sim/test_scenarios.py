@@ -60,7 +60,7 @@ def test_no_row_is_lost_behind_a_link_that_broke(topology: str):
     assert run_scenario("broken_links", 1, rounds=8, topology=topology).faults["link"] == 1
 
 
-@pytest.mark.parametrize("name", ["liars", "weighed", "paired_churn", "straggler_churn"])
+@pytest.mark.parametrize("name", ["liars", "weighed", "straggler_churn"])
 def test_a_story_whose_rounds_would_not_go_by_a_topology_is_not_told_by_it(name: str):
     with pytest.raises(CannotBeTold, match="cannot be told by a ring topology"):
         run_scenario(name, 1, topology="ring")

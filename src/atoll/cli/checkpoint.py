@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import cyclopts
 from cyclopts import Parameter
@@ -25,7 +25,6 @@ from atoll.cli.verify import kept_in
 if TYPE_CHECKING:
     from atoll.node.verify import Kept
     from atoll.wire.messages.vertex import Body, Vertex
-    from atoll.wire.pairs import Entry
 
 LISTED = 18  # newest rounds shown, 20 lines with the two above them; --all and --json have every one
 
@@ -57,15 +56,13 @@ def listing(
         rows = [_row(kept, folder, r) for r in (rounds if all or json else rounds[-LISTED:])]
         placed = placed_rounds(kept.pieces)
         blobs = {path.name for path in (folder / "blobs").glob("*")}
-        here = [] if json else [r for r in rounds if _held(folder, kept, r).blob.hex() in blobs]
-        paired = bool(rows) and _paired(kept, folder)
+        here = [] if json else [r for r in rounds if read_vertex(kept, folder, r)[1].state.hex() in blobs]
     if json:
         say_json([row | {"in_pieces": row["round"] in placed} for row in rows] if placed else rows)
         return
     if placed:
         say(f"  lie in pieces at the members: rounds {spans_text(spans_of(placed))}")
-    there = "this peer's own model is here of" if paired else "can be gone back to from here:"
-    say(f"  {there} rounds {spans_text(spans_of(here)) or 'none'}")
+    say(f"  can be gone back to from here: rounds {spans_text(spans_of(here)) or 'none'}")
     say(f"  {'round':>6}  {'trained':>7}  {'after':>12}  {'loss':>8}  {'counted':>9}  {'state':<8}  {'size':>9}")
     for row in rows:
         size = bytes_text(row["size_bytes"]) if row["size_bytes"] is not None else "-"
@@ -132,7 +129,6 @@ def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
         told = (f"{of} {value:.1%}" if "accuracy" in of else f"{of} {value:.4f}" for of, value in found.items())
         yield "validated", ", ".join(told)
     yield "state", row["state"]
-    yield from ((f"  of {who}", state) for who, state in row["states"].items())
     size = row["size_bytes"]
     yield "size", f"{bytes_text(size)}, in this folder" if size is not None else "not in this folder any more"
     yield "vertex", row["vertex"]
@@ -162,9 +158,9 @@ def export(
     folder = folder_of(run)
     with kept_in(folder) as kept:
         _check_round(kept, folder, round)
-        held = _held(folder, kept, round)
-        here = [r for r in kept.rounds if _size_of(_blob(folder, _held(folder, kept, r).blob)) is not None]
-    state, source = held.blob, _blob(folder, held.blob)
+        state = read_vertex(kept, folder, round)[1].state
+        here = [r for r in kept.rounds if _blob(folder, read_vertex(kept, folder, r)[1].state).exists()]
+    source = _blob(folder, state)
     if not source.exists():
         raise UsageError(
             "E-CHK-03",
@@ -196,52 +192,14 @@ def export(
         write_durably(to, source.read_bytes(), exported=True)
         size, what = to.stat().st_size, "state"
     if json:
-        say_json({"round": round, "state": state.hex(), "state_of": held.of, "file": str(to), "size_bytes": size})
+        say_json({"round": round, "state": state.hex(), "file": str(to), "size_bytes": size})
         return
-    what += f" that {held.of} held" if held.of else ""
     say(f"  the {what} of round {round} ({state.hex()[:8]}, {bytes_text(size)}) is in {to}")
 
 
 def late_text(late: dict[str, int]) -> str:
     """Of what somebody did apart, and a vertex took in."""
     return f"{late['steps']} steps apart since round {late['since']}"
-
-
-class Held(NamedTuple):
-    """The blob of a round's state, and whose it is where members have states of their own."""
-
-    blob: Digest
-    of: str | None = None
-
-
-def _held(folder: Path, kept: Kept, round: int) -> Held:
-    """What the round agreed on; where that only names states of members, the one among them that is here."""
-    body = read_vertex(kept, folder, round)[1]
-    names = names_of((m.peer, m.name) for m in body.members)
-    named = [Held(entry.state, names.get(entry.peer, entry.peer)) for entry in _roll(folder, body.state)]
-    here = [held for held in named if _blob(folder, held.blob).exists()]
-    return next(iter([*here, *named]), Held(body.state))
-
-
-def _roll(folder: Path, state: Digest) -> tuple[Entry, ...]:
-    """Which states this one names, where members have their own and the roll of them is here."""
-    from atoll.wire.pairs import MAGIC, roll_from_bytes
-
-    try:
-        with _blob(folder, state).open("rb") as file:
-            head = file.read(len(MAGIC))
-            return roll_from_bytes(head + file.read()).states if head == MAGIC else ()
-    except (FileNotFoundError, PeerFault):
-        return ()  # a damaged one is told by `atoll verify --deep`
-
-
-def _paired(kept: Kept, folder: Path) -> bool:
-    from atoll.node.settings import decode_settings
-
-    try:
-        return decode_settings(read_vertex(kept, folder, -1)[1].settings).paired
-    except PeerFault:
-        return False  # `atoll verify` says so
 
 
 def _blob(folder: Path, name: Digest) -> Path:
@@ -301,8 +259,7 @@ def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
         "back_to": back.round if back is not None else None,
         "branch": _branch(kept, round),  # that begins beside it
         "state": body.state.hex(),
-        "states": {names.get(e.peer, e.peer): e.state.hex() for e in _roll(folder, body.state)},
-        "size_bytes": _size_of(_blob(folder, _held(folder, kept, round).blob)),
+        "size_bytes": _size_of(_blob(folder, body.state)),
     }
 
 

@@ -102,7 +102,6 @@ def pull(
                 "run_id": run.hex(),
                 "round": taken.round,
                 "state": taken.state.hex(),
-                "state_of": taken.of,
                 "vertices": audit.vertices,
                 "votes_alone": alone,
                 "folder": str(to),
@@ -114,9 +113,8 @@ def pull(
     say(f"  run {name} ({short(run)}): {audit.vertices} vertices, all as they were agreed on")
     if alone:
         say(f"  protected by {votes_text(audit)} alone: rounds {spans_text(alone)}")
-    whose = f", that {short(taken.of)} holds," if taken.of is not None else ""
     size = f"{taken.state.hex()[:8]}, {bytes_text(size_bytes)}"
-    say(f"  the {what_is(files)} of round {taken.round}{whose} ({size}) is in {to}")
+    say(f"  the {what_is(files)} of round {taken.round} ({size}) is in {to}")
 
 
 def _whom(source: str, via: Sequence[str]) -> tuple[Digest, Bootstrap, Ticket | None]:

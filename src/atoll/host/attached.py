@@ -436,7 +436,6 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
         rounds=schedule.turns,
         start_peers=wish.start_peers,
         min_peers=min_peers,
-        topology="pairs" if recipe.paired else "butterfly",
         statistic=statistic,
         tolerance=preset.tolerance,
         witnessed=preset.witnessed,

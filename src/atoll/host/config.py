@@ -45,7 +45,7 @@ ENVIRONMENT = "ATOLL_"
 CHANGE_OF_SCHEDULE = 1000  # rounds over which the learning rate falls when a run has no end
 # recipes that agree on the gradient of every step
 EVERY_STEP = ("data_parallel", "parameter_server", "demo_", "powersgd", "pipelined")
-DILOCO = ("diloco", "streaming", "auto", "eager", "muloco", "decoupled", "noloco", "des_loc", "delayed_nesterov")
+DILOCO = ("diloco", "streaming", "auto", "eager", "muloco", "decoupled", "des_loc", "delayed_nesterov")
 BUILT = (*DILOCO, *EVERY_STEP)  # made as the config says; others are only adjusted
 
 
@@ -102,8 +102,6 @@ def recipe_of(config: Config) -> Recipe:
         if train.recipe in BUILT:
             if train.recipe in EVERY_STEP:
                 _check_given(train.recipe, given)
-            if train.recipe == "noloco":
-                _check_given("noloco", given, given.keys() - {"down"})  # nobody is answered with a mean
             if train.recipe == "des_loc":  # plain means in fp32
                 _check_given("des_loc", given, given.keys() - {"up", "down", "outer_lr", "outer_momentum"})
             if train.recipe == "delayed_nesterov":

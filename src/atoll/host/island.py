@@ -40,7 +40,6 @@ from atoll.host.mine import Mine
 from atoll.host.opening import Openings
 from atoll.host.outbox import Outbox
 from atoll.host.owing import Owing
-from atoll.host.paired import Paired
 from atoll.host.pieces import cut_state, rebuild_blob
 from atoll.host.private import NOTHING, Private, Sent, going_with, placed, read_private, write_private
 from atoll.host.scoring import Scoring
@@ -85,7 +84,6 @@ from atoll.node.jobs import (
     KeepRows,
     LayOpen,
     LeaveOut,
-    OthersStates,
     ReadRow,
     Rebuild,
     Restore,
@@ -137,7 +135,6 @@ class Island:
         self.outbox: Outbox | None = None  # where others look at updates
         self.scoring: Scoring | None = None  # where updates are scored
         self.twins: Twins | None = None  # where members take each other's samples
-        self.paired: Paired | None = None  # where members exchange in pairs
         self._ahead: Private | None = None  # what is on disk once the round under way counts what I sent
         self._writing: asyncio.Task[None] | None = None  # that
         self._disk = ThreadPoolExecutor(1, "disk")
@@ -179,11 +176,6 @@ class Island:
         self.twins = Twins(
             self._learning_in, self.store, self.shelf, self.tended, self._arithmetic, self._ready, self._up_name
         )
-
-    def be_paired(self, me: PeerId) -> None:
-        """Members of this run exchange in pairs: what they agree on names the states that each of them holds."""
-        self.paired = Paired(me, self.store, self.shelf)
-        self.shelf.keep_mine(me)
 
     def equip(self, data: str) -> None:
         """The data set is here, and the base if there is one: from now on there is something to train."""
@@ -234,8 +226,6 @@ class Island:
                 return await arithmetic(self._advance, work)
             case Adopt():
                 return await self._adopt(work)
-            case GoBack() if self.paired is not None:
-                raise RunFailedError("E-RUN-22", "members have models of their own: there is none to go back to")
             case GoBack():
                 return await arithmetic(self._go_back, work)
             case FindState():
@@ -259,7 +249,7 @@ class Island:
                 return await asyncio.to_thread(self.openings.lay, work)
             case JudgeOpening() if self.openings is not None:
                 return await arithmetic(self.openings.judge, work)
-            case ShowRow() | JudgeRow() if self.paired is None:
+            case ShowRow() | JudgeRow():
                 up, put = self.openings.names.up if self.openings is not None else None, self.shelf.put_other
                 learning = self._learning_in(work.round)
                 return await arithmetic(looked_at_row, work, learning, up, put)
@@ -357,11 +347,6 @@ class Island:
     def _encode(self, work: Encode) -> Encoded:
         mine, common, learning = self.mine, self._common(work.round), self._learning_in(work.round)
         x_F = self.live.handed(learning, common.state)
-        if self.paired is not None:
-            whole = Encode(work.round, (1,))
-            update, _ = mine.encode(whole, learning, common, x_F, self.live.steps_since, self.live.members)
-            row = named(self.paired.row(update.wires[0], common.state), self._up_name)
-            return Encoded((row,) * work.parts)
         update, late = mine.encode(work, learning, common, x_F, self.live.steps_since, self.live.members)
         claim = None
         if self.auditing is not None:
@@ -376,14 +361,10 @@ class Island:
         return self._learning.common(round, head, name)
 
     def _combine(self, work: Combine, common: Common) -> Combined:
-        if self.paired is not None:
-            return self.paired.combined(work, self._learning_in(work.round), common, self._down_name)
         name = self._up_name if work.onward else self._down_name
         return answer(work, self._learning_in(work.round), common, self.owing, name)
 
     def _advance(self, work: Advance) -> Advanced:
-        if self.paired is not None:
-            return Advanced(self.paired.rolled(work, self._learning_in(work.round)))
         before = self._find(work.before)
         if before is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
@@ -412,7 +393,7 @@ class Island:
         work, before = await self._recalled(work)
         in_vain = self.mine.in_vain(work.counted)
         loop = asyncio.get_running_loop()
-        after, work = await loop.run_in_executor(self._arithmetic, self._agreed_on, work)
+        after = await loop.run_in_executor(self._arithmetic, self._find, work.state)
         if after is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
         if remembers(self._learning.recipe):
@@ -446,15 +427,6 @@ class Island:
             await loop.run_in_executor(self._disk, self.shelf.found_way)  # its lock may be held for long
         await self._keep(work.vertex, self._foreseen(work))
 
-    def _agreed_on(self, work: Adopt) -> tuple[SharedState | None, Adopt]:
-        """The state to go on from, and the work with what counts of my update: a pair's is one row, and counts if
-        what I made of it does."""
-        if self.paired is None:
-            return self._find(work.state), work
-        assert self.head is not None
-        after, counts = self.paired.after(work.state, self.head, self._learning_in(work.round))
-        return after, msgspec.structs.replace(work, counted=(True,) if counts else None)
-
     async def _follow(
         self, work: Adopt, after: SharedState
     ) -> tuple[SharedState | None, SharedState, bool, Tensor | None]:
@@ -480,18 +452,11 @@ class Island:
         goes_on = counts and self.auditing is not None and self.auditing.lives_on(work.round)
         await self.live.begin_again(after.anchor_F, counts, goes_on)
 
-    def _restore(self, work: Restore) -> Restored | OthersStates | None:
-        mine, kept = True, None
-        if self.paired is not None:
-            held = self.paired.held(work.state, self._learning)
-            if isinstance(held, OthersStates):
-                return held
-            state, mine = (held.state, held.mine) if held is not None else (None, False)
-        else:
-            state = self._find(work.state)
+    def _restore(self, work: Restore) -> Restored | None:
+        state, kept = self._find(work.state), None
         if state is None:
             return None
-        files = read_private(self.store, self._learning.layout.floats) if mine else []
+        files = read_private(self.store, self._learning.layout.floats)
         anew = work.left is None and self.away.held is None  # else what a round left open is in both
         private = self._private(files, work, work.mine if anew else (), state)
         if work.left is None or not work.left.afresh:
@@ -503,7 +468,7 @@ class Island:
         self.away.held, self.agreed.vertex = self.away.held or private.late, work.vertex
         if self.auditing is not None:
             self.auditing.remember(private.claim)
-        manifest = self.store.manifest(work.state) if self.paired is None else None
+        manifest = self.store.manifest(work.state)
         return Restored(manifest.size_bytes if manifest is not None else 0)
 
     def _private(
@@ -566,7 +531,7 @@ class Island:
     def _write_ahead(self, work: Encode, encoded: Encoded) -> None:
         """While what I made is on its way: what will be mine if it is counted. Late work goes another way."""
         away, mine, agreed, self._ahead = self.away, self.mine, self.agreed, None
-        if self.paired is not None or mine.own is not None or away.held is not None or away.base_F is not None:
+        if mine.own is not None or away.held is not None or away.base_F is not None:
             return
         if work.round <= agreed.round or mine.update is None or agreed.head is None or agreed.name is None:
             return  # it was agreed without this update, while that was encoded
@@ -640,8 +605,6 @@ class Island:
         name = self.agreed.name
         assert name is not None
         needed = frozenset[Digest]().union(*self.needed.values())
-        if self.paired is not None and self.paired.own is not None:
-            needed |= {self.paired.own}
         data = [self._learning.data_blob, *self._learning.beside]
         self.shelf.tidy({name, *data, *needed}, self.agreed.round)
         self._memory.sweep()

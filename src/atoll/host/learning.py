@@ -13,7 +13,7 @@ from torch import nn
 from atoll.base.effort import Effort
 from atoll.base.errors import UNREADABLE, PeerFault, UsageError
 from atoll.base.ids import Digest
-from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PART_BYTES_MAX, PARTS_MAX
+from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
 from atoll.learn.answers import remembers, says_more
 from atoll.learn.audit import recipe_problem
 from atoll.learn.base import base_bytes
@@ -49,7 +49,6 @@ from atoll.node.settings import (
     decode_settings,
     encode_settings,
     pacing_problem,
-    pairs_problem,
 )
 from atoll.node.topology import parts_planned
 from atoll.policy.openings import Terms
@@ -115,10 +114,6 @@ def decode_learning(settings: RunSettings) -> Learning:
         raise PeerFault("", f"this run cannot be cut into parts: {problem}")
     if problem := answers_problem(learning.recipe, settings):
         raise PeerFault("", f"this run's answers are more than encoded means, and {problem[0]}")
-    if settings.paired != learning.recipe.paired:
-        raise PeerFault(
-            "", "this run's members are to exchange in pairs by its recipe, or by its settings, but not both"
-        )
     if settings.audited_share and (problem := audit_problem(learning.recipe, learning.layout)):
         raise PeerFault("", f"this run's rounds cannot be audited: {problem}")
     if settings.scored_share and (problem := scoring_problem(learning.recipe)):
@@ -266,9 +261,6 @@ def terms_of(recipe: Recipe, share: float) -> Terms | msgspec.UnsetType:
 def size_problem(recipe: Recipe, layout: Layout) -> str:
     """Why this model cannot be sent as this recipe asks, in fragments of PARTS_MAX parts; empty if it can."""
     least = PARTS_MAX * BLOCK
-    if recipe.paired and row_bytes_most(layout) > PART_BYTES_MAX:
-        most = PART_BYTES_MAX // row_bytes_most(layout, 1)
-        return f"members in pairs send whole models, and this one has {layout.floats} values, more than {most}"
     try:
         smallest = min(hi - lo for lo, hi in fragments_of(layout, recipe.schedule.fragments))
     except ValueError as why:
@@ -278,11 +270,6 @@ def size_problem(recipe: Recipe, layout: Layout) -> str:
     what = "what is exchanged" if layout.held else "the model"
     what = what if recipe.schedule.fragments == 1 else f"a fragment of {what}"
     return f"{what} has only {smallest} values; a run needs at least {least}"
-
-
-def row_bytes_most(layout: Layout, floats: int | None = None) -> int:
-    """Of a row where members exchange in pairs: an update and an anchor, both at most fp32."""
-    return 8 * (layout.floats if floats is None else floats)
 
 
 ATTACHED = "attached"  # data and steps are the user's own loop: see attach.py
@@ -377,8 +364,6 @@ def _canary(recipe: Recipe, canary: str, tokenizer: bytes, column: str) -> bytes
 
 def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
     """The same, as this recipe's reducer and answers want it. UsageError where settings stand against them."""
-    if recipe.paired:
-        return _pairing(recipe, settings)
     if problem := answers_problem(recipe, settings):
         why, fix = problem
         raise UsageError("E-RUN-18", f"this recipe's answers are more than encoded means, and {why}", fix=fix)
@@ -411,37 +396,9 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
     return settings
 
 
-def _pairing(recipe: Recipe, settings: RunSettings) -> RunSettings:
-    """The same, for members that exchange two by two."""
-    if settings.topology not in ("auto", "pairs"):
-        problem = f"a {settings.topology} has a common result"
-    else:
-        settings = msgspec.structs.replace(
-            settings,
-            topology="pairs",
-            min_peers=max(recipe.reducer.peers_min, settings.min_peers),
-            start_peers=max(recipe.reducer.peers_min, settings.start_peers),
-        )
-        problem = pairs_problem(settings)
-    if problem:
-        raise UsageError(
-            "E-RUN-22",
-            f"members of this run cannot exchange in pairs: {problem}",
-            cause="its recipe has no common model: each member keeps its own (specs/pairs.md)",
-            fix=_words(
-                recipe,
-                'write run.trust = "private", sync.topology = "auto" and sync.apart = "wait", and none of '
-                "sync.statistic, sync.quorum, run.audit_rate, run.score_rate, run.validate_every, run.reputation, "
-                'run.openings, keep.coded; or choose train.recipe = "diloco"',
-                'trust="private" without a statistic; or leave recipe out',
-            ),
-        )
-    return settings
-
-
 def answers_problem(recipe: Recipe, settings: RunSettings) -> tuple[str, str] | None:
     """What stands against answers that say more than an encoded mean, and what helps; None if nothing does."""
-    if recipe.paired or not (says_more(recipe) or remembers(recipe)):
+    if not (says_more(recipe) or remembers(recipe)):
         return None
     if settings.round.quorum != "majority":
         fix = _words(
@@ -565,8 +522,6 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
     blob = state_hash(beginning.blob)
     learning = Learning(beginning.recipe, beginning.data, blob, layout, canary, tokenizer, base)
     largest = 4 * longest_turn(beginning.recipe.schedule, layout)  # fp32: no codec makes an update larger
-    if settings.paired:
-        largest = row_bytes_most(layout)
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)
     beside = beginning.canary, beginning.tokenizer, beginning.base
     try:  # what a joiner will say of it

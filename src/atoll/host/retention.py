@@ -12,11 +12,10 @@ from collections.abc import Collection, Sequence
 from itertools import chain
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import Digest
 from atoll.host.store import Store
 from atoll.node.config.sections import Keep
 from atoll.wire.codec import decode_body, decode_vertex
-from atoll.wire.pairs import is_roll, roll_from_bytes
 
 SPACED_MAX = 64  # states of every so many rounds: a week of rounds of ten minutes, at a state in two or three hours
 
@@ -27,8 +26,6 @@ class Retention:
         self._agreed: dict[int, Digest] = {}  # of the rounds that stay: read once
         self._whole: Sequence[Digest] | None = None  # where older states lie in pieces: those that do not yet
         self._pieces: frozenset[Digest] = frozenset()
-        self.me: PeerId | None = None  # where members have states of their own: of each round that stays, mine does
-        self._mine: dict[Digest, Digest | None] = {}  # then: roll -> my state in it
 
     def follow(self, whole: Sequence[Digest], pieces: frozenset[Digest]) -> None:
         """Older states lie in pieces: of them these stay whole, the most important first. `pieces` count, and are
@@ -48,7 +45,7 @@ class Retention:
         rounds = self.rounds(head)
         self._agreed = {r: self._agreed[r] for r in rounds if r in self._agreed}
         if self._whole is None:
-            states = [state for round in rounds for state in self._with_mine(self._state_of(round))]
+            states = [self._state_of(round) for round in rounds]
         else:
             newest = [round for round in rounds if round >= head - self.keep.newest]
             states = [*(self._state_of(round) for round in newest), *self._whole]
@@ -62,18 +59,6 @@ class Retention:
                 break
             kept.add(state)
         return kept
-
-    def _with_mine(self, state: Digest | None) -> tuple[Digest, ...]:
-        """What a round agreed on, and of the states that it names mine."""
-        if state is None or self.me is None:
-            return () if state is None else (state,)
-        if state not in self._mine:
-            data = self._store.read_blob(state)
-            self._mine[state] = roll_from_bytes(data).of(self.me) if data is not None and is_roll(data) else None
-            if len(self._mine) > 2 * SPACED_MAX + self.keep.newest:
-                del self._mine[next(iter(self._mine))]
-        mine = self._mine[state]
-        return (state,) if mine is None else (state, mine)
 
     def size_of(self, blobs: Collection[Digest]) -> int:
         """Bytes of those that are here."""

@@ -37,12 +37,6 @@ async def roll_back(host: PeerHost, round: int, wait_s: Seconds, without: Sequen
             fix=f"atoll checkpoint rollback {round} in the founder's folder",
         )
     goal = await asyncio.to_thread(_goal, host.store, round)
-    if host.machine.settings.paired:
-        raise RefusedError(
-            "E-CHK-11",
-            "the run cannot go back: its members exchange in pairs, and there is no model that all of them held",
-            fix=f"atoll checkpoint export {round} FILE writes this peer's own of that round, if it is here",
-        )
     history = host.machine.history
     if goal is None or history is None or round > history.head:
         newest = history.head if history is not None else -1

@@ -149,8 +149,6 @@ class PeerHost(Driver):
                 "pip install 'atoll[coded]'",
             )
             return
-        if genesis.settings.paired:
-            self.island.be_paired(self.me)
         if genesis.settings.opened is not None:
             self.island.be_opened()
         if genesis.settings.audited_share:

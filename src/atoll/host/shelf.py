@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from threading import Lock
 
 from atoll.base.errors import PeerFault, RunFailedError
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import Digest
 from atoll.host.retention import Retention
 from atoll.host.rows import Rows
 from atoll.host.store import Store
@@ -101,10 +101,6 @@ class Shelf:
     def keep_verdicts(self, blobs: Sequence[Digest]) -> None:
         """From now on these exhibits and states stay, as many as there is room for."""
         self._verdicts = blobs
-
-    def keep_mine(self, me: PeerId) -> None:
-        """Members have states of their own: of the rounds that stay, mine does."""
-        self._retention.me = me
 
     def tidy(self, needed: set[Digest], round: int) -> None:
         """Forget the blobs that neither are needed nor were put there lately. `round` is the head's."""

@@ -30,12 +30,11 @@ from atoll.keys.digest import Buffer, digest
 from atoll.keys.erasure import demand_ready
 from atoll.node.admission import Wish
 from atoll.node.facts import Refused, StateLost, StateRebuilt
-from atoll.node.jobs import HoldPieces, OthersStates, Rebuild, Restore
+from atoll.node.jobs import HoldPieces, Rebuild, Restore
 from atoll.node.settings import decode_settings
 from atoll.protocol.dag.eras import EraSealed
 from atoll.protocol.transfer.fetch import Fetched, FetchFailed
 from atoll.wire.codec import decode_body, decode_vertex
-from atoll.wire.pairs import is_roll, roll_from_bytes
 from atoll.wire.ticket import Ticket
 
 ANSWER_S = 60.0  # nobody of the run answered for so long: its addresses are not reachable from here
@@ -47,7 +46,6 @@ SIGNED_S = 5.0  # without a further era signed by its quorum: nobody at hand has
 class Taken(NamedTuple):
     round: int
     state: Digest
-    of: PeerId | None = None  # whose it is, where members have states of their own
 
 
 async def take(
@@ -132,13 +130,6 @@ class _Visitor(Driver):
 
     async def _earlier(self, round: int) -> Taken:
         """The state of this round, whole or out of pieces; asked for again where a holder went away meanwhile."""
-        if self.machine.settings.paired:
-            raise UsageError(
-                "E-CHK-14",
-                "members of this run have models of their own, and give away their newest only",
-                cause="they exchange in pairs: specs/pairs.md",
-                fix=f"leave out --round; or, at a member, atoll checkpoint export {round} FILE",
-            )
         self.state = state = await asyncio.to_thread(self._agreed, round)
         while not self.store.has_blob(state):
             self.ended.clear()
@@ -233,22 +224,8 @@ class _Shelf:
         if self.newest and not self.store.has_blob(work.state):
             return False
         if self.newest and not self.taken.done():
-            taken = self._taken(work.round, work.state)
-            if isinstance(taken, OthersStates):
-                return taken
-            self.taken.set_result(taken)
+            self.taken.set_result(Taken(work.round, work.state))
         return await asyncio.Event().wait()  # there is nothing to go on with; `stop` ends this
-
-    def _taken(self, round: int, state: Digest) -> Taken | OthersStates:
-        """The state, or that of a member, where it only names these."""
-        data = self.store.read_blob(state)
-        if data is None or not is_roll(data):
-            return Taken(round, state)
-        held = sorted(roll_from_bytes(data).states, key=lambda entry: -entry.since)
-        for entry in held:
-            if self.store.has_blob(entry.state):
-                return Taken(round, entry.state, entry.peer)
-        return OthersStates(tuple((entry.peer, entry.state) for entry in held))
 
     def name_of(self, message: Message, payload: Buffer) -> Digest:
         return digest(payload)

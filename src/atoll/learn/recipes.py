@@ -131,7 +131,6 @@ def swarm_problem(recipe: Recipe) -> str:
     # a run has one size of batch, so tokens^2 / steps weighs rows as samples do
     ours = msgspec.structs.replace(reducer, group="server" if reducer.group == "server" else "all", own="sent")
     fresh = Reducer(own="fresh", quorum=reducer.quorum, grace=reducer.grace)
-    paired = Reducer(group="pair", peers_min=reducer.peers_min)
     cannot = {
         "gradients that are accumulated for one fragment after the other": (
             isinstance(recipe.inner, Accumulate) and schedule.fragments > 1
@@ -158,20 +157,16 @@ def swarm_problem(recipe: Recipe) -> str:
         f"answers in {coding.down}": coding.answer != "gathered" and not _needs_a_seed_at_most(coding.down),
         f"a closing average in {schedule.closing}": bool(schedule.closing) and not _stands_alone(schedule.closing),
         "a reducer other than a mean of all members' rows": (
-            reducer.statistic not in SCALED or reducer not in (ours, fresh, paired)
+            reducer.statistic not in SCALED or reducer not in (ours, fresh)
         ),
         "eager updates in rounds that go on without the slow": reducer.own == "fresh" and reducer.quorum > 0,
         "eager updates whose answers are gathered": reducer.own == "fresh" and coding.answer == "gathered",
         "this outer step": (
-            not isinstance(recipe.outer, SHARED | Gossip)
+            not isinstance(recipe.outer, SHARED)
             or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing | AdamW | Delayed))
         ),
         "a delayed step that comes after nothing": isinstance(recipe.outer, Delayed) and recipe.outer.every < 1,
         "an outer AdamW whose numbers divide by zero": isinstance(recipe.outer, AdamW) and not _steps(recipe.outer),
-        f"updates in {coding.up} between members that share no state": (
-            recipe.paired and not _stands_alone(coding.up)
-        ),
-        "gradients that are accumulated, in pairs": recipe.paired and isinstance(recipe.inner, Accumulate),
         "a precision, or compiled steps, in loops of members' own": (
             recipe.model == "attached" and recipe.computing is not UNSET
         ),
@@ -403,8 +398,12 @@ def in_own_loop(recipe: Recipe, believed: bool = True) -> Recipe:
     inner = recipe.inner if isinstance(recipe.inner, Accumulate) else LOOPS_OWN
     recipe = msgspec.structs.replace(recipe, model="attached", seed=0, batch=1, seq_len=1, inner=inner)
     recipe = in_swarm(recipe, believed=believed)  # an update counts by samples, where it counts by tokens
-    if problem := why or swarm_problem(recipe):
-        raise ValueError(f"this recipe is none for a loop of one's own: {problem}")
+    if why:
+        raise ValueError(f"this recipe is none for a loop of one's own: {why}")
+    if problem := swarm_problem(recipe):
+        raise ValueError(
+            f"this recipe is none for a loop of one's own, only for atoll.experiment: {problem}; diloco is for both"
+        )
     return recipe
 
 

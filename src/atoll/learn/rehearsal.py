@@ -622,7 +622,7 @@ class Experiment:
         recipe, trouble = self.recipe, self.trouble
         ours = self.clients is not None or recipe.schedule.epochs is not UNSET  # rounds of data of one's own
         ours |= bool(self.records)  # those of real runs move
-        apart = ours or self.own_data or recipe.paired or self.layout.counters
+        apart = ours or self.own_data or self.layout.counters
         schedule = recipe.schedule
         whole = self.steps % schedule.turn_steps == 0 if self.rhythm.effort is None else self.rhythm.whole
         whole &= not schedule.phases or self.steps == schedule.steps

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msgspec.structs import replace
-
 from atoll.base.ids import Digest
 from atoll.base.machine import Ask, Effect, Payload
 from atoll.keys.digest import digest
@@ -53,9 +51,6 @@ class Advances:
             self.ground.shares,
             batch=plan.batch,
         )
-        if self.ground.paired:
-            owners, trainers = (names[0] for names in self.ground.owners), (m.peer for m in plan.trainers)
-            work = replace(work, states_of=tuple(owners), trainers=tuple(trainers))
         return [Ask(self._job(step), work)]
 
     def done(self, job: str, state: Digest) -> bool:

@@ -418,13 +418,8 @@ def _window(
 def _in_time(ground: Ground, answers: Sequence[Answered]) -> set[PeerId]:
     """Whose rows came in time, as far as answers show it."""
     named = Counter(peer for answered in answers for peer in answered.contributors)
-    if not ground.paired:
-        # an owner that keeps silent keeps its own row of its part, too: whoever is slow lacks in more than one
-        return {peer for peer, times in named.items() if 2 * times > ground.taking(peer)}
-    # in pairs a silent partner takes its half along, whatever it is that keeps it
-    own = {ground.owners[answered.part][0] for answered in answers}
-    taking = Counter(peer for answered in answers for peer in ground.takes(answered.part) or ())
-    return {peer for peer in own if named[peer] == taking[peer]}
+    # an owner that keeps silent keeps its own row of its part, too: whoever is slow lacks in more than one
+    return {peer for peer, times in named.items() if 2 * times > ground.taking(peer)}
 
 
 def _effort(ground: Ground, commits: Mapping[PeerId, Commit], reports: Sequence[Signed]) -> Reached | UnsetType:

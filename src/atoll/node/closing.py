@@ -59,12 +59,8 @@ def closed_by(vertex: Vertex, body: Body, ground: Ground, assembling: bool) -> R
     """In words for people: who counted, who counted in part, and who is missing."""
     listed = [set(opened(s).contributors) for s in body.parts if s is not None]
     counted = set[PeerId]().union(*listed)
-    if ground.paired:  # in part: in its partner's state, and not in its own
-        partly = counted - {s.signer for s in body.parts if s is not None}
-        trainers = {owners[0] for owners in ground.owners}
-    else:
-        partly = counted - counted.intersection(*listed)
-        trainers = ground.plan.givers - resting_in(body, body.round)
+    partly = counted - counted.intersection(*listed)
+    trainers = ground.plan.givers - resting_in(body, body.round)
     topology = ground.by(asked_in(body.commits)).topology
     return RoundClosed(
         vertex=vertex,

@@ -18,7 +18,6 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.limits import (
     ANSWER_BYTES_MAX,
     COMMITTEE_MAX,
-    PAIRED_MAX,
     PARTS_MAX,
     PEERS_MAX,
     WEIGHED_ROWS_MAX,
@@ -86,7 +85,6 @@ class Ground:
     twins: Drawing | None = None  # members take each other's samples in secret; None: the run has no twins
     compared: tuple[Verdict, ...] = ()  # what became of twins, as the parent settled it
     words_lost: bool = False  # of scorers or referees, on this disk: records are taken at their word
-    paired: bool = False  # members exchange two by two and have states of their own, which the agreed one names
     ways: Callable[[str], Way] | None = None  # by its name, where whoever calls may choose how its call is reduced
 
     def by(self, asked: str) -> Ground:
@@ -165,9 +163,7 @@ class Ground:
 
     @property
     def trainers_most(self) -> int:
-        """Rows without distances would stop the learning of all; in pairs everybody tells all what it holds."""
-        if self.paired:
-            return PAIRED_MAX
+        """Rows without distances would stop the learning of all."""
         return WEIGHED_ROWS_MAX if self.weighs else PEERS_MAX
 
     @cached_property
@@ -318,9 +314,8 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
             demanded=demanded,
             scored=scored,
             compared=compared,
-            paired=settings.paired,
         )
-    way = way_of(settings, plan, answered_bytes(parent), parent.trained)
+    way = way_of(settings, plan, answered_bytes(parent))
     trust = settings.statistic, settings.tolerance, settings.witnessed, settings.captured_share
     audited, reputed, opened = bool(settings.audited_share), settings.reputed, settings.opened is not None
     more = audited, reputed, demanded, opened, settings.apart_terms, scored
@@ -328,7 +323,7 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     ways = partial(way_asked, settings, plan, trained=parent.trained) if chosen else None
     fixed = plan, genesis, parent, way.topology, way.why, judge
     twins: dict[str, Any] = {"twins": drawing, "compared": compared}
-    return Ground(*fixed, *trust, parts, who, *more, paired=settings.paired, ways=ways, **twins)
+    return Ground(*fixed, *trust, parts, who, *more, ways=ways, **twins)
 
 
 def answered_bytes(parent: Body) -> int:

@@ -90,8 +90,6 @@ class Advance(msgspec.Struct, frozen=True):
     samples: int  # that all contributors learned from
     shards: int  # workers that the data was handed out to
     shares: tuple[int, ...] = ()  # relative sizes of the parts
-    states_of: tuple[PeerId, ...] = ()  # where members have states of their own: whose new one each part names
-    trainers: tuple[PeerId, ...] = ()  # then: whose states stay named, however old they are
     batch: int = 0
 
 
@@ -157,8 +155,6 @@ class Left(msgspec.Struct, frozen=True):
 class Restore(msgspec.Struct, frozen=True):
     """Load this agreed state from disk as the head, with my private state if it fits -> Restored, or None.
 
-    Where members have states of their own and none that would do is here -> `OthersStates`, one of which is to be
-    fetched before this is asked again.
     `left`: the round in which I was until now, where what it owes is still to be told.
     `mine`: what this vertex and the one before it count of mine, the newest first; it ends where the run went back.
     """
@@ -174,12 +170,6 @@ class Restored(msgspec.Struct, frozen=True):
     """The agreed state is the head."""
 
     size_bytes: int = 0  # that fetching one like it takes; 0: rounds are followed for more than their state
-
-
-class OthersStates(msgspec.Struct, frozen=True):
-    """What members hold, by the agreed roll: one of these is to be fetched, from whom it is named with."""
-
-    held: tuple[tuple[PeerId, Digest], ...]  # in the order in which they are to be asked
 
 
 class ReadVertices(msgspec.Struct, frozen=True):

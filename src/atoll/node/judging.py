@@ -63,7 +63,7 @@ def row_work(commit: Commit, peer: PeerId, history: History, settings: RunSettin
     """What a row of this commitment has to be; what is shown of it is still to be filled in. None if vertices are
     missing that might say so, or nobody can be held to it."""
     ground = ground_of(commit.round, history, settings)
-    if ground is None or ground.topology is None or not ground.plan.may_lie or ground.paired:
+    if ground is None or ground.topology is None or not ground.plan.may_lie:
         return None
     trains = any(m.peer == peer for m in ground.plan.trainers)
     if not trains or not commit.parts or not one_branch(commit.round, history):

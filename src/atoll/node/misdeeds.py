@@ -50,7 +50,7 @@ class Misdeeds:
         a sum that was handed on is nobody's alone."""
         peer, ground = garbage.peer, self.ground
         row = reduce.unread.pop((garbage.part, peer), None)
-        judged = self.plan.may_lie and self.votes and not ground.paired and peer != self.me
+        judged = self.plan.may_lie and self.votes and peer != self.me
         if row is None or row.statement is None or not judged or peer in self.unreadable:
             return []
         self.unreadable.add(peer)

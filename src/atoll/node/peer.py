@@ -64,7 +64,7 @@ from atoll.node.facts import (
     StateMissing,
 )
 from atoll.node.inspectors import Inspectors
-from atoll.node.jobs import OthersStates, Restored
+from atoll.node.jobs import Restored
 from atoll.node.kept_rows import KeptRows
 from atoll.node.known import Grown, Known
 from atoll.node.mending import Mending
@@ -214,7 +214,7 @@ class Peer:
         job, result = event.job, event.result if isinstance(event, Done) else None
         match job.partition("/")[0]:
             case "restore":
-                return self._restored(result if isinstance(result, Restored | OthersStates) else None, now)
+                return self._restored(result if isinstance(result, Restored) else None, now)
             case "history":
                 return self.news.read(job, result or (), self._within_reach())
             case "era":
@@ -693,7 +693,7 @@ class Peer:
             return [self._fact(FetchBegan(why=f"{why}; nobody else could serve it"))]
         return [self._fact(FetchBegan(why=why)), *self._to_fetch(Start({}), now)]
 
-    def _restored(self, found: Restored | OthersStates | None, now: Seconds) -> list[Effect]:
+    def _restored(self, found: Restored | None, now: Seconds) -> list[Effect]:
         how = self.regain.restored(found)
         if how is None:
             return self._fetch_state(self.regain.lack, now)

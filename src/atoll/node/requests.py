@@ -99,8 +99,6 @@ def _new_epoch(known: Known, turnout: Turnout, linked: Set[PeerId], run_time: Se
 def go_back(peer: Peer, goal: Goal, sign: Sign, now: Seconds, without: tuple[PeerId, ...] = ()) -> list[Effect]:
     """Ask the members to go on from what this earlier vertex of our chain left behind, without some of them."""
     known = _as_member(peer)
-    if known.settings.paired:
-        raise ValueError("its members have models of their own, and no earlier one that all of them held")
     if why := why_not_without(without, known.history.head_body.members):
         raise ValueError(f"its word {why}")
     plain = Amend(

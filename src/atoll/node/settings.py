@@ -39,8 +39,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     open_to_all: bool = False  # True: nobody needs a ticket
     recovery: bytes = b""  # public identity that may start over when a quorum is gone for good; empty: nobody
     round: RoundSettings = RoundSettings()
-    topology: TopologyName | Literal["pairs"] = "butterfly"
-    """How updates are reduced (specs/topologies.md); "pairs": members have models of their own (specs/pairs.md)."""
+    topology: TopologyName = "butterfly"  # how updates are reduced: specs/topologies.md
     pieces: Pieces = 1  # each owner's share is cut so fine: while one is combined the next is on its way
     update_bytes: Amount = 0  # the most that one encoded update can have; large ones are cut into more parts
     statistic: StatisticName = "mean"  # what the rows of a part become; others than the mean need direct rows
@@ -77,11 +76,6 @@ class RunSettings(msgspec.Struct, frozen=True):
     def is_public(self) -> bool:
         """Any peer that knows the run's id may read its history, data and model. Open to all says so, too."""
         return self.public is True or self.open_to_all
-
-    @property
-    def paired(self) -> bool:
-        """Members exchange two by two, and each has a model of its own: specs/pairs.md."""
-        return self.topology == "pairs"
 
     @property
     def audited_share(self) -> float:
@@ -175,7 +169,6 @@ def twins_misfit(settings: RunSettings) -> str:
         "a scorer would look at the samples that a member was told to learn from": settings.scored_share > 0,
         "who trains apart takes steps that nobody assigned": settings.apart_terms is not None,
         "who is slow sends steps of two rounds": settings.round.acceptance is not msgspec.UNSET,
-        "members have models of their own": settings.paired,
     }
     return "; ".join(why for why, asked in cannot.items() if asked)
 
@@ -187,27 +180,6 @@ def captured_problem(settings: RunSettings) -> str:
     if settings.opened is None:
         return "nobody opens their answers afterwards"
     return ""
-
-
-def pairs_problem(settings: RunSettings) -> str:
-    """What of these stands against members that have models of their own; empty if nothing does."""
-    cannot = {
-        "nobody but the two of a pair can say what a member's state follows from, and members do not trust each "
-        "other": settings.round.quorum != "majority" or settings.witnessed,
-        f"{settings.statistic} is another statistic": settings.statistic != "mean",
-        "audits take rounds again that began from a common model": settings.audited_share > 0,
-        "scores are of updates of a common model": settings.scored_share > 0,
-        "records weigh rows, and in a pair both count the same": settings.reputed,
-        "validators look at a common model": settings.validated is not None,
-        "coded pieces are of a common model": settings.kept_coded is not None,
-        "openings are of sums that all get": settings.opened is not None,
-        "who trains apart comes back to a common model": settings.apart_terms is not None,
-        "a pair waits for both of it": settings.round.acceptance is not msgspec.UNSET,
-        "nobody owns the same parts every round": settings.steady is True,
-        "a row is sent whole": settings.pieces != 1,
-        "who is not drawn to train has no partner": settings.round.sample is not msgspec.UNSET,
-    }
-    return "; ".join(why for why, asked in cannot.items() if asked)
 
 
 def pacing_problem(settings: RunSettings) -> str:
@@ -254,8 +226,6 @@ def decode_settings(data: bytes) -> RunSettings:
             raise PeerFault("", "genesis asks for Raft where members may lie")
         if settings.round.acceptance is not msgspec.UNSET and (problem := acceptance_problem(settings)):
             raise PeerFault("", f"genesis asks for rounds that wait for a quorum of updates, but {problem}")
-        if settings.paired and (problem := pairs_problem(settings)):
-            raise PeerFault("", f"genesis has members exchange in pairs, but {problem}")
         if settings.apart_terms is not None and settings.round.sample is not msgspec.UNSET:
             raise PeerFault("", "genesis draws who trains and has members train apart: late work had no turn")
         if settings.apart_terms is not None and settings.audited_share:

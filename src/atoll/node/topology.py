@@ -56,16 +56,13 @@ ASKED = "topology="  # how a caller names one in what it asks for, such as `topo
 STEADY = b"steady"  # what owners are drawn by where they are the same every round
 
 
-def way_of(settings: RunSettings, plan: RoundPlan, answered_bytes: int = 0, trained: int = 0) -> Way:
+def way_of(settings: RunSettings, plan: RoundPlan, answered_bytes: int = 0) -> Way:
     """Owners and those on the way are settled voters; whoever else contributes sends to owners directly.
 
     Where members may lie there are no partial sums, and nobody gets more to own because it says that its link is
     fast: whatever would need them is a plain butterfly. `answered_bytes` of combined parts were agreed on in the
-    last round; 0 if none were, or if that tells nothing about the next round. `trained` rounds were before.
+    last round; 0 if none were, or if that tells nothing about the next round.
     """
-    if settings.paired:  # rows are whole, however long: `found` refuses models that are too large
-        settled = tuple(m.peer for m in plan.trainers if m.standing == "member")[:PAIRED_MAX]
-        return Way(pairs(settled or plan.voters, trained, pair_pieces(settings)), "members exchange in pairs")
     way = _way(settings, plan, answered_bytes or settings.update_bytes)
     return Way(fitting(way.topology, settings.update_bytes), way.why)
 
@@ -82,10 +79,13 @@ def asked_in(commits: Sequence[Signed]) -> str:
 
 
 def way_asked(settings: RunSettings, plan: RoundPlan, name: str, trained: int) -> Way:
-    """By this name instead of genesis's. PeerFault if there is none."""
-    if name not in (*TOPOLOGIES, PAIRS):
+    """By this name instead of genesis's; `trained` rounds were before. PeerFault if there is none."""
+    if name == PAIRS:
+        settled = tuple(m.peer for m in plan.trainers if m.standing == "member")[:PAIRED_MAX]
+        return Way(pairs(settled or plan.voters, trained, pair_pieces(settings)), "members exchange in pairs")
+    if name not in TOPOLOGIES:
         raise PeerFault("", f"no topology {name!r}")
-    return way_of(replace(settings, topology=name), plan, trained=trained)
+    return way_of(replace(settings, topology=name), plan)
 
 
 def parts_most(settings: RunSettings, parent: Body) -> int:
@@ -106,8 +106,6 @@ def part_bytes_most(update_bytes: int) -> int:
 
 def parts_planned(settings: RunSettings) -> int:
     """The most that any topology makes of these settings: `fitting` adds less than what fills a part each."""
-    if settings.paired:
-        return PAIRED_MAX
     return PARTS_MAX * settings.pieces - (-settings.update_bytes // PART_BYTES_MAX)
 
 

@@ -206,8 +206,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         'parameters. "pipelined": as data_parallel, but the next gradients are computed while a round is agreed, '
         "each of parameters three rounds old, which wants a smaller train.lr (arXiv 1811.03619). "
         "These five agree on every single step: for fast links; their train.lr is that of the agreed "
-        'step. "noloco": no all-reduce, each exchanges with one other per round and keeps a model of its own; '
-        "at most 6 million values (arXiv 2506.10911, specs/pairs.md). "
+        "step. "
         '"sparta": after every step 0.5 % of the values are averaged, others in each round, and members keep their '
         "own of the rest until the last one, which averages all; before it the agreed model is behind what members "
         "hold. "
@@ -215,7 +214,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         '"delayed_nesterov": a round begins to share as soon as one member has its steps, all others hand over '
         "what they have and count by it, and the momentum is felt once per run.start_peers of full updates (arXiv "
         "2401.09135). "
-        '"sparseloco", "cooperative", "decoupled", "delayed_nesterov", "demo_", "powersgd" and "noloco" need '
+        '"sparseloco", "cooperative", "decoupled", "delayed_nesterov", "demo_" and "powersgd" need '
         'run.trust = "private". '
         "The others of learn/methods run in one process only (atoll.experiment): not yet here."
     ),
@@ -320,9 +319,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "sync.topology": (
         'How updates are reduced (specs/topologies.md). "auto" is a hierarchy if names say that members are in '
         'several places ("eu/ada", "us/bob"), else what the planner finds cheapest on the links that members '
-        'measured and agreed on, and a butterfly until these are known. With train.recipe = "noloco" it stays '
-        '"auto": members exchange in pairs. "hierarchical", "tree" and "ring" combine rows on the way, so they '
-        'need run.trust = "private".'
+        'measured and agreed on, and a butterfly until these are known. "hierarchical", "tree" and "ring" '
+        'combine rows on the way, so they need run.trust = "private".'
     ),
     "sync.statistic": (
         'What the rows of a part become. "mean": weighted by samples, any liar can move it. "median", '

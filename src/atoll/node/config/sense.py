@@ -27,12 +27,13 @@ from atoll.protocol.consensus.snow import SAFE_SIZE, SnowParams
 SNOW = SnowParams()  # as its authors had it
 
 RECIPES = (
-    *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager", "noloco"),
+    *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager"),
     *("muloco", "fedavg", "sparseloco", "cooperative", "decoupled", "data_parallel", "demo_", "powersgd"),
     *("parameter_server", "sparta", "pipelined", "des_loc", "delayed_nesterov", "intellect1"),
 )
 EXPERIMENTS = (  # recipes that real runs cannot do yet; learn/methods has what they are made of
     "halos",
+    "noloco",
 )
 NOT_YET: dict[str, str] = {  # key -> why another value than the default is refused
     "sync.pipeline_depth": "the transport decides how many pieces are on their way",

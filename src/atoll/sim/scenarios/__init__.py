@@ -9,7 +9,6 @@
     pauses       churn while the run is paused and goes on again and again
     amendments   churn while numbers of the run change and it is sent back, and one changes them in another's name
     weighed      churn where distances weigh rows, and owners speak twice
-    paired_churn  churn where members exchange in pairs, have states of their own, and pause
     paced        churn where windows follow the pace of the run
     growth       two founders, four joiners by ticket; then one is lost for good
     blackout     everybody stops at once, again and again, and goes on from disk
@@ -79,7 +78,6 @@ from atoll.sim.scenarios.churn import (
     clocks,
     overlap,
     paced,
-    paired_churn,
     pauses,
     pieces_churn,
     post_quantum,
@@ -126,7 +124,6 @@ SCENARIOS: dict[str, Scenario] = {
     "pauses": Scenario(pauses, peers=8, rounds=20),
     "amendments": Scenario(amendments, peers=8, rounds=30),
     "weighed": Scenario(weighed, peers=8, rounds=12),
-    "paired_churn": Scenario(paired_churn, peers=8, rounds=20),
     "paced": Scenario(paced, peers=8, rounds=20),
     "growth": Scenario(growth, peers=2, rounds=12),
     "blackout": Scenario(blackout, peers=5, rounds=20),

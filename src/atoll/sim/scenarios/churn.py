@@ -25,7 +25,6 @@ from atoll.sim.audits import islands
 from atoll.sim.checkers import InvariantBroken
 from atoll.sim.island import Island, IslandKnobs
 from atoll.sim.network import NetworkKnobs
-from atoll.sim.paired import PairedIsland
 from atoll.sim.scenarios.audits import Told
 from atoll.sim.scenarios.pieces import restore_everything
 from atoll.sim.scenarios.stage import Stage
@@ -43,7 +42,6 @@ from atoll.wire.messages.statements import Numbers
 PACE_S = 3.0  # mean time between two faults
 DOWN_SHARE = 0.3  # of the founders at most, down or asleep at one time
 BACK_MAX = 24  # rounds; states stay on virtual disks for sixteen
-PAIRED_CALM_ROUNDS = 4  # in which everybody is a member again and was drawn
 JOINERS_MAX = 6  # strangers that come in one run
 WEATHER = NetworkKnobs(loss_rate=0.05, duplicate_rate=0.05, jitter_s=0.05)
 
@@ -79,25 +77,6 @@ def straggler_churn(stage: Stage) -> None:
     stage.quorum = "majority"
     waits = replaced(stage.paced(), acceptance=Acceptance(quorum=max(2, stage.peers // 2), grace=2))
     _through_weather(stage, None, overlap=4, slow=1, round=waits)
-
-
-def paired_churn(stage: Stage) -> None:
-    """The same where members exchange in pairs, and pause: each goes on from what it held, or takes another's. At
-    the end the roll names of every member a state that is on its disk and lately made."""
-    stage.quorum = "majority"
-    _through_weather(stage, None, pauses=True, island=PairedIsland, topology="pairs")
-    settled = stage.newest.head if stage.newest is not None else 0
-    stage.until_round(settled + PAIRED_CALM_ROUNDS, stage.healed() * PAIRED_CALM_ROUNDS)
-    for node in stage.swarm.honest:
-        island, machine = node.island, node.machine
-        assert isinstance(island, PairedIsland) and machine is not None
-        member = machine.known.roster.mine
-        if member is None or not member.votes or island.head is None:
-            continue
-        roll = island.roll(island.head)
-        entry = next((entry for entry in roll.states if entry.peer == node.name), None)
-        if entry is None or entry.state not in island.blobs or roll.round - entry.since > 2:
-            raise InvariantBroken(f"after {roll.round} rounds, in calm, the roll says of {node.name}: {entry}")
 
 
 def reputed_churn(stage: Stage) -> None:

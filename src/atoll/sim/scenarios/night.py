@@ -23,7 +23,7 @@ from atoll.sim.scenarios.stage import CannotBeTold, Scenario, ScenarioFailed, Sc
 
 SIZES: dict[str, tuple[int, ...]] = {  # these are short and of drawn sizes; others are told as they are
     **dict.fromkeys(
-        ("churn", "overlap", "weighed", "rollback", "paired_churn", "paced", "blackout"),
+        ("churn", "overlap", "weighed", "rollback", "paced", "blackout"),
         (4, 5, 6, 7, 8, 10, 12, 16),
     ),
     **dict.fromkeys(("liars", "owners", "framers", "poisoners"), (4, 7, 10, 13)),
