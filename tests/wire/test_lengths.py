@@ -26,7 +26,6 @@ NO_LONGER_THAN_THEIR_FRAME = {  # what has any length, and why that costs nothin
     ("Propose", "body"): "a vertex body, decoded and bounded by itself",
     ("Vertex", "recovery"): "a statement with its signature",
     ("ManifestIs", "here"): "one byte per chunk of a blob, compared with the manifest",
-    ("Comparison", "products"): "compared with their digest in a signed statement",
     ("Compared", "products"): "as many as its contributors, of whom there are WEIGHED_ROWS_MAX",
     ("Weighing", "compared"): "one digest, or one for each part; compared with what it should be",
     ("Weighing", "weights"): "compared with the number of its peers",

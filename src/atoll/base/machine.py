@@ -32,6 +32,13 @@ class Lane(IntEnum):
     BULK = 1  # payloads; several connections, back-pressure
 
 
+def tag_of(struct: msgspec.Struct | type[msgspec.Struct]) -> str:
+    """The name of a message, statement or fact on the wire, on disk and in logs; it outlives names of classes."""
+    tag = struct.__struct_config__.tag
+    assert isinstance(tag, str), f"{struct} has no tag"
+    return tag
+
+
 class Message(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Anything that crosses the wire. Subclasses live in wire/messages and are the whole vocabulary."""
 

@@ -71,7 +71,7 @@ T = TypeVar("T")
 FAREWELL_S = 10.0  # for the others to agree that I am gone; below what a loop waits for its peer (attach.LEAVE_S)
 
 
-class Attach(msgspec.Struct, frozen=True, tag=True):
+class Attach(msgspec.Struct, frozen=True, tag="Attach"):
     """First words of the user's process: who it wants to be."""
 
     folder: str
@@ -92,7 +92,7 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     validates: bool = False  # the loop can measure a held-out loss
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
+class Told(msgspec.Struct, frozen=True, tag="Told"):
     """News for the user's process."""
 
     ticket: str
@@ -100,14 +100,14 @@ class Told(msgspec.Struct, frozen=True, tag=True):
     lacks: tuple[str, ...] = ()  # a run that it founded, of what its trust stands for
 
 
-class Begins(msgspec.Struct, frozen=True, tag=True):
+class Begins(msgspec.Struct, frozen=True, tag="Begins"):
     """The first job comes next: what the run's recipe works with may be in the hands of the loop's optimizer."""
 
     recipe: Recipe
     validated: bool = False  # members look at its agreed model
 
 
-class Closed(msgspec.Struct, frozen=True, tag=True):
+class Closed(msgspec.Struct, frozen=True, tag="Closed"):
     """A round was agreed."""
 
     round: int
@@ -117,13 +117,13 @@ class Closed(msgspec.Struct, frozen=True, tag=True):
     loss: float
 
 
-class Over(msgspec.Struct, frozen=True, tag=True):
+class Over(msgspec.Struct, frozen=True, tag="Over"):
     """The run has had its rounds; x holds the agreed model."""
 
     rounds: int
 
 
-class Trouble(msgspec.Struct, frozen=True, tag=True):
+class Trouble(msgspec.Struct, frozen=True, tag="Trouble"):
     """This peer cannot go on: an AtollError in parts."""
 
     code: str
@@ -132,14 +132,14 @@ class Trouble(msgspec.Struct, frozen=True, tag=True):
     fix: str
 
 
-class Declines(msgspec.Struct, frozen=True, tag=True):
+class Declines(msgspec.Struct, frozen=True, tag="Declines"):
     """The loop gives nothing to this round, nor to so many less one after it."""
 
     job: int  # its Train, which this answers; 0: it has none just now
     rounds: int
 
 
-class Farewell(msgspec.Struct, frozen=True, tag=True):
+class Farewell(msgspec.Struct, frozen=True, tag="Farewell"):
     """Last words of the user's process."""
 
 

@@ -23,7 +23,7 @@ from msgspec.structs import asdict
 from atoll.base.errors import UNREADABLE
 from atoll.base.ids import NAME_SHOWN_MAX, PeerId, names_of, one_line, short
 from atoll.base.limits import SCORE_ONE
-from atoll.base.machine import Fact
+from atoll.base.machine import Fact, tag_of
 from atoll.host.ownership import open_private
 from atoll.node.amend import amend_of, pauses_in, tunes_in
 from atoll.node.apart import late_of
@@ -57,7 +57,7 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
     """The line for this fact; None for facts that stay inside."""
     if isinstance(fact, SECRET_FACTS):
         return None
-    entry: dict[str, Any] = {"at": round(at, 3), "fact": type(fact).__name__, "phase": fact.phase}
+    entry: dict[str, Any] = {"at": round(at, 3), "fact": tag_of(fact), "phase": fact.phase}
     match fact:
         case RoundClosed(body=body):
             entry |= {

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
+from atoll.base.machine import tag_of
 from atoll.policy.members import AMEND_ROUNDS, Earlier
 from atoll.protocol.dag.history import History
 from atoll.wire.codec import decode_statement, encode
@@ -83,7 +84,7 @@ def tunes_in(reports: Iterable[Signed]) -> list[tuple[Signed, Tune]]:
 
 def _said(reports: Iterable[Signed], kind: type[W]) -> list[tuple[Signed, W]]:
     found: list[tuple[Signed, W]] = []
-    tag = kind.__name__.encode()
+    tag = tag_of(kind).encode()
     for signed in reports:
         if tag not in signed.body:  # of a thousand reports nearly none is opened
             continue

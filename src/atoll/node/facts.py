@@ -14,32 +14,32 @@ from atoll.wire.messages.statements import Caught, Complaint, Finding, Lapse
 from atoll.wire.messages.vertex import Body, Member, Vertex
 
 
-class GenesisKnown(Fact, frozen=True, kw_only=True):
+class GenesisKnown(Fact, frozen=True, kw_only=True, tag="GenesisKnown"):
     phase = "join"
     settings: RunSettings
     vertex: Vertex
 
 
-class CaughtUp(Fact, frozen=True, kw_only=True):
+class CaughtUp(Fact, frozen=True, kw_only=True, tag="CaughtUp"):
     """My state is the one agreed in this round."""
 
     phase = "join"
     by: str  # "disk", "blob" or "rounds"
 
 
-class FetchBegan(Fact, frozen=True, kw_only=True):
+class FetchBegan(Fact, frozen=True, kw_only=True, tag="FetchBegan"):
     phase = "join"
     why: str
 
 
-class MembershipChanged(Fact, frozen=True, kw_only=True):
+class MembershipChanged(Fact, frozen=True, kw_only=True, tag="MembershipChanged"):
     phase = "membership"
     joined: tuple[PeerId, ...]
     left: tuple[PeerId, ...]
     members: tuple[Member, ...]
 
 
-class Refused(Fact, frozen=True, kw_only=True):
+class Refused(Fact, frozen=True, kw_only=True, tag="Refused"):
     """A member turned my join down, or I cannot take part myself."""
 
     phase = "join"
@@ -50,13 +50,13 @@ class Refused(Fact, frozen=True, kw_only=True):
     for_good: bool = False  # asking again is no use
 
 
-class RunOver(Fact, frozen=True, kw_only=True):
+class RunOver(Fact, frozen=True, kw_only=True, tag="RunOver"):
     phase = "keep"
     rounds: int
     state: Digest
 
 
-class RoundBegan(Fact, frozen=True, kw_only=True):
+class RoundBegan(Fact, frozen=True, kw_only=True, tag="RoundBegan"):
     phase = "plan"
     members: tuple[PeerId, ...]
     assembling: bool
@@ -67,7 +67,7 @@ class RoundBegan(Fact, frozen=True, kw_only=True):
     batch: int = 0  # samples of each; 0: as the recipe has it
 
 
-class TrainEnded(Fact, frozen=True, kw_only=True):
+class TrainEnded(Fact, frozen=True, kw_only=True, tag="TrainEnded"):
     phase = "train"
     steps: int
     samples: int
@@ -75,14 +75,14 @@ class TrainEnded(Fact, frozen=True, kw_only=True):
     step_s: Seconds
 
 
-class Passed(Fact, frozen=True, kw_only=True):
+class Passed(Fact, frozen=True, kw_only=True, tag="Passed"):
     """I contribute nothing to this round, and say why."""
 
     phase = "train"
     why: str
 
 
-class TrainedApart(Fact, frozen=True, kw_only=True):
+class TrainedApart(Fact, frozen=True, kw_only=True, tag="TrainedApart"):
     """I hear too few voters to close this round, and took so many steps by myself; see specs/apart.md."""
 
     phase = "apart"
@@ -92,19 +92,19 @@ class TrainedApart(Fact, frozen=True, kw_only=True):
     quorum: int
 
 
-class ShareBegan(Fact, frozen=True, kw_only=True):
+class ShareBegan(Fact, frozen=True, kw_only=True, tag="ShareBegan"):
     phase = "share"
     attempt: int
     committed: tuple[PeerId, ...]
     absent: tuple[PeerId, ...]
 
 
-class AttemptFailed(Fact, frozen=True, kw_only=True):
+class AttemptFailed(Fact, frozen=True, kw_only=True, tag="AttemptFailed"):
     phase = "agree"
     attempt: int
 
 
-class Disagreed(Fact, frozen=True, kw_only=True):
+class Disagreed(Fact, frozen=True, kw_only=True, tag="Disagreed"):
     """I found a proposal wrong and did not vote for it."""
 
     phase = "agree"
@@ -112,7 +112,7 @@ class Disagreed(Fact, frozen=True, kw_only=True):
     why: str
 
 
-class OtherCall(Fact, frozen=True, kw_only=True):
+class OtherCall(Fact, frozen=True, kw_only=True, tag="OtherCall"):
     """Its update has another length than mine, or its caller asked for something else: they cannot be averaged."""
 
     phase = "commit"
@@ -123,7 +123,7 @@ class OtherCall(Fact, frozen=True, kw_only=True):
     my_asked: str
 
 
-class Fault(Fact, frozen=True, kw_only=True):
+class Fault(Fact, frozen=True, kw_only=True, tag="Fault"):
     """A peer broke the protocol; its message was dropped."""
 
     phase = "trust"
@@ -131,7 +131,7 @@ class Fault(Fact, frozen=True, kw_only=True):
     what: str
 
 
-class Accused(Fact, frozen=True, kw_only=True):
+class Accused(Fact, frozen=True, kw_only=True, tag="Accused"):
     """I have something against this peer that the members should know: a proven lie, or one failure too many."""
 
     phase = "trust"
@@ -139,7 +139,7 @@ class Accused(Fact, frozen=True, kw_only=True):
     statement: Caught | Complaint
 
 
-class Unread(Fact, frozen=True, kw_only=True):
+class Unread(Fact, frozen=True, kw_only=True, tag="Unread"):
     """This peer committed to a row of that round that cannot be read, as I saw myself."""
 
     phase = "trust"
@@ -148,7 +148,7 @@ class Unread(Fact, frozen=True, kw_only=True):
     why: str
 
 
-class Lapsed(Fact, frozen=True, kw_only=True):
+class Lapsed(Fact, frozen=True, kw_only=True, tag="Lapsed"):
     """This owner failed the round as far as I could see, in a way that proves nothing."""
 
     phase = "trust"
@@ -156,7 +156,7 @@ class Lapsed(Fact, frozen=True, kw_only=True):
     why: Lapse
 
 
-class AuditDrawn(Fact, frozen=True, kw_only=True):
+class AuditDrawn(Fact, frozen=True, kw_only=True, tag="AuditDrawn"):
     """The vertex of this round drew a segment of this peer's; `auditors` in the order of their turns."""
 
     phase = "audit"
@@ -165,7 +165,7 @@ class AuditDrawn(Fact, frozen=True, kw_only=True):
     auditors: tuple[PeerId, ...]
 
 
-class AuditEnded(Fact, frozen=True, kw_only=True):
+class AuditEnded(Fact, frozen=True, kw_only=True, tag="AuditEnded"):
     """I took the segment again, or added up what was opened, or tried to: this is what I found."""
 
     phase = "audit"
@@ -178,7 +178,7 @@ class AuditEnded(Fact, frozen=True, kw_only=True):
     exhibit: Digest | None = None  # the blob that was judged
 
 
-class Verdict(Fact, frozen=True, kw_only=True):
+class Verdict(Fact, frozen=True, kw_only=True, tag="Verdict"):
     """A vertex holds what an auditor found."""
 
     phase = "audit"
@@ -188,7 +188,7 @@ class Verdict(Fact, frozen=True, kw_only=True):
     finding: Finding
 
 
-class Looked(Fact, frozen=True, kw_only=True):
+class Looked(Fact, frozen=True, kw_only=True, tag="Looked"):
     """I was drawn to look at the state of this round: these losses are what I tell the members."""
 
     phase = "validate"
@@ -198,7 +198,7 @@ class Looked(Fact, frozen=True, kw_only=True):
     right: tuple[int, ...] = ()  # millionths of all answers; none: not counted
 
 
-class StateJudged(Fact, frozen=True, kw_only=True):
+class StateJudged(Fact, frozen=True, kw_only=True, tag="StateJudged"):
     """Vertices hold enough words about the state of this round."""
 
     phase = "validate"
@@ -209,7 +209,7 @@ class StateJudged(Fact, frozen=True, kw_only=True):
     accuracy: tuple[int, ...] | None = None  # millionths of all answers; None: too few validators counted them
 
 
-class WentBack(Fact, frozen=True, kw_only=True):
+class WentBack(Fact, frozen=True, kw_only=True, tag="WentBack"):
     """Validators found the state bad, and this round's vertex left it."""
 
     phase = "validate"
@@ -218,7 +218,7 @@ class WentBack(Fact, frozen=True, kw_only=True):
     contributors: tuple[PeerId, ...]  # to any of them: no verdict on any of these
 
 
-class ScoreDrawn(Fact, frozen=True, kw_only=True):
+class ScoreDrawn(Fact, frozen=True, kw_only=True, tag="ScoreDrawn"):
     """The vertex of this round drew this peer's update, to be scored by these."""
 
     phase = "score"
@@ -226,7 +226,7 @@ class ScoreDrawn(Fact, frozen=True, kw_only=True):
     scorers: tuple[PeerId, ...]
 
 
-class ScoreTaken(Fact, frozen=True, kw_only=True):
+class ScoreTaken(Fact, frozen=True, kw_only=True, tag="ScoreTaken"):
     """I took a step along the update, or was shown none: this is what I tell the members."""
 
     phase = "score"
@@ -236,7 +236,7 @@ class ScoreTaken(Fact, frozen=True, kw_only=True):
     why: str
 
 
-class ScoreMissed(Fact, frozen=True, kw_only=True):
+class ScoreMissed(Fact, frozen=True, kw_only=True, tag="ScoreMissed"):
     """My own trainer failed at it: an update of mine is not shown, or another's is not scored by me."""
 
     phase = "score"
@@ -245,7 +245,7 @@ class ScoreMissed(Fact, frozen=True, kw_only=True):
     why: str
 
 
-class UpdateScored(Fact, frozen=True, kw_only=True):
+class UpdateScored(Fact, frozen=True, kw_only=True, tag="UpdateScored"):
     """Vertices hold enough words about this update."""
 
     phase = "score"
@@ -255,7 +255,7 @@ class UpdateScored(Fact, frozen=True, kw_only=True):
     falls: tuple[int, ...]  # medians
 
 
-class TwinsFound(Fact, frozen=True, kw_only=True):
+class TwinsFound(Fact, frozen=True, kw_only=True, tag="TwinsFound"):
     """This vertex shows that two took the same samples, and their updates differ: these compare them."""
 
     phase = "twins"
@@ -265,7 +265,7 @@ class TwinsFound(Fact, frozen=True, kw_only=True):
     referees: tuple[PeerId, ...]
 
 
-class TwinsCompared(Fact, frozen=True, kw_only=True):
+class TwinsCompared(Fact, frozen=True, kw_only=True, tag="TwinsCompared"):
     """I held twins' updates against each other, or was not shown both: this is what I tell the members."""
 
     phase = "twins"
@@ -275,7 +275,7 @@ class TwinsCompared(Fact, frozen=True, kw_only=True):
     why: str
 
 
-class TwinsMissed(Fact, frozen=True, kw_only=True):
+class TwinsMissed(Fact, frozen=True, kw_only=True, tag="TwinsMissed"):
     """My own trainer failed at it: an update of mine is not shown, or twins are not compared by me."""
 
     phase = "twins"
@@ -284,7 +284,7 @@ class TwinsMissed(Fact, frozen=True, kw_only=True):
     why: str
 
 
-class TwinsJudged(Fact, frozen=True, kw_only=True):
+class TwinsJudged(Fact, frozen=True, kw_only=True, tag="TwinsJudged"):
     """Vertices hold what became of a pair of twins."""
 
     phase = "twins"
@@ -296,7 +296,7 @@ class TwinsJudged(Fact, frozen=True, kw_only=True):
     hid: tuple[PeerId, ...]  # who did not show its own
 
 
-class OpeningVerdict(Fact, frozen=True, kw_only=True):
+class OpeningVerdict(Fact, frozen=True, kw_only=True, tag="OpeningVerdict"):
     """A vertex holds what a checker found in blocks of an answer that were opened to it, or were not."""
 
     phase = "trust"
@@ -307,7 +307,7 @@ class OpeningVerdict(Fact, frozen=True, kw_only=True):
     finding: Finding
 
 
-class StateMissing(Fact, frozen=True, kw_only=True):
+class StateMissing(Fact, frozen=True, kw_only=True, tag="StateMissing"):
     """The round is decided, but I cannot compute its state: fetch it whole. `why` says whether I diverged."""
 
     phase = "keep"
@@ -315,21 +315,21 @@ class StateMissing(Fact, frozen=True, kw_only=True):
     why: str
 
 
-class StateLacked(Fact, frozen=True, kw_only=True):
+class StateLacked(Fact, frozen=True, kw_only=True, tag="StateLacked"):
     """A body goes back to an earlier state that is not here: I cannot vote for it until it is."""
 
     phase = "agree"
     state: Digest
 
 
-class HistoryLacks(Fact, frozen=True, kw_only=True):
+class HistoryLacks(Fact, frozen=True, kw_only=True, tag="HistoryLacks"):
     """This disk changed or lost the vertex of round `lacks`: I wait for it before I go on."""
 
     phase = "join"
     lacks: int
 
 
-class HistoryMended(Fact, frozen=True, kw_only=True):
+class HistoryMended(Fact, frozen=True, kw_only=True, tag="HistoryMended"):
     """A member gave the vertex of round `lacked`, the very one that the next vertex names."""
 
     phase = "join"
@@ -337,7 +337,7 @@ class HistoryMended(Fact, frozen=True, kw_only=True):
     by: PeerId
 
 
-class BranchSeen(Fact, frozen=True, kw_only=True):
+class BranchSeen(Fact, frozen=True, kw_only=True, tag="BranchSeen"):
     """The run goes on elsewhere, too: this vertex closed the round as well as ours, in this epoch."""
 
     phase = "trust"
@@ -347,7 +347,7 @@ class BranchSeen(Fact, frozen=True, kw_only=True):
     recovered: bool  # it begins the epoch, by the recovery identity; else a quorum voted for it
 
 
-class BranchPreferred(Fact, frozen=True, kw_only=True):
+class BranchPreferred(Fact, frozen=True, kw_only=True, tag="BranchPreferred"):
     """Of two branches that part at this round most of those who were asked prefer this one. It decides nothing."""
 
     phase = "trust"
@@ -359,7 +359,7 @@ class BranchPreferred(Fact, frozen=True, kw_only=True):
     settled: bool  # enough queries in a row named the same
 
 
-class PieceKept(Fact, frozen=True, kw_only=True):
+class PieceKept(Fact, frozen=True, kw_only=True, tag="PieceKept"):
     """A piece of the state agreed in round `of` lies on my disk."""
 
     phase = "keep"
@@ -369,7 +369,7 @@ class PieceKept(Fact, frozen=True, kw_only=True):
     repaired: bool  # made of others' pieces, because its holder is gone or lost it
 
 
-class StateRebuilt(Fact, frozen=True, kw_only=True):
+class StateRebuilt(Fact, frozen=True, kw_only=True, tag="StateRebuilt"):
     """An earlier state is here again, whole, bit for bit, out of the pieces of these holders."""
 
     phase = "keep"
@@ -378,7 +378,7 @@ class StateRebuilt(Fact, frozen=True, kw_only=True):
     sources: tuple[PeerId, ...]
 
 
-class StateLost(Fact, frozen=True, kw_only=True):
+class StateLost(Fact, frozen=True, kw_only=True, tag="StateLost"):
     """An earlier state, or a piece of one, could not be made just now."""
 
     phase = "keep"
@@ -387,7 +387,7 @@ class StateLost(Fact, frozen=True, kw_only=True):
     why: str
 
 
-class RowsGathered(Fact, frozen=True, kw_only=True):
+class RowsGathered(Fact, frozen=True, kw_only=True, tag="RowsGathered"):
     """Whoever asks who damaged a round has the rows of it that can be had."""
 
     phase = "keep"
@@ -396,7 +396,7 @@ class RowsGathered(Fact, frozen=True, kw_only=True):
     gone: tuple[tuple[int, PeerId], ...]  # part and author of those that nobody showed
 
 
-class RoundClosed(Fact, frozen=True, kw_only=True):
+class RoundClosed(Fact, frozen=True, kw_only=True, tag="RoundClosed"):
     """Agreed, durable, merged: the next round may begin."""
 
     phase = "keep"

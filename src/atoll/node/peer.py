@@ -41,6 +41,7 @@ from atoll.base.machine import (
     Start,
     TimerFired,
     Woke,
+    tag_of,
 )
 from atoll.keys.signer import Signer, Verifier, Vouch
 from atoll.node.admission import EXPELLED, UNTOLD, Admission, Wish, expelled, refusal_of
@@ -429,7 +430,7 @@ class Peer:
                 self.regain.left = left_open(self.me, 0, None)
             return self.regain.begin(history, "my state is older than the vertices in memory")
         waits = self.at == history.head and is_over(self.settings, parent)
-        if waits and not pool.of_kind(Tune.__name__):  # else members may agree on more rounds
+        if waits and not pool.of_kind(tag_of(Tune)):  # else members may agree on more rounds
             self.round, was_over, self.over = None, self.over, True
             fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
             return [] if was_over else [self._fact(fact)]
@@ -868,7 +869,7 @@ class Peer:
             return [*effects, *self._ask_lost([peer])]
         known = self.known
         known.pool.withdraw_farewell(peer)
-        farewell = known.pool.said_by(self.me, Leave.__name__) if self.leaving else []
+        farewell = known.pool.said_by(self.me, tag_of(Leave)) if self.leaving else []
         effects += [Send(peer, MemberReport(word)) for word in farewell]
         effects += self.downloads.linked(peer, now)
         effects += self.regain.fetch.linked(peer, now) if self.regain.fetch is not None else []

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import COMMITTEE_MAX, REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX, VOICES_MAX
+from atoll.base.machine import tag_of
 from atoll.base.recall import of_the_same
 from atoll.node.amend import (
     WANTS,
@@ -173,8 +174,8 @@ class ReportPool:
             company = Counter((kind, target) for kind, _, target in rivals)
             its = (key for key in reversed(rivals) if voice(key[1]) == loudest)
             end = min(its, key=lambda key: company[key[0], key[2]])
-        elif wanted[0] != Rests.__name__:
-            end = next((key for key in reversed(rivals) if key[0] == Rests.__name__), None)
+        elif wanted[0] != tag_of(Rests):
+            end = next((key for key in reversed(rivals) if key[0] == tag_of(Rests)), None)
         if end is not None:
             self._forget(end)
         return end is not None
@@ -190,19 +191,19 @@ class ReportPool:
     def proves(self, caught: Caught) -> bool:
         """Somebody's proof against this liar is here already: one is enough, and says more than any voice."""
         pair = target_of(replace(caught, other=caught.answer))
-        return any(kind == Caught.__name__ and target == pair for kind, _, target in self.pool)
+        return any(kind == tag_of(Caught) and target == pair for kind, _, target in self.pool)
 
     def withdraw_suspicion(self, by: PeerId, peer: PeerId) -> None:
         """The accused was heard again."""
-        self._forget((Suspect.__name__, by, peer))
+        self._forget((tag_of(Suspect), by, peer))
 
     def withdraw_farewell(self, peer: PeerId) -> None:
         """It is back. One that is still about to leave says so again to whom it links."""
-        self._forget((Leave.__name__, peer, ""))
+        self._forget((tag_of(Leave), peer, ""))
 
     def suspected_by(self, peer: PeerId) -> set[PeerId]:
         """Whom it says that it does not hear."""
-        return {PeerId(target) for kind, by, target in self.pool if (kind, by) == (Suspect.__name__, peer)}
+        return {PeerId(target) for kind, by, target in self.pool if (kind, by) == (tag_of(Suspect), peer)}
 
     def said_by(self, peer: PeerId, kind: str) -> list[Signed]:
         """Its reports of this kind that wait for their vertex."""
@@ -211,7 +212,7 @@ class ReportPool:
     def my_words(self) -> list[Signed]:
         """Mine that are said again while they wait for their vertex: the recovery identity's, and about states."""
         kinds = Amend, Pause, Tune, Validated
-        return [signed for kind in kinds for signed in self.said_by(self.notary.me, kind.__name__)]
+        return [signed for kind in kinds for signed in self.said_by(self.notary.me, tag_of(kind))]
 
     def my_voices(self, gone: Callable[[PeerId], bool], run_time: Seconds) -> list[Signed]:
         """Mine that wait for enough others, where not everybody was told. Suspicions anew, of those who are still
@@ -230,7 +231,7 @@ class ReportPool:
 
     def join_of(self, peer: PeerId) -> Join | None:
         """What it asks to be, if no vertex has that yet."""
-        signed = self.pool.get((Join.__name__, peer, ""))
+        signed = self.pool.get((tag_of(Join), peer, ""))
         said = decode_statement(signed.body, peer) if signed is not None else None
         return said if isinstance(said, Join) else None
 
@@ -259,7 +260,7 @@ class ReportPool:
         every = {id(signed) for signed in [*back, *pauses, *tunes]}
         crowded = self.crowded
         news = [
-            (key[0] == Rests.__name__, signed)
+            (key[0] == tag_of(Rests), signed)
             for key, signed in self.pool.items()
             if id(signed) not in every and not (crowded and self._counts(key)) and _may_go(key, gone)
         ]
@@ -386,7 +387,7 @@ def _of_before(reported: Reported | None, body: Body) -> bool:
 
 def _may_go(key: Key, gone: Callable[[PeerId], bool]) -> bool:
     """False for a suspicion of somebody who is here."""
-    return key[0] != Suspect.__name__ or gone(PeerId(key[2]))
+    return key[0] != tag_of(Suspect) or gone(PeerId(key[2]))
 
 
 def _size_bytes(signed: Signed) -> int:
@@ -394,4 +395,4 @@ def _size_bytes(signed: Signed) -> int:
 
 
 def _key(reported: Reported) -> Key:
-    return type(reported.statement).__name__, reported.by, target_of(reported.statement)
+    return tag_of(reported.statement), reported.by, target_of(reported.statement)

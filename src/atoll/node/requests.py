@@ -14,7 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.machine import Effect, Send
+from atoll.base.machine import Effect, Send, tag_of
 from atoll.node.amend import Goal, pauses_in, tunes_in, word_bytes
 from atoll.node.body import write_recovery
 from atoll.node.known import Known
@@ -112,7 +112,7 @@ def pause(peer: Peer, paused: bool, sign: Sign, now: Seconds) -> list[Effect]:
     """Ask the members to train no more from the next vertex on, or to train again."""
     known = _as_member(peer)
     if paused == (known.history.head_body.paused is not UNSET):
-        waits = any(word.paused for _, word in pauses_in(known.pool.said_by(peer.me, Pause.__name__)))
+        waits = any(word.paused for _, word in pauses_in(known.pool.said_by(peer.me, tag_of(Pause))))
         soon = " yet: the pause that was asked for begins when the round under way closes" if waits else ""
         raise ValueError("it is paused already" if paused else f"it is not paused{soon}")
     plain = Pause(known.history.head_id, paused, b"")
@@ -133,7 +133,7 @@ def tune(peer: Peer, to: Numbers, sign: Sign, now: Seconds) -> list[Effect]:
 def with_waiting(peer: Peer, to: Numbers) -> Numbers:
     """Together with those that I asked for before and no vertex holds yet: a pool keeps one word of mine, and a
     vertex that carried one would void the other."""
-    mine = [] if peer.is_lost else tunes_in(peer.known.pool.said_by(peer.me, Tune.__name__))
+    mine = [] if peer.is_lost else tunes_in(peer.known.pool.said_by(peer.me, tag_of(Tune)))
     return replace(mine[0][1].to, **numbers_in(to)) if mine else to
 
 

@@ -15,7 +15,7 @@ from atoll.wire.messages.statements import Amend, Answered, Commit, Signed, Stat
 from atoll.wire.messages.vertex import Body
 
 
-class Step(Statement, frozen=True):
+class Step(Statement, frozen=True, tag="Step"):
     """What turns one shared state into the next: combined parts, and the counters of those who count."""
 
     parts: tuple[Digest | None, ...]

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send
+from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send, tag_of
 from atoll.keys.digest import Buffer
 from atoll.node.facts import Accused, Fault, Unread
 from atoll.node.jobs import JudgeRow, RowLooked, ShowRow
@@ -73,7 +73,7 @@ class Unreadables:
         effects: list[Effect] = []
         for peer, known in self.known.items():
             if known.shown and known.told < TOLD_MAX:
-                said = {s.signer for s in self.pool.of_kind(Caught.__name__) if _accused(s, peer)}
+                said = {s.signer for s in self.pool.of_kind(tag_of(Caught)) if _accused(s, peer)}
                 known.told += 1
                 effects += self._tell(peer, known.shown, said)
         return effects

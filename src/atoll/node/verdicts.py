@@ -22,6 +22,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.machine import tag_of
 from atoll.node.jobs import Judge, JudgeOpening, JudgeRow
 from atoll.node.judging import keys_of, row_work, work_for
 from atoll.node.settings import RunSettings
@@ -190,7 +191,7 @@ def _reasons(body: Body, peer: PeerId) -> Iterator[Reason]:
         match statement_in(signed):
             case Caught(answer=answer, other=other) if answer.signer == peer:
                 said = statement_in(answer)
-                kind, slot = type(said).__name__, slot_of(said) if said is not None else None
+                kind, slot = (tag_of(said), slot_of(said)) if said is not None else ("statement", None)
                 where = f"of round {slot[1]}" if slot is not None else ""
                 if other is not None:
                     yield Reason("two words", f"it signed two different statements ({kind} {where}) for one slot")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.machine import Effect, Send
+from atoll.base.machine import Effect, Send, tag_of
 from atoll.node.known import Known
 from atoll.policy.members import only_counts
 from atoll.protocol.membership.heartbeat import Heartbeat
@@ -67,7 +67,7 @@ class Words:
         pool, heartbeat = self._known().pool, self._heartbeat
         if pool.crowded:
             return self._to_writers(pool.my_voices(heartbeat.gone, now + heartbeat.offset_s))
-        settled = {s.signer for s in pool.of_kind(Leave.__name__)} | pool.suspected_by(self._me)
+        settled = {s.signer for s in pool.of_kind(tag_of(Leave))} | pool.suspected_by(self._me)
         silent, refused = heartbeat.silent - settled, heartbeat.refused - settled
         words = [(peer, "refused" if peer in refused else "silent") for peer in sorted(silent | refused)]
         return [effect for peer, why in words for effect in self.suspect(peer, why, now)]

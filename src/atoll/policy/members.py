@@ -27,6 +27,7 @@ from atoll.base.limits import (
     TICKETS_MAX,
     WORDS_MAX,
 )
+from atoll.base.machine import tag_of
 from atoll.base.recall import of_the_same
 from atoll.keys.signer import Validity
 from atoll.policy.audits import NO_DOCKET, Docket
@@ -613,7 +614,7 @@ def sorted_reports(reports: Sequence[Reported]) -> list[Reported]:
     """One order for everybody, whatever order the proposer heard them in; one report per kind, signer, target."""
     unique: dict[tuple[str, PeerId, str], Reported] = {}
     for r in reports:
-        unique.setdefault((type(r.statement).__name__, r.by, target_of(r.statement)), r)
+        unique.setdefault((tag_of(r.statement), r.by, target_of(r.statement)), r)
     return [unique[key] for key in sorted(unique)]
 
 

@@ -24,6 +24,7 @@ from atoll.base.machine import (
     SetTimer,
     Start,
     TimerFired,
+    tag_of,
 )
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer
@@ -72,7 +73,7 @@ class Stranger:
         return []
 
     def _hear(self, message: Message) -> None:
-        self.told[type(message).__name__] += 1
+        self.told[tag_of(message)] += 1
         if not isinstance(message, HARMLESS) or (isinstance(message, Hello) and message.head >= -1):
             self.leaked.append(message)
 

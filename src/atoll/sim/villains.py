@@ -28,7 +28,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Effect, Event, Lane, Payload, Send, SetTimer, TimerFired
+from atoll.base.machine import Effect, Event, Lane, Payload, Send, SetTimer, Start, TimerFired
 from atoll.keys.digest import digest
 from atoll.keys.signer import Signer
 from atoll.node.admission import Wish
@@ -89,7 +89,7 @@ class Villain:
             return [SetTimer("mischief", now + MISCHIEF_S), *self._mischief(now)]
         self._overhear(event)
         effects = self._twisted(self.peer.handle(event, now))
-        if type(event).__name__ == "Start":
+        if isinstance(event, Start):
             effects.append(SetTimer("mischief", now + MISCHIEF_S))
         return effects
 

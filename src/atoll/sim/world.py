@@ -37,6 +37,7 @@ from atoll.base.machine import (
     Start,
     TimerFired,
     Woke,
+    tag_of,
 )
 from atoll.node.jobs import HandOver, Train
 from atoll.node.peer import Peer
@@ -237,7 +238,7 @@ class World:
         other = self.nodes.get(send.to)
         if other is None or other.machine is None:
             return
-        self.kinds[type(send.message).__name__] += 1
+        self.kinds[tag_of(send.message)] += 1
         if self.weighs:
             self.control_bytes += self._weight(send.message)
         leave = self._durable_at(node)  # a Keep is durable before any later Send leaves
@@ -391,9 +392,13 @@ def _write(kept: dict[str, bytes], name: str, blob: bytes | None) -> None:
         kept[name] = blob
 
 
+# in digests of histories, whatever the classes are called
+_LABELS = {Start: "Start", LinkUp: "LinkUp", LinkDown: "LinkDown", Woke: "Woke", Carried: "Carried"}
+
+
 def _label(event: Event) -> str:
     if isinstance(event, Received):  # nearly all of them; a pattern would be looked up for each
-        return f"{event.sender}>{type(event.message).__name__}"
+        return f"{event.sender}>{tag_of(event.message)}"
     if isinstance(event, TimerFired):
         return event.name
-    return event.job if isinstance(event, Done | Failed) else type(event).__name__
+    return event.job if isinstance(event, Done | Failed) else _LABELS[type(event)]

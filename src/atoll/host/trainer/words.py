@@ -46,7 +46,7 @@ class TrainerSpec(msgspec.Struct, frozen=True):
 # ---- What the parent says ----------------------------------------------------------------------------------
 
 
-class Train(msgspec.Struct, frozen=True, tag=True):
+class Train(msgspec.Struct, frozen=True, tag="Train"):
     job: int
     steps: int
     until: float | None  # time.monotonic() of this machine: no step begins that would end later
@@ -65,17 +65,17 @@ class Train(msgspec.Struct, frozen=True, tag=True):
     horizon: Horizon | None = None
 
 
-class Cancel(msgspec.Struct, frozen=True, tag=True):
+class Cancel(msgspec.Struct, frozen=True, tag="Cancel"):
     job: int  # a cancel that comes too late must not stop the next job
     ahead: bool = False  # only these steps are over: it may go on from there, as after all of them
     stands: bool = False  # nor does it go on from there, whatever is merged, until it is asked
 
 
-class WriteX(msgspec.Struct, frozen=True, tag=True):
+class WriteX(msgspec.Struct, frozen=True, tag="WriteX"):
     counters: tuple[int, ...]
 
 
-class Merge(msgspec.Struct, frozen=True, tag=True):
+class Merge(msgspec.Struct, frozen=True, tag="Merge"):
     """x[lo:hi] takes in the new anchor that lies in the mailbox there; `shift`: what lies there is added; `afresh`:
     x becomes it, and nothing is left of any steps."""
 
@@ -84,27 +84,27 @@ class Merge(msgspec.Struct, frozen=True, tag=True):
     how: Taken
 
 
-class Evaluate(msgspec.Struct, frozen=True, tag=True):
+class Evaluate(msgspec.Struct, frozen=True, tag="Evaluate"):
     samples: int
     given: bool = False  # not x, but the parameters behind it in the mailbox
 
 
-class Sample(msgspec.Struct, frozen=True, tag=True):
+class Sample(msgspec.Struct, frozen=True, tag="Sample"):
     prompt: str
     n: int
     seed: int
     given: bool = False
 
 
-class SaveInner(msgspec.Struct, frozen=True, tag=True):
+class SaveInner(msgspec.Struct, frozen=True, tag="SaveInner"):
     pass
 
 
-class LoadInner(msgspec.Struct, frozen=True, tag=True):
+class LoadInner(msgspec.Struct, frozen=True, tag="LoadInner"):
     size_bytes: int  # 0: begin afresh
 
 
-class ShowSegment(msgspec.Struct, frozen=True, tag=True):
+class ShowSegment(msgspec.Struct, frozen=True, tag="ShowSegment"):
     """Write into this file what shows how this segment of a round was trained."""
 
     round: int
@@ -114,7 +114,7 @@ class ShowSegment(msgspec.Struct, frozen=True, tag=True):
     path: str
 
 
-class JudgeSegment(msgspec.Struct, frozen=True, tag=True):
+class JudgeSegment(msgspec.Struct, frozen=True, tag="JudgeSegment"):
     """Take the segment again that somebody shows in this file."""
 
     assignment: Assignment
@@ -122,18 +122,18 @@ class JudgeSegment(msgspec.Struct, frozen=True, tag=True):
     path: str
 
 
-class GoOn(msgspec.Struct, frozen=True, tag=True):
+class GoOn(msgspec.Struct, frozen=True, tag="GoOn"):
     """One more step of what was to be shown or judged."""
 
 
-class Validate(msgspec.Struct, frozen=True, tag=True):
+class Validate(msgspec.Struct, frozen=True, tag="Validate"):
     """Begin to look at the parameters behind x in the mailbox, in a second model: take its first batch."""
 
     samples: int  # of each set
     canary: str = ""  # path of a blob of data to look at too
 
 
-class LookAlong(msgspec.Struct, frozen=True, tag=True):
+class LookAlong(msgspec.Struct, frozen=True, tag="LookAlong"):
     """The same on samples of the training data that a draw picks: of those that one peer took, then of others."""
 
     drawn: Digest
@@ -144,7 +144,7 @@ class LookAlong(msgspec.Struct, frozen=True, tag=True):
     dealt: int  # the position before which all samples are dealt out
 
 
-class StepAgain(msgspec.Struct, frozen=True, tag=True):
+class StepAgain(msgspec.Struct, frozen=True, tag="StepAgain"):
     """Begin to take the steps of somebody's round again, in a second model, from the parameters behind x in the
     mailbox, where the update that they make lies in the end: take the first one."""
 
@@ -158,7 +158,7 @@ class StepAgain(msgspec.Struct, frozen=True, tag=True):
     horizon: Horizon | None = None
 
 
-class LookOn(msgspec.Struct, frozen=True, tag=True):
+class LookOn(msgspec.Struct, frozen=True, tag="LookOn"):
     """One more batch of what is looked at, or of what is taken again."""
 
 
@@ -187,12 +187,12 @@ Look = Validate | LookAlong | StepAgain
 # ---- What the trainer says ---------------------------------------------------------------------------------
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class Ready(msgspec.Struct, frozen=True, tag="Ready"):
     layout: Layout
     room_bytes: int
 
 
-class Beat(msgspec.Struct, frozen=True, tag=True):
+class Beat(msgspec.Struct, frozen=True, tag="Beat"):
     """A sign of progress, made between steps and never by a thread of its own."""
 
     steps: int  # of this job so far
@@ -200,7 +200,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     step_s: float
 
 
-class Trained(msgspec.Struct, frozen=True, tag=True):
+class Trained(msgspec.Struct, frozen=True, tag="Trained"):
     steps: int  # since x was handed over last
     samples: int
     tokens: int
@@ -213,27 +213,27 @@ class Trained(msgspec.Struct, frozen=True, tag=True):
     notice: str = ""  # what it does otherwise than it was asked to, and why; said once
 
 
-class Evaluated(msgspec.Struct, frozen=True, tag=True):
+class Evaluated(msgspec.Struct, frozen=True, tag="Evaluated"):
     loss: float  # nats per token or image
     accuracy: float  # share of tokens or images guessed right
 
 
-class Sampled(msgspec.Struct, frozen=True, tag=True):
+class Sampled(msgspec.Struct, frozen=True, tag="Sampled"):
     text: str
 
 
-class Saved(msgspec.Struct, frozen=True, tag=True):
+class Saved(msgspec.Struct, frozen=True, tag="Saved"):
     size_bytes: int
 
 
-class Progressed(msgspec.Struct, frozen=True, tag=True):
+class Progressed(msgspec.Struct, frozen=True, tag="Progressed"):
     """A step of an audit was taken; with the last one comes the verdict, if there is one to give."""
 
     done: bool
     verdict: Verdict | None = None
 
 
-class Looked(msgspec.Struct, frozen=True, tag=True):
+class Looked(msgspec.Struct, frozen=True, tag="Looked"):
     """A batch was looked at; with the last one come losses in nats: a mean per set of data, or one per sample."""
 
     done: bool
@@ -241,11 +241,11 @@ class Looked(msgspec.Struct, frozen=True, tag=True):
     right: tuple[float, ...] = ()  # share of tokens or images guessed right, per set
 
 
-class Carried(msgspec.Struct, frozen=True, tag=True):
+class Carried(msgspec.Struct, frozen=True, tag="Carried"):
     """The command was carried out and has no answer of its own."""
 
 
-class Broken(msgspec.Struct, frozen=True, tag=True):
+class Broken(msgspec.Struct, frozen=True, tag="Broken"):
     why: Why
     what: str
 

@@ -36,12 +36,12 @@ from atoll.learn.layout import Layout
 from atoll.learn.update import Bounds, encode_update
 
 
-class Accepted(msgspec.Struct, frozen=True, tag=True):
+class Accepted(msgspec.Struct, frozen=True, tag="Accepted"):
     distance: float  # 0: the same bits
     tolerance: float
 
 
-class Mismatch(msgspec.Struct, frozen=True, tag=True):
+class Mismatch(msgspec.Struct, frozen=True, tag="Mismatch"):
     """The replay came out elsewhere. Needs a third replica before it means anything."""
 
     distance: float  # relative L2; infinite where exact things differ or nothing was shown to measure
@@ -49,17 +49,17 @@ class Mismatch(msgspec.Struct, frozen=True, tag=True):
     what: str  # of the state
 
 
-class WrongChain(msgspec.Struct, frozen=True, tag=True):
+class WrongChain(msgspec.Struct, frozen=True, tag="WrongChain"):
     """What was shown does not hash to what was committed, or starts from something else than was agreed."""
 
     why: str
 
 
-class Unauditable(msgspec.Struct, frozen=True, tag=True):
+class Unauditable(msgspec.Struct, frozen=True, tag="Unauditable"):
     why: str
 
 
-class EndWanted(msgspec.Struct, frozen=True, tag=True):
+class EndWanted(msgspec.Struct, frozen=True, tag="EndWanted"):
     """The bits differ, as they may: the state at the segment's end is needed to say by how much."""
 
 

@@ -11,7 +11,7 @@ from atoll.wire.evidence import Evidence
 from atoll.wire.messages.statements import Certificate
 
 
-class Judge(Fact, frozen=True, kw_only=True):
+class Judge(Fact, frozen=True, kw_only=True, tag="Judge"):
     """A proposal that may be voted for, if its content is right: call `approve(digest)` when it is."""
 
     phase = "agree"
@@ -20,14 +20,14 @@ class Judge(Fact, frozen=True, kw_only=True):
     body: bytes
 
 
-class Free(Fact, frozen=True, kw_only=True):
+class Free(Fact, frozen=True, kw_only=True, tag="Free"):
     """I am the proposer of this view and may propose any body."""
 
     phase = "agree"
     view: int
 
 
-class Lacking(Fact, frozen=True, kw_only=True):
+class Lacking(Fact, frozen=True, kw_only=True, tag="Lacking"):
     """A certificate, or a ballot, names a body that is not here, and not on its way: ask for it, `learn_body`."""
 
     phase = "agree"
@@ -35,13 +35,13 @@ class Lacking(Fact, frozen=True, kw_only=True):
     digest: Digest
 
 
-class Prepared(Fact, frozen=True, kw_only=True):
+class Prepared(Fact, frozen=True, kw_only=True, tag="Prepared"):
     phase = "agree"
     view: int
     digest: Digest
 
 
-class Decided(Fact, frozen=True, kw_only=True):
+class Decided(Fact, frozen=True, kw_only=True, tag="Decided"):
     """Final. `body` is None if the certificate came before the bytes did.
 
     A host acts on it as on a Send: once the Keeps before it are durable.
@@ -54,7 +54,7 @@ class Decided(Fact, frozen=True, kw_only=True):
     certificate: Certificate
 
 
-class Equivocation(Fact, frozen=True, kw_only=True):
+class Equivocation(Fact, frozen=True, kw_only=True, tag="Equivocation"):
     """Two different statements by one signer for one slot: anyone can check the evidence (`wire/evidence.py`)."""
 
     phase = "agree"

@@ -58,19 +58,19 @@ class SnowParams(msgspec.Struct, frozen=True):
     pause_s: Seconds = 0.0  # between two queries: what nobody waits for need not be asked as fast as it can be
 
 
-class Heard(Fact, frozen=True, kw_only=True):
+class Heard(Fact, frozen=True, kw_only=True, tag="Heard"):
     """Others name a choice that is unknown here: judge it, then `offer` it if it is right."""
 
     phase = "snow"
     choice: Digest
 
 
-class Preferred(Fact, frozen=True, kw_only=True):
+class Preferred(Fact, frozen=True, kw_only=True, tag="Preferred"):
     phase = "snow"
     choice: Digest
 
 
-class Settled(Fact, frozen=True, kw_only=True):
+class Settled(Fact, frozen=True, kw_only=True, tag="Settled"):
     """I shall not prefer another one. `safe` is False below the size for which the paper says how sure that is."""
 
     phase = "snow"
@@ -79,7 +79,7 @@ class Settled(Fact, frozen=True, kw_only=True):
     safe: bool
 
 
-class Unsettled(Fact, frozen=True, kw_only=True):
+class Unsettled(Fact, frozen=True, kw_only=True, tag="Unsettled"):
     """So many queries, and no choice that a sample named `beta` times in a row: the swarm is split, or cut off."""
 
     phase = "snow"

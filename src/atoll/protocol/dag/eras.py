@@ -152,14 +152,14 @@ def decode_era(data: bytes) -> Era | None:
         return None
 
 
-class EraSealed(Fact, frozen=True, kw_only=True):
+class EraSealed(Fact, frozen=True, kw_only=True, tag="EraSealed"):
     """A quorum of identities, or the recovery identity ("" in `signed`), signed what ended with this round."""
 
     phase = "keep"
     signed: tuple[PeerId, ...]
 
 
-class EraAwaited(Fact, frozen=True, kw_only=True):
+class EraAwaited(Fact, frozen=True, kw_only=True, tag="EraAwaited"):
     """The history that I am shown goes on too long after this round for so few signatures: I believe no more."""
 
     phase = "join"

@@ -30,20 +30,20 @@ WATCHED = 4  # peers that each one watches above that size: load per peer stays 
 SAMPLES = 8  # clock exchanges remembered per peer; the one with the smallest round trip counts
 
 
-class Suspected(Fact, frozen=True, kw_only=True):
+class Suspected(Fact, frozen=True, kw_only=True, tag="Suspected"):
     phase = "membership"
     peer: PeerId
     why: Literal["silent", "refused"]
 
 
-class Returned(Fact, frozen=True, kw_only=True):
+class Returned(Fact, frozen=True, kw_only=True, tag="Returned"):
     """A peer that was given up is heard again."""
 
     phase = "membership"
     peer: PeerId
 
 
-class ClockOff(Fact, frozen=True, kw_only=True):
+class ClockOff(Fact, frozen=True, kw_only=True, tag="ClockOff"):
     """My clock differs from run time by more than the bound."""
 
     phase = "membership"

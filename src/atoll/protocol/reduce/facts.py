@@ -7,7 +7,7 @@ from atoll.base.machine import Fact
 from atoll.wire.messages.statements import Weighing
 
 
-class PartAnswered(Fact, frozen=True, kw_only=True):
+class PartAnswered(Fact, frozen=True, kw_only=True, tag="PartAnswered"):
     """The combined bytes of a part are here."""
 
     phase = "share"
@@ -19,7 +19,7 @@ class PartAnswered(Fact, frozen=True, kw_only=True):
     contributors: tuple[PeerId, ...]
 
 
-class PartMissing(Fact, frozen=True, kw_only=True):
+class PartMissing(Fact, frozen=True, kw_only=True, tag="PartMissing"):
     """No owner in the plan answered in time."""
 
     phase = "share"
@@ -27,14 +27,14 @@ class PartMissing(Fact, frozen=True, kw_only=True):
     part: int
 
 
-class Reduced(Fact, frozen=True, kw_only=True):
+class Reduced(Fact, frozen=True, kw_only=True, tag="Reduced"):
     """Every part is answered or missing."""
 
     phase = "share"
     attempt: int
 
 
-class Garbage(Fact, frozen=True, kw_only=True):
+class Garbage(Fact, frozen=True, kw_only=True, tag="Garbage"):
     """This peer's committed bytes do not decode; it does not count."""
 
     phase = "share"
@@ -42,7 +42,7 @@ class Garbage(Fact, frozen=True, kw_only=True):
     part: int
 
 
-class NoAnswer(Fact, frozen=True, kw_only=True):
+class NoAnswer(Fact, frozen=True, kw_only=True, tag="NoAnswer"):
     """I own this part and cannot answer for it: somebody else may, else it counts for nobody."""
 
     phase = "share"
@@ -50,7 +50,7 @@ class NoAnswer(Fact, frozen=True, kw_only=True):
     why: str
 
 
-class RowsWeighed(Fact, frozen=True, kw_only=True):
+class RowsWeighed(Fact, frozen=True, kw_only=True, tag="RowsWeighed"):
     """What the rows of this attempt weigh by their distances, as this owner computed it."""
 
     phase = "share"

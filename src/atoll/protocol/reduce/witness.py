@@ -59,7 +59,7 @@ def loosely(method: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-class Doubted(Fact, frozen=True, kw_only=True):
+class Doubted(Fact, frozen=True, kw_only=True, tag="Doubted"):
     """The owners of this part do not say the same in time: I recompute it."""
 
     phase = "share"
@@ -67,7 +67,7 @@ class Doubted(Fact, frozen=True, kw_only=True):
     answers: int  # different ones
 
 
-class Lied(Fact, frozen=True, kw_only=True):
+class Lied(Fact, frozen=True, kw_only=True, tag="Lied"):
     """This owner signed an answer that its contributors' rows do not make."""
 
     phase = "trust"
@@ -76,7 +76,7 @@ class Lied(Fact, frozen=True, kw_only=True):
     statement: Signed
 
 
-class Contradicted(Fact, frozen=True, kw_only=True):
+class Contradicted(Fact, frozen=True, kw_only=True, tag="Contradicted"):
     """This owner signed two different answers for one slot."""
 
     phase = "trust"
@@ -86,7 +86,7 @@ class Contradicted(Fact, frozen=True, kw_only=True):
     second: Signed
 
 
-class OtherRows(Fact, frozen=True, kw_only=True):
+class OtherRows(Fact, frozen=True, kw_only=True, tag="OtherRows"):
     """This owner heard other commitments of these contributors than I did: it should see mine."""
 
     phase = "share"

@@ -66,7 +66,7 @@ SERVED_AT_ONCE = 64  # chunk reads in progress for others; more requests are dro
 SERVED_TO_ONE = WINDOW_MAX  # of these, for one asker: whoever floods leaves the other half to the others
 
 
-class Fetched(Fact, frozen=True, kw_only=True):
+class Fetched(Fact, frozen=True, kw_only=True, tag="Fetched"):
     """The blob is here, complete and durable. `sources` gave at least one chunk each."""
 
     phase = "transfer"
@@ -75,13 +75,13 @@ class Fetched(Fact, frozen=True, kw_only=True):
     sources: tuple[PeerId, ...]
 
 
-class FetchFailed(Fact, frozen=True, kw_only=True):
+class FetchFailed(Fact, frozen=True, kw_only=True, tag="FetchFailed"):
     phase = "transfer"
     blob: Digest
     why: str
 
 
-class BadSource(Fact, frozen=True, kw_only=True):
+class BadSource(Fact, frozen=True, kw_only=True, tag="BadSource"):
     """This peer sent bytes that are not what the name says."""
 
     phase = "transfer"
@@ -89,7 +89,7 @@ class BadSource(Fact, frozen=True, kw_only=True):
     blob: Digest
 
 
-class StallingSource(Fact, frozen=True, kw_only=True):
+class StallingSource(Fact, frozen=True, kw_only=True, tag="StallingSource"):
     """This peer promised the blob and does not answer; `left`: it is not asked any more."""
 
     phase = "transfer"

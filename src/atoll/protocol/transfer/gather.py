@@ -33,7 +33,7 @@ REQUESTS_MIN = 4  # of one piece on their way, however many are fetched at once;
 PACED_CHUNKS = 2  # a tick, of all pieces together: 8 MiB/s
 
 
-class Gathered(Fact, frozen=True, kw_only=True):
+class Gathered(Fact, frozen=True, kw_only=True, tag="Gathered"):
     """So many pieces as make `goal` are on this disk."""
 
     phase = "transfer"
@@ -42,7 +42,7 @@ class Gathered(Fact, frozen=True, kw_only=True):
     sources: tuple[PeerId, ...]  # those that gave some
 
 
-class GatherFailed(Fact, frozen=True, kw_only=True):
+class GatherFailed(Fact, frozen=True, kw_only=True, tag="GatherFailed"):
     phase = "transfer"
     goal: Digest
     why: str

@@ -15,7 +15,7 @@ from atoll.base.limits import UNREADABLE_BYTES_MAX
 from atoll.base.machine import Message
 
 
-class WantExhibit(Message, frozen=True):
+class WantExhibit(Message, frozen=True, tag="WantExhibit"):
     """I was drawn to look at your segment of this round, your answer or your update: where is what you show?"""
 
     round: int
@@ -23,7 +23,7 @@ class WantExhibit(Message, frozen=True):
     update: bool | UnsetType = UNSET  # True: the whole encoded update, to score it
 
 
-class ExhibitIs(Message, frozen=True):
+class ExhibitIs(Message, frozen=True, tag="ExhibitIs"):
     """It lies in this blob; None while it is being made, or if it is lost."""
 
     round: int
@@ -32,7 +32,7 @@ class ExhibitIs(Message, frozen=True):
     update: bool | UnsetType = UNSET
 
 
-class Unreadable(Message, frozen=True):
+class Unreadable(Message, frozen=True, tag="Unreadable"):
     """Somebody committed to a row that cannot be read. To all who vote; wire/unreadable.py says what is shown."""
 
     shown: Annotated[bytes, Meta(max_length=UNREADABLE_BYTES_MAX)]

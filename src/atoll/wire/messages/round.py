@@ -13,7 +13,7 @@ from atoll.base.machine import Message
 from atoll.wire.messages.statements import Certificate, Signed, Weighing
 
 
-class RoundMessage(Message, frozen=True):
+class RoundMessage(Message, frozen=True, tag="RoundMessage"):
     """Every message of a round says which one, and carries the round's trace id."""
 
     phase: ClassVar[str] = ""
@@ -27,7 +27,7 @@ class RoundMessage(Message, frozen=True):
         return msgspec.structs.replace(self, attempt=0)
 
 
-class Unasked(RoundMessage, frozen=True):
+class Unasked(RoundMessage, frozen=True, tag="Unasked"):
     """Told to all whom it concerns. Whoever lacks it later asks for it, and is answered by something else."""
 
     @property
@@ -35,20 +35,20 @@ class Unasked(RoundMessage, frozen=True):
         return self.round
 
 
-class Committed(RoundMessage, frozen=True):
+class Committed(RoundMessage, frozen=True, tag="Committed"):
     phase: ClassVar[str] = "commit"
     statement: Signed  # Commit
     asks: bool = False  # I have not heard yours
 
 
-class WantCommit(RoundMessage, frozen=True):
+class WantCommit(RoundMessage, frozen=True, tag="WantCommit"):
     """What has this peer committed to in this attempt? I do not hear it, and it counts. Answered by Committed."""
 
     phase: ClassVar[str] = "commit"
     peer: PeerId
 
 
-class Contribution(Unasked, frozen=True):
+class Contribution(Unasked, frozen=True, tag="Contribution"):
     """One part of my update for its owner; the encoded bytes are the payload."""
 
     phase: ClassVar[str] = "share"
@@ -63,7 +63,7 @@ class Contribution(Unasked, frozen=True):
         return type(self), self.part
 
 
-class Handed(Unasked, frozen=True):
+class Handed(Unasked, frozen=True, tag="Handed"):
     """Rows of several peers, combined on the way to the owner; the encoded mean is the payload."""
 
     phase: ClassVar[str] = "share"
@@ -78,14 +78,14 @@ class Handed(Unasked, frozen=True):
         return type(self), self.part, self.by
 
 
-class Declined(RoundMessage, frozen=True):
+class Declined(RoundMessage, frozen=True, tag="Declined"):
     """I cannot combine this part: do not wait for me."""
 
     phase: ClassVar[str] = "share"
     part: int
 
 
-class Heard(RoundMessage, frozen=True):
+class Heard(RoundMessage, frozen=True, tag="Heard"):
     """I hear this peer, and what it has to do with this part it does with me: you may not hear it."""
 
     phase: ClassVar[str] = "share"
@@ -93,7 +93,7 @@ class Heard(RoundMessage, frozen=True):
     peer: PeerId
 
 
-class Answer(Unasked, frozen=True):
+class Answer(Unasked, frozen=True, tag="Answer"):
     """The combined part, once, for everybody; the encoded bytes are the payload.
 
     Without a payload it is an owner's word alone: a witness's, or one that somebody holds of an owner that died.
@@ -104,21 +104,21 @@ class Answer(Unasked, frozen=True):
     weighing: Weighing | UnsetType = UNSET  # where rows are weighed: the one that the statement names
 
 
-class Comparison(RoundMessage, frozen=True):
+class Comparison(RoundMessage, frozen=True, tag="Comparison"):
     """How the rows of a part lie to each other, for all who may have to weigh them."""
 
     phase: ClassVar[str] = "share"
     statement: Signed  # Compared
 
 
-class WantWords(RoundMessage, frozen=True):
+class WantWords(RoundMessage, frozen=True, tag="WantWords"):
     """What have you signed about this part? Where owners check each other in a large committee."""
 
     phase: ClassVar[str] = "share"
     part: int
 
 
-class WantRow(RoundMessage, frozen=True):
+class WantRow(RoundMessage, frozen=True, tag="WantRow"):
     """Open to me what this peer contributed to this part: I doubt its answer, or lack the row as an owner."""
 
     phase: ClassVar[str] = "share"
@@ -126,7 +126,7 @@ class WantRow(RoundMessage, frozen=True):
     peer: PeerId
 
 
-class RowBytes(RoundMessage, frozen=True):
+class RowBytes(RoundMessage, frozen=True, tag="RowBytes"):
     """The row of whoever signed `statement`, as its author sent it to the owners; the bytes are the payload."""
 
     phase: ClassVar[str] = "share"
@@ -135,25 +135,25 @@ class RowBytes(RoundMessage, frozen=True):
     statement: Signed  # Commit
 
 
-class WantPart(RoundMessage, frozen=True):
+class WantPart(RoundMessage, frozen=True, tag="WantPart"):
     """Who has the combined bytes of this digest? Answered by PartBytes, or not at all."""
 
     phase: ClassVar[str] = "agree"
     digest: Digest
 
 
-class PartBytes(RoundMessage, frozen=True):
+class PartBytes(RoundMessage, frozen=True, tag="PartBytes"):
     phase: ClassVar[str] = "agree"
     digest: Digest
 
 
-class Repeat(RoundMessage, frozen=True):
+class Repeat(RoundMessage, frozen=True, tag="Repeat"):
     """I came late to this round and dropped words of yours: say again what you told me in it."""
 
     phase: ClassVar[str] = "share"
 
 
-class Propose(RoundMessage, frozen=True):
+class Propose(RoundMessage, frozen=True, tag="Propose"):
     phase: ClassVar[str] = "agree"
     statement: Signed  # Proposed
     body: bytes
@@ -161,19 +161,19 @@ class Propose(RoundMessage, frozen=True):
     high: Certificate | None  # the highest certificate among them, which forces the body
 
 
-class Voted(RoundMessage, frozen=True):
+class Voted(RoundMessage, frozen=True, tag="Voted"):
     phase: ClassVar[str] = "agree"
     statement: Signed  # Vote
     proof: Certificate | UnsetType = UNSET  # said again: what my commit vote stands on, for who may not hold it
 
 
-class TimedOut(RoundMessage, frozen=True):
+class TimedOut(RoundMessage, frozen=True, tag="TimedOut"):
     phase: ClassVar[str] = "agree"
     statement: Signed  # Timeout
     high: Certificate | None  # proof of the claim inside the statement; None where Raft decides
 
 
-class PreVote(RoundMessage, frozen=True):
+class PreVote(RoundMessage, frozen=True, tag="PreVote"):
     """I would close this view if a quorum would (specs/raft.md). Not signed: it binds nobody."""
 
     phase: ClassVar[str] = "agree"

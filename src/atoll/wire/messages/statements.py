@@ -67,7 +67,7 @@ class Draws(NamedTuple):
     sealed: Digest  # the name of the one that decides it in the round after this
 
 
-class Commit(Statement, frozen=True):
+class Commit(Statement, frozen=True, tag="Commit"):
     """My update of this round exists and its parts hash to `root`; said before I see anybody else's."""
 
     round: int
@@ -119,7 +119,7 @@ class Commit(Statement, frozen=True):
         return self.samples - (0 if self.late is None else self.late.samples)
 
 
-class Answered(Statement, frozen=True):
+class Answered(Statement, frozen=True, tag="Answered"):
     """As owner number `owner_index` of `part` I combined these contributors into the bytes of this digest."""
 
     round: int
@@ -136,7 +136,7 @@ class Answered(Statement, frozen=True):
     """Where blocks of answers are opened: what the contributors had committed to, as I combined it."""
 
 
-class Compared(Statement, frozen=True):
+class Compared(Statement, frozen=True, tag="Compared"):
     """As owner number `owner_index` of `part` I compared these contributors' rows: here are their products."""
 
     round: int
@@ -170,7 +170,7 @@ Finding = Literal["accepted", "mismatch", "wrong", "withheld", "unauditable"]
 Role = Literal["trainer", "client", "observer"]  # a client trains, but nobody can dial it: no part, no vote
 
 
-class Proposed(Statement, frozen=True):
+class Proposed(Statement, frozen=True, tag="Proposed"):
     """As proposer of this view I put this one body forward; two different ones are evidence."""
 
     round: int
@@ -178,7 +178,7 @@ class Proposed(Statement, frozen=True):
     digest: Digest
 
 
-class Vote(Statement, frozen=True):
+class Vote(Statement, frozen=True, tag="Vote"):
     round: int
     view: int
     stage: Stage
@@ -195,7 +195,7 @@ class Certificate(msgspec.Struct, frozen=True, array_like=True):
     votes: tuple[tuple[PeerId, Signature], ...]
 
 
-class Timeout(Statement, frozen=True):
+class Timeout(Statement, frozen=True, tag="Timeout"):
     """This view is over for me; here is the highest prepare certificate that I hold.
 
     Where Raft decides (specs/raft.md): a ballot for the leader of the next view, with the newest body I accepted.
@@ -210,7 +210,7 @@ class Timeout(Statement, frozen=True):
 # ---- reports that a vertex may carry -----------------------------------------------------------------------
 
 
-class Join(Statement, frozen=True):
+class Join(Statement, frozen=True, tag="Join"):
     """I want to take part. Recorded in a vertex, which makes me an observer of the next rounds."""
 
     peer: PeerId
@@ -224,7 +224,7 @@ class Join(Statement, frozen=True):
     """Proof that a ticket was redeemed; empty where the run is open or I am a returning member."""
 
 
-class Ready(Statement, frozen=True):
+class Ready(Statement, frozen=True, tag="Ready"):
     """I hold the state agreed in this vertex, bit for bit; count me in.
 
     Where work is audited it says whether mine can be replayed. A member says it again when that has changed.
@@ -237,20 +237,20 @@ class Ready(Statement, frozen=True):
     )  # True: no auditor can take my steps again; left out: it can
 
 
-class Leave(Statement, frozen=True):
+class Leave(Statement, frozen=True, tag="Leave"):
     """Farewell: I am going on purpose."""
 
     round: int
     why: str
 
 
-class Rests(Statement, frozen=True):
+class Rests(Statement, frozen=True, tag="Rests"):
     """I do not train in this round. Said before it, somebody else is drawn; in it, nobody holds it against me."""
 
     round: int
 
 
-class Suspect(Statement, frozen=True):
+class Suspect(Statement, frozen=True, tag="Suspect"):
     """I have not heard from this peer for longer than the run's patience."""
 
     round: int
@@ -258,7 +258,7 @@ class Suspect(Statement, frozen=True):
     why: Literal["silent", "refused"]
 
 
-class Caught(Statement, frozen=True):
+class Caught(Statement, frozen=True, tag="Caught"):
     """This signed answer is a lie: its contributors' committed rows make something else, as I computed myself.
 
     With `other`, a different statement by the same signer for the same slot, it proves itself to everybody. Of a
@@ -270,7 +270,7 @@ class Caught(Statement, frozen=True):
     exhibit: Digest | msgspec.UnsetType = msgspec.UNSET  # of a commitment: the blob that shows it, if it is small
 
 
-class Complaint(Statement, frozen=True):
+class Complaint(Statement, frozen=True, tag="Complaint"):
     """An owner that was there failed us in this round, and not for the first time, as far as I could see."""
 
     round: int
@@ -278,7 +278,7 @@ class Complaint(Statement, frozen=True):
     why: Lapse
 
 
-class Audited(Statement, frozen=True):
+class Audited(Statement, frozen=True, tag="Audited"):
     """As an auditor drawn for this peer's round I took its segment again, or added its rows up, and found this."""
 
     round: int
@@ -288,7 +288,7 @@ class Audited(Statement, frozen=True):
     exhibit: Digest | msgspec.UnsetType = msgspec.UNSET  # the blob that I judged; left out: I was shown none
 
 
-class Validated(Statement, frozen=True):
+class Validated(Statement, frozen=True, tag="Validated"):
     """As a validator drawn for this round's state I measured its mean loss on the data that the run holds out."""
 
     round: int
@@ -298,7 +298,7 @@ class Validated(Statement, frozen=True):
     """Millionths of the tokens or pictures whose answer it guessed, one per set; left out: not counted."""
 
 
-class Scored(Statement, frozen=True):
+class Scored(Statement, frozen=True, tag="Scored"):
     """As a scorer drawn for this peer's update I took a step along it: so far did the loss fall."""
 
     round: int
@@ -308,7 +308,7 @@ class Scored(Statement, frozen=True):
     the difference. Empty: nothing was shown that fits its commitment."""
 
 
-class Twinned(Statement, frozen=True):
+class Twinned(Statement, frozen=True, tag="Twinned"):
     """As a referee drawn for two updates that were to come of the same samples I held them against each other, and
     where they differ against what I made of these samples myself."""
 
@@ -319,7 +319,7 @@ class Twinned(Statement, frozen=True):
     most that may be said of one that I was not shown, 0 of one that I was shown alone."""
 
 
-class Placed(Statement, frozen=True):
+class Placed(Statement, frozen=True, tag="Placed"):
     """Piece `index` of the state agreed in this round lies on my disk; here are the names of all of its pieces."""
 
     round: int
@@ -329,7 +329,7 @@ class Placed(Statement, frozen=True):
     since: int | msgspec.UnsetType = msgspec.UNSET  # the round whose vertex drew me for it, where that is later
 
 
-class Invite(Statement, frozen=True):
+class Invite(Statement, frozen=True, tag="Invite"):
     """Tickets with this id are good until they expire or are used up; `uses=0` revokes."""
 
     ticket: TicketBytes
@@ -374,7 +374,7 @@ class Tuned(msgspec.Struct, frozen=True, array_like=True):
     steps: int  # of one worker in these, as numbers had it then: rates fall over these and those to come
 
 
-class Amend(Statement, frozen=True):
+class Amend(Statement, frozen=True, tag="Amend"):
     """The run goes on from what this earlier vertex of its own chain left behind; said by the recovery identity.
 
     Whoever passes it on signs around it as around any report: the word that counts is the one inside. Without an
@@ -396,7 +396,7 @@ class Amend(Statement, frozen=True):
         return () if self.without is msgspec.UNSET else self.without
 
 
-class Pause(Statement, frozen=True):
+class Pause(Statement, frozen=True, tag="Pause"):
     """From the vertex that holds this on rounds train nobody, or train again; said by the recovery identity."""
 
     after: Digest  # the head when it was said: good for a few rounds, and never after another one took effect
@@ -404,7 +404,7 @@ class Pause(Statement, frozen=True):
     signature: Signature  # of the recovery identity, over domain, run and all the rest
 
 
-class Tune(Statement, frozen=True):
+class Tune(Statement, frozen=True, tag="Tune"):
     """From the vertex that holds this on these numbers of the run are others; said by the recovery identity."""
 
     after: Digest  # the head when it was said: good for a few rounds, and never after another one took effect
