@@ -1,4 +1,4 @@
-"""Messages, statements and facts carry tags of their own: names on the wire and in files do not follow class names."""
+"""Messages, statements and facts carry tags of their own: names on the wire do not follow class names."""
 
 from collections import Counter
 from importlib import import_module
