@@ -70,7 +70,7 @@ class Disk:
         if not self.watching:
             return
         into = self.folder.with_name(f"{self.folder.name}-copy-{len(self.copies)}")
-        into.mkdir()
+        into.mkdir(mode=0o700)
         for name in PRIVATE:
             if (self.folder / name).exists():
                 shutil.copy(self.folder / name, into / name)
@@ -110,7 +110,7 @@ async def watched_round(members: Members, disks: list[Disk], parts: tuple[bool, 
 async def life_from(members: Members, index: int, copy: Copy, before: Restore, ready: bool = False) -> Island:
     """Another process that finds this disk, once it is where the others are."""
     for blob in (members.stores[index].folder / "blobs").iterdir():
-        (copy.folder / "blobs").mkdir(exist_ok=True)
+        (copy.folder / "blobs").mkdir(mode=0o700, exist_ok=True)
         os.link(blob, copy.folder / "blobs" / blob.name)
     store, after = Store(copy.folder, durable=False), members.restore(index)
     island = Island(store, 1, trainer=Inside())
