@@ -51,8 +51,11 @@ def learned(run: atoll.Run, liar: bool = False) -> float:
 
 
 @pytest.mark.net
-def test_a_mean_that_a_liar_ruined_is_left_by_loops_that_look_at_it(tmp_path: Path, peers_in_threads: None):
+def test_a_mean_that_a_liar_ruined_is_left_by_loops_that_look_at_it(
+    tmp_path: Path, peers_in_threads: None, monkeypatch: pytest.MonkeyPatch
+):
     """Nothing but trust is written: validation is on. The liar's row counts fully; the run goes back behind it."""
+    monkeypatch.setenv("ATOLL_TICKET_USES", f"{LOOPS}")
     wish = {"trust": "community", "statistic": "mean", "rounds": ROUNDS, "inner_steps": 100, "start_peers": LOOPS}
     founder = atoll.found(folder=tmp_path / "0", **wish)
     with ThreadPoolExecutor(LOOPS) as pool:
