@@ -77,7 +77,7 @@ def test_voters_judge_a_certificate_by_the_time_of_the_body(begin_s: int, end_s:
     ground = swarm.world.nodes[keys.name(0)].machine.round.ground
     reported = open_report(Notary(swarm.run_id, keys.signer(0, swarm.run_id), keys.verifier), signed, {})
     assert reported is not None
-    found = ground.admissible(reported, NOW_S, False)
+    found = ground.admissible(reported, NOW_S)
     assert why in found if why else found is None
     if why and not epoch:
         refused = refusal_of(replace(reported, by=PeerId(signed.signer)), found)
