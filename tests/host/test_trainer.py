@@ -168,11 +168,16 @@ def test_divergence_is_said_at_once_and_can_be_recovered_from(spec):
     story(tell)
 
 
+def trainer_process() -> psutil.Process:
+    """The trainer among this process's children: pytest and PyTorch may have started others."""
+    return next(c for c in psutil.Process().children() if "atoll.host.trainer" in c.cmdline())
+
+
 def test_a_killed_trainer_is_noticed_and_can_be_started_again(spec):
     """SIGKILL in the middle of training: the training fails, so does what is asked next, then all is well."""
 
     def kill(beat) -> None:
-        psutil.Process().children()[-1].kill()
+        trainer_process().kill()
 
     async def tell(trainer: Trainer) -> None:
         await trainer.start(spec)
@@ -191,7 +196,7 @@ def test_a_trainer_that_makes_no_progress_is_ended(spec):
     """Stopped by a signal at its first step, it sends no heartbeat and is given up after its patience."""
 
     def freeze(beat) -> None:
-        psutil.Process().children()[-1].send_signal(signal.SIGSTOP)
+        trainer_process().send_signal(signal.SIGSTOP)
 
     async def tell(trainer: Trainer) -> None:
         await trainer.start(msgspec.structs.replace(spec, patience_s=0.2))
