@@ -118,7 +118,7 @@ def test_an_answer_says_what_it_is_made_of_where_answers_are_opened_and_nowhere_
             return [send]
         answered = decode_statement(message.statement.body, villain.peer.me)
         assert isinstance(answered, Answered)
-        signed = villain.notary.sign(replace(answered, made_of=b"short"))
+        signed = villain.notary.sign(replace(answered, made_of=UNSET))
         return [replace(send, message=replace(message, statement=signed))]
 
     stage = Stage("openings", 1, 4, 3, "two-thirds")
