@@ -126,9 +126,9 @@ def test_three_hundred_peers_with_deaths_are_reduced_hierarchically():
 
 
 def test_everybody_holds_one_copy_of_each_answer():
-    """Forty names of 500 letters make answers as long as those of thousands; only who made one has its own, too."""
-    peers = tuple(PeerId(f"{'x' * 500}{i:02}") for i in range(40))
-    game = Reduction(1, peers, butterfly(peers, b"seed", pieces=4))
+    """The longest names make answers of 270 peers as long as those of more; only who made one has its own, too."""
+    peers = tuple(PeerId(f"{'x' * 61}{i:03}") for i in range(270))
+    game = Reduction(1, peers, hierarchical(fanned(peers, b"seed"), b"seed"))
     game.run()
     for part in range(game.plan.parts):
         assert len({id(game.machines[peer].answers[part].answered) for peer in peers}) == 2

@@ -144,8 +144,9 @@ def _voters(stage: Stage) -> int:
 
 
 def _tickets(stage: Stage) -> int:
+    """Agreed tickets that can still be used."""
     newest = stage.newest
-    return len(newest.head_body.tickets) if newest else 0
+    return sum(ticket.uses_left > 0 for ticket in newest.head_body.tickets) if newest else 0
 
 
 def _voting(stage: Stage, round: int) -> bool:
