@@ -31,8 +31,8 @@ import torch
 from form import asking, report, versions
 from torch import Tensor
 
-from atoll.learn.aggregate import aggregate
-from atoll.learn.codec import native
+from atoll.training.codec.compiled import native
+from atoll.training.robust import aggregate
 
 N, D, ROUNDS = (10, 20), 1_000_000, 7
 REST_S = 0.05

@@ -15,7 +15,8 @@ takes the `src` of another version: the peers of both run in turn, so that what 
 `--device cuda` has the vectors of atoll and gloo lie on the GPU, one for all peers; a time ends when the mean is
 there. Nobody has run it yet. Whoever has a GPU checks and measures all of it with one line:
 
-    python -m pytest -n 0 -rs tests/learn/test_device.py tests/host/test_fusing.py tests/host/test_trainer.py && \
+    python -m pytest -n 0 -rs tests/training/test_device.py tests/runtime/test_fusing.py
+    tests/runtime/test_trainer.py && \
     python bench/allreduce.py --device cuda --codec fp32,fp16,int8,2bit --against gloo
 
 `--way-back` is how means come back: in the same codec, in another one by its name, as the rows themselves

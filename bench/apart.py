@@ -12,7 +12,7 @@ others meanwhile, at most `bound` rounds' worth, and send the difference d with 
     root    d / sqrt(1 + rounds away), as FedBuff weighs staleness (2106.06639)
     share   d / (1 + rounds away)
     twice   d, as long as 2 u at the most
-    merge   d, as long as u at the most: what real rounds do (`learn/late.carried`)
+    merge   d, as long as u at the most: what real rounds do (`features/partition_training/tensors.carried`)
 
 Figures are validation losses of the agreed model, before they are back, one round after, four rounds after and at
 the end; means over seeds. `length` is that of d, in lengths of u.
@@ -26,13 +26,13 @@ import torch
 from form import asking, report, versions
 from torch import Tensor
 
-from atoll.learn.data import Data, load_data
-from atoll.learn.experiment import Experiment
-from atoll.learn.late import LateWork, carried
-from atoll.learn.models import build_model, loss_of
-from atoll.learn.recipes import Coding, diloco
-from atoll.learn.trouble import Absence, Trouble
-from atoll.learn.update import Bounds, Update, encode_update
+from atoll.features.partition_training.tensors import LateWork, carried
+from atoll.training.data import Data, load_data
+from atoll.training.exchange.update import Bounds, Update, encode_update
+from atoll.training.experiment.api import Experiment
+from atoll.training.experiment.faults import Absence, Trouble
+from atoll.training.models import build_model, loss_of
+from atoll.training.recipe.recipes import Coding, diloco
 
 MODEL, PEERS, STEPS, SAMPLES = "gpt-nano", 7, 30, 512
 RULES = ("wait", "whole", "model", "root", "share", "twice", "merge")

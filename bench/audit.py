@@ -34,8 +34,15 @@ from form import asking, report, versions
 from torch import Tensor
 
 from atoll.base.ids import PeerId
-from atoll.keys.digest import digest, merkle_root
-from atoll.learn.audit import (
+from atoll.crypto.digest import digest, merkle_root
+from atoll.training.codec import codec_named
+from atoll.training.data import Data, data_digest, load_data
+from atoll.training.data.images import Images
+from atoll.training.exchange.update import Bounds, Update, encode_update, part_bounds
+from atoll.training.recipe.inner import fresh_inner
+from atoll.training.recipe.outer import outer_step
+from atoll.training.recipe.recipes import Recipe, diloco
+from atoll.verification.replay_audit import (
     Accepted,
     Assignment,
     Claim,
@@ -58,15 +65,8 @@ from atoll.learn.audit import (
     segments,
     tolerance_from,
 )
-from atoll.learn.audit.judge import furthest
-from atoll.learn.audit.profile import PINS, tolerance_of
-from atoll.learn.codec import codec_named
-from atoll.learn.data import Data, data_digest, load_data
-from atoll.learn.data.images import Images
-from atoll.learn.inner import fresh_inner
-from atoll.learn.outer import outer_step
-from atoll.learn.recipes import Recipe, diloco
-from atoll.learn.update import Bounds, Update, encode_update, part_bounds
+from atoll.verification.replay_audit.judge import furthest
+from atoll.verification.replay_audit.tolerance import PINS, tolerance_of
 
 RUN, PEER = digest(b"bench/audit"), PeerId("ada")
 ROUNDS, QUICK_ROUNDS = 4, 2

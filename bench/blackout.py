@@ -51,12 +51,12 @@ from soak_judge import (
 
 from atoll.cli.checkpoint import read_vertex
 from atoll.cli.verify import kept_in
-from atoll.host.learning import Learning, decode_learning
-from atoll.learn.data import cursor_after, load_data
-from atoll.learn.experiment import Experiment, Trouble
-from atoll.learn.models import build_model, loss_of
-from atoll.learn.state import state_from_bytes
-from atoll.node.settings import decode_settings
+from atoll.peer.settings import decode_settings
+from atoll.runtime.training_spec import Learning, decode_learning
+from atoll.training.data import cursor_after, load_data
+from atoll.training.exchange.state import state_from_bytes
+from atoll.training.experiment.api import Experiment, Trouble
+from atoll.training.models import build_model, loss_of
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Answered, Commit
 from atoll.wire.messages.vertex import Body

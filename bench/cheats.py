@@ -13,8 +13,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from atoll.learn.audit.chain import KEEP_EVERY, Record
-from atoll.learn.audit.replay import Assignment, Live, Replica, step_of
+from atoll.verification.replay_audit.replay import Assignment, Live, Replica, step_of
+from atoll.verification.replay_audit.state_chain import KEEP_EVERY, Record
 
 Take = Callable[[Replica, Assignment, int], None]  # one step of the round, by a trainer
 

@@ -24,9 +24,10 @@ import torch
 from form import asking, report, versions
 from torch import Tensor
 
-from atoll.keys.digest import Buffer
-from atoll.learn.codec import CODECS, Codec, Known, codec_named, native
-from atoll.learn.codec.blocks import SPAN, spans_of
+from atoll.crypto.digest import Buffer
+from atoll.training.codec import CODECS, Codec, Known, codec_named
+from atoll.training.codec.blocks import SPAN, spans_of
+from atoll.training.codec.compiled import native
 
 VALUES, QUICK_VALUES = 4 * 2**20, 2**20  # 16 MB and 4 MB of fp32: a part of a small and of a tiny model
 ROUNDS, QUICK_ROUNDS = 9, 3  # at least; and more of what is fast

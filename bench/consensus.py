@@ -26,14 +26,15 @@ from form import asking, report, versions
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Event, Fact, Message, Received, Report, Send, SetTimer, TimerFired
-from atoll.keys.digest import digest
-from atoll.keys.signer import VoteKind
+from atoll.crypto.digest import digest
+from atoll.crypto.signer import VoteKind
+from atoll.features.forks import snowball
+from atoll.features.forks.snowball import Snow
 from atoll.policy.plan import QuorumRule, quorum
-from atoll.protocol.consensus import facts, snow
-from atoll.protocol.consensus.door import open_door
-from atoll.protocol.consensus.snow import Snow
-from atoll.protocol.consensus.voter import Electorate
-from atoll.sim.signatures import RealKeys
+from atoll.protocol.agreement import events
+from atoll.protocol.agreement.interface import open_door
+from atoll.protocol.agreement.voter import Electorate
+from atoll.simulation.signatures import RealKeys
 from atoll.wire.codec import encode
 from atoll.wire.envelope import Notary
 
@@ -137,11 +138,11 @@ def by_door(members: int, seed: int, rule: QuorumRule, raft: bool, votes: VoteKi
 
     def fact(name: PeerId, fact: Fact) -> list[Effect] | None:
         match fact:
-            case facts.Free(view=view):
+            case events.Free(view=view):
                 return machines[name].propose(view, BODY)
-            case facts.Judge(digest=what):
+            case events.Judge(digest=what):
                 return machines[name].approve(what)
-            case facts.Decided():
+            case events.Decided():
                 return None
             case _:
                 return []
@@ -157,11 +158,11 @@ def by_door(members: int, seed: int, rule: QuorumRule, raft: bool, votes: VoteKi
 def by_snow(members: int, seed: int) -> Cost:
     """Until the last member has settled on its preference."""
     names = [PeerId(f"p{i:04d}") for i in range(members)]
-    few = members < snow.SAFE_SIZE
+    few = members < snowball.SAFE_SIZE
     machines = {p: Snow(p, names, "round 0", f"{seed}/{p}".encode(), preference_only=few) for p in names}
 
     def fact(name: PeerId, fact: Fact) -> list[Effect] | None:
-        return None if isinstance(fact, snow.Settled) else []
+        return None if isinstance(fact, snowball.Settled) else []
 
     network = Network(names, random.Random(seed), lambda name, event, now: machines[name].handle(event, now), fact)
     red, blue = digest(b"red"), digest(b"blue")

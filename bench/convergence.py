@@ -8,7 +8,7 @@ library, 4 sequences of 64 bytes per peer and step (16 over all), AdamW 4e-3 wit
 to a tenth. `--set` changes a number of the recipe; `phases` is since:inner_steps:up:down, more with commas.
 `gap_percent` compares validation losses of the agreed model; with several seeds, the median of the gaps, each to
 the baseline of its own seed (`gap_percent_by_seed`); losses are medians, too. Ratios count every copy of every
-tensor payload that one peer sends and hears (`atoll.learn.experiment`). The baseline's losses are kept in
+tensor payload that one peer sends and hears (`atoll.training.experiment.api`). The baseline's losses are kept in
 `--baselines`, a JSON file, by setting, so that many recipes need it only once. `--absent 5:300 4:0:600`: peer 5
 vanishes after step 300 for good, peer 4 comes after step 600. The baseline knows no trouble.
 
@@ -37,13 +37,13 @@ from form import asking, report, versions
 
 import wire
 from atoll.cli.plan import Links, row_of
-from atoll.learn.data import Data, data_digest, load_data
-from atoll.learn.experiment import Absence, Outcome, Round, Trouble, experiment
-from atoll.learn.forecast import layout_of_size
-from atoll.learn.methods import METHODS
-from atoll.learn.recipes import Coding, Recipe
-from atoll.learn.schedule import phases_named
-from atoll.node.config.sense import RECIPES
+from atoll.peer.config.validate import RECIPES
+from atoll.training.data import Data, data_digest, load_data
+from atoll.training.experiment.api import Absence, Outcome, Round, Trouble, experiment
+from atoll.training.experiment.cost_model import layout_of_size
+from atoll.training.recipe.methods import METHODS
+from atoll.training.recipe.recipes import Coding, Recipe
+from atoll.training.recipe.schedule import phases_named
 
 QUICK_STEPS = 300
 MODELLED, STEP_S, LATENCY_S = 100_000_000, 1.0, 0.05  # parameters of the modelled run, its steps and its links

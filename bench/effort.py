@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 import torch
 from form import asking, report, versions
 
-from atoll.base.effort import Batches, Effort
-from atoll.learn.data import Data, load_data
-from atoll.learn.experiment import Experiment
-from atoll.learn.models import build_model, loss_of
-from atoll.learn.recipes import Recipe, diloco, lasting, over_tokens
-from atoll.learn.trouble import Absence, Trouble
+from atoll.base.workload import Batches, Effort
+from atoll.training.data import Data, load_data
+from atoll.training.experiment.api import Experiment
+from atoll.training.experiment.faults import Absence, Trouble
+from atoll.training.models import build_model, loss_of
+from atoll.training.recipe.recipes import Recipe, diloco, lasting, over_tokens
 
 MODEL, SEQ, SAMPLES = "gpt-nano", 32, 1024
 SPEEDS = Trouble(speeds=(1.0, 1.0, 0.5, 0.25))

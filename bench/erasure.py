@@ -1,7 +1,8 @@
 """What older states in pieces cost: disk, processor time, traffic of repairs.
 
 One state of random bytes on a real disk is cut (k of n), made again from its data pieces and from as many coded
-ones as there are, and one piece is made of k others, each through the very jobs of a peer (`host/pieces.py`):
+ones as there are, and one piece is made of k others, each through the very jobs of a peer
+(`features/archive/worker.py`):
 CPU-seconds per GB of the state, best of three, names checked. Repairs are measured in the virtual world:
 members leave for good, their pieces of states that are whole nowhere are made anew, and the bytes that holders
 served are held against the prediction, k pieces for each lost one.
@@ -23,17 +24,17 @@ from form import asking, lines, report, versions
 
 from atoll.base.ids import Digest
 from atoll.base.machine import Fact
-from atoll.host.pieces import cut_state, rebuild_blob
-from atoll.host.store import Store
-from atoll.keys.erasure import piece_bytes
-from atoll.node.facts import PieceKept
-from atoll.node.jobs import CutState, Rebuild
-from atoll.node.settings import RunSettings
-from atoll.policy.pieces import Coded, Names
+from atoll.features.archive.policy import Coded, Names
+from atoll.features.archive.reed_solomon import piece_bytes
+from atoll.features.archive.worker import cut_state, rebuild_blob
+from atoll.peer.events import PieceKept
+from atoll.peer.settings import RunSettings
+from atoll.peer.tasks import CutState, Rebuild
 from atoll.policy.plan import RoundSettings
-from atoll.sim.island import IslandKnobs
-from atoll.sim.swarm import Swarm, SwarmKnobs
-from atoll.sim.world import Node
+from atoll.runtime.storage.store import Store
+from atoll.simulation.swarm import Swarm, SwarmKnobs
+from atoll.simulation.worker import IslandKnobs
+from atoll.simulation.world import Node
 
 K, N = 6, 10
 MIB, QUICK_MIB = 1024, 128

@@ -40,13 +40,13 @@ from real_swarm import Swarm
 from atoll.base.ids import PeerId
 from atoll.cli.checkpoint import read_vertex
 from atoll.cli.verify import kept_in
-from atoll.host.learning import Learning, decode_learning
-from atoll.learn.data import load_data
-from atoll.learn.experiment import Experiment, Trouble
-from atoll.learn.models import build_model, loss_of
-from atoll.learn.state import state_bytes, state_from_bytes, state_hash
-from atoll.node.settings import decode_settings
-from atoll.node.trial import opened
+from atoll.peer.round.candidate import opened
+from atoll.peer.settings import decode_settings
+from atoll.runtime.training_spec import Learning, decode_learning
+from atoll.training.data import load_data
+from atoll.training.exchange.state import state_bytes, state_from_bytes, state_hash
+from atoll.training.experiment.api import Experiment, Trouble
+from atoll.training.models import build_model, loss_of
 
 if TYPE_CHECKING:
     from atoll.wire.messages.vertex import Body

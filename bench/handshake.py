@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 from form import asking, report, versions
 
-from atoll.keys import noise
-from atoll.keys.identity import Identity
-from atoll.keys.noise import Handshake
-from atoll.keys.noise_pattern import HYBRID, Role
-from atoll.keys.seal import TAG_BYTES, Aead, Opener, Seal
+from atoll.crypto import noise
+from atoll.crypto.identity import Identity
+from atoll.crypto.noise import Handshake
+from atoll.crypto.noise_pattern import HYBRID, Role
+from atoll.crypto.seal import TAG_BYTES, Aead, Opener, Seal
 
 REPETITIONS = 5  # the median is reported, so that one noisy neighbour does not decide
 

@@ -34,11 +34,11 @@ from form import asking, lines, report, versions
 from real_swarm import Swarm
 from villain import KINDS
 
-from atoll.host.api import ask
-from atoll.learn.statistic import STATISTICS
-from atoll.sim.gang import GANGS
-from atoll.sim.scenarios.poisoners import play_poisoners
-from atoll.sim.scenarios.stage import Stage
+from atoll.runtime.control.socket import ask
+from atoll.simulation.adversaries.colluding_poisoners import GANGS
+from atoll.simulation.scenarios.colluding_poisoners import play_poisoners
+from atoll.simulation.scenarios.harness import Stage
+from atoll.training.exchange.statistic import STATISTICS
 
 PEERS = 7
 VILLAIN = Path(__file__).with_name("villain.py")

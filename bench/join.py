@@ -58,16 +58,16 @@ from atoll.base.machine import (
     Start,
     TimerFired,
 )
-from atoll.host.bulk import SLAB_BYTES
-from atoll.host.chunks import Chunks
-from atoll.host.libp2p import Libp2pSecurity
-from atoll.host.links import Links
-from atoll.host.store import Store, stored
-from atoll.keys.digest import digest
-from atoll.keys.identity import Identity
-from atoll.keys.seal import TAG_BYTES
-from atoll.protocol.transfer.fetch import BadSource, Fetch, Fetched, FetchFailed, Serve, StallingSource
-from atoll.protocol.transfer.work import BlobOpened, ReadChunk, StoreChunk
+from atoll.crypto.digest import digest
+from atoll.crypto.identity import Identity
+from atoll.crypto.seal import TAG_BYTES
+from atoll.protocol.transfer.download import BadSource, Fetch, Fetched, FetchFailed, Serve, StallingSource
+from atoll.protocol.transfer.tasks import BlobOpened, ReadChunk, StoreChunk
+from atoll.runtime.network.bulk_channel import SLAB_BYTES
+from atoll.runtime.network.connection_manager import Links
+from atoll.runtime.network.libp2p import Libp2pSecurity
+from atoll.runtime.storage.chunk_pipeline import Chunks
+from atoll.runtime.storage.store import Store, stored
 from atoll.wire.codec import decode_message, encode
 from atoll.wire.messages.history import Chunk
 
@@ -187,7 +187,7 @@ def train() -> None:
     """Steps of a small GPT without end; a line on stdin is answered with how many, and their processor time."""
     import torch
 
-    from atoll.learn.models import build_model
+    from atoll.training.models import build_model
 
     torch.set_num_threads(1)
     model = build_model("gpt-tiny", 1)

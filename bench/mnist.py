@@ -24,12 +24,12 @@ import torch
 from form import asking, report, versions
 
 import atoll
-from atoll.host.config import EVERY_STEP
-from atoll.learn.data import Data, load_data, validation
-from atoll.learn.data.images import Images
-from atoll.learn.layout import bind, layout_of
-from atoll.learn.methods import METHODS
-from atoll.learn.models import build_model
+from atoll.runtime.config import EVERY_STEP
+from atoll.training.data import Data, load_data, validation
+from atoll.training.data.images import Images
+from atoll.training.exchange.layout import bind, layout_of
+from atoll.training.models import build_model
+from atoll.training.recipe.methods import METHODS
 
 PEERS, PIECES, MODEL = 4, 8, "cnn-mnist"
 ROUNDS, INNER_STEPS = 12, 50

@@ -1,6 +1,6 @@
 """What a peer's store loses when its process is killed, or its computer's power, in the middle of writing.
 
-A real process keeps vertices as peers do and says so after each one (`tests/host/test_power_loss.py`, whose long
+A real process keeps vertices as peers do and says so after each one (`tests/runtime/test_power_loss.py`, whose long
 form asserts what this counts). Each point is a fresh store: the writer gets SIGKILL while it is somewhere in the
 write after a random vertex; for a power cut the sectors that were written since the last sync are then kept or
 dropped at random. The store is opened again, and everything that was acknowledged is looked for.
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from form import asking, lines, report, versions
 
-from atoll.host.store import Store
+from atoll.runtime.storage.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "host"))
 

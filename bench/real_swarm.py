@@ -45,7 +45,7 @@ class Peer:
 
     def trainer(self) -> psutil.Process:
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return next(c for c in children if "atoll.host.trainer" in " ".join(c.cmdline()))
+        return next(c for c in children if "atoll.runtime.trainer" in " ".join(c.cmdline()))
 
 
 class Swarm:

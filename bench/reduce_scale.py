@@ -32,9 +32,9 @@ from form import asking, report, versions
 from reduction_world import GIGABIT, Outcome, Reduction, ReductionKnobs
 
 from atoll.base.ids import PeerId
-from atoll.policy.topology import Links, predict
-from atoll.protocol.reduce.topology import Topology, butterfly, counts, fanned, hierarchical, ring, star, tree
-from atoll.sim.signatures import peer_name
+from atoll.policy.topology_cost import Links, predict
+from atoll.protocol.allreduce.topology import Topology, butterfly, counts, fanned, hierarchical, ring, star, tree
+from atoll.simulation.signatures import peer_name
 
 SEED = b"reduce_scale"
 TOPOLOGIES: dict[str, Callable[[tuple[PeerId, ...]], Topology]] = {

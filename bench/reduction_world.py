@@ -4,7 +4,7 @@ Plays one attempt from the first row to the last answer. Everybody has committed
 time 0: what committing costs is not in here. Updates are multisets of names, so counting is checked exactly.
 
 A payload occupies its sender's uplink and its receiver's downlink, first come, first served, and reaches the
-downlink with its first byte (cut-through), as in policy/topology, whose predictions can be held against it.
+downlink with its first byte (cut-through), as in policy/topology_cost, whose predictions can be held against it.
 Combining takes one thread per peer, and an answer leaves when it is on disk.
 
 Promises: the same seed and code give the same history (`Outcome.digest`). Peers may die, once, at random moments,
@@ -37,19 +37,19 @@ from atoll.base.machine import (
     Start,
     TimerFired,
 )
-from atoll.keys.digest import digest, merkle_root
-from atoll.policy.topology import Links
-from atoll.protocol.reduce.facts import Reduced
-from atoll.protocol.reduce.kinds import reduce_for
-from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import Update
-from atoll.protocol.reduce.run import Reduce
-from atoll.protocol.reduce.surroundings import Surroundings
-from atoll.protocol.reduce.topology import Topology
-from atoll.protocol.reduce.work import Combine
-from atoll.sim.island import Island, IslandKnobs
-from atoll.sim.network import Network, NetworkKnobs
-from atoll.sim.signatures import VirtualSigner, VirtualVerifier
+from atoll.crypto.digest import digest, merkle_root
+from atoll.policy.topology_cost import Links
+from atoll.protocol.allreduce.buffers import Update
+from atoll.protocol.allreduce.engine import Reduce
+from atoll.protocol.allreduce.environment import Surroundings
+from atoll.protocol.allreduce.events import Reduced
+from atoll.protocol.allreduce.factory import reduce_for
+from atoll.protocol.allreduce.plan import ReducePlan
+from atoll.protocol.allreduce.tasks import Combine
+from atoll.protocol.allreduce.topology import Topology
+from atoll.simulation.network import Network, NetworkKnobs
+from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.worker import Island, IslandKnobs
 from atoll.wire.envelope import Notary, Opened
 from atoll.wire.messages.round import Contribution, Handed, PartBytes, Repeat, WantPart
 from atoll.wire.messages.statements import Commit, Signed, Statement
@@ -193,7 +193,8 @@ class Reduction:
         self._handle(send.to, label, lambda m: self._hear(m, sender, message, send.payload))
 
     def _hear(self, m: Reduce, sender: PeerId, message: Message, payload: Payload | None) -> list[Effect]:
-        """What the round around a reduce does for it (node/round.py): repeats and bytes that were asked for."""
+        """What the round around a reduce does for it (peer/round/machine.py): repeats and bytes that were asked
+        for."""
         match message:
             case Repeat():
                 return m.resend(sender)

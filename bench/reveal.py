@@ -25,13 +25,13 @@ from form import asking, report, versions
 
 from atoll.base.ids import Seconds
 from atoll.base.machine import Fact
-from atoll.node.facts import RoundClosed
-from atoll.sim.peekers import PEEKERS
-from atoll.sim.scenarios import SCENARIOS
-from atoll.sim.scenarios.liars import MAKERS
-from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, Stage, play
-from atoll.sim.swarm import Swarm, SwarmKnobs
-from atoll.sim.world import Node
+from atoll.peer.events import RoundClosed
+from atoll.simulation.adversaries.commit_after_peek import PEEKERS
+from atoll.simulation.scenarios import SCENARIOS
+from atoll.simulation.scenarios.byzantine import MAKERS
+from atoll.simulation.scenarios.harness import Scenario, ScenarioFailed, Stage, play
+from atoll.simulation.swarm import Swarm, SwarmKnobs
+from atoll.simulation.world import Node
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Answered
 

@@ -40,25 +40,26 @@ from systems import probe
 from systems.crew import Crew
 
 from atoll.base.ids import PeerId
-from atoll.keys.digest import Buffer
-from atoll.learn.aggregate.gram import add_products
-from atoll.learn.codec import CODECS, Codec, native
-from atoll.learn.codec.blocks import spans_of
-from atoll.learn.combine import combine
-from atoll.learn.opening import LEAF_VALUES, Cut
-from atoll.learn.products import CHUNK, add_inner_products, filled
-from atoll.learn.statistic import STATISTICS, Statistic
-from atoll.learn.weighing import compare, weigh
-from atoll.node.settings import RunSettings
-from atoll.policy.openings import SHARE, Terms
+from atoll.crypto.digest import Buffer
+from atoll.peer.settings import RunSettings
+from atoll.policy.fault_tolerance import CAPTURED, DISTANCES, liars_among, rows_needed
 from atoll.policy.plan import RoundSettings
-from atoll.policy.trust import CAPTURED, DISTANCES, liars_among, rows_needed
-from atoll.sim.island import IslandKnobs
-from atoll.sim.openings import CUT, islands
-from atoll.sim.owners import CROOKS
-from atoll.sim.swarm import Swarm, SwarmKnobs
-from atoll.sim.tensors import TensorIsland
-from atoll.sim.villains import villain
+from atoll.simulation.adversaries.byzantine import villain
+from atoll.simulation.adversaries.lying_owners import CROOKS
+from atoll.simulation.sum_check import CUT, islands
+from atoll.simulation.swarm import Swarm, SwarmKnobs
+from atoll.simulation.tensors import TensorIsland
+from atoll.simulation.worker import IslandKnobs
+from atoll.training.codec import CODECS, Codec
+from atoll.training.codec.blocks import spans_of
+from atoll.training.codec.compiled import native
+from atoll.training.exchange.combine import combine
+from atoll.training.exchange.deterministic_dot import CHUNK, add_inner_products, filled
+from atoll.training.exchange.distance_weights import compare, weigh
+from atoll.training.exchange.statistic import STATISTICS, Statistic
+from atoll.training.robust.gram import add_products
+from atoll.verification.sum_check.policy import SHARE, Terms
+from atoll.verification.sum_check.tensors import LEAF_VALUES, Cut
 
 SIZES = (4, 7, 16)
 SECTIONS = ("reduce", "openings", "combine", "compare", "rounds")

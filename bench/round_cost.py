@@ -25,16 +25,16 @@ import torch
 from form import asking, report, versions
 
 from atoll.base.ids import Digest, PeerId
-from atoll.host import shelf
-from atoll.host.island import Island
-from atoll.host.learning import built_in, decode_learning, found
-from atoll.host.store import Store
-from atoll.learn.codec import native
-from atoll.learn.recipes import diloco, overlapping
-from atoll.node.config.sections import Keep
-from atoll.node.jobs import Adopt, Advance, Encode, Restore, Train
-from atoll.node.settings import RunSettings
-from atoll.protocol.reduce.work import Combine, Row
+from atoll.peer.config.sections import Keep
+from atoll.peer.settings import RunSettings
+from atoll.peer.tasks import Adopt, Advance, Encode, Restore, Train
+from atoll.protocol.allreduce.tasks import Combine, Row
+from atoll.runtime.storage import state_cache
+from atoll.runtime.storage.store import Store
+from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.worker.training_worker import Island
+from atoll.training.codec.compiled import native
+from atoll.training.recipe.recipes import diloco, overlapping
 
 STAGES = ("hand over", "encode", "combine", "advance", "adopt", "take in")
 WARM_UP = 6  # rounds: files and memory are made in them that later ones use again
@@ -83,7 +83,9 @@ async def play(island: Island, clock: Clock, state: Digest, members: int, rounds
 def measure(model: str, members: int, rounds: int) -> dict[str, dict[str, float]]:
     recipe = overlapping(diloco(model, rounds=99, inner_steps=32, batch=4, seq_len=64), 8, None)
     native.load()  # compiling is no round's business
-    shelf.STATES_KEPT_S = 0.0  # rounds follow each other at once here: as if each took as long as states are kept
+    state_cache.STATES_KEPT_S = (
+        0.0  # rounds follow each other at once here: as if each took as long as states are kept
+    )
 
     async def told(base: Path) -> Clock:
         founded = found(built_in(recipe, "stdlib"), RunSettings())

@@ -1,9 +1,11 @@
 """Loss scores: do honest updates score above every cheat, what does a score cost, and how many bytes travel?
 
 Four members train in one process, by several recipes; in every round each member's update is scored as in a run
-(`learn/scoring.py`): 128 samples that were dealt to it, 128 that were dealt to nobody. Then the same member sends
+(`verification/loss_scoring/tensors.py`): 128 samples that were dealt to it, 128 that were dealt to nobody. Then
+the same member sends
 what a cheat would send in its place. `taught_share` and `hollow_share` are what scores of that kind were found to
-be (`policy/scoring.py`), `above_share` how many honest updates of a run have a wider gap between own and others
+be (`verification/loss_scoring/policy.py`), `above_share` how many honest updates of a run have a wider gap between
+own and others
 than this cheat in their place, and `errors` the mean of that gap in standard errors.
 `cost_share` is CPU seconds of one score beside those of the round of training that it is about, for one scorer;
 bytes are those of the update that is shown.
@@ -23,15 +25,18 @@ import torch
 from form import asking, report, versions
 from torch import Tensor, nn
 
-from atoll.keys.digest import digest
-from atoll.learn import methods
-from atoll.learn.codec import Codec
-from atoll.learn.data import Data, epoch_samples, load_data, samples_at
-from atoll.learn.experiment import Experiment, Trouble, built_in_loss
-from atoll.learn.models import build_model, loss_of
-from atoll.learn.recipes import Coding, Recipe, diloco, overlapping
-from atoll.learn.rehearsal import Flight
-from atoll.learn.scoring import (
+from atoll.crypto.digest import digest
+from atoll.training.codec import Codec
+from atoll.training.data import Data, epoch_samples, load_data, samples_at
+from atoll.training.exchange.update import Bounds, Update
+from atoll.training.experiment.api import Experiment, Trouble, built_in_loss
+from atoll.training.experiment.member import Loss
+from atoll.training.experiment.simulator import Flight
+from atoll.training.models import build_model, loss_of
+from atoll.training.recipe import methods
+from atoll.training.recipe.recipes import Coding, Recipe, diloco, overlapping
+from atoll.verification.loss_scoring.policy import FALL_MOST, NAT, opinion_of
+from atoll.verification.loss_scoring.tensors import (
     SAMPLES,
     Falls,
     dealt,
@@ -42,9 +47,6 @@ from atoll.learn.scoring import (
     undealt,
     update_bytes,
 )
-from atoll.learn.update import Bounds, Update
-from atoll.learn.worker import Loss
-from atoll.policy.scoring import FALL_MOST, NAT, opinion_of
 
 PEERS, ROUNDS, QUICK_ROUNDS, STEPS = 4, 12, 4, 50
 

@@ -18,7 +18,7 @@ from form import asking, report, versions
 
 from atoll.base.limits import COMMITTEE_MAX, PARTS_MAX
 from atoll.policy.plan import quorum
-from atoll.sim.swarm import Swarm, SwarmKnobs
+from atoll.simulation.swarm import Swarm, SwarmKnobs
 
 SIZES = (8, 16, 32, 64, 128, 256)
 TABLE_ROUNDS = 3

@@ -39,7 +39,7 @@ from real_swarm import Fact, Swarm
 from soak_judge import Judged, Life, judged
 
 from atoll.base.errors import AtollError
-from atoll.host.api import ask
+from atoll.runtime.control.socket import ask
 
 PEERS, PEERS_MIN, PEERS_MAX = 6, 5, 7
 HOSTS = 16  # newcomers are new peers with folders of their own, so many in one run at most

@@ -3,7 +3,7 @@
     states    all peers closed every round with the same state; `atoll verify --deep` accepts every folder
     blame     nobody honest was refused, expelled or named at fault
     words     no traceback in any log or output
-    samples   no sample is in the model twice; skipped ones are within what `learn/data` promises
+    samples   no sample is in the model twice; skipped ones are within what `training/data` promises
     memory    of those that lived long, and their open files
     loss      beside the experiment: as many rounds of as many members, undisturbed
     rounds    which took long or counted nobody, and what happened meanwhile
@@ -30,15 +30,15 @@ import torch
 
 from atoll.cli.checkpoint import read_vertex
 from atoll.cli.verify import kept_in
-from atoll.host.learning import Learning, decode_learning
-from atoll.host.record import entries_in
-from atoll.learn.data import cursor_after, load_data, position_after
-from atoll.learn.experiment import Experiment, Trouble
-from atoll.learn.models import build_model, loss_of
-from atoll.learn.state import state_from_bytes
-from atoll.node.settings import decode_settings
-from atoll.node.trial import trial_of
+from atoll.peer.round.candidate import trial_of
+from atoll.peer.settings import decode_settings
 from atoll.policy.plan import RoundSettings, plan_round
+from atoll.runtime.event_log import entries_in
+from atoll.runtime.training_spec import Learning, decode_learning
+from atoll.training.data import cursor_after, load_data, position_after
+from atoll.training.exchange.state import state_from_bytes
+from atoll.training.experiment.api import Experiment, Trouble
+from atoll.training.models import build_model, loss_of
 from atoll.wire.codec import encode
 from atoll.wire.messages.vertex import Body
 

@@ -3,7 +3,8 @@
 Two networks in the laboratory (`lab.py`): "equal", 4 peers, 50 ms round trips ±10, 100 Mbit/s each way; "apart",
 two clusters of 4, 5 ms round trips inside, 120 ms and 20 Mbit/s shared by all between them, 100 Mbit/s per peer.
 Two ways to run: by "links", one process per peer moves rows and answers of the right size over real encrypted
-links exactly as the topology says, and combines nothing (what the planner predicts: `policy/topology.predict`);
+links exactly as the topology says, and combines nothing (what the planner predicts:
+`policy/topology_cost.predict`);
 by "reduce", the library `atoll.reduce` averages real tensors, agrees on the result and answers for it. Rows of one
 network are interleaved: every repetition runs each of them some times in a row, from a barrier to the last answer
 at the slowest peer. By "links" all rows share connections, which remember the rate that the topology before left
@@ -40,12 +41,10 @@ from lab import LATE_S, Counted, Lab, Network, address_of
 from atoll.base.ids import PeerId
 from atoll.base.limits import PIECES_MAX
 from atoll.base.machine import Lane, LinkDown, LinkUp
-from atoll.host.libp2p import Libp2pSecurity
-from atoll.host.links import Links
-from atoll.keys.identity import Identity
-from atoll.policy.topology import Links as AgreedLinks
-from atoll.policy.topology import Prediction, choose, clusters_by_latency, predict
-from atoll.protocol.reduce.topology import (
+from atoll.crypto.identity import Identity
+from atoll.policy.topology_cost import Links as AgreedLinks
+from atoll.policy.topology_cost import Prediction, choose, clusters_by_latency, predict
+from atoll.protocol.allreduce.topology import (
     Topology,
     butterfly,
     candidates,
@@ -55,6 +54,8 @@ from atoll.protocol.reduce.topology import (
     star,
     tree,
 )
+from atoll.runtime.network.connection_manager import Links
+from atoll.runtime.network.libp2p import Libp2pSecurity
 
 MEGABYTES, QUICK_MEGABYTES = 5.0, 0.5  # of one encoded update
 REPEATS, QUICK_REPEATS = 3, 1  # after one to warm up
@@ -378,8 +379,8 @@ def rows_of(
         if "links" in ways
     ]
     if "reduce" in ways:
-        from atoll.host.group_island import cuts, part_values
-        from atoll.learn.codec import codec_named
+        from atoll.runtime.allreduce.worker import cuts, part_values
+        from atoll.training.codec import codec_named
 
         near = fanned(clusters_by_latency(links), SEED)
         makes: dict[str, Callable[[], Topology]] = {

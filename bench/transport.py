@@ -28,9 +28,9 @@ from form import asking, congestion, report, versions
 from atoll.base.ids import PeerId
 from atoll.base.limits import BULK_FRAME_MAX, MIB
 from atoll.base.machine import Lane
-from atoll.host.libp2p import Libp2pSecurity
-from atoll.host.links import Links
-from atoll.keys.identity import Identity
+from atoll.crypto.identity import Identity
+from atoll.runtime.network.connection_manager import Links
+from atoll.runtime.network.libp2p import Libp2pSecurity
 
 TOTAL_BYTES = 256 * MIB
 ROUNDS, QUICK_ROUNDS = 7, 3  # after one to warm up

@@ -8,9 +8,11 @@ Then one of the first pair sends what a cheat, a crash or other arithmetic would
 very state that it began with. `found_share` is the share of these above every honest ratio but the worst in a
 hundred, so honest twins are sent to be looked at no more often than that; where they would have the length that
 their author likes, it is the length of its last update. `hollow_share` and `taught_share` are what a loss score
-says of the very same updates (`learn/scoring.py`): what twins find beyond these is what they are good for. `apart`
+says of the very same updates (`verification/loss_scoring/tensors.py`): what twins find beyond these is what they
+are good for. `apart`
 is the distance in lengths of the twin's update, as a referee measures it, and `strayed_share` what lies beyond the
-tolerance of runs (`policy/twins.py`), which only recipes have whose rounds begin alike everywhere.
+tolerance of runs (`verification/redundant_training/policy.py`), which only recipes have whose rounds begin alike
+everywhere.
 
     python bench/twins.py [--quick] [--only NAME] [--json]
 """
@@ -31,21 +33,21 @@ import torch
 from form import asking, report, versions
 from torch import Tensor
 
-from atoll.keys.digest import digest
-from atoll.learn import methods
-from atoll.learn.codec import Codec
-from atoll.learn.data import Data, batch, epoch_samples, load_data, samples_at
-from atoll.learn.experiment import Experiment, Trouble, built_in_loss
-from atoll.learn.gradient import Computing, Gradient
-from atoll.learn.inner import InnerState, fresh_inner, inner_step
-from atoll.learn.models import build_model
-from atoll.learn.recipes import Coding, Recipe, diloco
-from atoll.learn.rehearsal import Flight, Round
-from atoll.learn.scoring import dealt, falls_of, fixed_point, losses_of, undealt
-from atoll.learn.twins import distance
-from atoll.learn.update import Bounds, Update, encode_update
-from atoll.policy.scoring import FALL_MOST, NAT, opinion_of
-from atoll.policy.twins import MILLION, TOLERANCE
+from atoll.crypto.digest import digest
+from atoll.training.codec import Codec
+from atoll.training.data import Data, batch, epoch_samples, load_data, samples_at
+from atoll.training.exchange.update import Bounds, Update, encode_update
+from atoll.training.experiment.api import Experiment, Trouble, built_in_loss
+from atoll.training.experiment.simulator import Flight, Round
+from atoll.training.models import build_model
+from atoll.training.recipe import methods
+from atoll.training.recipe.gradient import Computing, Gradient
+from atoll.training.recipe.inner import InnerState, fresh_inner, inner_step
+from atoll.training.recipe.recipes import Coding, Recipe, diloco
+from atoll.verification.loss_scoring.policy import FALL_MOST, NAT, opinion_of
+from atoll.verification.loss_scoring.tensors import dealt, falls_of, fixed_point, losses_of, undealt
+from atoll.verification.redundant_training.policy import MILLION, TOLERANCE
+from atoll.verification.redundant_training.tensors import distance
 
 PEERS, ROUNDS, QUICK_ROUNDS, STEPS = 6, 10, 4, 50
 MODEL = "gpt-nano"

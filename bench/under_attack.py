@@ -17,7 +17,7 @@ rule, its memory included. Those behind a backdoor train: four samples of ten in
 bright square in the corner and the label 0; `scaled` sends n / f times what came of it (Bagdasaryan et al. 2020).
 Accuracy in percent is the mean of the last five evaluations, then the median over seeds; `clean` is without liars,
 `worst` the worst over all attacks. `success`, likewise, is the share of the test samples of other classes that are
-taken for 0 with that square on them; `taken` the largest over all backdoors. Rules: `default` (learn/aggregate),
+taken for 0 with that square on them; `taken` the largest over all backdoors. Rules: `default` (training/robust),
 `mean` (torch's), names of rules, with pre-aggregations before them ("nnm + krum"), a colon for another f
 ("default:5"), a radius ("centred_clipping 10").
 Digits are read out of scikit-learn's wheel, which nothing imports; to have it, apart from the project:
@@ -47,13 +47,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from atoll.learn.aggregate import aggregate, default
-from atoll.learn.aggregate.attacks import ATTACKS, OPTIMISED, backdoor, label_flip, lies, replacement, stale
-from atoll.learn.data import load_data
-from atoll.learn.data.images import Images
-from atoll.learn.experiment import Trouble, experiment
-from atoll.learn.models.cnn import SmallCNN
-from atoll.learn.recipes import diloco
+from atoll.training.data import load_data
+from atoll.training.data.images import Images
+from atoll.training.experiment.api import Trouble, experiment
+from atoll.training.models.cnn import SmallCNN
+from atoll.training.recipe.recipes import diloco
+from atoll.training.robust import aggregate, default
+from atoll.training.robust.attacks import ATTACKS, OPTIMISED, backdoor, label_flip, lies, replacement, stale
 
 HERE = Path(__file__).resolve().parent
 CLASSES, TARGET = 10, 0

@@ -40,8 +40,8 @@ from lab import Lab, Network
 from real_swarm import Fact, Swarm
 
 import atoll
-from atoll.host.trainer import Trainer, TrainerSpec
-from atoll.learn.inner import AdamW
+from atoll.runtime.trainer import Trainer, TrainerSpec
+from atoll.training.recipe.inner import AdamW
 
 PEERS = 2
 INNER_STEPS = 32

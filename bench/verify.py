@@ -20,17 +20,17 @@ from form import asking, lines, report, versions
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.keys.digest import digest
-from atoll.keys.signer import VoteKind
-from atoll.node.body import write_body
-from atoll.node.ground import ground_after
-from atoll.node.settings import RunSettings, decode_settings
-from atoll.node.verify import Audit, Kept, verify_history
-from atoll.policy.members import RECENT, Recent
+from atoll.crypto.digest import digest
+from atoll.crypto.signer import VoteKind
+from atoll.peer.round.context import ground_after
+from atoll.peer.round.vertex_body import write_body
+from atoll.peer.settings import RunSettings, decode_settings
+from atoll.peer.verify.chain import Audit, Kept, verify_history
+from atoll.policy.membership import RECENT, Recent
 from atoll.policy.plan import plan_round
-from atoll.protocol.dag.history import History
-from atoll.sim.signatures import RealKeys
-from atoll.sim.swarm import Swarm, SwarmKnobs
+from atoll.protocol.history.chain import History
+from atoll.simulation.signatures import RealKeys
+from atoll.simulation.swarm import Swarm, SwarmKnobs
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Answered, Certificate, Commit, Vote

@@ -3,7 +3,7 @@
     python bench/villain.py join TICKET --dir FOLDER --villain sign_flip [--honest-rounds 4] …
 
 With its own keys, in perfect form otherwise, and after so many honest rounds of training. **Its update is a lie**,
-by a formula of `atoll.learn.aggregate.attacks`; where that wants the honest rows, a real liar has none in time (all
+by a formula of `atoll.training.robust.attacks`; where that wants the honest rows, a real liar has none in time (all
 are committed to before anybody sees one). What it honestly learnt in this round and in the four before stands for
 them, as five honest rows beside two liars: their mean for the mean, their spread from round to round for the spread
 among members. Before its second round there is no spread, and ALIE and min-max say the mean.
@@ -57,12 +57,18 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Ask, Effect, Event, Payload, Send
 from atoll.cli.main import main as atoll
-from atoll.host import driver, island, mine
-from atoll.host.trainer import __main__ as trainer
-from atoll.host.trainer import parent
-from atoll.host.trainer.child import Child
-from atoll.keys.digest import digest
-from atoll.learn.aggregate.attacks import (
+from atoll.crypto.digest import digest
+from atoll.peer.peer import Peer
+from atoll.protocol.allreduce.tasks import Combine
+from atoll.runtime import driver
+from atoll.runtime.trainer import __main__ as trainer
+from atoll.runtime.trainer import client
+from atoll.runtime.trainer.process import Child
+from atoll.runtime.worker import local_update, training_worker
+from atoll.simulation.adversaries.byzantine import Villain, equivocate
+from atoll.training.exchange.update import Bounds, Update, moved, part_bounds, part_codec
+from atoll.training.experiment.adversaries import encoded_anyway, rule_of
+from atoll.training.robust.attacks import (
     ATTACKS,
     OPTIMISED,
     backdoor,
@@ -73,11 +79,6 @@ from atoll.learn.aggregate.attacks import (
     mimic,
     stale,
 )
-from atoll.learn.update import Bounds, Update, moved, part_bounds, part_codec
-from atoll.learn.villains import encoded_anyway, rule_of
-from atoll.node.peer import Peer
-from atoll.protocol.reduce.work import Combine
-from atoll.sim.villains import Villain, equivocate
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import Answer, RoundMessage
 from atoll.wire.messages.statements import Answered
@@ -167,28 +168,28 @@ def lying(row: Callable[[Seen], Tensor], seen: Seen, honest: Callable[..., Updat
 
 
 def lie_in_rows(row: Callable[[Seen], Tensor], seen: Seen) -> None:
-    honest = island.answer
+    honest = training_worker.answer
 
     def answer(work: Combine, learning: Any, common: Any, *more: Any) -> Any:
         seen.hears(work, learning, common)
         return honest(work, learning, common, *more)
 
-    island.answer = answer
-    mine.encode_update = lying(row, seen, mine.encode_update)
-    mine.settle = lambda update, counted, codec: update.memory_F  # no feedback: what it says is no codec's
+    training_worker.answer = answer
+    local_update.encode_update = lying(row, seen, local_update.encode_update)
+    local_update.settle = lambda update, counted, codec: update.memory_F  # no feedback: what it says is no codec's
 
 
 def confess_from(rounds: int, seen: Seen) -> None:
     """In every round in which what it encodes is, or comes of, a lie."""
-    honest = island.Island._encode
+    honest = training_worker.Island._encode
 
-    def _encode(self: island.Island, work: Any) -> Any:
+    def _encode(self: training_worker.Island, work: Any) -> Any:
         seen.lies = self.head is not None and self.head.round >= rounds
         if seen.lies:
             confess(work.round)
         return honest(self, work)
 
-    island.Island._encode = _encode
+    training_worker.Island._encode = _encode
 
 
 def confess(round: int) -> None:
@@ -207,7 +208,7 @@ SAMPLES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {  # (in
 
 
 def train_falsely(kind: str, rounds: int, mailbox: str) -> None:
-    """What `python -m atoll.host.trainer MAILBOX` does, but for the samples."""
+    """What `python -m atoll.runtime.trainer MAILBOX` does, but for the samples."""
     honest = Child._batch
 
     def _batch(self: Child, job: Any, cursor: int) -> tuple[Tensor, Tensor]:
@@ -334,7 +335,7 @@ def main() -> None:
     if kind in ROWS:
         lie_in_rows(ROWS[kind], seen)
     if kind in SAMPLES:
-        parent.PROGRAM = (__file__, "--villain", kind, "--honest-rounds", str(rounds), "--trainer")
+        client.PROGRAM = (__file__, "--villain", kind, "--honest-rounds", str(rounds), "--trainer")
     if kind in (*ROWS, *SAMPLES):
         confess_from(rounds, seen)
     atoll(words)

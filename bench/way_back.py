@@ -24,9 +24,9 @@ from form import asking, report, versions
 from torch import Tensor
 
 import atoll.reduce
-from atoll.keys.digest import Buffer
-from atoll.learn.codec import Codec, Known, codec_named, pack
-from atoll.learn.combine import combine, combine_remembering, gather
+from atoll.crypto.digest import Buffer
+from atoll.training.codec import Codec, Known, codec_named, pack
+from atoll.training.exchange.combine import combine, combine_remembering, gather
 
 PATIENCE_S = 60.0
 SIDE, QUICK_SIDE = 512, 128  # a square matrix: low-rank codecs want one

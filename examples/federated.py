@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import atoll
-from atoll.learn.data import Images
-from atoll.learn.methods import fedavg
+from atoll.training.data import Images
+from atoll.training.recipe.methods import fedavg
 
 KINDS, SIDE, BATCH, LR = 4, 12, 16, 0.2
 STEPS_MOST = 40  # of a round: a pass of the largest hospital takes 29

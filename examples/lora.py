@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import atoll
-from atoll.learn.data import batch, load_data, validation
-from atoll.learn.methods import diloco
-from atoll.learn.models import build_model, loss_of
+from atoll.training.data import batch, load_data, validation
+from atoll.training.models import build_model, loss_of
+from atoll.training.recipe.methods import diloco
 
 MODEL, WINDOW = "gpt-tiny", 64
 

@@ -9,8 +9,8 @@ own gradients; liars know what all others send. Takes some ten seconds.
 import torch
 from torch.nn import functional
 
-from atoll.learn.aggregate import aggregate
-from atoll.learn.aggregate.attacks import ATTACKS, foe
+from atoll.training.robust import aggregate
+from atoll.training.robust.attacks import ATTACKS, foe
 
 WORKERS, LIARS, ROUNDS, BATCH = 16, 4, 40, 32
 CLASSES, INPUTS = 5, 20

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import atoll
-from atoll.learn.methods import diloco
-from atoll.learn.rehearsal import Outcome
+from atoll.training.experiment.simulator import Outcome
+from atoll.training.recipe.methods import diloco
 
 GROUP = atoll.reduce.Group.__new__(atoll.reduce.Group)  # what is refused never gets as far as a group
 WORK = atoll.reduce.Work.__new__(atoll.reduce.Work)
@@ -90,7 +90,11 @@ def test_every_argument_of_every_public_function_is_judged(function: Callable[..
             {"model": MODEL, "optimizer": SGD, "only": "*lora*"},
             r"only='\*lora\*'.*a list, of text each",
         ),
-        (atoll.experiment, {"recipe": "diloco"}, "recipe='diloco'.*what a method of atoll.learn.methods returns"),
+        (
+            atoll.experiment,
+            {"recipe": "diloco"},
+            "recipe='diloco'.*what a method of atoll.training.recipe.methods returns",
+        ),
         (OUTCOME.plot, {"path": "", "other": 3}, "others="),
     ],
 )

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from atoll.base.machine import Fact
-from atoll.host.record import entry_of
-from atoll.sim.swarm import Swarm, SwarmKnobs
-from atoll.sim.world import Node
+from atoll.runtime.event_log import entry_of
+from atoll.simulation.swarm import Swarm, SwarmKnobs
+from atoll.simulation.world import Node
 
 BENCH = Path(__file__).parents[1] / "bench"
 # parts of benches, and atoll's test build

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.base.limits import COMMITTEE_MAX
-from atoll.base.turns import AT_ONCE, in_turn
+from atoll.base.round_robin import AT_ONCE, in_turn
 
 
 def test_in_a_large_swarm_all_who_are_silent_are_spoken_to_in_turn():

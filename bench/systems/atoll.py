@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atoll.reduce
-from atoll.learn.codec import native
+from atoll.training.codec.compiled import native
 from systems import Done, Task, vector
 
 PATIENCE_S = 60.0

@@ -1,8 +1,10 @@
 """Atoll trains one PyTorch model on many machines that nobody fully controls.
 
-What stands here is promised to stay: `join` and `found` for your own training loop (`atoll.host.runs`) with the
-`Run` that they return (`atoll.host.attach`), `local`, which runs such a script many times on this computer
-(`atoll.host.local`), `experiment`, which tries a recipe in one process, `reduce`, the all-reduce alone, and the
+What stands here is promised to stay: `join` and `found` for your own training loop (`atoll.runtime.embed.api`)
+with the
+`Run` that they return (`atoll.runtime.embed.run`), `local`, which runs such a script many times on this computer
+(`atoll.runtime.local_swarm`), `experiment`, which tries a recipe in one process, `reduce`, the all-reduce alone,
+and the
 errors. All else may move. Importing this package imports nothing heavy.
 """
 
@@ -14,10 +16,10 @@ from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedE
 
 if TYPE_CHECKING:
     from atoll import reduce
-    from atoll.host.attach import Run
-    from atoll.host.local import local
-    from atoll.host.runs import found, join
-    from atoll.learn.experiment import experiment
+    from atoll.runtime.embed.api import found, join
+    from atoll.runtime.embed.run import Run
+    from atoll.runtime.local_swarm import local
+    from atoll.training.experiment.api import experiment
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,11 +38,11 @@ __all__ = [
 ]
 
 _LAZY = {  # they import torch
-    "Run": "atoll.host.attach",
-    "found": "atoll.host.runs",
-    "join": "atoll.host.runs",
-    "local": "atoll.host.local",
-    "experiment": "atoll.learn.experiment",
+    "Run": "atoll.runtime.embed.run",
+    "found": "atoll.runtime.embed.api",
+    "join": "atoll.runtime.embed.api",
+    "local": "atoll.runtime.local_swarm",
+    "experiment": "atoll.training.experiment.api",
 }
 
 

@@ -1,8 +1,8 @@
-"""All-reduce without the rest: see `atoll.host.group`."""
+"""All-reduce without the rest: see `atoll.runtime.allreduce.api`."""
 
-from atoll.host.group import Group, Work, found, join
-from atoll.host.group_feedback import ErrorFeedback
-from atoll.host.group_held import Held
-from atoll.host.group_island import Reduced
+from atoll.runtime.allreduce.api import Group, Work, found, join
+from atoll.runtime.allreduce.delta_reference import Held
+from atoll.runtime.allreduce.error_feedback import ErrorFeedback
+from atoll.runtime.allreduce.worker import Reduced
 
 __all__ = ["ErrorFeedback", "Group", "Held", "Reduced", "Work", "found", "join"]

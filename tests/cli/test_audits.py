@@ -18,8 +18,8 @@ AUDITED = [
 ]
 CHEAT = """
 import sys
-if "atoll.host.trainer" in sys.orig_argv:
-    from atoll.host.trainer.child import Child
+if "atoll.runtime.trainer" in sys.orig_argv:
+    from atoll.runtime.trainer.process import Child
     honest = Child._take_step
     def every_second(self, job):
         if self.span.steps % 2:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from processes import PATIENCE_S, SMALL, started
 
-from atoll.host import demo
-from atoll.host.trainer import TrainerFailed
+from atoll.runtime import demo
+from atoll.runtime.trainer import TrainerFailed
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(400)]
 

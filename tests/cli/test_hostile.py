@@ -14,15 +14,15 @@ import torch
 from msgspec.structs import replace
 from processes import SMALL, Peer, peers
 
-from atoll.host.trainer.words import Train
-from atoll.learn.aggregate.attacks import ATTACKS, OPTIMISED, lies
-from atoll.learn.codec import CODECS
-from atoll.learn.update import encode_update
-from atoll.learn.villains import rule_of
-from atoll.node.settings import RunSettings
+from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings
-from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.sim.tensors import TensorIsland
+from atoll.runtime.trainer.protocol import Train
+from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.simulation.tensors import TensorIsland
+from atoll.training.codec import CODECS
+from atoll.training.exchange.update import encode_update
+from atoll.training.experiment.adversaries import rule_of
+from atoll.training.robust.attacks import ATTACKS, OPTIMISED, lies
 
 pytestmark = [pytest.mark.net]
 

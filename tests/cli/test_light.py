@@ -47,7 +47,7 @@ def test_asking_a_folder_where_nobody_runs_never_imports_torch(tmp_path: Path):
     """The whole way to the answer, not just the help."""
     for verb in ("status", "peers", "invite", "leave"):
         found = imported_by(verb, "--dir", str(tmp_path))
-        assert "atoll.host.api" in found and not found & {*HEAVY_MODULES}
+        assert "atoll.runtime.control.socket" in found and not found & {*HEAVY_MODULES}
 
 
 def test_help_is_there_before_anybody_gets_impatient():

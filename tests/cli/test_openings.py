@@ -16,10 +16,10 @@ CHECKED = [
     *("--uses", "8"),
 ]
 LIAR = """
-from atoll.host.island import Island
+from atoll.runtime.worker.training_worker import Island
 honest = Island._combine
 def spoilt(self, work, common):
-    from atoll.host.arithmetic import named
+    from atoll.runtime.worker.arithmetic import named
     from msgspec.structs import replace
     done = honest(self, work, common)
     if done.payload is None:

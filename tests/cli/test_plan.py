@@ -6,7 +6,7 @@ import pytest
 
 from atoll.base.errors import UsageError
 from atoll.cli.plan import plan
-from atoll.learn.methods import auto
+from atoll.training.recipe.methods import auto
 
 
 def told(capsys: pytest.CaptureFixture[str], model: str = "1B", peers: int = 8, uplink: str = "20Mbit", **more):

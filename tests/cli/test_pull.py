@@ -12,7 +12,7 @@ import pytest
 from processes import SMALL, Peer, answer_of, atoll, peers
 from safetensors.torch import load_file
 
-from atoll.learn.models import build_model
+from atoll.training.models import build_model
 from atoll.wire.codec import decode_vertex, encode
 from atoll.wire.messages.vertex import Vertex
 

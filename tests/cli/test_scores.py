@@ -18,9 +18,9 @@ SCORED = [
 ]
 COPYCAT = """
 import sys
-if "atoll.host.trainer" in sys.orig_argv:
+if "atoll.runtime.trainer" in sys.orig_argv:
     from msgspec.structs import replace
-    from atoll.host.trainer.child import Child
+    from atoll.runtime.trainer.process import Child
     honest = Child._batch
     Child._batch = lambda self, job, cursor: honest(self, replace(job, shard=(job.shard + 1) % job.shards), cursor)
 """

@@ -16,10 +16,10 @@ COMMUNITY = [
     *("--uses", "8"),
 ]
 LIAR = """
-from atoll.host.island import Island
+from atoll.runtime.worker.training_worker import Island
 honest = Island._encode
 def unreadable(self, work):
-    from atoll.host.arithmetic import named
+    from atoll.runtime.worker.arithmetic import named
     from msgspec.structs import replace
     made = honest(self, work)
     parts = tuple(named(b"\\xff" * part.size_bytes, self._up_name) for part in made.parts)

@@ -20,7 +20,7 @@ VALIDATED = [
 POISON = """
 import sys
 if "join" in sys.orig_argv:
-    from atoll.host.island import Island
+    from atoll.runtime.worker.training_worker import Island
     honest, ruined = Island._encode, set()
     def ruins(self, work):
         if self.head.round >= 2 and len(ruined | {work.round}) <= 2:

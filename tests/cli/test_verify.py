@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from atoll.base.units import bytes_text, seconds_text
 from atoll.cli.verify import check_blobs, verify
-from atoll.learn.models import build_model
+from atoll.training.models import build_model
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.messages.vertex import Vertex
 
@@ -116,7 +116,7 @@ def test_verifying_changes_no_file_and_never_imports_torch(folder: Path):
     for words in (["verify", str(folder), "--deep"], ["checkpoint", "list", str(folder)]):
         command = [sys.executable, "-X", "importtime", "-m", "atoll", *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0 and "atoll.node.verify" in done.stderr
+        assert done.returncode == 0 and "atoll.peer.verify.chain" in done.stderr
         assert not {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()} & {"torch", "numpy"}
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
 

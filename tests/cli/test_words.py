@@ -26,14 +26,14 @@ from atoll.cli.picture import curve_text
 from atoll.cli.say import qr, say, say_json, say_trouble, ticket_of
 from atoll.cli.status import preference_lines
 from atoll.cli.watch import Facts, Lines, Terminal, introduction, line_of
-from atoll.host.config import load_config
-from atoll.host.driver import Driver
-from atoll.host.member import prepare
-from atoll.host.record import Progress, entry_of, plain
-from atoll.host.record import line_of as line_of_member
-from atoll.keys.identity import Identity
-from atoll.node.config.sections import Config
-from atoll.node.facts import Fault
+from atoll.crypto.identity import Identity
+from atoll.peer.config.sections import Config
+from atoll.peer.events import Fault
+from atoll.runtime.bootstrap import prepare
+from atoll.runtime.config import load_config
+from atoll.runtime.driver import Driver
+from atoll.runtime.event_log import Progress, entry_of, plain
+from atoll.runtime.event_log import line_of as line_of_member
 from atoll.wire.messages.vertex import Member
 from atoll.wire.ticket import issue
 

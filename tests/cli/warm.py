@@ -19,7 +19,7 @@ from typing import TextIO
 from unittest.mock import patch
 
 HUMBLE = {"OMP_NUM_THREADS": "1"}
-IMPORTED = ["atoll.cli.up", "atoll.cli.join", "atoll.host.member", "atoll.learn.models"]
+IMPORTED = ["atoll.cli.up", "atoll.cli.join", "atoll.runtime.bootstrap", "atoll.training.models"]
 
 
 class WarmPeer:

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN
-from atoll.keys.digest import digest
-from atoll.policy.audits import Case, Docket, drawn_segment, voices_needed
-from atoll.policy.members import Recent, Reported, admissible, next_members
+from atoll.crypto.digest import digest
+from atoll.policy.membership import Recent, Reported, admissible, next_members
+from atoll.verification.replay_audit.policy import Case, Docket, drawn_segment, voices_needed
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Audited, Commit, Finding, Numbers, Signed, Tuned
 from atoll.wire.messages.vertex import Body, Member, Metrics, Standing

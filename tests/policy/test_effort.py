@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from atoll.base.effort import (
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId
+from atoll.base.workload import (
     Batches,
     Effort,
     Quota,
@@ -23,10 +25,8 @@ from atoll.base.effort import (
     reached_after,
     steps_at,
 )
-from atoll.base.errors import PeerFault
-from atoll.base.ids import Digest, PeerId
-from atoll.node.settings import RunSettings, decode_settings, encode_settings
-from atoll.policy.apart import Apart
+from atoll.features.partition_training.policy import Apart
+from atoll.peer.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy.plan import Acceptance, RoundPlan, RoundSettings, plan_round
 from atoll.wire.messages.vertex import Body, Member, Metrics
 

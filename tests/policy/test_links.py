@@ -20,7 +20,7 @@ from atoll.policy.links import (
     report,
     report_flaw,
 )
-from atoll.policy.members import Reported, next_members
+from atoll.policy.membership import Reported, next_members
 from atoll.wire.messages.statements import Commit, Join, Leave
 from atoll.wire.messages.vertex import Body, Member, Metrics
 

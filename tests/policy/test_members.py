@@ -6,8 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.policy.audits import Docket
-from atoll.policy.members import RECENT, Recent, Reported, admissible, changes_max, next_members, suspicions_needed
+from atoll.policy.membership import (
+    RECENT,
+    Recent,
+    Reported,
+    admissible,
+    changes_max,
+    next_members,
+    suspicions_needed,
+)
+from atoll.verification.replay_audit.policy import Docket
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import (
     Answered,

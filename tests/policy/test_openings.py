@@ -8,10 +8,10 @@ import pytest
 
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN
-from atoll.keys.digest import digest
-from atoll.policy.audits import Docket
-from atoll.policy.members import Recent, Reported, admissible, next_members
-from atoll.policy.openings import Opening, Terms, drawn_blocks, openings_of
+from atoll.crypto.digest import digest
+from atoll.policy.membership import Recent, Reported, admissible, next_members
+from atoll.verification.replay_audit.policy import Docket
+from atoll.verification.sum_check.policy import Opening, Terms, drawn_blocks, openings_of
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Answered, Audited, Finding, Signed
 from atoll.wire.messages.vertex import Body, Member, Metrics

@@ -9,8 +9,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.keys.digest import digest
-from atoll.policy.pieces import NOBODY, Book, Coded, Ledger, Names
+from atoll.crypto.digest import digest
+from atoll.features.archive.policy import NOBODY, Book, Coded, Ledger, Names
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Placed, Signed

@@ -25,13 +25,13 @@ from atoll.base.limits import (
     TICKETS_MAX,
     WORDS_MAX,
 )
-from atoll.keys.signer import VoteKind
-from atoll.node.settings import RunSettings
-from atoll.node.topology import parts_planned
+from atoll.crypto.signer import VoteKind
+from atoll.peer.round.topology_choice import parts_planned
+from atoll.peer.settings import RunSettings
 from atoll.policy.links import REPORT_BYTES_MAX
-from atoll.policy.members import FULL, Recent, Reported, admissible, next_members
-from atoll.policy.room import members_most, name_bytes, room_taken
+from atoll.policy.membership import FULL, Recent, Reported, admissible, next_members
 from atoll.policy.signing import ED25519, Signing
+from atoll.policy.vertex_capacity import members_most, name_bytes, room_taken
 from atoll.wire.codec import encode
 from atoll.wire.messages.round import Propose
 from atoll.wire.messages.statements import (

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection
 import pytest
 from msgspec.structs import replace
 
+from atoll.base.fair_draw import CREDIT_MAX, TURN, draw_sample
 from atoll.base.ids import Digest, PeerId
-from atoll.base.sample import CREDIT_MAX, TURN, draw_sample
-from atoll.policy.members import Recent, Reported, admissible, next_members
+from atoll.policy.membership import Recent, Reported, admissible, next_members
+from atoll.policy.participation import Sample, group_of, named, next_credits
 from atoll.policy.plan import RoundSettings, plan_round
-from atoll.policy.sampling import Sample, group_of, named, next_credits
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Rests, Signed
 from atoll.wire.messages.vertex import Body, Member, Metrics

@@ -6,11 +6,11 @@ import pytest
 
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import SCORE_OPEN
-from atoll.keys.digest import digest
-from atoll.policy.copies import alike_in
-from atoll.policy.members import Recent, Reported, admissible
+from atoll.crypto.digest import digest
+from atoll.policy.duplicate_updates import alike_in
+from atoll.policy.membership import Recent, Reported, admissible
 from atoll.policy.reputation import CLAIMED_UNTAUGHT, FLOOR, Conduct, moved
-from atoll.policy.scoring import FALL_MOST, Scores, opinion_of, scorers_drawn
+from atoll.verification.loss_scoring.policy import FALL_MOST, Scores, opinion_of, scorers_drawn
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Commit, Late, Scored, Signed
 from atoll.wire.messages.vertex import Body, Member, Metrics

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.base.ids import PeerId
-from atoll.policy.topology import GAP, NEAR_S, Choice, Links, choose, clusters_by_latency, predict
-from atoll.protocol.reduce.topology import (
+from atoll.policy.topology_cost import GAP, NEAR_S, Choice, Links, choose, clusters_by_latency, predict
+from atoll.protocol.allreduce.topology import (
     Topology,
     butterfly,
     candidates,

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from atoll.policy.trust import (
+from atoll.policy.fault_tolerance import (
     captured_parts,
     captured_share,
     liars_among,

@@ -6,10 +6,10 @@ import pytest
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import SCORE_OPEN
-from atoll.keys.digest import digest
-from atoll.policy.members import Recent, Reported, admissible
+from atoll.crypto.digest import digest
+from atoll.policy.membership import Recent, Reported, admissible
 from atoll.policy.reputation import FLOOR, moved
-from atoll.policy.twins import APART_MOST, TOLERANCE, Drawing, Twins, host_of, seal_of
+from atoll.verification.redundant_training.policy import APART_MOST, TOLERANCE, Drawing, Twins, host_of, seal_of
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Commit, Draws, Signed, Twinned
 from atoll.wire.messages.vertex import Body, Member, Metrics

@@ -9,9 +9,9 @@ import pytest
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import VALIDATION_OPEN, VALIDATION_ROUNDS
-from atoll.keys.digest import digest
-from atoll.policy.members import Recent, Reported, admissible
-from atoll.policy.validation import (
+from atoll.crypto.digest import digest
+from atoll.policy.membership import Recent, Reported, admissible
+from atoll.verification.state_validation.policy import (
     ALL,
     COOL_ROUNDS,
     LASTING,

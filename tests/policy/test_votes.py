@@ -9,8 +9,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.node.settings import RunSettings, encode_settings
-from atoll.policy.members import Recent, Reported, admissible, next_members
+from atoll.peer.settings import RunSettings, encode_settings
+from atoll.policy.membership import Recent, Reported, admissible, next_members
 from atoll.policy.votes import VoteTerms, next_votes
 from atoll.wire.messages.statements import Invite, Join, Leave, Ready
 from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse

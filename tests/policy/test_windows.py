@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
 from atoll.base.ids import Digest, PeerId
-from atoll.node.settings import RunSettings, decode_settings, encode_settings
+from atoll.peer.settings import RunSettings, decode_settings, encode_settings
+from atoll.policy.fault_tolerance import STRIKES, Strikes
 from atoll.policy.plan import RoundSettings, plan_round
-from atoll.policy.trust import STRIKES, Strikes
-from atoll.policy.windows import GROWTH, MARGIN, Shown, next_window, patience_shown, within
+from atoll.policy.timeouts import GROWTH, MARGIN, Shown, next_window, patience_shown, within
 from atoll.wire.messages.vertex import Body, Member, Metrics
 
 SHORTEST_S, LONGEST_S = 1.5, 6.0

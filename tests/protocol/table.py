@@ -8,11 +8,11 @@ from typing import Any
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Keep, Report, Send
-from atoll.protocol.consensus.door import Door
-from atoll.protocol.consensus.facts import Decided, Judge
-from atoll.protocol.consensus.raft_round import RaftRound
-from atoll.protocol.consensus.voter import Electorate
-from atoll.sim.signatures import VirtualSigner, VirtualVerifier
+from atoll.protocol.agreement.events import Decided, Judge
+from atoll.protocol.agreement.interface import Door
+from atoll.protocol.agreement.one_phase import RaftRound
+from atoll.protocol.agreement.voter import Electorate
+from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Statement
 

@@ -14,15 +14,13 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Ask, Done, Effect, Event, Received, Report, Send, Start
 from atoll.cli.verify import votes_alone
-from atoll.host.record import Progress, entry_of
-from atoll.host.store import Store, stored
-from atoll.keys.digest import digest
-from atoll.node import requests
-from atoll.node.admission import Wish
-from atoll.node.facts import Fault
-from atoll.node.peer import Peer
-from atoll.node.verify import Audit, Kept, verify_history
-from atoll.protocol.dag.eras import (
+from atoll.crypto.digest import digest
+from atoll.peer import operator_commands
+from atoll.peer.events import Fault
+from atoll.peer.membership.admission import Wish
+from atoll.peer.peer import Peer
+from atoll.peer.verify.chain import Audit, Kept, verify_history
+from atoll.protocol.history.era_signatures import (
     OVERDUE_LEAST,
     RECOVERY,
     Begin,
@@ -35,10 +33,12 @@ from atoll.protocol.dag.eras import (
     ends,
     era_bytes,
 )
-from atoll.sim.network import NetworkKnobs
-from atoll.sim.scenarios.stage import Stage
-from atoll.sim.signatures import RealKeys, VirtualVerifier, sign_as_identity
-from atoll.sim.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.runtime.event_log import Progress, entry_of
+from atoll.runtime.storage.store import Store, stored
+from atoll.simulation.network import NetworkKnobs
+from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.signatures import RealKeys, VirtualVerifier, sign_as_identity
+from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
 from atoll.wire.codec import decode_body, encode, vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.history import EraSignature, EraSigned, Vertices, WantEra, WantVertices
@@ -377,7 +377,7 @@ def recover(swarm: Swarm) -> None:
     node = swarm.world.nodes[peer_name(0)]
     assert node.machine is not None
     sign = swarm.keys.vouch(node.name).sign
-    swarm.world.carry_out(node, requests.recover(node.machine, sign, node.clock.local(swarm.world.now)))
+    swarm.world.carry_out(node, operator_commands.recover(node.machine, sign, node.clock.local(swarm.world.now)))
 
 
 def recovered(at: int, then_s: float = 60.0) -> Swarm:
@@ -538,7 +538,7 @@ def test_a_starting_peer_is_given_what_lacks_signatures_and_the_newest_of_the_re
 
 def test_who_asks_the_same_again_and_again_is_read_to_once(monkeypatch: pytest.MonkeyPatch):
     """Eras and vertices that are only on disk: fifty equal questions in a row are one piece of work."""
-    monkeypatch.setattr("atoll.protocol.dag.history.WINDOW", 32)
+    monkeypatch.setattr("atoll.protocol.history.chain.WINDOW", 32)
     swarm = swarm_of()
     until_round(swarm, 45)
     machine = swarm.world.nodes[peer_name(0)].machine

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from atoll.base.ids import PeerId
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Ask, Done, Effect, Payload, Received, Report, Send, SetTimer, Start, TimerFired
-from atoll.keys.digest import Manifest, blob_id, digest
-from atoll.protocol.transfer.fetch import (
+from atoll.crypto.digest import Manifest, blob_id, digest
+from atoll.protocol.transfer.download import (
     REQUESTS_MAX,
     TICK_S,
     BadSource,
@@ -23,7 +23,7 @@ from atoll.protocol.transfer.fetch import (
     Serve,
     StallingSource,
 )
-from atoll.protocol.transfer.work import BlobOpened, CloseBlob, OpenBlob, StoreChunk
+from atoll.protocol.transfer.tasks import BlobOpened, CloseBlob, OpenBlob, StoreChunk
 from atoll.wire.messages.history import Chunk, ManifestIs, WantChunk, WantManifest
 
 CHUNKS = 12

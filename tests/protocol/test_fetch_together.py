@@ -25,9 +25,9 @@ from atoll.base.machine import (
     Start,
     TimerFired,
 )
-from atoll.keys.digest import Manifest, blob_id, digest
-from atoll.protocol.transfer.fetch import BadSource, Fetch, Fetched, FetchFailed, Serve
-from atoll.protocol.transfer.work import (
+from atoll.crypto.digest import Manifest, blob_id, digest
+from atoll.protocol.transfer.download import BadSource, Fetch, Fetched, FetchFailed, Serve
+from atoll.protocol.transfer.tasks import (
     BlobOpened,
     CloseBlob,
     OpenBlob,

@@ -9,10 +9,10 @@ import pytest
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Ask, Done, Effect, Payload, Received, Report, Send, SetTimer, Start, TimerFired
-from atoll.keys.digest import Manifest, blob_id, digest
-from atoll.protocol.transfer.fetch import REQUESTS_MAX, BadSource
-from atoll.protocol.transfer.gather import GIVE_UP_S, PACED_CHUNKS, TICK_S, Gather, Gathered, GatherFailed
-from atoll.protocol.transfer.work import BlobOpened, CloseBlob, DropBlob, OpenBlob, StoreChunk
+from atoll.crypto.digest import Manifest, blob_id, digest
+from atoll.features.archive.download import GIVE_UP_S, PACED_CHUNKS, TICK_S, Gather, Gathered, GatherFailed
+from atoll.protocol.transfer.download import REQUESTS_MAX, BadSource
+from atoll.protocol.transfer.tasks import BlobOpened, CloseBlob, DropBlob, OpenBlob, StoreChunk
 from atoll.wire.messages.history import Chunk, ManifestIs, WantChunk, WantManifest
 
 K, N, CHUNKS = 3, 6, 4

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Received, Send
-from atoll.protocol.membership.heartbeat import Heartbeat
+from atoll.protocol.membership.failure_detector import Heartbeat
 from atoll.wire.messages.membership import BeatBack
 
 OTHERS = tuple(PeerId(name) for name in "abcd")

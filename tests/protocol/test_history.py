@@ -13,10 +13,10 @@ from mutated import without
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, PeerId
-from atoll.keys.digest import digest
-from atoll.protocol.dag import history as room
-from atoll.protocol.dag.history import History, recovery_bytes
-from atoll.sim.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
+from atoll.crypto.digest import digest
+from atoll.protocol.history import chain as room
+from atoll.protocol.history.chain import History, recovery_bytes
+from atoll.simulation.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
 from atoll.wire.codec import decode_body, encode, vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Certificate, Leave, Signed, Stage, Vote

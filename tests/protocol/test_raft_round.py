@@ -13,10 +13,10 @@ from table import ROUND, RUN, Table, names_of
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect
-from atoll.protocol.consensus.agreement import Agreement
-from atoll.protocol.consensus.facts import Decided, Equivocation, Free, Judge, Lacking
-from atoll.protocol.consensus.raft_round import RaftRound
-from atoll.sim.signatures import VirtualSigner, VirtualVerifier
+from atoll.protocol.agreement.events import Decided, Equivocation, Free, Judge, Lacking
+from atoll.protocol.agreement.one_phase import RaftRound
+from atoll.protocol.agreement.two_phase import Agreement
+from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted

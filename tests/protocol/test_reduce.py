@@ -31,17 +31,17 @@ from atoll.base.machine import (
     Start,
     TimerFired,
 )
-from atoll.keys.digest import digest, merkle_root
-from atoll.protocol.reduce.facts import PartAnswered, PartMissing, Reduced
-from atoll.protocol.reduce.kinds import reduce_for
-from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import Update
-from atoll.protocol.reduce.run import Reduce
-from atoll.protocol.reduce.surroundings import Surroundings
-from atoll.protocol.reduce.topology import Topology, butterfly, hierarchical, ring, star, tree
-from atoll.protocol.reduce.witness import Lied
-from atoll.protocol.reduce.work import Combine, Combined
-from atoll.sim.signatures import VirtualSigner, VirtualVerifier
+from atoll.crypto.digest import digest, merkle_root
+from atoll.protocol.allreduce.buffers import Update
+from atoll.protocol.allreduce.cross_check import Lied
+from atoll.protocol.allreduce.engine import Reduce
+from atoll.protocol.allreduce.environment import Surroundings
+from atoll.protocol.allreduce.events import PartAnswered, PartMissing, Reduced
+from atoll.protocol.allreduce.factory import reduce_for
+from atoll.protocol.allreduce.plan import ReducePlan
+from atoll.protocol.allreduce.tasks import Combine, Combined
+from atoll.protocol.allreduce.topology import Topology, butterfly, hierarchical, ring, star, tree
+from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Answer, Declined, PartBytes, Repeat, WantPart
 from atoll.wire.messages.statements import Answered, Commit

@@ -8,9 +8,9 @@ from test_reduce import TOPOLOGIES, Group
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Ask, Done, Effect, Payload, Received
-from atoll.keys.digest import digest
-from atoll.protocol.reduce.facts import Garbage
-from atoll.protocol.reduce.work import Combine, Combined
+from atoll.crypto.digest import digest
+from atoll.protocol.allreduce.events import Garbage
+from atoll.protocol.allreduce.tasks import Combine, Combined
 from atoll.wire.messages.round import Answer, Contribution, Handed, Heard, WantRow
 
 WITH_PARENTS = ["ring", "tree", "hierarchical"]

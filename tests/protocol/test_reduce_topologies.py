@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import MIB, OWNERS_PER_PART, PART_BYTES_MAX, PARTS_MAX
-from atoll.protocol.reduce.topology import (
+from atoll.protocol.allreduce.topology import (
     FAN,
     Cluster,
     Part,

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.base.ids import PeerId
-from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.route import Route
-from atoll.protocol.reduce.topology import Part, Topology, butterfly, ring
+from atoll.protocol.allreduce.plan import ReducePlan
+from atoll.protocol.allreduce.routing import Route
+from atoll.protocol.allreduce.topology import Part, Topology, butterfly, ring
 
 A, B, C, D = (PeerId(p) for p in "abcd")
 PLAN = ReducePlan(3, 0, "", Topology("star", (Part((A, B), 1, {}),)), (A, B, C, D), (6.0, 12.0))

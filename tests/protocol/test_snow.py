@@ -21,9 +21,9 @@ from mutated import without
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Event, Keep, Received, Report, Send, SetTimer, Start, TimerFired
-from atoll.keys.digest import digest
-from atoll.protocol.consensus import snow
-from atoll.protocol.consensus.snow import Heard, Settled, Snow, SnowParams, Unsettled
+from atoll.crypto.digest import digest
+from atoll.features.forks import snowball
+from atoll.features.forks.snowball import Heard, Settled, Snow, SnowParams, Unsettled
 from atoll.wire.messages.preference import PreferenceIs, WantPreference
 
 GAMES = int(os.environ.get("ATOLL_STORIES", "100"))
@@ -214,7 +214,7 @@ def test_a_liar_that_names_many_choices_makes_nobody_deaf_to_what_others_name():
         effects = me.handle(Received(sender, WantPreference("slot", 1, choice)), 0.0)
         return Report(Heard(choice=choice)) in effects
 
-    assert sum(told(names[1], digest(b"%d" % i)) for i in range(100)) == snow.CHOICES_MAX
+    assert sum(told(names[1], digest(b"%d" % i)) for i in range(100)) == snowball.CHOICES_MAX
     assert told(names[2], GREEN) and not told(names[3], GREEN)
 
 
@@ -257,7 +257,7 @@ NEXT_SLOT_RULES = [
 def test_a_slot_of_other_members_is_decided_by_them_alone(rule: tuple[str, str, str] | None):
     """A third left, a third is new; all who were there go on to say of both slots what they said of the first."""
     before, now = [[PeerId(f"p{i:02d}") for i in range(first, first + 12)] for first in (0, 4)]
-    kind = without(snow, *rule[1:]).Snow if rule else Snow
+    kind = without(snowball, *rule[1:]).Snow if rule else Snow
     me = kind(now[0], now, "height/1", b"seed", SnowParams(k=5, alpha=3, beta=1), preference_only=True)
     me.among({*before, *now})
     asked = [e.to for e in me.offer(RED, 0.0) if isinstance(e, Send)]
@@ -279,7 +279,7 @@ def test_below_its_safe_size_it_is_built_for_preference_only_and_says_that_it_is
     with pytest.raises(ValueError, match="let a quorum decide"):
         Snow(few[0], few, "slot", b"seed")
     assert not Snow(few[0], few, "slot", b"seed", preference_only=True).safe
-    many = [PeerId(f"p{i}") for i in range(snow.SAFE_SIZE)]
+    many = [PeerId(f"p{i}") for i in range(snowball.SAFE_SIZE)]
     assert Snow(many[0], many, "slot", b"seed").safe
     with pytest.raises(ValueError, match="let a quorum decide"):
         Snow(many[0], many, "slot", b"seed", SnowParams(k=10, alpha=8, beta=20))

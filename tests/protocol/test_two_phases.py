@@ -13,9 +13,9 @@ from table import ROUND, Table, names_of
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, PeerId
-from atoll.protocol.consensus.agreement import Agreement
-from atoll.protocol.consensus.facts import Decided, Free, Lacking
-from atoll.protocol.consensus.said import Said
+from atoll.protocol.agreement.events import Decided, Free, Lacking
+from atoll.protocol.agreement.two_phase import Agreement
+from atoll.protocol.agreement.voter_state import Said
 from atoll.wire.codec import vertex_id
 from atoll.wire.messages.round import Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Timeout, Vote

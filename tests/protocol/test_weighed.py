@@ -23,16 +23,16 @@ from test_reduce import Group
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Ask, Done, Effect, Payload, Received, Send, Start
-from atoll.keys.digest import digest
-from atoll.protocol.reduce.checks import check_compared, weighing_flaw
-from atoll.protocol.reduce.facts import NoAnswer, PartMissing, Reduced, RowsWeighed
-from atoll.protocol.reduce.kinds import reduce_for
-from atoll.protocol.reduce.rows import name_of, shares_left
-from atoll.protocol.reduce.run import Reduce
-from atoll.protocol.reduce.surroundings import Surroundings
-from atoll.protocol.reduce.weighed import WeighedReduce
-from atoll.protocol.reduce.work import Combine, Combined, Compare, Products, Weigh, Weights
-from atoll.sim.signatures import VirtualSigner
+from atoll.crypto.digest import digest
+from atoll.protocol.allreduce.buffers import name_of, shares_left
+from atoll.protocol.allreduce.engine import Reduce
+from atoll.protocol.allreduce.environment import Surroundings
+from atoll.protocol.allreduce.events import NoAnswer, PartMissing, Reduced, RowsWeighed
+from atoll.protocol.allreduce.factory import reduce_for
+from atoll.protocol.allreduce.tasks import Combine, Combined, Compare, Products, Weigh, Weights
+from atoll.protocol.allreduce.validation import check_compared, weighing_flaw
+from atoll.protocol.allreduce.weighted import WeighedReduce
+from atoll.simulation.signatures import VirtualSigner
 from atoll.wire.messages.round import Answer, Comparison, Contribution, Declined, WantRow
 from atoll.wire.messages.statements import Answered, Compared, Weighing
 from atoll.wire.weights import mixtures_in, packed_mixtures

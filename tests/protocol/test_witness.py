@@ -8,12 +8,12 @@ import pytest
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Ask, Effect, Payload, Report, Send
-from atoll.keys.digest import digest
-from atoll.protocol.reduce.plan import ReducePlan
-from atoll.protocol.reduce.rows import Held
-from atoll.protocol.reduce.topology import Part, Topology
-from atoll.protocol.reduce.witness import ASKS_MAX, Contradicted, Doubted, Lied, OtherRows, Witnesses
-from atoll.protocol.reduce.work import Combine, Combined
+from atoll.crypto.digest import digest
+from atoll.protocol.allreduce.buffers import Held
+from atoll.protocol.allreduce.cross_check import ASKS_MAX, Contradicted, Doubted, Lied, OtherRows, Witnesses
+from atoll.protocol.allreduce.plan import ReducePlan
+from atoll.protocol.allreduce.tasks import Combine, Combined
+from atoll.protocol.allreduce.topology import Part, Topology
 from atoll.wire.messages.round import WantRow
 from atoll.wire.messages.statements import Answered, Commit, Signed
 from atoll.wire.opening import rows_of

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from atoll.base.effort import Reached
 from atoll.base.ids import Digest, PeerId
-from atoll.keys.digest import Manifest, digest
+from atoll.base.workload import Reached
+from atoll.crypto.digest import Manifest, digest
+from atoll.verification.malformed_updates.messages import UnreadableRow
 from atoll.wire.messages.audits import ExhibitIs, Unreadable, WantExhibit
 from atoll.wire.messages.history import (
     Chunk,
@@ -74,7 +75,6 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import Body, Invited, Member, Metrics, TicketUse, Vertex
 from atoll.wire.opening import OpenedBlock, Opening
-from atoll.wire.unreadable import UnreadableRow
 
 ALICE, BOB = PeerId("12D3KooWAlice"), PeerId("12D3KooWBob")
 A, B = Digest(bytes([0xAA]) * 32), Digest(bytes([0xBB]) * 32)

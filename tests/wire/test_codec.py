@@ -59,12 +59,12 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.limits import CONTROL_FRAME_MAX, OPENED_BLOCKS_MAX, ROW_SHOWN_MAX, UNREADABLE_BYTES_MAX
 from atoll.base.machine import Message
-from atoll.keys.digest import digest
+from atoll.crypto.digest import digest
+from atoll.verification.malformed_updates.messages import unreadable_bytes, unreadable_from_bytes
 from atoll.wire.codec import AnyMessage, decode_body, decode_message, decode_statement, decode_vertex, encode
 from atoll.wire.messages.statements import Answered, AnyStatement, Weighing
 from atoll.wire.messages.vertex import Body, Vertex
 from atoll.wire.opening import opening_bytes, opening_from_bytes
-from atoll.wire.unreadable import unreadable_bytes, unreadable_from_bytes
 
 GOLDEN = Path(__file__).parent / "golden"
 FUZZ = int(os.environ.get("ATOLL_FUZZ", "3000"))

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
-from atoll.sim.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.statements import Timeout, Vote
 from atoll.wire.messages.vertex import Certificate

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.sim.signatures import RealKeys, VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import RealKeys, VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
 from atoll.wire.evidence import Evidence, contradiction, slot_of, two_updates, why_not
 from atoll.wire.messages.statements import Answered, Commit, Leave, Proposed, Statement, Timeout, Vote

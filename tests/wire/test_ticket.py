@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from atoll.base.errors import AtollError, RefusedError, UsageError
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import TICKET_CHARACTERS_MAX
-from atoll.keys.identity import Identity
+from atoll.crypto.identity import Identity
 from atoll.wire.ticket import (
     REDEMPTION_BYTES,
     Ticket,

@@ -1,7 +1,8 @@
 """The one shape every protocol has: events in, effects out, no I/O in between.
 
 A machine never reads a clock, opens a socket, draws from a global generator or awaits. Whoever drives it
-(`host/run.py` over real sockets, `sim/world.py` over a virtual network) supplies the time and carries out
+(`runtime/training_peer.py` over real sockets, `simulation/world.py` over a virtual network) supplies the time and
+carries out
 the effects. The contract between the two:
 
 - Sends may be lost, delayed, duplicated and reordered. Nothing may depend on one arriving. One with a payload that
@@ -150,7 +151,7 @@ class SetTimer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
-    """Slow work, done off the loop. `work` is one of the structs in node/jobs.py."""
+    """Slow work, done off the loop. `work` is one of the structs in peer/tasks.py."""
 
     job: str
     work: Any

@@ -17,8 +17,8 @@ def amend(*numbers: str, dir: Dir = None, json: AsJson = False) -> None:
     numbers
         As in run.toml: train.lr=0.002 run.rounds=60. They hold from one round on, the same one for all members.
     """
-    from atoll.host.api import ask
-    from atoll.policy.members import AMEND_ROUNDS
+    from atoll.policy.membership import AMEND_ROUNDS
+    from atoll.runtime.control.socket import ask
 
     if not numbers:
         raise UsageError("E-CFG-07", "no number is named", fix="atoll amend run.rounds=60; atoll amend --help")

@@ -57,9 +57,9 @@ def _by_validation(folder: Path, json: bool) -> None:
     """From the history, offline: what validators said in it."""
     from msgspec.structs import asdict
 
-    from atoll.node.blame import blame_by_validation, refusals
-    from atoll.node.settings import settings_of_run
-    from atoll.policy.validation import Validations
+    from atoll.features.attribution.statistics import blame_by_validation, refusals
+    from atoll.peer.settings import settings_of_run
+    from atoll.verification.state_validation.policy import Validations
     from atoll.wire.codec import vertex_id
 
     with kept_in(folder) as kept:
@@ -97,7 +97,7 @@ def _by_loss(folder: Path, json: bool) -> None:
     """From the history, offline."""
     from msgspec.structs import asdict
 
-    from atoll.node.blame import blame_by_loss, refusals
+    from atoll.features.attribution.statistics import blame_by_loss, refusals
 
     with kept_in(folder) as kept:
         peers, jumps = blame_by_loss(read_vertex(kept, folder, r)[1] for r in kept.rounds)
@@ -135,7 +135,7 @@ def _by_loss(folder: Path, json: bool) -> None:
 
 def _without_each(folder: Path, round: int, json: bool) -> None:
     """By the peer that runs here."""
-    from atoll.host.api import ask
+    from atoll.runtime.control.socket import ask
 
     told = ask(folder, "blame", round=round)
     if json:

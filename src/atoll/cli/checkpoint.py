@@ -23,7 +23,7 @@ from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.cli.verify import kept_in
 
 if TYPE_CHECKING:
-    from atoll.node.verify import Kept
+    from atoll.peer.verify.chain import Kept
     from atoll.wire.messages.vertex import Body, Vertex
 
 LISTED = 18  # newest rounds shown, 20 lines with the two above them; --all and --json have every one
@@ -47,7 +47,7 @@ def listing(
     Rounds that only assembled members are agreed on, too, so `trained` is what `atoll up` and `status` count. The
     first line says which rounds the run can go back to from here, a mark where it went back.
     """
-    from atoll.node.pieces import placed_rounds
+    from atoll.features.archive.machine import placed_rounds
 
     folder = folder_of(run)
     with kept_in(folder) as kept:
@@ -153,7 +153,7 @@ def export(
 ) -> None:
     """Write the agreed state of a round, or its model, if this folder still holds it, checked byte for byte."""
     from atoll.cli.verify import blob_id_of
-    from atoll.host.durable import write_durably
+    from atoll.runtime.storage.atomic_files import write_durably
 
     folder = folder_of(run)
     with kept_in(folder) as kept:
@@ -218,8 +218,8 @@ def _check_round(kept: Kept, folder: Path, round: int) -> None:
 
 def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
     """What the vertex of this round says, unjudged. Times are seconds of run time."""
-    from atoll.node.amend import amend_of
-    from atoll.node.apart import late_of
+    from atoll.features.partition_training.machine import late_of
+    from atoll.peer.governance.orders import amend_of
     from atoll.wire.codec import vertex_id
 
     vertex, body = read_vertex(kept, folder, round)
@@ -267,8 +267,8 @@ def validated(kept: Kept, folder: Path, round: int) -> dict[str, float]:
     """What the run's validators found of this state, as far as the vertices behind it say, unjudged. Empty where
     there are none, too few spoke, or the loss is no number."""
     from atoll.base.limits import VALIDATION_OPEN
-    from atoll.node.settings import settings_of_run
-    from atoll.policy.validation import ALL, LOSS_MOST, NAT, Validations
+    from atoll.peer.settings import settings_of_run
+    from atoll.verification.state_validation.policy import ALL, LOSS_MOST, NAT, Validations
     from atoll.wire.codec import vertex_id
 
     settings = settings_of_run(read_vertex(kept, folder, -1)[1])

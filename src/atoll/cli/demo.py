@@ -21,7 +21,7 @@ from atoll.cli.say import AsJson, Sets, say, say_json
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from atoll.host.demo import Demo
+    from atoll.runtime.demo import Demo
 
 
 def demo(
@@ -46,7 +46,7 @@ def demo(
 
     Succeeds if all end with the same bits and a validation loss of 2.0 (with --set or fewer rounds: 25 % less).
     """
-    from atoll.host.demo import Demo, DemoSettings, versions
+    from atoll.runtime.demo import Demo, DemoSettings, versions
 
     settings = DemoSettings(peers, rounds, seed, chaos, solo, tuple(set))
     folder = dir or Path(mkdtemp(prefix="atoll-demo-"))

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from msgspec import UnsetType
 
     from atoll.base.ids import Digest
-    from atoll.host.learning import Learning
-    from atoll.learn.export import Story
-    from atoll.node.verify import Kept
+    from atoll.peer.verify.chain import Kept
+    from atoll.runtime.training_spec import Learning
+    from atoll.training.models.export import Story
 
 
 def write_model_folder(kept: Kept, folder: Path, round: int, state: bytes, to: Path) -> list[Path]:
     """The files written. RunFailedError if this run or this state is none that this version can read."""
     from atoll.cli.checkpoint import read_vertex
-    from atoll.host.learning import decode_learning
-    from atoll.learn.export import hugging_face_files
-    from atoll.learn.state import state_from_bytes
-    from atoll.node.settings import decode_settings
+    from atoll.peer.settings import decode_settings
+    from atoll.runtime.training_spec import decode_learning
+    from atoll.training.exchange.state import state_from_bytes
+    from atoll.training.models.export import hugging_face_files
 
     try:
         settings = decode_settings(read_vertex(kept, folder, -1)[1].settings)
@@ -49,8 +49,8 @@ def write_model_folder(kept: Kept, folder: Path, round: int, state: bytes, to: P
 
 def write_files(files: Mapping[str, bytes], to: Path) -> list[Path]:
     """A folder of these, under its name only once it is whole."""
-    from atoll.host.durable import write_durably
-    from atoll.host.ownership import private_folder
+    from atoll.runtime.storage.atomic_files import write_durably
+    from atoll.runtime.storage.ownership import private_folder
 
     aside = to.with_name(to.name + ".partial")
     private_folder(aside, "write it to another place")
@@ -83,7 +83,7 @@ def _story(kept: Kept, folder: Path, round: int, run: str, learning: Learning) -
     from msgspec import UNSET
 
     from atoll.cli.checkpoint import read_vertex, validated
-    from atoll.learn.export import Contributor, Story
+    from atoll.training.models.export import Contributor, Story
     from atoll.wire.codec import decode_statement, vertex_id
     from atoll.wire.messages.statements import Commit
 
@@ -126,7 +126,7 @@ def _story(kept: Kept, folder: Path, round: int, run: str, learning: Learning) -
 
 def _bytes_until(record: Path, round: int) -> tuple[int | None, int | None]:
     """(sent by this peer, what it would have sent data-parallel) up to a round; None: its record does not say."""
-    from atoll.host.record import TURNED, Progress, entries_in
+    from atoll.runtime.event_log import TURNED, Progress, entries_in
 
     if not record.exists():
         return None, None

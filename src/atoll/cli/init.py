@@ -19,7 +19,7 @@ def init(
     json: AsJson = False,
 ) -> None:
     """Write a commented run.toml: every key, its default, its unit and its reason."""
-    from atoll.node.config.page import commented_toml
+    from atoll.peer.config.render import commented_toml
 
     if file.exists() and not force:
         raise UsageError(

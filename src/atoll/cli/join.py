@@ -50,8 +50,8 @@ def join(
     json: AsJson = False,
 ) -> int:
     """Join the run of this ticket, train with the others, leave with Ctrl-C."""
-    from atoll.host.config import load_config
-    from atoll.host.running import Start, run_join
+    from atoll.runtime.config import load_config
+    from atoll.runtime.supervisor import Start, run_join
     from atoll.wire.ticket import parse
 
     text = ticket_of(ticket, ticket_file) or os.environ.get("ATOLL_TICKET", "")

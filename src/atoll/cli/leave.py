@@ -25,7 +25,7 @@ def stop(*, dir: Dir = None, json: AsJson = False) -> None:
 
 
 def _end(verb: str, why: str, dir: Dir, json: bool) -> None:
-    from atoll.host.api import ask
+    from atoll.runtime.control.socket import ask
 
     folder = folder_of(dir)
     answer = ask(folder, verb, why=why)
@@ -57,7 +57,7 @@ def recover(
 
     If the others are not gone but merely unreachable, they will go on without us, and two runs come of one.
     """
-    from atoll.host.api import ask
+    from atoll.runtime.control.socket import ask
 
     folder = folder_of(dir)
     found = ask(folder, "status")

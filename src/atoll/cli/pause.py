@@ -19,8 +19,8 @@ def resume(*, dir: Dir = None, json: AsJson = False) -> None:
 
 
 def _say_so(paused: bool, dir: Dir, json: bool) -> None:
-    from atoll.host.api import ask
-    from atoll.policy.members import AMEND_ROUNDS
+    from atoll.policy.membership import AMEND_ROUNDS
+    from atoll.runtime.control.socket import ask
 
     folder = folder_of(dir)
     answer = ask(folder, "pause", paused=paused)

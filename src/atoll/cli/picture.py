@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.base.units import bytes_text
-from atoll.host.record import Progress
+from atoll.runtime.event_log import Progress
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 48  # characters

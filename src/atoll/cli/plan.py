@@ -1,7 +1,8 @@
 """`atoll plan`: what every recipe would cost on your links, before there is a run. Arithmetic; nothing is measured.
 
-Bytes come from the functions that count them in experiments (`learn/forecast`), the time of rounds with owners
-from the planner of real rounds (`policy/topology.predict`, a butterfly). Left out: codec work, agreement (some
+Bytes come from the functions that count them in experiments (`training/experiment/cost_model`), the time of rounds
+with owners
+from the planner of real rounds (`policy/topology_cost.predict`, a butterfly). Left out: codec work, agreement (some
 latencies per round), lost packets, slow peers. So times are a little low, and meant for comparing.
 Loads torch, since codecs know their own sizes and live with tensors; help does not.
 """
@@ -26,9 +27,9 @@ from atoll.base.units import (
 from atoll.cli.say import AsJson, say, say_json
 
 if TYPE_CHECKING:
-    from atoll.learn.forecast import Exchange
-    from atoll.learn.layout import Layout
-    from atoll.learn.recipes import Recipe
+    from atoll.training.exchange.layout import Layout
+    from atoll.training.experiment.cost_model import Exchange
+    from atoll.training.recipe.recipes import Recipe
 
 DEVICE_FLOPS = 1e13
 """Operations per second where nobody says how fast a step is: what a consumer GPU sustains, give or take three
@@ -87,8 +88,8 @@ def plan(
 
 def planned(layout: Layout, links: Links, step_s: float, step_tokens: int) -> dict[str, Any]:
     """Every recipe on these links, those that real runs can do first, and the recommendation."""
-    from atoll.learn.methods import METHODS
-    from atoll.learn.recipes import in_swarm
+    from atoll.training.recipe.methods import METHODS
+    from atoll.training.recipe.recipes import in_swarm
 
     recipes = {name: in_swarm(make()) for name, make in METHODS.items()}
     rows = [row_of(name, recipe, layout, links, step_s, step_tokens) for name, recipe in recipes.items()]
@@ -109,9 +110,9 @@ def row_of(
     name: str, recipe: Recipe, layout: Layout, links: Links, step_s: float, step_tokens: int
 ) -> dict[str, Any]:
     """What a round of this recipe takes and sends on these links."""
-    from atoll.learn.forecast import forecast
-    from atoll.learn.recipes import swarm_problem
     from atoll.policy.pace import pace
+    from atoll.training.experiment.cost_model import forecast
+    from atoll.training.recipe.recipes import swarm_problem
 
     row: dict[str, Any] = {"recipe": name, "not_yet": swarm_problem(recipe)}
     try:
@@ -143,10 +144,10 @@ def _recommended(recipes: dict[str, Recipe], layout: Layout, links: Links, step_
     It is nearest to synchronous training for its bytes (bench/RESULTS.md, "convergence"). Loss falls behind as
     rounds get longer, so they are no longer than training for nine tenths of the time takes.
     """
-    from atoll.learn.forecast import forecast
-    from atoll.learn.methods import auto
-    from atoll.learn.outer import momentum_of
     from atoll.policy.pace import ENOUGH, pace, steps_for
+    from atoll.training.experiment.cost_model import forecast
+    from atoll.training.recipe.methods import auto
+    from atoll.training.recipe.outer import momentum_of
 
     def exchanged_s(recipe: Recipe) -> list[float]:
         return _exchanges_s(recipe, forecast(recipe, layout, links.peers).exchanges, links)
@@ -196,9 +197,9 @@ def _exchanges_s(recipe: Recipe, exchanges: tuple[Exchange, ...], links: Links) 
 def _owned_s(one: Exchange, links: Links, one_owner: bool) -> float:
     """Rows to the owners of parts, answers back: as the planner of real rounds predicts it."""
     from atoll.base.ids import PeerId
-    from atoll.policy.topology import Links as Agreed
-    from atoll.policy.topology import predict
-    from atoll.protocol.reduce.topology import butterfly, star
+    from atoll.policy.topology_cost import Links as Agreed
+    from atoll.policy.topology_cost import predict
+    from atoll.protocol.allreduce.topology import butterfly, star
 
     names = tuple(PeerId(f"{peer:04}") for peer in range(links.peers))
     latencies = [[links.latency_s] * links.peers] * links.peers
@@ -233,9 +234,9 @@ def _model(
     name: str, lora_rank: int, only: tuple[str, ...], step_tokens: int | None
 ) -> tuple[str, int, Layout, int]:
     """Its name, how many parameters it has, the layout of those that a run exchanges, and tokens per step."""
-    from atoll.learn.forecast import layout_of_size
-    from atoll.learn.methods import METHODS
-    from atoll.learn.models import MODELS, shape_of, travelling, with_adapters
+    from atoll.training.experiment.cost_model import layout_of_size
+    from atoll.training.models import MODELS, shape_of, travelling, with_adapters
+    from atoll.training.recipe.methods import METHODS
 
     if step_tokens is not None and step_tokens < 1:
         raise UsageError("E-PLAN-03", f"--tokens-per-step {step_tokens} is no step", fix="leave it out")
@@ -258,7 +259,7 @@ def _model(
 
 def _adapters(count: str, model: Layout) -> Layout:
     """What is exchanged where only so many of the model's parameters train."""
-    from atoll.learn.forecast import layout_of_size
+    from atoll.training.experiment.cost_model import layout_of_size
 
     try:
         layout = layout_of_size(parse_count(count))

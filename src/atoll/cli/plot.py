@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
-from atoll.learn.picture import MEGA, two_charts
+from atoll.training.experiment.plots import MEGA, two_charts
 
 
 def plot(
@@ -48,7 +48,7 @@ def plot(
 
 def rounds_of(record: Path) -> list[dict[str, Any]]:
     """One row per trained round: loss, peers, bytes sent so far and what data-parallel would have sent."""
-    from atoll.host.record import Progress, entries_in
+    from atoll.runtime.event_log import Progress, entries_in
 
     if not record.exists():
         return []

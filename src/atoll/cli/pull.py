@@ -23,7 +23,7 @@ from atoll.cli.say import AsJson, TicketFile, folder_of, say, say_json, ticket_o
 from atoll.cli.verify import blob_id_of, kept_in, votes_alone, votes_text
 
 if TYPE_CHECKING:
-    from atoll.node.verify import Audit
+    from atoll.peer.verify.chain import Audit
     from atoll.wire.ticket import Ticket
 
 MEMBERS_ASKED = 16  # of those that a folder knows: whoever answers names the others
@@ -78,9 +78,9 @@ def pull(
             "E-CHK-04", f"{to} exists already", cause="nothing is overwritten", fix="name another folder"
         )
     from atoll.cli.hub import what_is, write_model_folder
-    from atoll.host.visitor import take
-    from atoll.keys.identity import SessionVerifier
-    from atoll.node.verify import verify_history
+    from atoll.crypto.identity import SessionVerifier
+    from atoll.peer.verify.chain import verify_history
+    from atoll.runtime.readonly_client import take
 
     aside = to.with_name(f"{to.name}.pull")  # as a peer's folder: what was fetched stays if this is interrupted
     aside.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def pull(
 
 def _whom(source: str, via: Sequence[str]) -> tuple[Digest, Bootstrap, Ticket | None]:
     """The run, and where its members may be reached."""
-    from atoll.host.dialling import endpoint_of
+    from atoll.runtime.network.dialer import endpoint_of
     from atoll.wire.ticket import parse
 
     for address in via:

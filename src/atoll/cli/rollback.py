@@ -29,8 +29,8 @@ def rollback(
     What was learned since is dropped at every member; data that was used is not used again. To undo it, go back to
     the round before it.
     """
-    from atoll.host.api import ask
-    from atoll.policy.members import AMEND_ROUNDS
+    from atoll.policy.membership import AMEND_ROUNDS
+    from atoll.runtime.control.socket import ask
 
     folder = folder_of(dir)
     answer = ask(folder, "rollback", round=round, without=without or [])

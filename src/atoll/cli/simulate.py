@@ -13,10 +13,10 @@ from cyclopts.validators import Number
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.cli.say import AsJson, say, say_json
-from atoll.node.settings import TopologyName
+from atoll.peer.settings import TopologyName
 
 if TYPE_CHECKING:
-    from atoll.sim.scenarios.stage import Scenario, ScenarioFailed, ScenarioReport
+    from atoll.simulation.scenarios.harness import Scenario, ScenarioFailed, ScenarioReport
 
 SOME = Number(gte=1)
 
@@ -59,8 +59,8 @@ def simulate(
     json: AsJson = False,
 ) -> None:
     """Play a scenario with virtual peers; a failure ends with the one line that replays it."""
-    from atoll.sim import scenarios
-    from atoll.sim.scenarios import SCENARIOS, CannotBeTold, ScenarioFailed, run_scenario
+    from atoll.simulation import scenarios
+    from atoll.simulation.scenarios import SCENARIOS, CannotBeTold, ScenarioFailed, run_scenario
 
     if name and name not in SCENARIOS and name != "all":
         raise UsageError(
@@ -74,7 +74,7 @@ def simulate(
             fix=f"atoll simulate {name} --swarm, or leave them out".replace("  ", " "),
         )
     if swarm:
-        from atoll.sim.scenarios.night import night
+        from atoll.simulation.scenarios.random_campaign import night
 
         stories = {name: SCENARIOS[name]} if name in SCENARIOS else SCENARIOS
         worlds = night(
@@ -108,7 +108,7 @@ def simulate(
 
 def _small(story: str, told: Scenario, peers: int | None, rounds: int | None) -> dict[str, str]:
     """What to say of a failure that may be no more than a story told with too few; nothing if it has enough."""
-    from atoll.sim.scenarios.night import least
+    from atoll.simulation.scenarios.random_campaign import least
 
     peers_least, rounds_least = least(story, told)
     if (peers or told.peers) >= peers_least and (rounds or told.rounds) >= rounds_least:
@@ -119,7 +119,7 @@ def _small(story: str, told: Scenario, peers: int | None, rounds: int | None) ->
 
 def _swarm(night: Iterator[ScenarioReport | ScenarioFailed], command: str, seed: int, json: bool) -> None:
     """Each world told as it ends; then how many there were, and what failed."""
-    from atoll.sim.scenarios import ScenarioFailed
+    from atoll.simulation.scenarios import ScenarioFailed
 
     worlds, failures = 0, list[str]()
     for told in night:

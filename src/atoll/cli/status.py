@@ -39,8 +39,8 @@ def preference_lines(branch: dict[str, Any], folder: Path) -> list[str]:
 
 def status(*, dir: Dir = None, json: AsJson = False) -> None:
     """Say how the run stands: round, phase, loss, members, bytes, and why it is paused if it is."""
-    from atoll.host.api import ask
-    from atoll.host.record import alike_text
+    from atoll.runtime.control.socket import ask
+    from atoll.runtime.event_log import alike_text
 
     s = ask(folder_of(dir), "status")
     if json:
@@ -114,7 +114,7 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
 
 def peers(*, dir: Dir = None, json: AsJson = False) -> None:
     """List the agreed members, their standing, and how this peer reaches them."""
-    from atoll.host.api import ask
+    from atoll.runtime.control.socket import ask
 
     found = ask(folder_of(dir), "peers")
     if json:
@@ -142,8 +142,8 @@ def invite(
 ) -> None:
     """Make a new ticket through the members' agreement, or revoke one."""
     from atoll.base.errors import UsageError
-    from atoll.host.api import ask
-    from atoll.host.dialling import endpoint_of
+    from atoll.runtime.control.socket import ask
+    from atoll.runtime.network.dialer import endpoint_of
 
     if list:
         found = ask(folder_of(dir), "invitations")
@@ -189,7 +189,7 @@ def export(
     json: AsJson = False,
 ) -> None:
     """Write the agreed model (of a run that exchanges adapters: these) as a safetensors file."""
-    from atoll.host.api import ask
+    from atoll.runtime.control.socket import ask
 
     answer = ask(folder_of(dir), "export", path=str(file.expanduser().absolute()) if file else None)
     if json:

@@ -59,8 +59,8 @@ def up(
     json: AsJson = False,
 ) -> int:
     """Found a run and print its ticket; in a folder that holds a run, go on with it."""
-    from atoll.host.config import load_config
-    from atoll.host.running import Start, run_up
+    from atoll.runtime.config import load_config
+    from atoll.runtime.supervisor import Start, run_up
 
     settings = load_config(config, set)
     start = Start(folder_of(dir), settings, config, name, tuple(listen), tuple(announce), threads, stay, uses)

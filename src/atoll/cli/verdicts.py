@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from atoll.base.ids import PeerId, names_of, short
 
 if TYPE_CHECKING:
-    from atoll.host.verdicts import Looked
-    from atoll.node.verdicts import Doubt
-    from atoll.node.verify import Audit
+    from atoll.peer.verify.chain import Audit
+    from atoll.verification.offline import Doubt
+    from atoll.verification.offline_judge import Looked
 
 LookedAt: TypeAlias = "Sequence[tuple[Doubt, Sequence[Looked]]]"
 
@@ -36,13 +36,13 @@ def judged_again(audit: Audit, folders: Sequence[Path], fetch: bool) -> LookedAt
     doubts = list(audit.out.doubts.values())
     if not doubts:
         return []
-    from atoll.host.verdicts import Court, fallen
-    from atoll.keys.identity import SessionVerifier
-    from atoll.node.verify import reading
+    from atoll.crypto.identity import SessionVerifier
+    from atoll.peer.verify.chain import reading
+    from atoll.verification.offline_judge import Court, fallen
 
     court = Court(folders, audit.settings, reading(audit.run, SessionVerifier()))
     if fetch and (lacking := court.lacking(doubts)):
-        from atoll.host.api import ask
+        from atoll.runtime.control.socket import ask
 
         ask(folders[0], "fetch", blobs=[blob.hex() for blob in lacking])
     looked = [(doubt, court.look(doubt)) for doubt in doubts]

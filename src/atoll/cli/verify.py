@@ -23,7 +23,7 @@ from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.cli.verdicts import LookedAt, judged_again, verdicts_object, verdicts_text
 
 if TYPE_CHECKING:
-    from atoll.node.verify import Audit, Kept
+    from atoll.peer.verify.chain import Audit, Kept
 
 CHANGES_SHOWN = 12  # of the membership, the newest; --json has them all
 
@@ -53,8 +53,8 @@ def verify(
     json: AsJson = False,
 ) -> int:
     """Check every vertex of a run's history, offline: links, votes, signed statements, membership, counters."""
-    from atoll.keys.identity import SessionVerifier
-    from atoll.node.verify import verify_history
+    from atoll.crypto.identity import SessionVerifier
+    from atoll.peer.verify.chain import verify_history
 
     folder, start = folder_of(run), _digest_of(trusted)
     for other in also:
@@ -80,7 +80,7 @@ def verify(
 @contextmanager
 def kept_in(folder: Path) -> Iterator[Kept]:
     """The history in this folder, as it was at one moment. UsageError if there is none; changes no file."""
-    from atoll.node.verify import Kept
+    from atoll.peer.verify.chain import Kept
 
     path = folder / "kept.sqlite"
     if not path.exists():
@@ -139,7 +139,7 @@ def check_blobs(folder: Path) -> tuple[int, list[str]]:
 
 def blob_id_of(path: Path) -> Digest:
     """The name that these bytes deserve, read chunk by chunk."""
-    from atoll.keys.digest import Manifest, blob_id, digest
+    from atoll.crypto.digest import Manifest, blob_id, digest
 
     chunks: list[Digest] = []
     size_bytes = 0
@@ -151,7 +151,7 @@ def blob_id_of(path: Path) -> Digest:
 
 
 def _blob_problem(name: str, audit: Audit) -> Any:
-    from atoll.node.verify import DISK, Problem
+    from atoll.peer.verify.chain import DISK, Problem
 
     head = audit.head_body
     agreed = head is not None and head.state.hex() == name
@@ -229,7 +229,7 @@ def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
 
 
 def _say(audit: Audit, blobs: int | None, looked: LookedAt | None) -> None:
-    from atoll.node.tuning import in_words
+    from atoll.peer.governance.settings_change import in_words
     from atoll.policy.reputation import tier_of
 
     for p in audit.problems:

@@ -15,10 +15,10 @@ from typing import Any
 from atoll.base.ids import one_line, printable
 from atoll.base.units import bytes_text
 from atoll.cli.say import json_text, qr, say, say_json
-from atoll.host.reach import scope_of
-from atoll.host.record import Progress, alike_text
-from atoll.host.running import Shell
-from atoll.node.tuning import in_words
+from atoll.peer.governance.settings_change import in_words
+from atoll.runtime.event_log import Progress, alike_text
+from atoll.runtime.network.addresses import scope_of
+from atoll.runtime.supervisor import Shell
 
 
 def watched(work: Callable[[Shell], Awaitable[int]], *, facts: bool, as_json: bool) -> int:

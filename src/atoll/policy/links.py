@@ -6,7 +6,7 @@ if any rate is, one for the round in which they were measured. 0 says "not known
 somebody comes or goes, so that a run pays for those it has. Steps of a quarter are as fine as such measurements
 are, and keep plans from changing with every flutter. Promises the same links at every peer on every platform: the
 scales are tables of single products, and only the author of a report ever rounds. A report is its author's word;
-plans that would give somebody power by it ask for trusted members first (node/topology.py).
+plans that would give somebody power by it ask for trusted members first (peer/round/topology_choice.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from operator import mul
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import FULL_MESH_MAX
-from atoll.policy.topology import Group, Links, clusters_by_latency
+from atoll.policy.topology_cost import Group, Links, clusters_by_latency
 from atoll.wire.messages.vertex import Member
 
 STEP = 1.25

@@ -19,7 +19,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from atoll.base.arguments import Window
-from atoll.base.effort import STEPS_MOST, Effort, Quota, Steps, fastest_of, quota_of, steps_at
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import (
     CLOCK_BOUND_S,
@@ -30,11 +29,12 @@ from atoll.base.limits import (
     OWNERS_PER_PART,
     PEERS_MAX,
 )
+from atoll.base.workload import STEPS_MOST, Effort, Quota, Steps, fastest_of, quota_of, steps_at
 from atoll.policy.committee import draw_committee, on_circle, whose_turn
+from atoll.policy.participation import Sample, drawn_after
 from atoll.policy.reputation import on_duty, scores_of
-from atoll.policy.sampling import Sample, drawn_after
 from atoll.policy.signing import Signing
-from atoll.policy.windows import GROWTH, within
+from atoll.policy.timeouts import GROWTH, within
 from atoll.wire.messages.vertex import Body, Member
 
 QuorumRule = Literal["majority", "two-thirds"]
@@ -110,7 +110,7 @@ class Pace:
     """The windows of a first attempt, where they follow the pace of the rounds before."""
 
     train_s: Seconds  # of training
-    owner_s: Seconds  # of one owner: policy/windows.py
+    owner_s: Seconds  # of one owner: policy/timeouts.py
     training_s: Seconds  # that the slowest takes for its steps; 0 while nobody's speed is known
 
 
@@ -217,7 +217,7 @@ class RoundPlan:
     def committee(self) -> tuple[PeerId, ...]:
         """Who votes: everybody, or as many as genesis allows, whose turn it is and others drawn from the head's id.
 
-        What is drawn may hold more liars than agreement survives (`policy/trust.captured_share`).
+        What is drawn may hold more liars than agreement survives (`policy/fault_tolerance.captured_share`).
         """
         most = self.settings.committee_most
         if len(self.voters) <= most:

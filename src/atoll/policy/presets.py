@@ -14,10 +14,10 @@ from math import ceil
 from typing import Literal
 
 from atoll.base.limits import WEIGHED_ROWS_MAX
-from atoll.policy.openings import SHARE
+from atoll.policy.fault_tolerance import CAPTURED, DISTANCES, StatisticName, peers_for_one_liar
 from atoll.policy.plan import QuorumRule
-from atoll.policy.trust import CAPTURED, DISTANCES, StatisticName, peers_for_one_liar
-from atoll.policy.validation import VALIDATE_EVERY_MAX
+from atoll.verification.state_validation.policy import VALIDATE_EVERY_MAX
+from atoll.verification.sum_check.policy import SHARE
 
 LOOKED_STEPS = 100  # a look costs as much as training on 45 samples: 3 % beside 100 steps of 16, for two in three
 

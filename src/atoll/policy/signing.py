@@ -2,8 +2,8 @@
 
 Genesis says by which keys sessions sign. Ed25519 is short. ML-DSA-65 (FIPS 204) withstands whoever can forge
 Ed25519 some day, with keys of 1,952 and signatures of 3,309 bytes: bodies, certificates and proposals get longer,
-their frame does not, so fewer members find room (`policy/room.py`).
-Promises: a run of ML-DSA-65 takes such keys only. Never looks at a key beyond its length: `keys/` does.
+their frame does not, so fewer members find room (`policy/vertex_capacity.py`).
+Promises: a run of ML-DSA-65 takes such keys only. Never looks at a key beyond its length: `crypto/` does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from atoll.base.limits import (
     REPORTS_BYTES_MAX,
     VOTE_KEY_BYTES_MAX,
 )
-from atoll.keys.identity import ED25519_SIGNATURE_BYTES, MLDSA65_KEY_BYTES, MLDSA65_SIGNATURE_BYTES
-from atoll.keys.signer import VoteKind
+from atoll.crypto.identity import ED25519_SIGNATURE_BYTES, MLDSA65_KEY_BYTES, MLDSA65_SIGNATURE_BYTES
+from atoll.crypto.signer import VoteKind
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Invariants:
 - The same result at every peer that holds the same vertices: integers and names only.
 - A founder, and who came by a founder's ticket before the first training round, votes at once.
 - Members of one root that are young hold at most a third of the votes; one vote where a third is less.
-Not responsible for: who is a member (policy/members.py), how many votes agree (policy/plan.py).
+Not responsible for: who is a member (policy/membership.py), how many votes agree (policy/plan.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import PEERS_MAX, TICKETS_MAX, VOTE_ROUNDS_MAX
-from atoll.policy.members import Reported, changes_max, sorted_reports
+from atoll.policy.membership import Reported, changes_max, sorted_reports
 from atoll.wire.messages.statements import Invite, Join
 from atoll.wire.messages.vertex import Body, Invited, Member, TicketUse
 from atoll.wire.ticket import redeemed_ticket

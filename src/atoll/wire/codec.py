@@ -16,7 +16,7 @@ from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.base.machine import Message
-from atoll.keys.digest import digest
+from atoll.crypto.digest import digest
 from atoll.wire.messages.audits import ExhibitIs, Unreadable, WantExhibit
 from atoll.wire.messages.history import (
     Chunk,

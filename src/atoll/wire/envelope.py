@@ -13,7 +13,7 @@ from typing import TypeVar
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import OPENED_BYTES_MAX
-from atoll.keys.signer import Signer, Verifier
+from atoll.crypto.signer import Signer, Verifier
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.messages.statements import Certificate, Signed, Statement, Vote
 

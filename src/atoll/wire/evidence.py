@@ -14,7 +14,7 @@ import msgspec
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
-from atoll.keys.signer import Verifier
+from atoll.crypto.signer import Verifier
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import signed_bytes
 from atoll.wire.messages.statements import Answered, Commit, Compared, Proposed, Signed, Statement, Timeout, Vote

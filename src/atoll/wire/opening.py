@@ -3,7 +3,8 @@
 A blob, fetched like any other, the same for everybody who asks. Each block comes with the Merkle path that leads
 from it to what was signed: a row's block to the root of its author's commitment, the answer's to the digest in the
 answer. So with the vertex at hand anybody can judge it, at any time, and nobody who showed it.
-Reading believes nothing: forms and numbers are bounded here, all else is judged in `learn/opening.py`.
+Reading believes nothing: forms and numbers are bounded here, all else is judged in
+`verification/sum_check/tensors.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import DIGEST_BYTES, Digest
 from atoll.base.limits import OPENED_BLOCKS_MAX, PATH_MAX, PEERS_MAX
-from atoll.keys.digest import Buffer, digest
+from atoll.crypto.digest import Buffer, digest
 from atoll.wire.messages.statements import Commit, Signed
 
 Path = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=PATH_MAX)]

@@ -27,7 +27,7 @@ from atoll.base.errors import RefusedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.limits import ADDRESS_BYTES_MAX, ADDRESSES_MAX, PEERS_MAX, TICKET_CHARACTERS_MAX
 from atoll.base.units import seconds_text
-from atoll.keys.identity import (
+from atoll.crypto.identity import (
     ED25519_KEY_BYTES,
     ED25519_SIGNATURE_BYTES,
     SEED_BYTES,

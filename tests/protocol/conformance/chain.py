@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.keys.digest import digest
+from atoll.crypto.digest import digest
 from atoll.policy.plan import QuorumRule, quorum
-from atoll.sim.signatures import VirtualSigner
+from atoll.simulation.signatures import VirtualSigner
 from atoll.wire.codec import decode_body, encode, vertex_id
 from atoll.wire.messages.vertex import Body, Member, Metrics, Vertex
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from clocks import DRIFT
 
-from atoll.protocol.consensus import agreement, grounds, raft_round, said, voter
-from atoll.protocol.consensus.agreement import Agreement
-from atoll.protocol.consensus.raft_round import RaftRound
-from atoll.protocol.dag import history
+from atoll.protocol.agreement import one_phase, two_phase, view_change, voter, voter_state
+from atoll.protocol.agreement.one_phase import RaftRound
+from atoll.protocol.agreement.two_phase import Agreement
+from atoll.protocol.history import chain
 
-AGREEMENT, GROUNDS, SAID, RAFT, VOTER, HISTORY = agreement, grounds, said, raft_round, voter, history
+AGREEMENT, GROUNDS, SAID, RAFT, VOTER, HISTORY = two_phase, view_change, voter_state, one_phase, voter, chain
 ENGINES = {AGREEMENT: "Agreement", RAFT: "RaftRound"}
 
 
@@ -87,7 +87,9 @@ def _made(module: ModuleType, source: str = "") -> Any:
 CRASH = {"voters": 3, "liars": 0, "rule": "majority"}
 CHAIN = {"heights": 4}
 CRASHES = {**CRASH, **CHAIN}
-SIGNER = '__import__("atoll.sim.signatures", fromlist=[""]).VirtualSigner'  # who ever was or will be a member
+SIGNER = (
+    '__import__("atoll.simulation.signatures", fromlist=[""]).VirtualSigner'  # who ever was or will be a member
+)
 ANYBODY = f"{SIGNER}(signed.signer).vote_key"
 ALL_OF = f"{{p: {SIGNER}(p).vote_key for p, _ in shown.votes}}"
 

@@ -23,7 +23,7 @@ from mutants import MUTANTS  # noqa: E402
 from test_snow import BLUE, RED, Swarm  # noqa: E402
 from world import story  # noqa: E402
 
-from atoll.protocol.consensus.raft_round import RaftRound  # noqa: E402
+from atoll.protocol.agreement.one_phase import RaftRound  # noqa: E402
 
 SIZES = (  # voters, liars, rule
     *((n, (n - 1) // 3, "two-thirds") for n in (4, 7, 16, 31)),

@@ -24,12 +24,12 @@ from world import World, story
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Send
-from atoll.keys.digest import digest
-from atoll.keys.signer import VoteKind
-from atoll.protocol.consensus.agreement import Agreement
-from atoll.protocol.consensus.facts import Equivocation
-from atoll.protocol.consensus.raft_round import RaftRound
-from atoll.sim.signatures import RealKeys
+from atoll.crypto.digest import digest
+from atoll.crypto.signer import VoteKind
+from atoll.protocol.agreement.events import Equivocation
+from atoll.protocol.agreement.one_phase import RaftRound
+from atoll.protocol.agreement.two_phase import Agreement
+from atoll.simulation.signatures import RealKeys
 from atoll.wire.messages.round import Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Statement, Timeout, Vote
 

@@ -20,11 +20,11 @@ from watch import Watch
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Report, Send
-from atoll.keys.signer import Signer
-from atoll.protocol.consensus.agreement import Agreement
-from atoll.protocol.consensus.facts import Decided, Equivocation, Free, Judge
-from atoll.protocol.consensus.voter import Electorate
-from atoll.sim.signatures import VirtualSigner, VirtualVerifier
+from atoll.crypto.signer import Signer
+from atoll.protocol.agreement.events import Decided, Equivocation, Free, Judge
+from atoll.protocol.agreement.two_phase import Agreement
+from atoll.protocol.agreement.voter import Electorate
+from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import Voted
 

@@ -23,10 +23,10 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Keep, Report, Send
-from atoll.keys.digest import digest
-from atoll.protocol.consensus.agreement import Agreement
-from atoll.protocol.consensus.facts import Free, Judge
-from atoll.protocol.consensus.voter import Electorate
+from atoll.crypto.digest import digest
+from atoll.protocol.agreement.events import Free, Judge
+from atoll.protocol.agreement.two_phase import Agreement
+from atoll.protocol.agreement.voter import Electorate
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate, Proposed, Signed, Stage, Timeout, Vote

@@ -21,11 +21,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.keys.digest import digest
-from atoll.keys.signer import Signer
-from atoll.protocol.consensus.door import Door
-from atoll.protocol.consensus.facts import Equivocation
-from atoll.protocol.consensus.voter import ATTEMPTS_AHEAD
+from atoll.crypto.digest import digest
+from atoll.crypto.signer import Signer
+from atoll.protocol.agreement.events import Equivocation
+from atoll.protocol.agreement.interface import Door
+from atoll.protocol.agreement.voter import ATTEMPTS_AHEAD
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import Notary, signed_bytes
 from atoll.wire.evidence import why_not

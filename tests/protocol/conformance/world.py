@@ -29,15 +29,15 @@ from watch import Watch
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Keep, Received, Report, Send
-from atoll.keys.signer import Signer
-from atoll.node.early import EarlyWords
+from atoll.crypto.signer import Signer
+from atoll.peer.sync.early_messages import EarlyWords
 from atoll.policy.plan import quorum
-from atoll.protocol.consensus.agreement import Agreement
-from atoll.protocol.consensus.door import Door
-from atoll.protocol.consensus.facts import Decided, Equivocation, Free, Judge, Lacking, Prepared
-from atoll.protocol.consensus.voter import Electorate
-from atoll.protocol.dag.history import History
-from atoll.sim.signatures import RealKeys, VirtualSigner, VirtualVerifier
+from atoll.protocol.agreement.events import Decided, Equivocation, Free, Judge, Lacking, Prepared
+from atoll.protocol.agreement.interface import Door
+from atoll.protocol.agreement.two_phase import Agreement
+from atoll.protocol.agreement.voter import Electorate
+from atoll.protocol.history.chain import History
+from atoll.simulation.signatures import RealKeys, VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import Notary
 from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
 from atoll.wire.messages.statements import Certificate

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Lane
-from atoll.keys.identity import Identity
-from atoll.keys.noise_pattern import Role
+from atoll.crypto.identity import Identity
+from atoll.crypto.noise_pattern import Role
 from atoll.wire.libp2p.connection import Connection, Terms
 from atoll.wire.libp2p.events import ConnectionEvent
 

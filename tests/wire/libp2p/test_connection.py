@@ -15,9 +15,9 @@ from atoll.base.draw import draw_below, draw_bytes
 from atoll.base.errors import PeerFault
 from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.base.machine import Lane
-from atoll.keys.frames import framed
-from atoll.keys.identity import Identity
-from atoll.keys.noise_pattern import HYBRID, Role
+from atoll.crypto.frames import framed
+from atoll.crypto.identity import Identity
+from atoll.crypto.noise_pattern import HYBRID, Role
 from atoll.wire.libp2p import multistream, yamux
 from atoll.wire.libp2p.connection import BULK_PROTOCOL, CONTROL_PROTOCOL, Connection
 from atoll.wire.libp2p.events import (

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.base.errors import PeerFault
-from atoll.keys.identity import Identity
+from atoll.crypto.identity import Identity
 from atoll.wire.libp2p import multiaddr
 from atoll.wire.libp2p.multiaddr import Endpoint
 

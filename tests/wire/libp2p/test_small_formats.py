@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from atoll.base.errors import PeerFault
 from atoll.base.limits import CONTROL_FRAME_MAX
-from atoll.keys.identity import Identity, libp2p_public_key
+from atoll.crypto.identity import Identity, libp2p_public_key
 from atoll.wire.libp2p import framing, identify, multiaddr, ping, varint
 
 # ---- varint ------------------------------------------------------------------------------------------------

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Lane
-from atoll.keys import noise
-from atoll.keys.frames import FRAME_PLAIN_MAX, Unframer, framed
-from atoll.keys.identity import Identity, PublicIdentity, nobody_known
-from atoll.keys.noise_pattern import CLASSICAL, HYBRID, PREFERENCE, Role
-from atoll.keys.seal import Aead, LinkSpent, Seal
+from atoll.crypto import noise
+from atoll.crypto.frames import FRAME_PLAIN_MAX, Unframer, framed
+from atoll.crypto.identity import Identity, PublicIdentity, nobody_known
+from atoll.crypto.noise_pattern import CLASSICAL, HYBRID, PREFERENCE, Role
+from atoll.crypto.seal import Aead, LinkSpent, Seal
 from atoll.wire.libp2p import multistream, yamux
 from atoll.wire.libp2p.events import ConnectionEvent, Ready
 from atoll.wire.libp2p.streams import Streams

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.base.machine import Lane
-from atoll.keys.noise import Established
+from atoll.crypto.noise import Established
 
 
 class Ready(msgspec.Struct, frozen=True, gc=False):

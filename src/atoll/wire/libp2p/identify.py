@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.base.errors import PeerFault
-from atoll.keys.protobuf import protobuf_field, protobuf_fields
+from atoll.crypto.protobuf import protobuf_field, protobuf_fields
 from atoll.wire.libp2p import multiaddr
 from atoll.wire.libp2p.framing import Frames, varint_frame, varint_length
 from atoll.wire.libp2p.varint import Bytes

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.limits import ADDRESS_BYTES_MAX
-from atoll.keys.identity import ED25519_KEY_BYTES, PEER_ID_BYTES, ed25519_of, peer_id_bytes, peer_id_of
+from atoll.crypto.identity import ED25519_KEY_BYTES, PEER_ID_BYTES, ed25519_of, peer_id_bytes, peer_id_of
 from atoll.wire.libp2p import varint
 from atoll.wire.libp2p.varint import Bytes
 

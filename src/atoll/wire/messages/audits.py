@@ -33,6 +33,7 @@ class ExhibitIs(Message, frozen=True, tag="ExhibitIs"):
 
 
 class Unreadable(Message, frozen=True, tag="Unreadable"):
-    """Somebody committed to a row that cannot be read. To all who vote; wire/unreadable.py says what is shown."""
+    """Somebody committed to a row that cannot be read. To all who vote; verification/malformed_updates/messages.py
+    says what is shown."""
 
     shown: Annotated[bytes, Meta(max_length=UNREADABLE_BYTES_MAX)]

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import IDENTITY_BYTES_MAX, SIGNATURE_BYTES_MAX
 from atoll.base.machine import Message
-from atoll.keys.digest import Manifest
+from atoll.crypto.digest import Manifest
 from atoll.wire.messages.vertex import Vertex
 
 
@@ -58,7 +58,8 @@ class Chunk(Message, frozen=True, tag="Chunk"):
 
 
 class EraSignature(msgspec.Struct, frozen=True, array_like=True):
-    """One member's long-lived identity under the vertex that ended an era: protocol/dag/eras.py says over what."""
+    """One member's long-lived identity under the vertex that ended an era: protocol/history/era_signatures.py says
+    over what."""
 
     peer: PeerId
     identity: Annotated[bytes, Meta(max_length=IDENTITY_BYTES_MAX)]

@@ -12,7 +12,6 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from atoll.base.effort import Steps
 from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, one_line
 from atoll.base.limits import (
     ADMISSION_BYTES_MAX,
@@ -22,7 +21,8 @@ from atoll.base.limits import (
     TICKET_BYTES_MAX,
     WINDOW_LEAST_S,
 )
-from atoll.keys.identity import CERTIFICATE_BYTES_MAX, MLDSA65_KEY_BYTES
+from atoll.base.workload import Steps
+from atoll.crypto.identity import CERTIFICATE_BYTES_MAX, MLDSA65_KEY_BYTES
 from atoll.wire.weights import RowWeights, shares_of
 
 Signature = Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES_MAX)]
@@ -293,7 +293,9 @@ class Validated(Statement, frozen=True, tag="Validated"):
 
     round: int
     state: Digest
-    losses: tuple[int, ...]  # millionths of a nat, one per set of such data; LOSS_MOST of policy/validation: none
+    losses: tuple[
+        int, ...
+    ]  # millionths of a nat, one per set of such data; LOSS_MOST of verification/state_validation/policy: none
     right: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
     """Millionths of the tokens or pictures whose answer it guessed, one per set; left out: not counted."""
 

@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from atoll.base.effort import Reached
+from atoll.base.fair_draw import CREDIT_MAX
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import PEERS_MAX, SCORE_ONE, TICKETS_MAX, VOTE_ROUNDS_MAX
-from atoll.base.sample import CREDIT_MAX
+from atoll.base.workload import Reached
 from atoll.wire.messages.statements import (
     Certificate,
     Finite,
@@ -34,7 +34,7 @@ WEIGHTLESS: frozenset[Standing] = frozenset({"new", "unaudited"})  # of trainers
 Score = Annotated[int, msgspec.Meta(ge=0, le=SCORE_ONE)]  # of a member's record: policy/reputation.py
 Rounds = Annotated[int, msgspec.Meta(ge=0, le=VOTE_ROUNDS_MAX)]
 Root = Annotated[int, msgspec.Meta(ge=0, le=PEERS_MAX + TICKETS_MAX)]
-Quarters = Annotated[int, msgspec.Meta(ge=0, le=CREDIT_MAX)]  # of turns, of a credit: base/sample.py
+Quarters = Annotated[int, msgspec.Meta(ge=0, le=CREDIT_MAX)]  # of turns, of a credit: base/fair_draw.py
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):

@@ -16,9 +16,9 @@ from driver import Link, Stream
 
 from atoll.base.draw import draw_bytes
 from atoll.base.machine import Lane
-from atoll.keys import noise
-from atoll.keys.identity import Identity, ed25519_of, libp2p_public_key
-from atoll.keys.noise_pattern import CLASSICAL, Role
+from atoll.crypto import noise
+from atoll.crypto.identity import Identity, ed25519_of, libp2p_public_key
+from atoll.crypto.noise_pattern import CLASSICAL, Role
 from atoll.wire.libp2p import identify, multiaddr, ping
 from atoll.wire.libp2p.connection import CONTROL_PROTOCOL, Connection, Terms
 from atoll.wire.libp2p.yamux import PROTOCOL as YAMUX

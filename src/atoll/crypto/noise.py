@@ -1,0 +1,313 @@
+"""Noise handshakes as machines on bytes: two strangers end up with keys and with proof of who the other is.
+
+`hybrid` is Noise XXhfs: X25519 and ML-KEM-768 together, so that recording today and computing tomorrow opens
+nothing while either holds. Its payload is Atoll's: both identity keys sign role, transcript and static key.
+`classical` is libp2p's plain Noise XX, for browsers and foreign peers where a run's policy allows them.
+
+    -> e, e1                     initiator: ephemeral key, KEM key
+    <- e, ee, ekem1, s, es       responder: ephemeral key, KEM ciphertext, static key, payload
+    -> s, se                     initiator: static key, payload
+
+Promises: whatever bytes arrive, the answer is a message, an `Established`, or a PeerFault after which the
+machine is dead; the fault names nobody, because until the end anybody may be on the line and show anybody's
+keys; lengths are judged before any work; no key leaves before the other side's identity holds.
+Never does: fall back to a weaker suite, trust a peer id that the agreed membership knows with other keys, or
+read beyond the message it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import PeerId
+from atoll.crypto.identity import (
+    DualSignature,
+    Identity,
+    PublicIdentity,
+    canonical,
+    ed25519_of_libp2p,
+    libp2p_public_key,
+    nobody_known,
+    peer_id_of,
+)
+from atoll.crypto.noise_pattern import CLASSICAL, HYBRID, Draws, NoiseState, Role, Suite
+from atoll.crypto.protobuf import protobuf_field, protobuf_fields
+from atoll.crypto.seal import BULK_REKEY_BYTES, Aead, Opener, Seal
+
+_HYBRID_DOMAIN = b"atoll/noise-identity/1\0"
+_HYBRID_PROLOGUE = b"atoll/noise/1\0"
+_CLASSICAL_DOMAIN = b"noise-libp2p-static-key:"
+_BULK_LABEL = b"atoll/bulk-keys/1 "
+
+
+@dataclass(frozen=True)
+class Established:
+    """A connection both ends have proven themselves on.
+
+    `send` and `receive` are Noise's own keys, for libp2p's frames. The bulk pair has keys of its own, so that a
+    connection may turn into a bulk lane without one key ever serving two ciphers.
+    """
+
+    peer: PeerId
+    identity: PublicIdentity | None  # None: a foreign peer, which has no vote and owns nothing
+    role: Role  # ours
+    suite: Suite
+    handshake_hash: bytes  # the same at both ends and nowhere else: what further proofs may bind to
+    send: Seal
+    receive: Opener
+    bulk_send: Seal
+    bulk_receive: Opener
+    suites: tuple[str, ...]  # what the other side says it offered
+    muxers: tuple[str, ...]  # libp2p multiplexers the other side announced; none in the hybrid suite
+
+
+# ---- opening a handshake -----------------------------------------------------------------------------------
+
+
+def hybrid(
+    role: Role,
+    identity: Identity,
+    *,
+    network: bytes,
+    expected: PeerId | None = None,
+    known: Callable[[PeerId], PublicIdentity | None] = nobody_known,
+    suites: tuple[str, ...] = (HYBRID.protocol,),
+    aeads: tuple[Aead, ...] = tuple(Aead),
+    draws: Draws = Draws(),
+) -> Handshake:
+    """A post-quantum handshake inside one network.
+
+    `network` (a genesis digest, or another name everybody in it knows) is mixed in: other networks' handshakes
+    fail at the first tag. `expected` is whom we dialled. `known` is the agreed membership: a peer it names must
+    show exactly those keys. `suites` is what we offered in multistream-select, in clear: if the other side had
+    offered better and somebody stripped it, its signed list shows it. `aeads` are our fast ciphers.
+    """
+    words = HybridWords(identity, known, suites, aeads)
+    return Handshake(role, words, NoiseState(HYBRID, _HYBRID_PROLOGUE + network, role, draws), expected)
+
+
+def classical(
+    role: Role,
+    identity: Identity,
+    *,
+    expected: PeerId | None = None,
+    known: Callable[[PeerId], PublicIdentity | None] = nobody_known,
+    muxers: tuple[str, ...] = (),
+    draws: Draws = Draws(),
+) -> Handshake:
+    """libp2p's own handshake with a foreign peer. A peer that `known` names is refused: it can do better."""
+    words = ClassicalWords(identity, known, muxers)
+    return Handshake(role, words, NoiseState(CLASSICAL, b"", role, draws), expected)
+
+
+# ---- the handshake -----------------------------------------------------------------------------------------
+
+
+class Handshake:
+    """One side of one handshake. The initiator calls `start` first; both feed `receive` until `result` is there."""
+
+    def __init__(
+        self, role: Role, words: HybridWords | ClassicalWords, noise: NoiseState, expected: PeerId | None
+    ) -> None:
+        self.role = role
+        self.result: Established | None = None
+        self._words, self._noise, self._expected = words, noise, expected
+        self._dead = False
+
+    def start(self) -> bytes:
+        """The first message. Ours to send only as initiator, and only once."""
+        assert self.role is Role.INITIATOR and self._noise.turn == 0
+        return self._write()
+
+    @property
+    def next_bytes_max(self) -> int:
+        """The longest message that can be right now; a longer frame need not be read to the end."""
+        return 0 if self._dead or self.result is not None else self._noise.next_bytes()[1]
+
+    def receive(self, message: bytes) -> bytes | None:
+        """Take the other side's next message; the reply to send, if there is one. Raises PeerFault and dies."""
+        if self._dead or self.result is not None:
+            self._die()
+            raise PeerFault("", "a handshake message after the handshake was over")
+        assert (self._noise.turn % 2 == 0) == (self.role is Role.RESPONDER), "start() comes first"
+        try:
+            return self._advance(message)
+        except InvalidTag:
+            why = "other bytes than were sent, or another network"
+        except ValueError as error:  # a low-order point, a bad KEM key, a payload that is not what it should be
+            why = str(error)
+        self._die()
+        raise PeerFault("", f"handshake failed: {why}")
+
+    def _advance(self, message: bytes) -> bytes | None:
+        noise = self._noise
+        payload = noise.read(message)
+        if noise.turn == 1:
+            return self._write()
+        claim = self._words.read(self.role.other, noise.signed_hash, noise.remote_static, payload)
+        if claim.peer == self._words.identity.peer:
+            raise ValueError("this is myself: my own connection came back to me")
+        if self._expected not in (None, claim.peer):
+            raise ValueError(f"{claim.peer} answered where {self._expected} was expected")
+        reply = self._write() if self.role is Role.INITIATOR else None
+        self.result = self._establish(claim)
+        return reply
+
+    def _write(self) -> bytes:
+        return self._noise.write(lambda signed_hash, static: self._words.write(self.role, signed_hash, static))
+
+    def _establish(self, claim: Claim) -> Established:
+        send, receive = self._noise.split()
+        bulk_send, bulk_receive = self._noise.split(_BULK_LABEL + claim.aead.value.encode())
+        if self.role is Role.RESPONDER:
+            send, receive, bulk_send, bulk_receive = receive, send, bulk_receive, bulk_send
+        return Established(
+            peer=claim.peer,
+            identity=claim.identity,
+            role=self.role,
+            suite=self._noise.suite,
+            handshake_hash=self._noise.handshake_hash,
+            send=Seal(send),
+            receive=Opener(receive),
+            bulk_send=Seal(bulk_send, claim.aead, rekey_bytes=BULK_REKEY_BYTES),
+            bulk_receive=Opener(bulk_receive, claim.aead, rekey_bytes=BULK_REKEY_BYTES),
+            suites=claim.suites,
+            muxers=claim.muxers,
+        )
+
+    def _die(self) -> None:
+        self._dead, self.result = True, None
+
+
+# ---- what the payloads say ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the other side's payload says, after it was verified."""
+
+    peer: PeerId
+    identity: PublicIdentity | None
+    aead: Aead
+    suites: tuple[str, ...] = ()
+    muxers: tuple[str, ...] = ()
+
+
+Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(min_length=1, max_length=8)]
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Who I am and what I offered, best first. Names that the other side does not know are skipped."""
+
+    identity: PublicIdentity
+    suites: Names
+    aeads: Names
+
+
+class HybridPayload(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """`offer` is kept as its exact bytes, because those are what was signed."""
+
+    offer: Annotated[bytes, msgspec.Meta(max_length=HYBRID.payload_max)]
+    signature: DualSignature
+
+
+_OFFER = msgspec.msgpack.Decoder(Offer)
+_HYBRID_PAYLOAD = msgspec.msgpack.Decoder(HybridPayload)
+
+
+class HybridWords:
+    """Atoll's payload: both identity keys sign role, transcript, static key and offer.
+
+    libp2p signs the static key alone. That signature is shown to everybody whom a peer ever talked to, so
+    whoever breaks X25519 could compute the static key from one recorded handshake and show the signature again.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        known: Callable[[PeerId], PublicIdentity | None],
+        suites: tuple[str, ...],
+        aeads: tuple[Aead, ...],
+    ) -> None:
+        assert HYBRID.protocol in suites and aeads
+        self.identity, self._known = identity, known
+        self._suites, self._aeads = suites, aeads
+
+    def write(self, role: Role, signed_hash: bytes, static: bytes) -> bytes:
+        names = tuple(aead.value for aead in self._aeads)
+        offer = _ENCODER.encode(Offer(self.identity.public, self._suites, names))
+        signature = self.identity.sign(_hybrid_signed(role, signed_hash, static, offer))
+        return _ENCODER.encode(HybridPayload(offer, signature))
+
+    def read(self, role: Role, signed_hash: bytes, static: bytes, data: bytes) -> Claim:
+        payload = canonical(data, _HYBRID_PAYLOAD, HYBRID.payload_max)
+        offer = canonical(payload.offer, _OFFER, HYBRID.payload_max) if payload else None
+        if payload is None or offer is None:
+            raise ValueError("the payload is not an identity and an offer")
+        identity, peer = offer.identity, offer.identity.peer
+        if not identity.holds(_hybrid_signed(role, signed_hash, static, payload.offer), payload.signature):
+            raise ValueError(f"{peer} did not sign this handshake with both identity keys")
+        if self._known(peer) not in (None, identity):
+            raise ValueError(f"{peer} comes with another ML-DSA key than the agreed membership holds")
+        if next((suite for suite in self._suites if suite in offer.suites), None) != HYBRID.protocol:
+            raise ValueError(f"{peer} offered {offer.suites}; somebody stripped the best we both have")
+        aead = next((aead for aead in Aead if aead in self._aeads and aead.value in offer.aeads), None)
+        if aead is None:
+            raise ValueError(f"{peer} offers only ciphers that we do not have: {offer.aeads}")
+        return Claim(peer, identity, aead, suites=offer.suites)
+
+
+class ClassicalWords:
+    """libp2p's payload: the Ed25519 identity key signs the static key, in protobuf.
+
+    Fields (libp2p/specs noise): identity_key = 1, identity_sig = 2, extensions = 4 { stream_muxers = 2 }.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        known: Callable[[PeerId], PublicIdentity | None],
+        muxers: tuple[str, ...],
+    ) -> None:
+        self.identity, self._known, self._muxers = identity, known, muxers
+
+    def write(self, role: Role, signed_hash: bytes, static: bytes) -> bytes:
+        payload = protobuf_field(1, libp2p_public_key(self.identity.public.ed25519))
+        payload += protobuf_field(2, self.identity.sign_classical(_CLASSICAL_DOMAIN + static))
+        if self._muxers:
+            names = b"".join(protobuf_field(2, muxer.encode()) for muxer in self._muxers)
+            payload += protobuf_field(4, names)
+        return payload
+
+    def read(self, role: Role, signed_hash: bytes, static: bytes, data: bytes) -> Claim:
+        fields = dict(_bytes_fields(data))  # where a field comes twice, protobuf lets the last one count
+        key, signature = fields.get(1, b""), fields.get(2, b"")
+        ed25519 = ed25519_of_libp2p(key)
+        peer = peer_id_of(ed25519)
+        try:
+            Ed25519PublicKey.from_public_bytes(ed25519).verify(signature, _CLASSICAL_DOMAIN + static)
+        except InvalidSignature:
+            raise ValueError(f"{peer} did not sign its static key with its identity key") from None
+        if self._known(peer) is not None:
+            raise ValueError(f"{peer} is a member with an ML-DSA key and must not come by the classical suite")
+        muxers = tuple(name.decode() for number, name in _bytes_fields(fields.get(4, b"")) if number == 2)
+        return Claim(peer, None, Aead.CHACHA20_POLY1305, muxers=muxers)
+
+
+def _bytes_fields(data: bytes) -> list[tuple[int, bytes]]:
+    return [(number, value) for number, value in protobuf_fields(data) if isinstance(value, bytes)]
+
+
+def _hybrid_signed(role: Role, signed_hash: bytes, static: bytes, offer: bytes) -> bytes:
+    """Role, hash and key have fixed lengths, so that no two handshakes sign the same bytes."""
+    return _HYBRID_DOMAIN + role.value + signed_hash + static + offer
+
+
+_ENCODER = msgspec.msgpack.Encoder()

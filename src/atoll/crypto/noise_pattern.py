@@ -1,0 +1,230 @@
+"""Noise itself, without identities: the suites as tables, and the machine that walks through one of them.
+
+`NoiseState` writes and reads the messages of a suite token by token, keeps the transcript and the chaining key, and
+splits into keys at the end. Payloads are bytes that it seals and never looks into: who somebody is, `noise` judges.
+Lengths are judged before any work. Raises ValueError or InvalidTag for what cannot be right, and is of no use
+afterwards. All randomness comes in as `Draws`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from atoll.crypto.seal import TAG_BYTES
+
+DH_BYTES: Final = 32
+KEM_KEY_BYTES: Final = 1184
+KEM_CIPHERTEXT_BYTES: Final = 1088
+
+
+class Role(Enum):
+    """Who spoke first. The byte is signed, so that no payload can be sent back to its author."""
+
+    INITIATOR = b"I"
+    RESPONDER = b"R"
+
+    @property
+    def other(self) -> Role:
+        return Role.RESPONDER if self is Role.INITIATOR else Role.INITIATOR
+
+
+class Suite(msgspec.Struct, frozen=True):
+    """A Noise pattern as a table: what each message carries, and how long its payload may be."""
+
+    protocol: str  # what multistream-select negotiates
+    name: bytes  # hashed into the transcript: one changed letter, and nobody understands us
+    messages: tuple[tuple[str, ...], ...]
+    payload_max: int  # bytes, of the second and third message; the first has none
+
+
+# libp2p/specs #727 still renames its drafts: our protocol id and prologue carry a version of our own.
+HYBRID: Final = Suite(
+    protocol="/atoll/noise-xxhfs/1",
+    name=b"Noise_XXhfs_25519+MLKEM768_ChaChaPoly_SHA256",
+    messages=(("e", "e1"), ("e", "ee", "ekem1", "s", "es"), ("s", "se")),
+    payload_max=6144,  # 5.4 kB of keys and signatures, and room for more suites
+)
+CLASSICAL: Final = Suite(
+    protocol="/noise",
+    name=b"Noise_XX_25519_ChaChaPoly_SHA256",
+    messages=(("e",), ("e", "ee", "s", "es"), ("s", "se")),
+    payload_max=4096,  # 100 bytes of identity; the rest is extensions that we skip
+)
+PREFERENCE: Final = (HYBRID.protocol, CLASSICAL.protocol)  # best first
+
+
+@dataclass(frozen=True)
+class Draws:
+    """All randomness of one handshake. Only known-answer tests give other draws than these."""
+
+    static: Callable[[], X25519PrivateKey] = X25519PrivateKey.generate
+    ephemeral: Callable[[], X25519PrivateKey] = X25519PrivateKey.generate
+    kem: Callable[[], MLKEM768PrivateKey] = MLKEM768PrivateKey.generate
+    encapsulate: Callable[[bytes], tuple[bytes, bytes]] = field(  # public key -> (shared secret, ciphertext)
+        default=lambda public: MLKEM768PublicKey.from_public_bytes(public).encapsulate()
+    )
+
+
+_TOKEN_BYTES = {
+    "e": DH_BYTES,
+    "e1": KEM_KEY_BYTES,  # in the first message, before there is a key: in clear, without a tag
+    "ekem1": KEM_CIPHERTEXT_BYTES + TAG_BYTES,
+    "s": DH_BYTES + TAG_BYTES,
+}
+
+
+class NoiseState:
+    """The Noise state machine for one suite, without identities: tokens, transcript, chaining key."""
+
+    def __init__(self, suite: Suite, prologue: bytes, role: Role, draws: Draws) -> None:
+        self.suite, self.turn = suite, 0
+        self._initiator, self._draws = role is Role.INITIATOR, draws
+        self._symmetric = _Symmetric(suite.name, prologue)
+        self._private = {"s": draws.static()}
+        self._public: dict[str, X25519PublicKey] = {}
+        self._kem: MLKEM768PrivateKey | None = None
+        self._kem_public = b""
+        self.signed_hash = b""  # transcript just before the last payload: what that payload signs
+        self.remote_static = b""
+
+    @property
+    def handshake_hash(self) -> bytes:
+        return self._symmetric.transcript
+
+    def next_bytes(self) -> tuple[int, int]:
+        """Shortest and longest next message."""
+        shortest = sum(_TOKEN_BYTES.get(token, 0) for token in self.suite.messages[self.turn])
+        if self.turn == 0:
+            return shortest, shortest
+        return shortest + TAG_BYTES, shortest + TAG_BYTES + self.suite.payload_max
+
+    def write(self, payload: Callable[[bytes, bytes], bytes]) -> bytes:
+        """The next message. `payload` is given the transcript hash and our static key, to sign them."""
+        message = b"".join(self._write_token(token) for token in self.suite.messages[self.turn])
+        if self.turn:
+            static = self._private["s"].public_key().public_bytes_raw()
+            message += self._symmetric.encrypt(payload(self._symmetric.transcript, static))
+        else:
+            message += self._symmetric.encrypt(b"")  # nothing yet to encrypt with, nothing to say
+        self.turn += 1
+        return message
+
+    def read(self, message: bytes) -> bytes:
+        """The payload of the next message. Raises ValueError or InvalidTag, and is of no use afterwards."""
+        shortest, longest = self.next_bytes()
+        if not shortest <= len(message) <= longest:
+            raise ValueError(f"message {self.turn + 1} has {len(message)} bytes; {shortest} to {longest} can be")
+        at = 0
+        for token in self.suite.messages[self.turn]:
+            end = at + _TOKEN_BYTES.get(token, 0)
+            self._read_token(token, message[at:end])
+            at = end
+        self.signed_hash = self._symmetric.transcript
+        self.turn += 1
+        return self._symmetric.decrypt(message[at:])
+
+    def split(self, label: bytes = b"") -> tuple[bytes, bytes]:
+        """Two keys, initiator's direction first. Noise's own have no label; other labels give unrelated keys."""
+        assert self.turn == len(self.suite.messages)
+        return self._symmetric.split(label)
+
+    def _write_token(self, token: str) -> bytes:
+        symmetric = self._symmetric
+        match token:
+            case "e":
+                self._private["e"] = self._draws.ephemeral()
+                public = self._private["e"].public_key().public_bytes_raw()
+                symmetric.mix_hash(public)
+                return public
+            case "e1":
+                self._kem = self._draws.kem()
+                return symmetric.encrypt(self._kem.public_key().public_bytes_raw())
+            case "ekem1":
+                secret, ciphertext = self._draws.encapsulate(self._kem_public)
+                encrypted = symmetric.encrypt(ciphertext)  # before MixKey: the other order breaks every vector
+                symmetric.mix_key(secret)
+                return encrypted
+            case "s":
+                return symmetric.encrypt(self._private["s"].public_key().public_bytes_raw())
+            case _:
+                self._mix_dh(token)
+                return b""
+
+    def _read_token(self, token: str, data: bytes) -> None:
+        symmetric = self._symmetric
+        match token:
+            case "e":
+                symmetric.mix_hash(data)
+                self._public["e"] = X25519PublicKey.from_public_bytes(data)
+            case "e1":
+                self._kem_public = symmetric.decrypt(data)
+            case "ekem1":
+                assert self._kem is not None
+                ciphertext = symmetric.decrypt(data)
+                symmetric.mix_key(self._kem.decapsulate(ciphertext))
+            case "s":
+                self.remote_static = symmetric.decrypt(data)
+                self._public["s"] = X25519PublicKey.from_public_bytes(self.remote_static)
+            case _:
+                self._mix_dh(token)
+
+    def _mix_dh(self, token: str) -> None:
+        """`es` is the initiator's e with the responder's s: each side reads the letters from its own end."""
+        mine, theirs = token if self._initiator else reversed(token)
+        self._symmetric.mix_key(self._private[mine].exchange(self._public[theirs]))
+
+
+class _Symmetric:
+    """Noise's SymmetricState for SHA-256 and ChaCha20-Poly1305."""
+
+    def __init__(self, name: bytes, prologue: bytes) -> None:
+        self.transcript = name.ljust(32, b"\0") if len(name) <= 32 else hashlib.sha256(name).digest()
+        self._chain = self.transcript
+        self._cipher: ChaCha20Poly1305 | None = None
+        self._nonce = 0
+        self.mix_hash(prologue)
+
+    def mix_hash(self, data: bytes) -> None:
+        self.transcript = hashlib.sha256(self.transcript + data).digest()
+
+    def mix_key(self, secret: bytes) -> None:
+        self._chain, key = _hkdf(self._chain, secret)
+        self._cipher, self._nonce = ChaCha20Poly1305(key), 0
+
+    def encrypt(self, plain: bytes) -> bytes:
+        box = plain
+        if self._cipher is not None:
+            box = self._cipher.encrypt(self._next_nonce(), plain, self.transcript)
+        self.mix_hash(box)
+        return box
+
+    def decrypt(self, box: bytes) -> bytes:
+        plain = box
+        if self._cipher is not None:
+            plain = self._cipher.decrypt(self._next_nonce(), box, self.transcript)
+        self.mix_hash(box)
+        return plain
+
+    def split(self, label: bytes) -> tuple[bytes, bytes]:
+        return _hkdf(self._chain, label)
+
+    def _next_nonce(self) -> bytes:
+        self._nonce += 1
+        return bytes(4) + (self._nonce - 1).to_bytes(8, "little")
+
+
+def _hkdf(chain: bytes, secret: bytes) -> tuple[bytes, bytes]:
+    """HKDF as Noise writes it, two outputs."""
+    root = hmac.digest(chain, secret, "sha256")
+    first = hmac.digest(root, b"\x01", "sha256")
+    return first, hmac.digest(root, first + b"\x02", "sha256")

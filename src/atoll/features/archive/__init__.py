@@ -1,0 +1,1 @@
+"""Archive of older states as erasure-coded pieces on several members."""

@@ -1,0 +1,342 @@
+"""One peer's side of the pieces in which older states lie: it makes its own, makes lost ones anew, restores states.
+
+    a vertex draws me     Ask CutState ─► my piece is on disk, all pieces have names ─► a signed report, `Placed`
+    I have no such state  fetch it whole, or, once it is placed, any k pieces: Ask Rebuild ─► my piece ─► `Placed`
+    somebody seeks one    any k pieces ─► Ask Rebuild ─► the state, bit for bit
+
+Pieces are made and fetched one after the other, on ticks, while no round needs the line, so nothing of this is ever
+waited for by a round; only a state that is sought is fetched as fast as it goes. Who holds what is said by the
+vertices (`features/archive/policy.py`). Never believes bytes: fetched pieces are checked against names that all
+holders gave,
+a rebuilt state against the vertex.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+from msgspec import UNSET
+
+from atoll.base.errors import UNREADABLE
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import BLOB_MAX
+from atoll.base.machine import Ask, Done, Effect, Event, Failed, Keep, Report, Start
+from atoll.features.archive.download import Gather, Gathered, GatherFailed
+from atoll.features.archive.policy import Book, Coded, Entry, Ledger, Names
+from atoll.features.archive.reed_solomon import piece_bytes
+from atoll.peer.events import PieceKept, StateLost, StateRebuilt
+from atoll.peer.tasks import CutState, HoldPieces, Rebuild
+from atoll.protocol.history.chain import History
+from atoll.wire.messages.statements import Placed
+
+AGAIN_S = 10.0  # after which a piece that could not be made is tried again, and a report repeated
+AGAIN_MAX_S = 640.0  # each time in vain doubles it
+
+
+class Mine(msgspec.Struct, frozen=True):
+    """A piece that lies on my disk."""
+
+    round: int
+    index: int
+    names: Names
+
+    @property
+    def piece(self) -> Digest:
+        return self.names.pieces[self.index]
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What outlives a restart."""
+
+    book: Book
+    mine: tuple[Mine, ...]
+
+
+_KEPT = msgspec.msgpack.Decoder(Kept)
+
+
+def placed_rounds(kept: bytes) -> list[int]:
+    """Of which rounds the state lies in pieces at the members, from what a peer kept under `pieces`."""
+    try:
+        book = _KEPT.decode(kept).book
+    except UNREADABLE:
+        return []
+    return [entry.round for entry in book.entries if entry.placed]
+
+
+@dataclass
+class Making:
+    """The one piece or state that is being made. `index` is None for a state that somebody seeks."""
+
+    entry: Entry
+    index: int | None
+    gather: Gather | None = None
+    fetched: bool = False  # the whole state, because it was not here
+
+    @property
+    def goal(self) -> Digest:
+        """Of the rebuilding."""
+        names = self.entry.names
+        return self.entry.state if self.index is None or names is None else names.pieces[self.index]
+
+
+class Pieces:
+    """`gone` says whom nobody hears any more. Effects go to the driver, `words` to the members."""
+
+    def __init__(
+        self, me: PeerId, coded: Coded, history: History, ledger: Ledger, gone: Callable[[PeerId], bool]
+    ) -> None:
+        self.me, self.coded, self.history, self.ledger, self.gone = me, coded, history, ledger, gone
+        self.mine: dict[int, Mine] = {}  # by round
+        self.making: Making | None = None
+        self.sought: dict[
+            Digest, int
+        ] = {}  # states that somebody waits for, and their rounds, in the order of asking
+        self.again_at: dict[int, Seconds] = {}  # by round: not before
+        self.wait_s: dict[int, Seconds] = {}  # and after the next time in vain
+        self.said_at: dict[int, Seconds] = {}
+        self.held: tuple[tuple[Digest, ...], tuple[Digest, ...]] | None = None
+        self.written = False  # the book, ever: without it a restart lacks the vertices that memory does not hold
+
+    def restore(self, kept: dict[str, bytes]) -> None:
+        """From the life before. A book that cannot be read costs work, no agreement: reports are then believed."""
+        try:
+            before = _KEPT.decode(kept.get("pieces", b""))
+        except UNREADABLE:
+            return
+        self.ledger.book, self.written = before.book, True
+        self.mine = {mine.round: mine for mine in before.mine}
+
+    def begin(self) -> list[Effect]:
+        """Before anything else the disk must know what to keep."""
+        return self._hold()
+
+    def grew(self) -> list[Effect]:
+        """The history has one vertex more, and the ledger has seen it."""
+        for mine in list(self.mine.values()):
+            entry = self.ledger.entry(mine.round)
+            if entry is None or not entry.keeps(self.me, mine.index):
+                del self.mine[mine.round]  # another member has it now, or the state is too old
+                self.ledger.changed = True
+        for told in (self.again_at, self.wait_s, self.said_at):
+            for round in [r for r in told if self.ledger.entry(r) is None]:
+                del told[round]
+        stopped = self._stop() if self._is_replaced() else []
+        return [*stopped, *self._write_down(force=not self.written)]
+
+    def words(self, now: Seconds) -> list[Placed]:
+        """What I have to say to the members and no vertex holds yet."""
+        out: list[Placed] = []
+        for round, mine in self.mine.items():
+            entry = self.ledger.entry(round)
+            if entry is None or entry.holders[mine.index] != self.me or entry.said[mine.index] is not None:
+                continue
+            if now >= self.said_at.get(round, -1e9) + AGAIN_S:
+                self.said_at[round] = now
+                since = entry.drawn[mine.index]
+                later = UNSET if since == round else since
+                out.append(Placed(round, mine.index, mine.names.size_bytes, mine.names.pieces, later))
+        return out
+
+    def work(self, at: int, now: Seconds) -> list[Effect]:
+        """Every beat: begin what is to be made next. `at` is the round whose state I hold."""
+        if self.making is not None:
+            return []
+        for entry in self.ledger.entries:
+            index = entry.index_of(self.me)
+            has = (mine := self.mine.get(entry.round)) is not None and mine.index == index
+            if index is None or has or at < entry.round or now < self.again_at.get(entry.round, -1e9):
+                continue
+            self.making = Making(entry, index)
+            cut = CutState(entry.state, self.coded.k, self.coded.n, index)
+            return [Ask(f"pieces/cut/{entry.round}/{index}", cut)]
+        return []
+
+    def seek(self, state: Digest, now: Seconds) -> list[Effect] | None:
+        """Make this state from pieces, before anything else; None if it does not lie in pieces (yet).
+
+        `StateRebuilt` or `StateLost` says how it ended.
+        """
+        entry = self.ledger.entry_of(state)
+        if entry is None or not self.is_placed(state):
+            return None
+        self.sought.setdefault(state, entry.round)
+        return self._seek_next(now)
+
+    def is_placed(self, state: Digest) -> bool:
+        """It can be made of pieces, if enough of their holders are heard."""
+        entry = self.ledger.entry_of(state)
+        return entry is not None and entry.placed
+
+    def serves(self, event: Event, quiet: bool, now: Seconds) -> list[Effect]:
+        """What came from holders. `quiet`: no round needs the line."""
+        making = self.making
+        if making is None or making.gather is None:
+            return []
+        making.gather.quiet = quiet or not making.gather.paced
+        return self._gathered(making, making.gather.handle(event, now), now)
+
+    def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
+        return self.making.gather.linked(peer, now) if self.making and self.making.gather else []
+
+    def done(self, event: Done | Failed, reach: Sequence[PeerId], now: Seconds) -> list[Effect]:
+        """A job of mine was answered."""
+        result = event.result if isinstance(event, Done) else None
+        kind, _, name = event.job.removeprefix("pieces/").partition("/")
+        if kind == "hold":
+            missing = set(cast("Sequence[Digest]", result or ()))
+            lost = [mine.round for mine in self.mine.values() if mine.piece in missing]
+            for round in lost:  # this disk lost it, which nobody else knows: it is made anew
+                del self.mine[round]
+            return self._write_down(force=bool(lost))
+        making = self.making
+        if making is None:
+            return []
+        if kind == "cut" and name == f"{making.entry.round}/{making.index}" and making.index is not None:
+            if isinstance(event, Failed):  # by this disk or this library: what others have would not help
+                return self._fail(making, event.why, now)
+            return self._was_cut(making, making.index, result, reach, now)
+        if kind == "make" and name == making.goal.hex():
+            return self._was_made(making, bool(result), event.why if isinstance(event, Failed) else "", now)
+        return []
+
+    # ---- one piece -----------------------------------------------------------------------------------------
+
+    def _was_cut(
+        self, making: Making, index: int, names: object, reach: Sequence[PeerId], now: Seconds
+    ) -> list[Effect]:
+        entry = making.entry
+        if isinstance(names, Names):
+            if entry.names is not None and names != entry.names:
+                return self._fail(making, "its pieces are not those that its holders named", now)
+            return self._keep(making, index, names, repaired=making.fetched, now=now)
+        if entry.names is not None:
+            return self._gather(making, entry.names, now)
+        if making.fetched or not reach:
+            return self._fail(making, "the state is not here and nobody gives it", now)
+        making.fetched = True
+        making.gather = Gather(entry.state, 1, (entry.state,), (tuple(reach),), BLOB_MAX, self.gone, paced=True)
+        return self._gathered(making, making.gather.handle(Start({}), now), now)
+
+    def _gather(self, making: Making, names: Names, now: Seconds) -> list[Effect]:
+        """Any k pieces; mine, if I have one, is here already."""
+        entry, size = making.entry, piece_bytes(names.size_bytes, self.coded.k)
+        mine = self.mine.get(entry.round)
+        have = frozenset({mine.index} if mine is not None else ())
+        sources = [tuple(p for p in entry.sources(i) if p != self.me) for i in range(self.coded.n)]
+        paced = making.index is not None
+        heard = len(have) + sum(any(not self.gone(p) for p in each) for each in sources)
+        if paced and heard < self.coded.k:  # what is fetched in vain is fetched again the next time
+            return self._fail(making, f"{heard} of {self.coded.k} holders are heard", now)
+        making.gather = Gather(
+            making.goal, self.coded.k, names.pieces, sources, size, self.gone, have=have, paced=paced
+        )
+        return self._gathered(making, [*self._hold(), *making.gather.handle(Start({}), now)], now)
+
+    def _gathered(self, making: Making, effects: list[Effect], now: Seconds) -> list[Effect]:
+        out: list[Effect] = []
+        for effect in effects:
+            out.append(effect)
+            match effect:
+                case Report(Gathered(indices=indices)):
+                    out += self._join(making, indices)
+                case Report(GatherFailed(why=why)):
+                    out += self._fail(making, why, now)
+                case _:
+                    pass
+        return out
+
+    def _join(self, making: Making, indices: tuple[int, ...]) -> list[Effect]:
+        names, entry, coded = making.entry.names, making.entry, self.coded
+        if making.fetched and making.index is not None:  # the whole state came
+            making.gather = None
+            cut = CutState(entry.state, coded.k, coded.n, making.index)
+            return [Ask(f"pieces/cut/{entry.round}/{making.index}", cut)]
+        assert names is not None
+        of = tuple((i, names.pieces[i]) for i in indices)
+        work = Rebuild(making.goal, names.size_bytes, coded.k, coded.n, of, making.index)
+        return [Ask(f"pieces/make/{making.goal.hex()}", work)]
+
+    def _was_made(self, making: Making, whole: bool, why: str, now: Seconds) -> list[Effect]:
+        if not whole:
+            self.held = None  # this disk may have damaged a piece of mine: it is asked again which are here
+            return self._fail(making, why or "the pieces that its holders named do not make it", now)
+        names, index, entry = making.entry.names, making.index, making.entry
+        if index is not None and names is not None:
+            return self._keep(making, index, names, repaired=True, now=now)
+        sources = tuple(sorted(making.gather.gave)) if making.gather is not None else ()
+        del self.sought[entry.state]
+        told = Report(StateRebuilt(of=entry.round, state=entry.state, sources=sources, round=self.history.head))
+        return [*self._end(), told, *self._seek_next(now)]
+
+    def _keep(self, making: Making, index: int, names: Names, repaired: bool, now: Seconds) -> list[Effect]:
+        entry = making.entry
+        self.mine[entry.round] = Mine(entry.round, index, names)
+        size = piece_bytes(names.size_bytes, self.coded.k)
+        fact = PieceKept(of=entry.round, index=index, size_bytes=size, repaired=repaired, round=self.history.head)
+        self.making = None
+        return [*self._write_down(force=True), Report(fact), *self._seek_next(now)]
+
+    def _fail(self, making: Making, why: str, now: Seconds) -> list[Effect]:
+        entry = making.entry
+        if making.index is None:
+            del self.sought[entry.state]
+        else:
+            wait_s = self.wait_s.get(entry.round, AGAIN_S)
+            self.again_at[entry.round], self.wait_s[entry.round] = now + wait_s, min(AGAIN_MAX_S, 2 * wait_s)
+        fact = StateLost(of=entry.round, state=entry.state, why=why, round=self.history.head)
+        return [*self._end(), Report(fact), *self._seek_next(now)]
+
+    def _seek_next(self, now: Seconds) -> list[Effect]:
+        """A state that somebody waits for comes before my own pieces."""
+        if not self.sought or (self.making is not None and self.making.index is None):
+            return []
+        state, round = next(iter(self.sought.items()))
+        stopped, entry = self._stop(), self.ledger.entry_of(state)
+        if entry is None or entry.names is None:
+            del self.sought[state]
+            why = "it is too old by now: nobody keeps its pieces"
+            told = Report(StateLost(of=round, state=state, why=why, round=self.history.head))
+            return [*stopped, told, *self._seek_next(now)]
+        self.making = Making(entry, None)
+        return [*stopped, *self._gather(self.making, entry.names, now)]
+
+    def _stop(self) -> list[Effect]:
+        gather = self.making.gather if self.making is not None else None
+        return [*(gather.stop() if gather is not None and not gather.over else []), *self._end()]
+
+    def _end(self) -> list[Effect]:
+        self.making = None
+        return self._hold()
+
+    # ---- what stays ----------------------------------------------------------------------------------------
+
+    def _is_replaced(self) -> bool:
+        """Another member was drawn for the piece that I am making, or its state is too old."""
+        making = self.making
+        if making is None or making.index is None:
+            return False
+        entry = self.ledger.entry(making.entry.round)
+        return entry is None or entry.holders[making.index] != self.me
+
+    def _hold(self) -> list[Effect]:
+        """Tell the disk what is needed, if that has changed."""
+        gather = self.making.gather if self.making is not None else None
+        fetched = {name for name in gather.pieces} if gather is not None else set[Digest]()
+        pieces = tuple(sorted({mine.piece for mine in self.mine.values()} | fetched))
+        genesis = self.history.bodies[-1].state
+        whole = *(entry.state for entry in reversed(self.ledger.entries) if not entry.placed), genesis
+        if (pieces, whole) == self.held:
+            return []
+        self.held = pieces, whole
+        return [Ask("pieces/hold", HoldPieces(pieces, whole))]
+
+    def _write_down(self, force: bool = False) -> list[Effect]:
+        if not (self.ledger.changed or force):
+            return []
+        self.ledger.changed, self.written = False, True
+        kept = Kept(self.ledger.book, tuple(self.mine.values()))
+        return [Keep("pieces", msgspec.msgpack.encode(kept)), *self._hold()]

@@ -1,0 +1,88 @@
+"""Pieces of states on this disk: cut from a state, joined to one, or one made of others; a stripe at a time.
+
+Promises: what is written has its name only once it is whole, durable and what it should be; what this disk has
+damaged is set aside, so that it is fetched from others; never more than some MiB in memory, however large the
+state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import BinaryIO
+
+from atoll.base.ids import Digest
+from atoll.base.limits import BLOB_CHUNK
+from atoll.crypto.digest import Manifest, blob_id, digest
+from atoll.features.archive.policy import Names
+from atoll.features.archive.reed_solomon import cut, rebuild
+from atoll.peer.tasks import CutState, Rebuild
+from atoll.runtime.storage.store import Store
+
+
+def cut_state(store: Store, work: CutState, hold: Callable[[Digest], None]) -> Names | None:
+    """Write the piece that is asked for and name all; None if the state is not here, byte for byte. `hold` is told
+    the name of the piece before it is on the disk, so that nobody tidies it away."""
+    path = store.blob_path(work.state)
+    if not path.exists():
+        return None
+    size, chunks = path.stat().st_size, list[Digest]()
+    piece = store.new_blob()
+    try:
+        with path.open("rb") as file:
+
+            def read(at: int, count: int) -> bytes:
+                data = _at(file, at, count)
+                chunks.extend(digest(data[i : i + BLOB_CHUNK]) for i in range(0, len(data), BLOB_CHUNK))
+                return data
+
+            def keep(index: int, unit: bytes) -> None:
+                if index == work.index:
+                    piece.write(unit)
+
+            names = Names(size, cut(read, size, work.k, work.n, keep))
+        if blob_id(Manifest(size, tuple(chunks))) != work.state:
+            piece.drop()
+            store.set_aside(work.state)  # this disk damaged it
+            return None
+        hold(names.pieces[work.index])
+        piece.finish()
+        return names
+    except BaseException:
+        piece.drop()
+        raise
+
+
+def rebuild_blob(store: Store, work: Rebuild, hold: Callable[[Digest], None]) -> bool:
+    """Write the state, or the piece; False if a piece is not here or what they make is not what it should be.
+    `hold` as above."""
+    if store.has_blob(work.goal):
+        return True
+    paths = {index: store.blob_path(name) for index, name in work.pieces}
+    if not all(path.exists() for path in paths.values()):
+        return False
+    made = store.new_blob()
+    try:
+        with ExitStack() as stack:
+            files = {index: stack.enter_context(path.open("rb")) for index, path in paths.items()}
+            read: Callable[[int, int, int], bytes] = lambda i, at, count: _at(files[i], at, count)  # noqa: E731
+            for data in rebuild(read, list(paths), work.size_bytes, work.k, work.n, work.index):
+                made.write(data)
+        hold(work.goal)
+        if made.finish(work.goal) is not None:
+            return True
+    except BaseException:
+        made.drop()
+        raise
+    for _, name in work.pieces:
+        manifest = store.manifest(name)
+        for index in range(len(manifest.chunks)) if manifest is not None else ():
+            if store.read_chunk(name, index) is None:  # this disk damaged it after it was checked: it is set aside
+                break
+    return False
+
+
+def _at(file: BinaryIO, at: int, count: int) -> bytes:
+    file.seek(at)
+    data = file.read(count)
+    return data.ljust(count, b"\0")  # a file that was cut short: its digest will say so

@@ -1,0 +1,99 @@
+"""Who damaged this round, as a peer's owner asks: rows from whoever kept them, the round made again, losses.
+
+Answers with what was measured and with what could not be. Never accuses anybody: that is for people.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from atoll.base.errors import RefusedError, RunFailedError, UsageError
+from atoll.base.ids import PeerId, names_of
+from atoll.base.units import spans_of, spans_text
+from atoll.features.attribution.leave_one_out import notable
+from atoll.peer.operator_commands import question_of
+from atoll.peer.tasks import FindState, LeftOut
+
+if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs
+    from atoll.runtime.training_peer import PeerHost
+
+
+async def blame_round(host: PeerHost, round: int) -> dict[str, Any]:
+    """What the absence of each contributor would have changed in this round."""
+    if not host.island.trains or host.island.tended.attached:
+        raise RefusedError(
+            "E-BLM-07",
+            "this peer cannot look at what the run holds out",
+            cause="it observes, or its loop has a model and data of its own",
+            fix="ask the peer of a member that trains a built-in model",
+        )
+    try:
+        asked = question_of(host.machine, round)
+        if not await host.island.do(FindState(asked.ground.parent.state)):  # it stays from now on, as rows do
+            raise state_lacking(round)
+        gathered = await host.gather_rows(round)
+    except ValueError as why:
+        raise RefusedError(
+            "E-BLM-02",
+            f"round {round} cannot be made again: {why}",
+            fix="atoll blame lists those whose updates are kept",
+        ) from None
+    work = asked.work(host.machine.kept_rows.here.get(round, {}))
+    if not any(work.parts):
+        here = sorted(host.machine.kept_rows.here)
+        kept = f"this one those of rounds {spans_text(spans_of(here))}" if here else "this one none"
+        later = f"atoll blame --round {here[-1]}, or " if here else ""
+        raise UsageError(
+            "E-BLM-03",
+            f"nobody who answers kept the updates of round {round}",
+            cause=f"peers keep those of as many rounds as their run.toml says (keep.updates), {kept}",
+            fix=f"{later}set keep.updates higher at all members and start them again, "
+            "which keeps updates from then on",
+        )
+    found = await host.island.do(work)
+    assert isinstance(found, LeftOut)
+    left_out = [n for n, part in enumerate(work.parts) if part is None]
+    told = _told(host, round, found, gathered.gone)
+    return told | {"parts_left_out": left_out, "summed_on_the_way": asked.summed_on_the_way}
+
+
+def state_lacking(round: int) -> RunFailedError:
+    return RunFailedError(
+        "E-BLM-05",
+        f"the state that round {round} began with is not on this disk",
+        cause="a peer keeps the states of its newest rounds (keep.newest, keep.updates, keep.bytes_max), and has "
+        "none of rounds that went on without it",
+        fix="ask another member, or about a later round: atoll checkpoint list",
+    )
+
+
+def _told(host: PeerHost, round: int, found: LeftOut, gone: tuple[tuple[int, PeerId], ...]) -> dict[str, Any]:
+    assert host.machine.history is not None
+    names = names_of((m.peer, m.name) for m in host.machine.history.head_body.members)
+    stand_out = notable(found)
+    peers = [
+        {
+            "peer": one.peer,
+            "name": names.get(one.peer, one.peer),
+            "loss": _finite(one.loss),
+            "change": _finite(one.loss - found.whole) if one.loss is not None else None,
+            "why": one.why,
+            "notable": one.peer in stand_out,
+        }
+        for one in found.without
+    ]
+    peers.sort(key=lambda p: (not p["notable"], p["change"] is None, p["change"] or 0.0))
+    return {
+        "round": round,
+        "exact": found.exact,
+        "before": _finite(found.before),
+        "loss": _finite(found.whole),
+        "peers": peers,
+        "gone": [{"part": part, "peer": peer, "name": names.get(peer, peer)} for part, peer in gone],
+    }
+
+
+def _finite(loss: float | None) -> float | None:
+    """JSON has no other numbers."""
+    return loss if loss is not None and isfinite(loss) else None

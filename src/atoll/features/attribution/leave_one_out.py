@@ -1,0 +1,133 @@
+"""What would a round have led to without each of its contributors? The question, out of agreed vertices.
+
+    asked      which rows the answers of the round were made of, and who may have them
+    work       what an island does with those that are here
+    notable    whose absence changes more than anybody else's
+
+Promises: nothing but the rows comes from anybody's word, and those are held against commitments in the vertex.
+Notable is a measurement of one round: no verdict, and nothing in the run follows from it (specs/blame.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median
+
+from msgspec import UNSET
+
+from atoll.base.ids import PeerId
+from atoll.features.attribution.row_archive import Lies, Place, commits_in
+from atoll.peer.governance.orders import amend_of
+from atoll.peer.governance.settings_change import plan_after
+from atoll.peer.round.candidate import opened, step_of
+from atoll.peer.round.context import Ground, ground_after
+from atoll.peer.settings import RunSettings
+from atoll.peer.tasks import LeaveOut, LeftOut, PartRows
+from atoll.policy.membership import Recent
+from atoll.protocol.allreduce.buffers import weights_in
+from atoll.protocol.history.chain import History
+from atoll.wire.messages.statements import Answered
+from atoll.wire.messages.vertex import Body
+
+OF_THE_LOSS = 0.05  # in sixty rounds of four honest peers, of few samples each, 0.021 was the most
+OF_THE_ROUND = 0.5  # of what the whole round moved the loss
+OF_THE_OTHERS = 2.0  # times the median of what the absence of the others would have gained
+
+
+@dataclass(frozen=True)
+class Question:
+    """A round that can be made again, if its rows are found."""
+
+    ground: Ground
+    body: Body
+    answers: tuple[Answered | None, ...]
+    weights: Mapping[PeerId, int]
+
+    def sources(self, me: PeerId) -> dict[Place, tuple[PeerId, ...]]:
+        """Of every row who may have it, the likeliest first."""
+        here = {m.peer for m in self.ground.plan.members if m.present} - {me}
+        found: dict[Place, tuple[PeerId, ...]] = {}
+        for part, (answer, signed) in enumerate(zip(self.answers, self.body.parts, strict=True)):
+            if answer is None or signed is None:
+                continue
+            for peer in answer.contributors:
+                likely = dict.fromkeys((signed.signer, peer, *self.ground.owners[part]))
+                found[part, peer] = tuple(source for source in likely if source in here)
+        return found
+
+    @property
+    def summed_on_the_way(self) -> str:
+        """The topology, if rows went up it through others' hands: an answer is rounded at every one of them."""
+        topology = self.ground.topology
+        return topology.name if topology is not None and not topology.direct else ""
+
+    def work(self, here: Mapping[Place, Lies]) -> LeaveOut:
+        """With the rows that are here; a part of which one is gone counts for nobody."""
+        ground, plan = self.ground, self.ground.plan
+        step = step_of(self.body.parts, list(commits_in(self.body).values()), plan)
+        return LeaveOut(
+            round=plan.round,
+            before=ground.parent.state,
+            state=self.body.state,
+            shares=ground.shares,
+            parts=tuple(self._rows_of(part, answer, here) for part, answer in enumerate(self.answers)),
+            statistic=ground.statistic,
+            liars=ground.liars,
+            steps=step.steps,
+            samples=step.samples,
+            shards=len(plan.trainers),
+            batch=plan.batch,
+        )
+
+    def _rows_of(self, part: int, answer: Answered | None, here: Mapping[Place, Lies]) -> PartRows | None:
+        if answer is None or any((part, peer) not in here for peer in answer.contributors):
+            return None
+        rows = tuple((p, self.weights[p], here[part, p].blob) for p in answer.contributors)
+        weighing = self.body.weighing
+        if weighing is UNSET:
+            return PartRows(rows)
+        return PartRows(rows, weights_in(weighing, answer.contributors))
+
+
+def question(settings: RunSettings, history: History, recent: Recent, round: int) -> Question:
+    """Raises ValueError with the reason where there is none."""
+    body, parent = history.bodies.get(round), history.bodies.get(round - 1)
+    head = history.ids.get(round - 1)
+    if body is None or parent is None or head is None:
+        oldest = min((r for r in history.bodies if r - 1 in history.bodies), default=0)  # genesis is always there
+        raise ValueError(f"of rounds {oldest} to {history.head} this peer has the vertices at hand")
+    if amend_of(body) is not None:
+        raise ValueError("that round went back to an earlier state, and no update moved anything")
+    if not any(body.parts):
+        raise ValueError("no update was counted in that round")
+    plan = plan_after(settings, head, parent)
+    ground = ground_after(settings, plan, parent, recent, history.notary.run)
+    answers = tuple(None if signed is None else opened(signed) for signed in body.parts)
+    weights = {peer: commit.weight for peer, commit in commits_in(body).items()}
+    return Question(ground, body, answers, weights)
+
+
+def notable(found: LeftOut) -> tuple[PeerId, ...]:
+    """Without whom the model would have been better, by more than the round or most others' absence explains."""
+    if not isfinite(found.before):
+        return ()
+    gains = {one.peer: _gain(found.whole, one.loss) for one in found.without if one.loss is not None}
+    least = max(OF_THE_LOSS * found.before, OF_THE_ROUND * abs(found.whole - found.before))
+    if not isfinite(found.whole):
+        least = 0.0  # whoever ruined it made everything else of it unknown
+    return tuple(peer for peer, gain in gains.items() if gain > max(least, OF_THE_OTHERS * _usual(peer, gains)))
+
+
+def _gain(whole: float, without: float) -> float:
+    """By how much the loss would be less; infinite where only its absence leaves a loss at all."""
+    if not isfinite(without):
+        return 0.0
+    return whole - without if isfinite(whole) else float("inf")
+
+
+def _usual(peer: PeerId, gains: Mapping[PeerId, float]) -> float:
+    """Absences that would have done harm gain nothing: where one poisons, those of all others do."""
+    others = [max(0.0, gain) for other, gain in gains.items() if other != peer]
+    return median(others) if others else float("inf")

@@ -1,0 +1,1 @@
+"""Detection of two branches of one run, and a poll of which branch most members follow."""

@@ -1,0 +1,65 @@
+"""A member's side of a round that it cannot close for want of voters: it trains on, and knows later what it owes.
+
+Begins when an attempt has failed and too few voters are heard, asks for one round's worth of steps at a time, and
+ends with the round or where the island says that the bound is reached (specs/apart.md).
+Never touches the round's own update: that is shared again in every attempt, whatever happens here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.base.ids import PeerId
+from atoll.base.machine import Ask, Effect
+from atoll.features.partition_training.policy import heard, too_few
+from atoll.peer.events import TrainedApart
+from atoll.peer.round.context import Ground
+from atoll.peer.tasks import Left, TrainApart, Trained
+from atoll.wire.codec import statement_in
+from atoll.wire.messages.statements import Answered, Commit, Late
+from atoll.wire.messages.vertex import Body
+
+
+class Apart:
+    def __init__(self, ground: Ground, me: PeerId, gone: Callable[[PeerId], bool]) -> None:
+        self.ground, self.me, self.gone = ground, me, gone
+        self.job = f"round/{ground.plan.round}/apart"
+        self.under_way = self.spent = False
+
+    def go_on(self) -> list[Effect]:
+        """The next worth of steps, if I am apart."""
+        plan, terms = self.ground.plan, self.ground.apart
+        if terms is None or self.under_way or self.spent:
+            return []
+        if not too_few(self.me, plan.committee, plan.quorum, self.gone):
+            return []
+        self.under_way = True
+        (shard, shards), train_max_s = plan.shard(self.me), plan.settings.train_max_s
+        steps_max, merge = terms.steps_max(plan.steps), terms.then == "merge"
+        return [Ask(self.job, TrainApart(plan.round, plan.steps, steps_max, train_max_s, shard, shards, merge))]
+
+    def took(self, trained: Trained) -> TrainedApart:
+        plan = self.ground.plan
+        self.under_way, self.spent = False, trained.steps == 0
+        voters = heard(self.me, plan.committee, self.gone)
+        return TrainedApart(steps=trained.steps, loss=trained.loss, heard=voters, quorum=plan.quorum)
+
+    def failed(self) -> list[Effect]:
+        """The trainer did: the next failed attempt asks it again."""
+        self.under_way = False
+        return []
+
+
+def left_open(me: PeerId, parts: int, body: Body | None) -> Left:
+    """How this body counted the update in so many parts that I had encoded for its round; None: nobody knows."""
+    if body is None:
+        return Left((True,) * parts or None, late=True)
+    answers = (statement_in(signed) if signed is not None else None for signed in body.parts)
+    counted = tuple(isinstance(said, Answered) and me in said.contributors for said in answers)
+    return Left((counted or (False,) * parts) if parts else None, late_of(body).get(me) is not None)
+
+
+def late_of(body: Body) -> dict[PeerId, Late]:
+    """Whose late work this vertex took in."""
+    said = ((signed.signer, statement_in(signed)) for signed in body.commits)
+    return {peer: c.late for peer, c in said if isinstance(c, Commit) and c.late is not None}

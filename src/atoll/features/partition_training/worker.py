@@ -1,0 +1,123 @@
+"""The island's side of being apart: steps that it takes while no quorum is heard, and what becomes of them.
+
+    go on       x runs on from where it was handed over; where that was is remembered
+    come back   the difference becomes late work, and x is put back: from here on all goes as if it had stood still
+    ride        late work goes with the next update that weighs something, and is held until a vertex has it
+
+Promises: a step is in x, in late work or in an update that is under way, never in two of them.
+Never knows whether a quorum is heard, nor which rounds were agreed: its peer says so, round by round.
+"""
+
+from __future__ import annotations
+
+import time
+
+from torch import Tensor
+
+from atoll.features.partition_training.tensors import LateWork, carried
+from atoll.peer.tasks import TrainApart, Trained
+from atoll.runtime.trainer import TrainerFailed
+from atoll.runtime.worker.trainer_supervisor import Tended
+from atoll.training.data import cursor_after
+from atoll.training.exchange.state import SharedState
+from atoll.training.recipe.lr_position import horizon_of, later, position_of
+from atoll.training.recipe.recipes import Recipe
+from atoll.wire.messages.statements import Late
+
+
+class Away:
+    def __init__(self, tended: Tended) -> None:
+        self._tended = tended
+        self.base_F: Tensor | None = None  # x where it went apart; None: it is not
+        self.since = 0  # the round in which it did
+        self.steps = 0  # taken since
+        self.batch = 1  # samples of each
+        self.merge = False  # they become late work; else they are dropped
+        self.held: LateWork | None = None
+        self.riding_F: Tensor | None = None  # what of it is in the update under way
+
+    async def train(self, work: TrainApart, state: SharedState, recipe: Recipe) -> Trained:
+        """Some more steps from x. The caller has the turn of a trainer that is ready. Raises TrainerFailed."""
+        begin, trainer = time.monotonic(), self._tended.trainer
+        if self.base_F is None:
+            self.base_F, self.since, self.steps = trainer.read_x().clone(), work.round, 0
+            self.batch, self.merge = recipe.batch, work.merge
+        taken = self.steps + (self.held.steps if self.held is not None else 0)
+        steps = max(0, min(work.steps, work.steps_max - taken))
+        if not steps:
+            return Trained(0, 0, 0.0, 0.0)
+        done = await trainer.train(
+            steps,
+            cursor=cursor_after(state.samples, work.shards) + taken * recipe.batch,
+            shard=work.shard,
+            shards=work.shards,
+            global_step=self._position(state, recipe, work.shards),
+            until=begin + work.seconds_max,
+            apart=True,
+            **self._tended.rates(recipe),
+        )
+        self.steps += done.steps
+        if not done.steps or done.loss is None:
+            return Trained(0, 0, 0.0, 0.0)
+        return Trained(done.steps, done.samples, done.loss, done.seconds / done.steps)
+
+    def _position(self, state: SharedState, recipe: Recipe, shards: int) -> int:
+        """In the rates: after the round that it left, and what it took since."""
+        steps, together = recipe.schedule.turn_steps + self.steps, recipe.batch * recipe.seq_len * shards
+        return later(horizon_of(recipe), position_of(recipe, state), steps, together)
+
+    async def come_back(self) -> bool:
+        """True if there were steps apart: they wait as late work now, or are dropped, and x is where it was."""
+        if self.base_F is None:
+            return False
+        if self._tended.ready:
+            self._tended.trainer.cancel()
+        async with self._tended.turn:
+            taken = self.steps > 0
+            base_F = self.fold()
+            if base_F is None or not self._tended.ready:
+                return taken
+            try:
+                await self._tended.trainer.write_x(base_F)
+            except TrainerFailed:
+                await self._tended.failed()
+            return taken
+
+    def fold(self) -> Tensor | None:
+        """Whatever was handed over becomes late work. Returns the x (F,) that it went on from."""
+        base_F, self.base_F = self.base_F, None
+        self.held = self._with_out(base_F)
+        self.steps = 0
+        return base_F
+
+    def kept(self) -> LateWork | None:
+        """What a crash now shall not cost."""
+        return self._with_out(self.base_F)
+
+    def _with_out(self, base_F: Tensor | None) -> LateWork | None:
+        if base_F is None or not self.steps or not self.merge:
+            return self.held
+        x_F = self._tended.trainer.read_x()
+        return self._plus(LateWork(base_F - x_F, self.since, self.steps, self.steps * self.batch))
+
+    def owe(self, left_F: Tensor, steps: int) -> None:
+        """So many steps of the round in which it went apart counted for nobody; `left_F` holds them."""
+        self.held = self._plus(LateWork(left_F, self.since, steps, steps * self.batch))
+
+    def _plus(self, more: LateWork) -> LateWork:
+        return more if self.held is None else self.held.plus(more)
+
+    def ride(self, fresh_F: Tensor, round: int) -> Late | None:
+        """Late work goes with an update of this pseudo-gradient, `riding_F` (F,) of it, if there is any of a round
+        before: after a crash the round that it left is taken up again."""
+        held = self.held if self.held is not None and self.held.since < round else None
+        self.riding_F = carried(held, fresh_F) if held is not None else None
+        return Late(held.since, held.steps, held.samples) if held is not None else None
+
+    def settled(self, left_F: Tensor, given: bool) -> Tensor:
+        """Error feedback (F,) after a round: what rode in vain is held, and is no part of it."""
+        riding_F, self.riding_F = self.riding_F, None
+        return left_F if given or riding_F is None else left_F - riding_F
+
+    def forget(self) -> None:
+        self.held = None

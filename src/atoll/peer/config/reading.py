@@ -1,0 +1,129 @@
+"""A config out of the tree that tomllib makes of run.toml.
+
+Promises: an unknown key is an error that names the nearest known one, or what to write for a name from elsewhere;
+a value that does not fit says so in words, not in types. Never reads a file or the environment: `runtime/config.py`
+does.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from typing import Any, cast, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from atoll.base.errors import UsageError
+from atoll.base.units import parse_duration_s
+from atoll.peer.config.docs import ABOUT, REPLACED
+from atoll.peer.config.sections import DURATION, Config, keys, sections
+from atoll.peer.config.validate import demand_sense
+
+IN_WORDS = {"float": "a number", "int": "a whole number", "str": "text", "bool": "true or false", "array": "a list"}
+
+
+def decode_config(tree: Mapping[str, Any]) -> Config:
+    """The config of this tree (as tomllib reads it). UsageError that names the key and what to write instead."""
+    config = decode_values(tree)
+    demand_sense(config)
+    return config
+
+
+def decode_values(tree: Mapping[str, Any]) -> Config:
+    """The same, each value by itself: whether they fit each other is not looked at."""
+    for path in _leaves(tree):
+        _check_known(path)
+    try:
+        config = msgspec.convert(_in_seconds(tree), Config)
+    except msgspec.ValidationError as why:
+        text, _, at = str(why).partition(" - at `$.")
+        key = at.rstrip("`").split("[")[0]
+        for theirs, ours in IN_WORDS.items():
+            text = text.replace(f"`{theirs}`", ours).replace(f"`{theirs} | null`", ours)
+        told = f"{key or 'the config'}: {text[0].lower()}{text[1:]}{_nearest(tree, key)}"
+        raise UsageError("E-CFG-02", told, fix=_mend(key)) from None
+    for key in keys():
+        section, _, name = key.partition(".")
+        value = getattr(getattr(config, section), name)
+        if isinstance(value, float) and not isfinite(value):
+            raise UsageError("E-CFG-02", f"{key}: expected a finite number", fix=_mend(key))
+    return config
+
+
+def _nearest(tree: Mapping[str, Any], key: str) -> str:
+    """Which word was perhaps meant, where a key takes one of several."""
+    section, _, name = key.partition(".")
+    if key not in keys():
+        return ""
+    value, hint = tree[section][name], get_type_hints(dict(sections())[section])[name]
+    words = [word for choice in (hint, *get_args(hint)) for word in get_args(choice) if isinstance(word, str)]
+    near = difflib.get_close_matches(value, words, 1, 0.6) if isinstance(value, str) else []
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _check_known(path: str) -> None:
+    known = keys()
+    if path in known:
+        return
+    name = path.rsplit(".", 1)[-1]
+    if name in REPLACED:
+        raise UsageError("E-CFG-03", f"{path} is not a key of Atoll", fix=f"write {REPLACED[name]}")
+    same = [k for k in known if k.rsplit(".", 1)[-1] == name]
+    near = same or difflib.get_close_matches(path, known, 1, 0.6)
+    if not near:
+        names = {k.rsplit(".", 1)[-1]: k for k in known}
+        near = [names[n] for n in difflib.get_close_matches(name, list(names), 1, 0.6)]
+    guess = f"; did you mean {near[0]}?" if near else ""
+    raise UsageError(
+        "E-CFG-01",
+        f"unknown key {path}{guess}",
+        cause="a slip, or a key of another version",
+        fix="docs/config.md has every key",
+    )
+
+
+def _leaves(tree: Mapping[str, Any]) -> Iterator[str]:
+    """The dotted path of every value."""
+    for section, value in tree.items():
+        table = _as_table(value)
+        if table is None:
+            yield section
+        else:
+            yield from (f"{section}.{name}" for name in table)
+
+
+def _in_seconds(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Durations may be written as text with a unit."""
+    out: dict[str, Any] = {}
+    for section, owner in sections():
+        table = _as_table(tree.get(section, {}))
+        if table is None:
+            out[section] = tree[section]
+            continue
+        hints = get_type_hints(owner, include_extras=True)
+        out[section] = {k: _seconds(f"{section}.{k}", v, hints[k]) for k, v in table.items()}
+    return out
+
+
+def _seconds(key: str, value: object, hint: object) -> object:
+    if not isinstance(value, str) or not _is_duration(hint):
+        return value
+    try:
+        return parse_duration_s(value)
+    except ValueError as why:
+        raise UsageError("E-CFG-02", f"{key}: {why}", fix=_mend(key)) from None
+
+
+def _mend(key: str) -> str:
+    return f"write another value; {key} is: {ABOUT[key]}" if key in ABOUT else "docs/config.md has every key"
+
+
+def _is_duration(hint: Any) -> bool:
+    return any(isinstance(m, Meta) and m.extra == DURATION for m in get_args(hint)[1:])
+
+
+def _as_table(value: object) -> Mapping[str, Any] | None:
+    """A section of the file, or None for a plain value."""
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else None

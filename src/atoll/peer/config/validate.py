@@ -1,0 +1,390 @@
+"""Does a config make sense? What does not exist yet, what does nothing, what cannot work together.
+
+Promises: a key whose feature does not exist yet says "not yet" instead of being ignored; every refusal says why,
+and what to write instead. Looks at a `Config` alone: what a model or the other members make impossible is found
+where these are known.
+"""
+
+from __future__ import annotations
+
+import re
+
+from atoll.base.errors import UsageError
+from atoll.base.limits import PEERS_MAX
+from atoll.features.forks.snowball import SAFE_SIZE, SnowParams
+from atoll.peer.config.defaults import coded_of, is_validated, keeps_records, min_peers_of, sample_of, tolerance_of
+from atoll.peer.config.sections import Config, Keep, Run, default_of, toml_text
+from atoll.policy.fault_tolerance import DISTANCES, StatisticName, peers_for_one_liar
+from atoll.policy.presets import UNCHECKED
+
+SNOW = SnowParams()  # as its authors had it
+
+RECIPES = (
+    *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager"),
+    *("muloco", "fedavg", "sparseloco", "cooperative", "decoupled", "data_parallel", "demo_", "powersgd"),
+    *("parameter_server", "sparta", "pipelined", "des_loc", "delayed_nesterov", "intellect1"),
+)
+EXPERIMENTS = (  # recipes that real runs cannot do yet; training/recipe/methods has what they are made of
+    "halos",
+    "noloco",
+)
+NOT_YET: dict[str, str] = {  # key -> why another value than the default is refused
+    "sync.pipeline_depth": "the transport decides how many pieces are on their way",
+    "network.enable_nat_traversal": "give an address that others can dial: network.announce_addresses",
+    "network.enable_relay": "give an address that others can dial: network.announce_addresses",
+}
+
+
+def demand_sense(config: Config) -> None:
+    """UsageError for the first thing in it that would not do what it says."""
+    _check_made(config)
+    _check_sense(config)
+
+
+def _check_made(config: Config) -> None:
+    """What does not exist yet is refused, never ignored."""
+    for key, why in NOT_YET.items():
+        default = default_of(key)
+        section, _, name = key.partition(".")
+        if getattr(getattr(config, section), name) != default:
+            raise UsageError("E-CFG-04", f"{key}: not yet", cause=why, fix=f"leave {key} at {toml_text(default)}")
+    recipe = config.train.recipe
+    if recipe in EXPERIMENTS:
+        raise UsageError(
+            "E-CFG-04",
+            f'train.recipe = "{recipe}": not yet',
+            cause="it runs in one process so far: atoll.experiment",
+            fix=f"choose one of {', '.join(RECIPES)}",
+        )
+    if recipe not in RECIPES:
+        raise UsageError(
+            "E-CFG-02", f'train.recipe: no recipe is called "{recipe}"', fix=f"choose one of {', '.join(RECIPES)}"
+        )
+    protocol = config.consensus.protocol
+    if protocol == "snow":  # specs/raft.md: what a preference gadget would decide
+        raise UsageError(
+            "E-CFG-11",
+            'consensus.protocol = "snow" decides no round: a preference is final with a probability only',
+            cause=f"that was computed for {SAFE_SIZE:,} peers with k = {SNOW.k}, alpha = {SNOW.alpha} and beta = "
+            f"{SNOW.beta}, and a run begins with one; nor is there a certificate that strangers could check. Where "
+            "a run has two branches, it tells on which most members are, whatever stands here",
+            fix='leave it at "bft", or write "raft" where run.trust = "private"',
+        )
+    if protocol not in ("bft", "raft"):
+        raise UsageError(
+            "E-CFG-02", f'consensus.protocol: there is no protocol called "{protocol}"', fix='leave it at "bft"'
+        )
+
+
+def _check_sense(config: Config) -> None:
+    coded_of(config.keep)
+    _check_updates(config.keep)
+    run, consensus = config.run, config.consensus
+    tolerance = run.byzantine_tolerance
+    if tolerance is not None and not 0 <= tolerance <= 1 / 3 + 0.004:
+        raise UsageError(
+            "E-CFG-05",
+            f"run.byzantine_tolerance = {tolerance:g} is impossible",
+            cause="no agreement survives more than a third of liars (Pease, Shostak, Lamport 1980)",
+            fix="write 0 (trust = private) or 0.33 (trust = community or open)",
+        )
+    if tolerance and tolerance * PEERS_MAX < 1:
+        raise UsageError(
+            "E-CFG-05",
+            f"run.byzantine_tolerance = {tolerance:g} withstands nobody: not one of {PEERS_MAX} members, the most "
+            "that a run has",
+            fix="write 0.33, or leave it out",
+        )
+    if tolerance is not None and (tolerance > 0) == (run.trust == "private"):
+        raise UsageError(
+            "E-CFG-05",
+            f'run.byzantine_tolerance = {tolerance:g} does not fit run.trust = "{run.trust}"',
+            fix=f'write run.trust = "{"community" if tolerance > 0 else "private"}"',
+        )
+    _check_protocol(config)
+    _check_statistic(config)
+    _check_topology(config)
+    _check_openings(config)
+    _check_sample(config)
+    used = f"{config.sync.up or ''}+{config.sync.down or ''}+{config.sync.phases}"
+    for key, words, like in (
+        ("sync.compression_ratio", ("topk", "randk"), "topk+int8"),
+        ("sync.compression_level", ("zstd",), "int8+zstd"),
+    ):
+        value = getattr(config.sync, key.removeprefix("sync."))
+        if value != default_of(key) and not any(re.search(rf"\b{word}\b(?!:\d)", used) for word in words):
+            raise UsageError(
+                "E-CFG-10",
+                f"{key} = {value} changes nothing: no codec of this run asks for it",
+                fix=f'write sync.up = "{like}", or leave {key} at {toml_text(default_of(key))}',
+            )
+    _check_effort(config)
+    if config.sync.apart == "wait" and config.sync.apart_rounds != default_of("sync.apart_rounds"):
+        raise UsageError(
+            "E-CFG-10",
+            "sync.apart_rounds changes nothing: members of this run that are cut off stand still",
+            fix='write sync.apart = "merge", or leave sync.apart_rounds at '
+            + toml_text(default_of("sync.apart_rounds")),
+        )
+    if config.sync.apart != "wait" and run.audit_rate:
+        raise UsageError(
+            "E-CFG-13",
+            f'sync.apart = "{config.sync.apart}" cannot work with run.audit_rate = {run.audit_rate:g}',
+            cause="an auditor takes the steps of a round again, and nobody assigned those that are taken apart",
+            fix='write run.audit_rate = 0, or sync.apart = "wait"',
+        )
+    computed = (("precision", config.train.precision), ("compile", config.train.compile))
+    for key, value in computed:
+        if run.audit_rate and value != default_of(f"train.{key}"):
+            raise UsageError(
+                "E-CFG-13",
+                f"train.{key} = {toml_text(value)} cannot work with run.audit_rate = {run.audit_rate:g}",
+                cause="an auditor takes steps again on another machine, and only plain fp32 comes close to them",
+                fix=f"write run.audit_rate = 0, or train.{key} = {toml_text(default_of(f'train.{key}'))}; "
+                "run.score_rate can look at such steps instead",
+            )
+    if run.score_rate and not keeps_records(config):
+        raise UsageError(
+            "E-CFG-13",
+            f"run.score_rate = {run.score_rate:g} would decide nothing: this run keeps no records of its members",
+            cause=f'run.trust = "{run.trust}"' if run.reputation is None else "run.reputation = false",
+            fix="write run.reputation = true, or run.score_rate = 0",
+        )
+    _check_twins(config)
+    if not is_validated(run) and (config.data.canary or run.validate_margin != default_of("run.validate_margin")):
+        key = "data.canary" if config.data.canary else "run.validate_margin"
+        raise UsageError(
+            "E-CFG-10",
+            f"{key} changes nothing: members of this run do not look at its model",
+            fix=f"write run.validate_every = 1, or leave {key} at {toml_text(default_of(key))}",
+        )
+    for small, large, low, high in (
+        ("run.min_peers", "run.start_peers", min_peers_of(config), run.start_peers),
+        ("run.first_train", "run.train_max", run.first_train, run.train_max),
+        ("train.round_time", "run.train_max", config.train.round_time, run.train_max),
+        ("3 x run.beat", "run.suspect", 3 * run.beat, run.suspect),
+        ("run.suspect", "a fifth of consensus.timeout", run.suspect, consensus.timeout / 5),
+    ):
+        if low > high:
+            raise UsageError(
+                "E-CFG-06",
+                f"{small} ({low:g}) must not be more than {large} ({high:g})",
+                fix=f"lower {small.split(' x ')[-1]} or raise {large.rsplit(' ', 1)[-1]}",
+            )
+
+
+def _check_updates(keep: Keep) -> None:
+    if keep.updates > keep.newest:
+        raise UsageError(
+            "E-CFG-13",
+            f"keep.updates = {keep.updates} cannot work with keep.newest = {keep.newest}",
+            cause="a round is made again of its updates and of the state before it",
+            fix=f"write keep.newest = {keep.updates} or more, or fewer updates",
+        )
+
+
+def _check_twins(config: Config) -> None:
+    """Updates that are made of another's samples in secret. What the recipe makes impossible is found where it is
+    known."""
+    run, sync = config.run, config.sync
+    if not run.twin_rate:
+        return
+    told = f"run.twin_rate = {run.twin_rate:g}"
+    if not keeps_records(config):
+        raise UsageError(
+            "E-CFG-13",
+            f"{told} would decide nothing: this run keeps no records of its members",
+            cause=f'run.trust = "{run.trust}"' if run.reputation is None else "run.reputation = false",
+            fix="write run.reputation = true, or run.twin_rate = 0",
+        )
+    for key, value, off, why in (
+        ("run.audit_rate", run.audit_rate, 0, "an auditor takes the samples again that a member was told to take"),
+        ("run.score_rate", run.score_rate, 0, "a scorer looks at the samples that a member was told to take"),
+        ("sync.apart", sync.apart, "wait", "who trains apart takes steps that nobody assigned"),
+        ("sync.quorum", sync.quorum, 0, "who is slow sends steps of two rounds"),
+    ):
+        if value is not None and value != off:
+            raise UsageError(
+                "E-CFG-13",
+                f"{told} cannot work with {key} = {toml_text(value)}",
+                cause=f"{why}, and with twins some samples are another's",
+                fix=f"write run.twin_rate = 0, or {key} = {toml_text(off)}",
+            )
+
+
+def _check_effort(config: Config) -> None:
+    """Rounds whose work follows the run. What the recipe makes impossible is found where it is known."""
+    train, sync = config.train, config.sync
+    for keys, needs, used in (
+        (("target_loss", "batch_min", "batch_max"), ("adaptive_batching = true",), train.adaptive_batching),
+        (
+            ("inner_steps_min",),
+            ("adaptive_steps = true", "train.steps_by_speed = true", "train.target_samples"),
+            train.adaptive_steps or train.steps_by_speed or train.target_samples,
+        ),
+    ):
+        for key in keys:
+            default = default_of(f"train.{key}")
+            if not used and getattr(train, key) != default:
+                raise UsageError(
+                    "E-CFG-10",
+                    f"train.{key} = {toml_text(getattr(train, key))} changes nothing in this run",
+                    fix=f"write train.{' or '.join(needs)}, or leave train.{key} at {toml_text(default)}",
+                )
+    if not train.adaptive_batching:
+        return
+    if not train.target_loss:
+        raise UsageError(
+            "E-CFG-14",
+            "train.adaptive_batching = true has no loss to steer by",
+            cause="the batch grows while the loss is above 1.1 x train.target_loss, and shrinks below 0.9 x",
+            fix="write train.target_loss = 2.0 (nats), or whatever your run should reach",
+        )
+    if train.batch_min > train.batch_max:
+        raise UsageError(
+            "E-CFG-06",
+            f"train.batch_min ({train.batch_min}) must not be more than train.batch_max ({train.batch_max})",
+            fix="lower train.batch_min or raise train.batch_max",
+        )
+    if sync.apart != "wait":
+        raise UsageError(
+            "E-CFG-13",
+            f'sync.apart = "{sync.apart}" cannot work with train.adaptive_batching = true',
+            cause="who is cut off goes on with batches of a size that the others have left behind",
+            fix='write train.adaptive_batching = false, or sync.apart = "wait"',
+        )
+
+
+def _check_protocol(config: Config) -> None:
+    trust = config.run.trust
+    if config.consensus.protocol == "raft" and trust != "private":
+        raise UsageError(
+            "E-CFG-11",
+            f'consensus.protocol = "raft" withstands no liar, and run.trust = "{trust}" expects some',
+            cause="a voter that says two things could have two histories agreed on",
+            fix='write run.trust = "private", or consensus.protocol = "bft"',
+        )
+
+
+def _check_sample(config: Config) -> None:
+    run, sync, sample = config.run, config.sync, sample_of(config)
+    if sample is None:
+        return
+    if run.sample and run.sample_peers:
+        raise UsageError(
+            "E-CFG-10",
+            f"run.sample = {run.sample:g} changes nothing beside run.sample_peers = {run.sample_peers}",
+            fix="write one of the two",
+        )
+    if 0 < run.sample_peers < sample.least:
+        raise UsageError(
+            "E-CFG-11",
+            f"run.sample_peers = {run.sample_peers} draws rounds in which one liar cannot be withstood",
+            cause=f'with run.trust = "{run.trust}" it takes {sample.least} updates to withstand one',
+            fix=f'write run.sample_peers = {sample.least} or more, or run.trust = "private"',
+        )
+    if sync.apart != "wait":
+        raise UsageError(
+            "E-CFG-13",
+            f'sync.apart = "{sync.apart}" cannot work with sampled rounds',
+            cause="late work rides on the next update, and who is drawn for that is not known",
+            fix='write sync.apart = "wait", or leave run.sample and run.sample_peers at 0',
+        )
+    if sync.quorum:
+        raise UsageError(
+            "E-CFG-13",
+            f"sync.quorum = {sync.quorum} cannot work with sampled rounds",
+            cause="steps that come too late ride on the next update, and who is drawn for that is not known",
+            fix="write sync.quorum = 0 (a round waits for everybody drawn), or leave run.sample and "
+            "run.sample_peers at 0",
+        )
+    if config.node.group and run.trust != "private":
+        raise UsageError(
+            "E-CFG-10",
+            f'node.group = "{config.node.group}" changes nothing with run.trust = "{run.trust}"',
+            cause="a group is its member's own word: a liar in a group of its own would be drawn most often",
+            fix='leave node.group empty, or write run.trust = "private"',
+        )
+
+
+def _check_openings(config: Config) -> None:
+    run = config.run
+    if run.openings and run.trust == "private":
+        raise UsageError(
+            "E-CFG-11",
+            f'run.openings = {run.openings:g} does nothing with run.trust = "private"',
+            cause="members do not lie there, so that nobody would be expelled for what is found",
+            fix='write run.trust = "community" or "open", or leave run.openings out',
+        )
+    if not run.captured_parts:
+        return
+    because = {
+        f'run.trust = "{run.trust}" has no owners that watch each other': run.trust != "open",
+        "what liars say of the parts that they own alone would never be found with run.openings = 0": (
+            run.openings == 0
+        ),
+    }
+    for cause in (cause for cause, so in because.items() if so):
+        raise UsageError(
+            "E-CFG-11",
+            f"run.captured_parts = {run.captured_parts:g} cannot be had",
+            cause=cause,
+            fix="leave run.captured_parts out, or write 0 for as many owners of each part as that takes",
+        )
+
+
+def _check_topology(config: Config) -> None:
+    recipe, topology = config.train.recipe, config.sync.topology
+    if recipe == "parameter_server" and topology not in ("auto", "star"):
+        raise UsageError(
+            "E-CFG-11",
+            f'train.recipe = "{recipe}" has one owner of everything, and sync.topology = "{topology}" has others',
+            fix='write sync.topology = "star", or train.recipe = "data_parallel"',
+        )
+    if config.run.trust != "private" and topology in ("ring", "tree", "hierarchical"):
+        raise UsageError(
+            "E-CFG-11",
+            f'sync.topology = "{topology}" cannot work with run.trust = "{config.run.trust}"',
+            cause="rows are combined on the way: a sum of rows can neither be sorted nor compared, and whoever "
+            "hands it on could say anything of those below it",
+            fix='write sync.topology = "butterfly" (or "star", or "auto"), or run.trust = "private"',
+        )
+
+
+def _check_statistic(config: Config) -> None:
+    """An order statistic that withstands nobody, or cannot see the rows, would be a mean in disguise."""
+    run, name = config.run, config.sync.statistic
+    if run.trust == "open" and name in DISTANCES:
+        raise UsageError(
+            "E-CFG-11",
+            f'sync.statistic = "{name}" cannot work with run.trust = "open"',
+            cause=UNCHECKED,
+            fix='write sync.statistic = "trimmed_mean", "median" or "meamed"; or run.trust = "community", where '
+            "openings check the sums of owners",
+        )
+    if run.trust != "private":
+        _check_enough(run, f'run.trust = "{run.trust}"')
+    if name is None or name == "mean":
+        return
+    if run.trust == "private":
+        raise UsageError(
+            "E-CFG-11",
+            f'sync.statistic = "{name}" withstands liars, and run.trust = "private" says that there are none',
+            fix='write run.trust = "community", or sync.statistic = "mean"',
+        )
+    _check_enough(run, f'sync.statistic = "{name}"', name)
+
+
+def _check_enough(run: Run, what: str, statistic: StatisticName = "mean") -> None:
+    least = peers_for_one_liar(tolerance_of(run), statistic)
+    key, members = (
+        ("run.start_peers", run.start_peers) if run.min_peers is None else ("run.min_peers", run.min_peers)
+    )
+    if members < least:
+        raise UsageError(
+            "E-CFG-11",
+            f"{what} withstands nobody among {members} members ({key})",
+            cause=f"at run.byzantine_tolerance = {tolerance_of(run):g} it takes {least} to withstand one liar",
+            fix=f"write run.start_peers = {least} or more, and run.min_peers no lower than {least}, or not at all; "
+            'or run.trust = "private", if members do not lie',
+        )

@@ -1,0 +1,1 @@
+"""Operator orders that a run agrees on: pause, changed settings, rollback."""

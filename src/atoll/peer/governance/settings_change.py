@@ -1,0 +1,162 @@
+"""Numbers of a run that its members change while it goes on: which there are, when one may change, what then holds.
+
+Genesis fixes the settings of a run; a vertex may hold numbers that the recovery identity changed since. What the
+round after a vertex goes by is said by one function, `settings_after`, so a plan reads nothing that is not in
+genesis or in its vertex. Promises: the same at everybody, also for a vertex of long ago. Only `Numbers` can change,
+each of them such that members need nothing new for it: no other model, data, codec, key, or way to agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict, replace
+
+from atoll.base.ids import Digest
+from atoll.base.units import seconds_text
+from atoll.peer.governance.orders import amends_in, tunes_in
+from atoll.peer.settings import RunSettings, pacing_problem
+from atoll.policy.plan import RoundPlan, plan_round
+from atoll.wire.messages.statements import Numbers, Signed, Tuned
+from atoll.wire.messages.vertex import Body
+
+
+def settings_after(settings: RunSettings, body: Body) -> RunSettings:
+    """By which the round after this vertex goes, out of genesis' settings."""
+    return settings if body.tuned is UNSET else with_numbers(settings, body.tuned.to)
+
+
+def plan_after(settings: RunSettings, head: Digest, body: Body) -> RoundPlan:
+    """The plan of the round after `body`, whose id is `head`; `settings` are genesis'."""
+    return plan_round(head, body, settings_after(settings, body).round)
+
+
+def is_over(settings: RunSettings, body: Body) -> bool:
+    """No round trains after this vertex, unless members agree on more of them."""
+    return 0 < settings_after(settings, body).rounds <= body.trained
+
+
+def with_numbers(settings: RunSettings, to: Numbers) -> RunSettings:
+    """The same with these numbers. Those that only islands read are theirs to take in."""
+    s, given = settings.round, numbers_in(to)
+    accepted, effort = s.acceptance, s.effort
+    if accepted is not UNSET:
+        accepted = replace(accepted, quorum=given.get("updates", accepted.quorum))
+        accepted = replace(accepted, grace=given.get("grace", accepted.grace))
+    if effort is not UNSET and to.round_time_s is not UNSET:
+        effort = replace(effort, train_s=to.round_time_s)
+    own = {k: given[k] for k in ("inner_steps", "train_max_s", "owner_s", "window_min_s") if k in given}
+    if to.owner_s is not UNSET:
+        own["agree_s"] = 2 * to.owner_s  # as the config has it
+    of_the_run = {k: given[k] for k in ("rounds", "start_peers", "min_peers", "audit_rate") if k in given}
+    return replace(settings, round=replace(s, acceptance=accepted, effort=effort, **own), **of_the_run)
+
+
+def numbers_in(to: Numbers) -> dict[str, Any]:
+    """What is said in it, by name."""
+    return {name: value for name, value in asdict(to).items() if value is not UNSET}
+
+
+WORDS = {  # what people are told of each number, which is known by one name to members and by another in run.toml
+    "rounds": "{:g} rounds",
+    "start_peers": "{:g} members to begin",
+    "min_peers": "{:g} members to go on",
+    "audit_rate": "a share of {:g} audited",
+    "train_max_s": "rounds that train for {} at most",
+    "owner_s": "{} for an owner of a part to answer",
+    "window_min_s": "{} at the least for an owner of a part to answer",
+    "updates": "{:g} updates before the slow are left behind",
+    "grace": "{:g} steps of grace for them",
+    "round_time_s": "rounds that train for {}",
+    "inner_steps": "{:g} steps a round",
+    "total_tokens": "{:,} tokens in all",
+    "lr": "learning rate {:g}",
+    "outer_lr": "outer learning rate {:g}",
+}
+
+
+def in_words(numbers: Mapping[str, float]) -> str:
+    """What is said in these, by name, for people: '14 rounds, learning rate 0.002'."""
+    return ", ".join(_told(name, value) for name, value in numbers.items())
+
+
+def _told(name: str, value: float) -> str:
+    if name == "rounds" and not value:
+        return "rounds without end"
+    return WORDS.get(name, name + " {:g}").format(seconds_text(value) if name.endswith("_s") else value)
+
+
+def tuned_after(settings: RunSettings, parent: Body, trained: int, reports: Sequence[Signed]) -> Tuned | UnsetType:
+    """What a vertex after `parent` with these reports says of numbers; `trained` are its rounds. A run that goes
+    back has those again that held there."""
+    back = next((amend for _, amend in amends_in(reports)), None)
+    if back is not None:
+        return back.tuned
+    word = next((tune for _, tune in tunes_in(reports)), None)
+    return parent.tuned if word is None else tuned_by(settings, parent, trained, word.to)
+
+
+def tuned_by(settings: RunSettings, parent: Body, trained: int, to: Numbers) -> Tuned:
+    """What it says of them with these numbers."""
+    before = Tuned(Numbers(), 0, 0) if parent.tuned is UNSET else parent.tuned
+    steps = before.steps + (trained - before.trained) * settings_after(settings, parent).round.inner_steps
+    return Tuned(replace(before.to, **numbers_in(to)), trained, steps)
+
+
+def why_not(settings: RunSettings, parent: Body, to: Numbers) -> str:
+    """Why these numbers cannot follow this vertex, in words for whoever wants them; empty if they can."""
+    now, given = settings_after(settings, parent), numbers_in(to)
+    held = {} if parent.tuned is UNSET else numbers_in(parent.tuned.to)
+    if all(held.get(name) == value for name, value in given.items()):
+        return "changes nothing: these numbers hold already"
+    if not all(isfinite(value) for value in given.values()):
+        return "names a number that is not finite"
+    if lacking := [what for name, what in _lacks(now).items() if name in given]:
+        return f"changes what this run does not have: {'; '.join(lacking)}"
+    if now.round.rhythm is not UNSET and given.keys() & {"rounds", "inner_steps"}:
+        return "changes rounds or steps of a run whose phases are shares of all its rounds (sync.phases)"
+    goes_on = parent.trained + (not (is_over(settings, parent) or parent.paused is not UNSET))
+    if to.rounds is not UNSET and 0 < to.rounds <= goes_on:
+        return f"wants {to.rounds} rounds, and {goes_on} have trained when members have agreed on that"
+    then = with_numbers(now, to)
+    return _misfit(then) or pacing_problem(then)
+
+
+def _lacks(settings: RunSettings) -> dict[str, str]:
+    """Numbers that mean nothing in this run, and what it lacks."""
+    s = settings.round
+    timed = s.effort is not UNSET and s.effort.train_s is not UNSET
+    bounded = s.effort is not UNSET and s.effort.bounded is True
+    needs = {
+        "audit_rate": (settings.audited_share > 0, "audits (run.audit_rate)"),
+        "window_min_s": (s.window_min_s is not UNSET, "windows that follow the pace (consensus.timeout_min)"),
+        "updates": (s.acceptance is not UNSET, "rounds that go on without the slow (sync.quorum)"),
+        "grace": (s.acceptance is not UNSET, "rounds that go on without the slow (sync.grace)"),
+        "round_time_s": (timed, "rounds in minutes (train.round_time)"),
+        "total_tokens": (bounded, "rates that follow tokens (train.total_tokens)"),
+    }
+    return {name: what for name, (there, what) in needs.items() if not there}
+
+
+def _misfit(settings: RunSettings) -> str:
+    """Which two of its numbers do not fit each other, as the config has it."""
+    s = settings.round
+    timed_s = s.effort.train_s if s.effort is not UNSET and s.effort.train_s is not UNSET else 0.0
+    for small, large, low, high in (
+        ("run.min_peers", "run.start_peers", settings.min_peers, settings.start_peers),
+        ("run.first_train", "run.train_max", s.first_train_s, s.train_max_s),
+        ("train.round_time", "run.train_max", timed_s, s.train_max_s),
+        ("run.suspect", "a fifth of consensus.timeout", s.suspect_s, s.owner_s),
+        ("a fifth of consensus.timeout_min", "one of consensus.timeout", _least_s(settings), s.owner_s),
+    ):
+        if low > high:
+            return f"would have {small} ({low:g}) above {large} ({high:g})"
+    return ""
+
+
+def _least_s(settings: RunSettings) -> float:
+    least_s = settings.round.window_min_s
+    return 0.0 if least_s is UNSET else least_s

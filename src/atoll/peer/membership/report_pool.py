@@ -1,0 +1,398 @@
+"""Member reports on their way into a vertex: joins, readiness, farewells, suspicions, invitations.
+
+The pool remembers one report per kind, signer and target, only while it may stand in the next vertex, and never
+more than a vertex can carry; when it is full, whoever says most gives way, then who only rests. Voices, of which it
+takes more than may lie to move anything, have a room of their own: among a hundred members 34 against each liar. In
+a large swarm no more are remembered than count, and a vertex carries them in whole sets.
+Judging is `policy/membership.py`'s; whether a report was carried is the vertex's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import COMMITTEE_MAX, REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX, VOICES_MAX
+from atoll.base.machine import tag_of
+from atoll.base.memoize import of_the_same
+from atoll.features.archive.policy import Ledger
+from atoll.peer.governance.orders import (
+    WANTS,
+    Goal,
+    Word,
+    agrees,
+    amends_in,
+    goal_of,
+    may_follow,
+    pauses_in,
+    rank,
+    tunes_in,
+    word_holds,
+)
+from atoll.peer.governance.settings_change import why_not
+from atoll.peer.round.context import known_keys
+from atoll.peer.round.topology_choice import parts_most
+from atoll.peer.round.vertex_body import open_report
+from atoll.peer.settings import RunSettings
+from atoll.policy.membership import (
+    RECENT,
+    Earlier,
+    Recent,
+    Reported,
+    admissible,
+    only_counts,
+    suspicions_needed,
+    target_of,
+)
+from atoll.policy.vertex_capacity import SIGNED_BYTES, name_bytes
+from atoll.protocol.history.chain import History
+from atoll.verification.case import AGAINST
+from atoll.verification.loss_scoring.policy import Scores
+from atoll.verification.redundant_training.policy import Twins
+from atoll.verification.replay_audit.policy import Docket
+from atoll.verification.state_validation.policy import Validations
+from atoll.wire.codec import decode_statement
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.statements import (
+    Amend,
+    Audited,
+    Caught,
+    Invite,
+    Join,
+    Leave,
+    Pause,
+    Placed,
+    Rests,
+    Signed,
+    Statement,
+    Suspect,
+    Tune,
+    Validated,
+)
+from atoll.wire.messages.vertex import Body
+
+AMENDS_MAX = 2  # words to go back that a proposer looks at; a body carries one, the farthest back
+
+Key = tuple[str, PeerId, str]
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A report that was believed, and whether it was news."""
+
+    reported: Reported
+    fresh: bool  # the first of its kind from this signer
+    wrong: str | None = None  # why it may not stand in the next vertex, in words for its sender
+
+
+class ReportPool:
+    def __init__(self, notary: Notary, history: History, settings: RunSettings) -> None:
+        self.notary, self.history, self.settings = notary, history, settings
+        self.pool: dict[Key, Signed] = {}
+        self.voices: Counter[tuple[str, str]] = Counter()  # of those, the ones that only count: by kind and target
+        self.goals: dict[Digest, Goal] = {}  # vertices older than memory holds, read from disk
+        self.docket = Docket(settings.audited_share, settings.round.quorum, settings.opened)
+        self.validations = Validations(settings.validated, settings.round.quorum)
+        self.ledger = Ledger(settings.kept_coded, settings.round.quorum)
+        self.scores = Scores(settings.scored_share, settings.round.quorum)
+        self.twins = Twins(settings.twinned_share, settings.round.quorum)
+        self._recent: tuple[int, Recent] = (-2, Recent({}))  # as of this head: asked for with every report
+
+    def __len__(self) -> int:
+        return len(self.pool)
+
+    def add(self, signed: Signed, run_time: Seconds) -> Pooled | None:
+        """Remember a report. None if its signature does not hold, it is known already, or the pool is full.
+
+        PeerFault for a word of the recovery identity that its signer made up.
+        """
+        head, reported = self.history.head_body, self.opened(signed)
+        if reported is None:
+            return None
+        statement = reported.statement
+        recovery = self.settings.recovery
+        if isinstance(statement, Word) and not word_holds(signed, statement, self.notary, recovery):
+            raise PeerFault(
+                signed.signer, f"wants to {WANTS[type(statement)]} in a name that is not its own", signed.body
+            )
+        wrong = self.judge(reported, head, self.recent(), run_time)
+        if wrong is not None:
+            return Pooled(reported, fresh=False, wrong=wrong)
+        if isinstance(statement, Caught) and reported.by != self.notary.me and self.proves(statement):
+            return Pooled(reported, fresh=False)  # heard, and that is all
+        key = _key(reported)
+        fresh = key not in self.pool
+        if not fresh and (self.pool[key].body == signed.body or self._older(statement, reported.by)):
+            return None
+        if fresh and not self._has_room(key, only_counts(statement)):
+            return None
+        self._remember(key, signed, only_counts(statement))
+        return Pooled(reported, fresh)
+
+    def _remember(self, key: Key, signed: Signed, counts: bool) -> None:
+        if counts and key not in self.pool:
+            self.voices[key[0], key[2]] += 1
+        self.pool[key] = signed
+
+    def _forget(self, key: Key) -> None:
+        if self.pool.pop(key, None) is not None and self._counts(key):
+            self.voices[key[0], key[2]] -= 1
+            self.voices += Counter()  # those that nobody says any more
+
+    def _counts(self, key: Key) -> bool:
+        return (key[0], key[2]) in self.voices
+
+    def _has_room(self, wanted: Key, counts: bool) -> bool:
+        if not self.crowded:
+            return len(self.pool) < REPORTS_PER_VERTEX_MAX or self._make_room(wanted, list(self.pool))
+        if counts and self.voices[wanted[0], wanted[2]] >= self._voices_needed():
+            return False  # enough say so
+        voices = self.voices.total()
+        if voices < VOICES_MAX if counts else len(self.pool) - voices < REPORTS_PER_VERTEX_MAX:
+            return True
+        return self._make_room(wanted, [key for key in self.pool if self._counts(key) == counts])
+
+    def _make_room(self, wanted: Key, rivals: list[Key]) -> bool:
+        """A flood displaces only its own words, those with least company first: what many say is said by enough
+        soon, and a few words of each never. Strangers are one voice together: new identities are free. Where nobody
+        floods, who rests gives way to all other news: that may be everybody, in every round.
+        """
+        members = _names(self.history.head_body)
+
+        def voice(peer: PeerId) -> PeerId | None:
+            return peer if peer in members else None
+
+        words = Counter(voice(signer) for _, signer, _ in rivals)
+        loudest = max(words, key=lambda who: words[who])
+        end: Key | None = None
+        if words[voice(wanted[1])] + 1 < words[loudest]:
+            company = Counter((kind, target) for kind, _, target in rivals)
+            its = (key for key in reversed(rivals) if voice(key[1]) == loudest)
+            end = min(its, key=lambda key: company[key[0], key[2]])
+        elif wanted[0] != tag_of(Rests):
+            end = next((key for key in reversed(rivals) if key[0] == tag_of(Rests)), None)
+        if end is not None:
+            self._forget(end)
+        return end is not None
+
+    @property
+    def crowded(self) -> bool:
+        """More vote than where all voices go to everybody and into a vertex."""
+        return _voters(self.history.head_body) > COMMITTEE_MAX
+
+    def _voices_needed(self) -> int:
+        return suspicions_needed(_voters(self.history.head_body), self.settings.round.quorum)
+
+    def proves(self, caught: Caught) -> bool:
+        """Somebody's proof against this liar is here already: one is enough, and says more than any voice."""
+        pair = target_of(replace(caught, other=caught.answer))
+        return any(kind == tag_of(Caught) and target == pair for kind, _, target in self.pool)
+
+    def withdraw_suspicion(self, by: PeerId, peer: PeerId) -> None:
+        """The accused was heard again."""
+        self._forget((tag_of(Suspect), by, peer))
+
+    def withdraw_farewell(self, peer: PeerId) -> None:
+        """It is back. One that is still about to leave says so again to whom it links."""
+        self._forget((tag_of(Leave), peer, ""))
+
+    def suspected_by(self, peer: PeerId) -> set[PeerId]:
+        """Whom it says that it does not hear."""
+        return {PeerId(target) for kind, by, target in self.pool if (kind, by) == (tag_of(Suspect), peer)}
+
+    def said_by(self, peer: PeerId, kind: str) -> list[Signed]:
+        """Its reports of this kind that wait for their vertex."""
+        return [signed for signed in self.of_kind(kind) if signed.signer == peer]
+
+    def my_words(self) -> list[Signed]:
+        """Mine that are said again while they wait for their vertex: the recovery identity's, and about states."""
+        kinds = Amend, Pause, Tune, Validated
+        return [signed for kind in kinds for signed in self.said_by(self.notary.me, tag_of(kind))]
+
+    def my_voices(self, gone: Callable[[PeerId], bool], run_time: Seconds) -> list[Signed]:
+        """Mine that wait for enough others, where not everybody was told. Suspicions anew, of those who are still
+        gone: others forget what is of rounds before."""
+        me, voices = self.notary.me, list[Signed]()
+        waiting = [s for key, s in self.pool.items() if key[1] == me and self._counts(key)] if self.crowded else []
+        for signed in waiting:
+            said = decode_statement(signed.body, me)
+            if isinstance(said, Suspect):
+                if not gone(said.peer):
+                    continue
+                signed = self.notary.sign(replace(said, round=self.history.head + 1))
+                self.add(signed, run_time)
+            voices.append(signed)
+        return voices
+
+    def join_of(self, peer: PeerId) -> Join | None:
+        """What it asks to be, if no vertex has that yet."""
+        signed = self.pool.get((tag_of(Join), peer, ""))
+        said = decode_statement(signed.body, peer) if signed is not None else None
+        return said if isinstance(said, Join) else None
+
+    def _older(self, said: Statement, peer: PeerId) -> bool:
+        """A join that was written before the one that is here: somebody repeats it."""
+        if not isinstance(said, Join) or (newer := self.join_of(peer)) is None:
+            return False
+        rounds = self.recent().rounds
+        return rounds.get(said.after, -2) < rounds.get(newer.after, -2)
+
+    def of_kind(self, kind: str) -> list[Signed]:
+        return [signed for key, signed in self.pool.items() if key[0] == kind]
+
+    def chosen(self, gone: Callable[[PeerId], bool] = lambda peer: True) -> list[Signed]:
+        """What a proposer may put into a vertex: words of the recovery identity, then as many reports as fit, the
+        shortest first. No suspicion of anybody whom it hears: many were silent for a moment in a long round, and
+        without all of them liars would be too many among those who are left.
+
+        Such a word is longer than most, and whoever pads its reports must not keep it out. Who rests comes last:
+        that may be everybody, in every round, and nobody's coming or going shall wait for it. In a large swarm
+        voices come behind all other news, but before them.
+        """
+        back = [signed for signed, _ in sorted(amends_in(self.pool.values()), key=rank)]
+        pauses = sorted((signed for signed, _ in pauses_in(self.pool.values())), key=lambda signed: signed.body)
+        tunes = sorted((signed for signed, _ in tunes_in(self.pool.values())), key=lambda signed: signed.body)
+        every = {id(signed) for signed in [*back, *pauses, *tunes]}
+        crowded = self.crowded
+        news = [
+            (key[0] == tag_of(Rests), signed)
+            for key, signed in self.pool.items()
+            if id(signed) not in every and not (crowded and self._counts(key)) and _may_go(key, gone)
+        ]
+        news.sort(key=lambda one: (one[0], len(one[1].body)))
+        # all that pause, or resume, and may stand now want the same; of those that change numbers one is enough
+        words = [*back[:AMENDS_MAX], *pauses[:1], *tunes[:1]]
+        lots = [[signed] for signed in words] + [[signed] for rests, signed in news if not rests]
+        lots += self._whole_sets(gone) if crowded else []
+        lots += [[signed] for rests, signed in news if rests]
+        chosen: list[Signed] = []
+        size = 0
+        for lot in lots:
+            size += sum(map(_size_bytes, lot))
+            if len(chosen) + len(lot) > REPORTS_PER_VERTEX_MAX or size > REPORTS_BYTES_MAX:
+                break
+            chosen += lot
+        return chosen
+
+    def _whole_sets(self, gone: Callable[[PeerId], bool]) -> list[list[Signed]]:
+        """Voices that are enough to count, no more of them than that: against liars, then against the silent."""
+        needed = self._voices_needed()
+        enough = sorted(said for said, count in self.voices.items() if count >= needed)
+        sets: defaultdict[tuple[str, str], list[Signed]] = defaultdict(list)
+        for key, signed in self.pool.items():
+            if _may_go(key, gone):
+                sets[key[0], key[2]].append(signed)
+        return [sets[said][:needed] for said in enough]
+
+    def settle(self, body: Body) -> None:
+        """What a vertex carried, or what no longer fits the membership, leaves the pool."""
+        carried = {s.body for s in body.reports}
+        recent, keys, known = self.recent(), _vote_keys(body), known_keys(body.members)
+        for key, signed in list(self.pool.items()):
+            reported = open_report(self.notary, signed, keys, known)
+            stale = reported is None or self.judge(reported, body, recent, None) is not None
+            done = reported is not None and isinstance(reported.statement, Invite) and signed.body in carried
+            # many were silent for a moment in some round: together they would be enough some day, for no reason
+            stale = stale or (self.crowded and _of_before(reported, body))
+            if stale or done:  # a carried Join or Leave that had to wait for its turn stays
+                self._forget(key)
+        for signed in body.reports if self.docket.looks else ():
+            self._repeat(signed, body, recent)
+
+    def _repeat(self, signed: Signed, body: Body, recent: Recent) -> None:
+        """What an auditor holds against a trainer is said again until there are enough of them, by everybody."""
+        said = decode_statement(signed.body, signed.signer)
+        news = len(self.pool) - (self.voices.total() if self.crowded else 0)
+        if not isinstance(said, Audited) or said.finding not in AGAINST or news >= REPORTS_PER_VERTEX_MAX:
+            return
+        reported = open_report(self.notary, signed, _vote_keys(body))
+        if reported is not None and self.judge(reported, body, recent, None) is None:
+            self.pool.setdefault(_key(reported), signed)
+
+    def judge(self, reported: Reported, parent: Body, recent: Recent, wall_s: Seconds | None) -> str | None:
+        open_to_all, parts = self.settings.open_to_all, parts_most(self.settings, parent)
+        run, signing = self.notary.run, self.settings.round.signing
+        wrong = admissible(reported, parent, recent, run, open_to_all, wall_s, parts, signing, wall_s)
+        if wrong is None and isinstance(
+            reported.statement, Placed
+        ):  # if vertices are lacking, others must judge it
+            return recent.ledger.unknown(reported.by, reported.statement)
+        return wrong
+
+    def recent(self) -> Recent:
+        head = self.history.head
+        if self._recent[0] != head:
+            self.docket.follow(head, self.history.ids, self.history.bodies)
+            self.ledger.follow(head, self.history.ids, self.history.bodies)
+            states = self.history.recent_states(RECENT)
+            self.validations.follow(head, self.history.ids, self.history.bodies)
+            self.scores.follow(head, self.history.ids, self.history.bodies)
+            self.twins.follow(head, self.history.ids, self.history.bodies)
+            judged = self.docket, self.validations, self.ledger, self.scores, self.twins
+            known = self._may_follow, self._earlier, *judged, self.history.rounds(), self._unfit
+            self._recent = (head, Recent(states, *known))
+        return self._recent[1]
+
+    def wanted_back(self) -> list[Amend]:
+        """Where the run may go back to in the next vertices: words that wait, and what validators demand."""
+        demanded = self.recent().validations.demanded()
+        return [amend for _, amend in amends_in(self.pool.values())] + ([demanded] if demanded else [])
+
+    def opened(self, signed: Signed) -> Reported | None:
+        """What it says, if a member of now signed it."""
+        head = self.history.head_body
+        return open_report(self.notary, signed, _vote_keys(head), known_keys(head.members))
+
+    def goal(self, round: int) -> Goal | None:
+        """The vertex of this round, if it is in memory."""
+        body = self.history.bodies.get(round)
+        return goal_of(body, self.history.ids[round]) if body is not None else None
+
+    def _may_follow(self, word: Word) -> bool:
+        return may_follow(self.history, word)
+
+    def _unfit(self, word: Tune, parent: Body) -> str:
+        return why_not(self.settings, parent, word.to)
+
+    def _earlier(self, amend: Amend) -> Earlier:
+        return agrees(amend, self.goal(amend.round) or self.goals.get(amend.back_to))
+
+
+@of_the_same  # asked with every report
+def _vote_keys(body: Body) -> dict[PeerId, bytes]:
+    return {m.peer: m.vote_key for m in body.members if m.present}
+
+
+@of_the_same  # asked with every report that finds no room
+def _names(body: Body) -> frozenset[PeerId]:
+    return frozenset(m.peer for m in body.members)
+
+
+@of_the_same  # asked with every report, and for every body
+def _voters(body: Body) -> int:
+    return sum(m.votes for m in body.members)
+
+
+def _of_before(reported: Reported | None, body: Body) -> bool:
+    """A suspicion that is older than the round of this vertex."""
+    return (
+        reported is not None and isinstance(reported.statement, Suspect) and reported.statement.round < body.round
+    )
+
+
+def _may_go(key: Key, gone: Callable[[PeerId], bool]) -> bool:
+    """False for a suspicion of somebody who is here."""
+    return key[0] != tag_of(Suspect) or gone(PeerId(key[2]))
+
+
+def _size_bytes(signed: Signed) -> int:
+    return len(signed.body) + len(signed.signature) + name_bytes(signed.signer) + SIGNED_BYTES
+
+
+def _key(reported: Reported) -> Key:
+    return tag_of(reported.statement), reported.by, target_of(reported.statement)

@@ -1,0 +1,940 @@
+"""One peer: the rooms it is made of, and the only place that connects them.
+
+    Known       what it knows once it has genesis       Heartbeat   who is alive, what time it is
+    Round       the story of the round in progress      News        vertices asked for, shown and read
+    Regain      the agreed state, on its way here       Admission   what I say to become a member
+    KeptRows    of rounds that are over, for blame
+    Serve       blobs for others                        OldParts    of rounds that are over, for laggards
+    Downloads   other blobs, and states to go back to   EarlyWords  of rounds that I have not reached
+    Inspectors  is what others did any good?            Mending     what my disk lost of the history
+    Words       what I tell the members, and which of them    Readers    who is answered at all
+
+Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
+knows genesis, *behind* while its state is older than its history, *current* while a round is running. Never does
+I/O, never decides without a vertex, and lets no stranger's message change anything before it is verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from msgspec.structs import replace
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import EARLY_ROUNDS
+from atoll.base.machine import (
+    Carried,
+    Done,
+    Effect,
+    Event,
+    Fact,
+    Failed,
+    Keep,
+    LinkDown,
+    LinkUp,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+    Woke,
+    tag_of,
+)
+from atoll.crypto.signer import Signer, Verifier, Vouch
+from atoll.features.archive.machine import Pieces
+from atoll.features.attribution.row_archive import KeptRows
+from atoll.features.partition_training.machine import left_open
+from atoll.peer.events import (
+    Accused,
+    AttemptFailed,
+    CaughtUp,
+    Fault,
+    FetchBegan,
+    GenesisKnown,
+    MembershipChanged,
+    Refused,
+    RoundClosed,
+    RunOver,
+    ShareBegan,
+    StateLacked,
+    StateMissing,
+)
+from atoll.peer.governance.orders import amend_of
+from atoll.peer.governance.settings_change import is_over
+from atoll.peer.membership.admission import EXPELLED, UNTOLD, Admission, Wish, expelled, refusal_of
+from atoll.peer.membership.opt_out import WHY, Resting
+from atoll.peer.membership.readers import Readers, Reads
+from atoll.peer.membership.report_broadcaster import Words
+from atoll.peer.membership.report_pool import ReportPool
+from atoll.peer.membership.roster import change_of
+from atoll.peer.round.candidate import Measured
+from atoll.peer.round.machine import Round
+from atoll.peer.round.topology_choice import part_bytes_most
+from atoll.peer.run_view import Grown, Known
+from atoll.peer.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
+from atoll.peer.sync.downloads import Downloads
+from atoll.peer.sync.early_messages import EarlyWords
+from atoll.peer.sync.history_repair import Mending
+from atoll.peer.sync.part_cache import OldParts
+from atoll.peer.sync.state_sync import Regain
+from atoll.peer.sync.vertex_sync import News
+from atoll.peer.tasks import Restored
+from atoll.policy.fault_tolerance import Strikes
+from atoll.policy.links import Rates, report
+from atoll.policy.membership import only_counts, suspicions_needed
+from atoll.protocol.history.chain import History, genesis_digest
+from atoll.protocol.history.era_signatures import Eras
+from atoll.protocol.membership.failure_detector import Heartbeat, Returned, Suspected
+from atoll.protocol.transfer.download import Fetched, FetchFailed, Serve
+from atoll.verification.registry import Inspectors
+from atoll.wire.codec import decode_body, decode_vertex, encode
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.audits import ExhibitIs, Unreadable, WantExhibit
+from atoll.wire.messages.history import (
+    Chunk,
+    EraSigned,
+    ManifestIs,
+    Vertices,
+    WantChunk,
+    WantEra,
+    WantManifest,
+    WantVertices,
+)
+from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport, RefusalCode
+from atoll.wire.messages.preference import PreferenceIs, WantPreference
+from atoll.wire.messages.round import PartBytes, RoundMessage, RowBytes, WantPart, WantRow
+from atoll.wire.messages.statements import (
+    Amend,
+    Audited,
+    Caught,
+    Complaint,
+    Leave,
+    Signed,
+    Statement,
+    Suspect,
+    Tune,
+)
+from atoll.wire.messages.vertex import Vertex
+
+
+def _signed_by(message: object) -> PeerId | None:
+    signed = getattr(message, "statement", None)
+    return signed.signer if isinstance(signed, Signed) else None
+
+
+class Peer:
+    """One member of one run, in either world. `wall` says whether the driver's clock is wall time."""
+
+    def __init__(
+        self,
+        run: Digest,
+        signer: Signer,
+        verifier: Verifier,
+        wish: Wish,
+        genesis: Vertex | None = None,
+        bootstrap: Sequence[PeerId] = (),
+        vouch: Vouch | None = None,
+    ) -> None:
+        self.notary = Notary(run, signer, verifier)
+        self.me, self.run, self.wish = signer.peer, run, wish
+        self.genesis, self.bootstrap = genesis, tuple(bootstrap)
+        self.settings = RunSettings()
+        self.heartbeat = Heartbeat(self.me, 2.0, 6.0)
+        self._known: Known | None = None  # once genesis is
+        self.mending: Mending | None = None  # while what I know has a hole
+        self.vouch = vouch
+        self.at = -2  # the round whose agreed state I hold; -1 is genesis' state, -2 none at all
+        self.round: Round | None = None
+        self.regain = Regain(run, self.me)
+        self.downloads = Downloads(self.notary, lambda: self.known, self._found_state)
+        self.serve = Serve()
+        self.news = News()
+        self.said: dict[str, bytes] = {}
+        self.old_parts = OldParts()
+        self.kept_rows = KeptRows()
+        self.early = EarlyWords()
+        self.admission, self.readers = Admission(self.me, signer, wish.role == "visitor"), Readers()
+        self.linked: set[PeerId] = set()
+        self.unknown_key = False  # I sign with another key than the one that the membership holds
+        self.rates = Rates()
+        self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
+        self.strikes = Strikes()
+        self.resting = Resting()
+        self.words = Words(self.notary, lambda: self.known, self.heartbeat, self._writers, self._pool_report)
+        self.inspectors = Inspectors(self.me)
+        self.over = self.leaving = False
+
+    # ---- the table of contents -----------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: Seconds) -> list[Effect]:
+        """`now` is the driver's clock; the rooms of a round are told run time."""
+        effects = self._react(event, now)
+        if self._known is not None and not self.settings.is_public:
+            effects = self._for_readers(effects, now)
+        return [self._to_local(e) for e in effects]
+
+    def _for_readers(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """Whatever led to it, nothing leaves for a peer that may not read it."""
+        out: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, Send):
+                left = self.readers.may_leave(effect, self._known, self._run_time(now))
+                out += [left] if left is not None else []
+            else:
+                out.append(effect)
+        return out
+
+    def _react(self, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Start(kept):
+                return self._start(kept, now)
+            case Received(sender, message):
+                alive = self.heartbeat_facts(self.heartbeat.heard(sender, now), now)
+                return alive + self._judged(sender, lambda: self._hear(event, message, now))
+            case LinkUp(peer):
+                return self._link_up(event, peer, now)
+            case LinkDown(peer):
+                self.linked.discard(peer)
+                self.readers.shown.pop(peer, None)
+                return self.heartbeat_facts(self.heartbeat.link(event, now), now)
+            case Woke():
+                return self._wake(now)
+            case Carried(bytes_s, to, round):
+                self.rates = Rates(bytes_s, dict(to), round)
+                return []
+            case Done() | Failed():
+                return self._answered(event, now)
+            case TimerFired():
+                return self._fired(event, now)
+
+    def _answered(self, event: Done | Failed, now: Seconds) -> list[Effect]:
+        """A job's name begins with the room that asked for it."""
+        job, result = event.job, event.result if isinstance(event, Done) else None
+        match job.partition("/")[0]:
+            case "restore":
+                return self._restored(result if isinstance(result, Restored) else None, now)
+            case "history":
+                return self.news.read(job, result or (), self._within_reach())
+            case "era":
+                return self.known.eras.read(job, result) if self.known.eras is not None else []
+            case "earlier":
+                return self._earlier_answered(job, result, now)
+            case "audit" | "score" | "twins" | "validate" | "unreadable":
+                return self._from_inspectors(self.inspectors.done(event, now), now)
+            case "pieces":
+                return self.downloads.made(event, now)
+            case "rows":
+                return self.kept_rows.done(event)
+            case "gather":
+                return self.downloads.gather(event, self._is_quiet, now)
+            case "serve":
+                return self.serve.handle(event, now)
+            case "fetch":
+                return self._to_fetch(event, now)
+            case _:
+                return self._to_round(event, now)
+
+    def _fired(self, event: TimerFired, now: Seconds) -> list[Effect]:
+        """So does a timer's."""
+        match event.name.partition("/")[0]:
+            case "beat":
+                return self._tick(now)
+            case "silence":
+                return self.heartbeat_facts(self.heartbeat.look(now), now)
+            case "fetch-again":
+                return [] if self.regain.busy else self.regain.begin(self.known.history, "the last source failed")
+            case "earlier":
+                return self.downloads.again(Digest(bytes.fromhex(event.name.rpartition("/")[2])))
+            case "gather":
+                return self.downloads.gather(event, self._is_quiet, now)
+            case "fetch":
+                return self._to_fetch(event, now)
+            case "snow":
+                return self.known.sides.fired(event, now)
+            case _:
+                return self._to_round(event, now)
+
+    def _hear(self, event: Received, message: object, now: Seconds) -> list[Effect]:
+        sender = event.sender
+        if isinstance(message, Reads) and (code := self._refusal(sender, now)) is not None:
+            return self._turn_away(sender, message, code, now)
+        match message:
+            case Beat(head=head) | BeatBack(head=head):
+                return self.heartbeat.beat(event, now, self._head()) + self.news.ask(sender, head, now)
+            case Hello(run, head, admission):
+                if run != self.run:
+                    raise PeerFault(sender, "belongs to another run")
+                if sender in self.linked:
+                    self.readers.shown[sender] = admission
+                return self.news.ask(sender, head, now) + self._answer_hello(sender, head, now)
+            case JoinRefused(code):
+                return self._hear_refusal(sender, code)
+            case Vertices():
+                return self._hear_vertices(sender, message, now)
+            case WantManifest() | WantChunk() if self._known is not None:
+                return self.serve.handle(event, now)
+            case WantVertices(first):
+                return self.news.give(sender, first)
+            case _ if self.is_lost:
+                return []  # of all else I could judge nothing
+            case RoundMessage():
+                return self._hear_round(event, message, now)
+            case MemberReport(statement):
+                return self._pool_report(sender, statement, now)
+            case EraSigned():
+                return self.known.hear_era(sender, message, now)
+            case WantEra():
+                return self.known.eras.give(sender, message) if self.known.eras is not None else []
+            case ManifestIs() | Chunk():
+                return self._to_fetch(event, now)
+            case WantExhibit():
+                return self.inspectors.give(sender, message)
+            case ExhibitIs():
+                return self._fetch_exhibit(sender, message, now)
+            case Unreadable():
+                return self._from_inspectors(self.inspectors.shown_unreadable(sender, message), now)
+            case WantPreference() | PreferenceIs():
+                return self.known.sides.hear(event, now)
+            case _:
+                return []
+
+    def _judged(self, sender: PeerId, hear: Callable[[], list[Effect]]) -> list[Effect]:
+        """Rooms raise PeerFault before they change anything, so dropping the message is all there is to do."""
+        try:
+            return hear()
+        except PeerFault as fault:
+            return [self._fact(Fault(peer=PeerId(fault.who) or sender, what=fault.what))]
+
+    # ---- strangers -----------------------------------------------------------------------------------------
+
+    def _refusal(self, peer: PeerId, now: Seconds) -> RefusalCode | None:
+        """Why this peer may read nothing here; None: it may."""
+        return self.readers.refusal(peer, self._known, self._run_time(now))
+
+    def _turn_away(self, sender: PeerId, message: Reads, code: RefusalCode, now: Seconds) -> list[Effect]:
+        """Only a peer that asks for the history or a state gets an answer: joiners and visitors do."""
+        if isinstance(message, Beat):
+            return self.news.ask(sender, message.head, now)  # it may be a member of later vertices than mine
+        refusal = Send(sender, JoinRefused(code))
+        if isinstance(message, WantManifest):
+            return [refusal]
+        if not isinstance(message, WantVertices):
+            return []
+        if code != EXPELLED or self.news.hinted_lately(sender, now):
+            return [refusal]
+        return [refusal, *self.news.give(sender, message.first - 1)]  # `may_leave` ends it
+
+    def _hear_refusal(self, sender: PeerId, code: RefusalCode) -> list[Effect]:
+        """It counts from the peer that was dialed, before genesis, and then from more voters than may lie."""
+        if self._known is None:
+            counts, needed = sender in self.bootstrap, 1
+        else:
+            roster, mine = self.known.roster, self.known.roster.mine
+            if mine is not None and mine.present:
+                return []
+            counts = any(m.peer == sender and m.votes for m in roster.members)
+            liars = self.settings.round.quorum == "two-thirds"
+            needed = suspicions_needed(roster.voters, self.settings.round.quorum) if liars else 1
+        refused = self.admission.hear_refusal(sender, code, needed) if counts else None
+        return [self._fact(refused)] if refused is not None else []
+
+    def _hello(self, peer: PeerId, now: Seconds) -> Send:
+        head = self._head() if self._refusal(peer, now) is None else -2
+        return Send(peer, Hello(self.run, head, self.wish.admission))
+
+    def _answer_hello(self, sender: PeerId, head: int, now: Seconds) -> list[Effect]:
+        """It has just shown its ticket: before, it could not be told how far the history goes."""
+        if self.is_lost or self.settings.is_public or head >= self._head():
+            return []
+        by_ticket = self.known.roster.standing_of(sender) is None and self._refusal(sender, now) is None
+        return [self._hello(sender, now)] if by_ticket else []
+
+    def _show_ticket(self, peers: Sequence[PeerId], now: Seconds) -> list[Effect]:
+        """Again with every beat until this peer is a member: first words may be lost."""
+        if not self.wish.admission or (self._known is not None and self.known.roster.mine is not None):
+            return []
+        return [self._hello(peer, now) for peer in peers]
+
+    # ---- lost, and found -----------------------------------------------------------------------------------
+
+    def _start(self, kept: dict[str, bytes], now: Seconds) -> list[Effect]:
+        effects: list[Effect] = [SetTimer("beat", now + self.heartbeat.beat_s)]
+        self.said = {k: v for k, v in kept.items() if k.startswith("said/")}
+        self.identities = {PeerId(k[9:]): v for k, v in kept.items() if k.startswith("identity/")}
+        if self.genesis is None and "genesis" in kept:
+            self.genesis = decode_vertex(kept["genesis"])
+        if self.genesis is None:
+            return [*effects, *self._ask_lost(self.bootstrap)]
+        effects += self._know_genesis(self.genesis)
+        self.mending = self.known.mending(kept)
+        if self.mending is not None:
+            return [*effects, self.mending.begin(), *self._follow_members(now)]
+        return effects + self._know(kept, now)
+
+    def _know(self, kept: dict[str, bytes], now: Seconds) -> list[Effect]:
+        """What a life before did, and go on from it."""
+        effects = self.known.restore(kept)
+        if self.known.history.head > -1:  # the last word on who is here was genesis'
+            members = self.known.history.head_body.members
+            effects.append(self._fact(MembershipChanged(joined=(), left=(), members=members)))
+        effects += self._from_inspectors(self.inspectors.resume(kept, now), now) + self._seek_demanded()
+        effects += self.kept_rows.start(kept)
+        effects += [self._fact(expelled(self.me))] if self._is_out else []
+        return effects + self._follow_members(now) + self.regain.begin(self.known.history)
+
+    def _ask_lost(self, peers: Sequence[PeerId]) -> list[Effect]:
+        """For genesis, or for what my disk lost."""
+        if self.mending is not None:
+            return self.mending.ask(peers)
+        self.admission.begins()
+        return [Send(peer, WantVertices(-1)) for peer in peers]
+
+    def _know_genesis(self, vertex: Vertex) -> list[Effect]:
+        if genesis_digest(vertex) != self.run:
+            raise PeerFault("", "sent a genesis that is not the one this run is named after")
+        self.genesis, self.settings = vertex, settings_of_run(decode_body(vertex.body))
+        self.admission.knows_genesis()
+        s, gone = self.settings.round, self.heartbeat.gone
+        self._known = known = Known(
+            vertex, self.settings, self.notary, self.wish, self.vouch, self.linked, self.identities, gone
+        )
+        self.news.history, self.news.eras = known.history, known.eras
+        self.inspectors.appoint(self.settings, known.history, known.pool)
+        self.heartbeat.beat_s, self.heartbeat.suspect_s = s.beat_s, s.suspect_s
+        return [
+            Keep("genesis", encode(vertex)),
+            self._fact(GenesisKnown(settings=self.settings, vertex=vertex)),
+        ]
+
+    @property
+    def is_lost(self) -> bool:
+        return self._known is None or self.mending is not None
+
+    @property
+    def known(self) -> Known:
+        """Nothing that needs it happens before genesis is known."""
+        assert self._known is not None
+        return self._known
+
+    # ---- rounds --------------------------------------------------------------------------------------------
+
+    def _begin_round(self, now: Seconds) -> list[Effect]:
+        """The round after the state that I hold."""
+        history, pool = self.known.history, self.known.pool
+        parent, head = history.bodies.get(self.at), history.ids.get(self.at)
+        if parent is None or head is None:
+            if self.settings.apart_terms is not None:  # what a life before sent may have been counted meanwhile
+                self.regain.left = left_open(self.me, 0, None)
+            return self.regain.begin(history, "my state is older than the vertices in memory")
+        waits = self.at == history.head and is_over(self.settings, parent)
+        if waits and not pool.of_kind(tag_of(Tune)):  # else members may agree on more rounds
+            self.round, was_over, self.over = None, self.over, True
+            fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
+            return [] if was_over else [self._fact(fact)]
+        self.over = False
+        mine = next((m for m in parent.members if m.peer == self.me and m.present), None)
+        self.unknown_key = mine is not None and mine.vote_key != self.notary.signer.vote_key
+        ground = self.known.ground_after(head, parent, self._run_time(now))
+        plan = ground.plan
+        self.round = Round(
+            ground,
+            self.notary,
+            self.known.open_door(ground, self.said.get(f"said/{plan.round}/agreement")),
+            self.known.mute,
+            self.heartbeat.unheard,
+            lambda: pool.chosen(self.heartbeat.gone),
+            self.old_parts.begin(plan.round),
+            self.said,
+            self._measured,
+            self.strikes,
+            self.kept_rows.rounds > 0,
+        )
+        if self.round.trains and self.resting.covers(plan.round):
+            self.round.update.passes = WHY
+        elif self.round.trains and ground.audited and self.wish.unaudited and self.me not in ground.unaudited:
+            self.round.update.passes = UNTOLD
+        looks = self._from_inspectors(self.inspectors.holds(self.at), now) + self._seek_demanded()
+        effects = looks + self._say_resting(now) + self._to_round(Start({}), now)
+        vertex = history.vertices.get(plan.round)
+        if vertex is not None:
+            effects += self._from_round(self._learned(plan.round, vertex, now), now)
+        return effects + self.words.round_begins(now) + self._replay_early(now) + self._ask_unheard()
+
+    def _learned(self, round: int, vertex: Vertex, now: Seconds) -> list[Effect]:
+        current = self.round  # a round may close inside its own first event
+        if current is None or current.plan.round != round:
+            return []
+        return current.learn(vertex, self._run_time(now))
+
+    def _to_round(self, event: Event, now: Seconds) -> list[Effect]:
+        if self.round is None:
+            return []
+        return self._from_round(self.round.handle(event, self._run_time(now)), now)
+
+    def _from_round(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        out: list[Effect] = []
+        for effect in effects:
+            if self.unknown_key and isinstance(effect, Send) and _signed_by(effect.message) == self.me:
+                continue  # others would take it for a forgery
+            out.append(effect)
+            if isinstance(effect, Keep) and effect.name.startswith("said/") and effect.blob is not None:
+                self.said[effect.name] = effect.blob
+            if not isinstance(effect, Report):
+                continue
+            match effect.fact:
+                case RoundClosed():
+                    out += self._round_closed(effect.fact, now)
+                case Accused():
+                    out += self.words.accuse(effect.fact.statement, now)
+                case ShareBegan():
+                    self._drop_adopted_parts(effect.fact)
+                case AttemptFailed() if self.round is not None:
+                    out += self.heartbeat.call(self.round.plan.committee, now, self._head())
+                case StateLacked(state=state):
+                    out += self.downloads.earlier.find(state, anew=True)
+                case StateMissing():
+                    self._leave_round(effect.fact.vertex)
+                    out += self._learn_vertex(effect.fact.vertex, self.me, now)
+                    out += self.regain.begin(self.known.history, effect.fact.why)
+                case _:
+                    pass
+        return out
+
+    def _drop_adopted_parts(self, share: ShareBegan) -> None:
+        """Everybody works on this round, so everybody holds what came before it: nobody will ask for its parts."""
+        assert self.round is not None
+        if {m.peer for m in self.round.plan.members if m.present} <= set(share.committed):
+            self.old_parts.keep_only(share.round)
+
+    def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:
+        effects = self._tell_who_comes_or_goes(closed) + self._learn_vertex(closed.vertex, self.me, now)
+        if self.round is not None:
+            mine = self.round.answers
+            effects += self.inspectors.closed(closed.body, mine.made, mine.seconded, mine.made_again)
+            effects += self.kept_rows.closed(closed.body.round, mine.rows)
+        self.at, self.round = closed.body.round, None
+        # not yet those of this round: its vertex might be lost in a crash that keeps the deletion
+        old = [name for name in self.said if int(name.split("/")[1]) < self.at]
+        for name in old:
+            del self.said[name]
+            effects.append(Keep(name, None))
+        return effects + self._begin_round(now) + self._seek_admission(now)
+
+    def _tell_who_comes_or_goes(self, closed: RoundClosed) -> list[Effect]:
+        """Whom this vertex lets in did not see it come to be, and would hear of it with the next heartbeat; whom it
+        lets go stays until it hears that the others hold it."""
+        change = change_of(self.known.roster.members, closed.body.members)
+        concerned = {*change.joined, *change.left} if change is not None else set[PeerId]()
+        news = Vertices((closed.vertex,), closed.body.round)
+        return [Send(peer, news) for peer in sorted(concerned & self.linked)]
+
+    def _leave_round(self, vertex: Vertex | None) -> None:
+        """Its state is made elsewhere; `vertex` closed it, if that is still at hand."""
+        current, self.round = self.round, None
+        self.regain.left = left = current.left(vertex) if current is not None else None
+        if current is None or left is None:
+            return
+        bodies = [body for round, body in self.known.history.bodies.items() if round >= current.plan.round]
+        bodies += [decode_body(vertex.body)] if vertex is not None else []  # the history may not have it yet
+        self.regain.left = replace(left, afresh=any(amend_of(body) is not None for body in bodies))
+
+    # ---- messages of rounds --------------------------------------------------------------------------------
+
+    def _hear_round(self, event: Received, message: RoundMessage, now: Seconds) -> list[Effect]:
+        """Members are heard; those that are away are helped to catch up; a stranger leaves no trace."""
+        standing = self.known.roster.standing_of(event.sender)
+        if standing is None or standing == "expelled":
+            return []
+        self._check_size(event)
+        current = self.round.plan.round if self.round is not None else self.at + 1
+        if isinstance(message, WantPart) and message.round != current:
+            return self.old_parts.give(event.sender, message)
+        if isinstance(message, WantRow) and message.round < current:
+            body = self.known.history.bodies.get(message.round)
+            if given := self.kept_rows.give(event.sender, message, body):
+                return given
+        if isinstance(message, RowBytes) and self.kept_rows.looks_into(message.round):
+            return self.kept_rows.take(event.sender, message, event.payload)
+        if message.round == current and self.round is not None:
+            if standing == "away" and message.trace != self.round.plan.trace:
+                return []  # it works on this round of another branch: no word of it is meant for us
+            return self._to_round(event, now)
+        if message.round >= current and standing == "away":
+            return []
+        if message.round >= current:
+            if message.round <= max(current, self._head() + 1) + EARLY_ROUNDS:
+                self.early.remember(event)
+            else:
+                self.early.drop(event)
+            return []
+        if isinstance(message, PartBytes):
+            return []
+        return self.news.hint(event.sender, message.round, now)
+
+    def _check_size(self, event: Received) -> None:
+        """Raise PeerFault for more bytes than a part, or a body, of this run can have."""
+        most, payload = part_bytes_most(self.settings.update_bytes), event.payload
+        if payload is not None and payload.size_bytes > most:
+            what = f"sent {payload.size_bytes} bytes at once; a part of this run has {most} at most"
+            raise PeerFault(event.sender, what)
+
+    def _replay_early(self, now: Seconds) -> list[Effect]:
+        effects: list[Effect] = []
+        for event in self.early.take() if self.round is not None else ():
+            message = event.message
+            assert isinstance(message, RoundMessage)
+            if message.round > self.at:
+                hear = partial(self._hear_round, event, message, now)
+                effects += self._judged(event.sender, hear)
+        return effects
+
+    def _ask_unheard(self) -> list[Effect]:
+        return self.round.repeats.ask(self.early.unheard(self.round.plan.round)) if self.round is not None else []
+
+    # ---- the history grows ---------------------------------------------------------------------------------
+
+    def _hear_vertices(self, sender: PeerId, message: Vertices, now: Seconds) -> list[Effect]:
+        effects: list[Effect] = []
+        self.news.ends_with(sender, message.head)
+        if self.mending is not None:
+            return self._mend(self.mending, sender, message, now)
+        effects += self.news.mended(sender, message.vertices)
+        vertices = list(message.vertices)
+        fresh = self.is_lost
+        if fresh:
+            if not vertices:
+                return []
+            genesis = vertices.pop(0)
+            first = decode_body(genesis.body, sender)
+            if first.round >= 0:
+                return []  # news for the one that I was before my disk was lost; genesis is asked for
+            if genesis_digest(genesis) == self.run and (why := other_rules(first.settings)):
+                refused = Refused(by=self.me, code="E-RUN-15", what=why, fix=OTHER_RULES_FIX, for_good=True)
+                return [self._fact(refused)]
+            effects += self._know_genesis(genesis)
+        history = self.known.history
+        before = history.head
+        handed = self.at < history.head or message.head > history.head + 1
+        for vertex in vertices:  # what was right before a wrong one stays right
+            if self.known.awaits_signatures:
+                return effects + self.known.demand_signatures(sender, now)
+            effects += self._judged(sender, partial(self._learn_vertex, vertex, sender, now, handed))
+        if message.head > history.head and (fresh or history.head > before):
+            effects.append(Send(sender, WantVertices(history.head + 1)))
+            return effects  # all of them first: a state is fetched once, for the newest
+        if fresh:
+            return effects + self._follow_members(now) + self.regain.begin(history)
+        return effects + self._catch_up(now)
+
+    def _mend(self, mending: Mending, sender: PeerId, message: Vertices, now: Seconds) -> list[Effect]:
+        effects = mending.take(sender, message.vertices)
+        if mending.hole is not None:
+            return effects
+        self.mending = None
+        return effects + self._know(mending.kept, now)
+
+    def _learn_vertex(self, vertex: Vertex, who: PeerId, now: Seconds, handed: bool = False) -> list[Effect]:
+        """The history grows by one, if this vertex is the next and its certificate holds."""
+        was_out = self._is_out
+        grown = self.known.learn(vertex, who, handed)
+        if not isinstance(grown, Grown):
+            return grown
+        self.downloads.settle()
+        looks = self._from_inspectors(self.inspectors.grew(grown.body, now), now) + self._seek_demanded()
+        changed = grown.change
+        out = [self._fact(expelled(self.me))] if self._is_out and not was_out else []
+        follows = [self._fact(changed), *self._follow_members(now)] if changed else []
+        return [*grown.effects, *looks, *follows, *out]
+
+    @property
+    def _is_out(self) -> bool:
+        return self.known.roster.standing_of(self.me) == "expelled"
+
+    def _follow_members(self, now: Seconds) -> list[Effect]:
+        """Connections and heartbeats follow the agreed membership."""
+        roster = self.known.roster
+        self.heartbeat.accusers_needed = suspicions_needed(roster.voters, self.settings.round.quorum)
+        self.heartbeat.watch(roster.present(), now)
+        for fetch in (self.regain.fetch, *self.downloads.wanted.values()):
+            if fetch is not None:
+                fetch.suppose(roster.within_reach())
+        return roster.contacts()
+
+    def _within_reach(self) -> list[PeerId]:
+        return self.known.roster.within_reach()
+
+    def _head(self) -> int:
+        return -2 if self._known is None else self._known.history.head
+
+    # ---- the agreed state, and other blobs -----------------------------------------------------------------
+
+    def _catch_up(self, now: Seconds) -> list[Effect]:
+        """My history is ahead of my state: replay the parts of its rounds or fetch the state, by what is less."""
+        history = self.known.history
+        if self.regain.is_outrun(history, now):
+            return self._fetch_state("a newer state was agreed on", now)  # the old one is soon nobody's any more
+        if self.regain.busy or history.head <= self.at:
+            return self._seek_admission(now)
+        if self.round is None:
+            return self._begin_round(now) if self.at >= -1 else self.regain.begin(history, "joining")
+        if self.regain.is_shorter(history, self.at) or self.known.roster.came_after(self.at):
+            self._leave_round(history.vertices.get(self.round.plan.round))
+            return self.regain.begin(history, f"{history.head - self.at} rounds behind")
+        vertex = history.vertices.get(self.round.plan.round)
+        if vertex is None:
+            return []
+        return self._from_round(self.round.learn(vertex, self._run_time(now)), now)
+
+    def _fetch_state(self, why: str, now: Seconds) -> list[Effect]:
+        history = self.known.history
+        if not self.regain.fetch_from(self._within_reach(), history, now):
+            return [self._fact(FetchBegan(why=f"{why}; nobody else could serve it"))]
+        return [self._fact(FetchBegan(why=why)), *self._to_fetch(Start({}), now)]
+
+    def _restored(self, found: Restored | None, now: Seconds) -> list[Effect]:
+        how = self.regain.restored(found)
+        if how is None:
+            return self._fetch_state(self.regain.lack, now)
+        # the history may have grown while the state was on its way: go on from the state's own vertex
+        self.at = self.regain.round
+        caught_up = self._fact(CaughtUp(round=self.at, by=how))
+        return [caught_up, *self._begin_round(now), *self._seek_admission(now)]
+
+    def _to_fetch(self, event: Event, now: Seconds) -> list[Effect]:
+        out = self.downloads.handle(event, self._is_quiet, now)
+        ended = [e.fact for e in out if isinstance(e, Report) and isinstance(e.fact, Fetched | FetchFailed)]
+        out += self._from_inspectors([e for fact in ended for e in self.inspectors.fetched(fact)], now)
+        return out + self.regain.handle(event, self.known.history, now)
+
+    def _fetch_exhibit(self, sender: PeerId, told: ExhibitIs, now: Seconds) -> list[Effect]:
+        state = self.regain.fetch
+        if state is not None and state.blob == told.blob:
+            return []
+        wanted = self.downloads.wanted
+        fetch, effects = self.inspectors.point(sender, told, wanted, now)
+        if fetch is not None:
+            wanted[fetch.blob] = fetch
+        return effects
+
+    def _seek_demanded(self) -> list[Effect]:
+        """Who only reads along goes nowhere."""
+        return self.downloads.find_demanded() if self.wish.role != "visitor" else []
+
+    def _earlier_answered(self, job: str, result: object, now: Seconds) -> list[Effect]:
+        """The disk says whether an earlier state is here, or which vertex an old round closed with."""
+        kind, _, name = job.removeprefix("earlier/").partition("/")
+        if kind == "state":
+            return self.downloads.looked_up(Digest(bytes.fromhex(name)), bool(result), now)
+        word = self.downloads.read(name, result)
+        return self._judged(word.signer, partial(self._pool_report, word.signer, word, now)) if word else []
+
+    def _found_state(self, state: Digest, now: Seconds) -> list[Effect]:
+        """An earlier one is here, and the round may have waited for it."""
+        return self._from_round(self.round.found_state(state, self._run_time(now)), now) if self.round else []
+
+    @property
+    def _is_quiet(self) -> bool:
+        """No round needs the line."""
+        return self.round is None or not self.round.patience.sharing
+
+    # ---- words of members, mine among them -----------------------------------------------------------------
+
+    def _writers(self, most: int) -> list[PeerId]:
+        return self.round.writers(most) if self.round is not None else []
+
+    def _pool_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
+        """Remember a report for the next vertex, pass on what came from its author, act on what it says."""
+        pool = self.known.pool
+        if look := self.downloads.earlier.read(signed, pool, self.settings.recovery):
+            return look  # it names an old vertex: on disk, and then heard again
+        pooled = pool.add(signed, self._run_time(now))
+        if pooled is None:
+            return []
+        by, statement = pooled.reported.by, pooled.reported.statement
+        if pooled.wrong is not None:
+            refused = refusal_of(pooled.reported, pooled.wrong) if sender == by else None
+            return [Send(sender, refused)] if refused is not None else []
+        effects: list[Effect] = []
+        news = not (pool.crowded and only_counts(statement))  # else it alone changes nothing for a round
+        match statement:
+            case Suspect(peer=peer) if by != self.me:
+                was_gone = self.heartbeat.gone(peer)
+                self.heartbeat.accuse(peer, by, now)
+                news = news or was_gone != self.heartbeat.gone(peer)
+            case Caught() if self.round is not None:
+                effects += self._from_round(self.round.heed(statement, self._run_time(now)), now)
+            case Leave():
+                self.heartbeat.refused.add(by)
+            case Audited():
+                effects += self._from_inspectors(self.inspectors.heard(by, statement, now), now)
+            case Amend(state=state):
+                effects += self.downloads.earlier.find(state)
+            case _:
+                pass
+        if sender == signed.signer and sender != self.me and pooled.fresh and not only_counts(statement):
+            effects += [Send(p, MemberReport(signed)) for p in self.known.roster.passes_on_to(signed)]
+        if self.round is not None and news:
+            effects += self._from_round(self.round.look_again(self._run_time(now)), now)
+        if self.over and isinstance(statement, Tune):
+            effects += self._begin_round(now)
+        return effects
+
+    def _seek_admission(self, now: Seconds) -> list[Effect]:
+        """Ask to be what I wish to be, until the agreed membership says so."""
+        if self.leaving:
+            return []
+        at = self.at if not self.regain.busy else -2  # who fetches a state is not ready, whatever it held before
+        audited = bool(self.settings.audited_share)
+        word = self.admission.word(self.wish, self.known.history, at, now, audited)
+        return self.words.tell(word, now) if word is not None else []
+
+    def _say_resting(self, now: Seconds) -> list[Effect]:
+        words = self.resting.words(self.at + 1)
+        return [effect for word in words for effect in self.words.tell(word, now)]
+
+    def _from_inspectors(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """What they found is told to the members; a vertex will hold it, and only that has consequences."""
+        out: list[Effect] = []
+        for effect in effects:
+            out.append(effect)
+            word = self.inspectors.word_of(effect) if not self.leaving else None
+            if isinstance(word, Caught | Complaint):
+                out += self.words.accuse(word, now)
+            elif word is not None:
+                out += self.words.tell(word, now)
+        for blob, drop in self.inspectors.given_up().items():
+            if (given_up := self.downloads.give_up(blob)) is not None:
+                out += [*given_up, drop]
+        return out
+
+    def _tend_pieces(self, now: Seconds) -> list[Effect]:
+        """Every beat: make what is lacking while no round needs the line, say what is here."""
+        pieces = self.known.pieces
+        if pieces is None or self.leaving:
+            return []
+        effects = pieces.work(self.at, now)
+        for word in pieces.words(now):
+            effects += self.words.tell(word, now)
+        return effects
+
+    # ---- heartbeats, links, time ---------------------------------------------------------------------------
+
+    def _tick(self, now: Seconds) -> list[Effect]:
+        effects: list[Effect] = [SetTimer("beat", now + self.heartbeat.beat_s)]
+        if self._known is None:
+            return [*effects, *self._show_ticket(self.bootstrap, now), *self._ask_lost(self.bootstrap)]
+        known = self._known
+        effects += self.heartbeat_facts(self.heartbeat.tick(now, self._head()), now)
+        if self.mending is not None:
+            return [*effects, *self._ask_lost(self._within_reach())]
+        effects += self._show_ticket(self._within_reach(), now)
+        if not self.regain.busy and self.round is None and not self.over:
+            effects += self._catch_up(now) if self.at >= -1 else self.regain.begin(known.history, "trying again")
+        effects += known.eras.ask(self._within_reach(), now) if known.eras is not None else []
+        effects += self.inspectors.ask_again() + self.kept_rows.ask_again()
+        effects += self._tend_pieces(now)
+        effects += self.words.again(now)
+        if self.wish.role != "visitor":
+            effects += known.sides.look(known.branches.known, now)
+        return effects + self._seek_admission(now)
+
+    def heartbeat_facts(self, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """Act on what the heartbeat noticed: stop waiting, tell the members, or welcome back."""
+        if self.is_lost:
+            return effects  # there are no members yet
+        out: list[Effect] = []
+        for effect in effects:
+            out.append(effect)
+            if not isinstance(effect, Report):
+                continue
+            match effect.fact:
+                case Suspected(peer=peer, why=why):
+                    out += self.words.suspect(peer, why, now)
+                case Returned(peer=peer):
+                    self.known.pool.withdraw_suspicion(self.me, peer)
+                case _:
+                    continue
+            if self.round is not None:
+                out += self._from_round(self.round.look_again(self._run_time(now)), now)
+        return out
+
+    def _link_up(self, event: LinkUp, peer: PeerId, now: Seconds) -> list[Effect]:
+        self.linked.add(peer)
+        effects: list[Effect] = [self._hello(peer, now)]
+        effects += self.heartbeat_facts(self.heartbeat.link(event, now), now)
+        if self.is_lost:
+            return [*effects, *self._ask_lost([peer])]
+        known = self.known
+        known.pool.withdraw_farewell(peer)
+        farewell = known.pool.said_by(self.me, tag_of(Leave)) if self.leaving else []
+        effects += [Send(peer, MemberReport(word)) for word in farewell]
+        effects += self.downloads.linked(peer, now)
+        effects += self.regain.fetch.linked(peer, now) if self.regain.fetch is not None else []
+        effects += known.eras.ask_of(peer, now) if known.eras is not None else []
+        effects += known.branches.met(peer, known.roster.put_away())
+        if self.round is not None:
+            effects += self._from_round(self.round.greet(peer), now)
+        return effects
+
+    def _wake(self, now: Seconds) -> list[Effect]:
+        """This computer slept: nobody was silent, I was deaf. Ask what happened meanwhile."""
+        self.heartbeat.slept(now)
+        self.news.woke()
+        effects: list[Effect] = [SetTimer("beat", now)]
+        if not self.is_lost:
+            effects += [Send(p, WantVertices(self._head() + 1)) for p in self._within_reach()[:4]]
+        return effects
+
+    def _measured(self) -> Measured:
+        members = [m.peer for m in self.known.roster.members if m.present]
+        links = report(self.rates, self.heartbeat.latencies(), members)
+        return Measured(self.heartbeat.offset_s, links)
+
+    def _run_time(self, now: Seconds) -> Seconds:
+        return now + self.heartbeat.offset_s
+
+    def _to_local(self, effect: Effect) -> Effect:
+        """Timers of a round are set in run time; the driver knows only its own clock."""
+        if isinstance(effect, SetTimer) and effect.at is not None and effect.name.startswith(("round/", "reduce/")):
+            return replace(effect, at=effect.at - self.heartbeat.offset_s)
+        return effect
+
+    def _fact(self, fact: Fact) -> Report:
+        """Facts outside a round carry the round whose state I hold."""
+        return Report(replace(fact, round=self.at) if fact.round == -1 else fact)
+
+    # ---- for those who own it (`requests.py`) --------------------------------------------------------------
+
+    def say(self, statement: Statement, now: Seconds) -> list[Effect]:
+        """Put this word of mine before the members."""
+        return [self._to_local(e) for e in self.words.tell(statement, now)]
+
+    def begin_epoch(self, vertex: Vertex, now: Seconds) -> list[Effect]:
+        """The run goes on from this vertex, which the recovery identity has signed."""
+        effects = self._learn_vertex(vertex, self.me, now)
+        after = self.known.history.head_body
+        news = Vertices((vertex,), after.round)
+        effects += [Send(m.peer, news) for m in after.members if m.present and m.peer != self.me]
+        effects += self._from_round(self._learned(after.round, vertex, now), now)
+        return [self._to_local(e) for e in effects]
+
+    # None while it is lost
+
+    @property
+    def history(self) -> History | None:
+        return self._known.history if self._known is not None else None
+
+    @property
+    def pool(self) -> ReportPool | None:
+        return self._known.pool if self._known is not None else None
+
+    @property
+    def eras(self) -> Eras | None:
+        return self._known.eras if self._known is not None else None
+
+    @property
+    def pieces(self) -> Pieces | None:
+        return self._known.pieces if self._known is not None else None

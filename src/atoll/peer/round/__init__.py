@@ -1,0 +1,1 @@
+"""One training round: its context, the local update, commitments, the proposal and its outcome."""

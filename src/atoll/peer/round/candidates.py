@@ -1,0 +1,170 @@
+"""The bodies that a round looks at: those proposed in it and the one that is final, and what each of them lacks.
+
+    judge      does every entry follow from what is signed in it?
+    believes   do I take its answers for true?
+    knows      are its parts here, and what state do they make? `ask` for what is missing until then
+Promises: what is missing is asked of those who voted for it, and again with every nudge. Never votes for a body and
+never adopts one: the round does, once nothing is lacking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from atoll.base.draw import shuffled
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Effect, Payload, Send
+from atoll.peer.events import Disagreed
+from atoll.peer.round.candidate import Trial, trial_of
+from atoll.peer.round.context import Ground
+from atoll.peer.round.part_exchange import Parts
+from atoll.peer.round.state_transition import NextState
+from atoll.peer.round.vertex_body import check_body
+from atoll.protocol.agreement.events import Judge
+from atoll.protocol.agreement.interface import Door
+from atoll.protocol.allreduce.engine import Reduce
+from atoll.wire.codec import decode_body, vertex_id
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.round import WantPart
+from atoll.wire.messages.statements import Answered
+
+HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
+
+
+class Trials:
+    def __init__(
+        self,
+        ground: Ground,
+        notary: Notary,
+        agreement: Door,
+        parts: Parts,
+        next_state: NextState,
+        gone: Callable[[PeerId], bool],
+    ) -> None:
+        self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
+        self.agreement, self.parts, self.next_state, self.gone = agreement, parts, next_state, gone
+        self.attempt = 0
+        self.reduce: Reduce | None = None  # of this attempt, once it is known
+        self.under_way: dict[Digest, Trial] = {}
+        self.asked = 0  # times for bodies that certificates name and that I lack
+
+    def attempt_begins(self, attempt: int) -> None:
+        self.attempt, self.reduce = attempt, None
+
+    def close(self) -> None:
+        """The round is over: what was combined in it is several updates' worth of memory."""
+        self.reduce = None
+        self.under_way.clear()
+
+    # ---- bodies --------------------------------------------------------------------------------------------
+
+    def judge(self, proposal: Judge, now: Seconds) -> Trial | Disagreed:
+        """A body that follows from what is signed in it, or why this one does not."""
+        raw, most = proposal.body, self.plan.settings.signing.body_bytes_max
+        who = self.agreement.proposer(proposal.view)
+        if len(raw) > most:
+            return Disagreed(proposer=who, why=f"its body has {len(raw)} bytes")
+        try:
+            body = decode_body(raw)
+        except PeerFault as fault:
+            return Disagreed(proposer=who, why=fault.what)
+        if body.proposer != who:  # whose turn comes next follows from it
+            return Disagreed(proposer=who, why=f"it says that {body.proposer} wrote it")
+        if (wrong := check_body(self.ground, self.notary, body, now)) is not None:
+            return Disagreed(proposer=body.proposer, why=wrong)
+        return self._of(raw)
+
+    def finish(self, raw: bytes) -> Trial:
+        """This body is final."""
+        trial = self._of(raw)
+        trial.final = True
+        return trial
+
+    def _of(self, raw: bytes) -> Trial:
+        id = vertex_id(raw)
+        if id not in self.under_way:
+            self.under_way[id] = trial_of(id, raw, self.plan)
+        return self.under_way[id]
+
+    @property
+    def final(self) -> Trial | None:
+        return next((trial for trial in self.under_way.values() if trial.final), None)
+
+    @property
+    def waiting(self) -> list[Trial]:
+        """Whose state is not known yet."""
+        return [trial for trial in self.under_way.values() if trial.state is None]
+
+    @property
+    def needed(self) -> set[Digest]:
+        """Parts that any of them is made of."""
+        return {a.digest for trial in self.under_way.values() for a in trial.answers if a is not None}
+
+    def forget_old(self) -> None:
+        """A long pause combines the same updates again and again: keep what a live proposal may still need."""
+        live = self.agreement.bodies.keys()
+        self.under_way = {id: trial for id, trial in self.under_way.items() if id in live or trial.final}
+        self.parts.keep_only(self.needed)
+        self.next_state.keep_only(self.needed)
+
+    # ---- what one lacks ------------------------------------------------------------------------------------
+
+    def believes(self, trial: Trial) -> bool:
+        """Every answer in it, as all do in what is final. Whom, and what I recompute, is the reduce's business."""
+        reduce = self.reduce
+        if trial.final or not self.plan.may_lie or reduce is None:
+            return True
+        return all(reduce.believes(answered) is True for answered in trial.answers if answered is not None)
+
+    def knows(self, trial: Trial) -> bool:
+        """What state it leaves behind, as I compute it."""
+        if trial.state is None:
+            trial.state = self.next_state.of(trial.step, trial.back)
+        return trial.state is not None
+
+    def lacks_earlier(self, trial: Trial) -> bool:
+        """It goes back to a state that is not here, and that whoever made it must give."""
+        return trial.back is not None and self.next_state.lacks(trial.step, trial.back)
+
+    def ask(self, trial: Trial, now: Seconds) -> list[Effect]:
+        """For the parts that are missing; where none are, for the state they make."""
+        if trial.back is not None:
+            return [] if self.lacks_earlier(trial) else self.next_state.ask(trial.step, trial.back)
+        said = zip(trial.body.parts, trial.answers, strict=True)
+        answers = ((signed.signer, a) for signed, a in said if signed is not None and a is not None)
+        missing = [(owner, a) for owner, a in answers if a.digest not in self.parts.held]
+        return self._want(trial, missing, now) if missing else self.next_state.ask(trial.step, None)
+
+    def _want(self, trial: Trial, missing: Sequence[tuple[PeerId, Answered]], now: Seconds) -> list[Effect]:
+        """The proposer and other voters hold the combined bytes; whose owner is there is on its way already."""
+        here = self.reduce.answers.keys() if self.reduce is not None else range(len(self.ground.owners))
+        on_its_way = [
+            trial.body.attempt == self.attempt
+            and a.part not in here  # else the owner whose answer I took keeps me from this one
+            and not self.gone(owner)
+            for owner, a in missing
+        ]
+        sources = dict.fromkeys([trial.body.proposer, *self.plan.committee])
+        holders = [p for p in sources if p != self.me and not self.gone(p)]
+        names = (a.digest for _, a in missing)
+        return self.parts.want(trial.body.attempt, zip(names, on_its_way, strict=True), holders, now)
+
+    def ask_for_bodies(self) -> list[Effect]:
+        """Certificates name bodies whose bytes I lack: those who are bound to them hold them."""
+        self.asked += 1
+        effects: list[Effect] = []
+        for lacking in sorted(self.agreement.lacking):
+            holders = [p for p in self.agreement.holders(lacking) if not self.gone(p)]
+            wish = WantPart(self.plan.round, self.attempt, self.plan.trace, lacking)
+            asked = shuffled(lacking, f"{self.me}/{self.asked}", holders)[:HOLDERS_ASKED]
+            effects += [Send(p, wish) for p in asked]
+        return effects
+
+    # ---- bytes that go and come ----------------------------------------------------------------------------
+
+    def give(self, to: PeerId, wish: WantPart, now: Seconds) -> list[Effect]:
+        """A part, or a body."""
+        body = self.agreement.bodies.get(wish.digest)
+        payload = self.parts.held.get(wish.digest) if body is None else Payload(wish.digest, len(body), body)
+        return self.parts.give(to, wish, payload, now)

@@ -1,0 +1,85 @@
+"""What the vertex of a round says: to my island that adopts it, to people, and who tells it to whom.
+
+Pure functions of the vertex, the plan and my own update. Never sends anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from atoll.base.ids import PeerId
+from atoll.features.partition_training.machine import late_of
+from atoll.peer.events import RoundClosed
+from atoll.peer.round.candidate import Trial, opened
+from atoll.peer.round.context import Ground
+from atoll.peer.round.local_update import MyUpdate
+from atoll.peer.round.topology_choice import asked_in
+from atoll.peer.tasks import Adopt, Counted
+from atoll.policy.duplicate_updates import alike_in
+from atoll.policy.participation import resting_in
+from atoll.policy.plan import RoundPlan
+from atoll.wire.codec import statement_in, vertex_id
+from atoll.wire.messages.statements import Answered, Commit
+from atoll.wire.messages.vertex import Body, Vertex
+
+
+def adopted(trial: Trial, ground: Ground, update: MyUpdate) -> Adopt:
+    """The state that it agreed on, and what became of my own update."""
+    me, body, plan = update.me, trial.body, ground.plan
+    counted: tuple[bool, ...] | None = None
+    if update.encoded is not None and body.parts:
+        counted = tuple(a is not None and me in a.contributors for a in trial.answers)
+        if plan.quorum_of_updates is not None and not update.told and not any(counted):
+            counted = None  # the others began while it was encoded: its steps stay where they are
+    afresh = trial.back is not None
+    late = ground.apart is not None and me in late_of(body)
+    led = tuple(opened(s).digest for s in body.parts if s is not None and s.signer == me)
+    mine = None if afresh else counted
+    held = counted_in(me, body, trial.answers)
+    return Adopt(plan.round, trial.id, body.state, mine, held.claim, afresh, late, led, held)
+
+
+def counted_in(me: PeerId, body: Body, answers: Iterable[Answered | None]) -> Counted:
+    """What the vertex holds me to; also where I said it in a life before."""
+    mine = next((statement_in(signed) for signed in body.commits if signed.signer == me), None)
+    if not isinstance(mine, Commit):
+        return Counted(body.parent)
+    parts = tuple(answer is not None and me in answer.contributors for answer in answers)
+    return Counted(body.parent, mine.root, parts, mine.claimed)
+
+
+def answers_in(body: Body) -> Iterator[Answered | None]:
+    """Of each part, as far as it can be read."""
+    for signed in body.parts:
+        said = statement_in(signed) if signed is not None else None
+        yield said if isinstance(said, Answered) else None
+
+
+def closed_by(vertex: Vertex, body: Body, ground: Ground, assembling: bool) -> RoundClosed:
+    """In words for people: who counted, who counted in part, and who is missing."""
+    listed = [set(opened(s).contributors) for s in body.parts if s is not None]
+    counted = set[PeerId]().union(*listed)
+    partly = counted - counted.intersection(*listed)
+    trainers = ground.plan.givers - resting_in(body, body.round)
+    topology = ground.by(asked_in(body.commits)).topology
+    return RoundClosed(
+        vertex=vertex,
+        body=body,
+        id=vertex_id(vertex.body),
+        counted=tuple(sorted(counted)),
+        partly=tuple(sorted(partly)),
+        missing=() if assembling else tuple(sorted(trainers - counted)),
+        parts_missing=sum(s is None for s in body.parts),
+        topology="" if topology is None else topology.name,
+        alike=alike_in(body) if ground.twins is None else (),  # honest twins would be taken for copies
+    )
+
+
+def told_by(me: PeerId, plan: RoundPlan) -> list[PeerId]:
+    """Of the members outside the committee, those whom I tell the vertex: two voters tell each of them."""
+    committee = plan.committee
+    if me not in committee:
+        return []
+    mine = committee.index(me)
+    others = [m.peer for m in plan.members if m.present and m.peer not in set(committee)]
+    return [p for k, p in enumerate(others) if mine in (k % len(committee), (k + 1) % len(committee))]

@@ -1,0 +1,118 @@
+"""What a body shows of its members, and the scores that follow: made by the proposer, made again by every voter.
+
+Everything comes from the parent and from what is signed in the same body, never from what this peer saw. The
+arithmetic is `policy/reputation.py`; specs/reputation.md says what counts and why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median_low
+
+from msgspec import UNSET
+
+from atoll.base.ids import PeerId
+from atoll.policy.membership import Reported, convicted
+from atoll.policy.plan import RoundPlan
+from atoll.policy.reputation import FLOOR, Conduct, beliefs, moved, units_of
+from atoll.verification.loss_scoring.policy import Score
+from atoll.verification.redundant_training.policy import Verdict
+from atoll.wire.messages.statements import Answered, Audited, Commit, Leave, Rests
+from atoll.wire.messages.vertex import Member
+
+
+def next_scores(
+    plan: RoundPlan,
+    owners: Sequence[Sequence[PeerId]],
+    audits: bool,
+    members: Sequence[Member],
+    answers: Sequence[Answered | None],
+    commits: Mapping[PeerId, Commit],
+    reports: Sequence[Reported],
+    scored: Sequence[Score] | None = None,
+    compared: Sequence[Verdict] = (),
+) -> tuple[int, ...]:
+    """One score per line of `members`, the membership after this round. Commits are those of its contributors.
+
+    `scored`: the updates whose scores the parent settled; None where the run scores nobody. `compared`: twins
+    of which the parent settled what became of them.
+    """
+    shown = conduct_in(plan, owners, answers, commits, reports)
+    liars, failing = convicted(reports, plan.members, plan.settings.quorum)
+    said, settled = [r.statement for r in reports], set(_settled(plan))
+    vouched = {s.peer for s in said if isinstance(s, Audited) and s.finding == "accepted" and s.opening is UNSET}
+    vouched |= {score.peer for score in scored or () if score.opinion == "taught"}
+    vouched &= settled  # work of its own: that a sum was right says nothing of it
+    hollow = {score.peer for score in scored or () if score.opinion == "hollow"} | {
+        peer for verdict in compared for peer in verdict.strayed
+    }
+    hid = {peer for verdict in compared for peer in verdict.hid} & settled
+    return tuple(
+        moved(
+            plan.scores.get(m.peer, FLOOR),
+            shown.get(m.peer),
+            audits=audits,
+            vouched=m.peer in vouched,
+            convicted=m.peer in liars or m.peer in failing or m.standing == "expelled",
+            scored=scored is not None,
+            hollow=m.peer in hollow & settled,
+            hid=m.peer in hid,
+        )
+        for m in members
+    )
+
+
+def conduct_in(
+    plan: RoundPlan,
+    owners: Sequence[Sequence[PeerId]],
+    answers: Sequence[Answered | None],
+    commits: Mapping[PeerId, Commit],
+    reports: Sequence[Reported],
+) -> dict[PeerId, Conduct]:
+    """Of settled trainers that were drawn, if anything was answered.
+
+    Not of who says farewell, or that it rests, and is not counted.
+    """
+    given = [(first[0], answered) for first, answered in zip(owners, answers, strict=False) if answered is not None]
+    if not given:
+        return {}
+    settled = _settled(plan)
+    counted = Counter(peer for _, answered in given for peer in answered.contributors)
+    duties = Counter(owner for owner, _ in given)
+    done = Counter(owner for owner, answered in given if answered.owner_index == 0)
+    belief = beliefs({peer: units_of(commits[peer].loss) for peer in settled if peer in commits})
+    leaving = {r.by for r in reports if isinstance(r.statement, Leave)} | resting_among(plan, reports)
+    assigned = _assigned(plan, [commits[peer].steps_now for peer in settled if peer in commits])
+    return {
+        peer: Conduct(
+            counted=counted[peer],
+            answered=len(given),
+            steps=commits[peer].steps_now if peer in commits else 0,
+            assigned=assigned,
+            belief=belief.get(peer, 0),
+            duties=duties[peer],
+            done=done[peer],
+        )
+        for peer in settled
+        if peer in commits or peer not in leaving
+    }
+
+
+def resting_among(plan: RoundPlan, reports: Sequence[Reported]) -> set[PeerId]:
+    """Who says that it does not train in this round."""
+    return {r.by for r in reports if isinstance(r.statement, Rests) and r.statement.round == plan.round}
+
+
+def _assigned(plan: RoundPlan, taken: Sequence[int]) -> int:
+    """Steps that are the whole of a round. Where its time ends it, or each member's own speed, what the median
+    member managed in it: who says that it is slow gains nothing by it."""
+    effort = plan.settings.effort
+    if effort is UNSET or (effort.train_s is UNSET and effort.by_speed is not True) or not taken:
+        return plan.steps
+    return max(1, min(plan.steps, median_low(taken)))
+
+
+def _settled(plan: RoundPlan) -> list[PeerId]:
+    """Who is judged: neither in its first round, nor watching, nor away."""
+    return [m.peer for m in plan.trainers if m.standing == "member"]

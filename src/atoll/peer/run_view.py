@@ -1,0 +1,199 @@
+"""What a peer knows once it has genesis: the vertices that it believes, and what follows from these alone.
+
+    History   what was agreed                       Roster    whom it makes a member, whom I reach
+    pool      member reports for the next vertex    Branches, Sides  where the run goes on twice
+    Eras      long-lived signatures under it        Pieces    who holds what of which older state
+
+Promises: a vertex is taken in by all of them or by none. Never begins a round and never fetches a state: the peer
+acts on what has grown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from typing import NamedTuple
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Effect, Keep, Send
+from atoll.crypto.digest import digest
+from atoll.crypto.signer import Vouch
+from atoll.features.archive.machine import Pieces
+from atoll.features.forks.detect import Branches
+from atoll.features.forks.poll import Sides
+from atoll.peer.events import MembershipChanged
+from atoll.peer.governance.settings_change import plan_after, settings_after
+from atoll.peer.membership.admission import Wish
+from atoll.peer.membership.report_pool import ReportPool
+from atoll.peer.membership.roster import Roster, change_of, identities_in
+from atoll.peer.round.context import Ground, ground_after
+from atoll.peer.settings import RunSettings
+from atoll.peer.sync.history_repair import Mending
+from atoll.protocol.agreement.interface import Door, open_door
+from atoll.protocol.agreement.voter import Electorate
+from atoll.protocol.history.chain import History, newest_hole
+from atoll.protocol.history.era_signatures import Eras
+from atoll.wire.codec import decode_vertex, encode
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.history import EraSigned, WantVertices
+from atoll.wire.messages.vertex import Body, Vertex
+
+
+class Grown(NamedTuple):
+    """The history has one vertex more."""
+
+    body: Body
+    effects: list[Effect]
+    change: MembershipChanged | None  # where a line of the membership is another
+
+
+class Known:
+    """`gone` says whom nobody hears any more. `linked` and `identities` are the peer's own, and live on."""
+
+    def __init__(
+        self,
+        genesis: Vertex,
+        settings: RunSettings,
+        notary: Notary,
+        wish: Wish,
+        vouch: Vouch | None,
+        linked: Set[PeerId],
+        identities: dict[PeerId, bytes],
+        gone: Callable[[PeerId], bool],
+    ) -> None:
+        self.settings, self.notary, self.identities, self.gone = settings, notary, identities, gone
+        self.history = history = History(genesis, notary, self._voters_of, settings.recovery)
+        self.roster = Roster(notary.me, history, wish.role == "client")
+        self.pool = ReportPool(notary, history, settings)
+        self.branches, self.sides = Branches(history), Sides(notary.me, history, linked)
+        self.eras: Eras | None = None  # where the run has them
+        if every := settings.era_rounds:
+            demands = wish.role != "visitor"  # it looks at what there is, and says what is wrong with it
+            self.eras = Eras(history, every, self._rounds_after, notary.verifier, vouch, demands)
+        self.pieces: Pieces | None = None  # where older states lie in them
+        if coded := settings.kept_coded:
+            self.pieces = Pieces(notary.me, coded, history, self.pool.ledger, self.unheard)
+        for m in history.head_body.members:
+            if settings.recovery and digest(settings.recovery) == m.identity:
+                identities[m.peer] = settings.recovery
+
+    def _voters_of(self, head: Digest, body: Body) -> tuple[dict[PeerId, bytes], int]:
+        plan = plan_after(self.settings, head, body)
+        return plan.vote_keys, plan.quorum
+
+    def _rounds_after(self, body: Body) -> int:
+        return settings_after(self.settings, body).rounds
+
+    def mending(self, kept: dict[str, bytes]) -> Mending | None:
+        """What a life before wrote down has a hole: until it is closed I know the newest vertex, and no other."""
+        if (hole := newest_hole(kept, self.notary.run)) is None:
+            return None
+        assert hole.id is not None, f"nothing names the vertex of round {hole.round}; no peer starts there"
+        newest = max(int(name.split("/")[1]) for name in kept if name.startswith("vertex/"))
+        self.history.restore(decode_vertex(kept[f"vertex/{newest}"]))
+        return Mending(self.history, kept, hole)
+
+    def restore(self, kept: dict[str, bytes]) -> list[Effect]:
+        """What a life before wrote down."""
+        rounds = sorted(int(name.split("/")[1]) for name in kept if name.startswith("vertex/"))
+        for round in rounds:
+            if round in (self.history.head + 1, rounds[0]):
+                self.history.restore(decode_vertex(kept[f"vertex/{round}"]))
+        self.branches.restore(kept)
+        effects = self.eras.restore(kept) if self.eras is not None else []
+        return effects + (self._restore_pieces(self.pieces, kept) if self.pieces is not None else [])
+
+    def _restore_pieces(self, pieces: Pieces, kept: dict[str, bytes]) -> list[Effect]:
+        pieces.restore(kept)
+        self.pool.recent()  # the ledger takes in what the book does not hold yet
+        return pieces.begin()
+
+    # ---- one vertex more -----------------------------------------------------------------------------------
+
+    def learn(self, vertex: Vertex, who: PeerId, handed: bool) -> Grown | list[Effect]:
+        """If this vertex is the next one and its certificate holds; else what there is to say about it.
+
+        `handed`: I was not there, others show me what is long over. PeerFault if it is forged.
+        """
+        before = self.history.head_body
+        try:
+            body = self.history.append(vertex, who)
+        except PeerFault:
+            if (parted := self.branches.parts_us(vertex, who)) is not None:
+                return parted
+            raise
+        if body is None:
+            return self.branches.beside(vertex, who, self.roster.within_reach())
+        self.pool.settle(body)
+        effects: list[Effect] = [Keep(f"vertex/{body.round}", encode(vertex))]
+        effects += self.pieces.grew() if self.pieces is not None else []
+        effects += self._learn_identities(body)
+        effects += self._end_era(self.eras, body, handed) if self.eras is not None else []
+        return Grown(body, effects, change_of(before.members, body.members))
+
+    def _learn_identities(self, body: Body) -> list[Effect]:
+        """For handshakes with those who joined in this round."""
+        found = identities_in(body, self.notary.verifier)
+        self.identities.update(found)
+        return [Keep(f"identity/{peer}", public) for peer, public in found.items()]
+
+    def _end_era(self, eras: Eras, body: Body, handed: bool) -> list[Effect]:
+        """If an era ends with this vertex, sign it for as long as keys last; nobody waits for that."""
+        ended = eras.grew(body, handed)
+        return ended + eras.mine(body.round, self.roster.within_reach()) if ended else []
+
+    # ---- the round that comes next -------------------------------------------------------------------------
+
+    def ground_after(self, head: Digest, parent: Body, run_time: Seconds) -> Ground:
+        """What the round after this vertex stands on."""
+        plan = plan_after(self.settings, head, parent).set_right(run_time)
+        return ground_after(self.settings, plan, parent, self.pool.recent(), self.notary.run)
+
+    def open_door(self, ground: Ground, kept: bytes | None) -> Door:
+        """To the agreement on that round's vertex. `kept`: what it had to remember of a life before."""
+        plan, raft = ground.plan, self.settings.by_raft
+        turns = plan.turns(ground.parent.proposer if raft else None)
+        electorate = Electorate(plan.round, plan.trace, plan.vote_keys, plan.quorum, turns)
+        return open_door(raft, self.notary, electorate, kept)
+
+    # ---- signatures under eras -----------------------------------------------------------------------------
+
+    @property
+    def awaits_signatures(self) -> bool:
+        """I believe no more of the history before an era that ended has those it should have by now."""
+        return self.eras is not None and self.eras.demanded(self.history.head + 1) is not None
+
+    def demand_signatures(self, sender: PeerId, now: Seconds) -> list[Effect]:
+        """Of whoever shows me more."""
+        return self.eras.demand(sender, self.history.head + 1, now) if self.eras is not None else []
+
+    def hear_era(self, sender: PeerId, said: EraSigned, now: Seconds) -> list[Effect]:
+        """If this was what kept me from believing more of the history, I go on."""
+        if self.eras is None:
+            return []
+        before, effects = self.awaits_signatures, self.eras.hear(sender, said, now)
+        if before and not self.awaits_signatures:
+            effects += [Send(sender, WantVertices(self.history.head + 1))]
+        return effects
+
+    def vouch_for_eras(self, sign: Callable[[bytes], bytes]) -> list[Effect]:
+        """The recovery identity's word under eras that will have no quorum."""
+        return self.eras.vouch_for(sign, self.roster.within_reach()) if self.eras is not None else []
+
+    # ---- what follows --------------------------------------------------------------------------------------
+
+    def unheard(self, peer: PeerId) -> bool:
+        """It is no member now, or silent: whoever has another choice does not ask it."""
+        return self.roster.standing_of(peer) in (None, "away", "expelled") or self.gone(peer)
+
+    def mute(self, peer: PeerId) -> bool:
+        """Nobody hears it, or it came back with another key, so that none of its words is one of this round's."""
+        return self.gone(peer) or self._asks_anew(peer)
+
+    def rekeyed(self) -> set[PeerId]:
+        """Members that ask for another key than the one that the membership holds."""
+        return {m.peer for m in self.roster.members if self._asks_anew(m.peer)}
+
+    def _asks_anew(self, peer: PeerId) -> bool:
+        asked, members = self.pool.join_of(peer), self.roster.members
+        return asked is not None and any(m.peer == peer and m.vote_key != asked.vote_key for m in members)

@@ -1,0 +1,1 @@
+"""Offline verification of a run's history."""

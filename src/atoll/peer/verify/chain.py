@@ -1,0 +1,546 @@
+"""Is a kept history the one that was agreed on? Judged offline, from its bytes and from nobody's word.
+
+The walk goes from genesis (or from a vertex that the reader trusts) to the newest vertex. Each one must follow its
+parent, carry the votes of a quorum of the committee that the parent's membership implies (or the recovery
+identity's signature), and hold nothing that does not follow from what is signed in it: the very rules by which
+peers believed it (`protocol/history/chain.py`, `peer/round/vertex_body.py`), applied a second time.
+
+Promises: every vertex is looked at; one cause is told once, where it is, and not again at its children; what
+could not be judged because its parent is lost or damaged is named. Holds a few hundred vertices at a time. Never
+repairs, never asks anybody. What it cannot see: whether a state hash follows from the combined parts, which only
+voters who held those parts could recompute.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, names_of, one_line, short
+from atoll.base.limits import SCORE_OPEN, VALIDATION_ROUNDS
+from atoll.crypto.signer import Verifier
+from atoll.features.archive.policy import Ledger
+from atoll.peer.governance.orders import Word, agrees, amend_of, goal_of, may_follow, pauses_in, tunes_in
+from atoll.peer.governance.settings_change import numbers_in, plan_after, why_not
+from atoll.peer.round.context import ground_after
+from atoll.peer.round.vertex_body import check_body, write_recovery
+from atoll.peer.settings import RunSettings, settings_of_run
+from atoll.peer.verify.eras import EraWalk, FoundEra
+from atoll.policy.membership import AMEND_ROUNDS, RECENT, Earlier, Recent
+from atoll.policy.plan import RoundPlan
+from atoll.policy.reputation import scores_of
+from atoll.protocol.history.chain import History, genesis_digest, is_too_old
+from atoll.verification.loss_scoring.policy import Scores
+from atoll.verification.offline import Verdicts
+from atoll.verification.redundant_training.policy import Twins
+from atoll.verification.replay_audit.policy import Case, Docket
+from atoll.verification.state_validation.policy import Validations
+from atoll.wire.codec import decode_body, decode_vertex, statement_in, vertex_id
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.statements import Amend, Commit, Join, Ready, Tune
+from atoll.wire.messages.vertex import Body, Vertex
+
+FETCH_ANEW = "atoll join TICKET --dir NEW_FOLDER fetches the whole history again"
+ASK_ANOTHER = "atoll verify on another member's folder says whether it is so there too"
+ASK_OR_SIGN = f"{ASK_ANOTHER}; for members who are gone for good the founder can sign: atoll recover"
+DISK = "this disk or a copy of this folder lost or changed bytes"
+FORGED = "somebody rewrote this history, or the voters of that round broke the rules together"
+
+KINDS = {  # kind: code, likely cause, next command
+    "genesis": ("E-VER-01", "the folder was put together from two runs, or " + DISK, FETCH_ANEW),
+    "unreadable": ("E-VER-02", DISK, FETCH_ANEW),
+    "missing": ("E-VER-03", "rows were deleted, or " + DISK, FETCH_ANEW),
+    "misplaced": ("E-VER-04", "somebody exchanged rows of the database", FETCH_ANEW),
+    "body": ("E-VER-05", f"{DISK}, or somebody changed it after the vote", FETCH_ANEW),
+    "certificate": ("E-VER-06", f"{DISK}, or no quorum ever agreed", FETCH_ANEW),
+    "link": ("E-VER-07", "the vertex, or the one before it, is of another history", ASK_ANOTHER),
+    "content": ("E-VER-08", FORGED, ASK_ANOTHER),
+    "recovery": ("E-VER-09", "somebody without the recovery identity began an epoch", ASK_ANOTHER),
+    "era": ("E-VER-15", f"{DISK}, members never came back to sign, or {FORGED}", ASK_OR_SIGN),
+    "verdict": (
+        "E-VER-16",
+        "auditors signed what they did not see, or this machine computes otherwise",
+        ASK_ANOTHER,
+    ),
+    "trusted": ("E-VER-10", "this folder is of another history, or has not come so far", ASK_ANOTHER),
+}
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is wrong, where, the likely cause and the next command."""
+
+    code: str
+    kind: str
+    round: int
+    what: str
+    cause: str
+    fix: str
+
+
+class Change(msgspec.Struct, frozen=True):
+    """The membership after this round, where it differs from the one before."""
+
+    round: int
+    voters: int
+    present: int
+    joined: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+class Return(msgspec.Struct, frozen=True):
+    """This round went back to the state of an earlier one."""
+
+    round: int
+    back_to: int
+    state: str
+    trained: int  # rounds that the state stands for
+    by: Literal["recovery", "validators"] = "recovery"  # the identity's signature, or enough reports in vertices
+
+
+class Paused(msgspec.Struct, frozen=True):
+    """From this round on the run trained nobody, or trained again, by the recovery identity's word."""
+
+    round: int
+    paused: bool
+
+
+class Retuned(msgspec.Struct, frozen=True):
+    """From this round on numbers of the run were others, by the recovery identity's word."""
+
+    round: int
+    to: dict[str, float]  # by the names of `Numbers`
+
+
+class Branch(msgspec.Struct, frozen=True):
+    """Another vertex closed this round, too, as finally as the one that is judged here."""
+
+    round: int
+    vertex: str
+    epoch: int
+    recovered: bool  # by the recovery identity's signature; else a quorum voted for it
+    voters: int  # that it leaves
+
+
+class Share(msgspec.Struct):
+    """What one peer gave to the run, as far as vertices that hold say so."""
+
+    name: str = ""
+    rounds: int = 0
+    steps: int = 0
+    samples: int = 0
+    late: int = 0  # steps of those that it took apart
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A history as it lies on a disk; `read(round)` is the vertex kept under that round, None if there is none."""
+
+    run: bytes  # the name of the run, as the folder has it
+    genesis: bytes
+    rounds: Sequence[int]
+    read: Callable[[int], bytes | None]
+    era: Callable[[int], bytes | None] = lambda round: None  # signatures under the era that ended with it
+    pieces: bytes = (
+        b""  # which older states lie in pieces, as this peer knew last: `features/archive/machine.placed_rounds`
+    )
+    branch: Callable[[int], bytes | None] = lambda round: (
+        None
+    )  # another vertex of the round: `features/forks/detect`
+    updates: Sequence[
+        int
+    ] = ()  # rounds whose updates, or some of them, are kept here: features/attribution/row_archive
+    ticket: str = ""  # with which this folder's peer founded or joined the run
+
+
+@dataclass
+class Audit:
+    """What the walk found."""
+
+    run: Digest
+    settings: RunSettings = field(default_factory=RunSettings)
+    head: int = -2  # the newest readable round; -1 is genesis, -2 nothing
+    head_body: Body | None = None
+    vertices: int = 0  # readable, genesis not counted
+    problems: list[Problem] = field(default_factory=list[Problem])
+    missing: list[int] = field(default_factory=list[int])  # rounds without a readable vertex
+    unchecked: list[int] = field(default_factory=list[int])  # rounds whose parent is missing or damaged
+    recoveries: list[int] = field(default_factory=list[int])  # rounds that began an epoch without a quorum
+    returns: list[Return] = field(default_factory=list[Return])
+    pauses: list[Paused] = field(default_factory=list[Paused])
+    tunes: list[Retuned] = field(default_factory=list[Retuned])
+    branches: list[Branch] = field(default_factory=list[Branch])  # of the run that begin beside what is judged
+    trusted: int = -1  # the walk began after this round; earlier ones are held to it by their digests
+    eras: list[FoundEra] = field(default_factory=list[FoundEra])
+    members: list[Change] = field(default_factory=list[Change])
+    drawn: int = 0  # rounds of trainers that were audited
+    verdicts: dict[str, int] = field(default_factory=dict[str, int])  # what auditors found
+    out: Verdicts = field(default_factory=Verdicts)  # who left, who was doubted, and by what
+    opinions: dict[str, int] = field(default_factory=dict[str, int])  # of updates, by what scorers said
+    twins: dict[str, int] = field(default_factory=dict[str, int])  # pairs of them, by what was found
+    shares: dict[PeerId, Share] = field(default_factory=dict[PeerId, Share])
+    scores: dict[PeerId, int] = field(default_factory=dict[PeerId, int])  # at the head, where records are kept
+
+    @property
+    def intact(self) -> bool:
+        return not self.problems
+
+    def problem(self, kind: str, round: int, what: str) -> None:
+        code, cause, fix = KINDS[kind]
+        self.problems.append(Problem(code, kind, round, one_line(what), cause, fix))
+
+
+def verify_history(kept: Kept, verifier: Verifier, trusted: Digest | None = None) -> Audit:
+    """Walk the whole history. `trusted` is the id of a vertex that the reader believes without looking."""
+    audit = Audit(Digest(kept.run))
+    genesis = _genesis(kept, audit)
+    if genesis is None:
+        return audit
+    if trusted is not None:
+        found = _find(kept, genesis, trusted)
+        if found is None:
+            audit.problem("trusted", -1, f"vertex {short(trusted)}, which you trust, is not in this history")
+            return audit
+        audit.trusted = found
+    walk = _Walk(kept, audit, genesis, reading(audit.run, verifier))
+    for round in range(max(kept.rounds, default=-1) + 1):
+        walk.go(round)
+    for era in walk.eras.overdue(audit.head):
+        what = f"{era.signed} of {era.of} identities signed the era that ended here, {era.needed} are needed"
+        audit.problem("era", era.last, what)
+    audit.eras = walk.eras.eras
+    return audit
+
+
+def _genesis(kept: Kept, audit: Audit) -> Vertex | None:
+    """The genesis, if it is the one that the run is named after: without it nothing can be judged."""
+    try:
+        genesis = decode_vertex(kept.genesis)
+        body = decode_body(genesis.body)
+        named = genesis_digest(genesis)
+        if named != kept.run:
+            what = f"genesis is {short(named)}, the run is named after {short(audit.run)}; nothing can be judged"
+            audit.problem("genesis", -1, what)
+            return None
+        if body.round != -1 or body.parent != ZERO_DIGEST or not any(m.votes for m in body.members):
+            raise PeerFault("", "genesis has a parent, another round or no voting member")
+        audit.settings = settings_of_run(body)
+    except PeerFault as fault:
+        audit.problem("unreadable", -1, f"genesis: {fault.what}; nothing can be judged")
+        return None
+    return genesis
+
+
+def _find(kept: Kept, genesis: Vertex, trusted: Digest) -> int | None:
+    if genesis_digest(genesis) == trusted:
+        return -1
+    for round in kept.rounds:
+        vertex, _ = _read(kept, round)
+        if vertex is not None and vertex_id(vertex[0].body) == trusted:
+            return round
+    return None
+
+
+def _read(kept: Kept, round: int) -> tuple[tuple[Vertex, Body] | None, str]:
+    """The vertex kept under this round, or why there is none."""
+    data = kept.read(round)
+    if data is None:
+        return None, ""
+    try:
+        vertex = decode_vertex(data)
+        return (vertex, decode_body(vertex.body)), ""
+    except PeerFault as fault:
+        return None, fault.what
+
+
+def _names_another(vertex: Vertex) -> bool:
+    """Its certificate is of another body: one of the two was damaged."""
+    return vertex.certificate is not None and vertex.certificate.digest != vertex_id(vertex.body)
+
+
+class _Walk:
+    """From vertex to vertex. `sound` says that the head of `history` is what was agreed on, as far as we know."""
+
+    def __init__(self, kept: Kept, audit: Audit, genesis: Vertex, notary: Notary) -> None:
+        self.kept, self.audit, self.notary = kept, audit, notary
+        self.plan: RoundPlan | None = None
+        self.history = History(genesis, notary, self._voters_of, audit.settings.recovery)
+        self.genesis = genesis, self.history.head_body
+        self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of)
+        self.eras.start(self.history.head_id, self.history.head_body)
+        self.docket = Docket(audit.settings.audited_share, audit.settings.round.quorum, audit.settings.opened)
+        self.validations = Validations(audit.settings.validated, audit.settings.round.quorum)
+        self.validations.follow(-1, self.history.ids, self.history.bodies)
+        self.ledger = Ledger(audit.settings.kept_coded, audit.settings.round.quorum)
+        self.ledger.follow(-1, self.history.ids, self.history.bodies)
+        self.scored = Scores(audit.settings.scored_share, audit.settings.round.quorum)
+        self.scored.follow(-1, self.history.ids, self.history.bodies)
+        self.twins = Twins(audit.settings.twinned_share, audit.settings.round.quorum)
+        self.twins.follow(-1, self.history.ids, self.history.bodies)
+        self.sound = True
+        # the newest round whose id or state is not known for sure; before all that anything looks back to
+        self.hole = -1 - VALIDATION_ROUNDS
+        self._account(self.history.head_body, None)
+
+    def go(self, round: int) -> None:
+        found = self._fetch(round)
+        if found is None:
+            self.audit.missing.append(round)
+            self._lose(round)
+            self.eras.lost()
+            return
+        vertex, body = found
+        before = self.history.head_body
+        flaw = self._judge(vertex, body) if self.sound else self._look_alone(vertex)
+        if not self.sound and round != self.audit.trusted:
+            self.audit.unchecked.append(round)
+        if flaw is not None:
+            self.audit.problem(flaw[0], round, flaw[1])
+        self._hold(vertex, body, flaw)
+        if flaw is not None:
+            return self.eras.lost()
+        if self.sound and (other := self.kept.branch(round)) is not None:
+            self._look_beside(round, other)
+        self._account(body, before)
+        for what in self.eras.go(self.history.head_id, body, round <= self.audit.trusted):
+            self.audit.problem("era", round, what)
+
+    def _fetch(self, round: int) -> tuple[Vertex, Body] | None:
+        found, why = _read(self.kept, round)
+        if found is None:
+            what = f"its vertex cannot be read: {why}" if why else "its vertex is not here"
+            self.audit.problem("unreadable" if why else "missing", round, what)
+            return None
+        if found[1].round == round:
+            return found
+        elsewhere = found[1].round
+        self.audit.problem("misplaced", round, f"the vertex of round {elsewhere} is kept in its place")
+        other, _ = _read(self.kept, elsewhere)  # were two exchanged?
+        return other if other is not None and other[1].round == round else None
+
+    def _look_beside(self, round: int, data: bytes) -> None:
+        """What is kept as the beginning of another branch is held to the rules of history."""
+        try:
+            vertex = decode_vertex(data)
+            body = self.history.other(vertex)
+        except PeerFault as fault:
+            self.audit.problem("unreadable", round, f"the other branch that is kept beside it: {fault.what}")
+            return
+        if body is not None:
+            voters = sum(m.votes for m in body.members)
+            name, recovered = vertex_id(vertex.body).hex(), vertex.certificate is None
+            self.audit.branches.append(Branch(round, name, body.epoch, recovered, voters))
+
+    # ---- judging one vertex --------------------------------------------------------------------------------
+
+    def _judge(self, vertex: Vertex, body: Body) -> tuple[str, str] | None:
+        """(kind, what is wrong) with a vertex whose parent is known; None if it holds."""
+        history, run = self.history, self.notary.run
+        if body.run != run:
+            return "link", f"it is of another run, {short(body.run)}"
+        if body.parent != history.head_id:
+            return "link", f"it follows {short(body.parent)}, round {history.head} is {short(history.head_id)}"
+        if body.round <= self.audit.trusted:
+            return self._look_alone(vertex)
+        if not any(m.votes for m in history.head_body.members):
+            return "link", "it follows a vertex that leaves nobody to vote"
+        if is_too_old(history.head_body, body.time_s):
+            return "content", f"it is {history.head_body.time_s - body.time_s:.1f} s older than its parent"
+        try:
+            content = self._content_flaw(vertex, body)
+        except PeerFault as fault:
+            content = fault.what
+        try:
+            history.check(vertex, body)
+        except PeerFault as fault:
+            kind, what = self._why_no_certificate(vertex, body, fault)
+            return kind, f"{what} ({content})" if content is not None else what
+        return ("content", content) if content is not None else None
+
+    def _look_alone(self, vertex: Vertex) -> tuple[str, str] | None:
+        """What can be said without the parent: is the body at least the one that its certificate names?"""
+        return ("body", "its body is not the one that its certificate names") if _names_another(vertex) else None
+
+    def _content_flaw(self, vertex: Vertex, body: Body) -> str | None:
+        history, parent = self.history, self.history.head_body
+        if vertex.certificate is None:
+            here = {m.peer for m in body.members if m.votes}
+            key = next((m.vote_key for m in body.members if m.peer == body.proposer), b"")
+            named = parent, history.head_id, self.notary.run, body.proposer
+            expected = replace(write_recovery(*named, here, body.time_s, key), time_s=body.time_s)
+            return None if body == expected else "a recovery may change the members' standing and nothing else"
+        plan = self._plan_after(history.head_id, parent)
+        self.ledger.book.lacks = self.hole >= 0
+        judged = self.docket, self.validations, self.ledger, self.scored, self.twins
+        known = self._may_follow, self._earlier, *judged, history.rounds(), self._unfit
+        recent = Recent(self._recent_states(body), *known)
+        ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
+        if self.audit.settings.validated is not None and self.hole > history.head - VALIDATION_ROUNDS:
+            ground = dataclasses.replace(ground, demanded=self._taken_at_its_word(body))
+        worded = self.audit.settings.scored_share or self.audit.settings.twinned_share
+        if worded and self.hole >= history.head - SCORE_OPEN:
+            ground = dataclasses.replace(ground, words_lost=True)
+        flaw = check_body(ground, self.notary, body, body.time_s)
+        return flaw.removeprefix("unknown peer: ") if flaw is not None else None  # nobody in particular sent it
+
+    def _recent_states(self, body: Body) -> dict[Digest, Digest]:
+        """Joins and readiness name recent vertices; one that is lost or damaged here is taken at their word."""
+        states = self.history.recent_states(RECENT)
+        for signed in body.reports if self.hole > self.history.head - RECENT else ():
+            match statement_in(signed):
+                case Ready(vertex, state):
+                    states.setdefault(vertex, state)
+                case Join(after=after):
+                    states.setdefault(after, ZERO_DIGEST)
+                case _:
+                    pass
+        return states
+
+    def _taken_at_its_word(self, body: Body) -> Amend | None:
+        """What validators demanded, where words of theirs may be lost. The vertex that it names is looked at."""
+        back = amend_of(body)
+        return back if back is not None and not back.signature else None
+
+    def _may_follow(self, word: Word) -> bool:
+        """Near a lost or damaged vertex, what came after it is taken at its word."""
+        return may_follow(self.history, word) or self.hole > self.history.head - AMEND_ROUNDS
+
+    def _unfit(self, word: Tune, parent: Body) -> str:
+        return why_not(self.audit.settings, parent, word.to)
+
+    def _earlier(self, amend: Amend) -> Earlier:
+        """The vertex that it names, from this folder; one that is lost or damaged is named elsewhere, once."""
+        kept, _ = _read(self.kept, amend.round) if amend.round >= 0 else (self.genesis, "")
+        if kept is None or kept[1].round != amend.round:
+            return "same"
+        certificate = kept[0].certificate
+        if certificate is not None and certificate.digest == amend.back_to != vertex_id(kept[0].body):
+            return "same"
+        return agrees(amend, goal_of(kept[1], vertex_id(kept[0].body)))
+
+    def _why_no_certificate(self, vertex: Vertex, body: Body, fault: PeerFault) -> tuple[str, str]:
+        """Which of body and certificate is damaged, where the votes still tell."""
+        certificate, digest = vertex.certificate, vertex_id(vertex.body)
+        if certificate is None:
+            return "recovery", "neither a quorum nor the recovery identity signed it"
+        if body.epoch != self.history.head_body.epoch and certificate.digest == digest:
+            return "recovery", fault.what
+        keys, quorum = self._voters_of(self.history.head_id, self.history.head_body)
+        if certificate.digest != digest and self.notary.certificate_holds(certificate, keys, quorum):
+            return "body", f"its body is not the one that a quorum agreed on, {short(certificate.digest)}"
+        round = self.history.head + 1
+        meant = replace(certificate, round=round, stage="commit", digest=digest)
+        if self.notary.certificate_holds(meant, keys, quorum):
+            return "certificate", "a quorum signed this body, but its certificate says something else"
+        return "certificate", f"{fault.what}: {self._votes(vertex, keys, quorum)}"
+
+    def _votes(self, vertex: Vertex, keys: dict[PeerId, bytes], quorum: int) -> str:
+        certificate = vertex.certificate
+        assert certificate is not None
+        good = sum(
+            self.notary.certificate_holds(replace(certificate, votes=(vote,)), keys, 1)
+            for vote in certificate.votes[: len(keys)]
+        )
+        return f"{good} of {len(certificate.votes)} votes hold, {quorum} of {len(keys)} voters are needed"
+
+    # ---- going on ------------------------------------------------------------------------------------------
+
+    def _hold(self, vertex: Vertex, body: Body, flaw: tuple[str, str] | None) -> None:
+        """Go on from this vertex, right or wrong, so that later damage is found too."""
+        self.history.restore(vertex)
+        self.docket.follow(body.round, self.history.ids, self.history.bodies)
+        self.validations.follow(body.round, self.history.ids, self.history.bodies)
+        self.ledger.follow(body.round, self.history.ids, self.history.bodies)
+        self.scored.follow(body.round, self.history.ids, self.history.bodies)
+        for score in self.scored.settled:
+            self.audit.opinions[score.opinion] = self.audit.opinions.get(score.opinion, 0) + 1
+        self.twins.follow(body.round, self.history.ids, self.history.bodies)
+        for verdict in self.twins.settled:
+            self.audit.twins[verdict.word] = self.audit.twins.get(verdict.word, 0) + 1
+        self.audit.drawn += sum(isinstance(c, Case) and c.round == body.round for c in self.docket.cases.values())
+        self.sound = True
+        if flaw is not None and _names_another(vertex):
+            self._lose(body.round)  # its children follow another body: they would all be blamed for it
+
+    def _lose(self, round: int) -> None:
+        self.sound, self.hole = False, round
+        self.docket.lost = round
+        self.validations.lose(round)
+        self.scored.lose(round)
+        self.twins.lose(round)
+
+    def _voters_of(self, head: Digest, body: Body) -> tuple[dict[PeerId, bytes], int]:
+        plan = self._plan_after(head, body)
+        return plan.vote_keys, plan.quorum
+
+    def _plan_after(self, head: Digest, body: Body) -> RoundPlan:
+        """What the next vertex may hold, and who votes on it, is asked in turn: the last is remembered."""
+        if self.plan is None or self.plan.head != head:
+            self.plan = plan_after(self.audit.settings, head, body)
+        return self.plan
+
+    def _account(self, body: Body, before: Body | None) -> None:
+        audit = self.audit
+        audit.head, audit.head_body, audit.scores = body.round, body, scores_of(body)
+        audit.vertices += body.round >= 0
+        if before is not None and body.epoch > before.epoch:
+            audit.recoveries.append(body.round)
+        if (back := amend_of(body)) is not None:
+            by = "recovery" if back.signature else "validators"
+            audit.returns.append(Return(body.round, back.round, back.state.hex(), back.trained, by))
+        audit.pauses += [Paused(body.round, pause.paused) for _, pause in pauses_in(body.reports)]
+        audit.tunes += [Retuned(body.round, numbers_in(word.to)) for _, word in tunes_in(body.reports)]
+        for m in body.members:
+            audit.shares.setdefault(m.peer, Share()).name = m.name
+        for signed in body.commits:
+            commit = statement_in(signed)
+            if isinstance(commit, Commit):
+                share = audit.shares.setdefault(signed.signer, Share())
+                share.rounds, share.steps = share.rounds + 1, share.steps + commit.steps
+                share.samples += commit.samples
+                share.late += commit.late.steps if commit.late is not None else 0
+        for _, report in self.docket.news(body):
+            if report.opening is not UNSET:
+                continue
+            audit.verdicts[report.finding] = audit.verdicts.get(report.finding, 0) + 1
+        audit.out.follow(body, before, self.history, self.docket, audit.settings)
+        self._account_members(body, before)
+
+    def _account_members(self, body: Body, before: Body | None) -> None:
+        old = {m.peer: m for m in before.members if m.present} if before is not None else {}
+        new = {m.peer: m for m in body.members if m.present}
+        voters = sum(m.votes for m in new.values())
+        if old.keys() == new.keys() and voters == sum(m.votes for m in old.values()):
+            return
+        names = names_of((m.peer, m.name) for m in (*(before.members if before is not None else ()), *body.members))
+        joined = tuple(names[p] for p in new if p not in old)
+        left = tuple(names[p] for p in old if p not in new)
+        self.audit.members.append(Change(body.round, voters, len(new), joined, left))
+
+
+def reading(run: Digest, verifier: Verifier) -> Notary:
+    """Checks what others signed in this run, and signs nothing."""
+    return Notary(run, _NOBODY, verifier)
+
+
+class _Nobody:
+    """Reads and never signs."""
+
+    peer = PeerId("")
+    vote_key = b""
+    certificate = b""
+
+    def sign(self, data: bytes) -> bytes:
+        raise AssertionError("a reader signs nothing")
+
+    def secret(self, purpose: bytes) -> bytes:
+        raise AssertionError("a reader has no secrets")
+
+
+_NOBODY = _Nobody()

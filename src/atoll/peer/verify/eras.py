@@ -1,0 +1,129 @@
+"""Which rounds of a kept history are held by long-lived identities, and which by votes alone.
+
+Follows a walk over the vertices (`peer/verify/chain.py`) and judges every era that ended on the way by the rules of
+`protocol/history/era_signatures.py`. Promises: a signature counts only if it holds, for this vertex, by somebody
+who was in the
+committee when the era began, or by the recovery identity, whose word and whose recovery need no other; after a
+vertex that is lost or damaged nothing is guessed, the next kept era that says where it ended is where the walk
+takes up again. Never demands what had no time to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId
+from atoll.peer.governance.settings_change import settings_after
+from atoll.peer.settings import RunSettings
+from atoll.protocol.history.era_signatures import (
+    RECOVERY,
+    Begin,
+    Era,
+    begin_after,
+    decode_era,
+    ends,
+    era_of,
+    is_overdue,
+    signature_flaw,
+)
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.vertex import Body
+
+
+class FoundEra(msgspec.Struct, frozen=True):
+    """One era that is over. `needed` is 0 where the recovery identity signed its last vertex, or the era itself."""
+
+    first: int
+    last: int
+    signed: int
+    needed: int
+    of: int
+    anchored: bool  # those who sign were named by a vertex that is held in the same way, and so on
+    covered: bool = False  # too few signed, but a recovery came after it
+
+    @property
+    def sealed(self) -> bool:
+        return self.signed >= self.needed
+
+    @property
+    def held(self) -> bool:
+        """By more than votes."""
+        return self.covered or (self.sealed and self.anchored)
+
+
+class EraWalk:
+    """`kept(round)` is what the disk holds of the era that ended with this round."""
+
+    def __init__(
+        self,
+        kept: Callable[[int], bytes | None],
+        settings: RunSettings,
+        notary: Notary,
+        voters_of: Callable[[Digest, Body], tuple[dict[PeerId, bytes], int]],
+    ) -> None:
+        self.kept, self.settings, self.notary, self.voters_of = kept, settings, notary, voters_of
+        self.eras: list[FoundEra] = []
+        self.begin: Begin | None = None  # nobody knows
+        self.anchored = True
+        self.whole = 0  # eras from this one on are followed by vertices without a gap
+
+    def start(self, named: Digest, body: Body) -> None:
+        self.begin = begin_after(body, self.voters_of(named, body))
+
+    def lost(self) -> None:
+        """A vertex that may have ended an era is not what it was."""
+        self.begin, self.anchored, self.whole = None, False, len(self.eras)
+
+    def go(self, named: Digest, body: Body, trusted: bool) -> list[str]:
+        """What is wrong with the signatures under this vertex, if an era ends with it. `trusted`: not looked at."""
+        settings, begin = self.settings, self.begin
+        if not settings.era_rounds:
+            return []
+        if begin is None:
+            if self.kept(body.round) is not None:
+                self.start(named, body)
+            return []
+        if not ends(begin, body, settings.era_rounds, settings_after(settings, body).rounds):
+            return []
+        self.start(named, body)
+        era = era_of(begin, body, named)
+        flaws: list[str] = []
+        needed = 0 if trusted else era.quorum
+        signed, word = self._signed(era, flaws) if needed else (0, False)
+        needed = 0 if word else needed
+        if body.epoch > begin.epoch and not trusted:
+            since = self.eras[self.whole :]
+            self.eras[self.whole :] = [e if e.sealed and e.anchored else replace(e, covered=True) for e in since]
+        found = FoundEra(
+            begin.round + 1, body.round, signed, needed, len(begin.signers), self.anchored or not needed
+        )
+        self.eras.append(found)
+        # the recovery identity stands in genesis: what it signed needs nobody else
+        self.anchored = not needed or (self.anchored and found.sealed)
+        return flaws
+
+    def _signed(self, era: Era, flaws: list[str]) -> tuple[int, bool]:
+        """How many of its signers did, and whether the recovery identity gave its word."""
+        data = self.kept(era.round)
+        held = decode_era(data) if data is not None else None
+        if held is None:
+            if data is not None:
+                flaws.append("what is kept of the signatures under its era cannot be read")
+            return 0, False
+        if held.vertex != era.vertex:
+            flaws.append("the signatures kept under its era are for another vertex")
+            return 0, False
+        notary, recovery = self.notary, self.settings.recovery
+        signatures = {s.peer: s for s in held.signatures}
+        wrong = {p: signature_flaw(s, era, notary.run, notary.verifier, recovery) for p, s in signatures.items()}
+        flaws += [flaw for flaw in wrong.values() if flaw is not None]
+        good = {peer for peer, flaw in wrong.items() if flaw is None}
+        return len(good - {RECOVERY}), RECOVERY in good
+
+    def overdue(self, head: int) -> list[FoundEra]:
+        """Eras that a quorum should have signed by now."""
+        late = self.settings.era_rounds
+        return [e for e in self.eras if not e.sealed and is_overdue(e.last, e.covered, head, late)]

@@ -1,0 +1,470 @@
+"""Reduce topologies as data: for every part of an update, who combines it and through whose hands it goes.
+
+Pure functions of the agreed peers, a seed and agreed upload rates, so that every peer computes the same. Each
+part is a tree whose root is the owner: rows go up, are combined on the way, and the answer comes down the same
+tree. A tree reaches everybody once, so nobody is counted twice by construction; `pairs` alone has parts that take
+rows of some only, and no common result. Never knows a tensor or a clock;
+whether those on the way may be trusted with partial sums is the planner's question (policy/topology_cost), not
+asked
+here. Specification: specs/topologies.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from math import fsum, gcd, inf, lcm
+from typing import TypeAlias
+
+from atoll.base.draw import in_pairs, shuffled
+from atoll.base.ids import PeerId
+from atoll.base.limits import FULL_MESH_MAX, OWNERS_PER_PART, PART_BYTES_MAX, PARTS_MAX
+
+SHARE_UNITS = 4096  # shares are whole 4096ths of an update: finer than any measurement of an uplink
+FAN = 16  # children that a group's head has per part at most; more of them would wait for its downlink
+
+Weights: TypeAlias = Mapping[
+    PeerId, float
+]  # upload rates; only ratios matter. Zero, infinite or not named: a client
+Cluster: TypeAlias = "tuple[PeerId | Cluster, ...]"  # peers and smaller clusters that are near each other
+
+
+@dataclass(frozen=True)
+class Part:
+    """One slice of every update and the tree over which it is combined."""
+
+    owners: tuple[PeerId, ...]  # who combines it, and who takes over, in order; at most OWNERS_PER_PART
+    share: int  # relative size of this part, at least 1
+    # Who hands its row to whom on the way up, instead of to the owner. Whoever is not listed sends to the owner
+    # directly; nobody is listed with the first owner as parent. A parent combines its children's rows with its own
+    # into one row (weighted mean, summed weight, contributors) and hands it on. Answers come down the same tree.
+    parents: Mapping[PeerId, PeerId]
+    takes: frozenset[PeerId] | None = None  # whose rows are in it, the owner's always; None: everybody's
+
+    def parent(self, peer: PeerId) -> PeerId | None:
+        """To whom this peer hands its row while the first owner is in charge; None for that owner."""
+        return None if peer == self.owners[0] else self.parents.get(peer, self.owners[0])
+
+    @cached_property
+    def children(self) -> Mapping[PeerId, tuple[PeerId, ...]]:
+        """Who hands its row to whom, seen from above: `parents` turned round, once for all who ask."""
+        found: dict[PeerId, list[PeerId]] = {}
+        for child, parent in self.parents.items():
+            found.setdefault(parent, []).append(child)
+        return {parent: tuple(below) for parent, below in found.items()}
+
+    def below(self, peer: PeerId) -> frozenset[PeerId]:
+        """Everybody whose rows come through this peer, but for those that the first owner gets itself."""
+        found: set[PeerId] = set()
+        look = [peer]
+        while look:
+            new = [child for child in self.children.get(look.pop(), ()) if child not in found]
+            found.update(new)
+            look += new
+        return frozenset(found)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How one update is reduced. Peers that a part does not list send it to its owner."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    @property
+    def direct(self) -> bool:
+        """Every row reaches its owner as its author wrote it; nobody on the way sees it or changes it."""
+        return not any(part.parents for part in self.parts)
+
+    @cached_property
+    def apart(self) -> bool:
+        """Parts take rows of some only: there is no common result."""
+        return any(part.takes is not None for part in self.parts)
+
+    def taking(self, peer: PeerId) -> int:
+        """How many parts take this peer's row."""
+        return sum(part.takes is None or peer in part.takes for part in self.parts)
+
+
+# ---- the topologies ------------------------------------------------------------------------------------------
+
+
+def star(
+    peers: Sequence[PeerId],
+    seed: bytes,
+    weights: Weights | None = None,
+    pieces: int = 1,
+    server: PeerId | None = None,
+) -> Topology:
+    """One peer owns everything: the given server, else the fastest. It sends n - 1 updates and receives as many."""
+    order = _fastest(_carriers(peers, seed, weights), weights)
+    if server is not None:
+        if server not in order:
+            raise ValueError(
+                f"{server} cannot serve: it is no peer here or has no upload rate; name another server"
+            )
+        order = [server, *(p for p in order if p != server)]
+    return Topology("star", (Part(_chain(order, 0), 1, {}),) * _positive(pieces))
+
+
+def butterfly(
+    peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1, spread: bool = False
+) -> Topology:
+    """Everybody owns a part, up to PARTS_MAX owners, and sends directly: reduce-scatter, then all-gather.
+
+    Up to PARTS_MAX equal peers each send 2 (n - 1) / n updates, the least possible (Patarasuk & Yuan 2009).
+    With `weights` the parts balance the uplinks (`_shares`), and beyond PARTS_MAX the fastest own. `spread`: the
+    pieces of one owner pass to one member each when it dies, and not all to the one behind it.
+    """
+    order = _fastest(_carriers(peers, seed, weights), weights)
+    owners = order[:PARTS_MAX]
+    shares = [1] * len(owners) if weights is None else _shares([weights[p] for p in owners], len(peers))
+    turns = range(_positive(pieces))
+    owned = [(first, share) for first, share in enumerate(shares) if share]
+    chains = [[_chain(order, first, turn if spread else 0) for first, _ in owned] for turn in turns]
+    parts = (Part(chain, share, {}) for turn in chains for chain, (_, share) in zip(turn, owned, strict=True))
+    return Topology("butterfly", tuple(parts))
+
+
+def ring(peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1) -> Topology:
+    """Part j goes once around the ring and ends at its j-th peer; the answer goes back (Patarasuk & Yuan 2009).
+
+    Everybody sends 2 (n - 1) / n updates to two neighbours only, beyond PARTS_MAX peers at most 2. `weights` change
+    no share, they say who is a client and hands its row to one on the ring. 2 (n - 1) hops follow each other, and
+    one silent peer cuts every part: for few peers on good links.
+    """
+    circle = _carriers(peers, seed, weights)
+    n = len(circle)
+    successors = {circle[j - 1]: circle[j] for j in range(n)} if n > 1 else {}
+    successors |= _clients(peers, circle)
+    # who stands before the owner holds everybody's rows but the owner's: nobody can take over sooner
+    last = range(min(n, PARTS_MAX))
+    turn = [Part(_chain(circle[::-1], n - 1 - j), 1, _Onward(successors, circle[j])) for j in last]
+    return Topology("ring", tuple(turn) * _positive(pieces))
+
+
+def tree(
+    peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1, arity: int = 2
+) -> Topology:
+    """One tree with `arity` children per peer, fastest on top; the pieces follow each other through it.
+
+    Nobody sends more than arity + 1 updates, and log_arity(n) hops are the fewest for that fan.
+    """
+    if arity < 1:
+        raise ValueError(f"a tree needs at least 1 child per peer, got {arity}")
+    order = _fastest(_carriers(peers, seed, weights), weights)
+    parents = {order[i]: order[(i - 1) // arity] for i in range(1, len(order))}
+    parents |= _clients(peers, order[::-1])  # leaves have an idle uplink
+    root = order[0]
+    part = Part(_chain(order, 0), 1, {child: p for child, p in parents.items() if p != root})
+    return Topology("tree", (part,) * _positive(pieces))
+
+
+def hierarchical(clusters: Cluster, seed: bytes, weights: Weights | None = None, pieces: int = 1) -> Topology:
+    """In every cluster, at every level, one peer gathers a part for all; the heads' head is the owner.
+
+    A link between two clusters carries each part once up and once down, not once per member. The work goes round:
+    part after part, that member becomes head whose uplink would have finished first with it, so a slow uplink
+    owns and hands on less. Clusters without anybody who can carry are dissolved into the one around them.
+    """
+    peers = members(clusters)
+    rank = {p: i for i, p in enumerate(_carriers(peers, seed, weights))}
+    count = min(len(rank), PARTS_MAX) * _positive(pieces)
+    sends = dict.fromkeys(rank, count)  # parts sent so far; everybody sends each part once, up or to itself
+    tidy = _tidy(clusters, rank)
+    parts: list[Part] = []
+    for _ in range(count):
+        parents: dict[PeerId, PeerId] = {}
+        owner = _head(tidy, rank, sends, weights, parents)
+        fan = Counter(parents.values())
+        near = sorted((p for p in rank if parents.get(p) == owner), key=lambda p: (-fan[p], rank[p]))
+        # whoever already holds the most takes over first; then anybody, in the drawn order
+        chain = list(dict.fromkeys([owner, *near[:OWNERS_PER_PART], *list(rank)[:OWNERS_PER_PART]]))
+        handed = {child: parent for child, parent in parents.items() if parent != owner}
+        parts.append(Part(tuple(chain[:OWNERS_PER_PART]), 1, handed))
+    return Topology("hierarchical", tuple(parts))
+
+
+def pairs(peers: Sequence[PeerId], round: int, pieces: int = 1) -> Topology:
+    """Gossip: everybody has a part of its own, of its own row and of that of whoever it is drawn with.
+
+    In `pieces`, first come all first ones: each is so much of a row, and the same for all.
+
+    There is no common result: a part says what its owner ends with, to everybody, and nobody can take over. One
+    round leaves (n - 2) / (2 n - 2) of the variance between n peers in expectation: two centred values drawn
+    without replacement have E[((a + b) / 2)²] = σ² / 2 · (1 - 1 / (n - 1)) (compare Boyd et al. 2006).
+    """
+    drawn = {peer: frozenset(pair) for pair in in_pairs(round, peers) for peer in pair}
+    return Topology("pairs", tuple(Part((peer,), 1, {}, drawn[peer]) for peer in peers) * _positive(pieces))
+
+
+def candidates(
+    peers: Sequence[PeerId],
+    seed: bytes,
+    weights: Weights | None = None,
+    clusters: Cluster | None = None,
+    update_bytes: int = 0,
+) -> tuple[Topology, ...]:
+    """The topologies worth predicting when one common result is wanted, simplest first, cut to fit frames.
+
+    `clusters` holds the same peers, grouped as they are near each other. Above FULL_MESH_MAX peers there is no
+    ring: among so many one is always silent. `update_bytes` is the most that an encoded update may have.
+    """
+    near = clusters or tuple(peers)
+    nests = [near, fanned(near, seed)] if len(peers) <= FULL_MESH_MAX else [fanned(near, seed)]
+    nested = [nest for nest in dict.fromkeys(nests) if any(isinstance(item, tuple) for item in nest)]
+    found = [star(peers, seed, weights), butterfly(peers, seed, weights)]
+    found += [star(peers, seed, weights, 16), butterfly(peers, seed, weights, 4)]
+    found += [hierarchical(nest, seed, weights, pieces) for nest in nested for pieces in (1, 4)]
+    found += [tree(peers, seed, weights, pieces) for pieces in (4, 16)]
+    if len(peers) <= FULL_MESH_MAX:
+        found.append(ring(peers, seed, weights))
+    return tuple(fitting(topology, update_bytes) for topology in found)
+
+
+def fitting(topology: Topology, update_bytes: int) -> Topology:
+    """The same, each part cut so often that it stays within PART_BYTES_MAX of an encoded update.
+
+    Each by its own share, so that an update has at most one part more per part of `topology` than it fills: a
+    vertex names who is in each. First pieces come first, so that parts fill from the front.
+    """
+    total = sum(part.share for part in topology.parts)
+    pieces = [max(1, -(-update_bytes * part.share // (total * PART_BYTES_MAX))) for part in topology.parts]
+    if len(set(pieces)) == 1:
+        return Topology(topology.name, topology.parts * pieces[0])
+    finer = lcm(*pieces)  # shares stay whole and exact
+    cut = [replace(part, share=part.share * finer // n) for part, n in zip(topology.parts, pieces, strict=True)]
+    divisor = gcd(*(part.share for part in cut))
+    cut = [replace(part, share=part.share // divisor) for part in cut]
+    turns = range(max(pieces))
+    return Topology(topology.name, tuple(p for k in turns for p, n in zip(cut, pieces, strict=True) if k < n))
+
+
+def fanned(cluster: Cluster, seed: bytes, fan: int = FAN) -> Cluster:
+    """The same nesting, cut finer: no cluster has more than `fan` (at least 2) elements.
+
+    One with more is drawn into groups of near-equal size, as few levels as `fan` allows.
+    """
+    if fan < 2:
+        raise ValueError(f"a group needs at least 2 elements, got fan = {fan}")
+    items = tuple(fanned(item, seed, fan) if isinstance(item, tuple) else item for item in cluster)
+    if len(items) <= fan:
+        return items
+    levels = next(k for k in range(1, len(items)) if fan**k >= len(items))
+    width = next(w for w in range(2, fan + 1) if w**levels >= len(items))
+    return _split(shuffled(seed, "groups", items), width)
+
+
+def members(cluster: Cluster) -> tuple[PeerId, ...]:
+    """Everybody in a cluster and in the clusters inside it, in order."""
+    found: list[PeerId] = []
+    for item in cluster:
+        found += members(item) if isinstance(item, tuple) else (item,)
+    return tuple(found)
+
+
+# ---- what a topology is worth --------------------------------------------------------------------------------
+
+
+def validate(topology: Topology, peers: Sequence[PeerId]) -> str | None:
+    """None if every part reaches its owner from every peer, else what is wrong, in words."""
+    here = set(peers)
+    if not topology.parts:
+        return "it has no parts"
+    for j, part in enumerate(topology.parts):
+        if part.share < 1:
+            return f"part {j} has share {part.share}; shares start at 1"
+        if not 1 <= len(part.owners) <= OWNERS_PER_PART or len(set(part.owners)) < len(part.owners):
+            return f"part {j} needs 1 to {OWNERS_PER_PART} different owners"
+        if not here.issuperset(part.owners):
+            return f"part {j} has an owner that is no peer"
+        if not (here.issuperset(part.parents) and here.issuperset(part.parents.values())):
+            return f"part {j} is handed on by or to somebody that is no peer"
+        if part.owners[0] in part.parents:
+            return f"part {j} is handed on by its owner"
+        if part.owners[0] in part.parents.values():
+            return f"part {j} lists its owner as a parent; whoever sends to the owner is not listed"
+        if part.takes is not None and (part.parents or not {*part.owners} <= part.takes <= here):
+            return f"part {j} takes rows that cannot reach it"
+        if _hops(part) is None:
+            return f"part {j} goes round in a circle"
+    return None
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What peers send in one reduce; what they receive is the same. Bytes in dense updates, before any codec."""
+
+    parts: int
+    hops: int  # from the farthest row to its owner
+    messages_max: int
+    messages_mean: float
+    sent_max: float  # updates sent by the busiest peer
+    sent_mean: float
+
+
+def counts(topology: Topology, peers: Sequence[PeerId]) -> Counts:
+    """How much the busiest and the mean peer send. Assumes a topology that `validate` has nothing against,
+    with one common result. Per part everybody but the owner sends one row up, and every parent one answer down per
+    child.
+    """
+    messages, shares = dict.fromkeys(peers, 0), dict.fromkeys(peers, 0)
+    total, hops = 0, 0
+    for part in topology.parts:
+        sends = Counter(part.parents.values())
+        sends[part.owners[0]] += len(peers) - 1 - len(part.parents) - 1  # answers to its children, but no row
+        for peer, more in sends.items():
+            messages[peer] += more
+            shares[peer] += more * part.share
+        total += part.share
+        hops = max(hops, _hops(part) or 0, min(1, len(peers) - 1))
+    everybody = len(topology.parts)
+    return Counts(
+        everybody,
+        hops,
+        everybody + max(messages.values()),
+        everybody + sum(messages.values()) / len(peers),
+        1 + max(shares.values()) / total,
+        1 + sum(shares.values()) / total / len(peers),
+    )
+
+
+# ---- small words ---------------------------------------------------------------------------------------------
+
+
+class _Onward(Mapping[PeerId, PeerId]):
+    """The ring as seen from one owner: a view, so that n parts of n hops cost O(n) memory and not O(n²)."""
+
+    def __init__(self, successors: Mapping[PeerId, PeerId], owner: PeerId) -> None:
+        self._successors, self._owner = successors, owner
+
+    def __getitem__(self, peer: PeerId) -> PeerId:
+        successor = self._successors[peer]
+        if self._owner in (peer, successor):
+            raise KeyError(peer)
+        return successor
+
+    def __iter__(self) -> Iterator[PeerId]:
+        owner = self._owner
+        return (p for p, successor in self._successors.items() if owner != p and owner != successor)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"<ring that ends at {self._owner}>"
+
+
+def _carriers(peers: Sequence[PeerId], seed: bytes, weights: Weights | None) -> list[PeerId]:
+    """Peers that may own parts and hand rows on, in a drawn order. Raises ValueError if there are none."""
+    able = [p for p in shuffled(seed, "owners", peers) if weights is None or 0 < weights.get(p, 0) < inf]
+    if not able:
+        raise ValueError("nobody can own a part: at least one peer needs a positive upload rate")
+    return able
+
+
+def _clients(peers: Sequence[PeerId], carriers: Sequence[PeerId]) -> dict[PeerId, PeerId]:
+    """Whom each peer that cannot carry hands its rows to: the carriers in turn."""
+    able = set(carriers)
+    rest = [p for p in peers if p not in able]
+    return {p: carriers[i % len(carriers)] for i, p in enumerate(rest)}
+
+
+def _fastest(order: list[PeerId], weights: Weights | None) -> list[PeerId]:
+    """Fastest first; equals stay in the drawn order, so that they take turns from round to round."""
+    return order if weights is None else sorted(order, key=lambda p: -weights[p])
+
+
+def _chain(order: Sequence[PeerId], first: int, skipped: int = 0) -> tuple[PeerId, ...]:
+    """An owner and those behind it, all round, beginning with the one behind so many of them."""
+    n = len(order)
+    behind = ((skipped + k) % (n - 1) for k in range(min(OWNERS_PER_PART, n) - 1))
+    return (order[first], *(order[(first + 1 + k) % n] for k in behind))
+
+
+def _positive(pieces: int) -> int:
+    if pieces < 1:
+        raise ValueError(f"a part cannot be cut into {pieces} pieces; use 1 or more")
+    return pieces
+
+
+def _shares(rates: Sequence[float], peers: int) -> list[int]:
+    """Shares with which the busiest uplink is free soonest, in SHARE_UNITS over their common divisor; may be 0.
+
+    A peer with share s of the update sends 1 - s of it to other owners and s to peers - 1 listeners, so its
+    uplink is busy for (1 + (peers - 2) s) / rate. The least level t that all can keep gives
+    s = max(0, (t rate - 1) / (peers - 2)) with shares that add up to 1: water-filling (Boyd & Vandenberghe 2004,
+    example 5.2). Of two peers both send one update whatever the shares; they are cut by rate.
+    """
+    if peers <= 2:
+        total = fsum(rates)
+        parts = [rate / total for rate in rates]
+    else:
+        fast = sorted(rates, reverse=True)
+        # fsum, not sum: the rounding of sum differs between Python versions, and every peer must cut alike.
+        # One more owner lowers the level as long as its own share is positive.
+        level = min((peers - 2 + k) / fsum(fast[:k]) for k in range(1, len(fast) + 1))
+        parts = [max(0.0, level * rate - 1) / (peers - 2) for rate in rates]
+    units = [round(part * SHARE_UNITS) for part in parts]
+    divisor = gcd(*units)
+    return [u // divisor for u in units]
+
+
+def _tidy(cluster: Cluster, able: Mapping[PeerId, int]) -> Cluster:
+    """Without empty clusters, and with those that nobody can head dissolved into the one around them."""
+    items: list[PeerId | Cluster] = []
+    for item in cluster:
+        if not isinstance(item, tuple):
+            items.append(item)
+        elif able.keys().isdisjoint(members(item)):
+            items += members(item)
+        else:
+            items.append(_tidy(item, able))
+    return tuple(items)
+
+
+def _head(
+    cluster: Cluster,
+    rank: Mapping[PeerId, int],
+    sends: dict[PeerId, int],
+    weights: Weights | None,
+    parents: dict[PeerId, PeerId],
+) -> PeerId:
+    """Choose who gathers this part here, write down who hands it to that one, and count it as that one's work."""
+    heads = [_head(item, rank, sends, weights, parents) if isinstance(item, tuple) else item for item in cluster]
+    answers = len(heads) - 1
+
+    def free_at(p: PeerId) -> tuple[float, int]:
+        return (sends[p] + answers) / (1.0 if weights is None else weights[p]), rank[p]
+
+    head = min((p for p in heads if p in rank), key=free_at)
+    sends[head] += answers
+    parents.update((p, head) for p in heads if p != head)
+    return head
+
+
+def _split(items: Sequence[PeerId | Cluster], width: int) -> Cluster:
+    if len(items) <= width:
+        return tuple(items)
+    cuts = [len(items) * k // width for k in range(width + 1)]
+    groups = [items[a:b] for a, b in pairwise(cuts)]
+    return tuple(group[0] if len(group) == 1 else _split(group, width) for group in groups)
+
+
+def _hops(part: Part) -> int | None:
+    """Hops of the longest way to the owner over listed peers, 0 if none is listed; None if a way never ends."""
+    owner = part.owners[0]
+    hops = {owner: 0}
+    for start in part.parents:
+        way: dict[PeerId, None] = {}
+        peer = start
+        while peer not in hops:
+            if peer in way:
+                return None
+            way[peer] = None
+            peer = part.parents.get(peer, owner)
+        hops |= zip(reversed(way), range(hops[peer] + 1, hops[peer] + 1 + len(way)), strict=True)
+    return max(hops.values())

@@ -1,0 +1,178 @@
+"""What a member of a group does otherwise where members may lie: names that hold, sums that can be checked.
+
+A group of `trust = "private"` names bytes by a fast hash and believes its owners. In the others wires are named by
+BLAKE3, rows are combined by the group's statistic, and where answers are opened wires are cut into leaves. Never
+decides anything: who is believed is said by the vertices.
+"""
+
+from __future__ import annotations
+
+from blake3 import blake3
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from atoll.base.errors import RunFailedError, UsageError
+from atoll.base.ids import Digest
+from atoll.base.machine import Payload
+from atoll.crypto.digest import Buffer, digest
+from atoll.peer.settings import RunSettings
+from atoll.peer.tasks import Judged, JudgeOpening, LaidOpen, LayOpen
+from atoll.policy.fault_tolerance import CAPTURED, DISTANCES, StatisticName, peers_for_one_liar
+from atoll.policy.presets import UNCHECKED
+from atoll.protocol.allreduce.tasks import Combine, Compare, Products
+from atoll.runtime.storage.store import Store
+from atoll.training.codec import Codec, codec_named
+from atoll.training.codec.blocks import Room
+from atoll.training.exchange.combine import Combined as Made
+from atoll.training.exchange.combine import combine
+from atoll.training.exchange.distance_weights import compare
+from atoll.training.exchange.statistic import Statistic
+from atoll.verification.sum_check.policy import SHARE, Terms
+from atoll.verification.sum_check.tensors import Claimed, Cut, judge, opening_problem
+from atoll.verification.sum_check.wire_digests import Encode, Names
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.statements import Commit
+from atoll.wire.opening import opening_bytes
+
+TOLERANCE = 0.33
+TRUSTS = ("private", "community", "open")
+
+
+def distrusting(
+    settings: RunSettings, trust: str, statistic: StatisticName, up: str, down: str, peers: int
+) -> RunSettings:
+    """A group's settings for members that trust each other so much. UsageError for what would withstand nobody."""
+    if trust not in TRUSTS:
+        raise UsageError("E-RED-14", f"no trust {trust!r}", fix=f"choose one of {', '.join(TRUSTS)}")
+    if trust == "private":
+        if statistic != "mean":
+            raise UsageError(
+                "E-RED-14",
+                f'statistic = "{statistic}" withstands liars, and trust = "private" says that there are none',
+                fix='say trust = "community", or statistic = "mean"',
+            )
+        return settings
+    if trust == "open" and statistic in DISTANCES:
+        raise UsageError(
+            "E-RED-14",
+            f'statistic = "{statistic}" cannot work with trust = "open"',
+            cause=UNCHECKED,
+            fix='say trust = "community", where openings check the sums of owners; or statistic = "trimmed_mean", '
+            '"median" or "meamed"',
+        )
+    least = peers_for_one_liar(TOLERANCE, statistic)
+    if peers < least:
+        raise UsageError(
+            "E-RED-14",
+            f'trust = "{trust}" with statistic = "{statistic}" withstands nobody among {peers} peers',
+            fix=f'say peers = {least} or more; or trust = "private", if members do not lie',
+        )
+    if settings.topology not in ("auto", "butterfly", "star"):
+        raise UsageError(
+            "E-RED-14",
+            f'topology = "{settings.topology}" with trust = "{trust}"',
+            cause="rows are combined on the way, and whoever hands on a sum could say anything of those below it",
+            fix='say topology = "butterfly" (or "star", or "auto"), or trust = "private"',
+        )
+    if "lowrank" in f"{up} {down}":
+        raise UsageError(
+            "E-RED-14",
+            f'codec or way_back = "lowrank" with trust = "{trust}"',
+            cause="its rows are read by the shapes of the reader's own tensors, and nobody could compare answers",
+            fix='say codec = "topk:0.1+int8" with trust = "open", or trust = "private"',
+        )
+    if "randk" in f"{up} {down}":
+        raise UsageError(
+            "E-RED-14",
+            f'codec or way_back = "randk" with trust = "{trust}"',
+            cause="its places follow from the number of the call, which liars know beforehand",
+            fix='say codec = "topk:0.1+int8" with trust = "open", or trust = "private"',
+        )
+    if trust == "open" and not codec_named(down).same_everywhere:
+        raise UsageError(
+            "E-RED-14",
+            f'answers in "{down}" with trust = "open"',
+            cause="what a compressor writes differs between its versions, and answers are compared byte by byte",
+            fix=f'say way_back = "{codec_named(down).name.rpartition("+")[0]}"',
+        )
+    rounds = replace(settings.round, quorum="two-thirds")
+    # fewer would go on by a rule that withstands nobody: they wait for others instead
+    more: dict[str, object] = {
+        "round": rounds,
+        "statistic": statistic,
+        "tolerance": TOLERANCE,
+        "min_peers": least,
+    }
+    problem = opening_problem(up, down)
+    if trust == "open":
+        settings = replace(settings, witnessed=True, captured=UNSET if problem else CAPTURED)
+        if problem:
+            return replace(settings, **more)
+    if problem:
+        words = problem.replace("sync.up", "codec").replace("sync.down", "way_back")
+        raise UsageError("E-RED-14", f"owners could not be checked: {words}", fix='say codec = "int8" or "fp32"')
+    return replace(settings, openings=Terms(SHARE, Cut(codec_named(down)).leaf_bytes), **more)
+
+
+class Checked:
+    """The arithmetic and the names of one member of such a group."""
+
+    def __init__(self, store: Store, up: str, down: str, opened: bool) -> None:
+        self.store, self.up = store, codec_named(up)
+        self._opened = Names(up, down) if opened else None
+
+    def made(self, codec: Codec, encode: Encode) -> Payload:
+        """A row or an answer of mine, named while it is encoded."""
+        if self._opened is not None:
+            wire, name = self._opened.of_mine(codec, encode)
+        else:
+            hashed = blake3()
+            wire = encode(codec.showing(lambda stretch: hashed.update(memoryview(stretch).cast("B"))))
+            name = Digest(hashed.digest())
+        return Payload(name, memoryview(wire).nbytes, wire)
+
+    def name_of(self, message: object, payload: Buffer) -> Digest:
+        return digest(payload) if self._opened is None else self._opened.of_arrived(message, payload)
+
+    def combine(
+        self, work: Combine, values: int, up: Codec, down: Codec, room: Room
+    ) -> tuple[Made, Payload | None]:
+        rows, done = [(row.weight, row.payload.data) for row in work.rows], Made(None, (), ())
+
+        def encode(down: Codec) -> Buffer:
+            nonlocal done
+            statistic = Statistic(work.statistic, work.liars, work.weights)
+            done = combine(rows, values, up, down, statistic, room)
+            return done.wire or b""
+
+        payload = self.made(down, encode)
+        return done, None if done.wire is None else payload
+
+    def compare(self, work: Compare, values: int) -> Products:
+        done = compare([(row.weight, row.payload.data) for row in work.rows], values, self.up)
+        counted = tuple(work.rows[i].peer for i in done.counted)
+        return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
+
+    def lay_open(self, work: LayOpen) -> LaidOpen:
+        return LaidOpen(tuple(self.store.put_blob(opening_bytes(one)) for one in self._names.lay_out(work)))
+
+    def judge(self, work: JudgeOpening, values: int) -> Judged:
+        names, shown = self._names, self.store.read_blob(work.blob)
+        if shown is None:
+            raise RunFailedError("E-AUD-03", "what this opening needs is not here any more")
+        statistic = Statistic(work.statistic, work.liars, work.weights)
+        claimed = Claimed(work.answered, work.commits, values, work.blocks, statistic)
+        (finding, why), others = judge(claimed, shown, names.up, names.down)
+        return Judged(finding, why, others)
+
+    @property
+    def _names(self) -> Names:
+        if self._opened is None:
+            raise RunFailedError("E-AUD-03", "answers of this group are not opened")
+        return self._opened
+
+
+def values_of(work: JudgeOpening) -> int:
+    """Of the whole call, as its contributors committed to it."""
+    commits = (decode_statement(signed.body, signed.signer) for signed in work.commits)
+    return next(commit.values for commit in commits if isinstance(commit, Commit))

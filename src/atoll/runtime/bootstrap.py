@@ -1,0 +1,344 @@
+"""Founding a run, joining one, coming back to one: from a folder and a few wishes to a running peer.
+
+The folder holds everything: whoever starts again in the same folder is the same peer of the same run.
+Never asks the network for anything that a ticket or the folder already says.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from atoll.base.errors import AtollError, NetworkError, RefusedError, UsageError
+from atoll.base.ids import Digest, Seconds, one_line, printable
+from atoll.base.limits import CLOCK_ZONE_S
+from atoll.base.machine import Fact
+from atoll.crypto.digest import digest
+from atoll.crypto.identity import Identity, new_vote_key, public_bytes
+from atoll.peer.config.sections import Keep
+from atoll.peer.membership.admission import Wish
+from atoll.peer.round.vertex_body import write_genesis
+from atoll.peer.settings import OTHER_RULES_FIX, other_rules
+from atoll.policy.participation import group_of, named
+from atoll.protocol.history.chain import genesis_digest, newest_hole, whole
+from atoll.runtime.clock import Clock
+from atoll.runtime.driver import Driver, Seat
+from atoll.runtime.embed.peer_process import AttachedTrainer
+from atoll.runtime.network.addresses import as_last_time, dialable, only_here, with_ports
+from atoll.runtime.session_keys import certify, kept_session, remember_session
+from atoll.runtime.storage.atomic_files import unusable
+from atoll.runtime.storage.ownership import make_private, private_folder
+from atoll.runtime.storage.store import Store, damaged
+from atoll.runtime.training_peer import PeerHost
+from atoll.runtime.training_spec import Founded
+from atoll.runtime.worker.training_worker import Island
+from atoll.wire.codec import decode_body, decode_vertex, encode
+from atoll.wire.messages.vertex import Member, TicketUse, Vertex
+from atoll.wire.ticket import Ticket, issue, parse, ticket_id
+
+LOG_LINE_MAX = 2000  # characters of one message
+CLOCK_IS_RIGHT = "ATOLL_CLOCK_IS_RIGHT"  # in the environment: go on though the last round is dated later
+LAST_S = 253402300799.0  # the end of the year 9999, the last time that can be printed
+PRIVATE_USES = 64  # of a founder's ticket, where members trust each other
+LOG_MAX_BYTES = 2**20  # of atoll.log at start; older lines are dropped
+
+
+@dataclass(frozen=True)
+class Listening:
+    """How a peer is on the network. `announce` replaces what was bound, for whoever sits behind a router.
+
+    `as_before`: nobody said anything this time, so a folder that was used before keeps its addresses.
+    """
+
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    announce: tuple[str, ...] = ()
+    upload_bytes_s: int = 0  # what it sends at most; 0: no cap
+    as_before: bool = False
+
+
+@dataclass(frozen=True)
+class Invitation:
+    uses: int = 0  # 0: as the run's trust has it
+    lasts_s: Seconds = 7 * 86400.0
+
+
+Host = TypeVar("Host", bound=Driver)
+Make = Callable[[Seat], Host]  # what kind of peer it is: one that trains, or one that only reduces
+
+
+def training(
+    threads: int,
+    on_fact: Callable[[Fact], None],
+    trainer: AttachedTrainer | None = None,
+    keep: Keep = Keep(),  # a frozen value
+    device: str = "cpu",
+) -> Callable[[Seat], PeerHost]:
+    """The usual kind."""
+
+    def make(me: Seat) -> PeerHost:
+        trains = me.wish.role != "observer"
+        if trains and trainer is None and device != "cpu":
+            me = replace(me, wish=replace(me.wish, unaudited=True))
+        island = Island(me.store, threads, trains=trains, trainer=trainer, keep=keep, device=device)
+        return PeerHost(me, island, on_fact=on_fact)
+
+    return make
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder, and keep what happens underneath in a file there: a terminal is for people."""
+    path = folder / "atoll.log"
+    try:
+        private_folder(folder)
+        make_private(path)
+        if path.stat().st_size > LOG_MAX_BYTES:
+            path.write_bytes(path.read_bytes()[-LOG_MAX_BYTES // 2 :])
+        logging.raiseExceptions = False  # a full disk costs lines of the log, not a story on the terminal
+        layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+        if not logging.getLogger().handlers:
+            file = logging.FileHandler(path)
+            file.addFilter(_safe_to_print)
+            logging.basicConfig(handlers=[file], level=logging.INFO, format=layout)
+    except (OSError, ValueError) as why:  # ValueError: a name with a zero byte in it
+        raise unusable(folder, why) from None
+
+
+def _safe_to_print(record: logging.LogRecord) -> bool:
+    """Messages of the log are one line each, and stories of exceptions no more than text: both quote strangers."""
+    record.msg, record.args = one_line(record.getMessage(), LOG_LINE_MAX), None
+    if record.exc_info:
+        record.exc_text = printable(logging.Formatter().formatException(record.exc_info))
+    return True
+
+
+async def found_run(
+    folder: Path,
+    founded: Founded,
+    name: str,
+    listening: Listening,
+    invitation: Invitation,
+    make: Make[Host],
+    durable: bool = True,
+) -> tuple[Host, Ticket]:
+    """A new run with this peer as its only member, listening, not yet started; and a ticket for the others."""
+    store = Store(folder, durable)
+    if "genesis" in store.kept():
+        store.close()
+        raise UsageError(
+            "E-DIR-02",
+            f"{folder} already holds a run",
+            cause="a run was founded or joined here before",
+            fix=f"atoll up --dir {folder} to go on with it, or choose another folder",
+        )
+    identity = identity_of(store)
+    session_key, ticket_key = new_vote_key(founded.settings.round.signing.kind), Ed25519PrivateKey.generate()
+    now = Clock().now()
+    key = ticket_key.public_key().public_bytes_raw()
+    expires_s = int(now + invitation.lasts_s)
+    # who was invited could come as often as a ticket has uses: where members may lie each takes its own
+    uses = invitation.uses or (1 if founded.settings.round.quorum == "two-thirds" else PRIVATE_USES)
+    use = TicketUse(ticket_id(key), key, "trainer", uses, float(expires_s))
+    vote_key = session_key.public_key().public_bytes_raw()
+    public = public_bytes(identity.public)
+    settings = msgspec.structs.replace(founded.settings, recovery=public)
+    listening = replace(listening, listen=tuple(with_ports(listening.listen)))
+    addresses = listening.announce or dialable(list(listening.listen))
+    founder = Member(
+        identity.peer, vote_key, addresses, "trainer", "member", -1, 0.0, name, identity=digest(public)
+    )
+    genesis = Vertex(encode(write_genesis(settings, store.put_blob(founded.state), founder, (use,), now)), None)
+    store.put_blob(founded.data)
+    for blob in (founded.canary, founded.tokenizer, founded.base):
+        if blob:
+            store.put_blob(blob)
+    run = genesis_digest(genesis)
+    certify(store, identity, run, session_key, now)
+    me = Seat(store, identity, run, Wish("trainer", name), genesis)
+    host = await _open(me, listening, make)
+    ticket = issue(
+        identity,
+        genesis=run,
+        role="trainer",
+        expires_wall_s=expires_s,
+        addresses=host.addresses,
+        uses=uses,
+        generate=lambda: ticket_key,
+    )
+    # not before: a founder that could not listen is asked again, and then with other words
+    store.keep([("run", run), ("genesis", encode(genesis)), ("ticket", ticket.text.encode())])
+    return host, ticket
+
+
+async def join_run(
+    folder: Path,
+    ticket_text: str,
+    role: str,
+    name: str,
+    listening: Listening,
+    make: Make[Host],
+    durable: bool = True,
+) -> Host:
+    """A peer that will join the ticket's run. Raises with the ticket's own error if it is no good."""
+    ticket = parse(ticket_text)
+    store = Store(folder, durable)
+    kept = store.kept()
+    try:
+        if "genesis" not in kept:  # somebody who has never heard of its run may try another ticket
+            ticket.verify(Clock().now())
+        elif kept["run"] != ticket.genesis:
+            raise UsageError(
+                "E-DIR-03",
+                f"{folder} belongs to another run than this ticket",
+                cause="another run was founded or joined in this folder before",
+                fix="choose another folder with --dir",
+            )
+        _check_history(kept, ticket.genesis, folder)
+        _check_clock(kept, folder)
+    except AtollError:
+        store.close()
+        raise
+    identity = identity_of(store)
+    kept_session(store, ticket.genesis)  # a damaged one is told before anything begins
+    store.keep([("run", ticket.genesis), ("ticket", ticket_text.encode())])
+    bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
+    wish = Wish(role, name, (), ticket.redeem(identity.peer))
+    return await _open(Seat(store, identity, ticket.genesis, wish, None, bootstrap), listening, make)
+
+
+async def resume_run(folder: Path, name: str, listening: Listening, make: Make[Host]) -> Host:
+    """The peer that this folder holds, as it was; under another name, if one is given, in the same group of data
+    unless that says another."""
+    store = Store(folder)
+    kept = store.kept()
+    if "run" not in kept:
+        store.close()
+        raise UsageError(
+            "E-DIR-04",
+            f"{folder} holds no run",
+            cause="nothing was founded or joined here yet",
+            fix="atoll up run.toml, or atoll join TICKET",
+        )
+    run = Digest(kept["run"])
+    try:
+        _check_history(kept, run, folder)
+        _check_clock(kept, folder)
+    except AtollError:
+        store.close()
+        raise
+    identity = identity_of(store)
+    kept_session(store, run)  # a damaged one is told before anything begins
+    remember_session(store)
+    genesis = decode_vertex(kept["genesis"]) if "genesis" in kept else None
+    if genesis is not None and (why := other_rules(decode_body(genesis.body).settings)):
+        store.close()
+        raise RefusedError("E-RUN-15", why, fix=OTHER_RULES_FIX)
+    role, before = kept.get("role", b"trainer").decode(), kept.get("name", b"").decode()
+    if name and not group_of(name):
+        name = named(name, group_of(before))
+    name = name or before
+    wish, bootstrap = Wish(role, name), ()
+    if "ticket" in kept:
+        ticket = parse(kept["ticket"].decode())
+        wish = replace(wish, admission=ticket.redeem(identity.peer))
+        if ticket.issuer != identity.peer:
+            bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
+    return await _open(Seat(store, identity, run, wish, genesis, bootstrap), listening, make)
+
+
+def _check_history(kept: Mapping[str, bytes], run: Digest, folder: Path) -> None:
+    """UsageError if this disk changed what a peer goes by, and no member can be asked for the very same."""
+    if "genesis" not in kept or (hole := newest_hole(kept, run)) is None:
+        return
+    if hole.id is not None:  # then the newest vertex is whole
+        newest = max(int(name.removeprefix("vertex/")) for name in kept if name.startswith("vertex/"))
+        if len(decode_body(decode_vertex(kept[f"vertex/{newest}"]).body).members) > 1:
+            return
+    raise damaged(f"round {hole.round} of the history" if hole.round >= 0 else "the genesis", folder)
+
+
+def _check_clock(kept: Mapping[str, bytes], folder: Path) -> None:
+    """RefusedError if this computer's clock is before the newest vertex: one of both times is wrong.
+
+    A clock that is far ahead looks like a long rest, and does no lasting harm: later vertices set the time right.
+    """
+    rounds = [int(name.removeprefix("vertex/")) for name in kept if name.startswith("vertex/")]
+    row = kept.get(f"vertex/{max(rounds)}" if rounds else "genesis")
+    vertex = next(iter(whole([row])), None) if row is not None else None
+    if vertex is None or os.environ.get(CLOCK_IS_RIGHT) == "1":
+        return  # members are asked for what the disk lost
+    agreed_s = decode_body(vertex.body).time_s
+    behind_s = agreed_s - Clock().now()
+    if behind_s > CLOCK_ZONE_S:
+        told = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(agreed_s, LAST_S)))
+        raise RefusedError(
+            "E-CLK-01",
+            f"this computer's clock is {behind_s / 86400:.0f} days before the last agreed round ({told})",
+            cause="the clock is wrong now, or it was wrong in that round",
+            fix=f"set the clock; if it is right now, start once with {CLOCK_IS_RIGHT}=1 in the environment: "
+            f"the script, or {CLOCK_IS_RIGHT}=1 atoll up --dir {shlex.quote(str(folder))}",
+        )
+
+
+def holds_run(folder: Path) -> bool:
+    """True if a run was founded or joined in this folder. UsageError if it was, and its memory is gone."""
+    if not (folder / "kept.sqlite").exists():
+        if (folder / "session.key").exists():
+            raise UsageError(
+                "E-DIR-06",
+                f"{folder} has lost its run: kept.sqlite is gone",
+                cause="the file was deleted, or its disk was; with it went what this peer agreed to and signed",
+                fix=f"ask a member for a ticket (atoll invite), then atoll join TICKET --dir {folder}; the others "
+                "know the identity in peer.key",
+            )
+        return False
+    store = Store(folder)
+    held = "run" in store.kept()
+    store.close()
+    return held
+
+
+async def _open(me: Seat, listening: Listening, make: Make[Host]) -> Host:
+    store, wish, host = me.store, me.wish, make(me)
+    if wish.role == "client":
+        listening = replace(listening, listen=(), announce=(), as_before=False)  # it only dials out
+    kept = store.kept()
+    before = kept.get("listening", b"").decode().split()
+    announced = listening.announce or tuple(kept.get("announced", b"").decode().split())
+    if listening.as_before and (announced or not all(map(only_here, before))):
+        listening = replace(listening, listen=tuple(before), announce=announced)
+    asked = list(listening.listen)
+    last = as_last_time(asked, before)
+    try:
+        try:
+            await host.listen(last, listening.announce, listening.upload_bytes_s)
+        except NetworkError:
+            if last == asked:
+                raise
+            await host.links.close()  # somebody else has the port now
+            await host.listen(asked, listening.announce, listening.upload_bytes_s)
+    except AtollError:
+        await host.stop(farewell=False)
+        raise
+    addresses = {"listening": host.bound, "announced": listening.announce}
+    store.keep([(key, " ".join(told).encode()) for key, told in addresses.items()])
+    store.keep([("name", wish.name.encode()), ("role", wish.role.encode())])
+    return host
+
+
+def identity_of(store: Store) -> Identity:
+    """This folder's identity; made on first use."""
+    secret = store.secret("peer.key")
+    if secret is not None:
+        return Identity.from_bytes(secret)
+    identity = Identity.generate()
+    store.write_secret("peer.key", identity.to_bytes())
+    return identity

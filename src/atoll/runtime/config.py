@@ -1,0 +1,472 @@
+"""run.toml from this computer: file, environment and `--set`, in this order, and the run it describes.
+
+    defaults < file < ATOLL_TRAIN__LR=0.002 < --set train.lr=0.003
+
+Never imports torch before the recipe is asked for, so that mistakes in a file are answered at once.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from atoll.base.errors import UsageError
+from atoll.base.limits import COMMITTEE_MOST
+from atoll.base.workload import Batches, Effort
+from atoll.features.archive.reed_solomon import demand_ready
+from atoll.features.partition_training.policy import Apart
+from atoll.peer.config.defaults import (
+    chosen_statistic,
+    coded_of,
+    keeps_records,
+    min_peers_of,
+    sample_of,
+    tolerance_of,
+)
+from atoll.peer.config.reading import decode_config, decode_values
+from atoll.peer.config.sections import Config, Sync, Train, toml_text
+from atoll.peer.settings import RunSettings
+from atoll.policy.fault_tolerance import rows_needed
+from atoll.policy.plan import RoundSettings
+from atoll.policy.presets import PRESETS, UNLIKE, looked_every
+from atoll.verification.state_validation.policy import Rule
+from atoll.verification.sum_check.policy import Terms
+
+if TYPE_CHECKING:
+    from atoll.training.recipe.recipes import Recipe
+
+ENVIRONMENT = "ATOLL_"
+CHANGE_OF_SCHEDULE = 1000  # rounds over which the learning rate falls when a run has no end
+# recipes that agree on the gradient of every step
+EVERY_STEP = ("data_parallel", "parameter_server", "demo_", "powersgd", "pipelined")
+DILOCO = ("diloco", "streaming", "auto", "eager", "muloco", "decoupled", "des_loc", "delayed_nesterov")
+BUILT = (*DILOCO, *EVERY_STEP)  # made as the config says; others are only adjusted
+
+
+def load_config(
+    path: Path | None, sets: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Config:
+    """Defaults, then the file, then ATOLL_SECTION__KEY, then `--set section.key=value`. UsageError with the key."""
+    tree: dict[str, Any] = _read(path) if path is not None else {}
+    found = environment if environment is not None else os.environ
+    for name in sorted(found):
+        section, two, key = name.removeprefix(ENVIRONMENT).partition("__")
+        if name.startswith(ENVIRONMENT) and two:
+            _put(tree, f"{section}.{key}".lower(), found[name])
+    _put_all(tree, sets, "--set ")
+    return decode_config(tree)
+
+
+def numbers_of(sets: Sequence[str]) -> dict[str, Any]:
+    """What is written as section.key=value, each judged as in a file. UsageError with the key."""
+    tree: dict[str, Any] = {}
+    _put_all(tree, sets)
+    config = decode_values(tree)
+    return {
+        f"{section}.{name}": getattr(getattr(config, section), name) for section in tree for name in tree[section]
+    }
+
+
+def recipe_of(config: Config) -> Recipe:
+    """The six pieces that this config asks for: the recipe's, but for what the config says."""
+    from atoll.training.recipe.gradient import PLAIN, Computing
+    from atoll.training.recipe.inner import tuned
+    from atoll.training.recipe.methods import METHODS
+    from atoll.training.recipe.recipes import check_recipe, demo_recipe, in_swarm, over_tokens, overlapping
+    from atoll.training.recipe.schedule import phases_named
+
+    train, sync = config.train, config.sync
+    schedule = config.run.rounds if config.run.rounds is not None else None
+    rounds = CHANGE_OF_SCHEDULE if schedule == 0 else schedule
+    wanted = {
+        "rounds": rounds,
+        "inner_steps": train.inner_steps,
+        "batch": train.batch,
+        "seq_len": train.seq_len,
+        "lr": train.lr,
+        "outer_lr": train.outer_lr,
+        "outer_momentum": train.outer_momentum,
+        "seed": train.seed,
+        "up": sync.up and _with_numbers(sync.up, sync),
+        "down": sync.down and _with_numbers(sync.down, sync),
+    }
+    given = {k: v for k, v in wanted.items() if v is not None}
+    inner = {"weight_decay": train.weight_decay, "clip_norm": train.clip_norm, "warmup_steps": train.warmup_steps}
+    try:
+        if train.recipe in BUILT:
+            if train.recipe in EVERY_STEP:
+                _check_given(train.recipe, given)
+            if train.recipe == "des_loc":  # plain means in fp32
+                _check_given("des_loc", given, given.keys() - {"up", "down", "outer_lr", "outer_momentum"})
+            if train.recipe == "delayed_nesterov":
+                _check_given("delayed_nesterov", given, given.keys() - {"down"})
+                given["every"] = max(1, config.run.start_peers)
+            recipe = METHODS[train.recipe](_model(config), **given)
+            recipe = in_swarm(recipe, sync.down or "int8", _owners_believed(config))
+        else:
+            published = demo_recipe() if train.recipe == "demo" else METHODS[train.recipe]()
+            recipe = _adjusted(published, given, _model(config, published.model))
+        recipe = overlapping(recipe, sync.overlap, sync.fragments)
+        if sync.phases:
+            phases = tuple(
+                replace(phase, up=_with_numbers(phase.up, sync), down=_with_numbers(phase.down, sync))
+                for phase in phases_named(sync.phases)
+            )
+            recipe = replace(recipe, schedule=replace(recipe.schedule, phases=phases))
+            check_recipe(recipe)
+        numbers = {k: v for k, v in inner.items() if v is not None}
+        if train.recipe in EVERY_STEP:  # the outer step is the optimizer
+            _check_given(train.recipe, numbers, recipe.outer.__struct_fields__)
+            recipe = replace(recipe, outer=replace(recipe.outer, **numbers))
+        else:
+            recipe = replace(recipe, inner=tuned(recipe.inner, **numbers))
+        if sync.error_feedback is not None:
+            recipe = replace(recipe, coding=replace(recipe.coding, beta=sync.error_feedback))
+            check_recipe(recipe)
+    except ValueError as why:
+        raise UsageError(
+            "E-CFG-08",
+            f"no recipe follows from {_wishes(config)}",
+            cause=str(why),
+            fix="leave out or change what the cause speaks of; docs/config.md has every key",
+        ) from None
+    if train.total_tokens:
+        recipe = over_tokens(recipe, train.total_tokens)
+    if (computing := Computing(train.precision, train.compile)) != PLAIN:
+        recipe = replace(recipe, computing=computing)
+    return _accepting(recipe, sync)
+
+
+def _model(config: Config, default: str = "gpt-tiny") -> str:
+    """Its name, with the adapters that the config asks for. ValueError if it has no place for them."""
+    from atoll.training.models import with_adapters
+
+    name = config.model.name or default
+    return with_adapters(name, config.model.lora_rank) if config.model.lora_rank else name
+
+
+def _wishes(config: Config) -> str:
+    """What the config says of recipes in its own words, but for what nobody wrote."""
+    wishes = [f"train.recipe = {toml_text(config.train.recipe)}"]
+    for section, said, usual in (("train", config.train, Train()), ("sync", config.sync, Sync())):
+        for key in said.__struct_fields__:
+            if key != "recipe" and (value := getattr(said, key)) != getattr(usual, key):
+                wishes.append(f"{section}.{key} = {toml_text(value)}")
+    return ", ".join(wishes)
+
+
+def _owners_believed(config: Config) -> bool:
+    """Nobody could make answers again that owners make of what they remember, nor hand rows on to them."""
+    told, direct = config.sync.statistic or "mean", ("auto", "butterfly", "star")
+    return config.run.trust == "private" and told == "mean" and config.sync.topology in direct
+
+
+def _check_given(
+    name: str, given: Mapping[str, Any], known: Collection[str] = ("rounds", "batch", "seq_len", "lr", "seed")
+) -> None:
+    """ValueError for what a recipe does not have: one that agrees on every step has no steps between."""
+    if unknown := sorted(given.keys() - set(known)):
+        keys = (f"sync.{key}" if key in ("up", "down") else f"train.{key}" for key in unknown)
+        raise ValueError(f"{name} has no {', '.join(keys)}")
+
+
+def _accepting(recipe: Recipe, sync: Sync) -> Recipe:
+    """The same with as many updates to a round, and as much grace, as the config says."""
+    told = {k: v for k, v in (("quorum", sync.quorum), ("grace", sync.grace)) if v is not None}
+    reducer = replace(recipe.reducer, **told)
+    if reducer.grace and not reducer.quorum:
+        if sync.grace:
+            raise UsageError(
+                "E-CFG-10",
+                f"sync.grace = {sync.grace} changes nothing: rounds of this run wait for everybody",
+                fix="write sync.quorum as well: so many updates are enough",
+            )
+        reducer = replace(reducer, grace=0)
+    return replace(recipe, reducer=reducer)
+
+
+def _with_numbers(codec: str, sync: Sync) -> str:
+    """A codec's name with the ratio and the level that it leaves open."""
+    ratio = f"{sync.compression_ratio:.6f}".rstrip("0").rstrip(".")
+    numbers = {"topk": f"topk:{ratio}", "randk": f"randk:{ratio}", "zstd": f"zstd:{sync.compression_level}"}
+    return "+".join(numbers.get(stage, stage) for stage in codec.split("+"))
+
+
+def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
+    """What genesis fixes beside the recipe, for a model of so many values."""
+    run, consensus, preset = config.run, config.consensus, PRESETS[config.run.trust]
+    owner_s = consensus.timeout / 5
+    if coded := coded_of(config.keep):
+        demand_ready()
+    return RunSettings(
+        name=run.name,
+        rounds=0 if run.rounds == 0 else recipe.schedule.turns,
+        start_peers=run.start_peers,
+        min_peers=min_peers_of(config),
+        open_to_all=run.open_to_all,
+        public=run.public or UNSET,
+        era_rounds=run.era_rounds,
+        topology=config.sync.topology,
+        statistic=chosen_statistic(config),
+        tolerance=tolerance_of(run),
+        witnessed=preset.witnessed,
+        audit_rate=_audit_rate(config, recipe, floats) or UNSET,
+        score_rate=run.score_rate or UNSET,
+        twin_rate=run.twin_rate or UNSET,
+        reputation=keeps_records(config) or UNSET,
+        vote_after_rounds=_given(run.vote_after_rounds, preset.vote_after_rounds) or UNSET,
+        sponsor_rounds=_given(run.sponsor_rounds, preset.sponsor_rounds) or UNSET,
+        validation=_rule(config, recipe),
+        coded=coded or UNSET,
+        openings=_openings(config, recipe),
+        captured=_captured(config, recipe) or UNSET,
+        protocol="raft" if consensus.protocol == "raft" else UNSET,
+        apart=Apart(config.sync.apart, config.sync.apart_rounds) if config.sync.apart != "wait" else UNSET,
+        round=RoundSettings(
+            inner_steps=recipe.schedule.turn_steps,
+            first_train_s=run.first_train,
+            train_max_s=run.train_max,
+            owner_s=owner_s,
+            agree_s=2 * owner_s,
+            quorum=preset.quorum,
+            suspect_s=run.suspect,
+            beat_s=run.beat,
+            committee=UNSET if run.trust == "private" else COMMITTEE_MOST,
+            votes=UNSET if run.votes == "ed25519" else run.votes,
+            sample=sample_of(config) or UNSET,
+            window_min_s=UNSET if consensus.timeout_min >= consensus.timeout else consensus.timeout_min / 5,
+            effort=_effort(config, recipe),
+        ),
+    )
+
+
+def _given(said: int | None, usual: int) -> int:
+    return usual if said is None else said
+
+
+def _effort(config: Config, recipe: Recipe) -> Effort | UnsetType:
+    """What of a round's work follows the run, if anything does."""
+    train = config.train
+    batches = Batches(train.target_loss, train.batch_min, train.batch_max) if train.adaptive_batching else UNSET
+    effort = Effort(
+        recipe.batch,
+        train_s=train.round_time or UNSET,
+        samples=train.target_samples or UNSET,
+        steps_min=train.inner_steps_min,
+        by_loss=train.adaptive_steps or UNSET,
+        by_speed=train.steps_by_speed or UNSET,
+        batches=batches,
+        bounded=bool(train.total_tokens) or UNSET,
+    )
+    return UNSET if effort == Effort(recipe.batch) else effort
+
+
+def _audit_rate(config: Config, recipe: Recipe, floats: int) -> float:
+    """As the config says, whether or not it can be; else as its trust has it, where there is nothing against it.
+
+    UsageError where nobody could be audited among strangers, and nobody said that this is meant."""
+    if config.run.audit_rate is not None:
+        if config.run.audit_rate and config.node.device != "cpu":
+            raise UsageError(
+                "E-RUN-16",
+                f'node.device = "{config.node.device}" cannot be audited, and run.audit_rate asks for audits',
+                cause="a founder votes from the beginning, and nobody could replay its work",
+                fix='write node.device = "cpu", or run.audit_rate = 0',
+            )
+        return config.run.audit_rate
+    rate = PRESETS[config.run.trust].audit_rate
+    if not rate or not (problem := _unauditable(config, recipe, floats)):
+        return rate
+    if config.run.trust == "open":
+        raise UsageError(
+            "E-RUN-16",
+            f"rounds of this run cannot be audited: {problem}",
+            cause=f'run.trust = "open" has {rate:.0%} of them audited: strangers could count without working',
+            fix=f"write run.audit_rate = 0 to say that this is meant{_scores_instead(config, recipe)}; or take "
+            "back what stands against it: gpt and llama models are audited, under diloco without overlap, in fp32",
+        )
+    return 0.0
+
+
+def _scores_instead(config: Config, recipe: Recipe) -> str:
+    """What can look at such work all the same, for people; empty if nothing can, or it does."""
+    from atoll.verification.loss_scoring.tensors import scoring_problem
+
+    can = keeps_records(config) and not config.run.score_rate and not scoring_problem(recipe)
+    return ", and run.score_rate = 0.05: others then look whether updates teach" if can else ""
+
+
+def _unauditable(config: Config, recipe: Recipe, floats: int) -> str:
+    from atoll.runtime.training_spec import UNMEASURED
+    from atoll.training.models import spec_of
+    from atoll.verification.replay_audit import recipe_problem
+
+    if config.node.device != "cpu":
+        return f"its founder trains on {config.node.device}, and no other machine comes to the same numbers"
+    if config.model.only or spec_of(recipe.model).numbers.get("lora"):
+        return UNMEASURED
+    if config.sync.apart != "wait":
+        return f'sync.apart = "{config.sync.apart}" has members take steps that nobody assigned'
+    return recipe_problem(recipe, floats)
+
+
+def _openings(config: Config, recipe: Recipe) -> Terms | UnsetType:
+    """As the config says, or else as its trust has it where codecs have blocks. UsageError if what was asked for
+    cannot be."""
+    from atoll.runtime.training_spec import terms_of
+
+    if config.run.openings is not None:
+        return terms_of(recipe, config.run.openings)
+    preset = PRESETS[config.run.trust]
+    share = preset.openings
+    if preset.witnessed and config.run.captured_parts == 0:
+        share = 0.0  # one more owner watches than may lie: nothing is left to find
+    return UNSET if not share or _unopened(recipe) else terms_of(recipe, share)
+
+
+def _captured(config: Config, recipe: Recipe) -> float:
+    """As the config says, or else as its trust has it where openings would find what liars say there. UsageError if
+    they were asked for and would not."""
+    from atoll.runtime.training_spec import terms_of
+
+    if (asked := config.run.captured_parts) is not None:
+        if asked:
+            terms_of(recipe, PRESETS[config.run.trust].openings)
+        return asked
+    return 0.0 if _openings(config, recipe) is UNSET else PRESETS[config.run.trust].captured
+
+
+def _unopened(recipe: Recipe) -> str:
+    from atoll.verification.sum_check.tensors import unopened
+
+    return unopened(recipe) or ""
+
+
+def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
+    """What this run lacks of what its config stands for, though nobody said that it should; for people."""
+    preset, said = PRESETS[config.run.trust], list[str]()
+    members, least = config.run.start_peers, rows_needed("krum", 1)
+    if config.train.recipe == "cooperative" and members < least:
+        said.append(
+            f"cooperative weighs members by their records, and {members} can outvote nobody: to withstand f liars "
+            f"Krum asks for n >= 2f + 3 members, {least} for one; write run.start_peers = {least} with another "
+            'recipe and run.trust = "community", or trust all who train'
+        )
+    if sample_of(config) and config.sync.statistic is None and chosen_statistic(config) != "mean":
+        community = "" if config.run.trust == "community" else 'run.trust = "community" and '
+        said.append(f'{UNLIKE}; write {community}sync.statistic = "clipped_caf" for such a run')
+    if preset.audit_rate and config.run.audit_rate is None and (why := _unauditable(config, recipe, floats)):
+        said.append(f"nobody's work is audited: {why}; write run.audit_rate = 0 to say that this is meant")
+    train = config.train
+    if (train.round_time or train.target_samples or train.adaptive_steps) and not train.total_tokens:
+        said.append(
+            f"learning rates fall over {recipe.schedule.steps} steps of the longest member, and rounds may be "
+            "shorter; write train.total_tokens to have them follow what is learned"
+        )
+    meant = config.run.openings is not None or (preset.witnessed and config.run.captured_parts == 0)
+    if preset.openings and not meant and (why := _unopened(recipe)):
+        lacks = (
+            "as many owners combine every part as may lie" if preset.witnessed else "sums of owners are believed"
+        )
+        said.append(f"{lacks}: {why}; write run.openings = 0 to say that this is meant")
+    return said
+
+
+def _rule(config: Config, recipe: Recipe) -> Rule | UnsetType:
+    run, sets = config.run, 2 if config.data.canary else 1
+    usual = looked_every(PRESETS[run.trust], recipe.schedule.turn_steps)
+    every = usual if run.validate_every is None else run.validate_every
+    return UNSET if not every else Rule(every=every, margin_percent=round(100 * run.validate_margin), sets=sets)
+
+
+def data_of(config: Config, beside: Path | None) -> str:
+    """`stdlib`, or a path; a relative one counts from the config file."""
+    source = config.data.source
+    return source if source == "stdlib" else _path("data.source", source, beside, 'or write "stdlib"')
+
+
+def canary_of(config: Config, beside: Path | None) -> str:
+    """A path, or nothing."""
+    canary = config.data.canary
+    return _path("data.canary", canary, beside, "or leave it empty") if canary else ""
+
+
+def weights_of(config: Config, beside: Path | None) -> str:
+    """A path, or nothing."""
+    named = config.model.weights
+    return _path("model.weights", named, beside, "or leave it empty: fresh weights") if named else ""
+
+
+def tokenizer_of(config: Config, beside: Path | None) -> str:
+    """A path, or nothing."""
+    named = config.data.tokenizer
+    return _path("data.tokenizer", named, beside, "or leave it empty: bytes are tokens") if named else ""
+
+
+def _path(key: str, source: str, beside: Path | None, instead: str) -> str:
+    path = Path(source).expanduser()
+    if beside is not None and not path.is_absolute():
+        path = beside.parent / path
+    if not path.exists():
+        raise UsageError("E-DATA-01", f"{key}: there is nothing at {path}", fix=f"name a file or folder, {instead}")
+    return str(path)
+
+
+def _adjusted(recipe: Recipe, given: dict[str, Any], model: str) -> Recipe:
+    """A tuned recipe with some of its numbers replaced; its schedule follows its length."""
+    from atoll.training.recipe.inner import tuned
+    from atoll.training.recipe.recipes import check_recipe, fitting_seq_len, lasting
+
+    schedule = replace(recipe.schedule, **{k: given[k] for k in ("rounds", "inner_steps") if k in given})
+    inner = tuned(recipe.inner, **{k: given[k] for k in ("lr",) if k in given})
+    outer = replace(
+        recipe.outer, **{k.removeprefix("outer_"): v for k, v in given.items() if k.startswith("outer_")}
+    )
+    coding = replace(recipe.coding, **{k: given[k] for k in ("up", "down") if k in given})
+    rest = {k: given[k] for k in ("batch", "seed") if k in given}
+    rest["model"] = model or recipe.model
+    rest["seq_len"] = fitting_seq_len(rest["model"], given.get("seq_len"))
+    adjusted = replace(recipe, schedule=schedule, inner=inner, outer=outer, coding=coding, **rest)
+    check_recipe(adjusted)
+    return lasting(adjusted, schedule.steps)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as why:
+        raise UsageError(
+            "E-CFG-09", f"cannot read {path}: {why.strerror}", fix="atoll init writes a commented one"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as why:
+        raise UsageError("E-CFG-09", f"{path} is not TOML: {why}", fix="mend that line") from None
+
+
+def _put_all(tree: dict[str, Any], sets: Sequence[str], option: str = "") -> None:
+    """Each of key=value; `option` is what people write before it. UsageError for one without a value."""
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError("E-CFG-07", f"{option}{text} has no value", fix=f"write {option}train.lr=0.002")
+        _put(tree, key.strip(), value.strip())
+
+
+def _put(tree: dict[str, Any], key: str, text: str) -> None:
+    """Set one dotted key; the text is a TOML value, or else just text."""
+    try:
+        value: Any = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    section, dot, name = key.partition(".")
+    if not dot:
+        tree[key] = value
+        return
+    inside = tree.setdefault(section, {})
+    if isinstance(inside, dict):
+        inside[name] = value

@@ -1,0 +1,1 @@
+"""Control of a running peer by its operator: the local socket and its commands."""

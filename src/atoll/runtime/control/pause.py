@@ -1,0 +1,55 @@
+"""Pausing a run, or letting it go on, as this peer's owner asks for it: may this peer say so, and did all agree?
+
+Answers once a vertex holds the word, or says that none does yet. Never stops a round: the one under way ends as
+any.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+
+from atoll.base.errors import RefusedError
+from atoll.base.ids import Seconds, names_of
+from atoll.crypto.digest import digest
+
+if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs
+    from atoll.runtime.driver import Driver
+
+
+async def pause_run(host: Driver, paused: bool, wait_s: Seconds) -> dict[str, Any]:
+    """Say it to the members, and wait for the vertex that does it."""
+    verb = "pause" if paused else "resume"
+    if not host.may_recover:
+        raise RefusedError(
+            "E-RUN-25",
+            f"only the run's recovery identity can {verb} it, and this peer is another one",
+            cause="genesis names the founder, unless the founder chose somebody else",
+            fix=f"atoll {verb} in the founder's folder; to rest alone: atoll stop",
+        )
+    try:
+        host.pause(paused)
+    except ValueError as why:
+        raise RefusedError("E-RUN-26", f"the run cannot {verb}: {why}", fix="atoll status") from None
+    history = host.machine.history
+    assert history is not None  # else it was no member
+    until = time.monotonic() + wait_s
+    while not (agreed := (history.head_body.paused is not UNSET) == paused) and time.monotonic() < until:
+        await host.next_round(until - time.monotonic())
+    return {"agreed": agreed, "paused": paused, "round": history.head, "trained": history.head_body.trained}
+
+
+def pause_told(host: Driver) -> str | None:
+    """Who paused the run, since when, and how it goes on; None if it is not."""
+    history, recovery = host.machine.history, digest(host.machine.settings.recovery)
+    if history is None or history.head_body.paused is UNSET:
+        return None
+    names = names_of((m.peer, m.name) for m in history.head_body.members)
+    who = next((names[m.peer] for m in history.head_body.members if m.identity == recovery), "a former member")
+    where = "" if host.may_recover else " in the founder's folder"
+    return (
+        f"paused since round {history.head_body.paused} by {who}, the run's recovery identity: members stay, "
+        f"nobody trains; it goes on with `atoll resume`{where}"
+    )

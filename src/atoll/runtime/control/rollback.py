@@ -1,0 +1,158 @@
+"""Going back to an earlier state, as this peer's owner asks for it: is it here, is it whole, may this peer say so?
+
+Answers once the members have agreed, or says that they have not yet. Never signs for a state that is not on this
+disk, byte for byte: somebody has to be able to give it to the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from atoll.base.errors import PeerFault, RefusedError, RunFailedError, UsageError
+from atoll.base.ids import PeerId, Seconds, one_line
+from atoll.features.attribution.statistics import refusals
+from atoll.peer.governance.orders import Goal, amend_of, goal_of
+from atoll.peer.tasks import FindState
+from atoll.wire.codec import decode_body, decode_vertex, vertex_id
+
+if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs
+    from atoll.runtime.storage.store import Store
+    from atoll.runtime.training_peer import PeerHost
+
+SHOWN = 12  # rounds named in a refusal
+
+
+async def roll_back(host: PeerHost, round: int, wait_s: Seconds, without: Sequence[str] = ()) -> dict[str, Any]:
+    """Say to the members that the run goes on from this round's state, and without those named, and wait for the
+    vertex that does it."""
+    if not host.may_recover:
+        raise RefusedError(
+            "E-CHK-10",
+            "only the run's recovery identity can send it back, and this peer is another one",
+            cause="genesis names the founder, unless the founder chose somebody else",
+            fix=f"atoll checkpoint rollback {round} in the founder's folder",
+        )
+    goal = await asyncio.to_thread(_goal, host.store, round)
+    history = host.machine.history
+    if goal is None or history is None or round > history.head:
+        newest = history.head if history is not None else -1
+        raise UsageError(
+            "E-CHK-01",
+            f"round {round} is not in {host.folder}",
+            cause=f"the newest round here is {newest}",
+            fix="atoll checkpoint list",
+        )
+    names = tuple(sorted({_member(host, name) for name in without}))
+    await _demand(host, goal, wait_s)
+    said_after, tuned = history.head, history.head_body.tuned
+    try:
+        host.go_back(goal, names)
+    except ValueError as why:
+        raise RefusedError("E-CHK-11", f"the run cannot go back: {why}", fix="atoll status") from None
+    bodies = [history.bodies[r] for r in sorted(history.bodies)]
+    refused = any(round in one.refused for one in refusals(bodies))
+    until = time.monotonic() + wait_s
+    while (closed := _carried(host, said_after, goal)) is None and time.monotonic() < until:
+        await host.next_round(until - time.monotonic())
+    return {
+        "agreed": closed is not None,
+        "round": closed,
+        "back_to": goal.round,
+        "state": goal.state.hex(),
+        "trained": goal.trained,
+        "refused": refused,  # validators went back behind it before
+        "without": list(names),
+        "numbers": goal.tuned != tuned,  # those that were changed since go back with it
+    }
+
+
+def _member(host: PeerHost, named: str) -> PeerId:
+    """By its name, or the beginning of its id."""
+    assert host.machine.history is not None
+    members = [m for m in host.machine.history.head_body.members if m.standing != "expelled"]
+    found = [m.peer for m in members if m.name == named] or [m.peer for m in members if m.peer.startswith(named)]
+    if len(found) == 1 and found[0] != host.me:
+        return found[0]
+    what = f"{one_line(named)!r} names {len(found)} members"
+    raise UsageError(
+        "E-CHK-14",
+        "this peer cannot send itself away" if found == [host.me] else what,
+        cause="atoll peers lists their names and ids",
+        fix="--without with a name that one member has, or the beginning of its id",
+    )
+
+
+async def _demand(host: PeerHost, goal: Goal, wait_s: Seconds) -> None:
+    """The state is here and is what was agreed on; out of pieces, if it lies in some. Errors name what is."""
+    was_here = host.store.has_blob(goal.state)
+    if await host.island.do(FindState(goal.state)):
+        return
+    if host.lies_in_pieces(goal.state):
+        if await host.restore_state(goal.state, wait_s) and await host.island.do(FindState(goal.state)):
+            return
+        raise RunFailedError(
+            "E-CHK-13",
+            f"the state of round {goal.round} lies in pieces and could not be made of them yet",
+            cause="too few of their holders are here, or it takes longer than this command waits",
+            fix=f"atoll checkpoint rollback {goal.round} again in a minute; atoll peers says who is here",
+        )
+    here = await asyncio.to_thread(rounds_here, host.store)
+    nearest = max((r for r in here if r <= goal.round), default=here[0] if here else None)
+    instead = f"atoll checkpoint rollback {nearest}" if nearest is not None else "atoll checkpoint list"
+    if was_here:
+        raise RunFailedError(
+            "E-CHK-05",
+            f"the state of round {goal.round} is not what was agreed on; it was set aside",
+            cause="this disk lost or changed bytes",
+            fix=instead,
+        )
+    names = ", ".join(map(str, here[-SHOWN:]))
+    kept = "a peer keeps the newest states and some older ones (keep.newest, keep.every_rounds in docs/config.md)"
+    raise UsageError(
+        "E-CHK-03",
+        f"the state of round {goal.round} is not in {host.folder}",
+        cause=f"{kept}; " + (f"here are those of rounds {names}" if here else "none is here"),
+        fix=instead,
+    )
+
+
+def _goal(store: Store, round: int) -> Goal | None:
+    data = store.value("genesis" if round == -1 else f"vertex/{round}")
+    if data is None:
+        return None
+    try:
+        raw = decode_vertex(data).body
+        return goal_of(decode_body(raw), vertex_id(raw))
+    except PeerFault as fault:
+        raise RunFailedError(
+            "E-CHK-02",
+            f"the vertex of round {round} cannot be read: {fault.what}",
+            cause="this disk or a copy of this folder lost or changed bytes",
+            fix=f"atoll verify {store.folder}",
+        ) from fault
+
+
+def rounds_here(store: Store) -> list[int]:
+    """Rounds whose state lies in this folder, oldest first; not those whose vertex cannot be read."""
+    genesis, here = store.value("genesis"), list[int]()
+    for data in ([genesis] if genesis else []) + store.vertices():
+        with suppress(PeerFault):
+            body = decode_body(decode_vertex(data).body)
+            here += [body.round] if store.has_blob(body.state) else []
+    return here
+
+
+def _carried(host: PeerHost, after: int, goal: Goal) -> int | None:
+    """The round that went back there since."""
+    history = host.machine.history
+    assert history is not None
+    for round in range(after + 1, min(host.machine.at, history.head) + 1):
+        body = history.bodies.get(round)
+        back = amend_of(body) if body is not None else None
+        if back is not None and back.back_to == goal.id:
+            return round
+    return None

@@ -1,0 +1,236 @@
+"""Numbers of a run that its owner changes: what people write, what islands make of it, and whether it can be.
+
+    atoll amend run.rounds=60 train.lr=0.002 ─► Numbers ─► a word ─► a vertex ─► `learning_after`, round by round
+
+Promises: what a round learns by follows from genesis and the vertex before it, and is found for whatever such a
+vertex says; what makes no sense is refused here, before anybody hears of it. Knows the keys of run.toml by which
+people call numbers; every other key is refused with the reason why it stays as it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import UNSET, UnsetType, ValidationError, convert
+from msgspec.structs import replace
+
+from atoll.base.errors import RefusedError, UsageError
+from atoll.base.ids import Seconds
+from atoll.peer.governance.settings_change import in_words, numbers_in, tuned_by, with_numbers
+from atoll.peer.operator_commands import with_waiting
+from atoll.peer.settings import RunSettings
+from atoll.runtime.config import numbers_of
+from atoll.runtime.training_spec import ATTACHED, Learning, effort_misfit, with_room
+from atoll.training.recipe.inner import Accumulate, tuned
+from atoll.training.recipe.recipes import Recipe, check_recipe, lasting, over_tokens, swarm_problem
+from atoll.wire.messages.statements import Numbers, Tuned
+from atoll.wire.messages.vertex import Body
+
+if TYPE_CHECKING:
+    from atoll.runtime.training_peer import PeerHost
+
+
+class _Number(NamedTuple):
+    """How a number of the run follows from what people write."""
+
+    name: str
+    share: float = 1.0  # of what is written
+    turns: int = 0  # 1: times the run's fragments, -1: a fragment's share
+
+
+KEYS = {
+    "run.rounds": _Number("rounds", turns=1),
+    "run.start_peers": _Number("start_peers"),
+    "run.min_peers": _Number("min_peers"),
+    "run.audit_rate": _Number("audit_rate"),
+    "run.train_max": _Number("train_max_s"),
+    "consensus.timeout": _Number("owner_s", share=1 / 5),
+    "consensus.timeout_min": _Number("window_min_s", share=1 / 5),
+    "sync.quorum": _Number("updates"),
+    "sync.grace": _Number("grace"),
+    "train.round_time": _Number("round_time_s"),
+    "train.inner_steps": _Number("inner_steps", turns=-1),
+    "train.total_tokens": _Number("total_tokens"),
+    "train.lr": _Number("lr"),
+    "train.outer_lr": _Number("outer_lr"),
+}
+OWN = "it is this computer's own: write it in run.toml, then atoll stop and atoll up"
+STAYS = {  # why other keys cannot change, by key or section
+    "model": "every state and every member's copy has this shape",
+    "data": "members hold these data, and what was learned from is counted in them",
+    "train.recipe": "members remember earlier rounds as this recipe has it",
+    "train.batch": "the place in the data is counted in these; train.adaptive_batching moves it",
+    "train.seq_len": "the place in the data is counted in these",
+    "train": "members remember earlier rounds as the recipe has it",
+    "sync": "what codecs left out is remembered by their numbers, and members read each other's bytes by them",
+    "run": "votes, trust and membership rest on it, and nobody may vote on what voting means",
+    "consensus": "nobody may vote on what voting means",
+    "keep.coded": "pieces of older states lie as it says",
+    "network": OWN,
+    "keep": OWN,
+    "node": OWN,
+}
+
+
+def numbers_from(written: Sequence[str], fragments: int) -> Numbers:
+    """Of key=value, as people write them. UsageError for what is none, or for what cannot change."""
+    found: dict[str, Any] = {}
+    for key, value in numbers_of(written).items():
+        number = KEYS.get(key)
+        if number is None:
+            section = key.partition(".")[0]
+            raise UsageError(
+                "E-RUN-27",
+                f"{key} stays as genesis has it",
+                cause=STAYS.get(key, STAYS[section]),
+                fix=f"change one of {', '.join(KEYS)}; or begin a new run",
+            )
+        if number.turns < 0 and value % fragments:
+            raise UsageError(
+                "E-RUN-27",
+                f"{key} = {value} is not to be divided by the {fragments} fragments of this run",
+                fix=f"write {key} = {max(1, round(value / fragments)) * fragments}",
+            )
+        if number.turns:
+            value = value * fragments if number.turns > 0 else value // fragments
+        found[number.name] = value if number.share == 1.0 else value * number.share
+        _demand_bounds(key, number.name, found[number.name])
+    return convert(found, Numbers)
+
+
+def _demand_bounds(key: str, name: str, value: float) -> None:
+    """The config takes zeros for "none", and longer waits than a vertex may ask for."""
+    try:
+        convert({name: value}, Numbers)
+    except ValidationError:
+        more = "is more than members agree on"
+        none = "is a number that this run may change, and not switch off"
+        raise UsageError(
+            "E-RUN-27", f"{key} {more if value > 0 else none}", fix=f"write another value: atoll amend {key}=…"
+        ) from None
+
+
+def by_key(to: Numbers, fragments: int) -> dict[str, Any]:
+    """The same, by the keys that people know."""
+    given, found = numbers_in(to), dict[str, Any]()
+    for key, number in KEYS.items():
+        if number.name in given:
+            value = given[number.name]
+            if number.turns:
+                value = value // fragments if number.turns > 0 else value * fragments
+            found[key] = value if number.share == 1.0 else round(value / number.share, 9)
+    return found
+
+
+def learning_after(learning: Learning, changed: Tuned | UnsetType) -> Learning:
+    """What the round after a vertex that says this learns by; `learning` is genesis'. Whatever it says has a
+    meaning, the same at all members: what a recipe has no number for stays as it is."""
+    if changed is UNSET:
+        return learning
+    to, recipe = changed.to, _timed(learning.recipe, changed)
+    if to.total_tokens is not UNSET:
+        recipe = over_tokens(recipe, to.total_tokens)
+    if to.lr is not UNSET and recipe.model != ATTACHED:
+        if isinstance(recipe.inner, Accumulate):  # the outer step is the optimizer
+            recipe = replace(recipe, outer=_with_rate(recipe.outer, to.lr))
+        else:
+            recipe = replace(recipe, inner=tuned(recipe.inner, lr=to.lr))
+    if to.outer_lr is not UNSET and not isinstance(recipe.inner, Accumulate):
+        recipe = replace(recipe, outer=_with_rate(recipe.outer, to.outer_lr))
+    return replace(learning, recipe=recipe)
+
+
+def _timed(recipe: Recipe, changed: Tuned) -> Recipe:
+    """With other rounds and steps. Rates fall over the steps that were taken and those to come; where they follow
+    tokens, over these."""
+    to, schedule = changed.to, recipe.schedule
+    if to.rounds in (UNSET, 0) and to.inner_steps is UNSET:
+        return recipe
+    rounds = to.rounds // schedule.fragments if to.rounds else schedule.rounds
+    steps = schedule.inner_steps if to.inner_steps is UNSET else to.inner_steps * schedule.fragments
+    timed = replace(schedule, rounds=rounds, inner_steps=steps)
+    if recipe.model == ATTACHED:
+        return replace(recipe, schedule=timed)
+    total = changed.steps + max(0, timed.turns - changed.trained) * timed.turn_steps
+    total = timed.steps if schedule.total_tokens is not UNSET else total
+    return replace(lasting(recipe, max(1, total)), schedule=timed)
+
+
+def _with_rate(outer: Any, lr: float) -> Any:
+    return replace(outer, lr=lr) if "lr" in outer.__struct_fields__ else outer
+
+
+def problem(learning: Learning, settings: RunSettings, changed: Tuned) -> str:
+    """Why a run that learns so cannot go by these numbers; empty if it can. `settings` are those that then hold."""
+    to, before, then = changed.to, learning.recipe, learning_after(learning, changed).recipe
+    loops = before.model == ATTACHED
+    without = "its members' loops have optimizers of their own" if loops else "its recipe has none"
+    for name in sorted({"lr", "outer_lr"} & numbers_in(to).keys()):
+        alone = learning_after(learning, replace(changed, to=convert({name: 1e-30}, Numbers))).recipe
+        if alone == before:
+            return f"train.{name}: {without}"
+    if to.inner_steps is not UNSET:
+        if before.schedule.epochs is not UNSET:
+            return "its rounds are passes over members' own data, not steps (epochs)"
+        if isinstance(before.inner, Accumulate):
+            return "every step is a round, which can be neither longer nor shorter"
+        if before.own_anchors:
+            return "trainers run on for a whole round before they know how long the next one is"
+    if settings.min_peers < before.reducer.peers_min:
+        return f"its recipe needs {before.reducer.peers_min} members (run.min_peers)"
+    try:
+        if not loops:
+            check_recipe(then)
+        with_room(settings)
+    except ValueError as why:
+        return str(why)
+    return swarm_problem(then) or effort_misfit(then, settings.round.effort)
+
+
+async def amend_run(host: PeerHost, texts: Sequence[str], wait_s: Seconds) -> dict[str, Any]:
+    """Say it to the members, and wait for the vertex that does it."""
+    if not host.may_recover:
+        raise RefusedError(
+            "E-RUN-25",
+            "only the run's recovery identity can change its numbers, and this peer is another one",
+            cause="genesis names the founder, unless the founder chose somebody else",
+            fix="atoll amend in the founder's folder",
+        )
+    history, learning = host.machine.history, host.island.learning
+    if history is None or learning is None:
+        raise RefusedError("E-RUN-28", "this peer does not know the run yet", fix="atoll status")
+    genesis, fragments = host.machine.settings, learning.recipe.schedule.fragments
+    to = numbers_from(texts, fragments)
+    both = with_waiting(host.machine, to)
+    try:
+        then = tuned_by(genesis, history.head_body, history.head_body.trained, both)
+        if why := problem(learning, with_numbers(genesis, then.to), then):
+            raise ValueError(why)
+        host.tune(to)
+    except ValueError as why:
+        raise RefusedError("E-RUN-28", f"the run cannot change so: {why}", fix="atoll status") from None
+    before, until = history.head, time.monotonic() + wait_s
+    while (body := _first_with(history.bodies, before, to)) is None and time.monotonic() < until:
+        await host.next_round(until - time.monotonic())
+    last = history.head_body if body is None else body
+    told = {"agreed": body is not None, "amended": by_key(to, fragments)}
+    return told | {"round": last.round, "trained": last.trained}
+
+
+def _first_with(bodies: Mapping[int, Body], after: int, to: Numbers) -> Body | None:
+    """The first vertex after that round that says so."""
+    wanted, later = numbers_in(to).items(), sorted(round for round in bodies if round > after)
+    said = (bodies[round] for round in later)
+    return next((b for b in said if b.tuned is not UNSET and wanted <= numbers_in(b.tuned.to).items()), None)
+
+
+def amended_of(host: PeerHost) -> dict[str, Any] | None:
+    """What holds otherwise than genesis says, for people; None if nothing does."""
+    history, learning = host.machine.history, host.island.learning
+    if history is None or learning is None or history.head_body.tuned is UNSET:
+        return None
+    said = history.head_body.tuned
+    numbers = by_key(said.to, learning.recipe.schedule.fragments)
+    return {"numbers": numbers, "trained": said.trained, "words": in_words(numbers_in(said.to))}

@@ -1,0 +1,213 @@
+"""The control door: a unix-domain socket beside each running peer, for its owner's commands and nobody else's.
+
+One line of JSON asks, one line answers; then the connection ends. The socket lies in a short private folder, since
+the system allows its path 108 bytes only; the peer's folder says where (`door`).
+Promises: only this user can open the door (folder 0700, socket 0600, owner checked); what cannot be done is
+answered with the same error that the command line shows. Never imports torch: `atoll status` must stay quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+
+from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.runtime.storage.atomic_files import refused
+from atoll.runtime.storage.ownership import open_private
+
+REQUEST_MAX = 64 * 1024  # bytes of one request
+ANSWER_MAX = 16 * 2**20  # bytes of one answer: a run of 4096 members fits
+PATH_MAX = 100  # bytes of a socket's path; Linux allows 107, macOS 103
+ASK_S = 120.0  # an evaluation on a slow computer takes this long
+DEAD_S = 60.0  # a socket that nobody listens at is this old, and its peer was killed
+
+Handler = Callable[[dict[str, Any]], Awaitable[Any]]
+ERRORS: dict[int, type[AtollError]] = {2: UsageError, 3: NetworkError, 4: RefusedError, 5: RunFailedError}
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    verb: str
+    with_: dict[str, Any] = msgspec.field(default_factory=dict, name="with")
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    code: str
+    what: str
+    cause: str = ""
+    fix: str = ""
+    exit_status: int = 1
+
+
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+    ok: Any = None
+    error: Trouble | None = None
+
+
+_REQUEST = msgspec.json.Decoder(Request)
+_REPLY = msgspec.json.Decoder(Reply)
+
+
+# ---- the peer's side ---------------------------------------------------------------------------------------
+
+
+class Door:
+    """Answers on behalf of one running peer. `handlers` is the table of what it can be asked."""
+
+    def __init__(self, folder: Path, handlers: dict[str, Handler]) -> None:
+        self.folder, self.handlers = folder, handlers
+        self.path = door_path(folder)
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """From now on `ask(folder, …)` reaches this peer."""
+        self.path.unlink(missing_ok=True)  # the folder's lock says that its owner is gone
+        self._server = await asyncio.start_unix_server(self._serve, str(self.path), limit=REQUEST_MAX)
+        self.path.chmod(0o600)
+        try:
+            with open(self.folder / "door", "w", opener=open_private) as file:
+                file.write(f"{self.path}\n")
+        except OSError as why:
+            raise refused("write door", why.strerror, self.folder) from why
+
+    async def close(self) -> None:
+        if self._server is None:
+            return
+        self._server.close()
+        for path in (self.path, self.folder / "door"):
+            path.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, ValueError):  # ValueError: a line longer than REQUEST_MAX
+            reply = await self._answer(await reader.readline())
+            writer.write(msgspec.json.encode(reply) + b"\n")
+            await writer.drain()
+        writer.close()
+
+    async def _answer(self, line: bytes) -> Reply:
+        try:
+            request = _REQUEST.decode(line)
+            handler = self.handlers.get(request.verb)
+            if handler is None:
+                raise UsageError(
+                    "E-DOOR-02",
+                    f"this peer does not know {request.verb!r}",
+                    cause="the command is newer than the peer that runs in this folder",
+                    fix="stop the peer and start it again with this version of Atoll",
+                )
+            return Reply(ok=await handler(request.with_))
+        except AtollError as why:
+            return Reply(error=Trouble(why.code, why.what, why.cause, why.fix, why.exit_status))
+        except (msgspec.DecodeError, KeyError, ValueError) as why:
+            return Reply(error=Trouble("E-DOOR-03", f"the request makes no sense: {why}", exit_status=2))
+
+
+# ---- the command's side ------------------------------------------------------------------------------------
+
+
+def ask(folder: Path, verb: str, **with_: Any) -> Any:
+    """What the peer that runs in `folder` answers. Raises the error it answers with."""
+    return _reply(folder, msgspec.json.encode(Request(verb, with_)) + b"\n")
+
+
+async def ask_soon(folder: Path, verb: str, **with_: Any) -> Any:
+    """The same for a caller with an event loop."""
+    return await asyncio.to_thread(lambda: ask(folder, verb, **with_))
+
+
+def _reply(folder: Path, request: bytes) -> Any:
+    try:
+        path = (folder / "door").read_text().strip()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.settimeout(ASK_S)
+            line.connect(path)
+            line.sendall(request)
+            answer = bytearray()
+            while not answer.endswith(b"\n"):
+                piece = line.recv(65536)
+                if not piece or len(answer) > ANSWER_MAX:
+                    break
+                answer += piece
+    except PermissionError as why:
+        raise UsageError(
+            "E-DOOR-08",
+            f"the peer in {folder} is not yours to ask: {why.strerror}",
+            cause="its folder or its process belongs to another user",
+            fix="say it as the user who started that peer",
+        ) from None
+    except TimeoutError:
+        raise NetworkError(
+            "E-DOOR-04",
+            f"the peer in {folder} did not answer within {ASK_S:.0f} s",
+            cause="its computer is overloaded, or the process was stopped",
+            fix="try again; if it stays silent, end the process and run atoll up --dir " + str(folder),
+        ) from None
+    except (OSError, ValueError):  # no such file, no such folder, nobody behind it, no path to a socket in it
+        raise nobody_here(folder) from None
+    if not answer.endswith(b"\n"):
+        raise nobody_here(folder)
+    reply = _REPLY.decode(bytes(answer))
+    if reply.error is not None:
+        e = reply.error
+        raise ERRORS.get(e.exit_status, RunFailedError)(e.code, e.what, cause=e.cause, fix=e.fix)
+    return reply.ok
+
+
+def nobody_here(folder: Path) -> NetworkError:
+    held = (folder / "kept.sqlite").exists()
+    return NetworkError(
+        "E-DOOR-01",
+        f"no peer is running in {folder}",
+        cause="it was stopped, or its run is over" if held else "nothing was founded or joined in this folder yet",
+        fix=f"atoll up --dir {folder}" if held else "atoll up, or atoll join TICKET; or name its folder with --dir",
+    )
+
+
+def door_path(folder: Path) -> Path:
+    """Where the socket of this folder's peer lies."""
+    name = blake3(str(folder.resolve()).encode()).hexdigest(length=8) + ".sock"
+    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108  # `_private` checks
+        if base and len(os.fsencode(f"{base}/atoll-{os.getuid()}/{name}")) <= PATH_MAX and Path(base).is_dir():
+            return _private(Path(base) / f"atoll-{os.getuid()}") / name
+    raise RunFailedError("E-DOOR-05", "there is no short folder for a socket", fix="set TMPDIR to a short path")
+
+
+def neighbours() -> int:
+    """How many peers of this user run on this computer: their trainers share its cores.
+
+    Sockets that peers left when they were killed are removed, once they are too old to be about to listen.
+    """
+    count = 0
+    for path in door_path(Path()).parent.glob("*.sock"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line, suppress(OSError):
+            try:
+                line.connect(str(path))
+                count += 1
+            except ConnectionRefusedError:
+                if time.time() - path.stat().st_mtime > DEAD_S:
+                    path.unlink()
+    return count
+
+
+def _private(folder: Path) -> Path:
+    """The folder, ours alone: in a shared /tmp somebody else may have made it first."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise RunFailedError(
+            "E-DOOR-06",
+            f"{folder} is not a private folder of yours",
+            cause="another user made it, or its permissions were changed",
+            fix=f"set TMPDIR to a folder of your own, or remove {folder}",
+        )
+    return folder

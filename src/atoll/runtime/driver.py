@@ -1,0 +1,561 @@
+"""Drives one peer in the real world: carries out the effects that its machine asks for, in order.
+
+Promises: a Keep is on disk before any later Send leaves; an Ask is answered exactly once; what the network brings
+is decoded here and nowhere else, and hashed here or, if it is a chunk of a blob, in `chunks.py`; nothing runs on
+after `stop`. Decides nothing: whatever depends on the protocol is asked of the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, RunFailedError
+from atoll.base.ids import Digest, PeerId, Seconds, short
+from atoll.base.machine import (
+    Ask,
+    Contact,
+    Done,
+    Effect,
+    Event,
+    Fact,
+    Failed,
+    Forget,
+    Keep,
+    LinkDown,
+    LinkUp,
+    Message,
+    Payload,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+    Woke,
+)
+from atoll.crypto.digest import Buffer
+from atoll.crypto.identity import (
+    Identity,
+    PublicIdentity,
+    SessionSigner,
+    SessionVerifier,
+    public_bytes,
+    public_from_bytes,
+    signature_bytes,
+)
+from atoll.crypto.signer import Vouch
+from atoll.peer import operator_commands
+from atoll.peer.events import AttemptFailed, MembershipChanged, RoundClosed
+from atoll.peer.governance.orders import Goal
+from atoll.peer.membership.admission import Wish
+from atoll.peer.peer import Peer
+from atoll.protocol.membership.failure_detector import Suspected
+from atoll.protocol.transfer.tasks import ReadChunk, StoreChunk
+from atoll.runtime.clock import Clock
+from atoll.runtime.event_log import Progress, Record, entry_of, paused_text, plain
+from atoll.runtime.network.addresses import dialable
+from atoll.runtime.network.bandwidth import Carriage
+from atoll.runtime.network.bulk_channel import Follower
+from atoll.runtime.network.connection_manager import Links, LinkSettings
+from atoll.runtime.network.libp2p import Libp2pSecurity
+from atoll.runtime.session_keys import LateSession, session_of
+from atoll.runtime.storage.chunk_pipeline import Chunks
+from atoll.runtime.storage.store import Store
+from atoll.wire.codec import decode_message, encode
+from atoll.wire.messages.history import Chunk
+from atoll.wire.messages.statements import Invite, Numbers
+from atoll.wire.messages.vertex import Vertex
+from atoll.wire.ticket import parse
+
+log = logging.getLogger(__name__)
+
+PULSE_S = 0.5  # how often the driver looks whether it was asleep
+SLEPT_S = 3.0  # a pulse this late means the computer was suspended or the process stopped
+DIAL_AGAIN_S = 2.0
+
+
+class Unkept(Exception):
+    """The disk refuses what has to be durable before the next word."""
+
+    def __init__(self, why: RunFailedError) -> None:
+        self.why = why
+        super().__init__(str(why))
+
+
+class Worker(Protocol):
+    """What does a peer's slow work, off its loop."""
+
+    async def do(self, work: Any) -> Any:
+        """The answer to a piece of work. Raises AtollError, PeerFault or OSError: the driver answers Failed."""
+        ...
+
+    def name_of(self, message: Message, payload: Buffer) -> Digest:
+        """What arriving bytes are called, computed from the bytes."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Everything that makes a process this member of this run."""
+
+    store: Store
+    identity: Identity
+    run: Digest
+    wish: Wish
+    genesis: Vertex | None = None
+    bootstrap: tuple[tuple[str, PeerId | None], ...] = ()
+
+
+class Driver:
+    """One peer of one run, on this computer; `island` does its slow work."""
+
+    hash_on_loop_bytes = 4 * 2**20  # larger payloads are named on a thread: 4 MiB take one millisecond
+
+    def __init__(self, me: Seat, island: Worker, *, on_fact: Callable[[Fact], None] = lambda fact: None) -> None:
+        self.store, self.identity = me.store, me.identity
+        self.folder, self.me = me.store.folder, me.identity.peer
+        self.run_id, self.wish, self.bootstrap = me.run, me.wish, me.bootstrap
+        self.island = island
+        known = tuple(p for _, p in me.bootstrap if p is not None)
+        vouch = Vouch(public_bytes(me.identity.public), self._sign_for_long)
+        signer = LateSession(self.me, self._session, lambda: self.clock.now())
+        self.machine = Peer(me.run, signer, SessionVerifier(), me.wish, me.genesis, known, vouch)
+        self.clock = Clock()
+        self.record = Record(self.folder / "facts.jsonl")
+        self.progress = Progress.of(self.record.tail())
+        self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: None  # every line of the record
+        # where names are quick: what hashes a payload on its way in, and the name that its hash makes, or None
+        self.follow: Callable[[], Follower | None] = lambda: None
+        self.named: Callable[[Message, bytes], Digest | None] = lambda message, followed: None
+        self.on_broken: Callable[[BaseException], None] = lambda broken: None  # a promise to ourselves was broken
+        self.on_unkept: Callable[[RunFailedError], None] = lambda refused: None  # this disk takes no more
+        self.listeners: list[Callable[[Fact], None]] = [self._record, self._wake, self._react_to_fact, on_fact]
+        self._carriage = Carriage()
+        self._upload_bytes_s = 0  # the most that is sent; 0: no cap
+        self.stopped = asyncio.Event()
+        self._round_closed = asyncio.Event()
+        self._happened = asyncio.Event()  # anything at all
+        self.bound: list[str] = []
+        self.addresses: tuple[str, ...] = ()
+        self._bytes_before = (self.progress.bytes_out, self.progress.bytes_in)  # of its life before
+        self._timers: dict[str, tuple[Seconds, asyncio.TimerHandle]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unkept: list[tuple[str, bytes | None]] = []
+        self._last: tuple[Message, bytes] | None = None  # a broadcast is encoded once
+        self._refused: set[tuple[int, str]] = set()  # of which round, and why: work that people were told of
+        self._closing = False
+        self._silent = False  # what must be durable is not: nothing is said any more
+
+    # ---- life ----------------------------------------------------------------------------------------------
+
+    async def listen(self, addresses: list[str], announce: tuple[str, ...] = (), upload_bytes_s: int = 0) -> None:
+        """Open the door; must come before `start`. Others are told `announce`, or what was bound."""
+        security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
+        settings, self._upload_bytes_s = LinkSettings(upload_bytes_s=upload_bytes_s), upload_bytes_s
+        self.links = Links(
+            self.me,
+            security,
+            self._on_link,
+            self._on_message,
+            on_fault=self._on_fault,
+            follow=self.follow,
+            settings=settings,
+        )
+        self._chunks = Chunks(self.store, self.links.memory)
+        self.bound = await self.links.listen(addresses)
+        self.addresses = announce or dialable(self.bound)
+        self.machine.wish = replace(self.wish, addresses=self.addresses)
+
+    def start(self) -> None:
+        """Wake the machine with what it kept; from now on events drive it."""
+        self._pulse_at = self.clock.now()
+        self.handle(Start(self.store.kept()))
+        for address, peer in self.bootstrap:
+            self._spawn(self._dial(address, peer))
+        self._spawn(self._pulse())
+
+    async def stop(self, why: str = "stopped by its owner", farewell: bool = True) -> None:
+        """Leave in good order: say farewell, let the last words out, end every task and the trainer."""
+        if self._closing:
+            return
+        if farewell:
+            self._do(lambda: operator_commands.farewell(self.machine, why, self.clock.now()))
+            await asyncio.sleep(0)  # the words are queued; Links.close lets them leave
+        self._closing = True
+        for _, handle in self._timers.values():
+            handle.cancel()
+        await self.links.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.island.close()
+        self._chunks.close()
+        self.record.close()
+        self.store.close()
+        self.stopped.set()
+
+    async def leave(self, why: str, patience_s: Seconds) -> bool:
+        """Say farewell, and stay while the others cannot agree on it without me. False if time ran out."""
+        self._do(lambda: operator_commands.farewell(self.machine, why, self.clock.now()))
+        self._hurry()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while self._needed():
+                    self._happened.clear()
+                    await self._happened.wait()
+        return not self._needed()
+
+    def _needed(self) -> bool:
+        """True while the other voters that I can hear lack exactly my vote for a certificate, or none of them has
+        said yet that it holds the vertex by which I am gone: what I sent last may never have arrived."""
+        history = self.machine.history
+        if history is None or self.machine.over:
+            return False
+        there = operator_commands.turnout(self.machine, self.clock.now())
+        if any(m.peer == self.me and m.votes for m in history.head_body.members):
+            return there.here == there.needed > 1
+        stay, ends = {*there.voters} - {*there.absent, self.me}, self.machine.news.ends
+        return bool(stay) and all(ends.get(peer, -2) < history.head for peer in stay)
+
+    # ---- what its owner asks for ---------------------------------------------------------------------------
+
+    def invite(self, statement: Invite) -> None:
+        """Put an invitation, or its end, before the members; the next vertex holds it."""
+        self._do(lambda: self.machine.say(statement, self.clock.now()))
+
+    def rest(self, rounds: int, at_once: bool = False) -> None:
+        """Train in none of the next so many rounds; `at_once`: nor in the one under way, which the trainer ends."""
+        self._do(lambda: operator_commands.rest(self.machine, rounds, self.clock.now(), at_once))
+
+    def recover(self) -> None:
+        """Start a new epoch with the members that can be heard. RefusedError where that would be wrong."""
+        if not self.may_recover:
+            raise RefusedError(
+                "E-RUN-07",
+                "only the run's recovery identity can start over, and this peer is another one",
+                cause="genesis names the founder, unless the founder chose somebody else",
+                fix="atoll recover in the founder's folder",
+            )
+        try:
+            self._do(lambda: operator_commands.recover(self.machine, self._sign_for_long, self.clock.now()))
+        except ValueError as why:
+            raise RefusedError("E-RUN-08", f"there is nothing to recover: {why}", fix="atoll status") from None
+
+    def paused(self) -> str | None:
+        """Why nothing can be agreed on now, for people; None if enough voters are here."""
+        if self.machine.over:
+            return None
+        settings, there = self.machine.settings, operator_commands.turnout(self.machine, self.clock.now())
+        recover = "atoll recover" + ("" if self.may_recover else " in the founder's folder")
+        told = recover if settings.recovery else ""
+        return paused_text(there, self.progress.name_of, settings.round.quorum, told)
+
+    @property
+    def may_recover(self) -> bool:
+        """True if genesis names this peer's identity for what no quorum decides alone."""
+        return self.machine.settings.recovery == public_bytes(self.identity.public)
+
+    def go_back(self, goal: Goal, without: tuple[PeerId, ...] = ()) -> None:
+        """Put before the members that the run goes on from this earlier vertex, and without these of them. Raises
+        ValueError where that is no use."""
+        self._do(
+            lambda: operator_commands.go_back(self.machine, goal, self._sign_for_long, self.clock.now(), without)
+        )
+
+    def pause(self, paused: bool) -> None:
+        """Put before the members that nobody trains, or all again. Raises ValueError where that is no use."""
+        self._do(lambda: operator_commands.pause(self.machine, paused, self._sign_for_long, self.clock.now()))
+
+    def tune(self, to: Numbers) -> None:
+        """Put before the members that these numbers hold. Raises ValueError where they cannot."""
+        self._do(lambda: operator_commands.tune(self.machine, to, self._sign_for_long, self.clock.now()))
+
+    def ticket_text(self) -> str | None:
+        """The ticket that founded or admitted this peer, while it can still be used."""
+        text = self.store.kept().get("ticket", b"").decode()
+        return text if text and parse(text).expires_wall_s > self.clock.now() else None
+
+    async def next_round(self, timeout_s: Seconds) -> None:
+        """Until a round was closed, or the time."""
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await self._round_closed.wait()
+        except TimeoutError:
+            return
+
+    def _session(self) -> SessionSigner:
+        assert self.machine.genesis is not None  # a word of a run that nobody knows
+        kind = self.machine.settings.round.signing.kind
+        try:
+            return session_of(self.store, self.identity, self.run_id, kind, self.clock.now())
+        except RunFailedError as why:
+            raise Unkept(why) from why
+
+    # ---- events in, effects out ----------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> None:
+        if not self._closing:
+            self._do(lambda: self.machine.handle(event, self.clock.now()))
+            self._happened.set()
+
+    def _do(self, step: Callable[[], list[Effect]]) -> None:
+        """One step of the machine and its effects: all of them, or none more from the first that cannot be kept."""
+        if self._silent:
+            return
+        try:
+            self._carry_out(step())
+        except Unkept as unkept:
+            log.warning("nothing can be kept any more, so nothing is said any more: %s", unkept.why.what)
+            self._silent = True
+            self.on_unkept(unkept.why)
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Keep(name, blob):
+                    self._unkept.append((name, blob))
+                case Send():
+                    self._flush()
+                    self._send(effect)
+                case Ask(job, StoreChunk() | ReadChunk() as work):
+                    self._flush()
+                    self._chunks.do(work, partial(self._chunk_answered, job))
+                case Ask(job, work):
+                    self._flush()
+                    self._spawn(self._answer(job, work))
+                case SetTimer(name, at):
+                    self._set_timer(name, at)
+                case Contact(peer, addresses):
+                    self.links.contact(peer, addresses)
+                case Forget(peer):
+                    self.links.forget(peer)
+                case Report(fact):
+                    for listener in self.listeners:
+                        listener(fact)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Everything kept so far becomes durable, in one commit, before the next word leaves."""
+        if self._unkept:
+            try:
+                self.store.keep(self._unkept)
+            except RunFailedError as why:
+                raise Unkept(why) from why
+            self._unkept.clear()
+
+    def _send(self, send: Send) -> None:
+        if self._last is None or self._last[0] is not send.message:
+            self._last = (send.message, encode(send.message))
+        data = self._last[1]
+        if send.payload is None:
+            self.links.send(send.to, data, send.lane)
+        else:
+            message = send.message
+            self.links.send(send.to, data, send.lane, send.payload.data, message.place, message.of_round)
+
+    def _set_timer(self, name: str, at: Seconds | None) -> None:
+        old = self._timers.pop(name, None)
+        if old is not None:
+            old[1].cancel()
+        if at is None:
+            return
+        loop = asyncio.get_running_loop()
+        handle = loop.call_at(self.clock.monotonic_at(at), self._fire, name)
+        self._timers[name] = (at, handle)
+
+    def _fire(self, name: str) -> None:
+        self._timers.pop(name, None)
+        self.handle(TimerFired(name))
+
+    async def _answer(self, job: str, work: object) -> None:
+        try:
+            result = await self.island.do(work)
+        except Exception as why:  # an unanswered ask would stop the machine for ever
+            result = why
+        self._answered(job, result)
+
+    def _chunk_answered(self, job: str, result: object) -> None:
+        try:
+            self._answered(job, result)
+        except Exception as broken:
+            log.exception("the answer to %s led to a mistake of this peer", job)
+            self.on_broken(broken)
+
+    def _answered(self, job: str, result: object) -> None:
+        match result:
+            case AtollError(what=what, cause=cause):
+                self.handle(Failed(job, f"{what}: {cause}" if cause else what))
+                if isinstance(result.__cause__, OSError):  # what `durable.refused` says in words
+                    self._tell_refused(result.__cause__)
+            case PeerFault(what=what):
+                self.handle(Failed(job, what))
+            case OSError():
+                self.handle(Failed(job, f"the disk or the system refused: {result}"))
+                self._tell_refused(result)
+            case Exception():
+                log.error("the work for %s failed", job, exc_info=result)
+                self.handle(Failed(job, str(result) or type(result).__name__))
+            case _:
+                self.handle(Done(job, result))
+
+    def _tell_refused(self, why: OSError) -> None:
+        """Once per round and reason: the machine goes on without that work, and people would see attempts fail."""
+        told = (self.progress.round, why.strerror or str(why))
+        if told not in self._refused:
+            self._refused = {told, *(one for one in self._refused if one[0] == told[0])}
+            log.warning("the disk or the system refused work: %s", why)
+            entry = {"at": round(self.clock.now(), 3), "fact": "WorkRefused", "phase": self.progress.phase}
+            self._tell(entry | {"round": told[0], "why": told[1]}, durable=False)
+
+    # ---- the network ---------------------------------------------------------------------------------------
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes on sockets since this peer exists, handshakes and encryption included."""
+        return self._bytes_before[0] + self.links.traffic()[0]
+
+    @property
+    def bytes_in(self) -> int:
+        return self._bytes_before[1] + self.links.traffic()[1]
+
+    def _sign_for_long(self, data: bytes) -> bytes:
+        """By this peer's identity, with both keys."""
+        return signature_bytes(self.identity.sign(data))
+
+    def _identity_of(self, peer: PeerId) -> PublicIdentity | None:
+        """The long-lived keys that a member joined with: nobody takes its place with other ones."""
+        public = self.machine.identities.get(peer)
+        return public_from_bytes(public) if public is not None else None
+
+    def _on_link(self, event: LinkUp | LinkDown) -> None:
+        self.handle(event)
+
+    def _on_message(self, sender: PeerId, data: bytes, payload: memoryview | None, followed: bytes | None) -> None:
+        try:
+            message = decode_message(data, sender)
+        except PeerFault as fault:
+            self._on_fault(fault)
+            self.links.forget(sender)
+            return
+        if payload is not None and isinstance(message, Chunk):
+            self._chunks.take(message, payload, partial(self._named, sender, message))
+            return
+        if payload is not None and followed is not None and (name := self.named(message, followed)) is not None:
+            self.handle(Received(sender, message, Payload(name, len(payload), payload)))
+            return
+        if payload is not None and len(payload) > self.hash_on_loop_bytes:
+            self._spawn(self._hash_then_handle(sender, message, payload))
+            return
+        parcel = None
+        if payload is not None:
+            parcel = Payload(self.island.name_of(message, payload), len(payload), payload)
+        self.handle(Received(sender, message, parcel))
+
+    async def _hash_then_handle(self, sender: PeerId, message: Message, payload: memoryview) -> None:
+        name = await asyncio.to_thread(self.island.name_of, message, payload)
+        self._named(sender, message, Payload(name, len(payload), payload))
+
+    def _named(self, sender: PeerId, message: Message, payload: Payload) -> None:
+        """What was hashed off the loop. If its sender is gone by now it came too late: it would be a sign of life
+        after the last one, and the dead would be waited for again."""
+        if sender in self.machine.linked:
+            self.handle(Received(sender, message, payload))
+
+    def _on_fault(self, fault: PeerFault) -> None:
+        log.warning("%s broke the protocol: %s", short(fault.who), fault.what)
+
+    async def _dial(self, address: str, peer: PeerId | None) -> None:
+        """Reach a bootstrap address, for as long as nobody at all is linked."""
+        while not self._closing and not self.machine.linked:
+            try:
+                found = await self.links.dial(address, peer)
+                if found not in self.machine.bootstrap:  # the address alone did not say who is there
+                    self.machine.bootstrap += (found,)
+                return
+            except NetworkError as why:
+                log.info("cannot reach %s yet: %s", address, why.what)
+                self._tell(
+                    {"at": round(self.clock.now(), 3), "fact": "Unreachable", "phase": "join", "address": address}
+                    | {"why": why.what},
+                    durable=False,
+                )
+                await asyncio.sleep(DIAL_AGAIN_S)
+
+    async def _pulse(self) -> None:
+        """Notice that this computer slept, or that this process was stopped: what is pending is stale."""
+        while True:
+            await asyncio.sleep(PULSE_S)
+            now = self.clock.now()
+            late = now - self._pulse_at - PULSE_S
+            self._pulse_at = now
+            self._measure(now)
+            if late > SLEPT_S:
+                for name, (at, _) in list(self._timers.items()):
+                    self._set_timer(name, at)  # the loop's clock may have stood still
+                self.handle(Woke())
+
+    def _measure(self, now: Seconds) -> None:
+        round = self.machine.round
+        carried = self._carriage.look(now, self.links.uploading(), round.plan.round if round is not None else None)
+        if carried is not None:
+            self.handle(carried)
+
+    def uplink_bytes_s(self) -> float | None:
+        """What this computer's uplink carries, by its cap and by what was seen; None where there is neither."""
+        return min(filter(None, (self._upload_bytes_s, self.machine.rates.uplink_bytes_s)), default=None)
+
+    def _react_to_fact(self, fact: Fact) -> None:
+        """What this kind of peer does when its machine tells something."""
+
+    def _hurry(self) -> None:
+        """This peer is leaving: whatever it still works on for this round is not needed."""
+
+    # ---- facts ---------------------------------------------------------------------------------------------
+
+    def _wake(self, fact: Fact) -> None:
+        """Whoever waits for the end of a round. Who has not closed it still gets what it is told in it."""
+        if isinstance(fact, RoundClosed):
+            self._round_closed.set()
+            self._round_closed = asyncio.Event()
+            self.links.rounds_over(fact.round)
+
+    def _record(self, fact: Fact) -> None:
+        entry = entry_of(fact, self.clock.now())
+        if entry is None:
+            return
+        if isinstance(fact, RoundClosed):
+            entry |= {"bytes_out": self.bytes_out, "bytes_in": self.bytes_in}
+        elif isinstance(fact, AttemptFailed | Suspected) and (why := self.paused()) is not None:
+            entry |= {"paused": why}
+        elif isinstance(fact, MembershipChanged) and not fact.joined and not fact.left:
+            standings = [(m["peer"], m["standing"]) for m in self.progress.members]
+            if standings == [(m.peer, m.standing) for m in fact.members]:
+                return  # only speeds were reported: every round does that
+        self._tell(entry)
+
+    def _tell(self, entry: dict[str, Any], durable: bool = True) -> None:
+        entry = plain(entry)
+        if durable:
+            self.record.write(entry)
+        self.progress.see(entry)
+        self.on_entry(entry)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (broken := task.exception()) is not None:
+            log.error("a task of this peer failed", exc_info=broken)
+            self.on_broken(broken)

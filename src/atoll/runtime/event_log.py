@@ -1,0 +1,477 @@
+"""Facts as lines of JSON: what `facts.jsonl`, `--facts` and screens are made of, and the fold that reads them.
+
+A line is one object {"at", "fact", "phase", "round", …}. Bodies and signatures stay out: the history holds them.
+`Progress` folds lines into what a person wants to know, so that a live view, a plot of an old run and the control
+door all say the same. A record is two files at most, the older one `facts.old.jsonl`: once the newer one is long it
+takes the place of the older one, and lines from before that are gone. Never imports torch: light verbs read records
+too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import asdict
+
+from atoll.base.errors import UNREADABLE
+from atoll.base.ids import NAME_SHOWN_MAX, PeerId, names_of, one_line, short
+from atoll.base.limits import SCORE_ONE
+from atoll.base.machine import Fact, tag_of
+from atoll.features.partition_training.machine import late_of
+from atoll.peer.events import GenesisKnown, Looked, MembershipChanged, RoundClosed, StateJudged
+from atoll.peer.governance.orders import amend_of, pauses_in, tunes_in
+from atoll.peer.governance.settings_change import numbers_in
+from atoll.policy.plan import QuorumRule, Turnout, quorum
+from atoll.policy.reputation import FLOOR, tier_of
+from atoll.protocol.agreement.events import Decided, Judge
+from atoll.protocol.allreduce.events import RowsWeighed
+from atoll.runtime.storage.ownership import open_private
+from atoll.verification.state_validation.policy import ALL, LOSS_MOST, NAT
+from atoll.wire.codec import decode_body
+from atoll.wire.messages.vertex import Member
+
+Entry = Mapping[str, Any]
+
+SECRET_FACTS = (Judge, Decided)  # carry whole bodies; their news is in RoundClosed
+LEFT_OUT = ("vertex", "body", "settings")
+RETURNS_MAX = 64  # behind bad states, the newest
+LATE_MAX = 16  # members that came back from being apart with what they did there, the newest
+NAMED_MAX = 6  # of those who are missed, in one line
+NAMED_CHARACTERS_MAX = 24  # of each of their names there
+FILE_BYTES_MAX = 64 * 2**20  # about sixteen thousand rounds
+CARRIED = ("GenesisKnown", "LearningKnown", "MembershipChanged")  # what the lines of a new file are read by
+TURNED = "RecordTurned"  # the first line of every file but a record's first one
+TAIL_BYTES = 4 * 2**20  # of the file read at start: about a thousand rounds
+CURVE_MAX = 4096  # rounds of loss remembered for a screen; the file has them all
+_ENTRY = msgspec.json.Decoder(dict[str, Any])
+
+
+def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
+    """The line for this fact; None for facts that stay inside."""
+    if isinstance(fact, SECRET_FACTS):
+        return None
+    entry: dict[str, Any] = {"at": round(at, 3), "fact": tag_of(fact), "phase": fact.phase}
+    match fact:
+        case RoundClosed(body=body):
+            entry |= {
+                "trained": body.trained,
+                "state": body.state,
+                "loss": body.metrics.loss,
+                "steps": body.metrics.steps,
+                "samples": body.metrics.samples,
+                "attempt": body.attempt,
+                "proposer": body.proposer,
+                "time_s": round(body.time_s, 3),
+            }
+            if (back := amend_of(body)) is not None:
+                entry |= {"back_to": back.round, "by": "recovery" if back.signature else "validators"}
+            for _, pause in pauses_in(body.reports):
+                entry |= {"pauses": pause.paused}
+            for _, tune in tunes_in(body.reports):
+                entry |= {"amends": numbers_in(tune.to)}
+            if body.tuned is not UNSET and body.tuned.to.rounds is not UNSET:
+                entry |= {"rounds": body.tuned.to.rounds}
+            if body.tuned is not UNSET and body.tuned.to.min_peers is not UNSET:
+                entry |= {"min_peers": body.tuned.to.min_peers}
+            if late := late_of(body):
+                entry["late"] = {peer: {"since": one.since, "steps": one.steps} for peer, one in late.items()}
+            if body.weighing is not UNSET:
+                entry["weighed"] = dict(zip(body.weighing.peers, body.weighing.shares, strict=True))
+        case Looked(losses=losses, right=right):
+            entry |= {"losses": [nats(loss) for loss in losses], "right": [one / ALL for one in right]}
+        case StateJudged(values=values, bounds=bounds, accuracy=accuracy):
+            entry |= {"values": [nats(v) for v in values], "bounds": [nats(b) for b in bounds or ()]}
+            entry |= {"accuracy": [one / ALL for one in accuracy or ()]}
+        case RowsWeighed():
+            return None  # the same stands in RoundClosed, once it is agreed
+        case MembershipChanged(members=members):
+            entry |= {"members": [line_of(m) for m in members]}
+        case GenesisKnown(settings=settings, vertex=vertex):
+            body = decode_body(vertex.body)
+            entry |= {
+                "state": body.state,
+                "members": [line_of(m) for m in body.members],
+                "name": settings.name,
+                "rounds": settings.rounds,
+                "min_peers": settings.min_peers,
+                "inner_steps": settings.round.inner_steps,
+                "quorum": settings.round.quorum,
+                "protocol": "raft" if settings.by_raft else "bft",
+            }
+        case _:
+            pass
+    rest = {k: v for k, v in asdict(fact).items() if k not in LEFT_OUT and k not in entry}
+    return plain(entry | rest)
+
+
+def line_of(member: Member, scores: Mapping[PeerId, int] | None = None) -> dict[str, Any]:
+    """One member as screens show it; with what its record is worth, where records are kept."""
+    line = {
+        "peer": member.peer,
+        "name": one_line(member.name, NAME_SHOWN_MAX),
+        "role": member.role,
+        "standing": member.standing,
+        "since": member.since,
+        "step_s": round(member.step_s, 4),
+        "missed": member.missed,
+        "addresses": tuple(map(one_line, member.addresses)),
+    }
+    if not scores:
+        return line
+    score = scores.get(member.peer, FLOOR)
+    return line | {"reputation": score / SCORE_ONE, "tier": tier_of(score)}
+
+
+def paused_text(turnout: Turnout, name_of: Callable[[PeerId], str], rule: QuorumRule, recover: str) -> str | None:
+    """Why nothing can be agreed on, and what helps, in words for one member; None if a quorum is here."""
+    if turnout.here >= turnout.needed:
+        return None
+    names, lacking = [name_of(peer) for peer in turnout.absent], turnout.needed - turnout.here
+    text = f"paused: {turnout.here} of {len(turnout.voters)} voters are here, {turnout.needed} are needed"
+    if len(names) >= lacking:
+        some = f"{lacking} of " if lacking < len(names) else ""
+        text += f"; it goes on when {some}{_listed(names, NAMED_MAX)} came back (atoll up in their folders)"
+    if anew := [name_of(peer) for peer in turnout.anew]:
+        what = "signs with a new key" if len(anew) == 1 else "sign with new keys"
+        text += f"; {_listed(anew, NAMED_MAX // 2)} {what}, which only a vertex can take in"
+    text += f"; if what they had is gone for good: {recover}" if recover else ""
+    spare = next(n for n in range(2, 5) if quorum(n, rule) < n)
+    alone = 1 < len(turnout.voters) == turnout.needed
+    return text + (f"; with {spare} members one may be away" if alone else "")
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    """The first of them, cut so that the text around them is shown whole."""
+    more = len(names) - most
+    return ", ".join(one_line(name, NAMED_CHARACTERS_MAX) for name in names[:most]) + (
+        f" and {more} others" if more > 0 else ""
+    )
+
+
+def waiting_text(working: int, wanted: int) -> str | None:
+    """Why members do not train though they could agree, and what helps; None if enough vote, or will."""
+    if 0 < working < wanted:
+        return f"waiting: {working} of {wanted} members needed to train; invite more with `atoll invite`"
+    return None
+
+
+def nats(loss: int) -> float | None:
+    """Of millionths; None for a loss that is none."""
+    return loss / NAT if loss < LOSS_MOST else None
+
+
+def plain(value: Any) -> Any:
+    """JSON for people: digests in hex, structs as objects, every text one short line that is safe to print."""
+    match value:
+        case bytes():
+            return value.hex()
+        case dict():
+            return {one_line(str(k)): plain(v) for k, v in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [plain(v) for v in value]
+        case str():
+            return one_line(value)
+        case float() | int() | None:
+            return value
+        case _:
+            return plain(asdict(value)) if hasattr(value, "__struct_fields__") else str(value)
+
+
+@dataclass
+class Progress:
+    """What one peer's record says so far."""
+
+    max_retries: int = 3  # failed attempts that make a round troubled
+    run: str = ""
+    model: str = ""
+    parameters: int = 0  # that are exchanged
+    base_values: int = 0  # that are not, and that every member has by itself
+    rounds: int = 0  # 0: until it is stopped
+    founded_rounds: int = 0  # the same, as genesis has it
+    inner_steps: int = 0
+    topology: str = ""  # that the round in progress reduces by
+    topology_why: str = ""
+    min_peers: int = 1
+    founded_min_peers: int = 1  # the same, as genesis has it
+    unit: str = "tokens"  # of what is learned from: tokens of text, samples of anything else
+    batch: int = 0
+    seq_len: int = 0
+    round: int = -2
+    trained: int = 0
+    phase: str = "starting"
+    step: int = 0  # of this round's inner steps
+    loss: float | None = None  # mean training loss of the last round
+    step_loss: float | None = None
+    state: str = ""  # hash of the agreed state
+    members: list[dict[str, Any]] = field(default_factory=list)
+    passed: str = ""  # why this peer had nothing to give to the last round, if it had not
+    alike: list[list[str]] = field(default_factory=list[list[str]])  # whose last updates were the very same
+    missing: list[str] = field(default_factory=list)  # complete members without a counted update in the last round
+    curve: list[tuple[int, float]] = field(default_factory=list)  # (trained rounds, training loss)
+    tokens: int = 0  # that the swarm learned from
+    tokens_per_s: float = 0.0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    bytes_data_parallel: int = 0  # what one peer would have sent for the same steps, data-parallel
+    bytes_data_parallel_all: int = 0  # what all of them would have
+    holds_model: bool = False  # the agreed state is here
+    over: bool = False
+    trouble: str = ""
+    audits_drawn: int = 0  # segments of rounds that somebody is to take again
+    verdicts: dict[str, int] = field(default_factory=dict)  # what auditors found, as vertices hold it
+    opinions: dict[str, int] = field(default_factory=dict)  # of updates, by what scorers said in vertices
+    twins: dict[str, int] = field(default_factory=dict)  # pairs that were compared, by what was found
+    validation: dict[str, Any] = field(default_factory=dict[str, Any])  # of the newest state that was judged
+    returns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # that validators demanded
+    late: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # work of members that were apart
+    branches: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # of the run, beside ours
+    apart_steps: int = 0  # that this peer took since it hears no quorum
+    _closed_at: float = 0.0
+
+    @staticmethod
+    def of(entries: Iterable[Entry]) -> Progress:
+        """What a record of a life before says; whatever was under way then is not under way now."""
+        progress = Progress()
+        for entry in entries:
+            progress.see(entry)
+        progress.phase, progress.over, progress.holds_model = "starting", False, False
+        progress.step, progress.step_loss, progress.trouble = 0, None, ""
+        return progress
+
+    def see(self, entry: Entry) -> None:
+        """Take in one line; one that another version wrote and that lacks a field is passed over."""
+        with suppress(KeyError):
+            self._see(entry)
+
+    def _see(self, entry: Entry) -> None:
+        self.round = max(self.round, entry.get("round", self.round))
+        match entry["fact"]:
+            case "GenesisKnown":
+                self.run, self.rounds, self.min_peers = entry["name"], entry["rounds"], entry["min_peers"]
+                self.founded_rounds, self.founded_min_peers = self.rounds, self.min_peers
+                self.inner_steps, self.members, self.state = entry["inner_steps"], entry["members"], entry["state"]
+                self.phase = "joining"
+            case "LearningKnown":
+                self.model, self.parameters = entry["model"], entry["parameters"]
+                self.base_values = entry.get("base_values", 0)  # records from before there were such runs
+                self.batch, self.seq_len, self.unit = entry["batch"], entry["seq_len"], entry["unit"]
+            case "CaughtUp":
+                self.phase, self.holds_model, self.apart_steps = "waiting", True, 0
+            case "FetchBegan":
+                self.phase = "downloading"
+            case "RoundBegan":
+                self.phase, self.step = ("assembling" if entry["assembling"] else "training"), 0
+                self.over = False  # it may have been: members agree on more rounds
+                self.phase = "paused" if entry.get("paused") else self.phase
+                self.topology, self.topology_why = entry["topology"], entry["why"]
+                self.inner_steps = entry.get("steps") or self.inner_steps  # where rounds follow the run they change
+                self.batch = entry.get("batch") or self.batch
+            case "Stepped":
+                self.step, self.step_loss = entry["steps"], entry["loss"]
+            case "TrainEnded":
+                self.phase, self.step, self.passed = "committing", entry["steps"], ""
+            case "Passed":
+                self.passed = entry["why"]
+            case "TrainedApart":
+                self.phase, self.apart_steps = "training apart", self.apart_steps + entry["steps"]
+            case "ShareBegan":
+                self.phase = "sharing"
+            case "Reduced":
+                self.phase = "agreeing"
+            case "MembershipChanged":
+                self.members = entry["members"]
+            case "RoundClosed":
+                self._round_closed(entry)
+            case "AuditDrawn":
+                self.audits_drawn += 1
+            case "Verdict":
+                self.verdicts[entry["finding"]] = self.verdicts.get(entry["finding"], 0) + 1
+            case "UpdateScored":
+                self.opinions[entry["opinion"]] = self.opinions.get(entry["opinion"], 0) + 1
+            case "TwinsJudged":
+                self.twins[entry["opinion"]] = self.twins.get(entry["opinion"], 0) + 1
+            case "StateJudged":
+                known = {key: entry[key] for key in ("of", "opinion", "values", "bounds", "accuracy")}
+                self.validation = known if entry["of"] >= self.validation.get("of", -2) else self.validation
+            case "WentBack":
+                self.returns.append({key: entry[key] for key in ("round", "back_to", "refused", "contributors")})
+                self.returns = self.returns[-RETURNS_MAX:]
+            case "HistoryLacks":
+                self.trouble = f"this disk damaged or lost the vertex of round {entry['lacks']}; asking the members"
+            case "HistoryMended":
+                self.trouble = ""
+            case "BranchSeen":
+                self.branches.append({key: entry[key] for key in ("round", "epoch", "members", "recovered")})
+            case "BranchPreferred":
+                known = {key: entry[key] for key in ("ours", "named", "asked", "queries", "settled")}
+                self.branches = [
+                    b | {"preferred": known} if b["round"] == entry["round"] else b for b in self.branches
+                ]
+            case "RunOver":
+                self.over, self.phase, self.state = True, "over", entry["state"]
+            case "AttemptFailed" | "Suspected" if entry.get("paused"):
+                self.trouble = entry["paused"]
+            case "WorkRefused":
+                self.trouble = f"this computer cannot do its part of the round: {entry['why']}"
+            case "AttemptFailed" if entry["attempt"] + 1 >= self.max_retries:
+                self.trouble = f"round {entry['round']} failed {entry['attempt'] + 1} times; it goes on trying"
+            case "EraAwaited" if entry.get("elsewhere"):
+                self.trouble = (
+                    f"this peer was shown a made-up past: {entry['elsewhere']} of those who should have signed the "
+                    f"history up to round {entry['round']} signed another one. "
+                    "Take a new folder and another member's ticket: atoll join TICKET --dir NEW_FOLDER"
+                )
+            case "EraAwaited" if "made-up past" not in self.trouble:
+                self.trouble = (
+                    f"the history after round {entry['round']} has {entry['signed']} of {entry['needed']} "
+                    "signatures of those who began its era; asking for the others. If none come, either those "
+                    "members are gone for good, and the founder can sign for them (atoll recover), or this past is "
+                    "forged, and another member's ticket leads to the true one (atoll join TICKET --dir NEW_FOLDER)"
+                )
+            case "Returned" if self.trouble.startswith("paused"):
+                self.trouble = ""
+            case "EraSealed" if "signatures of those who began" in self.trouble:
+                self.trouble = ""
+            case "Refused":
+                self.trouble = f"{entry['code']} {entry['what']}"
+            case _:
+                pass
+
+    def _round_closed(self, entry: Entry) -> None:
+        self.state, self.phase, self.trouble, self.apart_steps = entry["state"], "planning", "", 0
+        self.rounds = entry.get("rounds", self.founded_rounds)
+        self.min_peers = entry.get("min_peers", self.founded_min_peers)
+        late = entry.get("late", {})
+        self.late += [{"round": entry["round"], "peer": peer} | work for peer, work in late.items()]
+        self.late = self.late[-LATE_MAX:]
+        self.missing = [p for p in entry["missing"] if self.standing_of(p) == "member"]
+        self.alike = entry.get("alike", [])
+        self.bytes_out, self.bytes_in = entry.get("bytes_out", 0), entry.get("bytes_in", 0)
+        counted, before = len(entry["counted"]), self._closed_at
+        self._closed_at = entry["time_s"]
+        if "back_to" in entry:  # rounds that the run went back behind are no part of its curve
+            self.trained = entry["trained"]
+            self.curve = [point for point in self.curve if point[0] <= self.trained]
+            return
+        if entry["trained"] <= self.trained or not counted:
+            return
+        self.trained, self.loss = entry["trained"], entry["loss"]
+        self.curve = [*self.curve[-CURVE_MAX + 1 :], (self.trained, entry["loss"])]
+        tokens = entry["samples"] * max(1, self.seq_len)
+        self.tokens += tokens
+        if before and entry["time_s"] > before:  # agreed times: a joiner hears old rounds in a burst
+            self.tokens_per_s = tokens / (entry["time_s"] - before)
+        alone = data_parallel_bytes(counted, entry["steps"] // counted, self.parameters)
+        self.bytes_data_parallel += alone
+        self.bytes_data_parallel_all += alone * counted
+
+    def standing_of(self, peer: str) -> str:
+        """As of the plan of the round in progress."""
+        return next((m["standing"] for m in self.members if m["peer"] == peer), "outside")
+
+    def waits(self) -> str | None:
+        """Of a run that trained before, and has too few left that train; None if it has enough, or is over."""
+        if self.over or not self.trained:
+            return None
+        roles, standings = ("trainer", "apprentice"), ("new", "member")
+        working = sum(m["standing"] in standings and m["role"] in roles for m in self.members)
+        return waiting_text(working, self.min_peers)
+
+    def name_of(self, peer: str) -> str:
+        """What people call this peer."""
+        known = names_of((PeerId(m["peer"]), m["name"] or short(m["peer"])) for m in self.members)
+        return known.get(PeerId(peer), short(peer))
+
+
+def alike_text(names: Sequence[str]) -> str:
+    """Of members whose updates of a round are bit for bit the same, and all count."""
+    return (
+        f"{' and '.join(names)} sent the very same update: somebody copied, one person runs them all, or their "
+        "loops learn from the same data (run.shard)"
+    )
+
+
+def data_parallel_bytes(peers: int, steps: int, parameters: int) -> int:
+    """What one of `peers` sends when fp32 gradients are all-reduced in a ring at every step: 2 (M-1)/M 4P each."""
+    return round(2 * (peers - 1) / max(1, peers) * 4 * parameters * steps)
+
+
+def entries_in(record: Path) -> Iterator[dict[str, Any]]:
+    """All that a record has, oldest first; a peer may write it meanwhile. FileNotFoundError if there is none."""
+    with record.open("rb") as newer:
+        with suppress(FileNotFoundError), _older(record).open("rb") as older:
+            if not os.path.samestat(os.fstat(older.fileno()), os.fstat(newer.fileno())):  # not turned just now
+                yield from _whole(older)
+        yield from _whole(newer)
+
+
+def _older(record: Path) -> Path:
+    return record.with_suffix(".old.jsonl")
+
+
+def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """A line that a power cut tore is skipped."""
+    for line in lines:
+        with suppress(*UNREADABLE):
+            yield _ENTRY.decode(line)
+
+
+class Record:
+    """facts.jsonl and the file before it: one line per fact, for people, plots and replays."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = self._opened()
+        self._size_bytes = path.stat().st_size
+        self._carried: dict[str, dict[str, object]] = {}
+        self._torn = False  # the last line is not whole
+
+    def tail(self) -> list[dict[str, Any]]:
+        """The newest entries, oldest first."""
+        found, left_bytes = list[dict[str, Any]](), TAIL_BYTES
+        for path in (self._path, _older(self._path)):
+            with suppress(FileNotFoundError), path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - left_bytes))
+                lines = file.read(left_bytes).split(b"\n")[1 if size > left_bytes else 0 :]
+                found, left_bytes = [*_whole(lines), *found], max(0, left_bytes - size)
+        return found
+
+    def write(self, entry: dict[str, object]) -> None:
+        """A line that a full disk does not take is lost, and nothing else: the record is for people."""
+        try:
+            if self._size_bytes > FILE_BYTES_MAX:
+                self._turn()
+            self._append(entry)
+        except OSError:
+            self._torn = True
+        if (fact := str(entry.get("fact"))) in CARRIED:
+            self._carried[fact] = entry
+
+    def _append(self, entry: Entry) -> None:
+        line = (b"\n" if self._torn else b"") + msgspec.json.encode(entry, enc_hook=str) + b"\n"
+        self._size_bytes += len(line)
+        self._torn = self._file.write(line) != len(line)
+
+    def _turn(self) -> None:
+        """The newer file becomes the older one. Cut off anywhere in here none of its lines is lost."""
+        with suppress(FileNotFoundError):  # it was cut off
+            self._path.replace(_older(self._path))
+        whole, self._file = self._file, self._opened()
+        whole.close()
+        self._size_bytes, self._torn = 0, False
+        for entry in ({"fact": TURNED}, *self._carried.values()):
+            self._append(entry)
+
+    def _opened(self) -> BinaryIO:
+        return open(self._path, "ab", buffering=0, opener=open_private)
+
+    def close(self) -> None:
+        self._file.close()

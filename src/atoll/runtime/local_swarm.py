@@ -1,0 +1,130 @@
+"""A swarm on one computer, from a script or a notebook: `atoll.local("train.py", peers=4)`.
+
+The script is one that would run anywhere: it joins by what its environment says. Here the environment makes the
+first process found the run and the others join it.
+
+Promises: no process outlives the call. A script that fails before the run has begun ends the others, which would
+wait for it for ever; later they go on without it, as members of any run do. Never reads what the scripts print.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from atoll.base.arguments import Peers, arguments
+from atoll.base.errors import RunFailedError, UsageError
+from atoll.runtime.event_log import Progress, entries_in
+from atoll.runtime.storage.atomic_files import unusable
+from atoll.runtime.storage.ownership import safe_folder
+
+CHOOSE = "choose another one: atoll.local(…, folder='swarm')"
+LOOK_S = 0.1
+TICKET_S = 120.0  # for the founder to import and open its door on a busy computer
+END_S = 15.0  # for a process that was told to end
+
+Child = subprocess.Popen[bytes]
+
+
+@arguments("atoll.local", "E-USE-08")
+def local(script: str | Path, *arguments: str, peers: Peers = 4, folder: str | Path = "") -> None:
+    """Run a training script in `peers` processes on this computer that form one private swarm.
+
+    The script says `run = atoll.join(or_found={…})`, then `run.attach(model, optimizer)`. In a notebook, write it
+    with `%%writefile`. Peers live in `folder`, by default atoll-local/NAME for NAME.py: called again with the same
+    one they go on with their run.
+    Raises RunFailedError if a process fails, UsageError for a script that is not there.
+    """
+    script = Path(script)
+    base = Path(folder or Path("atoll-local", script.stem))
+    if not script.is_file():
+        raise UsageError(
+            "E-USE-07",
+            f"there is no script {str(script)!r}",
+            cause=f"paths begin in {Path.cwd()}",
+            fix="atoll.local('train.py'), once %%writefile train.py or an editor has made it",
+        )
+    try:
+        safe_folder(base, CHOOSE)
+    except (OSError, ValueError) as why:
+        raise unusable(base, why, CHOOSE) from None
+    founder = base / "peer-1"
+    words = [sys.executable, str(script), *arguments]
+    children: list[Child] = []
+    before = _trained(founder)
+    if (founder / "kept.sqlite").exists():
+        print(
+            f"{base} holds a run already, which goes on as it was founded; another folder= begins one", flush=True
+        )
+    try:
+        children.append(_started(words, founder, ATOLL_START_PEERS=str(peers), ATOLL_TICKET_USES=str(peers)))
+        ticket = _ticket_in(founder, children[0])
+        children += (_started(words, base / f"peer-{n}", ATOLL_TICKET=ticket) for n in range(2, peers + 1))
+        _wait(children, lambda: _trained(founder) > before)
+    finally:
+        _end(children)
+    if failed := sum(child.returncode != 0 for child in children):
+        raise RunFailedError("E-LOC-01", f"{failed} of {peers} processes failed", cause="see above")
+
+
+def _started(words: Sequence[str], folder: Path, **said: str) -> Child:
+    paths = os.pathsep.join(path for path in sys.path if path)
+    own = {"PYTHONPATH": paths, "ATOLL_DIR": str(folder), "ATOLL_NAME": folder.name, "OMP_NUM_THREADS": "1"}
+    own |= {"ATOLL_LISTEN": "", "ATOLL_TICKET": ""}  # they cannot listen at one port, and the first one founds
+    return subprocess.Popen(words, env=os.environ | own | said)  # noqa: S603  # the caller's script, no shell
+
+
+def _ticket_in(folder: Path, founder: Child) -> str:
+    """The ticket that the founder leaves in its folder."""
+    deadline = time.monotonic() + TICKET_S
+    while time.monotonic() < deadline and founder.poll() is None:
+        with suppress(sqlite3.Error):
+            database = sqlite3.connect(f"file:{folder / 'kept.sqlite'}?mode=ro", uri=True)
+            try:
+                row = database.execute("SELECT value FROM kept WHERE name = 'ticket'").fetchone()
+            finally:
+                database.close()
+            if row is not None:
+                return row[0].decode()
+        time.sleep(LOOK_S)
+    raise RunFailedError("E-LOC-02", "the founding process printed no ticket", cause="its script failed: see above")
+
+
+def _wait(children: Sequence[Child], has_begun: Callable[[], bool]) -> None:
+    """Until all have ended. RunFailedError for one that failed while the others still waited for it."""
+    begun = False
+    while any(child.poll() is None for child in children):
+        failed = [n for n, child in enumerate(children, 1) if child.poll()]
+        begun = begun or (bool(failed) and has_begun())
+        if failed and not begun:
+            raise RunFailedError(
+                "E-LOC-03",
+                f"the script of peer-{failed[0]} failed before the run had begun; the others were ended",
+                cause="what it printed stands above",
+                fix="mend the script and call atoll.local again",
+            )
+        time.sleep(LOOK_S)
+
+
+def _trained(folder: Path) -> int:
+    """How many rounds were trained and agreed, by this peer's record."""
+    with suppress(FileNotFoundError):
+        return Progress.of(entries_in(folder / "facts.jsonl")).trained
+    return 0
+
+
+def _end(children: Sequence[Child]) -> None:
+    for child in children:
+        child.terminate()
+    for child in children:
+        try:
+            child.wait(END_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

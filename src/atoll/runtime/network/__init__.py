@@ -1,0 +1,1 @@
+"""Network of the real world: TCP, secure channels, libp2p control connections, the bulk lane."""

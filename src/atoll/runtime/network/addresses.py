@@ -1,0 +1,114 @@
+"""Which addresses others can dial, as far as this computer can tell without asking anybody.
+
+Listening everywhere (0.0.0.0) becomes the addresses of the interfaces, since nobody can dial 0.0.0.0. Never asks
+an outside service what our address is: behind a router one says so with --announce.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from contextlib import suppress
+from typing import Literal
+
+from atoll.runtime.network.dialer import endpoint_of, named_by_environment
+from atoll.wire.libp2p.multiaddr import Endpoint, endpoint, text_of
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+Ambiguity = Literal["", "loopback", "link"]
+INTERFACES_MAX = 3  # addresses told per unspecified one: a ticket has room for a few
+
+
+def listening(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Where a program's peer listens: as its call says, else as ATOLL_LISTEN does, else on this computer alone."""
+    return given or named_by_environment() or LOOPBACK
+
+
+def dialable(bound: list[str]) -> tuple[str, ...]:
+    """What to tell others: bound addresses, with the interfaces' own in place of 0.0.0.0 and ::."""
+    out: list[str] = []
+    for address in bound:
+        where = endpoint(address)
+        found = [where]
+        if (ip := _ip(where)) is not None and ip.is_unspecified:
+            found = [where._replace(host=host) for host in _interfaces(ip.version)] or [where]
+        out += [text_of(e) for e in found]
+    return tuple(dict.fromkeys(out))
+
+
+def with_ports(addresses: tuple[str, ...]) -> list[str]:
+    """The same addresses with a free port in place of port 0, so that they can be told before they are bound."""
+    out: list[str] = []
+    for address in addresses:
+        where = endpoint_of(address)
+        ip = _ip(where)
+        if where.port == 0 and ip is not None:
+            family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+            with socket.socket(family, socket.SOCK_STREAM) as probe, suppress(OSError):
+                probe.bind((where.host, 0))
+                where = where._replace(port=probe.getsockname()[1])
+        out.append(text_of(where))
+    return out
+
+
+def as_last_time(asked: list[str], last: list[str]) -> list[str]:
+    """Where any port would do, the one that was bound last time: tickets and members that know us stay right."""
+    before = {(e.host, e.transport): e.port for e in map(endpoint_of, last)}
+    wheres = [endpoint_of(address) for address in asked]
+    return [text_of(e._replace(port=e.port or before.get((e.host, e.transport), 0))) for e in wheres]
+
+
+def scope_of(address: str) -> str:
+    """ "computer", "network" or "internet": from how far away this address can be dialled, going by its numbers."""
+    ip = _ip(endpoint(address))
+    if ip is None:
+        return "internet"  # a name: whoever gave it knows
+    if ip.is_loopback or ip.is_unspecified:
+        return "computer"
+    return "internet" if ip.is_global else "network"
+
+
+def ambiguity_of(host: str) -> Ambiguity:
+    """ "loopback" or "link" for a number that is another machine on every computer or link; empty for the rest.
+
+    The kernel takes the unspecified address for loopback. A name has to be resolved first.
+    """
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return ""
+    if isinstance(ip, ipaddress.IPv6Address):
+        ip = ip.ipv4_mapped or ip
+    return "loopback" if ip.is_loopback or ip.is_unspecified else "link" if ip.is_link_local else ""
+
+
+def only_here(address: str) -> bool:
+    """Whoever listens there is heard by this computer alone: the default, which needs no asking for."""
+    return endpoint(address).host == "127.0.0.1"
+
+
+def _ip(where: Endpoint) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(where.host)
+    except ValueError:
+        return None
+
+
+def _interfaces(version: int) -> list[str]:
+    """Addresses of this computer, the most widely reachable first; loopback if there is nothing else."""
+    import psutil
+
+    family = socket.AF_INET if version == 4 else socket.AF_INET6
+    found: list[tuple[int, str]] = []
+    for name, addresses in sorted(psutil.net_if_addrs().items()):
+        for a in addresses:
+            if a.family != family or "%" in a.address:
+                continue
+            ip = ipaddress.ip_address(a.address)
+            if ip.is_link_local:
+                continue
+            virtual = name.startswith(("docker", "br-", "veth", "virbr"))
+            rank = 3 if ip.is_loopback else 2 if virtual else 0 if ip.is_global else 1
+            found.append((rank, a.address))
+    real = [a for rank, a in sorted(found) if rank < 3] or [a for _, a in sorted(found)]
+    return real[:INTERFACES_MAX]

@@ -1,0 +1,1 @@
+"""Files of one peer: keys, kept values, blobs, states, private training state."""

@@ -1,0 +1,78 @@
+"""Which older states stay on this disk, so that a run can go back to them: the newest, and some for long.
+
+Read from the kept vertices, which say what every round agreed on: nothing has to be remembered across a restart.
+Where older states lie in pieces, the peer says which of them have to stay whole, and its pieces come first.
+Promises: never more than `keep.bytes_max` beside the pieces, however long the run lasts. The head's own state
+is not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import chain
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest
+from atoll.peer.config.sections import Keep
+from atoll.runtime.storage.store import Store
+from atoll.wire.codec import decode_body, decode_vertex
+
+SPACED_MAX = 64  # states of every so many rounds: a week of rounds of ten minutes, at a state in two or three hours
+
+
+class Retention:
+    def __init__(self, store: Store, keep: Keep) -> None:
+        self._store, self.keep = store, keep
+        self._agreed: dict[int, Digest] = {}  # of the rounds that stay: read once
+        self._whole: Sequence[Digest] | None = None  # where older states lie in pieces: those that do not yet
+        self._pieces: frozenset[Digest] = frozenset()
+
+    def follow(self, whole: Sequence[Digest], pieces: frozenset[Digest]) -> None:
+        """Older states lie in pieces: of them these stay whole, the most important first. `pieces` count, and are
+        never given up."""
+        self._whole, self._pieces = whole, pieces
+
+    def rounds(self, head: int) -> list[int]:
+        """Whose states stay, the newest first. Genesis is round -1, and one of those that stay for long."""
+        newest = range(head - 1, max(-2, head - 1 - self.keep.newest), -1)
+        every = self.keep.every_rounds
+        last = (head + 1) // every * every - 1
+        spaced = range(last, max(-2, last - SPACED_MAX * every), -every)
+        return list(dict.fromkeys(r for r in chain(newest, spaced) if -1 <= r < head))
+
+    def states(self, head: int, rows: Collection[Digest] = ()) -> set[Digest]:
+        """The blobs among them that are here, as many as may be beside pieces and these kept rows."""
+        rounds = self.rounds(head)
+        self._agreed = {r: self._agreed[r] for r in rounds if r in self._agreed}
+        if self._whole is None:
+            states = [self._state_of(round) for round in rounds]
+        else:
+            newest = [round for round in rounds if round >= head - self.keep.newest]
+            states = [*(self._state_of(round) for round in newest), *self._whole]
+        kept: set[Digest] = set()
+        size = self.size_of({*self._pieces, *rows})
+        for state in states:
+            if state is None or state in kept:
+                continue
+            size += self.size_of((state,))
+            if size > self.keep.bytes_max:
+                break
+            kept.add(state)
+        return kept
+
+    def size_of(self, blobs: Collection[Digest]) -> int:
+        """Bytes of those that are here."""
+        paths = map(self._store.blob_path, blobs)
+        return sum(path.stat().st_size for path in paths if path.exists())
+
+    def _state_of(self, round: int) -> Digest | None:
+        """What this round agreed on; None if its vertex is not here (yet): nor is its state then."""
+        if round not in self._agreed:
+            data = self._store.value("genesis" if round == -1 else f"vertex/{round}")
+            if data is None:
+                return None
+            try:
+                self._agreed[round] = decode_body(decode_vertex(data).body).state
+            except PeerFault:
+                return None  # damaged: `atoll verify` says so
+        return self._agreed[round]

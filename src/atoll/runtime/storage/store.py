@@ -1,0 +1,548 @@
+"""What a peer keeps on disk: named values, blobs by their digest, private state, keys, the record of the run.
+
+    peer.key  session.key     secrets
+    kept.sqlite               named values; committed with fsync before `keep` returns
+    blobs/<hex>               finished blobs; <hex>.part while they are being fetched: `unfinished.py`
+    blobs/<hex>.manifest      their chunk digests; proves itself by its name, made again if lost
+    private.bin               error feedback and inner state, keyed by vertex; losing it costs progress, not safety
+    private.next              the same as it will be once the round under way counts what was sent in it
+    facts.jsonl               the record of the run for people and plots, and facts.old.jsonl before it: `record.py`
+
+Promises: all of it is for this user alone, 0600 in 0700 (`ownership.py`). What `keep` or `finish_blob` returned for
+survives a power cut; a half-written file never has a final name. Never trusts a blob whose bytes do not hash to its
+name. What is served is hashed again once it had to come from disk, as far as that is noticed (`Proof`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll.base.errors import RunFailedError, UsageError
+from atoll.base.ids import DIGEST_BYTES, Digest
+from atoll.base.limits import BLOB_CHUNK
+from atoll.base.machine import Payload
+from atoll.crypto.digest import Buffer, Manifest, blob_id, digest, manifest_of
+from atoll.peer.tasks import ReadVertices
+from atoll.protocol.history.era_signatures import SEALED_HELD, ReadEra
+from atoll.protocol.transfer.tasks import BlobOpened, CloseBlob, DropBlob, OpenBlob, ReadManifest
+from atoll.runtime.network.buffer_pool import for_once
+from atoll.runtime.network.file_slice import Handle, Stretch
+from atoll.runtime.storage.atomic_files import aside, open_elsewhere, read_at, refused, sync_folder, write_durably
+from atoll.runtime.storage.ownership import make_private, open_private, private_folder, read_secret
+from atoll.runtime.storage.partial_blobs import PARTS_KEPT_S, Memory, Unfinished
+from atoll.runtime.storage.staged_file import TwoFiles
+from atoll.runtime.storage.verified_chunks import Proof, Stamp
+
+VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones stay on disk
+MANIFESTS_HELD = 64
+_MANIFEST = msgspec.msgpack.Decoder(Manifest)
+SPARE_FROM_BYTES = 2**20  # of a blob that goes: smaller files are not worth a second life
+
+AT_ONCE = getattr(os, "RWF_NOWAIT", 0)  # read what is in memory, fail for what is not; Linux
+
+
+def fresh(size_bytes: int) -> memoryview:
+    return memoryview(bytearray(size_bytes))
+
+
+def damaged(what: str, folder: Path) -> UsageError:
+    """What a person is told of a memory that nobody may go on from."""
+    return UsageError(
+        "E-DIR-07",
+        f"{what} in {folder} is damaged or gone",
+        cause="this disk changed what was written; whoever went on from it would refuse what the others agree on",
+        fix=f"atoll verify {folder} names all that is damaged. To go on, ask a member for a ticket (atoll invite), "
+        "copy peer.key, and nothing else, into an empty folder, and join there: the others know that identity",
+    )
+
+
+class NotInMemory(Exception):
+    """The disk would have to be waited for."""
+
+
+class Store:
+    """One peer's folder. Used by one process at a time; a second one is told so."""
+
+    def __init__(self, folder: Path, durable: bool = True) -> None:
+        """`durable=False` is for peers that never come back: nothing is synced, a crash loses the folder."""
+        self.folder, self._durable = folder, durable
+        try:
+            private_folder(folder)
+            private_folder(folder / "blobs")
+            make_private(folder / "kept.sqlite")  # its log and index get the same mode
+            self._lock = self._take_lock()
+        except OSError as why:
+            raise refused("open this folder", why.strerror, folder) from why
+        self._blobs = os.fspath(folder / "blobs")
+        self._spare = folder / "blobs" / "spare.new"  # the file of a blob that went, for the next one to write over
+        for left in [*(folder / "blobs").glob("*.new"), *(folder / "blobs").glob("*.tmp")]:
+            left.unlink(missing_ok=True)  # of a process that ended while it wrote
+        try:
+            self._database = self._open_database()
+        except sqlite3.OperationalError as why:
+            os.close(self._lock)
+            raise refused("open kept.sqlite", why, folder) from why
+        except sqlite3.DatabaseError as why:
+            os.close(self._lock)
+            raise damaged(f"kept.sqlite ({why})", folder) from why
+        self._manifests: OrderedDict[Digest, Manifest] = OrderedDict()
+        self._proofs: dict[Digest, Proof] = {}  # of some whose manifests are held
+        self.unfinished = Unfinished(folder / "blobs", durable)
+        self.private = TwoFiles(folder, "private")  # what only this peer knows: `private.py`
+
+    def _open_database(self) -> sqlite3.Connection:
+        path = self.folder / "kept.sqlite"
+        database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        database.execute("PRAGMA journal_mode=WAL")
+        # WAL with FULL syncs at every commit
+        database.execute(f"PRAGMA synchronous={'FULL' if self._durable else 'OFF'}")
+        database.execute("CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value BLOB NOT NULL)")
+        return database
+
+    def close(self) -> None:
+        self.unfinished.close()
+        self._database.close()
+        os.close(self._lock)
+
+    # ---- named values --------------------------------------------------------------------------------------
+
+    def keep(self, values: Iterable[tuple[str, bytes | None]]) -> None:
+        """Write or forget these names in one durable step; all of them, or RunFailedError if the disk refuses."""
+        try:
+            self._database.execute("BEGIN")
+            for name, value in values:
+                if value is None:
+                    self._database.execute("DELETE FROM kept WHERE name = ?", (name,))
+                else:
+                    self._database.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (name, value))
+            self._database.execute("COMMIT")
+        except sqlite3.OperationalError as why:
+            if self._database.in_transaction:
+                with suppress(sqlite3.OperationalError):
+                    self._database.execute("ROLLBACK")
+            raise refused("write kept.sqlite", why, self.folder) from why
+
+    def kept(self) -> dict[str, bytes]:
+        """What a starting peer is given: everything but the older vertices, and the older eras that are sealed."""
+        try:
+            return self._kept()
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as why:
+            raise damaged(f"kept.sqlite ({why})", self.folder) from why
+
+    def _kept(self) -> dict[str, bytes]:
+        rows = self._database.execute(
+            "SELECT name, value FROM kept WHERE name NOT LIKE 'vertex/%' AND name NOT LIKE 'sealed/%'"
+        ).fetchall()
+        for kind, given in (("vertex/", VERTICES_GIVEN), ("sealed/", SEALED_HELD)):
+            rows += self._database.execute(
+                "SELECT name, value FROM kept WHERE name LIKE ? "
+                "ORDER BY CAST(substr(name, 8) AS INTEGER) DESC LIMIT ?",
+                (f"{kind}%", given),
+            ).fetchall()
+        return dict(rows)
+
+    def value(self, name: str) -> bytes | None:
+        row = self._database.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
+        return bytes(row[0]) if row is not None else None
+
+    def vertices_from(self, first: int, bytes_max: int) -> tuple[bytes, ...]:
+        """Consecutive vertices from round `first`, as many as fit, at least one if it is here."""
+        chosen: list[bytes] = []
+        size = 0
+        while True:
+            vertex = self.value(f"vertex/{first + len(chosen)}")
+            size += len(vertex or b"")
+            if vertex is None or (chosen and size > bytes_max):
+                return tuple(chosen)
+            chosen.append(vertex)
+
+    def vertices(self) -> list[bytes]:
+        """Every vertex after genesis, oldest first, encoded."""
+        rows = self._database.execute(
+            "SELECT value FROM kept WHERE name LIKE 'vertex/%' ORDER BY CAST(substr(name, 8) AS INTEGER)"
+        )
+        return [value for (value,) in rows]
+
+    # ---- blobs ---------------------------------------------------------------------------------------------
+
+    def put_blob(self, *pieces: Buffer) -> Digest:
+        """Make these bytes, one piece after the other, durable under their name."""
+        manifest = manifest_of(*pieces)
+        name = blob_id(manifest)
+        path = self._path(name)
+        written = not path.exists()
+        if written and self._durable:
+            with suppress(FileNotFoundError):
+                if not open_elsewhere(self._spare):
+                    self._spare.rename(aside(path))
+            write_durably(path, *pieces)
+        elif written:
+            with open(path, "wb", opener=open_private) as file:
+                file.writelines(pieces)
+        self._remember(name, manifest, self._stamp(name) if written else None)
+        self._write_manifest(name, manifest)
+        return name
+
+    def new_blob(self) -> NewBlob:
+        """A blob that is written piece by piece and gets its name at the end."""
+        return NewBlob(self, self.folder / "blobs" / "being-written.new", self._durable)
+
+    def has_blob(self, name: Digest) -> bool:
+        return self._path(name).exists()
+
+    def blob_bytes(self) -> int:
+        """Of this disk, that finished blobs take."""
+        size = 0
+        for path in (self.folder / "blobs").iterdir():
+            with suppress(FileNotFoundError):  # tidied away meanwhile
+                size += path.stat().st_size if path.suffix == "" else 0
+        return size
+
+    def within(self, names: Sequence[Digest], bytes_max: int) -> set[Digest]:
+        """As many of these finished blobs, from the first on, as are no more bytes than that together."""
+        kept, size = set[Digest](), 0
+        for name in names:
+            path = self._path(name)
+            size += path.stat().st_size if path.exists() else 0
+            if size > bytes_max:
+                break
+            kept.add(name)
+        return kept
+
+    def read_blob(self, name: Digest) -> memoryview | None:
+        """The bytes, verified against the name; None if they are not here. A damaged file is set aside."""
+        try:
+            handle = os.open(self._place(name), os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            found = os.fstat(handle)  # before reading: what is changed meanwhile is seen
+            data = for_once(found.st_size)
+            manifest = self._read_all(name, handle, Stamp.of(found), data)
+        finally:
+            os.close(handle)
+        if blob_id(manifest) != name:
+            self.set_aside(name)
+            return None
+        self._remember(name, manifest, Stamp.of(found))
+        return data.toreadonly()
+
+    def _read_all(self, name: Digest, handle: int, stamp: Stamp, data: memoryview) -> Manifest:
+        """What it is made of. A chunk that was hashed in this process, and is in memory, is believed."""
+        proof, held = self._proofs.get(name), self._manifests.get(name)
+        known = held if proof is not None and proof.stamp == stamp else None
+        chunks: list[Digest] = []
+        for index, begin in enumerate(range(0, len(data), BLOB_CHUNK)):
+            place = data[begin : begin + BLOB_CHUNK]
+            if known and proof and proof.chunks[index]:
+                if _stayed_in_memory(handle, place, begin):
+                    chunks.append(known.chunks[index])
+                    continue
+                proof.went(index)
+            read_at(handle, place, begin)
+            chunks.append(digest(place))
+        return Manifest(len(data), tuple(chunks))
+
+    def set_aside(self, name: Digest) -> None:
+        """This disk damaged it: as if it were not here."""
+        self._proofs.pop(name, None)
+        self._path(name).rename(self._path(name).with_suffix(".damaged"))
+
+    def blob_path(self, name: Digest) -> Path:
+        return self._path(name)
+
+    def manifest(self, name: Digest) -> Manifest | None:
+        """Of a finished blob. Kept beside it: whoever asks for one should not wait until all of it was read."""
+        if not self.has_blob(name):
+            return None
+        held = self._manifests.get(name) or self._read_manifest(name)
+        if held is None:
+            data = self.read_blob(name)
+            if data is None:
+                return None
+            held = manifest_of(data)
+            self._write_manifest(name, held)
+        self._remember(name, held)
+        return held
+
+    def read_chunk(self, name: Digest, index: int, memory: Memory = fresh) -> Payload | None:
+        """None if it is not here, or is not what its name says any more: then the file is set aside."""
+        manifest = self.manifest(name)
+        if manifest is None:
+            return self.unfinished.read(name, index, memory, 0)
+        return self._read_chunk(name, manifest, index, memory, 0)
+
+    def read_chunk_at_hand(self, name: Digest, index: int, memory: Memory) -> Payload | None:
+        """The same, without waiting for the disk. What stayed in memory since it was hashed is not even read yet,
+        but a `Stretch`. Raises NotInMemory where it would have to wait."""
+        manifest = self._manifests.get(name)
+        if manifest is None or not AT_ONCE:
+            raise NotInMemory
+        try:
+            proved = self._proved_chunk(name, manifest, index)
+            return proved or self._read_chunk(name, manifest, index, memory, AT_ONCE)
+        except OSError as why:
+            if why.errno not in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT):
+                raise
+            if proof := self._proofs.get(name):
+                proof.went(index)
+            raise NotInMemory from None
+
+    def _proved_chunk(self, name: Digest, manifest: Manifest, index: int) -> Payload | None:
+        proof = self._proofs.get(name)
+        if proof is None or not 0 <= index < len(proof.chunks) or not proof.chunks[index]:
+            return None
+        if self._stamp(name) != proof.stamp:
+            return None  # it was changed
+        proof.file = proof.file or Handle(self._place(name))
+        begin = index * BLOB_CHUNK
+        stretch = Stretch(proof.file, begin, begin + manifest.chunk_bytes(index))
+        stretch.touch(AT_ONCE)
+        return Payload(manifest.chunks[index], len(stretch), stretch)
+
+    def _read_chunk(
+        self, name: Digest, manifest: Manifest, index: int, memory: Memory, flags: int
+    ) -> Payload | None:
+        if not 0 <= index < len(manifest.chunks):
+            return None
+        data = memory(manifest.chunk_bytes(index))
+        try:
+            handle = os.open(self._place(name), os.O_RDONLY)
+        except FileNotFoundError:  # tidied away, or not whole yet
+            return self.unfinished.read(name, index, memory, flags)
+        try:
+            count = os.preadv(handle, [data], index * BLOB_CHUNK, flags)
+            stamp = Stamp.of(os.fstat(handle))  # after reading: what was changed before is seen
+        finally:
+            os.close(handle)
+        if flags and count < len(data):
+            raise BlockingIOError(errno.EAGAIN, "not all of it is in memory")
+        if digest(data[:count]) != manifest.chunks[index]:
+            with suppress(FileNotFoundError):
+                self.set_aside(name)  # our disk lied: nobody shall take us for a liar
+            return None
+        proof = self._proofs.get(name)
+        if proof is None or proof.stamp != stamp:
+            proof = self._proofs[name] = Proof(stamp, bytearray(len(manifest.chunks)))
+        proof.chunks[index] = 1
+        return Payload(manifest.chunks[index], count, data)
+
+    def open_blob(self, name: Digest, manifest: Manifest) -> frozenset[int]:
+        """Make room for a blob that is being fetched; the chunks that are here already, each one verified: of an
+        earlier attempt, or of other blobs, as far as an earlier state or another one is made of the same."""
+        if self.has_blob(name):
+            return frozenset(range(len(manifest.chunks)))
+        have = self.unfinished.make_room(name, manifest, self._drop_spare)
+        have |= self._copy_from_others(name, manifest, have)
+        self._remember(name, manifest)
+        self.unfinished.begin(name, manifest, have)
+        return frozenset(have)
+
+    def _copy_from_others(self, name: Digest, manifest: Manifest, have: set[int]) -> set[int]:
+        """Write what finished blobs share with this one into its file; the chunks that this was."""
+        lacking: dict[tuple[Digest, int], list[int]] = {}  # by digest and length
+        for index, wanted in enumerate(manifest.chunks):
+            if index not in have:
+                lacking.setdefault((wanted, manifest.chunk_bytes(index)), []).append(index)
+        copied: set[int] = set()
+        for path in (self.folder / "blobs").glob("[0-9a-f]" * 2 * DIGEST_BYTES + ".manifest"):
+            other = Digest(bytes.fromhex(path.stem))
+            held = self._manifests.get(other) or self._read_manifest(other)
+            if held is None:
+                continue
+            for at, shared in enumerate(held.chunks):
+                wanted = shared, held.chunk_bytes(at)
+                try:
+                    chunk = self.read_chunk(other, at) if wanted in lacking else None
+                except OSError:  # a bad sector: the network has it, too
+                    continue
+                if chunk is None:
+                    continue
+                for index in lacking.pop(wanted):
+                    self.unfinished.store(name, index, chunk.data)
+                    copied.add(index)
+        return copied
+
+    def finish_blob(self, name: Digest) -> None:
+        """Every chunk was verified: the blob gets its final name, durably."""
+        opening = self.unfinished.take(name)
+        if opening is not None:
+            self._write_manifest(name, opening.manifest)
+        if not self.unfinished.give_name(name, opening):
+            return
+        if opening is not None:
+            self._remember(name, opening.manifest, self._stamp(name))
+        sync_folder(self.folder / "blobs")
+
+    def take_in(self, path: Path, name: Digest, manifest: Manifest) -> None:
+        """This file, whole and synced, becomes the blob of this name."""
+        self._write_manifest(name, manifest)
+        path.rename(self._path(name))
+        self._remember(name, manifest, self._stamp(name))
+        if self._durable:
+            sync_folder(path.parent)
+
+    def drop_blobs(self, keep: set[Digest]) -> None:
+        """Forget finished blobs that nobody needs any more, and what a crash left unfinished long ago."""
+        self.unfinished.drop_quiet(PARTS_KEPT_S)
+        for path in (self.folder / "blobs").iterdir():
+            if path.suffix == "" and (name := Digest(bytes.fromhex(path.name))) not in keep:
+                path.with_suffix(".manifest").unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    found = path.stat()
+                    if found.st_size >= SPARE_FROM_BYTES and found.st_nlink == 1:  # not in somebody's backup, too
+                        path.rename(self._spare)
+                    else:
+                        path.unlink()
+                self._proofs.pop(name, None)  # and its open file with it, unless some of it is being sent
+
+    def _drop_spare(self) -> int:
+        spared = self._spare.exists()
+        self._spare.unlink(missing_ok=True)
+        return int(spared)
+
+    # ---- secrets -------------------------------------------------------------------------------------------
+
+    def secret(self, name: str) -> bytes | None:
+        return read_secret(self.folder / name)
+
+    def write_secret(self, name: str, data: bytes) -> None:
+        write_durably(self.folder / name, data, afresh=True)
+
+    # ---- small words ---------------------------------------------------------------------------------------
+
+    def _path(self, name: Digest) -> Path:
+        return self.folder / "blobs" / name.hex()
+
+    def _place(self, name: Digest) -> str:
+        """The same, without the price of a `Path`, for what happens once per chunk."""
+        return f"{self._blobs}/{name.hex()}"
+
+    def _read_manifest(self, name: Digest) -> Manifest | None:
+        try:
+            manifest = _MANIFEST.decode(self._path(name).with_suffix(".manifest").read_bytes())
+            manifest.check()
+        except (OSError, msgspec.DecodeError, ValueError):
+            return None
+        return manifest if blob_id(manifest) == name else None
+
+    def _write_manifest(self, name: Digest, manifest: Manifest) -> None:
+        path = self._path(name).with_suffix(".manifest")
+        # made again when it is asked for; what a full disk cut off proves nothing
+        with suppress(OSError), open(path, "wb", opener=open_private) as file:
+            file.write(msgspec.msgpack.encode(manifest))
+
+    def _remember(self, name: Digest, manifest: Manifest, proved: Stamp | None = None) -> None:
+        """`proved`: of the file whose every chunk has just been hashed."""
+        self._manifests[name] = manifest
+        if proved is not None:
+            self._proofs[name] = Proof(proved, bytearray(b"\1") * len(manifest.chunks))
+        if len(self._manifests) > MANIFESTS_HELD:
+            forgotten, _ = self._manifests.popitem(last=False)
+            self._proofs.pop(forgotten, None)
+
+    def _stamp(self, name: Digest) -> Stamp | None:
+        with suppress(FileNotFoundError):  # tidied away meanwhile
+            return Stamp.of(os.stat(self._place(name)))
+        return None
+
+    def _take_lock(self) -> int:
+        """One process per folder: two peers with one identity would frame each other."""
+        handle = open_private(self.folder / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            os.lockf(handle, os.F_TLOCK, 0)
+        except OSError:
+            os.close(handle)
+            raise UsageError(
+                "E-DIR-01",
+                f"another Atoll process is using {self.folder}",
+                cause="the peer is already running in this folder",
+                fix="atoll status, or choose another folder with --dir",
+            ) from None
+        return handle
+
+
+class NewBlob:
+    """Under no name until it is whole. One at a time per folder; whoever gives up calls `drop`."""
+
+    def __init__(self, store: Store, path: Path, durable: bool) -> None:
+        self._store, self._path, self._durable = store, path, durable
+        self._file = open(path, "wb", opener=open_private)  # noqa: SIM115  # until `finish` or `drop`
+        self._chunks: list[Digest] = []
+        self._size = 0
+
+    def write(self, data: Buffer) -> None:
+        """Whole chunks, but for the last call."""
+        assert self._size % BLOB_CHUNK == 0
+        view = memoryview(data).cast("B")
+        self._chunks += [digest(view[at : at + BLOB_CHUNK]) for at in range(0, len(view), BLOB_CHUNK)]
+        self._size += self._file.write(view)
+
+    def finish(self, goal: Digest | None = None) -> Digest | None:
+        """Durable under its name, which is returned; None, and nothing is left, if it should be another one."""
+        manifest = Manifest(self._size, tuple(self._chunks))
+        name = blob_id(manifest)
+        if goal not in (None, name):
+            self.drop()
+            return None
+        self._file.flush()
+        if self._durable:
+            os.fsync(self._file.fileno())
+        self._file.close()
+        self._store.take_in(self._path, name, manifest)
+        return name
+
+    def drop(self) -> None:
+        with suppress(OSError):  # what a full disk refused before, it refuses again
+            self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def in_use(folder: Path) -> bool:
+    """True while another process holds this peer's folder. Never ask about a folder of one's own."""
+    handle = os.open(folder / "lock", os.O_RDWR)
+    try:
+        os.lockf(handle, os.F_TEST, 0)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def stored(store: Store, work: Any) -> Any:
+    """The answer to work that concerns only what is kept. Chunks go their own way: `chunks.py`."""
+    match work:
+        case ReadVertices():
+            return store.vertices_from(work.first, work.bytes_max)
+        case ReadEra():
+            return store.value(f"sealed/{work.round}")
+        case OpenBlob():
+            return BlobOpened(store.open_blob(work.blob, work.manifest))
+        case CloseBlob():
+            return store.finish_blob(work.blob)
+        case DropBlob():
+            return store.unfinished.drop(work.blob)
+        case ReadManifest():
+            return store.manifest(work.blob) or (store.unfinished.partly(work.blob) if work.partly else None)
+        case _:
+            raise RunFailedError("E-RUN-05", f"no island does {type(work).__name__}")
+
+
+def _stayed_in_memory(handle: int, place: memoryview, at: int) -> bool:
+    """All of it was, and stands there; what has to come from disk may have rotted on it."""
+    try:
+        return bool(AT_ONCE) and os.preadv(handle, [place], at, AT_ONCE) == len(place)
+    except OSError:
+        return False

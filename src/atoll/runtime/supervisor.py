@@ -1,0 +1,382 @@
+"""One peer from start to farewell: what `atoll up` and `atoll join` do between their first and their last word.
+
+Opens the control door, tells its shell every fact, and ends for one of five reasons: the run is over, its owner
+asked it to leave, a member refused it, nobody could be reached, or its trainer is beyond hope. The first Ctrl-C
+says farewell, a second one ends at once. Whatever the reason, nothing of it runs on afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, RunFailedError, UsageError
+from atoll.peer.config.sections import Config, of_the_run
+from atoll.peer.membership.admission import EXPELLED
+from atoll.policy.participation import named
+from atoll.runtime.config import canary_of, data_of, forgone, recipe_of, settings_of, tokenizer_of, weights_of
+from atoll.runtime.control.handlers import handlers_of, unaudited_text
+from atoll.runtime.control.socket import Door, neighbours
+from atoll.runtime.event_log import Progress
+from atoll.runtime.network.dialer import endpoint_of
+from atoll.wire.ticket import parse
+
+FAREWELL_S = 60.0  # for the others to agree that I am gone, where they need my vote for it
+LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard asks for what it lacks
+AT_ONCE = (  # reasons that wait for nobody
+    "stopped by its owner",
+    "whoever started it is gone",
+    "an error of Atoll itself",
+    "its disk refused",
+    "expelled",
+)
+JOIN_S = 60.0  # nobody of the run answered for so long: the ticket's addresses are not reachable from here
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the command line said about this peer."""
+
+    folder: Path
+    config: Config
+    file: Path | None = None
+    name: str = ""
+    listen: tuple[str, ...] = ()
+    announce: tuple[str, ...] = ()
+    threads: int = 0
+    stay: bool = False
+    uses: int = 0  # of the ticket of a run that it founds; 0: as the run's trust has it
+
+
+class Shell(Protocol):
+    """Whoever watches a peer: a person's terminal or a program's pipe."""
+
+    ends_with_stdin: bool
+
+    def opened(self, news: dict[str, Any]) -> None: ...
+    def entry(self, entry: dict[str, Any], progress: Progress) -> None: ...
+    def notice(self, text: str) -> None: ...
+    def ended(self, news: dict[str, Any]) -> None: ...
+
+
+async def run_up(start: Start, shell: Shell) -> int:
+    """Found a run in the folder, or go on with the one it holds."""
+    _check_addresses(start)
+    if not (start.folder / "kept.sqlite").exists():  # what is not there is told before torch is loaded, too
+        data_of(start.config, start.file)
+        canary_of(start.config, start.file)
+        tokenizer_of(start.config, start.file)
+        weights_of(start.config, start.file)
+    from atoll.runtime.bootstrap import Invitation, found_run, holds_run, resume_run, training
+    from atoll.runtime.training_spec import built_in, found
+    from atoll.training.data.tokens import read_tokenizer
+
+    listening, threads, name = _ready(start)
+    if holds_run(start.folder):
+        if start.file is not None or of_the_run(start.config) != of_the_run(Config()):
+            passed = f"{start.file} is not read" if start.file is not None else "other settings change nothing"
+            shell.notice(f"{start.folder} holds a run already; it goes on as it was founded, {passed}")
+        make = training(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
+        host = await resume_run(start.folder, name if start.name else "", listening, make)
+        return await _run(host, host.ticket_text(), start, shell, resumed=True)
+    weights = weights_of(start.config, start.file)
+    data, canary = data_of(start.config, start.file), canary_of(start.config, start.file)
+    named = tokenizer_of(start.config, start.file)
+    try:
+        config = _named_by(start.config, weights)
+        recipe = recipe_of(config)
+        tokenizer = read_tokenizer(Path(named)) if named else b""
+        beginning = built_in(recipe, data, canary, tokenizer, config.data.column, weights, config.model.only)
+        floats = beginning.layout.floats
+        founded = found(beginning, settings_of(config, recipe, floats))
+        for text in forgone(config, recipe, floats):
+            shell.notice(text)
+        make = training(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
+        host, ticket = await found_run(start.folder, founded, name, listening, Invitation(start.uses), make)
+    except ValueError as why:
+        raise UsageError(
+            "E-DATA-02", f"this run cannot be founded: {why}", fix="see data.source in docs/config.md"
+        ) from why
+    if start.config.run.start_peers == 1:
+        shell.notice(
+            "training begins now, alone, and others may come; to wait for them first, found it with "
+            "--set run.start_peers=2 or more"
+        )
+    else:
+        shell.notice(f"training begins once {start.config.run.start_peers} members are here")
+    return await _run(host, ticket.text, start, shell)
+
+
+def _named_by(config: Config, weights: str) -> Config:
+    """The same; the folder of weights says what the model is where nobody else does."""
+    from atoll.training.models.weights import name_in
+
+    if not weights or config.model.name:
+        return config
+    return replace(config, model=replace(config.model, name=name_in(Path(weights))))
+
+
+async def run_join(start: Start, ticket: str, role: str, bootstrap: tuple[str, ...], shell: Shell) -> int:
+    """Join the ticket's run, or go on in a folder that belongs to it."""
+    _check_addresses(start)
+    from atoll.runtime.bootstrap import join_run, training
+
+    for address in bootstrap:
+        endpoint_of(address)
+    listening, threads, name = _ready(start)
+    make = training(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
+    host = await join_run(start.folder, ticket, role, name, listening, make)
+    host.bootstrap += tuple((address, None) for address in bootstrap)
+    return await _run(host, None, start, shell)
+
+
+def _check_addresses(start: Start) -> None:
+    """A slip is told before anything of the run exists, and before torch is loaded."""
+    network = start.config.network
+    for address in (*(start.listen or network.listen_addresses), *(start.announce or network.announce_addresses)):
+        endpoint_of(address)
+
+
+def _ready(start: Start) -> tuple[Any, int, str]:
+    """Folder, log, threads and name, before anything of the peer exists."""
+    import torch
+
+    from atoll.runtime.bootstrap import Listening, prepare
+    from atoll.runtime.trainer import check_device, threads_per_trainer
+
+    check_device(start.config.node.device)
+    network = start.config.network
+    asked = start.listen or network.listen_addresses
+    nothing_said = not start.listen and asked == Listening().listen
+    listening = Listening(
+        asked, start.announce or network.announce_addresses, network.upload_bytes_s, as_before=nothing_said
+    )
+    prepare(start.folder)
+    threads = start.threads or start.config.node.threads or threads_per_trainer(1 + neighbours())
+    torch.set_num_threads(threads)
+    name, group = start.name or start.config.node.name or platform.node(), start.config.node.group
+    return listening, threads, named(name, group)
+
+
+async def _run(host: Any, ticket: str | None, start: Start, shell: Shell, resumed: bool = False) -> int:
+    """Drive this peer until one of the reasons to end."""
+    end: asyncio.Future[tuple[str, AtollError | None]] = asyncio.get_running_loop().create_future()
+
+    def leave(why: str, trouble: AtollError | None = None) -> None:
+        if not end.done():
+            end.set_result((why, trouble))
+
+    host.progress.max_retries = start.config.consensus.max_retries
+    watch = _Watch(host, start, shell, leave)
+    host.on_entry = watch.entry
+    _end_when_broken(host, leave)
+    host.on_unkept = lambda why: leave("its disk refused", why)
+    door = Door(start.folder, handlers_of(host, leave))
+    signals = _answer_signals(leave, shell)
+    said = False  # farewell
+    if shell.ends_with_stdin:
+        _leave_at_end_of_stdin(leave)
+    try:
+        await door.open()
+        host.start()
+        shell.opened(
+            {
+                "fact": "Opened",
+                "resumed": resumed,
+                "ticket": ticket,
+                "ticket_uses": parse(ticket).uses if ticket else 0,
+                "peer": host.me,
+                "run_id": host.run_id.hex(),
+                "name": host.wish.name,
+                "folder": str(start.folder),
+                "addresses": list(host.addresses),
+                "process": os.getpid(),
+            }
+        )
+        why, trouble = await watch.until(end)
+        said = why not in AT_ONCE and not host.machine.over
+        if said and not await host.leave(why, FAREWELL_S):
+            shell.notice(
+                "the others could not agree on this farewell: they may be paused until somebody comes back"
+            )
+        exported = await host.export() if host.machine.over and host.island.head is not None else None
+    finally:
+        await door.close()
+        await host.stop(end.result()[0] if end.done() else "its process ended", not (said or host.machine.over))
+        signals()
+    shell.ended({"fact": "Ended", "why": why, "model": str(exported) if exported else None} | _sum(host))
+    if trouble is not None:
+        raise trouble
+    return 0
+
+
+class _Watch:
+    """Notices the reasons to end that nobody says aloud."""
+
+    def __init__(self, host: Any, start: Start, shell: Shell, leave: Callable[..., None]) -> None:
+        self.host, self.start, self.shell, self.leave = host, start, shell, leave
+        self.over = asyncio.Event()
+        self.unreachable = ""
+
+    def entry(self, entry: dict[str, Any]) -> None:
+        self.shell.entry(entry, self.host.progress)
+        match entry["fact"]:
+            case "RunOver":
+                self.over.set()
+            case "GenesisKnown":
+                if text := unaudited_text(self.host):
+                    self.shell.notice(text)
+            case "Unreachable":
+                if not self.unreachable:
+                    self.shell.notice(f"cannot reach {entry['address']} yet: {entry['why']}")
+                self.unreachable = entry["why"]
+            case "Refused":
+                self._refused(entry)
+            case "Passed" if self.host.island.tended.hopeless:
+                self.leave(
+                    "its trainer failed",
+                    RunFailedError(
+                        "E-TRN-13",
+                        f"the trainer failed {self.host.island.tended.failures} times in a row: {entry['why']}",
+                        cause="too little memory, a device that fails, or a model that diverges here",
+                        fix=f"look into {self.start.folder / 'atoll.log'}, then atoll up --dir {self.start.folder}",
+                    ),
+                )
+            case _:
+                pass
+
+    def _refused(self, entry: dict[str, Any]) -> None:
+        why = "expelled" if entry["code"] == EXPELLED else "refused"
+        self.leave(why, RefusedError(entry["code"], entry["what"], fix=entry["fix"]))
+
+    async def until(self, end: asyncio.Future[tuple[str, AtollError | None]]) -> tuple[str, AtollError | None]:
+        tasks = [asyncio.create_task(self._over()), asyncio.create_task(self._nobody())]
+        try:
+            return await end
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _over(self) -> None:
+        if self.start.stay:
+            return
+        while True:
+            await self.over.wait()
+            if self._not_alone():
+                await asyncio.sleep(LINGER_S)
+            if self.host.machine.over:
+                return self.leave("the run is over")
+            self.over.clear()  # its members agreed on more rounds meanwhile
+
+    def _not_alone(self) -> bool:
+        """Others may ask for what they lack, or say that there are more rounds."""
+        history = self.host.machine.history
+        others = history is not None and any(m.present for m in history.head_body.members if m.peer != self.host.me)
+        return others or any(s.up for s in self.host.links.stats().values())
+
+    async def _nobody(self) -> None:
+        await asyncio.sleep(JOIN_S)
+        if self.host.machine.history is None:
+            self.leave(
+                "nobody answered",
+                NetworkError(
+                    "E-NET-01",
+                    f"nobody of this run answered within {JOIN_S:.0f} s"
+                    + (f": {self.unreachable}" if self.unreachable else ""),
+                    cause="the founder's computer is off, or its addresses cannot be dialled from here",
+                    fix="ask for a ticket with an address that you can reach: atoll up --announce /ip4/…/tcp/…",
+                ),
+            )
+
+
+def _answer_signals(leave: Callable[[str], None], shell: Shell) -> Callable[[], None]:
+    """Ctrl-C and SIGTERM leave in good order; once more, and the process is gone. Returns what undoes it."""
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def answer(name: str) -> None:
+        nonlocal asked
+        if asked:
+            os._exit(130)
+        asked = True
+        shell.notice("leaving: saying farewell to the others (once more to end now)")
+        leave(name)
+
+    for number, name in ((signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")):
+        loop.add_signal_handler(number, answer, name)
+
+    def undo() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    return undo
+
+
+def _end_when_broken(host: Any, leave: Callable[..., None]) -> None:
+    """A peer that broke a promise to itself ends near the cause instead of running on as half a peer."""
+
+    def broken(why: BaseException | None, what: str) -> None:
+        # what the network or a peer did costs a connection, never the process
+        if why is not None and not isinstance(why, OSError | PeerFault | AtollError):
+            text = f"{type(why).__name__}: {why}" if str(why) else type(why).__name__
+            log.error("this peer broke: %s", what, exc_info=why)
+            leave(
+                "an error of Atoll itself",
+                RunFailedError(
+                    "E-INT-01",
+                    f"an error of Atoll itself: {text}",
+                    cause="a defect; the whole story is in atoll.log",
+                    fix=f"atoll up --dir {host.folder} goes on from the last agreed round",
+                ),
+            )
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, found: broken(found.get("exception"), found.get("message", "")))
+    host.on_broken = lambda why: broken(why, "a task failed")
+
+
+def _leave_at_end_of_stdin(leave: Callable[[str], None]) -> None:
+    """Whoever started this peer is gone: so is the reason to run."""
+    loop = asyncio.get_running_loop()
+
+    def watch() -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):  # not sys.stdin: its lock would be held when the interpreter ends
+                pass
+        with suppress(RuntimeError):  # the loop is closed already
+            loop.call_soon_threadsafe(leave, "whoever started it is gone")
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _sum(host: Any) -> dict[str, Any]:
+    p = host.progress
+    return {
+        "trained": p.trained,
+        "state": p.state,
+        "loss": p.loss,
+        "unit": p.unit,
+        "tokens": p.tokens,
+        "over": host.machine.over,
+        "bytes_out": p.bytes_out,
+        "bytes_in": p.bytes_in,
+        "bytes_data_parallel": p.bytes_data_parallel,
+    }
+
+
+def _ignore(fact: object) -> None:
+    """Facts arrive as lines of the record instead."""

@@ -1,0 +1,467 @@
+"""The process's side of a trainer: model, data and inner state, and what is done on each command.
+
+Takes steps between commands where it may (`Train.ahead`); hears of a cancel between any two steps. Where gradients
+are pipelined these are steps of later rounds: the sums wait in a queue, and each round is handed the oldest.
+Promises: what the user or the data did wrong is an answer (`Broken`), and the next command is served.
+Never decides when to train or what counts, never speaks unasked but for heartbeats while it works.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import BinaryIO, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from atoll.base.errors import PeerFault
+from atoll.runtime.trainer.protocol import (
+    COMMAND,
+    LENGTH,
+    SPEC,
+    Answer,
+    Beat,
+    Broken,
+    Cancel,
+    Carried,
+    Command,
+    Evaluate,
+    Evaluated,
+    GoOn,
+    JudgeSegment,
+    LoadInner,
+    LookAlong,
+    Looked,
+    LookOn,
+    Merge,
+    Ready,
+    Sample,
+    Sampled,
+    Saved,
+    SaveInner,
+    ShowSegment,
+    StepAgain,
+    Train,
+    Trained,
+    Validate,
+    WriteX,
+    read_frame,
+)
+from atoll.runtime.trainer.shared_memory import Mailbox
+from atoll.training.data import batch, cursor_after, epoch_samples, load_data, validation
+from atoll.training.exchange.layout import bind, flatten, unflatten
+from atoll.training.models import generate_text
+from atoll.training.recipe.gradient import Gradient
+from atoll.training.recipe.inner import (
+    Accumulate,
+    InnerState,
+    Pipelined,
+    fresh_inner,
+    inner_from_bytes,
+    inner_pieces,
+    inner_step,
+    matrices_of,
+)
+from atoll.training.recipe.lr_position import later, step_at
+from atoll.training.recipe.merge import merge
+from atoll.verification.replay_audit import Live, Profile, profile_here
+from atoll.verification.replay_audit.trainer import Auditing
+from atoll.verification.state_validation.trainer import VALIDATION_BATCH, Validating, model_of
+
+BEAT_EVERY_S = 0.5  # a heartbeat at the first step boundary after this long; more would only wake the peer
+
+T = TypeVar("T")
+
+
+class Child:
+    """The trainer process: model, data and inner state, and the loop over commands."""
+
+    def __init__(self, fd: int, frame: bytes, commands: Commands, answers: BinaryIO) -> None:
+        self.fd, self.commands, self.answers = fd, commands, answers
+        self.spec = SPEC.decode(frame)
+        self.beaten = time.monotonic()
+        self.span = _Span()  # the steps since x was handed over
+        self.onward: Train | None = None  # the steps that may be taken unasked
+        self.full = 0  # how many it may be once nothing is under way
+        self.waiting = deque[tuple[Tensor, _Span]]()  # sums of gradients that later rounds are handed, oldest first
+        self.depth = self.spec.inner.depth if isinstance(self.spec.inner, Pipelined) else 0  # the most that wait
+        self.trouble: Broken | None = None  # what happened in them, told when the next ones are asked for
+        self.sent_F: Tensor | None = None  # x as it was handed over; stale unless something is under way
+        self.under_way = False
+
+    def serve(self) -> None:
+        """Build what the spec names, then carry out commands until the process is ended."""
+        self.say(self.outcome(self.set_up))
+        while True:
+            self.go_on()
+            command = self.commands.next()
+            self.say(self.outcome(partial(self.carry_out, command)))
+
+    def go_on(self) -> None:
+        """The steps that may be taken unasked, while nobody says anything."""
+        while self.commands.quiet and self._goes_ahead():
+            pass
+
+    def _goes_ahead(self) -> bool:
+        """One of them is taken, if one may be."""
+        job = self.onward
+        if job is None or job.job <= self.commands.stands:
+            return False
+        if self.span.steps >= job.steps or len(self.waiting) >= self.depth > 0:
+            return False
+        outcome = self.outcome(partial(self._take_step, job))
+        if isinstance(outcome, Broken):
+            self.trouble, self.onward = outcome, None
+            return False
+        if self.depth and self.span.steps == job.steps:
+            sum_F = torch.empty_like(self.x_F)
+            span = self._end_span(sum_F)
+            self.waiting.append((sum_F, span))
+            self.onward = self._after(job, [span])
+        return True
+
+    def outcome(self, work: Callable[[], T]) -> T | Broken:
+        """What the user or the data did wrong is an answer too; our own bugs end us."""
+        try:
+            return work()
+        except _Diverged as why:
+            return Broken("diverged", str(why))
+        except (MemoryError, torch.OutOfMemoryError) as why:
+            return Broken("memory", f"out of memory: {_first_line(why)}")
+        except (ValueError, IndexError, OSError, AssertionError, PeerFault) as why:
+            return Broken("refused", _first_line(why) or type(why).__name__)
+        except RuntimeError as why:  # torch's CPU allocator has no exception of its own
+            if "allocate memory" not in str(why):
+                raise
+            return Broken("memory", f"out of memory: {_first_line(why)}")
+
+    def set_up(self) -> Ready:
+        spec = self.spec
+        torch.set_num_threads(spec.threads)
+        self.data = load_data(spec.data)
+        self.auditing = Auditing(self.data)
+        self.validating = Validating(spec, self.data)
+        self.model, self.layout = model_of(spec)
+        self.x_F, gradient_P = bind(self.model, self.layout, spec.device)
+        self.gradient = Gradient(self.model, gradient_P, spec.computing)
+        if spec.computing.compiled:
+            self._compile()
+        self.x_P = self.x_F[: self.layout.parameters]
+        self.matrices = matrices_of(self.layout)
+        self.inner = fresh_inner(self.layout.parameters, spec.device)
+        room_bytes = sum(map(len, inner_pieces(self.inner))) + 64  # the count of steps may gain digits
+        room_bytes = max(room_bytes, 4 * self.layout.floats)  # or a model to look at
+        self.mailbox = Mailbox(self.fd, self.layout.floats, room_bytes)
+        self.mailbox.x_F.copy_(self.x_F)
+        return Ready(self.layout, room_bytes)
+
+    def _looked(self, looked: Looked) -> Looked:
+        """What steps that were taken again make lies in the mailbox."""
+        if looked.done:
+            self.mailbox.show(self.validating.made_F)
+        return looked
+
+    def _compile(self) -> None:
+        """Before anybody waits for a step, and without leaving a trace in the model."""
+        kept = flatten(self.model, self.layout)
+        self.gradient.of(self._batch(Train(0, 1, None, 0, 0, 1, 0), 0))
+        unflatten(*kept, self.model, self.layout)
+
+    def carry_out(self, command: Command) -> Answer:
+        match command:
+            case Train():
+                return self.train(command)
+            case WriteX(counters):
+                return self.write_x(counters)
+            case Merge():
+                while self.depth and self._goes_ahead():  # each gradient is of the parameters that its turn has
+                    self._beat(len(self.waiting), self.span.last_loss, self.span.seconds)
+                return self.merge(command)
+            case Evaluate(samples, given):
+                with self._looking_at(given):
+                    return self.evaluate(samples)
+            case Sample(prompt, n, seed, given):
+                with self._looking_at(given):
+                    return Sampled(generate_text(self.model, prompt, n, seed))
+            case SaveInner():
+                return Saved(self.mailbox.put(*inner_pieces(self.inner)))
+            case LoadInner(size_bytes):
+                return self.load_inner(size_bytes)
+            case ShowSegment() | JudgeSegment():
+                return self.auditing.start(command)
+            case GoOn():
+                return self.auditing.go_on()
+            case Validate() | LookAlong() | StepAgain():
+                return self._looked(self.validating.start(command, self.mailbox.shown()))
+            case LookOn():
+                return self._looked(self.validating.go_on())
+            case Cancel():
+                raise AssertionError("the listener keeps these to itself")
+
+    def train(self, job: Train) -> Trained | Broken:
+        trouble, self.trouble, onward, self.onward = self.trouble, None, self.onward, None
+        if trouble is not None:
+            return trouble
+        if job.inner is not None:
+            self.spec = msgspec.structs.replace(self.spec, inner=job.inner, horizon=job.horizon)
+        if onward is not None and _dealt(onward) != _dealt(job):
+            self.waiting.clear()  # what waits was learned from samples that are others' now
+        step_s = 0.0
+        if job.assignment is not None:
+            assert self.span.steps == 0, "a chain begins with a round"
+            self.auditing.begin(job.assignment, self._live(), job.held)
+        while self.span.steps < job.steps and job.job not in (self.commands.cancelled, self.commands.hurried):
+            if self.waiting:
+                break  # those of this round are taken
+            stepped = time.monotonic()
+            if job.until is not None and stepped + step_s > job.until:
+                break
+            self._take_step(job)
+            if self.auditing.record is not None and self.auditing.record.is_due(self.span.steps):
+                self.auditing.record.note(self._live(), self.span.steps)
+            step_s = time.monotonic() - stepped
+            self._beat(self.span.steps, self.span.last_loss, step_s)
+        if not all(bool(end.isfinite()) for end in self.x_F.aminmax()):  # isfinite of all makes four vectors more
+            raise _Diverged(f"parameters are not finite after {self.span.steps} steps")
+        return self._hand_over(job)
+
+    def _take_step(self, job: Train) -> None:
+        """The next one of the job."""
+        began, span = time.monotonic(), self.span
+        inputs, targets = self._batch(job, job.cursor + span.samples)
+        span.last_loss = self._step(inputs, targets, step_at(self.spec.horizon, self._position(job, span.steps)))
+        span.loss_sum += span.last_loss
+        span.steps += 1
+        span.samples += job.batch or self.spec.batch
+        span.tokens += targets.numel()
+        span.seconds += time.monotonic() - began
+
+    def _hand_over(self, job: Train) -> Trained:
+        if self.waiting:
+            oldest_F, span = self.waiting.popleft()
+            self.mailbox.x_F.copy_(oldest_F)
+        else:
+            span = self._end_span(self.mailbox.x_F)
+        record = self.auditing.end(self._live, span.steps)
+        if job.ahead is not None and span.steps:
+            if not self.depth:  # else x rests
+                self.sent_F = self.x_F.clone() if self.sent_F is None else self.sent_F.copy_(self.x_F)
+                self.under_way = True
+            left = 0 if self.commands.cancelled == job.job else job.steps if self.depth else job.ahead
+            self.full = job.steps
+            onward = self._after(job, [span, *(ahead for _, ahead in self.waiting)])
+            self.onward = msgspec.structs.replace(onward, steps=left)
+        return Trained(
+            steps=span.steps,
+            samples=span.samples,
+            tokens=span.tokens,
+            loss=span.loss_sum / span.steps if span.steps else None,
+            seconds=span.seconds,
+            cursor=job.cursor + span.samples,
+            counters=self._counters(),
+            links=tuple(record.links) if record is not None else (),
+            profile=self._profile() if record is not None else None,
+            notice=self.gradient.told(),
+        )
+
+    def _end_span(self, into_F: Tensor) -> _Span:
+        """What its steps came to goes into the given vector, and the next one begins."""
+        into_F.copy_(self.x_F)
+        if isinstance(self.spec.inner, Accumulate):  # x rests: what is handed over is the sum of gradients
+            into_F[: self.layout.parameters].copy_(self.inner.first_P)
+            self.inner.first_P.zero_()
+        span, self.span = self.span, _Span()
+        return span
+
+    def _after(self, job: Train, spans: Sequence[_Span]) -> Train:
+        """The same job once these were taken."""
+        cursor = job.cursor + sum(span.samples for span in spans)
+        position = self._position(job, sum(span.steps for span in spans))
+        return msgspec.structs.replace(job, cursor=cursor, global_step=position)
+
+    def _position(self, job: Train, steps: int) -> int:
+        """Where the run stands in its rates after so many steps of the job, as far as this worker knows."""
+        spec = self.spec
+        together = (job.batch or spec.batch) * spec.seq_len * job.shards
+        return later(spec.horizon, job.global_step, steps, together)
+
+    def _profile(self) -> Profile:
+        return msgspec.structs.replace(profile_here(self.spec.computing), device=self.x_F.device.type)
+
+    def _live(self) -> Live:
+        """A copy, on the host, of everything that the next step depends on."""
+        x_F, counters_K = flatten(self.model, self.layout)
+        first_P, second_P = (
+            moment_P.to("cpu", copy=True) for moment_P in (self.inner.first_P, self.inner.second_P)
+        )
+        return Live(x_F, counters_K, InnerState(first_P, second_P, self.inner.steps))
+
+    def _step(self, inputs: Tensor, targets: Tensor, global_step: int) -> float:
+        value = self.gradient.of((inputs, targets))
+        if not abs(value) < float("inf"):  # NaN compares false
+            raise _Diverged(f"the loss is {value} at step {global_step}")
+        gradient_P = self.gradient.gradient_P
+        if isinstance(self.spec.inner, Accumulate):
+            self.inner.first_P.add_(gradient_P)
+        else:
+            inner_step(self.spec.inner, self.inner, self.x_P, gradient_P, global_step, self.matrices)
+        return value
+
+    def _batch(self, job: Train, cursor: int) -> tuple[Tensor, Tensor]:
+        spec = self.spec
+        if job.apart:
+            cursor += cursor_after(epoch_samples(self.data, spec.seq_len) // 2, job.shards)
+        size = job.batch or spec.batch
+        found = batch(self.data, job.shard, job.shards, cursor, size, spec.seq_len, spec.seed)
+        return self._on_device(found)
+
+    def _on_device(self, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return found[0].to(self.spec.device), found[1].to(self.spec.device)
+
+    def _beat(self, steps: int, loss: float, step_s: float) -> None:
+        now = time.monotonic()
+        if steps == 1 or now - self.beaten >= BEAT_EVERY_S:
+            self.beaten = now
+            self.say(Beat(steps, loss, step_s))
+
+    @torch.no_grad()
+    def merge(self, job: Merge) -> Carried:
+        """What was agreed goes into x; the steps since x was handed over stay, as far as the recipe lets them."""
+        if job.how == "afresh":
+            return self.write_x(())
+        here = slice(job.lo, job.hi)
+        x_N, new_N = self.x_F[here], self.mailbox.x_F[here].to(self.spec.device)
+        if job.how == "shift":
+            x_N.add_(new_N)
+        else:
+            sent_N = self.sent_F[here] if self.under_way and self.sent_F is not None else x_N
+            merge(job.how, x_N, sent_N, new_N)
+        self.under_way = False
+        if self.onward is not None:  # nothing is under way any more: it may take all the steps of the next round
+            self.onward = msgspec.structs.replace(self.onward, steps=self.full)
+        return Carried()
+
+    @contextmanager
+    def _looking_at(self, given: bool) -> Iterator[None]:
+        """The model holds the parameters behind x in the mailbox for a while, if they are given."""
+        if not given:
+            yield
+            return
+        own_F = self.x_F.clone()
+        self.x_F.copy_(self.mailbox.shown())
+        try:
+            yield
+        finally:
+            self.x_F.copy_(own_F)
+
+    @torch.no_grad()
+    def write_x(self, counters: tuple[int, ...]) -> Carried:
+        self.span, self.onward, self.trouble, self.under_way = _Span(), None, None, False
+        self.waiting.clear()
+        self.x_F.copy_(self.mailbox.x_F)
+        if isinstance(self.spec.inner, Accumulate):
+            self.inner.first_P.zero_()  # gradients of another x
+        buffers = dict(self.model.named_buffers())
+        for slot in self.layout.slots:
+            if slot.kind == "counter" and counters:
+                values = torch.tensor(counters[slot.at : slot.at + slot.size])
+                buffers[slot.name].copy_(values.view(slot.shape))
+        return Carried()
+
+    @torch.no_grad()
+    def evaluate(self, samples: int) -> Evaluated:
+        self.model.eval()
+        loss_sum, right, targets_seen = 0.0, 0, 0
+        found_batches = validation(self.data, samples, VALIDATION_BATCH, self.spec.seq_len)
+        for index, found in enumerate(found_batches):
+            began = time.monotonic()
+            inputs, targets = self._on_device(found)
+            scores = self.model(inputs)
+            flat = scores.reshape(-1, scores.shape[-1])
+            loss_sum += float(torch.nn.functional.cross_entropy(flat, targets.reshape(-1), reduction="sum"))
+            right += int((flat.argmax(1) == targets.reshape(-1)).sum())
+            targets_seen += targets.numel()
+            self._beat(index + 1, loss_sum / targets_seen, time.monotonic() - began)
+        self.model.train()
+        return Evaluated(loss_sum / targets_seen, right / targets_seen)
+
+    def load_inner(self, size_bytes: int) -> Carried:
+        parameters, device = self.layout.parameters, self.spec.device
+        if size_bytes == 0:
+            self.inner = fresh_inner(parameters, device)
+        else:
+            self.inner = inner_from_bytes(self.mailbox.take(size_bytes), parameters, device)
+        return Carried()
+
+    def _counters(self) -> tuple[int, ...]:
+        buffers = dict(self.model.named_buffers())
+        counters = [slot for slot in self.layout.slots if slot.kind == "counter"]
+        return tuple(int(value) for slot in counters for value in buffers[slot.name].reshape(-1).tolist())
+
+    def say(self, answer: Answer) -> None:
+        body = msgspec.msgpack.encode(answer)
+        self.answers.write(LENGTH.pack(len(body)) + body)
+        self.answers.flush()
+
+
+@dataclass
+class _Span:
+    """Steps since x was handed over."""
+
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
+    loss_sum: float = 0.0
+    last_loss: float = 0.0
+    seconds: float = 0.0
+
+
+def _dealt(job: Train) -> tuple[int, int, int]:
+    """How samples were dealt out when it was asked for."""
+    return job.shard, job.shards, job.batch
+
+
+class _Diverged(Exception):
+    """The loss or the parameters are no longer finite."""
+
+
+class Commands:
+    """Commands as they come in on a thread of their own, so that a cancel is seen between steps."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self.cancelled = -1  # number of the job that was cancelled last
+        self.hurried = -1  # of the one that was to hand over what it had, and to go on
+        self.stands = -1  # of the one after which no step is taken unasked
+        self._source, self._waiting = source, queue.SimpleQueue[Command]()
+
+    def listen(self) -> None:
+        while (frame := read_frame(self._source)) is not None:
+            command = COMMAND.decode(frame)
+            if isinstance(command, Cancel) and command.ahead:
+                self.hurried = command.job
+            elif isinstance(command, Cancel):
+                self.cancelled = command.job
+                self.stands = command.job if command.stands else self.stands
+            else:
+                self._waiting.put(command)
+        os._exit(0)  # the parent is gone: nobody is left to answer to
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing was said that is not carried out yet."""
+        return self._waiting.empty()
+
+    def next(self) -> Command:
+        return self._waiting.get()
+
+
+def _first_line(why: BaseException) -> str:
+    return str(why).strip().split("\n")[0][:300]

@@ -1,0 +1,274 @@
+"""What a peer and its trainer say to each other, frame by frame over a pipe.
+
+The parent asks with a `Command` and gets one `Answer` to each, and a `Beat` now and then while it waits; `Cancel`
+alone has no answer. An attached loop (`runtime/embed/peer_process.py`) uses some of the same words.
+Never leave the computer, and both ends are of one version: these words may change with every release.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import BinaryIO, Literal
+
+import msgspec
+
+from atoll.base.ids import Digest
+from atoll.training.exchange.layout import Layout
+from atoll.training.recipe.gradient import PLAIN, Computing
+from atoll.training.recipe.inner import Inner
+from atoll.training.recipe.lr_position import Horizon
+from atoll.training.recipe.merge import Merge as How
+from atoll.verification.replay_audit import Assignment, Claim, Link, Profile, Verdict
+
+FRAME_MAX = 2**20  # bytes of one command or answer; tensors never travel this way
+LENGTH = struct.Struct("<I")
+
+Taken = How | Literal["shift", "afresh"]
+Why = Literal["crashed", "hung", "memory", "diverged", "refused"]
+
+
+class TrainerSpec(msgspec.Struct, frozen=True):
+    model: str  # a built-in model's name
+    seed: int  # of the first weights and of the order of the data
+    data: str  # what learn.data.load_data takes: "stdlib" or a path
+    batch: int
+    seq_len: int
+    inner: Inner
+    threads: int = 1  # threads_per_trainer(); too many cost up to 8x CPU per step
+    device: str = "cpu"
+    patience_s: float = 30.0  # silence during training that counts as hung; rises with the step time
+    first_patience_s: float = 300.0  # the same before the first sign of life: loading, compiling, one huge step
+    horizon: Horizon | None = None  # of its rates; None: they go by steps
+    # path of a blob (training/exchange/frozen_base.py): what of the model stays as it is; empty: all of it trains
+    base: str = ""
+    computing: Computing = PLAIN  # of gradients
+
+
+# ---- What the parent says ----------------------------------------------------------------------------------
+
+
+class Train(msgspec.Struct, frozen=True, tag="Train"):
+    job: int
+    steps: int
+    until: float | None  # time.monotonic() of this machine: no step begins that would end later
+    cursor: int
+    shard: int
+    shards: int
+    global_step: int  # or tokens, where there is a horizon: a position of training/recipe/lr_position.py
+    ahead: int | None = None
+    """Steps that it goes on afterwards, until something is merged, which then frees all of the next round's; these
+    count. 0: it stands until then. None: whatever is merged, it waits to be asked."""
+    assignment: Assignment | None = None  # keep a chain of these steps: the round may be audited
+    held: tuple[int, ...] = ()  # rounds whose chain is still to be shown
+    apart: bool = False  # from half an epoch ahead: the run goes on without these steps
+    batch: int = 0  # samples of a step; 0: as the spec has it
+    inner: Inner | None = None  # with these numbers from now on; None: as before, and so is the horizon
+    horizon: Horizon | None = None
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="Cancel"):
+    job: int  # a cancel that comes too late must not stop the next job
+    ahead: bool = False  # only these steps are over: it may go on from there, as after all of them
+    stands: bool = False  # nor does it go on from there, whatever is merged, until it is asked
+
+
+class WriteX(msgspec.Struct, frozen=True, tag="WriteX"):
+    counters: tuple[int, ...]
+
+
+class Merge(msgspec.Struct, frozen=True, tag="Merge"):
+    """x[lo:hi] takes in the new anchor that lies in the mailbox there; `shift`: what lies there is added; `afresh`:
+    x becomes it, and nothing is left of any steps."""
+
+    lo: int
+    hi: int
+    how: Taken
+
+
+class Evaluate(msgspec.Struct, frozen=True, tag="Evaluate"):
+    samples: int
+    given: bool = False  # not x, but the parameters behind it in the mailbox
+
+
+class Sample(msgspec.Struct, frozen=True, tag="Sample"):
+    prompt: str
+    n: int
+    seed: int
+    given: bool = False
+
+
+class SaveInner(msgspec.Struct, frozen=True, tag="SaveInner"):
+    pass
+
+
+class LoadInner(msgspec.Struct, frozen=True, tag="LoadInner"):
+    size_bytes: int  # 0: begin afresh
+
+
+class ShowSegment(msgspec.Struct, frozen=True, tag="ShowSegment"):
+    """Write into this file what shows how this segment of a round was trained."""
+
+    round: int
+    segment: int
+    claim: Claim
+    last: Claim | None
+    path: str
+
+
+class JudgeSegment(msgspec.Struct, frozen=True, tag="JudgeSegment"):
+    """Take the segment again that somebody shows in this file."""
+
+    assignment: Assignment
+    segment: int
+    path: str
+
+
+class GoOn(msgspec.Struct, frozen=True, tag="GoOn"):
+    """One more step of what was to be shown or judged."""
+
+
+class Validate(msgspec.Struct, frozen=True, tag="Validate"):
+    """Begin to look at the parameters behind x in the mailbox, in a second model: take its first batch."""
+
+    samples: int  # of each set
+    canary: str = ""  # path of a blob of data to look at too
+
+
+class LookAlong(msgspec.Struct, frozen=True, tag="LookAlong"):
+    """The same on samples of the training data that a draw picks: of those that one peer took, then of others."""
+
+    drawn: Digest
+    shard: int
+    shards: int
+    cursor: int
+    samples: int  # that the peer took from there on
+    dealt: int  # the position before which all samples are dealt out
+
+
+class StepAgain(msgspec.Struct, frozen=True, tag="StepAgain"):
+    """Begin to take the steps of somebody's round again, in a second model, from the parameters behind x in the
+    mailbox, where the update that they make lies in the end: take the first one."""
+
+    shard: int
+    shards: int
+    cursor: int
+    steps: int
+    batch: int
+    position: int  # of training/recipe/lr_position.py
+    inner: Inner
+    horizon: Horizon | None = None
+
+
+class LookOn(msgspec.Struct, frozen=True, tag="LookOn"):
+    """One more batch of what is looked at, or of what is taken again."""
+
+
+Command = (
+    Train
+    | Cancel
+    | WriteX
+    | Merge
+    | Evaluate
+    | Sample
+    | SaveInner
+    | LoadInner
+    | ShowSegment
+    | JudgeSegment
+    | GoOn
+    | Validate
+    | LookAlong
+    | StepAgain
+    | LookOn
+)
+
+
+Look = Validate | LookAlong | StepAgain
+
+
+# ---- What the trainer says ---------------------------------------------------------------------------------
+
+
+class Ready(msgspec.Struct, frozen=True, tag="Ready"):
+    layout: Layout
+    room_bytes: int
+
+
+class Beat(msgspec.Struct, frozen=True, tag="Beat"):
+    """A sign of progress, made between steps and never by a thread of its own."""
+
+    steps: int  # of this job so far
+    loss: float  # of the last step
+    step_s: float
+
+
+class Trained(msgspec.Struct, frozen=True, tag="Trained"):
+    steps: int  # since x was handed over last
+    samples: int
+    tokens: int
+    loss: float | None  # mean over the steps; None if the deadline left no time for one
+    seconds: float  # that they took
+    cursor: int
+    counters: tuple[int, ...]
+    links: tuple[Link, ...] = ()  # of the chain that was asked for
+    profile: Profile | None = None
+    notice: str = ""  # what it does otherwise than it was asked to, and why; said once
+
+
+class Evaluated(msgspec.Struct, frozen=True, tag="Evaluated"):
+    loss: float  # nats per token or image
+    accuracy: float  # share of tokens or images guessed right
+
+
+class Sampled(msgspec.Struct, frozen=True, tag="Sampled"):
+    text: str
+
+
+class Saved(msgspec.Struct, frozen=True, tag="Saved"):
+    size_bytes: int
+
+
+class Progressed(msgspec.Struct, frozen=True, tag="Progressed"):
+    """A step of an audit was taken; with the last one comes the verdict, if there is one to give."""
+
+    done: bool
+    verdict: Verdict | None = None
+
+
+class Looked(msgspec.Struct, frozen=True, tag="Looked"):
+    """A batch was looked at; with the last one come losses in nats: a mean per set of data, or one per sample."""
+
+    done: bool
+    losses: tuple[float, ...] = ()
+    right: tuple[float, ...] = ()  # share of tokens or images guessed right, per set
+
+
+class Carried(msgspec.Struct, frozen=True, tag="Carried"):
+    """The command was carried out and has no answer of its own."""
+
+
+class Broken(msgspec.Struct, frozen=True, tag="Broken"):
+    why: Why
+    what: str
+
+
+Answer = Ready | Beat | Trained | Evaluated | Sampled | Saved | Progressed | Looked | Carried | Broken
+
+
+# Made while one thread runs: msgspec lets other threads see the tables of a type before they are filled, and a
+# trainer reads its spec in one thread and its commands in another.
+SPEC = msgspec.msgpack.Decoder(TrainerSpec)
+COMMAND: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+# ---- Frames ------------------------------------------------------------------------------------------------
+
+
+def read_frame(source: BinaryIO) -> bytes | None:
+    """The next frame, or None at the end of the pipe."""
+    head = source.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (size,) = LENGTH.unpack(head)
+    body = source.read(size)
+    return body if len(body) == size else None

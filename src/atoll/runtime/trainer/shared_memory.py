@@ -1,0 +1,74 @@
+"""Memory that two processes share without a name, so that nothing is left behind however either of them dies.
+
+The parent makes an anonymous file, the child inherits its descriptor and decides the size; both map it.
+Pages are only taken when they are touched. Never leaves a file: the kernel frees it with its last user.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+
+import torch
+from torch import Tensor
+
+from atoll.crypto.digest import Buffer
+from atoll.training.codec.blocks import Room, new_wire, tensor_over
+
+
+def anonymous() -> int:
+    """The descriptor of a new file of size 0 that has no name. The caller closes it."""
+    if sys.platform == "win32":
+        raise ValueError("trainers share memory by inherited descriptors, which Windows lacks; use WSL")
+    if hasattr(os, "memfd_create"):  # memory, but not /dev/shm, which containers keep at 64 MB
+        return os.memfd_create("atoll", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class Mailbox:
+    """The memory behind a descriptor: F floats for x, then room for inner bytes or a model to look at."""
+
+    def __init__(self, fd: int, floats: int, room_bytes: int) -> None:
+        self.floats, self.room_bytes = floats, room_bytes
+        size_bytes = 4 * floats + room_bytes
+        if os.fstat(fd).st_size < size_bytes:
+            os.ftruncate(fd, size_bytes)
+        self._map = mmap.mmap(fd, size_bytes)
+        self.x_F: Tensor = torch.frombuffer(self._map, dtype=torch.float32, count=floats)
+
+    def put(self, *pieces: Buffer) -> int:
+        """Lay bytes, one piece after the other, into the room behind x; their number."""
+        size_bytes, at = sum(map(len, pieces)), 4 * self.floats
+        if size_bytes > self.room_bytes:
+            raise ValueError(f"{size_bytes} bytes do not fit the {self.room_bytes} kept for the inner state")
+        for piece in pieces:
+            self._map[at : at + len(piece)] = piece
+            at += len(piece)
+        return size_bytes
+
+    def show(self, of_F: Tensor | None) -> None:
+        """Lay a model into the room behind x, to be looked at; x itself may still be read."""
+        if of_F is not None:
+            self._room_F().copy_(of_F)
+
+    def shown(self) -> Tensor:
+        """(F,): what was laid there last."""
+        return self._room_F().clone()
+
+    def _room_F(self) -> Tensor:
+        if self.room_bytes < 4 * self.floats:
+            raise ValueError(f"a model of {self.floats} values does not fit {self.room_bytes} bytes")
+        return torch.frombuffer(self._map, dtype=torch.float32, count=self.floats, offset=4 * self.floats)
+
+    def take(self, size_bytes: int, room: Room = new_wire) -> Buffer:
+        """A copy of so many bytes that were laid there, in `room`."""
+        assert size_bytes <= self.room_bytes
+        if size_bytes == 0:
+            return b""
+        data = room(size_bytes)
+        laid = torch.frombuffer(self._map, dtype=torch.uint8, count=size_bytes, offset=4 * self.floats)
+        tensor_over(data, torch.uint8).copy_(laid)
+        return data

@@ -1,0 +1,223 @@
+"""A peer that learns: the driver, and beside it genesis read, the data set found, the model exported.
+
+Never decides anything: what is learned is said by genesis and by the vertices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from msgspec import UNSET, UnsetType
+
+from atoll.base.errors import PeerFault, RunFailedError, UsageError
+from atoll.base.ids import Digest, Seconds
+from atoll.base.limits import MIB
+from atoll.base.machine import Fact
+from atoll.features.archive.reed_solomon import ready
+from atoll.peer.events import CaughtUp, GenesisKnown, Refused, RoundBegan, RowsGathered, StateLost, StateRebuilt
+from atoll.peer.operator_commands import gather_rows
+from atoll.protocol.transfer.download import Fetched, FetchFailed
+from atoll.runtime.driver import Driver, Seat
+from atoll.runtime.storage.atomic_files import write_durably
+from atoll.runtime.trainer import Beat
+from atoll.runtime.training_spec import ATTACHED, data_at_hand, decode_learning
+from atoll.runtime.worker.training_worker import Island
+from atoll.training.data import STDLIB
+from atoll.training.models import task_of
+from atoll.training.models.export import tensor_file
+from atoll.verification.replay_audit.machine import EXHIBIT_UPDATES
+from atoll.wire.messages.statements import Tuned
+
+
+class PeerHost(Driver):
+    """A member that trains, or watches training."""
+
+    island: Island
+
+    def __init__(self, me: Seat, island: Island, *, on_fact: Callable[[Fact], None]) -> None:
+        self._data = ""  # where the data set is
+        self._sought: dict[Digest, asyncio.Future[bool]] = {}  # earlier states that somebody waits for
+        self._fetching: dict[Digest, asyncio.Future[None]] = {}  # blobs that somebody waits for
+        self._rows_gathered: dict[int, asyncio.Future[RowsGathered]] = {}  # rounds whose rows somebody waits for
+        super().__init__(me, island, on_fact=on_fact)
+        island.tended.on_beat = self._stepped
+        self.machine.kept_rows.rounds = island.keep.updates
+        island.tuned_before = self._tuned_before
+        island.mine.uplink_bytes_s = self.uplink_bytes_s
+
+    def _tuned_before(self, round: int) -> Tuned | UnsetType:
+        """What the vertex before this round says of numbers."""
+        history = self.machine.history
+        body = history.bodies.get(round - 1) if history is not None else None
+        if body is None:
+            raise RunFailedError("E-RUN-29", f"the vertex before round {round} is not in memory any more")
+        return body.tuned
+
+    def _hurry(self) -> None:
+        self.island.trainer.cancel()  # nobody waits for the rest of my steps
+
+    async def export(self, path: Path | None = None) -> Path:
+        """The agreed model, or its adapters, as a safetensors file that any program reads."""
+        assert self.island.learning is not None  # there is a head
+        exported, path = path is not None, path or self.folder / tensor_file(self.island.learning.layout)
+        data = await self.island.export()
+        try:
+            await asyncio.to_thread(write_durably, path, data, exported=exported)
+        except OSError as why:
+            raise UsageError("E-ARG-04", f"cannot write {path}: {why.strerror}", fix="name another file") from why
+        return path
+
+    def lies_in_pieces(self, state: Digest) -> bool:
+        return self.machine.pieces is not None and self.machine.pieces.is_placed(state)
+
+    async def restore_state(self, state: Digest, wait_s: Seconds) -> bool:
+        """Make an earlier state from its holders' pieces; False if that failed or took longer."""
+        made = self._sought.setdefault(state, asyncio.get_running_loop().create_future())
+        self._do(lambda: self.machine.downloads.seek(state, self.clock.now()))
+        try:
+            return await asyncio.wait_for(asyncio.shield(made), wait_s)
+        except TimeoutError:
+            return False
+
+    async def fetch(self, blobs: Sequence[Digest], wait_s: Seconds) -> list[Digest]:
+        """Those of them that are on this disk in the end, for a minute at least: members are asked for the others.
+        Exhibits and states only; what is longer than these are is not fetched."""
+        most = EXHIBIT_UPDATES * self.machine.settings.update_bytes + MIB
+        lacking = [blob for blob in blobs if not self.store.has_blob(blob) and blob not in self._fetching]
+        loop = asyncio.get_running_loop()
+        asked: dict[Digest, asyncio.Future[None]] = {blob: loop.create_future() for blob in lacking}
+        self._fetching |= asked
+        try:
+            for blob in asked:
+                self._do(lambda blob=blob: self.machine.downloads.want(blob, self.clock.now(), most))
+            if asked:
+                await asyncio.wait(asked.values(), timeout=wait_s)
+        finally:
+            for blob in asked:
+                del self._fetching[blob]
+        return [blob for blob in blobs if self.store.has_blob(blob)]
+
+    async def gather_rows(self, round: int) -> RowsGathered:
+        """Get the rows of this round here. ValueError where it cannot be made again, or while another one is."""
+        if self._rows_gathered:
+            raise ValueError(f"round {next(iter(self._rows_gathered))} is being looked at just now")
+        gathered = self._rows_gathered[round] = asyncio.get_running_loop().create_future()
+        try:
+            self._do(lambda: gather_rows(self.machine, round))
+            return await gathered
+        finally:
+            del self._rows_gathered[round]
+
+    def _react_to_fact(self, fact: Fact) -> None:
+        match fact:
+            case GenesisKnown():
+                self._learn_recipe(fact)
+            case CaughtUp():
+                self._spawn(self.island.warm_up())
+            case RoundBegan(paused=True):
+                self.island.trainer.stand()
+            case StateRebuilt(state=state) | StateLost(state=state) if state in self._sought:
+                self._sought.pop(state).set_result(isinstance(fact, StateRebuilt))
+            case RowsGathered(of=of) if (waits := self._rows_gathered.get(of)) is not None and not waits.done():
+                waits.set_result(fact)
+            case Fetched(blob=blob) | FetchFailed(blob=blob) if (waits := self._fetching.get(blob)) is not None:
+                if not waits.done():
+                    waits.set_result(None)
+            case Fetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.data_blob:
+                self._use_data_blob(blob)
+            case Fetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.base:
+                self._equip()
+            case _:
+                pass
+
+    def _learn_recipe(self, genesis: GenesisKnown) -> None:
+        try:
+            self.island.learning = decode_learning(genesis.settings)
+        except PeerFault as fault:
+            self._refuse(
+                "E-RUN-11",
+                fault.what,
+                "upgrade atoll; or, if it is the ticket of a group, atoll.reduce.join(ticket)",
+            )
+            return
+        if genesis.settings.kept_coded and not ready():
+            self._refuse(
+                "E-PCS-01",
+                "this run keeps older states in coded pieces, and PyECLib is not installed here",
+                "pip install 'atoll[coded]'",
+            )
+            return
+        if genesis.settings.opened is not None:
+            self.island.be_opened()
+        if genesis.settings.audited_share:
+            self.island.be_audited(self.run_id, self.me)
+        if genesis.settings.scored_share:
+            self.island.be_scored()
+        if genesis.settings.twinned_share:
+            self.island.be_twinned()
+        self._tell_learning()
+        self._spawn(self._find_data())
+
+    def _refuse(self, code: str, what: str, fix: str) -> None:
+        """This computer cannot take part, whoever is asked."""
+        refused = Refused(by=self.me, code=code, what=what, fix=fix, for_good=True)
+        for listener in self.listeners:
+            listener(refused)
+
+    async def _find_data(self) -> None:
+        """The data set from this disk if it is here, else as a blob from the members."""
+        learning = self.island.learning
+        assert learning is not None
+        if self.wish.role == "observer":
+            return
+        for blob in learning.beside:
+            if not self.store.has_blob(blob):
+                self._do(lambda blob=blob: self.machine.downloads.want(blob, self.clock.now()))
+        if self.island.tended.attached:
+            return self.island.equip(ATTACHED)
+        if self.store.has_blob(learning.data_blob):
+            return self._use_data_blob(learning.data_blob)
+        if await asyncio.to_thread(data_at_hand, learning) is not None:
+            self._equip(STDLIB)
+        else:
+            self._do(lambda: self.machine.downloads.want(learning.data_blob, self.clock.now()))
+
+    def _use_data_blob(self, blob: Digest) -> None:
+        link = self.folder / "data.safetensors"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self.store.blob_path(blob).relative_to(self.folder))  # the folder may be moved
+        self._equip(str(link))
+
+    def _equip(self, data: str = "") -> None:
+        """Begin to train once both are here: the data set, at this place if it has just come, and the base."""
+        self._data, learning = data or self._data, self.island.learning
+        if self._data and learning is not None and (learning.base is UNSET or self.store.has_blob(learning.base)):
+            self.island.equip(self._data)
+
+    def _tell_learning(self) -> None:
+        """What this host knows beside the machine's facts: genesis decoded as far as islands read it."""
+        learning = self.island.learning
+        assert learning is not None
+        recipe = learning.recipe
+        text = learning.data != ATTACHED and task_of(recipe.model) == "text"
+        self._tell(
+            {
+                "at": round(self.clock.now(), 3),
+                "fact": "LearningKnown",
+                "phase": "join",
+                "model": recipe.model,
+                "parameters": learning.layout.parameters,
+                "base_values": learning.layout.base_values,
+                "batch": recipe.batch,
+                "seq_len": recipe.seq_len if text else 1,
+                "unit": "tokens" if text else "samples",
+                "data": learning.data,
+            }
+        )
+
+    def _stepped(self, beat: Beat) -> None:
+        """A sign of life from the trainer: worth showing, not worth keeping."""
+        entry = {"at": round(self.clock.now(), 3), "fact": "Stepped", "phase": "train", "steps": beat.steps}
+        self._tell(entry | {"loss": round(beat.loss, 4), "step_s": round(beat.step_s, 5)}, durable=False)

@@ -1,0 +1,1 @@
+"""The worker of one peer: executes its tasks on tensors and drives the trainer process."""

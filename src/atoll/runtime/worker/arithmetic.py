@@ -1,0 +1,142 @@
+"""The tensor arithmetic that members of a round agree on: what owners make of rows, and all make of answers.
+
+    answer     the rows of a part become one answer, as the recipe and the work say
+    compared   the inner products of its rows, where distances weigh them; `weighed` is what follows from them
+    moved      the state that all answers of a round lead to, the same bytes at everybody
+
+Promises: pure functions of work, genesis and the state that the round builds on, but for what an owner owes from
+earlier answers, and that is given. Runs on one thread, off the loop. Never knows what this peer itself has sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.base.ids import Digest
+from atoll.base.machine import Payload
+from atoll.crypto.digest import Buffer
+from atoll.peer.tasks import Advance
+from atoll.protocol.allreduce.tasks import Combine, Combined, Compare, Products, Weigh, Weights
+from atoll.runtime.training_spec import Learning
+from atoll.runtime.worker.downlink_error_feedback import Owing
+from atoll.training.codec.blocks import Room
+from atoll.training.data import position_after
+from atoll.training.exchange.combine import combine
+from atoll.training.exchange.distance_weights import compare, weigh
+from atoll.training.exchange.reply_formats import answering, remembers, says_more
+from atoll.training.exchange.state import SharedState, decode_parts, moved_by, rested
+from atoll.training.exchange.statistic import Statistic
+from atoll.training.exchange.update import Bounds, Common, moved, part_bounds, part_codec, part_codecs
+from atoll.training.recipe.lr_position import step_of_run
+from atoll.training.recipe.outer import SHARED
+from atoll.training.recipe.recipes import Recipe
+
+Namer = Callable[[Buffer], Digest]  # what a wire is called
+
+
+def named(wire: Buffer, name: Namer) -> Payload:
+    return Payload(name(wire), len(wire), wire)
+
+
+def shared_outer(recipe: Recipe) -> SHARED:
+    assert isinstance(recipe.outer, SHARED), "decode_learning refuses the others"
+    return recipe.outer
+
+
+# ---- an owner ----------------------------------------------------------------------------------------------
+
+
+def answer(work: Combine, learning: Learning, common: Common, owing: Owing, name: Namer) -> Combined:
+    """What the rows of a part become. What an answer leaves out waits in `owing`, where owners remember."""
+    recipe, bounds = learning.recipe_after(common.state), _bounds(work.shares, learning, common.state)
+    up, down = (part_codec(one, common, bounds, work.part) for one in (recipe.coding.up, recipe.coding.down))
+    at, values = bounds[work.part][0], bounds[work.part][1] - bounds[work.part][0]
+    left_N: Tensor | None = None
+    rows = [(row.weight, row.payload.data) for row in work.rows]
+    if work.weights:
+        done = combine(rows, values, up, down, Statistic(work.statistic, work.liars, work.weights))
+    elif says_more(recipe):
+        done = answering(recipe, common, bounds, work.part).answer(rows)
+    elif remembers(recipe):  # rows come straight from members there
+        done, left_N = owing.combine(rows, at, values, up, down)
+    elif any(row.handed for row in work.rows):
+        done = combine(rows, values, [down if row.handed else up for row in work.rows], down)
+    else:
+        done = combine(rows, values, up, down, Statistic(work.statistic, work.liars))
+    counted = tuple(work.rows[i].peer for i in done.counted)
+    faulty = tuple(work.rows[i].peer for i, _ in done.faults)
+    payload = None
+    if done.wire is not None:
+        payload = named(done.wire, name)
+        if left_N is not None:
+            owing.waits(payload.digest, at, left_N)
+    return Combined(payload, counted, faulty, done.why)
+
+
+def compared(work: Compare, learning: Learning, common: Common) -> Products:
+    """Inner products of the rows of a part."""
+    recipe, bounds = learning.recipe_after(common.state), _bounds(work.shares, learning, common.state)
+    up, (lo, hi) = part_codec(recipe.coding.up, common, bounds, work.part), bounds[work.part]
+    done = compare([(row.weight, row.payload.data) for row in work.rows], hi - lo, up)
+    counted = tuple(work.rows[i].peer for i in done.counted)
+    return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
+
+
+def weighed(work: Weigh) -> Weights:
+    return Weights(weigh(work.statistic, work.liars, work.rows, work.parts))
+
+
+def _bounds(shares: tuple[int, ...], learning: Learning, before: SharedState) -> Bounds:
+    """The parts of the round after this state, in places of the whole vector."""
+    begin, end = learning.turn(before)
+    return moved(part_bounds(end - begin, shares), begin)
+
+
+# ---- everybody ---------------------------------------------------------------------------------------------
+
+
+def advanced(
+    work: Advance, learning: Learning, before: SharedState, room: Room
+) -> tuple[SharedState, Tensor | None]:
+    """The state after a round with these answers, and the combined update (N,) of its stretch that led there; both
+    in `room`. None led there where the round counts nobody."""
+    recipe, layout, (lo, hi) = learning.recipe_after(before), learning.layout, learning.turn(before)
+    position = position_after(before.samples, work.shards, work.steps * (work.batch or recipe.batch))
+    adds: dict[str, Any] = {
+        "steps": work.steps,
+        "samples": position - before.samples,
+        "tokens": work.samples * recipe.seq_len,
+    }
+    if all(part is None for part in work.parts):
+        return rested(before, **adds, room=room), None
+    combined_N, agreement_N = _heard(work, learning, before, room)
+    after = moved_by(
+        combined_N,
+        before,
+        shared_outer(recipe),
+        **adds,
+        turn=None if hi - lo == layout.floats else (lo, hi),
+        agreement_N=agreement_N,
+        step=step_of_run(recipe, before),
+        room=room,
+    )
+    return after, combined_N
+
+
+def _heard(work: Advance, learning: Learning, before: SharedState, room: Room) -> tuple[Tensor, Tensor | float]:
+    """The combined update of the round's stretch, and how much the members agreed."""
+    recipe, (lo, hi) = learning.recipe_after(before), learning.turn(before)
+    bounds, parts = part_bounds(hi - lo, work.shares), [None if p is None else p.data for p in work.parts]
+    common, places = learning.common(work.round, before, work.before), moved(bounds, lo)
+    if not says_more(recipe):
+        downs = part_codecs(recipe.coding.down, common, places)
+        return decode_parts(parts, bounds, downs, hi - lo, room), 1.0
+    combined_N, agreement_N = (make(hi - lo, dtype=torch.float32) for make in (torch.zeros, torch.ones))
+    for part, (wire, (a, b)) in enumerate(zip(parts, bounds, strict=True)):
+        if wire is not None:
+            combined_N[a:b], agreement_N[a:b] = answering(recipe, common, places, part).read(wire)
+    return combined_N, agreement_N

@@ -1,9 +1,0 @@
-"""`python -m atoll.sim churn --seed 8171`: play a scenario of the virtual world."""
-
-from __future__ import annotations
-
-import sys
-
-from atoll.sim.scenarios import main
-
-sys.exit(main())

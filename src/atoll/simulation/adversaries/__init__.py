@@ -1,0 +1,1 @@
+"""Byzantine members of the simulator."""

@@ -1,0 +1,337 @@
+"""Peers that break the rules on purpose: an honest peer behind a mouth that twists what it says.
+
+    equivocator   votes, proposes and times out one way to some and another way to the others
+    garbler       signs nonsense, forges other people's words, claims certificates that it never saw
+    liar          sends parts and answers whose bytes are not those it committed to or signed
+    withholder    never answers for its parts and never proposes
+    flooder       talks about rounds that nobody has reached, a hundred words per heartbeat
+    replayer      says again whatever it heard others say of coming and going (only in a story of its own)
+    usurper       changes numbers of the run in the recovery identity's name, and says its old words again
+                  (not among `KINDS`: `atoll simulate amendments` has one)
+
+    recruiter    invites itself under one name after the other, to have more votes than it should
+                  (not among `KINDS`: `atoll simulate recruiter` has one, invited by a ticket with one use)
+
+Peekers and turncoats, who look at rows before they commit, have a file of their own
+(`simulation/adversaries/commit_after_peek.py`).
+
+A villain signs with its own keys only, as in the real world. What must hold beside them: no honest peer is ever
+blamed, loses its vote, or holds other bits than the others, and rounds go on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from math import inf, nan
+from typing import cast
+
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Effect, Event, Lane, Payload, Send, SetTimer, Start, TimerFired
+from atoll.crypto.digest import digest
+from atoll.crypto.signer import Signer
+from atoll.peer.governance.orders import amends_in, tunes_in
+from atoll.peer.governance.settings_change import tuned_after
+from atoll.peer.membership.admission import Wish
+from atoll.peer.peer import Peer
+from atoll.protocol.history.chain import History
+from atoll.simulation.signatures import Keys
+from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.history import Vertices
+from atoll.wire.messages.membership import Beat, BeatBack, MemberReport
+from atoll.wire.messages.round import (
+    Answer,
+    Committed,
+    Contribution,
+    PartBytes,
+    Propose,
+    TimedOut,
+    Voted,
+    WantPart,
+)
+from atoll.wire.messages.statements import (
+    Certificate,
+    Commit,
+    Leave,
+    Numbers,
+    Proposed,
+    Signed,
+    Statement,
+    Suspect,
+    Timeout,
+    Tune,
+    Vote,
+)
+from atoll.wire.messages.vertex import Vertex
+
+Twist = Callable[["Villain", Send], list[Effect]]
+MISCHIEF_S = 0.5  # how often a villain says something that nobody asked for
+LISTENERS = 16  # to how many at once, at most; in a larger swarm to a few, drawn each time
+LISTENERS_DRAWN = 4
+REPORTS_HEARD = 64
+
+
+class Villain:
+    """`twist` turns each thing that the honest peer inside would send into what is sent instead."""
+
+    def __init__(self, peer: Peer, twist: Twist) -> None:
+        self.peer, self.twist = peer, twist
+        self.lied = False  # it has sent something else than the peer inside, or nothing in its place
+        self.notary: Notary = peer.notary
+        self.draw = random.Random(f"villain/{peer.me}")
+        self.heard: dict[PeerId, Signed] = {}  # other people's words, to misuse
+        self.reports: list[Signed] = []  # those on coming and going
+
+    def handle(self, event: Event, now: Seconds) -> list[Effect]:
+        if isinstance(event, TimerFired) and event.name == "mischief":
+            return [SetTimer("mischief", now + MISCHIEF_S), *self._mischief(now)]
+        self._overhear(event)
+        effects = self._twisted(self.peer.handle(event, now))
+        if isinstance(event, Start):
+            effects.append(SetTimer("mischief", now + MISCHIEF_S))
+        return effects
+
+    def say(self, statement: Statement, now: Seconds) -> list[Effect]:
+        """What a person asks of it, as of an honest peer."""
+        return self.peer.say(statement, now)
+
+    @property
+    def others(self) -> list[PeerId]:
+        history = self.peer.history
+        return [m.peer for m in history.head_body.members if m.peer != self.peer.me] if history else []
+
+    def _twisted(self, effects: list[Effect]) -> list[Effect]:
+        out: list[Effect] = []
+        for effect in effects:
+            said = self.twist(self, effect) if isinstance(effect, Send) else [effect]
+            self.lied = self.lied or said != [effect]
+            out += said
+        return out
+
+    def _overhear(self, event: Event) -> None:
+        statement = getattr(getattr(event, "message", None), "statement", None)
+        if isinstance(statement, Signed):
+            self.heard[statement.signer] = statement
+            if isinstance(getattr(event, "message", None), MemberReport) and statement not in self.reports:
+                self.reports = [*self.reports, statement][-REPORTS_HEARD:]
+
+    def _mischief(self, now: Seconds) -> list[Effect]:
+        if self.peer.round is None:
+            return []
+        made = MISCHIEF.get(self.twist, lambda villain, to, now: [])
+        others = self.others
+        listeners = others if len(others) <= LISTENERS else self.draw.sample(others, LISTENERS_DRAWN)
+        return [e for to in listeners for e in made(self, to, now)]
+
+
+# ---- saying one thing to some and another to the rest ------------------------------------------------------
+
+
+def equivocate(villain: Villain, send: Send) -> list[Effect]:
+    """Every second peer hears a different vote, proposal, commitment or timeout, each properly signed."""
+    if villain.others.index(send.to) % 2 if send.to in villain.others else True:
+        return [send]
+    match send.message:
+        case Voted(statement=signed) as message:
+            vote = decode_statement(signed.body, signed.signer)
+            assert isinstance(vote, Vote)
+            other = replace(vote, digest=digest(vote.digest))
+            return [replace(send, message=replace(message, statement=villain.notary.sign(other)))]
+        case Propose(body=raw) as message:
+            body = decode_body(raw)
+            other = encode(replace(body, time_s=body.time_s + 1e-3))
+            proposed = decode_statement(message.statement.body, villain.peer.me)
+            assert isinstance(proposed, Proposed)
+            signed = villain.notary.sign(replace(proposed, digest=vertex_id(other)))
+            return [replace(send, message=replace(message, body=other, statement=signed))]
+        case TimedOut(statement=signed) as message:
+            timeout = decode_statement(signed.body, signed.signer)
+            assert isinstance(timeout, Timeout)
+            other = replace(timeout, high_view=-1, high_digest=Digest(bytes(32)))
+            return [replace(send, message=replace(message, statement=villain.notary.sign(other), high=None))]
+        case Committed(statement=signed) as message:
+            commit = decode_statement(signed.body, signed.signer)
+            assert isinstance(commit, Commit)
+            other = replace(commit, loss=commit.loss + 1)
+            return [replace(send, message=replace(message, statement=villain.notary.sign(other)))]
+        case _:
+            return [send]
+
+
+# ---- nonsense ----------------------------------------------------------------------------------------------
+
+
+def garble(villain: Villain, send: Send) -> list[Effect]:
+    """What it proposes is no body at all; what it commits to has numbers that are none."""
+    match send.message:
+        case Propose() as message:
+            proposed = decode_statement(message.statement.body, villain.peer.me)
+            assert isinstance(proposed, Proposed)
+            body = b"\xc1 not a body"
+            signed = villain.notary.sign(replace(proposed, digest=vertex_id(body)))
+            return [replace(send, message=replace(message, body=body, statement=signed))]
+        case Committed(statement=signed) as message:
+            commit = decode_statement(signed.body, signed.signer)
+            assert isinstance(commit, Commit)
+            loss = villain.draw.choice([nan, inf, 1e300])
+            wrong = villain.draw.choice(
+                [
+                    replace(commit, loss=loss),
+                    replace(commit, samples=2**63, weight=2**63),
+                    replace(commit, steps=-1),
+                ]
+            )
+            return [replace(send, message=replace(message, statement=villain.notary.sign(wrong)))]
+        case BeatBack() as message:
+            return [replace(send, message=replace(message, clock_s=villain.draw.choice([nan, inf, -1e300])))]
+        case _:
+            return [send]
+
+
+def _nonsense(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
+    round = villain.peer.round
+    assert round is not None
+    number, trace, view = round.plan.round, round.plan.trace, round.agreement.view
+    sign = villain.notary.sign
+    invented = digest(villain.draw.randbytes(8))
+    forged = Signed(to, encode(Vote(number, view, "commit", invented)), villain.draw.randbytes(64))
+    nobody_voted = Certificate(number, view + 40, "prepare", invented, ((villain.peer.me, b""),))
+    words = [
+        Voted(number, 0, trace, forged),
+        Voted(number, 0, trace, replace(forged, body=villain.draw.randbytes(20))),
+        Voted(number, 0, trace, sign(Commit(number, 0, invented, 1, 1, 1, 1.0, 1.0, 1))),
+        TimedOut(number, 0, trace, sign(Timeout(number, view, view - 1, invented)), None),
+        TimedOut(number, 0, trace, sign(Timeout(number, view, view + 40, invented)), nobody_voted),
+        Propose(number, 0, trace, sign(Proposed(number, view, invented)), b"", (), nobody_voted),
+        Propose(number, 0, trace, sign(Proposed(number, view + 1, vertex_id(b"x"))), b"x", (forged,) * 9, None),
+        MemberReport(sign(Leave(number, "x" * 100_000))),
+        MemberReport(sign(Suspect(number, to, "silent"))),
+        MemberReport(replace(forged, body=encode(Leave(number, "I never said so")))),
+        WantPart(number, 0, trace, invented),
+        PartBytes(number, 0, trace, invented),
+        Beat(nan, 2**62),
+        Vertices((Vertex(villain.draw.randbytes(30), None),), 2**62),
+    ]
+    message = villain.draw.choice(words)
+    heard = villain.heard.get(to)
+    if heard is not None and villain.draw.random() < 0.3:  # somebody's own words, with other people's bytes
+        message = Propose(number, 0, trace, heard, b"other bytes", (), None)
+    payload = Payload(digest(b"x"), 1, b"x") if isinstance(message, PartBytes) else None
+    return [Send(to, message, Lane.CONTROL, payload)]
+
+
+# ---- lies about bytes --------------------------------------------------------------------------------------
+
+
+def lie(villain: Villain, send: Send) -> list[Effect]:
+    """Parts and answers arrive with other bytes than were committed to."""
+    match send.message:
+        case Contribution() | Answer() | PartBytes() if send.payload is not None:
+            other = Payload(digest(send.payload.digest), send.payload.size_bytes, (villain.peer.me, "nobody"))
+            return [replace(send, payload=other)]
+        case _:
+            return [send]
+
+
+def withhold(villain: Villain, send: Send) -> list[Effect]:
+    return [] if isinstance(send.message, Answer | Propose) else [send]
+
+
+# ---- too many words ----------------------------------------------------------------------------------------
+
+
+def flood(villain: Villain, send: Send) -> list[Effect]:
+    return [send]
+
+
+def _flood(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
+    round = villain.peer.round
+    assert round is not None
+    effects: list[Effect] = []
+    for k in range(100):
+        number = round.plan.round + villain.draw.choice([1, 2, 3, 1000, 2**40])
+        vote = villain.notary.sign(Vote(number, k, "prepare", digest(bytes([k]))))
+        effects.append(Send(to, Voted(number, k, "", vote)))
+    return effects
+
+
+# ---- words of yesterday ------------------------------------------------------------------------------------
+
+
+def replay(villain: Villain, send: Send) -> list[Effect]:
+    return [send]
+
+
+def _replay(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
+    return [Send(to, MemberReport(signed)) for signed in villain.reports]
+
+
+# ---- in somebody else's name -------------------------------------------------------------------------------
+
+
+FORGED = Numbers(inner_steps=1, lr=1e3)  # so that whoever goes by it is seen
+
+
+def usurp(villain: Villain, send: Send) -> list[Effect]:
+    """Every body that it proposes holds a word of its own making."""
+    history = villain.peer.history
+    if not isinstance(send.message, Propose) or history is None:
+        return [send]
+    body = decode_body(send.message.body)
+    parent, genesis = history.bodies.get(body.round - 1), villain.peer.settings
+    if parent is None or amends_in(body.reports):
+        return [send]
+    said = {id(signed) for signed, _ in tunes_in(body.reports)}
+    others = (signed for signed in body.reports if id(signed) not in said)
+    reports = (*others, _forged(villain, history))
+    forged = replace(body, reports=reports, tuned=tuned_after(genesis, parent, body.trained, reports))
+    raw = encode(forged)
+    proposed = decode_statement(send.message.statement.body, villain.peer.me)
+    assert isinstance(proposed, Proposed)
+    signed = villain.notary.sign(replace(proposed, digest=vertex_id(raw)))
+    return [replace(send, message=replace(send.message, body=raw, statement=signed))]
+
+
+def _usurp(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
+    history = villain.peer.history
+    if history is None:
+        return []
+    olds = [said for body in history.bodies.values() for said, _ in tunes_in(body.reports)]
+    again = villain.draw.sample(olds, min(1, len(olds)))
+    again += [villain.notary.sign(decode_statement(signed.body, signed.signer)) for signed in again]
+    return [Send(to, MemberReport(signed)) for signed in [_forged(villain, history), *again]]
+
+
+def _forged(villain: Villain, history: History) -> Signed:
+    return villain.notary.sign(Tune(history.head_id, FORGED, b"the founder's, of course"))
+
+
+MISCHIEF: dict[Twist, Callable[[Villain, PeerId, Seconds], list[Effect]]] = {
+    garble: _nonsense,
+    flood: _flood,
+    replay: _replay,
+    usurp: _usurp,
+}
+KINDS: dict[str, Twist] = {
+    "equivocator": equivocate,
+    "garbler": garble,
+    "liar": lie,
+    "withholder": withhold,
+    "flooder": flood,
+}
+
+
+def villain(kind: str | Twist) -> Callable[..., Peer]:
+    """How a swarm makes this kind of villain."""
+
+    def make(
+        run: Digest, signer: Signer, keys: Keys, wish: Wish, genesis: Vertex | None, bootstrap: tuple[PeerId, ...]
+    ) -> Peer:
+        twist = KINDS[kind] if isinstance(kind, str) else kind
+        made = Villain(Peer(run, signer, keys.verifier, wish, genesis, bootstrap), twist)
+        return cast(Peer, made)  # it stands where a peer would
+
+    return make

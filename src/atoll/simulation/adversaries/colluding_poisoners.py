@@ -1,0 +1,69 @@
+"""Poisoners with one memory between them: they know every honest row of a round before they commit to their own.
+
+No real liar knows as much, since nobody sees a row before it has committed to one: what a rule bears here it bears
+outside. Their rows are those of `training/robust/attacks`, made once per round for all of them. What no codec would
+encode they commit to and send all the same.
+Promises: the same seed gives the same lies. Never touches what honest islands draw: it looks ahead on a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+import torch
+from torch import Tensor
+
+from atoll.base.ids import PeerId
+from atoll.simulation.tensors import TensorIsland
+from atoll.simulation.worker import IslandKnobs
+from atoll.training.robust.attacks import ATTACKS, OPTIMISED, Rule, constant, lies, stale
+
+LARGEST = 1e17  # that a codec lets through
+GANGS = (*ATTACKS, *OPTIMISED, "largest", "stale")  # what they send, by name
+
+
+@dataclass
+class Gang:
+    attack: str
+    liars: frozenset[PeerId]
+    rule: Rule  # what the run makes of rows
+    crowd: dict[PeerId, TensorIsland] = field(default_factory=dict[PeerId, TensorIsland])  # the honest
+    said: dict[int, dict[PeerId, Tensor]] = field(default_factory=dict[int, dict[PeerId, Tensor]])
+    """By round, what everybody sent; of honest ones who have not yet, what they will."""
+    anchors: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # that rounds begin with
+
+    def islands(self) -> Callable[[PeerId, IslandKnobs, Random], TensorIsland]:
+        def make(me: PeerId, knobs: IslandKnobs, draw: Random) -> TensorIsland:
+            island = TensorIsland(me, knobs, draw, sends=partial(self.sends, me))
+            if me not in self.liars:
+                self.crowd[me] = island
+            return island
+
+        return make
+
+    def sends(self, me: PeerId, round: int, anchor_V: Tensor, learnt_V: Tensor) -> Tensor:
+        """What this peer sends in this round in place of what it learnt, (V,)."""
+        self.anchors[round] = anchor_V
+        said = self.said.setdefault(round, {})
+        if me not in self.liars:
+            said[me] = learnt_V
+        elif me not in said:
+            said |= zip(sorted(self.liars), self._lies(round, said), strict=True)
+        return said[me]
+
+    def _lies(self, round: int, said: dict[PeerId, Tensor]) -> Iterable[Tensor]:
+        anchor_V, f = self.anchors[round], len(self.liars)
+        rows = (
+            said[peer] if peer in said else island.ahead(anchor_V) for peer, island in sorted(self.crowd.items())
+        )
+        honest_HV = torch.stack(tuple(rows))
+        match self.attack:
+            case "largest":
+                return constant(honest_HV, f, LARGEST)
+            case "stale":
+                return stale(honest_HV, f, self.anchors.get(round - 1, anchor_V) - anchor_V)
+            case _:
+                return lies(self.attack, honest_HV, f, self.rule)

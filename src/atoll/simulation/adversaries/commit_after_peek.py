@@ -1,0 +1,132 @@
+"""Members that look first and commit then, to something made of the rows that they were shown.
+
+peeker    says nothing before others share, and commits as soon as a row has come to it
+turncoat  says that it gives nothing, and commits in the next attempt, if there is one
+
+Both own parts, tell nobody what they combined or what they trained themselves, and propose nothing. So whatever
+they commit to is made of others' rows, and no vertex may ever hold a commitment of theirs (`never_counted`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import cast
+
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Effect, Event, Fact, Lane, Payload, Received, Send
+from atoll.crypto.digest import digest, merkle_path, merkle_root
+from atoll.crypto.signer import Signer
+from atoll.peer.events import RoundClosed
+from atoll.peer.membership.admission import Wish
+from atoll.peer.peer import Peer
+from atoll.peer.round.commit_reveal import passing
+from atoll.peer.round.machine import Round
+from atoll.simulation.adversaries.byzantine import Villain
+from atoll.simulation.invariants import InvariantBroken
+from atoll.simulation.signatures import Keys
+from atoll.simulation.world import Node
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.round import Answer, Committed, Contribution, Propose, RowBytes
+from atoll.wire.messages.statements import Caught, Signed
+from atoll.wire.messages.vertex import Vertex
+
+
+class Peeker(Villain):
+    """The honest peer inside trains, shares and votes; of what it says of its own update nothing gets out."""
+
+    def __init__(self, peer: Peer, passes: bool) -> None:
+        super().__init__(peer, peek)
+        self.passes = passes
+        self.round, self.spoke = -1, -1  # the last attempt of it in which I said something
+        self.said: Signed | None = None  # that
+        self.given: set[tuple[int, PeerId]] = set()  # in it: (part, to whom my row of it went)
+        self.seen: list[Digest] = []  # rows of others, of this round
+        self.rows: tuple[Digest, ...] = ()  # what I give, made of them
+        self.shown = 0  # rows, in all rounds, before I had said anything
+
+    def handle(self, event: Event, now: Seconds) -> list[Effect]:
+        effects = super().handle(event, now)
+        round = self.peer.round
+        if round is None or round.closed or round.reduce is None or round.encoded is None:
+            return effects
+        if round.plan.round != self.round:
+            self.round, self.spoke, self.said, self.seen, self.rows = round.plan.round, -1, None, [], ()
+        match event:
+            case Received(message=Contribution() | RowBytes() as message, payload=Payload() as payload):
+                if message.round == self.round and message.statement.signer != self.peer.me:
+                    self.seen.append(payload.digest)
+                    self.shown += self.spoke < 0
+            case _:
+                pass
+        if self.spoke < round.attempt and (self.seen or self.passes):
+            effects += self._speak(round)
+        return effects + self._share(round)
+
+    def _speak(self, round: Round) -> list[Effect]:
+        """Once in an attempt: of what I have seen, if I have."""
+        commit, made_of = passing(self.round, round.attempt, "nothing to give"), b"".join(sorted(self.seen))
+        if self.seen:
+            self.rows = self.rows or tuple(digest(made_of + bytes([k])) for k in range(len(round.encoded or ())))
+            commit = replace(round.update.commit(round.attempt), root=merkle_root(self.rows))
+        self.spoke, self.said, self.given = round.attempt, self.notary.sign(commit), set()
+        said = Committed(self.round, round.attempt, round.plan.trace, self.said)
+        return [Send(peer, said) for peer in self.others]
+
+    def _share(self, round: Round) -> list[Effect]:
+        """To owners that may see it: two that lie together are not meant here."""
+        if self.said is None or self.spoke != round.attempt or round.reduce is None:
+            return []
+        effects: list[Effect] = []
+        for part, (name, true) in enumerate(zip(self.rows, round.encoded or (), strict=False)):
+            path, payload = merkle_path(self.rows, part), Payload(name, true.size_bytes, (self.peer.me,))
+            for index, owner in enumerate(round.reduce.plan.watchers(part)):
+                if owner != self.peer.me and (part, owner) not in self.given and round.reveal.may_see(owner):
+                    self.given.add((part, owner))
+                    slot = self.round, round.attempt, round.plan.trace
+                    row = Contribution(*slot, part, index, path, self.said)
+                    effects.append(Send(owner, row, Lane.BULK, payload))
+        return effects
+
+
+def peek(villain: Villain, send: Send) -> list[Effect]:
+    """Nothing of its own update gets out, nor what it combined, nor that it has seen itself commit twice."""
+    match send.message:
+        case Committed(statement=said) | Contribution(statement=said) | Answer(statement=said):
+            return [] if said.signer == villain.peer.me else [send]
+        case RowBytes(statement=said):
+            return [] if said.signer == villain.peer.me else [send]
+        case Propose():
+            return []  # it would hold all of that
+        case MemberReport(statement=said):
+            return [] if isinstance(decode_statement(said.body, said.signer), Caught) else [send]
+        case _:
+            return [send]
+
+
+def peeker(passes: bool = False) -> Callable[..., Peer]:
+    """How a swarm makes one; `passes`: a turncoat."""
+
+    def make(
+        run: Digest, signer: Signer, keys: Keys, wish: Wish, genesis: Vertex | None, bootstrap: tuple[PeerId, ...]
+    ) -> Peer:
+        return cast(Peer, Peeker(Peer(run, signer, keys.verifier, wish, genesis, bootstrap), passes))
+
+    return make
+
+
+PEEKERS = {"peeker": peeker(), "turncoat": peeker(passes=True)}
+
+
+def never_counted(peekers: Collection[PeerId]) -> Callable[[Seconds, Node, Fact], None]:
+    """A watcher: their rows are in no vertex."""
+
+    def watch(now: Seconds, node: Node, fact: Fact) -> None:
+        if isinstance(fact, RoundClosed):
+            counted = sorted(said.signer for said in fact.body.commits if said.signer in peekers)
+            if counted:
+                raise InvariantBroken(f"round {fact.body.round} counts {counted}, who looked before they committed")
+
+    return watch

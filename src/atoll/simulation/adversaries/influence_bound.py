@@ -1,0 +1,203 @@
+"""How far liars' rows moved what was agreed: every row is worth a number, and the island really sorts them.
+
+A virtual row is a name; here it is worth a number too, drawn from its own digest between -1 and 1 where its author
+is honest, chosen by the author where it is not. Owners combine the numbers with the statistic of real rounds.
+
+Promises, by `Influence`, which watches every vertex: an agreed part was made by somebody honest out of the rows
+that their authors sent, and lies between what the honest rows among them allow. For sorted rows that is exact: of
+n rows with b liars among them the k-th lowest lies between the honest rows of places k - b and k, so a mean of the
+places f … n - f - 1 lies between two sums of honest rows alone, whatever the liars send, as long as b <= f.
+Never steers a peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import torch
+
+from atoll.base.ids import Digest, PeerId
+from atoll.peer.events import RoundClosed
+from atoll.peer.tasks import Encode, Encoded, Judged, JudgeOpening, LaidOpen, LayOpen
+from atoll.protocol.allreduce.tasks import Combine, Combined
+from atoll.simulation import symbolic_openings
+from atoll.simulation.invariants import InvariantBroken
+from atoll.simulation.simulated_audit_chain import Chain
+from atoll.simulation.worker import Island, IslandKnobs
+from atoll.training.exchange.statistic import OF_COLUMNS
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.statements import Answered
+
+ROUNDING = 1e-9  # of numbers up to 1e6, summed in fp64
+
+POISONS: dict[str, Callable[[float], float]] = {  # what an honest number becomes
+    "far": lambda honest: 1e6,
+    "flipped": lambda honest: -10.0 * honest,
+    "near": lambda honest: 0.95,  # inside the others' spread, all of them one way: what no rule can tell apart
+}
+
+
+Row = tuple[PeerId, int, int]  # whose, of which round, for which part
+
+
+@dataclass(frozen=True)
+class Made:
+    """One answer that an island computed."""
+
+    rows: tuple[tuple[PeerId, Digest], ...]
+    counted: tuple[PeerId, ...]  # of those the ones that weigh something
+    worth: float
+    liars: int  # f that the rule was told
+
+
+@dataclass
+class Ledger:
+    """What the bytes of one world are worth, by their digests, who wrote them, and what answers are made of."""
+
+    authors: dict[Digest, Row] = field(default_factory=dict[Digest, Row])
+    poisoned: dict[Digest, float] = field(default_factory=dict[Digest, float])
+    made: dict[Digest, Made] = field(default_factory=dict[Digest, Made])
+
+    def worth(self, row: Digest) -> float:
+        found = self.poisoned.get(row)
+        return int.from_bytes(row[:6], "big") / 2**47 - 1 if found is None else found
+
+    def islands(
+        self, poisons: dict[PeerId, str], chains: Callable[[PeerId], Chain]
+    ) -> Callable[[PeerId, IslandKnobs, Random], Island]:
+        """What stands behind each peer: these send poison, all others honest rows."""
+
+        def make(me: PeerId, knobs: IslandKnobs, draw: Random) -> Island:
+            return ValuedIsland(me, knobs, draw, self, poisons.get(me), chains(me))
+
+        return make
+
+
+class ValuedIsland(Island):
+    """An island of names whose rows are worth something."""
+
+    def __init__(
+        self, me: PeerId, knobs: IslandKnobs, draw: Random, ledger: Ledger, poison: str | None, chain: Chain
+    ) -> None:
+        super().__init__(me, knobs, draw, chain=chain)
+        self.ledger, self.poison = ledger, poison
+
+    def do(self, work: object) -> object:
+        if (shown := self._shown(work)) is not None:
+            return shown
+        done = super().do(work)
+        match work, done:
+            case Encode(), Encoded(parts):
+                for index, part in enumerate(parts):
+                    self.ledger.authors[part.digest] = self.me, work.round, index
+                    if self.poison is not None:
+                        self.ledger.poisoned[part.digest] = POISONS[self.poison](self.ledger.worth(part.digest))
+            case Combine(), Combined(payload) if payload is not None:
+                return self._combined(work, done)
+            case _:
+                pass
+        return done
+
+    def _shown(self, work: object) -> LaidOpen | Judged | None:
+        """Of an answer that is opened."""
+        match work:
+            case LayOpen():
+                return LaidOpen((self._put(symbolic_openings.lay_out(work)),) * len(work.draws))
+            case JudgeOpening():
+                return symbolic_openings.judged(work, self.blobs[work.blob])
+            case _:
+                return None
+
+    def _combined(self, work: Combine, done: Combined) -> Combined:
+        """By the rule of real rounds; it answers with nothing where rows are too few, as that does."""
+        assert done.payload is not None
+        rows = tuple((row.peer, row.payload.digest) for row in work.rows)
+        counted = tuple(row.peer for row in work.rows if row.weight > 0)
+        if work.statistic != "mean" and len(counted) < 2 * work.liars + 1:
+            why = f"{work.statistic} needs {2 * work.liars + 1} rows, {len(counted)} are here"
+            return Combined(None, (), (), why)
+        if done.payload.digest not in self.ledger.made:
+            among = set(counted)
+            worths = [self.ledger.worth(digest) for peer, digest in rows if peer in among]
+            made = Made(rows, counted, combined_worth(work.statistic, work.liars, worths), work.liars)
+            self.ledger.made[done.payload.digest] = made
+        return done
+
+
+def combined_worth(statistic: str, liars: int, worths: list[float]) -> float:
+    columns = [torch.tensor([worth], dtype=torch.float64) for worth in worths]
+    if statistic == "mean":
+        return sum(worths) / max(1, len(worths))
+    return float(OF_COLUMNS[statistic](columns, liars, None)[0])
+
+
+def allowed(honest: list[float], lies: int, trim: int) -> tuple[float, float]:
+    """Between which numbers a mean of the places trim … n - trim - 1 of n = len(honest) + lies rows must lie.
+
+    The k-th lowest of all rows is at least the honest row of place k - lies and at most that of place k. So
+    (Yin et al. 2018, Definition 2, where lies <= trim): both ends are means of honest rows. Places outside the
+    honest rows stand for what liars may choose freely: then there is no bound.
+    """
+    rows, n = sorted(honest), len(honest) + lies
+    places = range(trim, n - trim)
+    if not places or lies > trim:
+        return float("-inf"), float("inf")
+    low = sum(rows[k - lies] for k in places) / len(places)
+    high = sum(rows[k] for k in places) / len(places)
+    return low, high
+
+
+@dataclass
+class Influence:
+    """Watches every vertex once. Sums over all parts of all rounds, in units of the honest rows' own numbers.
+
+    `moved` is how far answers lie from what the same rule makes of the honest rows alone; `most` how far they may.
+    """
+
+    ledger: Ledger
+    villains: frozenset[PeerId]
+    rounds: set[int] = field(default_factory=set[int])
+    parts: int = 0
+    liars_rows: int = 0  # that were in agreed answers
+    rows: int = 0
+    moved: float = 0.0
+    most: float = 0.0
+
+    def look(self, closed: RoundClosed) -> None:
+        """Raises InvariantBroken for what nobody honest made, for rows nobody sent, and beyond the bound."""
+        if closed.body.round in self.rounds:
+            return
+        self.rounds.add(closed.body.round)
+        for part, signed in enumerate(closed.body.parts):
+            if signed is None:
+                continue
+            answered = decode_statement(signed.body, signed.signer)
+            assert isinstance(answered, Answered)
+            self._part(closed.body.round, part, answered)
+
+    def _part(self, round: int, part: int, answered: Answered) -> None:
+        made, where = self.ledger.made.get(answered.digest), f"part {part} of round {round}"
+        if made is None or tuple(peer for peer, _ in made.rows) != answered.contributors:
+            raise InvariantBroken(
+                f"a false answer was agreed on for {where}: its contributors' rows do not make it"
+            )
+        for peer, row in made.rows:
+            if peer not in self.villains and self.ledger.authors.get(row) != (peer, round, part):
+                raise InvariantBroken(f"{where} holds a row that honest {peer} did not send")
+        counted = [(peer, row) for peer, row in made.rows if peer in set(made.counted)]
+        honest = [self.ledger.worth(row) for peer, row in counted if peer not in self.villains]
+        lies = len(counted) - len(honest)
+        low, high = allowed(honest, lies, made.liars)
+        if lies > made.liars:
+            raise InvariantBroken(f"{where} has {lies} rows of liars and withstands {made.liars}")
+        if not low - ROUNDING <= made.worth <= high + ROUNDING:
+            raise InvariantBroken(
+                f"liars moved {where} to {made.worth:.3g}: "
+                f"{lies} of {len(counted)} rows allow {low:.3g} to {high:.3g}"
+            )
+        alone = combined_worth("trimmed_mean", min(made.liars, (len(honest) - 1) // 2), honest)
+        self.parts, self.rows, self.liars_rows = self.parts + 1, self.rows + len(counted), self.liars_rows + lies
+        self.moved += abs(made.worth - alone)
+        self.most += max(high - alone, alone - low)

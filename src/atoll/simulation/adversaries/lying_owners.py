@@ -1,0 +1,154 @@
+"""Owners that lie about their parts, as owners and as witnesses of other owners' parts. Each signs what it says.
+
+miscounter    answers with other bytes than its contributors' rows make
+censor        leaves two contributors out, and sums the others rightly
+forger        leaves two contributors out of the sum, and lists them all the same
+two_tongued   answers rightly to every second peer, and with other bytes to the rest
+mute          combines, and never says a word of it
+two_promises  commits to one update before every second peer and to another before the rest, and sends each its own
+framer        answers rightly, and calls every honest answer a lie
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Effect, Payload, Send
+from atoll.crypto.digest import digest, merkle_path, merkle_root
+from atoll.protocol.allreduce.verified import WatchedReduce
+from atoll.simulation.adversaries.byzantine import MISCHIEF, Twist, Villain
+from atoll.simulation.worker import whole_of
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.round import Answer, Committed, Contribution, RowBytes
+from atoll.wire.messages.statements import Answered, Caught, Commit, Complaint
+from atoll.wire.opening import rows_of
+
+CENSORED = 2  # contributors that a censor leaves out
+
+Lie = Callable[[Villain, Answered, tuple[PeerId, ...]], tuple[Answered, tuple[PeerId, ...]]]
+
+
+def _told(villain: Villain, send: Send, lie: Lie) -> list[Effect]:
+    """An answer of its own, shown or only signed, with a lie in it; all else as it was."""
+    message = send.message
+    if not isinstance(message, Answer) or message.statement.signer != villain.peer.me:
+        return [send]
+    answered = decode_statement(message.statement.body, villain.peer.me)
+    assert isinstance(answered, Answered)
+    other, names = lie(villain, answered, tuple(send.payload.data) if send.payload is not None else ())
+    said = replace(message, statement=villain.notary.sign(other))
+    payload = Payload(other.digest, other.size_bytes, names) if send.payload is not None else None
+    return [replace(send, message=said, payload=payload)]
+
+
+def _other_bytes(villain: Villain, answered: Answered, names: tuple[PeerId, ...]):
+    return replace(answered, digest=digest(answered.digest)), names
+
+
+def _fewer(villain: Villain, answered: Answered, names: tuple[PeerId, ...]):
+    round = villain.peer.round
+    assert round is not None and round.reduce is not None
+    if answered.part not in round.reduce.gathers:  # on its jury, which leaves nobody out
+        return _other_bytes(villain, answered, names)
+    rows = round.reduce.gathers[answered.part].rows
+    out = [p for p in answered.contributors if p != villain.peer.me][:CENSORED]
+    left = tuple(p for p in answered.contributors if p not in out)
+    made = whole_of([rows[p].payload.digest for p in left], answered.round, answered.part)
+    of = rows_of(commit for commit in map(round.reduce.commit_of, left) if commit is not None)
+    made_of = UNSET if answered.made_of is UNSET else of
+    return replace(answered, digest=made, contributors=left, rows=of, made_of=made_of), left
+
+
+def _forged(villain: Villain, answered: Answered, names: tuple[PeerId, ...]):
+    other, left = _fewer(villain, answered, names)
+    return replace(other, contributors=answered.contributors, rows=answered.rows, made_of=answered.made_of), left
+
+
+def miscount(villain: Villain, send: Send) -> list[Effect]:
+    return _told(villain, send, _other_bytes)
+
+
+def censor(villain: Villain, send: Send) -> list[Effect]:
+    return _told(villain, send, _fewer)
+
+
+def forge(villain: Villain, send: Send) -> list[Effect]:
+    return _told(villain, send, _forged)
+
+
+def two_tongued(villain: Villain, send: Send) -> list[Effect]:
+    others = villain.others
+    if send.to not in others or others.index(send.to) % 2:
+        return [send]
+    return _told(villain, send, _other_bytes)
+
+
+def mute(villain: Villain, send: Send) -> list[Effect]:
+    mine = isinstance(send.message, Answer) and send.message.statement.signer == villain.peer.me
+    return [] if mine else [send]
+
+
+def two_promises(villain: Villain, send: Send) -> list[Effect]:
+    message, others, round = send.message, villain.others, villain.peer.round
+    if not isinstance(message, Committed | Contribution | RowBytes) or message.statement.signer != villain.peer.me:
+        return [send]
+    if send.to not in others or others.index(send.to) % 2 or round is None or round.encoded is None:
+        return [send]
+    commit = decode_statement(message.statement.body, villain.peer.me)
+    assert isinstance(commit, Commit)
+    rows = tuple(second_promise(part.digest) for part in round.encoded)
+    signed = villain.notary.sign(replace(commit, root=merkle_root(rows)))
+    if isinstance(message, Committed):
+        return [replace(send, message=replace(message, statement=signed))]
+    if send.payload is None:
+        return [replace(send, message=replace(message, statement=signed))]
+    said = replace(message, statement=signed, path=merkle_path(rows, message.part))
+    return [replace(send, message=said, payload=replace(send.payload, digest=rows[message.part]))]
+
+
+def second_promise(row: Digest) -> Digest:
+    """What one that commits twice sends in place of this row."""
+    return digest(row)
+
+
+def frame(villain: Villain, send: Send) -> list[Effect]:
+    return [send]
+
+
+def _frame(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
+    round = villain.peer.round
+    if round is None or not isinstance(round.reduce, WatchedReduce):
+        return []
+    words = [w for p in villain.others for w in round.reduce.watch.words_of(p)]
+    if not words:
+        return []
+    word, another = villain.draw.choice(words), villain.draw.choice(words)
+    said = villain.draw.choice(
+        [
+            Caught(word.statement),
+            Caught(word.statement, another.statement),
+            Caught(word.statement, word.statement),
+            Caught(villain.notary.sign(replace(word.answered, part=999))),
+            Complaint(round.plan.round, word.statement.signer, "withheld"),
+        ]
+    )
+    return [Send(to, MemberReport(villain.notary.sign(said)))]
+
+
+MISCHIEF[frame] = _frame
+
+
+CROOKS: dict[str, Twist] = {
+    "miscounter": miscount,
+    "censor": censor,
+    "forger": forge,
+    "two_tongued": two_tongued,
+    "mute": mute,
+    "two_promises": two_promises,
+    "framer": frame,
+}

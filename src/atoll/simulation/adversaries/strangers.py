@@ -1,0 +1,110 @@
+"""Strangers: they know a run's id and its members' addresses, and have no ticket that can still be used.
+
+A stranger asks for everything, claims and refuses everything, twice a second, at every member. Invariants: it signs
+with its own key only. Not responsible for: what must hold beside it (`scenarios/strangers.py`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import cast, get_args
+
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import (
+    Contact,
+    Effect,
+    Event,
+    LinkDown,
+    LinkUp,
+    Message,
+    Received,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+    tag_of,
+)
+from atoll.crypto.digest import digest
+from atoll.crypto.signer import Signer
+from atoll.peer.membership.admission import Wish
+from atoll.peer.peer import Peer
+from atoll.simulation.adversaries.byzantine import MISCHIEF_S
+from atoll.simulation.signatures import Keys
+from atoll.wire.messages.audits import WantExhibit
+from atoll.wire.messages.history import Vertices, WantChunk, WantEra, WantManifest, WantVertices
+from atoll.wire.messages.membership import Beat, Hello, JoinRefused, MemberReport, RefusalCode
+from atoll.wire.messages.preference import WantPreference
+from atoll.wire.messages.round import WantPart, WantRow
+from atoll.wire.messages.statements import Join
+from atoll.wire.messages.vertex import Vertex
+
+HARMLESS = Hello | JoinRefused | WantVertices | WantManifest | WantChunk | WantEra  # first words, a no, questions
+ROUNDS = 64  # rounds that it guesses
+
+
+class Stranger:
+    """Stands where a peer would. `blobs`: names of blobs that it heard of elsewhere."""
+
+    def __init__(self, peer: Peer, members: Sequence[PeerId], blobs: Sequence[Digest]) -> None:
+        self.peer, self.notary = peer, peer.notary  # the honest peer inside never gets to hear anything
+        self.members, self.blobs = members, blobs
+        self.linked: set[PeerId] = set()
+        self.draw = random.Random(f"stranger/{peer.me}")
+        self.told: Counter[str] = Counter()  # what members sent to it, by kind
+        self.leaked: list[Message] = []  # of that, what no stranger may hear
+
+    def handle(self, event: Event, now: Seconds) -> list[Effect]:
+        match event:
+            case Start():
+                return [SetTimer("mischief", now + MISCHIEF_S), *(Contact(peer, ()) for peer in self.members)]
+            case LinkUp(peer):
+                self.linked.add(peer)
+            case LinkDown(peer):
+                self.linked.discard(peer)
+            case Received(message=message):
+                self._hear(message)
+            case TimerFired():
+                said = [Send(peer, word) for peer in sorted(self.linked) for word in self._words(now)]
+                return [SetTimer("mischief", now + MISCHIEF_S), *said]
+            case _:
+                pass
+        return []
+
+    def _hear(self, message: Message) -> None:
+        self.told[tag_of(message)] += 1
+        if not isinstance(message, HARMLESS) or (isinstance(message, Hello) and message.head >= -1):
+            self.leaked.append(message)
+
+    def _words(self, now: Seconds) -> list[Message]:
+        run, me, round = self.peer.run, self.peer.me, self.draw.randrange(ROUNDS)
+        signer, invented = self.notary.signer, digest(self.draw.randbytes(8))
+        blob = self.draw.choice([*self.blobs, invented])
+        join = Join(me, signer.vote_key, signer.certificate, (), "trainer", "", invented, self.peer.wish.admission)
+        return [
+            Hello(run, self.draw.choice([-2, 2**40]), self.peer.wish.admission),
+            *(JoinRefused(code) for code in get_args(RefusalCode)),
+            *(WantVertices(first) for first in (-1, 0, round)),
+            Beat(now, round),
+            WantManifest(blob),
+            WantChunk(blob, 0),
+            WantEra(round, ()),
+            WantExhibit(round),
+            WantPreference(f"branch/{round}", 0, invented),
+            WantPart(round, 0, "", invented),
+            WantRow(round, 0, "", 0, self.draw.choice(self.members)),
+            Vertices((Vertex(self.draw.randbytes(30), None),), 2**40),
+            MemberReport(self.notary.sign(join)),
+        ]
+
+
+def stranger(members: Sequence[PeerId], blobs: Sequence[Digest]) -> Callable[..., Peer]:
+    """How a swarm makes one."""
+
+    def make(
+        run: Digest, signer: Signer, keys: Keys, wish: Wish, genesis: Vertex | None, bootstrap: tuple[PeerId, ...]
+    ) -> Peer:
+        return cast(Peer, Stranger(Peer(run, signer, keys.verifier, wish, None, ()), members, blobs))
+
+    return make

@@ -1,0 +1,148 @@
+"""Invariants watched in every simulated run. They read facts; they never steer.
+
+- no two vertices are agreed for one round, and all who close a round close it with the same one
+- whoever closes a round holds exactly the state that its vertex names
+- every contribution is counted exactly once in a part, or the peer is reported missing
+- with no faults, everybody is counted in every training round
+- an honest peer is never found breaking the protocol, nor saying two things, not even across a restart
+- nobody honest calls an honest owner a liar
+- steps taken apart are counted in rows that weigh something, and at most once (`late`; scenarios compare it with
+  what islands took)
+- nothing that strangers can grow grows beyond its bound
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import (
+    COMMITTEE_MAX,
+    EARLY_BYTES_MAX,
+    EARLY_MESSAGES_MAX,
+    REPORTS_PER_VERTEX_MAX,
+    ROUNDS_KEPT,
+    VOICES_MAX,
+)
+from atoll.base.machine import Fact
+from atoll.peer.events import Accused, CaughtUp, Disagreed, Fault, RoundClosed, StateMissing, Unread
+from atoll.protocol.agreement.events import Equivocation
+from atoll.protocol.allreduce.engine import Garbage, PartAnswered
+from atoll.protocol.history.chain import WINDOW
+from atoll.simulation.world import Node
+from atoll.wire.codec import statement_in
+from atoll.wire.messages.statements import Caught, Commit
+from atoll.wire.messages.vertex import Body
+
+ANSWERS_WATCHED = 4096  # of the last few rounds
+
+
+class InvariantBroken(AssertionError):
+    """What should never happen, happened. The message says what; the seed replays it."""
+
+
+@dataclass
+class Checkers:
+    villains: frozenset[PeerId] = frozenset()
+    faultless: bool = False
+    vertices: dict[int, Digest] = field(default_factory=dict)
+    closed: dict[PeerId, int] = field(default_factory=dict)  # last round each peer closed
+    closings: int = 0
+    full: int = 0  # closings of training rounds that counted every voter
+    training: int = 0
+    missing: int = 0
+    answers: dict[tuple[int, str, int, int, PeerId], Digest] = field(default_factory=dict)
+    repairs: int = 0
+    complaints: int = 0  # of honest peers: the network may be to blame, and it takes many to act
+    attempts: dict[int, int] = field(default_factory=dict)  # round -> attempt that decided it
+    late: Counter[PeerId] = field(default_factory=Counter[PeerId])  # steps taken apart, as vertices count them
+
+    def watch(self, now: Seconds, node: Node, fact: Fact) -> None:
+        if node.name in self.villains:
+            return
+        match fact:
+            case RoundClosed():
+                self._closed(node, fact)
+            case CaughtUp(round=round):
+                self.closed[node.name] = max(round, self.closed.get(node.name, -1))
+            case PartAnswered():
+                self._answered(node, fact)
+            case Equivocation(peer=peer) if peer not in self.villains:
+                self._broken(f"honest {peer} was caught saying two things in round {fact.round}")
+            case Fault(peer=peer, what=what) if peer not in self.villains:
+                self._broken(f"honest {peer} is blamed by {node.name}: {what}")
+            case Accused(peer=peer, statement=Caught()) if peer not in self.villains:
+                self._broken(f"honest {peer} is called a liar by {node.name} in round {fact.round}")
+            case Accused(peer=peer) if peer not in self.villains:
+                self.complaints += 1
+            case Garbage(peer=peer) | Unread(peer=peer) if peer not in self.villains:
+                self._broken(f"honest {peer}'s bytes do not decode")
+            case StateMissing(why=why):
+                self.repairs += 1
+                if "differs" in why:
+                    self._broken(f"{node.name} diverged in round {fact.round}: {why}")
+            case Disagreed(proposer=proposer, why=why) if proposer not in self.villains and "state hash" in why:
+                self._broken(f"{node.name} computes another state than {proposer} in round {fact.round}")
+            case _:
+                pass
+
+    def _closed(self, node: Node, fact: RoundClosed) -> None:
+        round, name = fact.body.round, node.name
+        if round not in self.vertices:
+            self._count_late(fact.body)
+        first = self.vertices.setdefault(round, fact.id)
+        if first != fact.id:
+            self._broken(f"two vertices agreed for round {round}: {first.hex()[:8]} and {fact.id.hex()[:8]}")
+        if node.island.head != fact.body.state:
+            self._broken(f"{name} closed round {round} with a state that is not the agreed one")
+        if round <= self.closed.get(name, -1):
+            self._broken(f"{name} closed round {round} after round {self.closed[name]}")
+        if node.island.miscounted:
+            self._broken(node.island.miscounted[0])
+        self.closed[name] = round
+        self.closings += 1
+        self.attempts.setdefault(round, fact.body.attempt)
+        if fact.body.parts:
+            self.training += 1
+            self.missing += len(fact.missing)
+            whole = not (fact.missing or fact.partly or fact.parts_missing)
+            self.full += whole
+            if self.faultless and not whole:
+                self._broken(f"without faults, round {round} misses {fact.missing} (parts of {fact.partly})")
+        self._bounds(node)
+
+    def _count_late(self, body: Body) -> None:
+        for signed in body.commits:
+            commit = statement_in(signed)
+            if not isinstance(commit, Commit) or commit.late is None:
+                continue
+            if not commit.weight:
+                self._broken(f"late work of {signed.signer} is in a row of round {body.round} that weighs nothing")
+            self.late[signed.signer] += commit.late.steps
+
+    def _answered(self, node: Node, fact: PartAnswered) -> None:
+        """An owner gives one answer for a part of an attempt, also across a restart."""
+        if fact.owner in self.villains or fact.owner == node.name:
+            return  # what an owner tells itself is not said before it is durable
+        slot = (fact.round, fact.trace, fact.attempt, fact.part, fact.owner)
+        if self.answers.setdefault(slot, fact.digest) != fact.digest:
+            self._broken(f"honest {fact.owner} gave two answers for part {fact.part} in round {fact.round}")
+        if len(self.answers) > ANSWERS_WATCHED:
+            del self.answers[next(iter(self.answers))]
+
+    def _bounds(self, node: Node) -> None:
+        peer = node.machine
+        if peer is None:
+            return
+        assert len(peer.early) <= EARLY_MESSAGES_MAX and peer.early.size_bytes <= EARLY_BYTES_MAX
+        assert peer.pool is None or len(peer.pool) <= REPORTS_PER_VERTEX_MAX + VOICES_MAX
+        assert len(peer.old_parts.held) <= ROUNDS_KEPT + 1
+        if peer.history is not None:
+            assert len(peer.history.vertices) <= WINDOW + 2
+        if peer.round is not None:
+            voters = max(len(peer.round.plan.committee), COMMITTEE_MAX)
+            assert len(peer.round.agreement.tallies) <= 4 * voters, "tallies of finished attempts pile up"
+
+    def _broken(self, what: str) -> None:
+        raise InvariantBroken(what)

@@ -1,0 +1,125 @@
+"""Links of the virtual world: latency, jitter, loss, duplicates, bandwidth, partitions. Named knobs, one seed.
+
+Latency is drawn once per pair, jitter per message, so that messages overtake each other as on real paths. Bulk
+payloads queue at the sender's uplink, where one that waits gives its turn to a newer one of its place, and at the
+receiver's downlink in the order in which their first bytes come to it (cut-through), as in policy/topology_cost;
+control messages only pay latency.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import Received
+
+
+@dataclass(frozen=True)
+class NetworkKnobs:
+    latency_min_s: Seconds = 0.010
+    latency_max_s: Seconds = 0.080
+    jitter_s: Seconds = 0.010
+    loss_rate: float = 0.0  # of messages; the real host loses only what a broken connection loses
+    duplicate_rate: float = 0.0
+    uplink_bytes_s: float = 12.5e6  # 100 Mbit/s
+    downlink_bytes_s: float = 12.5e6
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A payload's message until it leaves: what arrives is what was said last."""
+
+    event: Received
+    begins: Seconds  # to leave
+    whole_at: Seconds = 0.0  # at the receiver's downlink, if that is free
+
+    @property
+    def size_bytes(self) -> int:
+        return self.event.payload.size_bytes if self.event.payload is not None else 0
+
+
+@dataclass
+class Network:
+    """Decides when, and how often, a message arrives."""
+
+    knobs: NetworkKnobs
+    draw: random.Random
+    blocked: set[tuple[PeerId, PeerId]] = field(default_factory=set)  # directed: (from, to)
+    uplink_free: dict[PeerId, Seconds] = field(default_factory=dict)
+    downlink_free: dict[PeerId, Seconds] = field(default_factory=dict)
+    latency: dict[tuple[PeerId, PeerId], Seconds] = field(default_factory=dict)
+    uplink_bytes_s: dict[PeerId, float] = field(default_factory=dict)  # of peers whose link is unlike the others'
+    downlink_bytes_s: dict[PeerId, float] = field(default_factory=dict)
+    waiting: dict[PeerId, dict[tuple[PeerId, Hashable], Waiting]] = field(default_factory=dict)  # by sender
+    sent: int = 0
+    lost: int = 0
+    bytes: int = 0
+
+    def arrivals(self, now: Seconds, to: PeerId, event: Received) -> tuple[Waiting, list[Seconds]]:
+        """World times at which copies of this message arrive: none, one or two; and what says it then.
+
+        A payload's is when its first byte is at the receiver's downlink: see `through`.
+        """
+        sender, payload = event.sender, event.payload
+        said = Waiting(event, now)
+        if payload is not None and (place := event.message.place) is not None:
+            if self.uplink_free.get(sender, 0.0) <= now:
+                self.waiting[sender] = {}  # all of it has left
+            waiting = self.waiting.setdefault(sender, {})
+            older = waiting.get((to, place))
+            if older is not None and older.begins > now and older.size_bytes == payload.size_bytes:
+                older.event = event
+                return older, []
+            waiting[to, place] = said
+        self.sent += 1
+        if (sender, to) in self.blocked or self.draw.random() < self.knobs.loss_rate:
+            self.lost += 1
+            return said, []
+        way_s = self.one_way_s(sender, to)
+        if payload is not None:
+            self.bytes += payload.size_bytes
+            said.begins = max(now, self.uplink_free.get(sender, 0.0))
+            left = self._queue(self.uplink_free, sender, now, payload.size_bytes / self.uplink_of(sender))
+            said.whole_at = left + way_s
+        copies = [said.begins + way_s]
+        if self.knobs.duplicate_rate and self.draw.random() < self.knobs.duplicate_rate:
+            copies.append(copies[0] + self.draw.uniform(0, 10 * self.knobs.jitter_s))
+        return said, copies
+
+    def through(self, now: Seconds, to: PeerId, said: Waiting) -> Seconds:
+        """When a payload whose first byte comes to its receiver's downlink now is there whole."""
+        worked_off = self._queue(self.downlink_free, to, now, said.size_bytes / self.downlink_of(to))
+        return max(said.whole_at, worked_off)
+
+    def uplink_of(self, peer: PeerId) -> float:
+        return self.uplink_bytes_s.get(peer, self.knobs.uplink_bytes_s)
+
+    def downlink_of(self, peer: PeerId) -> float:
+        return self.downlink_bytes_s.get(peer, self.knobs.downlink_bytes_s)
+
+    def one_way_s(self, sender: PeerId, to: PeerId) -> Seconds:
+        pair = (sender, to) if sender < to else (to, sender)
+        base = self.latency.get(pair)
+        if base is None:
+            base = self.draw.uniform(self.knobs.latency_min_s, self.knobs.latency_max_s)
+            self.latency[pair] = base
+        return base + self.knobs.jitter_s * self.draw.random()
+
+    def split(self, side: set[PeerId], others: set[PeerId], both_ways: bool = True) -> None:
+        """Nothing passes from `side` to `others`, and, unless the partition is asymmetric, nothing back."""
+        for a in side:
+            for b in others:
+                self.blocked.add((a, b))
+                if both_ways:
+                    self.blocked.add((b, a))
+
+    def heal(self) -> None:
+        self.blocked.clear()
+
+    @staticmethod
+    def _queue(free: dict[PeerId, Seconds], who: PeerId, now: Seconds, takes_s: Seconds) -> Seconds:
+        done = max(now, free.get(who, 0.0)) + takes_s
+        free[who] = done
+        return done

@@ -1,0 +1,72 @@
+"""What a virtual trainer does while its peer hears no quorum, and the book that is kept of it.
+
+Steps are numbers here, so that they can be counted: `taken` of them are held, under way, given, dropped or lost in
+a crash, and vertices say how many were given. Never looks at a vertex: what it is told by its peer is all it knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.base.ids import ZERO_DIGEST, Digest
+from atoll.peer.tasks import TrainApart
+from atoll.wire.messages.statements import Late
+
+
+@dataclass
+class Alone:
+    out: int = 0  # steps since it went apart
+    held: int = 0  # late work that waits for a round
+    since: int = 0  # the round in which that began
+    merge: bool = False
+    taken: int = 0
+    dropped: int = 0
+    lost: int = 0  # in crashes, at most: what was under way may have been counted
+    adopted: int = -2  # round
+    head: Digest = ZERO_DIGEST  # vertex
+    private: tuple[Digest, int, int] = (ZERO_DIGEST, 0, 0)  # on disk: good for this vertex, held, since
+
+    def may_take(self, work: TrainApart) -> int:
+        return max(0, min(work.steps, work.steps_max - self.held - self.out))
+
+    def take(self, work: TrainApart) -> int:
+        if work.round <= self.adopted:
+            raise RuntimeError("the round is over: it was agreed without this peer")
+        steps, self.merge = self.may_take(work), work.merge
+        self.since = self.since if self.held or self.out else work.round
+        self.out, self.taken = self.out + steps, self.taken + steps
+        if self.merge:
+            self.kept(self.head)
+        return steps
+
+    def late(self, round: int, batch: int) -> Late | None:
+        """What rides on the update of this round."""
+        return Late(self.since, self.held, self.held * batch) if self.held and self.since < round else None
+
+    def back(self, round: int, counted: tuple[bool, ...] | None, late: bool, steps: int) -> None:
+        """The round that was under way is over; `steps` of it count late if nobody counted them."""
+        self.adopted = round
+        if late:
+            self.held = 0
+        if self.out and self.merge and counted and not any(counted):
+            self.out, self.taken = self.out + steps, self.taken + steps
+        if self.merge:
+            self.held += self.out
+        else:
+            self.dropped += self.out
+        self.out = 0
+
+    def forget(self) -> None:
+        self.dropped, self.held = self.dropped + self.held, 0
+
+    def kept(self, vertex: Digest) -> None:
+        self.head, self.private = vertex, (vertex, self.held + self.out, self.since)
+
+    def crash(self) -> None:
+        self.lost, self.held, self.out = self.lost + self.held + self.out, 0, 0
+
+    def restored(self, round: int, vertex: Digest) -> None:
+        self.adopted, self.head = round, vertex
+        if self.private[0] == vertex and not self.held:  # a new life; in an old one the same is at hand
+            _, self.held, self.since = self.private
+            self.lost -= self.held

@@ -1,0 +1,469 @@
+"""Everything that happens to computers and networks, at once; then peace, in which progress is demanded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from msgspec import UNSET
+from msgspec.structs import replace as replaced
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import Fact
+from atoll.features.archive.policy import Coded
+from atoll.peer.events import RoundBegan, RoundClosed
+from atoll.peer.governance.orders import amend_of, goal_of, tunes_in
+from atoll.peer.operator_commands import go_back, pause, tune, with_waiting
+from atoll.peer.peer import Peer
+from atoll.policy.participation import Sample
+from atoll.policy.plan import Acceptance
+from atoll.simulation.adversaries.byzantine import usurp, villain
+from atoll.simulation.invariants import InvariantBroken
+from atoll.simulation.loss_scoring import islands as scored_islands
+from atoll.simulation.network import NetworkKnobs
+from atoll.simulation.redundant_training import islands as twinned_islands
+from atoll.simulation.replay_audits import islands
+from atoll.simulation.scenarios.archive import restore_everything
+from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.redundant_training import Told as TwinsTold
+from atoll.simulation.scenarios.replay_audits import Told
+from atoll.simulation.scenarios.state_validation import CALM_ROUNDS, demand_near
+from atoll.simulation.scenarios.state_validation import islands as validated_islands
+from atoll.simulation.signatures import RealKeys, peer_name
+from atoll.simulation.swarm import IslandMaker, Keys, Swarm, SwarmKnobs
+from atoll.simulation.worker import Island, IslandKnobs
+from atoll.simulation.world import Node
+from atoll.verification.case import REFUTING
+from atoll.verification.state_validation.policy import Rule
+from atoll.wire.messages.statements import Numbers
+
+PACE_S = 3.0  # mean time between two faults
+DOWN_SHARE = 0.3  # of the founders at most, down or asleep at one time
+BACK_MAX = 24  # rounds; states stay on virtual disks for sixteen
+JOINERS_MAX = 6  # strangers that come in one run
+WEATHER = NetworkKnobs(loss_rate=0.05, duplicate_rate=0.05, jitter_s=0.05)
+
+
+def churn(stage: Stage) -> None:
+    """Loss, kills with lost writes, sleeps, partitions, joins, leaves, failing trainers, drifting clocks."""
+    _through_weather(stage, None)
+
+
+def overlap(stage: Stage) -> None:
+    """The same where trainers go on while a round is agreed: the next one finds most of its steps taken."""
+    _through_weather(stage, None, overlap=16)
+
+
+def weighed(stage: Stage) -> None:
+    """The same where rows are weighed by their distances: owners die before, between and after their two words."""
+    _through_weather(stage, None, statistic="robust", tolerance=0.33)
+
+
+def paced(stage: Stage) -> None:
+    """The same where windows follow the pace that rounds have shown, and the weather changes it all the time."""
+    _through_weather(stage, None, round=stage.paced())
+
+
+def sampled_churn(stage: Stage) -> None:
+    """The same where half of the members train in a round, drawn by the one before."""
+    drawn = Sample(thousandths=500, least=1 if stage.quorum == "majority" else 4)
+    _through_weather(stage, None, round=replaced(stage.paced(), sample=drawn))
+
+
+def straggler_churn(stage: Stage) -> None:
+    """The same where rounds go on without the slow: one member always is, and others for a while."""
+    stage.quorum = "majority"
+    waits = replaced(stage.paced(), acceptance=Acceptance(quorum=max(2, stage.peers // 2), grace=2))
+    _through_weather(stage, None, overlap=4, slow=1, round=waits)
+
+
+def reputed_churn(stage: Stage) -> None:
+    """The same where records are kept: who was down is worth less, weighs less and owns less, and all agree on it.
+
+    Every other seed rows are weighed by distances, too.
+    """
+    more = {"statistic": "robust", "tolerance": 0.33} if stage.seed % 2 else {}
+    _through_weather(stage, None, reputation=True, **more)
+
+
+def clocks(stage: Stage) -> None:
+    """The same where clocks run by up to a twentieth too fast or too slow, five hundred times as far apart."""
+    _through_weather(stage, None, drift=0.05)
+
+
+def real_keys(stage: Stage) -> None:
+    """The same with real signatures: Ed25519 sessions certified by ML-DSA identities."""
+    _through_weather(stage, RealKeys(stage.seed))
+
+
+def post_quantum(stage: Stage) -> None:
+    """The same where sessions sign with ML-DSA-65: keys, statements and certificates are that long."""
+    _through_weather(stage, None, round=replaced(stage.settings().round, votes="ml-dsa-65"))
+
+
+def rollback(stage: Stage) -> None:
+    """The same while the recovery identity sends the run back again and again, to whatever round it likes."""
+    _through_weather(stage, None, returns=True)
+
+
+def pauses(stage: Stage) -> None:
+    """The same while the recovery identity pauses the run and lets it go on, again and again: no paused round is
+    trained in, and each is forgotten once resumed."""
+    _through_weather(stage, None, pauses=True)
+
+
+def amendments(stage: Stage) -> None:
+    """The same while the recovery identity changes numbers and sends the run back, again and again, beside a member
+    that does so in its name, where members may lie: every word counts once, and every round goes by the numbers of
+    its vertex."""
+    if stage.protocol == "bft":
+        stage.quorum = "two-thirds"
+    _through_weather(stage, None, returns=True, amends=True)
+
+
+def pieces_churn(stage: Stage) -> None:
+    """The same where older states lie in pieces: holders come and go, what is gone back to may be whole nowhere.
+    In the end every state that was ever placed comes back."""
+    _through_weather(stage, None, returns=True, coded=Coded(3, 6, every_rounds=4, lost_s=30.0))
+    restore_everything(stage)
+
+
+def audited_churn(stage: Stage) -> None:
+    """The same where every round of everybody is audited: crashes lose records, the run is sent back, and nobody is
+    taken for a liar."""
+    told = Told(stage)
+    _through_weather(stage, None, returns=True, told=told, audit_rate=1.0)
+    expelled = sorted(peer for peer, (_, how) in told.left.items() if how == "expelled")
+    if expelled or REFUTING & told.findings.keys():
+        raise InvariantBroken(f"honest trainers were found {dict(told.findings)}, expelled: {expelled}")
+
+
+def scored_churn(stage: Stage) -> None:
+    """The same where updates are scored: who restarts knows what the others know, so records stay the same."""
+    _through_weather(stage, None, island=scored_islands({}), reputation=True, score_rate=0.25)
+
+
+def twinned_churn(stage: Stage) -> None:
+    """The same where members take each other's samples: who restarts draws as it did, and nobody honest strays."""
+    told = TwinsTold(stage)
+    _through_weather(stage, None, told=told, island=twinned_islands({}), reputation=True, twin_rate=0.5)
+    if strayed := sorted(peer for peer, words in told.words.items() if words["strayed"]):
+        raise InvariantBroken(f"nobody cheats, and these were found to: {strayed}")
+
+
+def validated_churn(stage: Stage) -> None:
+    """The same with real numbers, while one member poisons a mean now and then: what comes of it is left again."""
+    bouts = range(4, stage.rounds, 7)
+    stage.quorum = "two-thirds"
+    _through_weather(stage, None, island=validated_islands([1], "silent", "huge", bouts), validation=Rule())
+    settled = stage.newest.head if stage.newest is not None else 0
+    stage.until_round(settled + CALM_ROUNDS, stage.healed() * CALM_ROUNDS)
+    demand_near(stage)
+
+
+def _through_weather(
+    stage: Stage,
+    keys: Keys | None,
+    overlap: int = 0,
+    slow: int = 0,
+    drift: float = 1e-4,
+    returns: bool = False,
+    pauses: bool = False,
+    amends: bool = False,
+    told: Told | TwinsTold | None = None,
+    island: IslandMaker | None = None,
+    **settings: Any,
+) -> None:
+    words = returns or pauses or amends  # of the recovery identity
+    knobs = SwarmKnobs(
+        stage.peers,
+        network=WEATHER,
+        island=IslandKnobs(train_failure_rate=0.02, overlap=overlap, carries=slow > 0),
+        clock_offset_s=0.2,
+        clock_drift=drift,
+        run=stage.settings(**({"recovery": peer_name(0).encode()} if words else {}), **settings),
+    )
+    villains = {stage.peers - 1: villain(usurp)} if amends and stage.protocol == "bft" else {}
+    swarm = stage.gather(knobs, villains, keys, island or (Island if told is None else islands({})))
+    if told is not None:
+        stage.world.watchers.append(told.watch)
+    for name in swarm.founders[:slow]:
+        island_of = swarm.world.nodes[name].island
+        island_of.knobs = replace(island_of.knobs, step_s=4 * island_of.knobs.step_s)
+    weather = Weather(stage)
+    weather.kinds += [(6, weather.go_back)] if returns else []
+    if pauses:
+        weather.kinds.append((6, weather.pause))
+        stage.world.watchers.append(_no_paused_round_trains)
+    if amends:
+        weather.kinds.append((12, weather.amend))
+        stage.world.watchers.append(_Amended(weather).watch)
+    weather.begin()
+    honest = [name for name in swarm.founders if name not in swarm.checkers.villains]
+    heads = HeadCount(swarm, stage.rounds - 1, honest)
+    stage.until(
+        lambda: heads() * 2 > stage.peers,
+        60.0 * (stage.rounds + 10),
+        f"no majority reached round {stage.rounds - 1} in bad weather",
+    )
+    weather.end()
+    stage.until(weather.goes_on, stage.healed(), "the run is still paused")
+    stage.demand_progress()
+
+
+def _no_paused_round_trains(now: Seconds, node: Node, fact: Fact) -> None:
+    """The round that holds the word is the last that trains."""
+    if isinstance(fact, RoundClosed) and fact.body.paused not in (UNSET, fact.body.round):
+        assert fact.body.paused < fact.body.round
+        if fact.body.parts or fact.body.commits:
+            raise InvariantBroken(f"round {fact.body.round} trained, paused since {fact.body.paused}")
+
+
+class _Amended:
+    """What the recovery identity said, and what became of it."""
+
+    def __init__(self, weather: Weather) -> None:
+        self.weather = weather
+        self.held: dict[bytes, int] = {}  # the round whose vertex held a word
+
+    def watch(self, now: Seconds, node: Node, fact: Fact) -> None:
+        if node.name in self.weather.swarm.checkers.villains:
+            return
+        if isinstance(fact, RoundClosed):
+            for _, word in tunes_in(fact.body.reports):
+                if word.to not in self.weather.numbers:
+                    raise InvariantBroken(f"round {fact.body.round} changed numbers that nobody said: {word.to}")
+                if self.held.setdefault(word.signature, fact.body.round) != fact.body.round:
+                    raise InvariantBroken(f"round {fact.body.round} held a word for a second time")
+            back, history = amend_of(fact.body), node.machine.history if node.machine is not None else None
+            goal = history.bodies.get(back.round) if back is not None and history is not None else None
+            if goal is not None and goal.tuned != fact.body.tuned:
+                raise InvariantBroken(f"round {fact.body.round} went back, and its numbers did not")
+            self.weather.stage.measured["amended"] = len(self.held)
+        if isinstance(fact, RoundBegan) and node.machine is not None and node.machine.history is not None:
+            tuned = node.machine.history.bodies[fact.round - 1].tuned
+            steps = UNSET if tuned is UNSET else tuned.to.inner_steps
+            if fact.steps != (self.weather.swarm.knobs.run.round.inner_steps if steps is UNSET else steps):
+                raise InvariantBroken(f"{node.name} takes {fact.steps} steps in round {fact.round}, not {steps}")
+
+
+class HeadCount:
+    """How many founders (or `who`) have reached a round. Asked at every event, counted once per virtual second."""
+
+    def __init__(self, swarm: Swarm, round: int, who: Sequence[PeerId] = ()) -> None:
+        self.swarm, self.round, self.due, self.there = swarm, round, 0.0, 0
+        self.who = who or swarm.founders
+
+    def __call__(self) -> int:
+        if self.swarm.world.now >= self.due:
+            self.due = self.swarm.world.now + 1.0
+            self.there = sum(self.swarm.head(p) >= self.round for p in self.who)
+        return self.there
+
+
+class Weather:
+    """Draws one fault after another until it is told to end; then everything is repaired.
+
+    `spare` says how many more members may be gone, where a share of all of them is not the measure.
+    """
+
+    def __init__(self, stage: Stage, spare: Callable[[], int] | None = None) -> None:
+        self.spare = spare
+        self.stage, self.swarm, self.world, self.draw = stage, stage.swarm, stage.swarm.world, stage.draw
+        self.over = self.cut = False
+        self.away: set[PeerId] = set()
+        self.side: set[PeerId] = set()  # who is cut off from the others
+        self.leaving: set[PeerId] = set()  # who said farewell, also if it is back: no vertex has it yet
+        self.troubled: dict[PeerId, Seconds] = {}  # until when it was last away or cut off
+        self.joined = 0
+        self.numbers: list[Numbers] = []  # that the run was told to go by
+        self.kinds: list[tuple[int, Callable[[], None]]] = [
+            (4, self._kill),
+            (4, self._kill_while_writing),
+            (3, self._sleep),
+            (3, self._partition),
+            (1, self._join),
+            (1, self._leave),
+        ]
+
+    def begin(self) -> None:
+        self.world.at(self.world.now + self.draw.expovariate(1 / PACE_S), self._strike)
+
+    def end(self) -> None:
+        """Peace: nothing is lost any more, whoever is down starts, whoever sleeps wakes."""
+        self.over = True
+        network = self.world.network
+        network.heal()
+        network.knobs = replace(network.knobs, loss_rate=0.0, duplicate_rate=0.0)
+        for node in list(self.world.nodes.values()):
+            node.island.knobs = replace(node.island.knobs, train_failure_rate=0.0)
+            node.dies_after = None
+            self.world.wake(node.name)
+        self.world.run(self.world.now + 0.1)  # whoever was about to die has died
+        for node in list(self.world.nodes.values()):
+            self.world.start(node.name)
+        self._resume()
+
+    @property
+    def gone(self) -> set[PeerId]:
+        """Who is not here, or may not be in a moment."""
+        nodes = self.world.nodes.values()
+        down = {n.name for n in nodes if n.machine is None or n.asleep or n.dies_after is not None}
+        return self.away | self.side | self.leaving | down
+
+    def took(self, who: PeerId, since: Seconds) -> bool:
+        """It was not here at some time since."""
+        return who in self.gone or self.troubled.get(who, -1.0) >= since
+
+    def _strike(self) -> None:
+        if self.over:
+            return
+        for node in list(self.world.nodes.values()):  # who died late of an earlier fault
+            if node.machine is None and node.name not in self.away:
+                self._back(node.name)
+        weights = [w for w, _ in self.kinds]
+        self.draw.choices([act for _, act in self.kinds], weights)[0]()
+        self.begin()
+
+    def _victim(self) -> PeerId | None:
+        most = DOWN_SHARE * self.stage.peers if self.spare is None else len(self.away) + self.spare()
+        if len(self.away) + 1 > most:
+            return None
+        up = [n.name for n in self.swarm.honest if not n.asleep and n.name not in self.away]
+        return self.draw.choice(up) if up else None
+
+    def _later(self, least_s: float, most_s: float, act: Callable[[], None]) -> None:
+        def unless_over() -> None:
+            if not self.over:
+                act()
+
+        self.world.at(self.world.now + self.draw.uniform(least_s, most_s), unless_over)
+
+    def _back(self, who: PeerId) -> None:
+        self.away.discard(who)
+        self.troubled[who] = self.world.now
+        self.world.wake(who)
+        self.world.start(who)
+
+    def _kill(self) -> None:
+        who = self._victim()
+        if who is not None:
+            self.stage.fault("kill")
+            self.away.add(who)
+            self.world.crash(who)
+            self._later(0.3, 20.0, lambda: self._back(who))
+
+    def _kill_while_writing(self) -> None:
+        who = self._victim()
+        if who is not None:
+            self.stage.fault("torn")
+            self.away.add(who)
+            self.world.doom(who, self.draw.randint(1, 8))
+            self._later(4.0, 12.0, lambda: self._back(who))
+
+    def _sleep(self) -> None:
+        who = self._victim()
+        if who is not None:
+            self.stage.fault("sleep")
+            self.away.add(who)
+            self.world.sleep(who)
+            self._later(1.0, 20.0, lambda: self._back(who))
+
+    def _partition(self) -> None:
+        if self.cut:
+            return
+        everybody = sorted(self.world.nodes)
+        most = max(1, len(everybody) // 2) if self.spare is None else min(self.spare(), len(everybody) // 2)
+        if most < 1:
+            return
+        side = self.side = set(self.draw.sample(everybody, self.draw.randint(1, most)))
+        self.stage.fault("partition")
+        self.cut = True
+        self.world.split(side, both_ways=self.draw.random() < 0.7)
+
+        def heal() -> None:
+            self.troubled |= dict.fromkeys(side, self.world.now)
+            self.cut, self.side = False, set()
+            self.world.network.heal()
+
+        self._later(1.0, 25.0, heal)
+
+    def _join(self) -> None:
+        if self.joined < JOINERS_MAX:
+            self.stage.fault("join")
+            up = [n.name for n in self.swarm.honest if not n.asleep]
+            if up:
+                self.swarm.join(self.stage.peers + self.joined, via=self.draw.choice(up))
+                self.joined += 1
+
+    def go_back(self) -> None:
+        """The word comes through whoever is up; its state may be here, elsewhere or nowhere any more."""
+        up = [n.machine for n in self.swarm.honest if n.machine and not n.asleep and n.machine.history]
+        via = self.draw.choice(up) if up else None
+        history = via.history if via is not None else None
+        if via is None or history is None:
+            return
+        round = self.draw.randint(max(-1, history.head - BACK_MAX), history.head)
+        if round not in history.bodies:
+            return  # it came later, or lost its disk
+        node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign
+        goal = goal_of(history.bodies[round], history.ids[round])
+        with suppress(ValueError):  # it is no member (yet)
+            self.world.carry_out(node, go_back(via, goal, sign, node.clock.local(self.world.now)))
+            self.stage.fault("rollback")
+
+    def amend(self) -> None:
+        """The word comes through whoever is up; some of them change what was changed before."""
+        up = [n.machine for n in self.swarm.honest if n.machine and not n.asleep and n.machine.history]
+        if not up:
+            return
+        via = self.draw.choice(up)
+        numbers = Numbers(inner_steps=self.draw.randint(5, 30))
+        if self.draw.random() < 0.5:
+            numbers = replaced(numbers, owner_s=self.draw.uniform(6.0, 9.0), lr=self.draw.random())
+        node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign
+        with suppress(ValueError):  # it is no member (yet)
+            self.numbers.append(with_waiting(via, numbers))
+            self.world.carry_out(node, tune(via, numbers, sign, node.clock.local(self.world.now)))
+            self.stage.fault("amend")
+
+    def pause(self) -> None:
+        """The word comes through whoever is up, and is the opposite of what holds there."""
+        up = [n.machine for n in self.swarm.honest if n.machine and not n.asleep]
+        known = [(peer, peer.history.head_body) for peer in up if peer.history]
+        if known:
+            via, head = self.draw.choice(known)
+            self._say_pause(via, head.paused is UNSET)
+
+    def goes_on(self) -> bool:
+        """Nobody takes the run for paused."""
+        return not self._paused
+
+    @property
+    def _paused(self) -> list[Peer]:
+        up = [n.machine for n in self.swarm.honest if n.machine]
+        return [peer for peer in up if peer.history and peer.history.head_body.paused is not UNSET]
+
+    def _resume(self) -> None:
+        """Whoever takes the run for paused is told otherwise, as long as the story lasts: a word to pause that was
+        said before the weather ended may come into a vertex behind it."""
+        if self._paused:
+            self._say_pause(self._paused[0], False)
+        self.world.at(self.world.now + 1.0, self._resume)
+
+    def _say_pause(self, via: Peer, paused: bool) -> None:
+        node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign
+        with suppress(ValueError):  # it is no member (yet)
+            self.world.carry_out(node, pause(via, paused, sign, node.clock.local(self.world.now)))
+            self.stage.fault("pause" if paused else "resume")
+
+    def _leave(self) -> None:
+        who = self._victim()
+        if who is not None:
+            self.stage.fault("leave")
+            self.away.add(who)
+            self.leaving.add(who)
+            self.world.leave(who)
+            self._later(2.0, 40.0, lambda: self._back(who))

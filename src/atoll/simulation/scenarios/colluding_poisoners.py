@@ -1,0 +1,148 @@
+"""Poisoners that know every honest row and each other: what is agreed on stays where its statistic is to keep it.
+
+The bound is asked for in every round whose parts are all made of the same rows. Who sends what no codec reads is
+expelled within three rounds. Krum and multi-Krum need 2f + 3 rows that decode: among 3f + 1 members they have no
+answer until such senders are out.
+"""
+
+from __future__ import annotations
+
+from math import inf, sqrt
+from typing import TYPE_CHECKING
+
+from atoll.base.ids import PeerId
+from atoll.base.machine import Fact
+from atoll.peer.events import RoundClosed
+from atoll.policy.fault_tolerance import DISTANCES, StatisticName, liars_among, members_needed
+from atoll.protocol.allreduce.events import Garbage
+from atoll.simulation.invariants import InvariantBroken
+from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.swarm import SwarmKnobs, peer_name
+from atoll.simulation.world import Node
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.statements import Answered
+
+if TYPE_CHECKING:  # torch: most scenarios do without it
+    from torch import Tensor
+
+    from atoll.simulation.adversaries.colluding_poisoners import Gang
+
+ROUND_S = 120.0  # virtual time per round beside villains
+TOLERANCE = 0.33
+EXPELLED_WITHIN = 3  # rounds: whoever sends what no codec reads; they begin with the first
+ROUNDING = 1e-4  # of fp32 sums, beside 1
+NEAR = 0.75  # of the way that there is to learn is left at most: a round goes half of it, and is moved a little
+STATISTICS: tuple[StatisticName, ...] = ("median", "trimmed_mean", "meamed", *DISTANCES)
+
+
+def poisoners(stage: Stage) -> None:
+    """An attack of the literature by as many as may lie, against a statistic; all of it drawn."""
+    from atoll.simulation.adversaries.colluding_poisoners import GANGS
+
+    liars, attack = liars_among(stage.peers, TOLERANCE), stage.draw.choice(GANGS)
+    fits: list[StatisticName] = [s for s in STATISTICS if members_needed(s, liars) <= stage.peers]
+    play_poisoners(stage, stage.draw.sample(range(stage.peers), liars), attack, stage.draw.choice(fits))
+
+
+def play_poisoners(stage: Stage, places: list[int], attack: str, statistic: StatisticName) -> Harm:
+    from atoll.simulation.adversaries.colluding_poisoners import Gang
+    from atoll.training.experiment.adversaries import rule_of
+
+    stage.quorum = "two-thirds"
+    for _ in places:
+        stage.fault(f"{attack} against {statistic}".replace(",", "").replace(" ", "_"))
+    liars = frozenset(peer_name(place) for place in places)
+    gang = Gang(attack, liars, rule_of(statistic, liars_among(stage.peers, TOLERANCE)))
+    by_value = statistic not in DISTANCES  # else owners are believed
+    run = stage.settings(statistic=statistic, tolerance=TOLERANCE, witnessed=by_value)
+    swarm = stage.gather(SwarmKnobs(stage.peers, run=run), island=gang.islands())
+    swarm.checkers.villains = liars
+    harm = Harm(gang, statistic)
+    stage.world.watchers.append(harm.watch)
+    stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
+    away = max(island.distance() for island in gang.crowd.values())
+    if not harm.rounds or away > NEAR:
+        raise InvariantBroken(f"{attack}: {len(harm.rounds)} rounds count, the model is {away:.2f} from its goal")
+    late = [peer for peer in sorted(harm.refused) if harm.out.get(peer, stage.rounds) >= EXPELLED_WITHIN]
+    if late:
+        raise InvariantBroken(f"what {late} sent was refused, and they are no sooner out")
+    stage.measured |= {"moved": harm.moved, "moved_a_mean": harm.moved_a_mean, "refused": len(harm.refused)}
+    return harm
+
+
+class Harm:
+    """How far each round's answer is from the mean of the honest rows that are in it, in units of their spread: the
+    root of the mean squared distance of an honest row from that mean."""
+
+    def __init__(self, gang: Gang, statistic: StatisticName) -> None:
+        self.gang = gang
+        self.statistic: StatisticName = statistic
+        self.rounds: set[int] = set()
+        self.moved = self.moved_a_mean = 0.0  # at most in any round; the second by a mean of all that was sent
+        self.refused: set[PeerId] = set()  # since what they sent is no number, or absurd
+        self.out: dict[PeerId, int] = {}  # who is expelled, since the vertex of which round
+
+    def watch(self, now: float, node: Node, fact: Fact) -> None:
+        if node.name in self.gang.liars:
+            return
+        match fact:
+            case Garbage(peer=peer):
+                self.refused.add(peer)
+                if peer not in self.gang.liars:
+                    raise InvariantBroken(f"{peer} is honest, and its row is called garbage")
+            case RoundClosed(body=body) if body.parts and body.round not in self.rounds:
+                for member in body.members:
+                    if member.standing == "expelled":
+                        self.out.setdefault(member.peer, body.round)
+                if gone := [m.peer for m in body.members if not m.present and m.peer not in self.gang.liars]:
+                    raise InvariantBroken(f"honest {gone} lost their place")
+                self._look(node, fact)
+            case _:
+                pass
+
+    def _look(self, node: Node, closed: RoundClosed) -> None:
+        from atoll.simulation.tensors import TensorIsland
+
+        body, island = closed.body, node.island
+        assert isinstance(island, TensorIsland)
+        signed = [part for part in body.parts if part is not None]
+        answers = [decode_statement(part.body, part.signer) for part in signed]
+        of = {answer.contributors for answer in answers if isinstance(answer, Answered)}
+        if len(signed) < len(body.parts) or len(of) > 1:
+            return
+        said = self.gang.said[body.round]
+        honest = [said[peer] for peer in of.pop() if peer not in self.gang.liars]
+        answer_V = self.gang.anchors[body.round] - island.anchor(body.state)
+        self.rounds.add(body.round)
+        self._hold(body.round, answer_V, honest, [said[peer] for peer in sorted(self.gang.liars & said.keys())])
+
+    def _hold(self, round: int, answer_V: Tensor, honest: list[Tensor], lies: list[Tensor]) -> None:
+        mean_V, plain_V = _mean(honest), _mean(honest + lies)
+        spread = sqrt(sum(float((row_V - mean_V).square().sum()) for row_V in honest) / len(honest))
+        off = float((answer_V - mean_V).norm()) / spread
+        off_plain = float((plain_V - mean_V).norm()) / spread
+        self.moved = max(self.moved, off)
+        self.moved_a_mean = max(self.moved_a_mean, off_plain if off_plain == off_plain else inf)
+        apart = max(float((a - b).norm()) for a in honest for b in honest) / spread
+        most = bound(self.statistic, len(honest) + len(lies), len(self.gang.liars), apart)
+        if not off <= most + ROUNDING:
+            raise InvariantBroken(
+                f"{self.gang.attack} moved round {round} by {off:.3g} spreads, {most:.3g} are allowed"
+            )
+
+
+def _mean(rows: list[Tensor]) -> Tensor:
+    return sum(rows[1:], rows[0]) / len(rows)
+
+
+def bound(statistic: StatisticName, n: int, f: int, apart: float) -> float:
+    """How many spreads f liars of n may move it. √κ of Allouah et al. 2023, Table 1, where that is proven; else two
+    diameters of the honest, `apart` spreads each, what the library's own tests hold its rules to."""
+    ratio = f / (n - 2 * f)
+    kappas = {
+        "trimmed_mean": 6 * ratio * (1 + ratio),
+        "krum": 6 * (1 + ratio),
+        "geometric_median": 4 * (1 + ratio) ** 2,
+        "median": 4 * (1 + ratio) ** 2,
+    }
+    return sqrt(kappas[statistic]) if statistic in kappas else 2 * apart

@@ -1,0 +1,140 @@
+"""Two branches of one run meet, and a fifth lie about which they prefer: all who are honest come to prefer the one
+on which most are, and nobody's history changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from msgspec.structs import replace as replaced
+
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Effect, Fact, Send
+from atoll.peer.events import BranchPreferred, BranchSeen
+from atoll.peer.operator_commands import recover
+from atoll.protocol.history.chain import History
+from atoll.simulation.adversaries.byzantine import Villain, villain
+from atoll.simulation.invariants import Checkers, InvariantBroken
+from atoll.simulation.network import NetworkKnobs
+from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.signatures import peer_name
+from atoll.simulation.swarm import SwarmKnobs
+from atoll.simulation.worker import IslandKnobs
+from atoll.simulation.world import Node
+from atoll.wire.messages.preference import PreferenceIs
+
+SHARE = 5  # one of so many is on the recovered branch, and one of so many lies
+WEATHER = NetworkKnobs(loss_rate=0.03, duplicate_rate=0.03, jitter_s=0.05)
+STEP_S = 0.5  # rounds of ten seconds: what is told here are minutes
+ALONE_S = 60.0  # that the sides go on without each other
+ASKING_S = 1200.0  # in which all have settled: a query in a few seconds, some tens of them
+CREATOR = peer_name(0)
+
+
+def branches(stage: Stage) -> None:
+    """The creator and a few others lose sight of a quorum that is well, and recover; then the cut heals."""
+    few = max(2, stage.peers // SHARE)
+    minority = {CREATOR, *stage.draw.sample([peer_name(i) for i in range(1, stage.peers)], few - 1)}
+    places = stage.draw.sample(range(1, stage.peers), stage.peers // SHARE)
+    told = Told(stage, minority)
+    liars = {place: villain(told.lie(stage.draw.choice(sorted(LIES)))) for place in places}
+    knobs = SwarmKnobs(
+        stage.peers,
+        network=WEATHER,
+        island=IslandKnobs(step_s=STEP_S),
+        run=replaced(stage.settings(), recovery=CREATOR.encode()),
+    )
+    world = stage.gather(knobs, liars).world
+    told.watch_both()
+    stage.until_round(1)
+    world.split(set(minority))
+    world.run(world.now + ALONE_S)
+    stage.fault("recovery")
+    creator = world.nodes[CREATOR]
+    assert creator.machine is not None
+    vouch = stage.swarm.keys.vouch(CREATOR)
+    world.carry_out(creator, recover(creator.machine, vouch.sign, creator.clock.local(world.now)))
+    world.run(world.now + ALONE_S)
+    pasts = {node.name: past_of(node) for node in stage.swarm.honest}
+    network = world.network
+    network.heal()
+    network.knobs = replace(network.knobs, loss_rate=0.0)
+
+    honest = [node.name for node in stage.swarm.honest]
+    stage.until(
+        lambda: all(told.settled.get(name) for name in honest), ASKING_S, "not all settled on what they prefer"
+    )
+    wrong = sorted(name for name in honest if told.prefers[name] == told.recovered)
+    if wrong:
+        raise InvariantBroken(f"{wrong} came to prefer the branch of {few} of {stage.peers}")
+    _nobody_moved(stage, minority, pasts)
+    stage.measured["queries"] = max(told.queries.values())
+
+
+LIES: dict[str, Callable[[random.Random, Digest, Digest | None], Digest | None]] = {
+    "the smaller one": lambda draw, recovered, own: recovered,
+    "any": lambda draw, recovered, own: draw.choice([recovered, own]),
+    "none": lambda draw, recovered, own: None,
+}
+
+
+class Told:
+    """What peers tell of branches, and a checker for each of the two."""
+
+    def __init__(self, stage: Stage, minority: set[PeerId]) -> None:
+        self.stage, self.minority = stage, minority
+        self.recovered: Digest | None = None  # the vertex with which the smaller branch begins
+        self.prefers: dict[PeerId, Digest] = {}
+        self.settled: dict[PeerId, bool] = {}
+        self.queries: dict[PeerId, int] = {}
+
+    def lie(self, kind: str) -> Callable[[Villain, Send], list[Effect]]:
+        def twist(liar: Villain, send: Send) -> list[Effect]:
+            message = send.message
+            if not isinstance(message, PreferenceIs) or self.recovered is None:
+                return [send]
+            self.stage.fault(f"says {kind}")
+            said = LIES[kind](liar.draw, self.recovered, message.choice)
+            return [Send(send.to, replaced(message, choice=said))]
+
+        return twist
+
+    def watch_both(self) -> None:
+        """One checker takes two vertices of one round for a broken promise: here each side has its own."""
+        stage, ours = self.stage, self.stage.swarm.checkers
+        theirs = Checkers(ours.villains)
+
+        def watch(now: Seconds, node: Node, fact: Fact) -> None:
+            (theirs if node.name in self.minority else ours).watch(now, node, fact)
+            self._hear(node.name, fact)
+
+        stage.world.watchers.remove(ours.watch)
+        stage.world.watchers.append(watch)
+
+    def _hear(self, name: PeerId, fact: Fact) -> None:
+        if isinstance(fact, BranchSeen) and fact.recovered:
+            self.recovered = fact.vertex
+        if isinstance(fact, BranchPreferred):
+            self.prefers[name], self.settled[name] = fact.vertex, fact.settled
+            self.queries[name] = fact.queries
+
+
+def past_of(node: Node) -> dict[int, Digest]:
+    return dict(_history_of(node).ids)
+
+
+def _history_of(node: Node) -> History:
+    assert node.machine is not None and node.machine.history is not None
+    return node.machine.history
+
+
+def _nobody_moved(stage: Stage, minority: set[PeerId], pasts: dict[PeerId, dict[int, Digest]]) -> None:
+    """Everybody goes on where it stood, and by more than what it was shown."""
+    for node in stage.swarm.honest:
+        before, now = pasts[node.name], _history_of(node)
+        moved = [round for round, id in before.items() if now.ids.get(round, id) != id]
+        if moved or now.head_body.epoch != (node.name in minority):
+            raise InvariantBroken(f"{node.name} changed sides: epoch {now.head_body.epoch}, rounds {moved}")
+        if now.head <= max(before):
+            raise InvariantBroken(f"{node.name} did not go on after the branches met")

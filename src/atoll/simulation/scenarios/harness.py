@@ -1,0 +1,313 @@
+"""The stage of a scenario: a swarm, its faults, what must hold at the end, and the report.
+
+Every story has two halves: in the first anything may happen and only safety is asked for; then the world is
+healed and every honest peer must make progress within a bounded time. Never steers a peer.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import Fact
+from atoll.peer.events import AttemptFailed
+from atoll.peer.settings import RunSettings, TopologyName, acceptance_problem
+from atoll.policy.plan import RoundPlan, RoundSettings
+from atoll.simulation.invariants import InvariantBroken
+from atoll.simulation.swarm import IslandMaker, Keys, PeerMaker, Swarm, SwarmKnobs
+from atoll.simulation.worker import Island
+from atoll.simulation.world import Node
+
+ERA_ROUNDS = 10  # short, so that every story sees some end
+WINDOW_MIN_S = 1.5  # as `atoll up` has it
+COLLECTIONS = 20_000, 10, 10  # containers, and rounds of the younger: nearly all goes with its last reference
+DIRECT = "butterfly", "star"  # every row goes to its owner as its author wrote it
+HEALED_ATTEMPTS = 4  # after the world is healed, everybody is at the head again within so many attempts' time
+
+
+class ScenarioFailed(AssertionError):
+    """Says what happened, and in its last line how to see it again."""
+
+
+class CannotBeTold(ValueError):
+    """Not by this protocol or topology: the story has liars, asks for a quorum that expects some, or for a way of
+    its own to reduce."""
+
+
+class ScenarioReport(msgspec.Struct, kw_only=True):
+    scenario: str
+    seed: int
+    peers: int
+    quorum: str
+    protocol: str
+    rounds: int  # closed by the last of the honest peers
+    virtual_s: float
+    wall_s: float
+    cpu_s: float
+    peak_mib: float
+    events: int
+    messages: int
+    kinds: dict[str, int]  # what of each kind peers said, most first
+    payload_mb: float
+    complete_share: float  # of closings of training rounds, those that counted every voter in every part
+    attempts_failed: int
+    repairs: int  # whole states fetched because parts were gone
+    members: int  # voting at the end
+    faults: dict[str, int]
+    measured: dict[str, float] = {}  # by stories that measure something
+    digest: str  # names the whole history: the same seed gives the same
+
+    @property
+    def line(self) -> str:
+        faults = " ".join(f"{k}={v}" for k, v in sorted(self.faults.items())) or "none"
+        measured = "".join(f"  {k} {v:.4g}" for k, v in self.measured.items())
+        return (
+            f"{self.scenario:<11} seed {self.seed:<6} {self.peers:>3} peers {self.rounds:>4} rounds  "
+            f"complete {self.complete_share:6.1%}  failed attempts {self.attempts_failed:>3}  "
+            f"repairs {self.repairs}  {self.virtual_s:8.1f} s virtual {self.wall_s:6.1f} s  {self.digest}  "
+            f"faults: {faults}{measured}"
+        )
+
+
+@dataclass
+class Scenario:
+    tell: Callable[[Stage], None]
+    peers: int
+    rounds: int
+
+
+class Stage:
+    """What a story needs: its numbers, a seeded generator, and words for time and people."""
+
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        peers: int,
+        rounds: int,
+        quorum: str,
+        protocol: str = "bft",
+        topology: TopologyName | None = None,
+    ) -> None:
+        self.name, self.seed, self.peers, self.rounds = name, seed, peers, rounds
+        self.protocol, self.topology = protocol, topology
+        trusted = protocol == "raft" or topology is not None  # most topologies are for members that do
+        drawn = "two-thirds" if seed % 2 and not trusted else "majority"
+        self.quorum = quorum or drawn
+        self.draw = random.Random(f"{name}/{seed}")
+        self.faults: Counter[str] = Counter()
+        self.measured: dict[str, float] = {}
+        self.attempts_failed = 0
+        self.swarm: Swarm  # set by `gather`
+
+    def gather(
+        self,
+        knobs: SwarmKnobs | None = None,
+        villains: Mapping[int, PeerMaker] | None = None,
+        keys: Keys | None = None,
+        island: IslandMaker = Island,
+    ) -> Swarm:
+        self.swarm = Swarm(self.seed, knobs or SwarmKnobs(self.peers, run=self.settings()), villains, keys, island)
+        self.world = self.swarm.world
+        self.world.watchers.append(self._watch)
+        return self.swarm
+
+    def settings(self, open_to_all: bool = True, **more: object) -> RunSettings:
+        rule = "two-thirds" if self.quorum == "two-thirds" else "majority"
+        raft = self.protocol == "raft"
+        if raft and rule != "majority":
+            raise CannotBeTold(f"members of {self.name!r} may lie, and Raft is for those who trust each other")
+        if self.topology is not None:
+            more = {"topology": self.topology} | more
+        plan = RoundSettings(inner_steps=20, first_train_s=10, quorum=rule)
+        settings = msgspec.structs.replace(
+            RunSettings(open_to_all=open_to_all, era_rounds=ERA_ROUNDS, round=plan),
+            protocol="raft" if raft else msgspec.UNSET,
+            **more,
+        )
+        if self.topology is not None and (why := self._not_by_it(settings)):
+            raise CannotBeTold(f"{self.name!r} cannot be told by a {self.topology} topology: {why}")
+        return settings
+
+    def _not_by_it(self, settings: RunSettings) -> str:
+        """Why the topology that was asked for would not be the one of its rounds; empty if it is."""
+        if settings.topology != self.topology:
+            return "it has one of its own"
+        if self.topology not in DIRECT and (settings.round.quorum != "majority" or settings.statistic != "mean"):
+            return "its members may lie, and whoever hands rows on is believed"
+        return acceptance_problem(settings) if settings.round.acceptance is not msgspec.UNSET else ""
+
+    def paced(self) -> RoundSettings:
+        """As `settings` has them, but that windows follow the pace."""
+        return msgspec.structs.replace(self.settings().round, window_min_s=WINDOW_MIN_S)
+
+    def fault(self, kind: str) -> None:
+        self.faults[kind] += 1
+
+    # ---- time ----------------------------------------------------------------------------------------------
+
+    def until(self, true: Callable[[], bool], within_s: Seconds, what: str) -> None:
+        """Run until `true`; that it does not become true in time is a failure, told in the words of `what`."""
+        if not true():
+            self.world.run(self.world.now + within_s, stop=true)
+        if not true():
+            raise InvariantBroken(f"{what}, not within {within_s:.0f} s; {self.standing()}")
+
+    def until_round(self, target: int, within_s: Seconds | None = None, who: list[PeerId] | None = None) -> None:
+        """Everybody honest (or `who`) holds the state of this round."""
+        self.until(
+            self._reached(target, who),
+            within_s or 600.0 * (target + 2),
+            f"round {target} was not reached by everybody",
+        )
+
+    def healed(self) -> Seconds:
+        """How long recovery may take: the attempts of the plan that the longest windows allow."""
+        settings = self.swarm.knobs.run.round
+        run = self.swarm.run_id
+        plan = RoundPlan(0, run, run, self.swarm.founders[0], 0.0, (), settings, settings.first_train_s, 3)
+        lengths = [b - a for a, b in pairwise(plan.times(k).begin for k in range(10))]
+        return HEALED_ATTEMPTS * lengths[-1]
+
+    def demand_progress(self, rounds: int = 3) -> None:
+        """The world is healed: all who run reach `rounds` more than anybody holds now, and vote again."""
+        goal = max(self.swarm.heads()) + rounds
+        self.until_round(goal, self.healed())
+        self.until(lambda: not self._strangers(), self.healed(), "not everybody is a member again")
+
+    def _reached(self, target: int, who: list[PeerId] | None) -> Callable[[], bool]:
+        """Asked after every event: whoever was behind when last looked at is looked at first."""
+        behind = self.swarm.founders[0]
+
+        def reached() -> bool:
+            nonlocal behind
+            if self._awaited(behind, who) and self.swarm.head(behind) < target:
+                return False
+            names = [n.name for n in self.swarm.honest] if who is None else who
+            behind = next((name for name in names if self.swarm.head(name) < target), behind)
+            return bool(names) and all(self.swarm.head(name) >= target for name in names)
+
+        return reached
+
+    def _awaited(self, name: PeerId, who: list[PeerId] | None) -> bool:
+        if who is not None:
+            return name in who
+        return name not in self.swarm.checkers.villains and self.world.nodes[name].machine is not None
+
+    def _strangers(self) -> list[PeerId]:
+        """Who runs, wants to vote, and may not."""
+        body = self.newest.head_body if self.newest else None
+        votes = {m.peer for m in body.members if m.votes} if body else set[PeerId]()
+        return [
+            n.name
+            for n in self.swarm.honest
+            if n.machine and n.machine.wish.role != "observer" and n.name not in votes
+        ]
+
+    @property
+    def newest(self):
+        histories = [n.machine.history for n in self.swarm.honest if n.machine and n.machine.history]
+        return max(histories, key=lambda h: h.head, default=None)
+
+    def standing(self) -> str:
+        """Who is where, for the failure message."""
+        lines: list[str] = []
+        for node in self.world.nodes.values():
+            lines.append(f"{node.name}: {_where(node)}")
+        return "; ".join(lines)
+
+    def _watch(self, now: Seconds, node: Node, fact: Fact) -> None:
+        if isinstance(fact, AttemptFailed):
+            self.attempts_failed += 1
+
+
+def _where(node: Node) -> str:
+    m = getattr(node.machine, "peer", node.machine)  # a villain has an honest peer inside
+    if m is None:
+        return "down"
+    state = f"at {m.at}, knows {m.history.head if m.history else None}"
+    if node.asleep:
+        state += ", asleep"
+    if m.round is not None:
+        r = m.round
+        state += f", attempt {r.attempt} view {r.agreement.view} {'sharing' if r.patience.sharing else 'training'}"
+        state += f"{', decided' if r.agreement.decided else ''}{', adopting' if r.adopting else ''}"
+    if m.regain.fetch is not None:
+        state += ", fetching"
+    return state
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """A hundred peers are millions of objects: looking for rings among them took a tenth to a fifth of the time."""
+    before = gc.get_threshold()
+    gc.set_threshold(*COLLECTIONS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def play(
+    name: str,
+    scenario: Scenario,
+    seed: int,
+    peers: int,
+    rounds: int,
+    quorum: str,
+    protocol: str = "bft",
+    topology: TopologyName | None = None,
+) -> ScenarioReport:
+    stage = Stage(name, seed, peers, rounds, quorum, protocol, topology)
+    wall, cpu = time.perf_counter(), time.process_time()
+    try:
+        with _seldom_collected():
+            scenario.tell(stage)
+    except CannotBeTold:
+        raise
+    except Exception as why:
+        kind = "" if isinstance(why, InvariantBroken) else f"{type(why).__name__}: "
+        replay = f"atoll simulate {name} --seed {seed} --peers {peers}"
+        replay += f" --rounds {rounds}" if rounds else ""  # some stories have none
+        replay += f" --quorum {stage.quorum}"
+        replay += f" --protocol {protocol}" if protocol != "bft" else ""
+        replay += f" --topology {topology}" if topology is not None else ""
+        at = f"at {stage.world.now:.1f} s, " if hasattr(stage, "world") else ""  # before anybody was gathered
+        raise ScenarioFailed(f"{kind}{why}\n  {at}replay: {replay}") from why
+    checkers, world = stage.swarm.checkers, stage.world
+    newest = stage.newest
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return ScenarioReport(
+        scenario=name,
+        seed=seed,
+        peers=peers,
+        quorum=stage.quorum,
+        protocol=protocol,
+        rounds=min(stage.swarm.heads(), default=-1) + 1,
+        virtual_s=world.now,
+        wall_s=time.perf_counter() - wall,
+        cpu_s=time.process_time() - cpu,
+        peak_mib=peak / (2**20 if sys.platform == "darwin" else 2**10),
+        events=world.events,
+        messages=world.network.sent,
+        kinds=dict(world.kinds.most_common()),
+        payload_mb=world.network.bytes / 1e6,
+        complete_share=checkers.full / max(1, checkers.training),
+        attempts_failed=stage.attempts_failed,
+        repairs=checkers.repairs,
+        members=sum(m.votes for m in newest.head_body.members) if newest else 0,
+        faults=dict(sorted(stage.faults.items())),
+        measured=stage.measured,
+        digest=world.digest(),
+    )

@@ -1,0 +1,97 @@
+"""A hostile member that was invited: it redeems one ticket, then invites itself again and again to gain votes.
+In the end its names leave and come back in turn, each after the next one has got its vote.
+
+What must hold in every vertex: all that came by the recruiter's invitation vote only after the counted rounds that
+genesis says, and hold at most a third of the votes until each has counted for as long as its bound lasts. Agreement
+goes on, so nobody honest depends on what they say together.
+"""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import Fact
+from atoll.peer.events import RoundClosed
+from atoll.policy.membership import changes_max
+from atoll.simulation.adversaries.byzantine import villain
+from atoll.simulation.invariants import InvariantBroken
+from atoll.simulation.replay_audits import as_it_is
+from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.swarm import SwarmKnobs
+from atoll.simulation.world import Node
+from atoll.wire.messages.statements import Leave
+from atoll.wire.messages.vertex import Body
+
+NAMES = 12  # under which it comes back
+AFTER_ROUNDS, SPONSOR_ROUNDS = (
+    4,
+    80,
+)  # of the story, which ends before any name is old enough to be bound by nothing
+TURNS, TURN_ROUNDS = 4, 5  # of these, that leave and come back one after the other; rounds that each has for it
+ROUND_S = 60.0
+
+
+def recruiter(stage: Stage) -> None:
+    """Four founders invite one by one ticket with one use; it makes a ticket for each of its other names."""
+    play_recruiter(stage, AFTER_ROUNDS, SPONSOR_ROUNDS)
+
+
+def play_recruiter(stage: Stage, after_rounds: int, sponsor_rounds: int) -> Votes:
+    stage.quorum, first = "two-thirds", stage.peers
+    terms = {"vote_after_rounds": after_rounds or UNSET, "sponsor_rounds": sponsor_rounds or UNSET}
+    run = replace(stage.settings(open_to_all=False), **terms)
+    places = range(first, first + 1 + NAMES)
+    swarm = stage.gather(SwarmKnobs(stage.peers, run=run), villains=dict.fromkeys(places, villain(as_it_is)))
+    votes = Votes(frozenset(swarm.keys.name(place) for place in places), after_rounds, sponsor_rounds)
+    stage.world.watchers.append(votes.watch)
+    stage.until_round(2)
+    recruiter = swarm.join(first, swarm.founders[0], swarm.invite(swarm.founders[0]))
+    stage.fault("recruiter")
+    stage.until(lambda: votes.of_one >= 1, ROUND_S * 40, "the recruiter was never given its vote")
+    for place in places[1:]:
+        ticket = swarm.invite(recruiter)
+        swarm.join(place, recruiter, ticket)
+        stage.until_round(max(swarm.heads()) + 1)
+    stage.until_round(max(swarm.heads()) + stage.rounds)
+    for place in places[:TURNS]:  # steps out, so that the next gets its vote, and comes back at once
+        name = swarm.keys.name(place)
+        node = stage.world.nodes[name]
+        assert node.machine is not None
+        farewell = Leave(max(swarm.heads()), "")
+        stage.world.carry_out(node, node.machine.say(farewell, node.clock.local(stage.world.now)))
+        stage.until_round(max(swarm.heads()) + TURN_ROUNDS)
+    if not votes.trained.issuperset(votes.names):
+        raise InvariantBroken("a name of the recruiter's never trained: nothing was tried")
+    stage.measured["votes_of_one"] = votes.most
+    return votes
+
+
+class Votes:
+    """Who of the recruiter's names votes, in every vertex that somebody closes."""
+
+    def __init__(self, names: frozenset[PeerId], after_rounds: int, sponsor_rounds: int) -> None:
+        self.names, self.after_rounds, self.sponsor_rounds = names, after_rounds, sponsor_rounds
+        self.of_one = self.most = self.seen = 0
+        self.trained: set[PeerId] = set()
+        self.counted: dict[PeerId, int] = {}
+
+    def watch(self, now: Seconds, node: Node, fact: Fact) -> None:
+        if isinstance(fact, RoundClosed) and fact.body.round >= self.seen:
+            self.seen = fact.body.round + 1
+            self._look(fact.body)
+
+    def _look(self, body: Body) -> None:
+        voters = {m.peer for m in body.members if m.votes}
+        ours = voters & self.names
+        self.of_one, self.most = len(ours), max(self.most, len(ours))
+        self.trained |= {signed.signer for signed in body.commits} & self.names
+        if body.invited is not UNSET:
+            named = zip(body.members, body.invited.counted, strict=True)
+            self.counted = {m.peer: counted for m, counted in named}
+        if early := [p for p in ours if self.counted.get(p, 0) < self.after_rounds]:
+            raise InvariantBroken(f"round {body.round}: {early} vote before {self.after_rounds} counted rounds")
+        young = [p for p in ours if self.counted.get(p, 0) < self.sponsor_rounds]
+        if self.sponsor_rounds and len(young) > changes_max(len(voters)):
+            raise InvariantBroken(f"round {body.round}: {len(young)} of {len(voters)} votes are one person's")

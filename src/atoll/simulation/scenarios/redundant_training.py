@@ -1,0 +1,84 @@
+"""Members that take each other's samples in secret, some of whom do not learn from them, and referees that lie."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from atoll.base.ids import PeerId
+from atoll.base.machine import Fact
+from atoll.peer.events import TwinsFound, TwinsJudged
+from atoll.policy.reputation import scores_of
+from atoll.simulation.adversaries.byzantine import villain
+from atoll.simulation.invariants import InvariantBroken
+from atoll.simulation.network import NetworkKnobs
+from atoll.simulation.redundant_training import CHEATING, FORGER, HIDING, LYING, islands
+from atoll.simulation.replay_audits import SHIRKERS, as_it_is
+from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.swarm import SwarmKnobs, peer_name
+from atoll.simulation.world import Node
+
+ROUND_S = 120.0  # virtual time per round beside villains
+SHARE = 0.5  # of updates: a story is short
+
+
+def twins(stage: Stage) -> None:
+    """As many villains as may lie, each of a drawn kind: whoever does not learn from its samples is found, nobody
+    honest is."""
+    tolerated = (stage.peers - 1) // 3
+    kinds = [stage.draw.choice((*CHEATING, *HIDING, *LYING)) for _ in range(tolerated)]
+    places = stage.draw.sample(range(stage.peers), tolerated)
+    told = play_twins(stage, dict(zip(places, kinds, strict=True)))
+    for place, kind in zip(places, kinds, strict=True):
+        if kind in CHEATING and not told.words[stage.swarm.keys.name(place)]["strayed"]:
+            raise InvariantBroken(f"the {kind} {stage.swarm.keys.name(place)} was never found")
+
+
+class Told:
+    """What an honest peer's vertices said of twins."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.pairs: dict[tuple[int, PeerId], TwinsJudged] = {}
+        self.found: dict[tuple[int, PeerId], PeerId] = {}  # cases that were opened: the host
+        self.words: defaultdict[PeerId, Counter[str]] = defaultdict(Counter)  # against each
+        self.worth: dict[PeerId, int] = {}  # at the end
+
+    def watch(self, now: float, node: Node, fact: Fact) -> None:
+        if node.name in self.stage.swarm.checkers.villains:
+            return
+        if isinstance(fact, TwinsFound):
+            self.found[fact.of, fact.peer] = fact.host
+        if not isinstance(fact, TwinsJudged):
+            return
+        first = self.pairs.setdefault((fact.of, fact.peer), fact)
+        if first is fact:
+            for word, peers in (("strayed", fact.strayed), ("hid", fact.hid)):
+                for peer in peers:
+                    self.words[peer][word] += 1
+        elif (first.strayed, first.hid) != (fact.strayed, fact.hid):
+            raise InvariantBroken(f"two verdicts about {fact.peer} and {fact.host} in round {fact.of}")
+
+
+def play_twins(
+    stage: Stage, kinds: dict[int, str], network: NetworkKnobs | None = None, share: float = SHARE
+) -> Told:
+    stage.quorum = "two-thirds"
+    for kind in kinds.values():
+        stage.fault(kind)
+    run = stage.settings(reputation=True, twin_rate=share)
+    twists = {place: villain((SHIRKERS | FORGER).get(kind, as_it_is)) for place, kind in kinds.items()}
+    behind = islands({peer_name(place): kind for place, kind in kinds.items()})
+    knobs = SwarmKnobs(stage.peers, run=run, network=network or NetworkKnobs())
+    swarm = stage.gather(knobs, villains=twists, island=behind)
+    names = {swarm.keys.name(place): kind for place, kind in kinds.items()}
+    told = Told(stage)
+    stage.world.watchers.append(told.watch)
+    stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
+    machine = swarm.honest[0].machine
+    assert machine is not None and machine.history is not None
+    told.worth = scores_of(machine.history.head_body)
+    for peer, words in told.words.items():
+        kind = names.get(peer, "")
+        if (kind not in CHEATING and words["strayed"]) or (kind not in HIDING and words["hid"]):
+            raise InvariantBroken(f"{peer} is {kind or 'honest'} and was found {dict(words)}")
+    return told

@@ -1,0 +1,162 @@
+"""Trainers that do not train as assigned, and auditors that lie, in a run whose rounds are audited."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Set
+
+from msgspec.structs import replace
+
+from atoll.base.ids import PeerId
+from atoll.base.limits import AUDIT_ROUNDS
+from atoll.base.machine import Fact
+from atoll.peer.events import AuditDrawn, RoundClosed, Verdict
+from atoll.simulation.adversaries.byzantine import villain
+from atoll.simulation.adversaries.proposer_grinding import keeper
+from atoll.simulation.invariants import InvariantBroken
+from atoll.simulation.network import NetworkKnobs
+from atoll.simulation.replay_audits import LIARS, SHIRKERS, TRAINERS, as_it_is, islands
+from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.swarm import SwarmKnobs, peer_name
+from atoll.simulation.world import Node
+
+ROUND_S = 120.0  # virtual time per round beside villains
+KEPT_RATE = 0.2  # of audits, where liars try to escape them
+LATE_SHARE = 20  # at most one audit of so many waits for lost messages
+OPEN_ROUNDS = 3  # newest rounds whose audits may still be on their way
+
+
+def audits(stage: Stage) -> None:
+    """As many villains as the run withstands, kinds drawn: who did not train is out, and nobody honest is."""
+    kinds = sorted((*TRAINERS, *SHIRKERS))
+    tolerated = (stage.peers - 1) // 3
+    drawn = [stage.draw.choice(kinds) for _ in range(tolerated)]
+    play_audits(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), drawn, strict=True)))
+
+
+def accusers(stage: Stage) -> None:
+    """The villains find everybody guilty: nobody leaves."""
+    tolerated = (stage.peers - 1) // 3
+    play_audits(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "accuser"))
+
+
+def keepers(stage: Stage) -> None:
+    """The villains agree, and try bodies where they propose: each has its turns all the same, and no more.
+
+    Measured: their share of the rounds, and how many of their claims were audited where one of them proposed and
+    where somebody honest did.
+    """
+    stage.quorum = "two-thirds"
+    places = stage.draw.sample(range(stage.peers), (stage.peers - 1) // 3)
+    friends = frozenset(peer_name(place) for place in places)
+    chairs = Chairs(stage, friends)
+    knobs = SwarmKnobs(stage.peers, run=replace(stage.settings(), audit_rate=KEPT_RATE))
+    makers = {place: villain(keeper(friends)) for place in places}
+    stage.gather(knobs, villains=makers, island=islands({}))
+    stage.fault("keeper")
+    stage.world.watchers.append(chairs.watch)
+    stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
+    chairs.demand_turns()
+
+
+class Chairs:
+    """Who wrote the vertices, and whom of the friends they audit."""
+
+    def __init__(self, stage: Stage, friends: frozenset[PeerId]) -> None:
+        self.stage, self.friends = stage, friends
+        self.wrote: dict[int, PeerId] = {}
+        self.claims: dict[int, frozenset[PeerId]] = {}
+        self.drawn: set[tuple[int, PeerId]] = set()
+
+    def watch(self, now: float, node: Node, fact: Fact) -> None:
+        if isinstance(fact, AuditDrawn):
+            self.drawn.add((fact.round, fact.peer))
+        if isinstance(fact, RoundClosed):
+            self.wrote[fact.body.round] = fact.body.proposer
+            self.claims[fact.body.round] = self.friends & {signed.signer for signed in fact.body.commits}
+
+    def demand_turns(self) -> None:
+        theirs = {round for round, who in self.wrote.items() if who in self.friends}
+        self.stage.measured["liars"] = len(self.friends) / self.stage.peers
+        self.stage.measured["liars_propose"] = len(theirs) / len(self.wrote)
+        self.stage.measured["audited_by_liars"] = self._audited(theirs)
+        self.stage.measured["audited_by_honest"] = self._audited(self.wrote.keys() - theirs)
+        turns = -(-len(self.wrote) // self.stage.peers)  # times round the circle
+        if len(theirs) > turns * len(self.friends):
+            raise InvariantBroken(
+                f"{len(self.friends)} of {self.stage.peers} wrote {len(theirs)} of {len(self.wrote)}"
+            )
+
+    def _audited(self, rounds: Set[int]) -> float:
+        """Of the friends' claims in these rounds."""
+        claims = {(round, peer) for round in rounds for peer in self.claims[round]}
+        return len(claims & self.drawn) / max(1, len(claims))
+
+
+def audited(stage: Stage) -> None:
+    """Nobody cheats, but messages are lost and links are slow: nearly all is accepted, and nothing is refuted."""
+    told = play_audits(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01))
+    late = len(told.late) + told.findings["withheld"]  # a lost chunk is asked for again after five seconds
+    if not set(told.findings) <= {"accepted", "withheld"} or late * LATE_SHARE > len(told.drawn):
+        raise InvariantBroken(f"honest trainers were found {dict(told.findings)}, audits open: {sorted(told.late)}")
+
+
+class Told:
+    """What an honest peer's vertices said of audits."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.findings: Counter[str] = Counter()
+        self.drawn: set[tuple[int, PeerId]] = set()
+        self.done: set[tuple[int, PeerId]] = set()
+        self.left: dict[PeerId, tuple[int, str]] = {}  # who left, after which round first, and how
+        self.head = -1
+
+    def watch(self, now: float, node: Node, fact: Fact) -> None:
+        if node.name in self.stage.swarm.checkers.villains:
+            return
+        match fact:
+            case AuditDrawn(round=round, peer=peer):
+                self.drawn.add((round, peer))
+            case Verdict(peer=peer, of=round, finding=finding):
+                self.findings[finding] += 1
+                self.done.add((round, peer))
+            case RoundClosed(body=body):
+                self.head = max(self.head, body.round)
+                for member in body.members:
+                    if not member.present:
+                        self.left.setdefault(member.peer, (body.round, member.standing))
+            case _:
+                pass
+
+    @property
+    def late(self) -> set[tuple[int, PeerId]]:
+        return {key for key in self.drawn - self.done if key[0] < self.head - OPEN_ROUNDS}
+
+
+def play_audits(
+    stage: Stage, kinds: dict[int, str], network: NetworkKnobs | None = None, share: float = 1.0
+) -> Told:
+    stage.quorum = "two-thirds"
+    settings = replace(stage.settings(), audit_rate=share)
+    for kind in kinds.values():
+        stage.fault(kind)
+    knobs = SwarmKnobs(stage.peers, run=settings, network=network or NetworkKnobs())
+    twists = {place: villain(SHIRKERS.get(kind, as_it_is)) for place, kind in kinds.items()}
+    behind = islands({peer_name(place): kind for place, kind in kinds.items()})
+    swarm = stage.gather(knobs, villains=twists, island=behind)
+    told = Told(stage)
+    stage.world.watchers.append(told.watch)
+    stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
+    for place, kind in kinds.items():
+        name = swarm.keys.name(place)
+        if kind not in LIARS:
+            continue
+        round, how = told.left.get(name, (stage.rounds, "member"))
+        wanted = "expelled" if kind in TRAINERS else "away"
+        if stage.rounds > AUDIT_ROUNDS and how != wanted:
+            raise InvariantBroken(f"the {kind} {name} is {how} after round {round}, not {wanted}")
+    harmed = sorted(told.left.keys() - swarm.checkers.villains)
+    if harmed:
+        raise InvariantBroken(f"honest {harmed} lost their place")
+    return told

@@ -1,0 +1,123 @@
+"""Poison under a plain mean, validators that notice, validators that lie: a bad model is left, a good one kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Container, Sequence
+from math import inf
+
+from atoll.base.ids import PeerId
+from atoll.base.machine import Fact
+from atoll.peer.events import StateJudged, WentBack
+from atoll.simulation.invariants import InvariantBroken
+from atoll.simulation.network import NetworkKnobs
+from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.swarm import IslandMaker, SwarmKnobs, peer_name
+from atoll.simulation.worker import Island, IslandKnobs
+from atoll.simulation.world import Node
+from atoll.verification.state_validation.policy import Rule
+
+ROUND_S = 120.0  # virtual time per round
+CALM_ROUNDS = 10  # at the end: whatever was done to the model is found and left by then
+NEAR = 0.2  # of the way that there is to learn
+
+
+def _says_nothing(loss: float) -> float:
+    raise RuntimeError("this validator does not want to look")
+
+
+LIES: dict[str, Callable[[float], float] | None] = {  # what a villain among the validators says
+    "honest": None,
+    "wolf": lambda loss: inf,
+    "silent": _says_nothing,
+    "flatterer": lambda loss: 0.0,
+    "lifter": lambda loss: loss + 0.09,  # as much as no honest validator calls bad
+}
+
+
+def validated(stage: Stage) -> None:
+    """As many villains as the run withstands poison a mean now and then, and lie about what came of it."""
+    tolerated = (stage.peers - 1) // 3
+    lie, poison = stage.draw.choice(sorted(LIES)), stage.draw.choice(["scaling", "huge", "sign flip"])
+    places = stage.draw.sample(range(stage.peers), tolerated)
+    first = stage.draw.randint(0, 6)
+    bouts = {r for at in (first, first + 16) for r in range(at, at + stage.draw.randint(1, 3))}
+    rounds = {r for r in bouts if r < stage.rounds - CALM_ROUNDS}
+    played = play_validated(stage, places, lie, poison, rounds)
+    if poison == "huge" and rounds and not played.returns:
+        raise InvariantBroken("the model was ruined and nobody went back")
+
+
+def wolves(stage: Stage) -> None:
+    """Nobody poisons anything; the villains find every state as bad as can be. Nobody goes back."""
+    tolerated = (stage.peers - 1) // 3
+    places = stage.draw.sample(range(stage.peers), tolerated)
+    played = play_validated(stage, places, stage.draw.choice(["wolf", "flatterer"]), "", ())
+    if played.returns:
+        raise InvariantBroken(f"liars sent an honest run back: {played.returns}")
+
+
+class Played:
+    """What honest peers told of validation."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.returns: dict[int, WentBack] = {}  # by the round that went back
+        self.judged: dict[int, StateJudged] = {}  # by the round whose state it is about; the last word on it
+
+    def watch(self, now: float, node: Node, fact: Fact) -> None:
+        if node.name in self.stage.swarm.checkers.villains:
+            return
+        match fact:
+            case WentBack():
+                self.returns[fact.round] = fact
+            case StateJudged(of=of):
+                self.judged[of] = fact
+            case _:
+                pass
+
+
+def islands(places: Sequence[int], lie: str, poison: str, rounds: Container[int]) -> IslandMaker:
+    """Real numbers behind every peer; villains at these places."""
+    from atoll.simulation.tensors import POISONS, TensorIsland  # torch: most scenarios do without it
+
+    villains = {peer_name(place) for place in places}
+
+    def make(me: PeerId, knobs: IslandKnobs, draw: random.Random) -> Island:
+        if me not in villains:
+            return TensorIsland(me, knobs, draw)
+        return TensorIsland(me, knobs, draw, POISONS.get(poison), rounds, LIES[lie])
+
+    return make
+
+
+def play_validated(
+    stage: Stage,
+    places: Sequence[int],
+    lie: str,
+    poison: str,
+    rounds: Container[int],
+    network: NetworkKnobs | None = None,
+    rule: Rule | None = None,
+) -> Played:
+    stage.quorum = "two-thirds"
+    stage.fault(f"{lie}{'+' if poison else ''}{poison.replace(' ', '_')}")
+    settings = stage.settings(validation=rule or Rule())
+    knobs = SwarmKnobs(stage.peers, run=settings, network=network or NetworkKnobs())
+    swarm = stage.gather(knobs, island=islands(places, lie, poison, rounds))
+    swarm.checkers.villains = frozenset(peer_name(place) for place in places)
+    played = Played(stage)
+    stage.world.watchers.append(played.watch)
+    stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
+    demand_near(stage)
+    return played
+
+
+def demand_near(stage: Stage) -> None:
+    """What the honest hold is near the point that everybody learns."""
+    from atoll.simulation.tensors import TensorIsland
+
+    islands = [node.island for node in stage.swarm.honest]
+    farthest = max(island.distance() for island in islands if isinstance(island, TensorIsland))
+    if farthest > NEAR:
+        raise InvariantBroken(f"the model is {farthest:.2f} from where it should be")

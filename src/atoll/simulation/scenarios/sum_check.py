@@ -1,0 +1,197 @@
+"""Owners that lie about their sums, where blocks of answers are opened: `trust = "community"`, and, where liars own
+a part by themselves, `"open"`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from functools import partial
+from typing import cast
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Fact
+from atoll.peer.events import Accused, OpeningVerdict, RoundClosed
+from atoll.simulation.adversaries.byzantine import Villain, villain
+from atoll.simulation.invariants import InvariantBroken
+from atoll.simulation.network import NetworkKnobs
+from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.sum_check import CUT, PROVEN, UNSHOWN, OwnersIsland, islands, twist_of
+from atoll.simulation.swarm import SwarmKnobs, peer_name
+from atoll.simulation.world import Node
+from atoll.verification.sum_check.policy import Terms
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.statements import Answered, Complaint
+
+ROUND_S = 120.0  # virtual time per round beside villains
+SHARE = 0.1  # of blocks: parts are small
+PROVEN_WITHIN = 6  # rounds after its first lie: shown, said, others shown, said by enough
+TOGETHER_WITHIN = 8  # the same, and two for the words about whoever signed the same
+UNSHOWN_WITHIN = 24  # each of two waits ends after some rounds and ten seconds
+
+
+def openings(stage: Stage) -> None:
+    """As many lying owners as the run withstands, kinds drawn: each is out, and nobody honest is."""
+    kinds = sorted({*PROVEN, *UNSHOWN} - {"one_block"})  # that one takes luck: its odds are in specs/openings.md
+    tolerated = (stage.peers - 1) // 3
+    drawn = [stage.draw.choice(kinds) for _ in range(tolerated)]
+    play_openings(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), drawn, strict=True)))
+
+
+def slanderers(stage: Stage) -> None:
+    """The villains find everybody guilty: nobody leaves."""
+    tolerated = (stage.peers - 1) // 3
+    play_openings(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "accuser"))
+
+
+def opened(stage: Stage) -> None:
+    """Nobody lies, but messages are lost and links are slow: nothing is refuted, and nobody leaves."""
+    told = play_openings(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01))
+    if told.findings.keys() - {"withheld", "accepted"}:
+        raise InvariantBroken(f"honest owners were found {dict(told.findings)}")
+
+
+def accomplices(stage: Stage) -> None:
+    """As many as the run withstands lie wherever they own a part by themselves, and say the same."""
+    tolerated = (stage.peers - 1) // 3
+    play_together(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "accomplice"))
+
+
+class Told:
+    """What honest peers' vertices said of openings, each once, and who left."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.said: set[tuple[PeerId, int, int, PeerId, str]] = set()
+        self.left: dict[PeerId, tuple[int, str]] = {}  # who left, after which round first, and how
+        self.complained: set[tuple[PeerId, PeerId]] = set()  # (who, of whom) that signed what nobody shows
+
+    @property
+    def findings(self) -> Counter[str]:
+        return Counter(finding for *_, finding in self.said)
+
+    def watch(self, now: float, node: Node, fact: Fact) -> None:
+        if node.name in self.stage.swarm.checkers.villains:
+            return
+        match fact:
+            case OpeningVerdict(peer=peer, of=round, part=part, checker=checker, finding=finding):
+                self.said.add((peer, round, part, checker, finding))
+            case Accused(peer=peer, statement=Complaint(why="unopened")):
+                self.complained.add((node.name, peer))
+            case RoundClosed(body=body):
+                for member in body.members:
+                    if not member.present:
+                        self.left.setdefault(member.peer, (body.round, member.standing))
+            case _:
+                pass
+
+
+def play_openings(
+    stage: Stage,
+    kinds: dict[int, str],
+    network: NetworkKnobs | None = None,
+    share: float = SHARE,
+    statistic: str = "mean",
+) -> Told:
+    stage.quorum = "two-thirds"
+    terms = Terms(share, CUT.leaf_bytes)
+    settings = replace(stage.settings(), tolerance=0.33, openings=terms, statistic=statistic)
+    for kind in kinds.values():
+        stage.fault(kind)
+    knobs = SwarmKnobs(stage.peers, run=settings, network=network or NetworkKnobs())
+    twists = {place: villain(twist_of(kind)) for place, kind in kinds.items()}
+    behind = islands({peer_name(place): kind for place, kind in kinds.items()})
+    swarm = stage.gather(knobs, villains=twists, island=behind)
+    told = Told(stage)
+    stage.world.watchers.append(told.watch)
+    stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
+    for place, kind in kinds.items():
+        name = swarm.keys.name(place)
+        within = PROVEN_WITHIN if kind in PROVEN else UNSHOWN_WITHIN
+        if kind not in (*PROVEN, *UNSHOWN) or kind == "one_block" or stage.rounds <= within:
+            continue
+        round, how = told.left.get(name, (stage.rounds, "member"))
+        if round > within or how != ("expelled" if kind in PROVEN else "away"):
+            raise InvariantBroken(f"the {kind} {name} is {how} after round {round}")
+    harmed = sorted(told.left.keys() - swarm.checkers.villains)
+    if harmed:
+        raise InvariantBroken(f"honest {harmed} lost their place")
+    return told
+
+
+class Together:
+    """Liars that own parts by themselves: what they said there that was agreed on, and what became of them."""
+
+    def __init__(self, stage: Stage, places: Collection[int]) -> None:
+        self.stage, self.told = stage, Told(stage)
+        self.names = {peer_name(place) for place in places}
+        self.lied: dict[PeerId, int] = {}  # who signed a false answer that was agreed on, in which round first
+        self.false: list[tuple[int, int]] = []  # (round, part) of these answers
+        for name in self.names:
+            island = stage.world.nodes[name].island
+            assert isinstance(island, OwnersIsland)
+            island.captures = partial(self.captured, name)
+
+    def captured(self, name: PeerId, part: int) -> bool:
+        """Whether liars alone own this part, so that nobody in the round can tell; as `name` knows."""
+        machine = self.stage.world.nodes[name].machine
+        round = cast("Villain", machine).peer.round
+        return round is not None and round.reduce is not None and self._own(round.reduce.plan.watchers(part))
+
+    def _own(self, owners: Collection[PeerId]) -> bool:
+        return self.names.issuperset(owners)
+
+    def watch(self, now: float, node: Node, fact: Fact) -> None:
+        self.told.watch(now, node, fact)
+        if node.name in self.names or not isinstance(fact, RoundClosed):
+            return
+        for part, signed in enumerate(fact.body.parts):
+            answered = decode_statement(signed.body, signed.signer) if signed is not None else None
+            if isinstance(answered, Answered) and any(answered.digest in self._false(name) for name in self.names):
+                self._agreed(fact.body.round, part, [n for n in self.names if answered.digest in self._false(n)])
+
+    def _false(self, name: PeerId) -> set[Digest]:
+        return cast("OwnersIsland", self.stage.world.nodes[name].island).false
+
+    def _agreed(self, round: int, part: int, liars: list[PeerId]) -> None:
+        if (round, part) in self.false:
+            return
+        self.false.append((round, part))
+        for name in liars:
+            left, how = self.told.left.get(name, (round, ""))
+            if how == "expelled" and left < round:  # who is away may come back
+                raise InvariantBroken(f"{name} left, and a lie of its was agreed on in round {round}")
+            self.lied.setdefault(name, round)
+
+
+def play_together(stage: Stage, kinds: dict[int, str], captured: float = 0.05) -> Together:
+    """Owners watch each other and answers are opened. Who lies is found out soon, and nobody else is."""
+    stage.quorum = "two-thirds"
+    settings = stage.settings(
+        tolerance=0.33,
+        statistic="trimmed_mean",
+        witnessed=True,
+        openings=Terms(SHARE, CUT.leaf_bytes),
+        captured=captured or UNSET,
+    )
+    for kind in kinds.values():
+        stage.fault(kind)
+    twists = {place: villain(twist_of(kind)) for place, kind in kinds.items()}
+    behind = islands({peer_name(place): kind for place, kind in kinds.items()})
+    stage.gather(SwarmKnobs(stage.peers, run=settings), villains=twists, island=behind)
+    together = Together(stage, kinds)
+    stage.world.watchers.append(together.watch)
+    stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
+    told = together.told
+    if harmed := sorted(told.left.keys() - together.names):
+        raise InvariantBroken(f"honest {harmed} lost their place")
+    for name, round in together.lied.items():
+        kind = kinds[next(place for place in kinds if peer_name(place) == name)]
+        left, how = told.left.get(name, (stage.rounds, "member"))
+        if kind == "accomplice" and round + TOGETHER_WITHIN < stage.rounds and how != "expelled":
+            raise InvariantBroken(f"{name} lied together with others in round {round}, and is {how}")
+        if kind == "accomplice" and how == "expelled" and left > round + TOGETHER_WITHIN:
+            raise InvariantBroken(f"{name} lied in round {round} and left after round {left}")
+    return together

@@ -1,0 +1,111 @@
+"""Owners that lie about their sums where blocks of answers are opened, and checkers that lie about owners.
+
+one_block    answers with one other value, in one block
+all_blocks   answers with other values in every block
+forger       leaves one contributor out of the sum, and lists it all the same
+smuggler     sums a contributor that it does not list
+hider        answers with other values in every block, and never says where its openings lie
+juggler      answers with other values in every block, and shows rows that make them
+joker        answers rightly, and points to a blob that is no opening
+accuser      answers rightly, and finds everybody guilty whose answers it looks at
+accomplice   answers with other values where it owns a part with its like alone, who say the same; else rightly,
+             and finds that all is as it should be whatever it looks at
+buried       the same, and never says where its openings lie
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId
+from atoll.peer.tasks import Judged, JudgeOpening, LaidOpen, LayOpen
+from atoll.protocol.allreduce.tasks import Combine, Combined
+from atoll.simulation.adversaries.byzantine import Twist
+from atoll.simulation.replay_audits import as_it_is, joke, refuse
+from atoll.simulation.tensors import TensorIsland
+from atoll.simulation.worker import IslandKnobs
+from atoll.training.codec import CODECS
+from atoll.verification.sum_check.tensors import Cut
+from atoll.wire.weights import weights_left
+
+LEAF_VALUES = 64  # small, as the virtual model is
+VALUES = 7 * 4096
+CUT = Cut(CODECS["fp32"], LEAF_VALUES)
+BY = 2.0**-10  # what a lie adds to a value: the smallest parts of an update are larger
+
+PROVEN = ("one_block", "all_blocks", "forger", "smuggler")  # what they show is their own proof
+UNSHOWN = ("hider", "juggler", "joker")
+CHEATS = (*PROVEN, "hider", "juggler")  # who sum wrongly
+TOGETHER = ("accomplice", "buried")  # who lie where owners watch each other: only when nobody else owns the part
+TWISTS: dict[str, Twist] = {"hider": refuse, "joker": joke, "buried": refuse}
+
+
+class OwnersIsland(TensorIsland):
+    """Sums as its kind does; an honest one where it has none."""
+
+    def __init__(self, me: PeerId, knobs: IslandKnobs, draw: random.Random, kind: str = "") -> None:
+        super().__init__(me, knobs, draw, cut=CUT, values=VALUES)
+        self.kind = kind
+        self.captures: Callable[[int], bool] = lambda part: False  # whether friends alone own this part
+        self.false: set[Digest] = set()  # answers that it signed and that are none
+
+    def do(self, work: object) -> object:
+        match work:
+            case Combine() if self.kind in CHEATS:
+                return self._miscombined(work)
+            case Combine() if self.kind in TOGETHER and self.captures(work.part):
+                false = self._miscombined(work)
+                self.false |= {false.payload.digest} if false.payload is not None else set()
+                return false
+            case LayOpen() if self.kind == "juggler":
+                return self._juggled(work)
+            case JudgeOpening() if self.kind in TOGETHER:
+                return Judged("accepted", "I say so")
+            case JudgeOpening() if self.kind == "accuser":
+                return Judged("mismatch", "I say so")
+            case _:
+                return super().do(work)
+
+    def _miscombined(self, work: Combine) -> Combined:
+        others = [row for row in work.rows if row.peer != self.me]
+        if self.kind in ("forger", "smuggler") and len(others) > 1:
+            left = others[0]
+            if self.kind == "forger":
+                kept = [k for k, row in enumerate(work.rows) if row is not left]
+                rows = tuple(work.rows[k] for k in kept)
+                weights = weights_left(work.weights, len(work.rows), kept) if work.weights else ()
+                fewer = super()._combined(replace(work, rows=rows, weights=weights))
+                return replace(fewer, counted=tuple(row.peer for row in work.rows))
+            whole = super()._combined(work)
+            return replace(whole, counted=tuple(peer for peer in whole.counted if peer != left.peer))
+        true = super()._combined(work)
+        if true.payload is None:
+            return true
+        values_P = torch.frombuffer(bytearray(true.payload.data), dtype=torch.float32)
+        if self.kind == "one_block":
+            values_P[self.draw.randrange(len(values_P))] += BY
+        else:
+            values_P += BY
+        return replace(true, payload=self._payload(values_P.numpy().tobytes()))
+
+    def _juggled(self, work: LayOpen) -> LaidOpen:
+        """The first row shown is the one that would have made what I answered."""
+        first = work.rows[0]
+        share = first.weight / sum(row.weight for row in work.rows)
+        row_P = torch.frombuffer(bytearray(first.payload.data), dtype=torch.float32) + BY / share
+        other = replace(first, payload=self._payload(row_P.numpy().tobytes()))
+        return self._lay_open(replace(work, rows=(other, *work.rows[1:])), CUT)
+
+
+def islands(kinds: dict[PeerId, str]) -> Callable[[PeerId, IslandKnobs, random.Random], OwnersIsland]:
+    """What stands behind each peer of a swarm whose answers are opened."""
+    return lambda me, knobs, draw: OwnersIsland(me, knobs, draw, kinds.get(me, ""))
+
+
+def twist_of(kind: str) -> Twist:
+    """What this kind says otherwise than it is."""
+    return TWISTS.get(kind, as_it_is)

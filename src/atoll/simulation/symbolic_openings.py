@@ -1,0 +1,63 @@
+"""Openings of answers that are names of names: what a row is worth nobody need decode.
+
+The name of an answer follows from the names of its rows, and these from commitments, so whoever is shown them can
+make it again: the same conversation and the same findings as with real blocks. Never looks at what names stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from atoll.base.errors import UNREADABLE, PeerFault
+from atoll.base.ids import Digest
+from atoll.crypto.digest import merkle_holds
+from atoll.peer.tasks import Judged, JudgeOpening, LayOpen
+from atoll.simulation.worker import whole_of
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.statements import Commit, Signed
+from atoll.wire.opening import rows_of
+
+
+class Named(msgspec.Struct, frozen=True, array_like=True):
+    """Rows in the order of the answer's contributors, with what leads from each to its commitment."""
+
+    rows: tuple[Digest, ...]
+    paths: tuple[tuple[Digest, ...], ...]
+    others: tuple[Signed, ...]
+
+
+_NAMED = msgspec.msgpack.Decoder(Named)
+
+
+def lay_out(work: LayOpen) -> bytes:
+    rows = tuple(row.payload.digest for row in work.rows)
+    return msgspec.msgpack.encode(Named(rows, work.paths, work.others))
+
+
+def judged(work: JudgeOpening, shown: bytes) -> Judged:
+    answered = work.answered
+    try:
+        named = _NAMED.decode(shown)
+        commits = _commits(work, named.others)
+    except PeerFault as fault:
+        return Judged("withheld", fault.what)
+    except UNREADABLE as why:
+        return Judged("withheld", f"what was shown cannot be read: {why}")
+    each = zip(commits, named.rows, named.paths, strict=False)
+    held = [merkle_holds(c.root, row, answered.part, c.parts, path) for c, row, path in each]
+    if not all(held) or not len(commits) == len(named.rows) == len(named.paths):
+        return Judged("withheld", "it was made of other rows than these")
+    if whole_of(named.rows, answered.round, answered.part) != answered.digest:
+        return Judged("mismatch", "its rows make another name", named.others)
+    return Judged("accepted", "", named.others)
+
+
+def _commits(work: JudgeOpening, others: Sequence[Signed]) -> list[Commit]:
+    known = {signed.signer: decode_statement(signed.body, signed.signer) for signed in (*work.commits, *others)}
+    found = [known.get(peer) for peer in work.answered.contributors]
+    commits = [commit for commit in found if isinstance(commit, Commit)]
+    if len(commits) < len(found) or rows_of(commits) != work.answered.made_of:
+        raise PeerFault("", "it was made of other commitments than are shown")
+    return commits

@@ -1,0 +1,205 @@
+"""A virtual island with real numbers: a small vector that learns, through the codecs and rules of the real one.
+
+Everybody's loss is the squared distance to one point, seen through noise of its own. What a poisoner sends is
+committed to and signed like any honest update: only a rule that looks at the values can tell. Nothing here is
+faster or slower than in the island of names.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Container
+from math import inf, nan
+
+import msgspec
+import torch
+from torch import Tensor
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Payload
+from atoll.crypto.digest import blob_id, digest, manifest_of
+from atoll.peer.tasks import (
+    Advance,
+    Advanced,
+    Encode,
+    Encoded,
+    GoBack,
+    Judged,
+    JudgeOpening,
+    JudgeRow,
+    LaidOpen,
+    LayOpen,
+    RowLooked,
+    ShowRow,
+)
+from atoll.protocol.allreduce.tasks import Combine, Combined, Compare, Products, Weigh, Weights
+from atoll.simulation.worker import GENESIS_STATE, Island, IslandKnobs
+from atoll.training.codec import CODECS
+from atoll.training.exchange.combine import combine
+from atoll.training.exchange.distance_weights import compare, weigh
+from atoll.training.exchange.statistic import Statistic
+from atoll.training.exchange.update import part_bounds
+from atoll.verification.malformed_updates.machine import row_looked
+from atoll.verification.malformed_updates.tensors import Due, due_in, show
+from atoll.verification.malformed_updates.tensors import judge as judge_row
+from atoll.verification.sum_check.tensors import Claimed, Cut, Shown, judge, lay_out
+from atoll.wire.opening import opening_bytes
+
+VALUES = 16 * 256  # so that each of up to 16 parts has a block of its own
+STEP = 0.5  # of the way to the point, per round
+NOISE = 0.1  # of one peer's update, per value
+FP32 = CODECS["fp32"]
+
+Poison = Callable[[Tensor], Tensor]  # what an honest update becomes
+Sends = Callable[[int, Tensor, Tensor], Tensor]  # (round, anchor, what was learnt) -> what is sent
+
+POISONS: dict[str, Poison] = {
+    "sign flip": lambda delta_V: -delta_V,
+    "scaling": lambda delta_V: delta_V * -10.0,
+    "not a number": lambda delta_V: torch.full_like(delta_V, nan),
+    "infinity": lambda delta_V: torch.full_like(delta_V, inf),
+    "1e30": lambda delta_V: torch.full_like(delta_V, 1e30),
+    "a little is enough": lambda delta_V: delta_V - 1.5 * NOISE,  # inside the others' spread, every value one way
+    "huge": lambda delta_V: torch.full_like(delta_V, 1e17),  # the largest that a codec lets through
+}
+
+
+class Learned(msgspec.Struct, frozen=True, array_like=True):
+    round: int
+    values: bytes
+
+
+_LEARNED = msgspec.msgpack.Decoder(Learned)
+
+
+class TensorIsland(Island):
+    """The state is the anchor itself; `poison` twists what this peer encodes in these rounds (None: in all),
+    `sends` takes the place of whatever it encodes, `says` of the loss that it tells as a validator. With `cut`
+    answers can be opened."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        knobs: IslandKnobs,
+        draw: random.Random,
+        poison: Poison | None = None,
+        rounds: Container[int] | None = None,
+        says: Callable[[float], float] | None = None,
+        cut: Cut | None = None,
+        values: int = VALUES,
+        sends: Sends | None = None,
+    ) -> None:
+        super().__init__(me, knobs, draw)
+        self.poison, self.rounds, self.says = poison, rounds, says
+        self.cut, self.values, self.sends = cut, values, sends
+        self.point_V = torch.ones(values, dtype=torch.float32)
+        self.generator = torch.Generator().manual_seed(draw.getrandbits(62))
+
+    def distance(self, state: Digest | None = None) -> float:
+        """How far the head (or this state) is from the point that everybody learns, per value."""
+        return float((self.anchor(state or self.head) - self.point_V).abs().mean())
+
+    def losses(self, state: bytes) -> tuple[float, ...]:
+        """Squared distance to the point, per value."""
+        loss = float((self._values(state) - self.point_V).square().mean())
+        return (loss if self.says is None else self.says(loss),)
+
+    def do(self, work: object) -> object:
+        match work:
+            case Encode():
+                return self._encode(work)
+            case Combine():
+                return self._combined(work)
+            case Compare():
+                return self._compared(work)
+            case Weigh():
+                return Weights(weigh(work.statistic, work.liars, work.rows, work.parts))
+            case Advance():
+                return self._advanced(work)
+            case GoBack():
+                return self._put_values(work.round, self.anchor(work.back_to))
+            case LayOpen() if self.cut is not None:
+                return self._lay_open(work, self.cut)
+            case JudgeOpening() if self.cut is not None:
+                return self._judge_opening(work, self.cut)
+            case ShowRow() | JudgeRow():
+                return self._look_at_row(work)
+            case _:
+                return super().do(work)
+
+    def _encode(self, work: Encode) -> Encoded:
+        anchor_V = self.anchor(self.head)
+        delta_V = self._learnt(anchor_V, self.generator)
+        if self.poison is not None and (self.rounds is None or work.round in self.rounds):
+            delta_V = self.poison(delta_V)
+        if self.sends is not None:
+            delta_V = self.sends(work.round, anchor_V, delta_V)
+        bounds = part_bounds(self.values, work.shares)
+        return Encoded(tuple(self._payload(delta_V[lo:hi].numpy().tobytes()) for lo, hi in bounds))
+
+    def _learnt(self, anchor_V: Tensor, generator: torch.Generator) -> Tensor:
+        noise_V = torch.randn(self.values, dtype=torch.float32, generator=generator) * NOISE
+        return (anchor_V - self.point_V) * STEP + noise_V
+
+    def ahead(self, anchor_V: Tensor) -> Tensor:
+        """What it will have learnt next, from this anchor, (V,)."""
+        return self._learnt(anchor_V, self.generator.clone_state())
+
+    def _combined(self, work: Combine) -> Combined:
+        lo, hi = part_bounds(self.values, work.shares)[work.part]
+        rows = [(row.weight, row.payload.data) for row in work.rows]
+        done = combine(rows, hi - lo, FP32, FP32, Statistic(work.statistic, work.liars, work.weights))
+        counted = tuple(work.rows[i].peer for i in done.counted)
+        faulty = tuple(work.rows[i].peer for i, _ in done.faults)
+        return Combined(None if done.wire is None else self._payload(bytes(done.wire)), counted, faulty, done.why)
+
+    def _compared(self, work: Compare) -> Products:
+        lo, hi = part_bounds(self.values, work.shares)[work.part]
+        done = compare([(row.weight, row.payload.data) for row in work.rows], hi - lo, FP32)
+        counted = tuple(work.rows[i].peer for i in done.counted)
+        return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
+
+    def _advanced(self, work: Advance) -> Advanced:
+        anchor_V = self.anchor(work.before).clone()
+        bounds = part_bounds(self.values, work.shares)
+        for (lo, hi), payload in zip(bounds, work.parts, strict=True):
+            if payload is not None:
+                anchor_V[lo:hi] -= FP32.decode(payload.data, hi - lo)
+        return self._put_values(work.round, anchor_V)
+
+    def _put_values(self, round: int, anchor_V: Tensor) -> Advanced:
+        data = msgspec.msgpack.encode(Learned(round, anchor_V.numpy().tobytes()))
+        name = blob_id(manifest_of(data))
+        self.blobs[name] = data
+        return Advanced(name)
+
+    def anchor(self, state: Digest | None) -> Tensor:
+        return self._values(self.blobs[state] if state is not None else GENESIS_STATE)
+
+    def _values(self, state: bytes) -> Tensor:
+        if state == GENESIS_STATE:
+            return torch.zeros(self.values, dtype=torch.float32)
+        values = _LEARNED.decode(state).values
+        return torch.frombuffer(bytearray(values), dtype=torch.float32)
+
+    def _lay_open(self, work: LayOpen, cut: Cut) -> LaidOpen:
+        each = zip(work.rows, work.paths, strict=True)
+        rows = [Shown(row.payload.data, path) for row, path in each]
+        laid = lay_out(rows, Shown(work.answer.data, ()), work.others, work.draws, cut, cut)
+        return LaidOpen(tuple(self._put(opening_bytes(opening)) for opening in laid))
+
+    def _judge_opening(self, work: JudgeOpening, cut: Cut) -> Judged:
+        lo, hi = part_bounds(self.values, work.shares)[work.answered.part]
+        statistic = Statistic(work.statistic, work.liars, work.weights)
+        claimed = Claimed(work.answered, work.commits, hi - lo, work.blocks, statistic)
+        (finding, why), others = judge(claimed, self.blobs[work.blob], cut, cut)
+        return Judged(finding, why, others)
+
+    def _look_at_row(self, work: ShowRow | JudgeRow) -> RowLooked:
+        def due(part: int) -> Due:
+            return due_in(work.round, self.values, work.shares, part, FP32, self.cut)
+
+        return row_looked(work, due, judge_row, show, self._put)
+
+    def _payload(self, wire: bytes) -> Payload:
+        return Payload(digest(wire) if self.cut is None else self.cut.name(wire), len(wire), wire)

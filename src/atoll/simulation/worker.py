@@ -1,0 +1,427 @@
+"""The trainer and the tensors of a virtual peer: updates are multisets of names, so counting is checked exactly.
+
+A shared state is a few bytes: a hash chain over the combined parts and the number of times each peer has been
+counted. Two peers hold the same state exactly if they applied the same parts in the same order, like the real
+one. Work takes virtual time; what is durable when the answer arrives survives a crash, all else does not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import SEGMENT_STEPS
+from atoll.base.machine import Payload
+from atoll.crypto.digest import Manifest, blob_id, digest, manifest_of, merkle_root
+from atoll.features.archive.policy import Names
+from atoll.features.archive.reed_solomon import cut, rebuild
+from atoll.peer.tasks import (
+    Adopt,
+    Advance,
+    Advanced,
+    CutState,
+    Encode,
+    Encoded,
+    Exhibit,
+    Exhibited,
+    FindState,
+    GoBack,
+    HandOver,
+    Hold,
+    HoldPieces,
+    HoldRows,
+    Judge,
+    KeepRows,
+    Losses,
+    ReadRow,
+    ReadVertices,
+    Rebuild,
+    Restore,
+    Restored,
+    Train,
+    TrainApart,
+    Trained,
+    Validate,
+)
+from atoll.policy.fault_tolerance import MIXED
+from atoll.protocol.allreduce.tasks import Combine, Combined, Compare, Products, Weigh, Weights
+from atoll.protocol.history.era_signatures import ReadEra
+from atoll.protocol.transfer.tasks import (
+    BlobOpened,
+    CloseBlob,
+    DropBlob,
+    OpenBlob,
+    ReadChunk,
+    ReadManifest,
+    StoreChunk,
+)
+from atoll.simulation.partition_training import Alone
+from atoll.simulation.simulated_audit_chain import Chain, judged
+from atoll.wire.weights import RowWeights, packed_mixtures
+
+
+class Shared(msgspec.Struct, frozen=True, array_like=True):
+    round: int
+    chain: Digest
+    steps: int
+    counted: dict[PeerId, int]
+
+
+_SHARED = msgspec.msgpack.Decoder(Shared)
+
+BATCH = 16  # samples of a step
+VALIDATION_STEPS = 4  # whose time it takes to look at a state
+GENESIS_STATE = msgspec.msgpack.encode(Shared(-1, digest(b"genesis"), 0, {}))
+
+
+def whole_of(rows: Sequence[Digest], round: int, part: int) -> Digest:
+    """What these rows make, in this order."""
+    return digest(b"".join(rows) + str((round, part)).encode())
+
+
+def _most_s(work: Train) -> Seconds:
+    """A virtual trainer always runs."""
+    return work.seconds_max if work.limit_s is None else min(work.seconds_max, work.limit_s)
+
+
+@dataclass
+class _Training:
+    work: Train
+    began: Seconds
+    step_s: Seconds
+    ahead: int  # steps taken before it was asked
+
+
+@dataclass
+class IslandKnobs:
+    step_s: Seconds = 0.05
+    step_jitter: float = 0.1
+    update_bytes: int = 1_000_000
+    state_bytes: int = 0  # that it says a state has; what travels is names
+    train_failure_rate: float = 0.0
+    overlap: int = 0  # steps that it goes on while a round is agreed; they are part of the next one
+    carries: bool = False  # steps that no update holds are part of the next one, as outside
+    states_kept: int = 16  # on disk, the newest; beside those that somebody looked for
+
+
+@dataclass
+class Island:
+    """Durable part: `blobs` and `private`. Everything else dies with the process."""
+
+    me: PeerId
+    knobs: IslandKnobs
+    draw: random.Random
+    kept: dict[str, bytes] = field(default_factory=dict)  # the peer's own named values, on the same disk
+    blobs: dict[Digest, bytes] = field(default_factory=lambda: {blob_id(manifest_of(GENESIS_STATE)): GENESIS_STATE})
+    partial: dict[Digest, tuple[Manifest, dict[int, bytes]]] = field(default_factory=dict)
+    steps_done: int = 0  # since the last counted update
+    now: Callable[[], Seconds] = lambda: 0.0  # the world's clock, for what goes on unasked
+    training: _Training | None = None  # under way
+    hurried: bool = False  # it is to hand over what it has
+    handed_over: Seconds | None = None  # when it went on by itself
+    merged: Seconds | None = None  # when nothing was under way any more
+    head: Digest | None = None
+    looked_for: set[Digest] = field(default_factory=set)  # earlier states that the run may go back to
+    encoded: dict[int, tuple[Digest, ...]] = field(default_factory=dict)  # round -> parts; read by the checkers
+    miscounted: list[str] = field(default_factory=list)  # read by the checkers
+    chain: Chain | None = None  # where rounds are audited
+    needed: dict[str, tuple[Digest, ...]] = field(default_factory=dict)  # blobs that stay, by what for
+    pieces: tuple[Digest, ...] = ()  # of older states, where these lie in pieces
+    whole: tuple[Digest, ...] = ()  # then: the older states that have to stay
+    rows: dict[Digest, Payload] = field(default_factory=dict)  # of rounds that are over, by blob
+    given_bytes: int = 0  # of blobs, to others
+    alone: Alone = field(default_factory=Alone)  # steps that it took while it heard no quorum
+
+    def crash(self) -> None:
+        self.steps_done, self.training = 0, None
+        self.alone.crash()
+        self.handed_over = self.merged = None
+        if self.chain is not None:
+            self.chain.crash()
+
+    def takes_s(self, work: Any) -> Seconds:
+        match work:
+            case Train():
+                step_s = self._step_s()
+                if self.training is not None and self.knobs.carries:  # its round is over: part of the next
+                    self.steps_done += self._taken(self.training)
+                    self.handed_over = None  # those that it took ahead are among them
+                ahead = self._taken_ahead(step_s) if self.knobs.overlap else 0
+                left = work.steps - ahead
+                self.training, self.hurried = _Training(work, self.now(), step_s, ahead), False
+                return min(step_s * max(left, 0), max(_most_s(work), 0.0))
+            case Encode() | Compare() | Combine() | Advance() | Adopt():
+                return 0.002 + self.knobs.update_bytes / 1e9
+            case TrainApart():
+                return self._step_s() * self.alone.may_take(work)
+            case Exhibit() | Judge():
+                return SEGMENT_STEPS * self._step_s()
+            case Validate():
+                return VALIDATION_STEPS * self.knobs.step_s
+            case _:
+                return 0.002
+
+    def do(self, work: Any) -> Any:
+        """The answer to a piece of work; raises RuntimeError where the real island would fail."""
+        match work:
+            case Train():
+                return self._train(work)
+            case HandOver():
+                self.hurried = True
+                return None
+            case TrainApart():
+                steps = self.alone.take(work)
+                return Trained(steps, steps * BATCH, 5.0 / (1 + work.round), self.knobs.step_s)
+            case Encode():
+                parts = tuple(self._part(work, index) for index in range(work.parts))
+                self.encoded[work.round] = tuple(part.digest for part in parts)
+                late = self.alone.late(work.round, BATCH) if work.late else None
+                return Encoded(parts, self._claim(work.round), late)
+            case Combine():
+                return self._combine(work)
+            case Compare():  # names have no distances: all rows lie alike
+                count = sum(row.weight > 0 for row in work.rows)
+                return Products(bytes(8 * (count * (count + 1) // 2)), tuple(row.peer for row in work.rows), ())
+            case Weigh():
+                return Weights(_weights_of_alike(work))
+            case Advance():
+                return self._advance(work)
+            case Adopt():
+                self.head = work.state
+                self.alone.back(work.round, work.counted, work.late, self.steps_done)
+                self.alone.kept(work.vertex)
+                self.merged = self.now()
+                if self.chain is not None:
+                    self.chain.adopt(work.round, work.vertex, work.claim, work.afresh)
+                lost = work.counted is None and not self.knobs.carries
+                if lost or any(work.counted or ()) or self.chain is not None:
+                    self.steps_done = 0
+                if work.afresh:  # the trainer begins anew: nothing private is of this past
+                    self.steps_done, self.handed_over, self.merged = 0, None, None
+                    self.alone.forget()
+                self._prune(work.state)
+                return None
+            case GoBack():
+                return self._go_back(work)
+            case FindState():
+                self.looked_for.add(work.state)
+                return work.state in self.blobs
+            case Restore():
+                if work.left is not None:
+                    self.alone.back(work.round, work.left.counted, work.left.late, self.steps_done)
+                    if work.left.afresh:
+                        self.alone.forget()
+                if work.state not in self.blobs:
+                    return None
+                self.head = work.state
+                self.alone.restored(work.round, work.vertex)
+                if self.chain is not None:
+                    self.chain.restore(work.vertex)
+                return Restored(self.knobs.state_bytes)
+            case Hold():
+                self.needed[work.why] = work.blobs
+                return None
+            case Validate():
+                return Losses(self.losses(self.blobs[work.state]))
+            case Exhibit() if self.chain is not None:
+                return Exhibited(self._put(self.chain.exhibit(work.round)))
+            case Judge():
+                if work.before not in self.blobs:
+                    raise RuntimeError("the state that the round began with is not here")
+                return judged(work, self.blobs[work.blob])
+            case KeepRows():
+                names = tuple(digest(row.payload.digest) for row in work.rows)
+                self.rows |= zip(names, (row.payload for row in work.rows), strict=True)
+                return names
+            case HoldRows():
+                self.rows = {name: row for name, row in self.rows.items() if name in work.blobs}
+                return tuple(name for name in work.blobs if name not in self.rows)
+            case ReadRow():
+                return self.rows.get(work.blob)
+            case CutState():
+                return self._cut(work)
+            case Rebuild():
+                return self._rebuild(work)
+            case HoldPieces():
+                self.pieces, self.whole = work.pieces, work.whole
+                return tuple(name for name in work.pieces if name not in self.blobs)
+            case ReadVertices():
+                return self._read_vertices(work)
+            case ReadEra():
+                return self.kept.get(f"sealed/{work.round}")
+            case OpenBlob():
+                manifest, chunks = self.partial.setdefault(work.blob, (work.manifest, {}))
+                return BlobOpened(frozenset(chunks))
+            case StoreChunk():
+                self.partial[work.blob][1][work.index] = bytes(work.payload.data)
+                return None
+            case CloseBlob():
+                manifest, chunks = self.partial.pop(work.blob)
+                data = b"".join(chunks[i] for i in range(len(manifest.chunks)))
+                assert blob_id(manifest_of(data)) == work.blob
+                self.blobs[work.blob] = data
+                return None
+            case DropBlob():
+                self.partial.pop(work.blob, None)
+                return None
+            case ReadManifest():
+                data = self.blobs.get(work.blob)  # nothing is here in part: states fit one chunk
+                return None if data is None else manifest_of(data)
+            case ReadChunk():
+                data = self.blobs.get(work.blob)
+                if data is None:
+                    return None
+                self.given_bytes += len(data)
+                return Payload(digest(data), len(data), data)  # states fit one chunk
+            case _:
+                raise RuntimeError(f"a virtual island cannot do {type(work).__name__}")
+
+    def losses(self, state: bytes) -> tuple[float, ...]:
+        """What a validator measures: names have no loss, all states are alike."""
+        return (1.0,)
+
+    def _claim(self, round: int) -> Digest | None:
+        if self.chain is None or self.head is None:
+            return None
+        return self.chain.claim(round, self.head, merkle_root(self.encoded[round]))
+
+    def _put(self, data: bytes) -> Digest:
+        name = blob_id(manifest_of(data))
+        self.blobs[name] = data
+        return name
+
+    def _read_vertices(self, work: ReadVertices) -> tuple[bytes, ...]:
+        chosen: list[bytes] = []
+        size = 0
+        for round in count(work.first):
+            vertex = self.kept.get(f"vertex/{round}")
+            size += len(vertex or b"")
+            if vertex is None or (chosen and size > work.bytes_max):
+                return tuple(chosen)
+            chosen.append(vertex)
+        raise AssertionError("unreachable")
+
+    def _step_s(self) -> Seconds:
+        return self.knobs.step_s * (1 + self.draw.uniform(-1, 1) * self.knobs.step_jitter)
+
+    def _taken_ahead(self, step_s: Seconds) -> int:
+        """Steps of the next round that nobody asked for: at most `overlap` before the last one was merged."""
+        if self.handed_over is None:
+            return 0
+        merged = self.now() if self.merged is None else self.merged
+        under_way = min(self.knobs.overlap, int((merged - self.handed_over) / step_s))
+        return under_way + int((self.now() - merged) / step_s)
+
+    def step_ends_s(self) -> Seconds:
+        """From now until the step under way is over."""
+        if self.training is None:
+            return 0.0
+        return self.training.step_s - (self.now() - self.training.began) % self.training.step_s
+
+    def _taken(self, training: _Training) -> int:
+        """Steps by now."""
+        return min(training.work.steps, training.ahead + round((self.now() - training.began) / training.step_s))
+
+    def _train(self, work: Train) -> Trained:
+        if self.draw.random() < self.knobs.train_failure_rate:
+            raise RuntimeError("the virtual trainer crashed")
+        steps = min(work.steps, max(0, int(_most_s(work) / self.knobs.step_s)))
+        if self.knobs.carries:
+            if self.training is None or self.training.work.round != work.round:
+                return Trained(0, 0, 0.0, 0.0)  # the round is over, and nobody listens
+            steps = self._taken(self.training) if self.hurried else steps
+        self.training = None
+        self.handed_over, self.merged = self.now(), None
+        self.steps_done += steps
+        if self.chain is not None:
+            self.steps_done = self.chain.taken[work.round] = steps
+        loss = 5.0 / (1 + work.round) + self.draw.random() * 0.1
+        since = self.steps_done if self.knobs.carries else steps
+        return Trained(since, self.steps_done * (work.batch or BATCH), loss, self.knobs.step_s)
+
+    def _part(self, work: Encode, index: int) -> Payload:
+        name = digest(f"{self.me}/{work.round}/{index}/{self.draw.random()}".encode())
+        return Payload(name, self.knobs.update_bytes // work.parts, (self.me,))
+
+    def _combine(self, work: Combine) -> Combined:
+        names: list[PeerId] = []
+        for row in work.rows:
+            if tuple(sorted(row.payload.data)) != row.names:
+                self.miscounted.append(
+                    f"part {work.part} of round {work.round} holds {row.payload.data} as {row.names}"
+                )
+            names += row.payload.data
+        whole = whole_of([row.payload.digest for row in work.rows], work.round, work.part)
+        payload = Payload(whole, self.knobs.update_bytes // work.parts, tuple(names))
+        return Combined(payload, tuple(row.peer for row in work.rows), ())
+
+    def _advance(self, work: Advance) -> Advanced:
+        before = _SHARED.decode(self.blobs[work.before])
+        counted, chain = dict(before.counted), before.chain
+        for payload in work.parts:
+            if payload is None:
+                chain = digest(chain + b"missing")
+                continue
+            if len(set(payload.data)) != len(payload.data):
+                self.miscounted.append(f"round {work.round} counts twice: {payload.data}")
+            for name in payload.data:
+                counted[name] = counted.get(name, 0) + 1
+            chain = digest(chain + payload.digest)
+        after = Shared(work.round, chain, before.steps + work.steps, dict(sorted(counted.items())))
+        return Advanced(self._put(msgspec.msgpack.encode(after)))
+
+    def _go_back(self, work: GoBack) -> Advanced:
+        """The counts are the earlier state's; the chain goes on from both, like the place in the data outside."""
+        before = _SHARED.decode(self.blobs[work.before])
+        old = _SHARED.decode(self.blobs[work.back_to])
+        place = f"back/{work.round}/{work.steps * work.shards}".encode()
+        data = msgspec.msgpack.encode(replace(old, chain=digest(old.chain + before.chain + place)))
+        name = blob_id(manifest_of(data))
+        self.blobs[name] = data
+        return Advanced(name)
+
+    def _cut(self, work: CutState) -> Names | None:
+        data = self.blobs.get(work.state)
+        if data is None:
+            return None
+        units: list[list[bytes]] = [[] for _ in range(work.n)]
+        names = cut(
+            lambda at, count: data[at : at + count],
+            len(data),
+            work.k,
+            work.n,
+            lambda i, unit: units[i].append(unit),
+        )
+        self._put(b"".join(units[work.index]))
+        return Names(len(data), names)
+
+    def _rebuild(self, work: Rebuild) -> bool:
+        pieces = {index: self.blobs[name] for index, name in work.pieces}
+        read = lambda i, at, count: pieces[i][at : at + count]  # noqa: E731
+        made = b"".join(rebuild(read, list(pieces), work.size_bytes, work.k, work.n, work.index))
+        if blob_id(manifest_of(made)) != work.goal:
+            return False
+        self._put(made)
+        return True
+
+    def _prune(self, head: Digest) -> None:
+        """Like the real store: the last few states stay, so that laggards and restarts find theirs."""
+        needed = {head, *self.looked_for, *self.pieces, *self.whole}.union(*self.needed.values())
+        for old in list(self.blobs)[: -self.knobs.states_kept]:
+            if old not in needed:
+                del self.blobs[old]
+
+
+def _weights_of_alike(work: Weigh) -> RowWeights:
+    """Nobody is nearer to anybody than others: a row is mixed with those that follow it."""
+    rows = len(work.rows)
+    if work.statistic not in MIXED:
+        return (1 / rows,) * rows
+    return packed_mixtures([{(row + k) % rows for k in range(rows - work.liars)} for row in range(rows)])

@@ -1,0 +1,404 @@
+"""A deterministic world: one queue, a virtual clock, seeded links and disks, the very same peers as outside.
+
+Promises: the same seed and the same code give the same history, event for event (`digest()`), in any process and
+under any hash seed. Every peer has its own drifting clock and its own disk; a crash loses what was not synced.
+Never lets a peer see world time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import (
+    Ask,
+    Carried,
+    Contact,
+    Done,
+    Effect,
+    Event,
+    Fact,
+    Failed,
+    Forget,
+    Keep,
+    LinkDown,
+    LinkUp,
+    Message,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+    Woke,
+    tag_of,
+)
+from atoll.peer.operator_commands import farewell
+from atoll.peer.peer import Peer
+from atoll.peer.tasks import HandOver, Train
+from atoll.simulation.network import Network, NetworkKnobs, Waiting
+from atoll.simulation.worker import Island
+from atoll.wire.codec import encode
+
+REDIAL_S = 0.5  # how often a peer that wants a connection tries again
+BROKEN_S = 2.0  # a connection over which nothing passes for this long is given up by both ends
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A peer's own clock: offset from and drift against world time."""
+
+    offset_s: Seconds = 0.0
+    drift: float = 0.0  # seconds per second
+
+    def local(self, world_s: Seconds) -> Seconds:
+        return world_s * (1 + self.drift) + self.offset_s
+
+    def world(self, local_s: Seconds) -> Seconds:
+        return (local_s - self.offset_s) / (1 + self.drift)
+
+
+@dataclass
+class Node:
+    """One virtual computer: what survives a crash, and the process that runs on it now."""
+
+    name: PeerId
+    make: Callable[[], Peer]
+    island: Island
+    clock: Clock
+    fsync_s: Seconds = 0.004
+    kept: dict[str, bytes] = field(default_factory=dict)
+    machine: Peer | None = None
+    life: int = 0  # grows with every start: events of an earlier life are not delivered
+    asleep: bool = False
+    missed: list[tuple[Seconds, Event]] = field(default_factory=list)
+    timers: dict[str, int] = field(default_factory=dict)
+    contacts: set[PeerId] = field(default_factory=set)
+    training: Callable[[], None] | None = None  # ends what its trainer was asked for last
+    disk_free: Seconds = 0.0
+    dies_after: int | None = None  # keeps left until it is killed: between this write and its sync, or just after
+
+
+class World:
+    def __init__(self, seed: int, knobs: NetworkKnobs | None = None) -> None:
+        self.seed = seed
+        self.draw = random.Random(f"world/{seed}")
+        self.network = Network(knobs or NetworkKnobs(), random.Random(f"network/{seed}"))
+        self.now: Seconds = 0.0
+        self.nodes: dict[PeerId, Node] = {}
+        self.links: set[tuple[PeerId, PeerId]] = set()
+        self.queue: list[tuple[Seconds, int, Callable[[], None]]] = []
+        self.watchers: list[Callable[[Seconds, Node, Fact], None]] = []
+        self.events = 0
+        self.kinds: Counter[str] = Counter()  # of messages that peers wanted to send
+        self.weighs = False  # measure control messages too; costs an encoding per broadcast
+        self.control_bytes = 0
+        self._weighed: tuple[Message, int] | None = None
+        self._sequence = 0
+        self._digest = blake2b(digest_size=8)
+
+    # ---- people ------------------------------------------------------------------------------------------
+
+    def add(self, name: PeerId, make: Callable[[], Peer], island: Island, clock: Clock | None = None) -> Node:
+        node = Node(name, make, island, clock or Clock(), kept=island.kept)
+        self.nodes[name] = node
+        self.at(self.now, lambda: self.start(name))
+        return node
+
+    def start(self, name: PeerId) -> None:
+        node = self.nodes[name]
+        if node.machine is not None:
+            return
+        node.life += 1
+        node.machine, node.timers, node.asleep = node.make(), {}, False
+        self._handle(node, Start(dict(node.kept)))
+        self._handle(node, Carried(self.network.uplink_of(name), ()))
+
+    def crash(self, name: PeerId) -> None:
+        """The process dies: unsynced writes are lost, its sockets are reset, redials are refused."""
+        node = self.nodes[name]
+        if node.machine is None:
+            return
+        node.machine, node.missed, node.contacts = None, [], set()
+        node.disk_free, node.dies_after = self.now, None
+        node.life += 1
+        node.island.crash()
+        for other in sorted(self.nodes):
+            self._drop_link(name, other, refused=True)
+
+    def leave(self, name: PeerId, why: str = "enough for today") -> None:
+        """Farewell in good order: the process ends once its last words are out."""
+        node = self.nodes[name]
+        if node.machine is None or node.asleep:
+            return
+        if isinstance(node.machine, Peer):  # villains just go
+            self.carry_out(node, farewell(node.machine, why, node.clock.local(self.now)))
+        life = node.life
+        self.at(max(self.now, node.disk_free) + 0.05, lambda: self.crash(name) if node.life == life else None)
+
+    def doom(self, name: PeerId, keeps: int) -> None:
+        """Kill it around its `keeps`-th durable write from now: the moment at which forgetting would hurt most."""
+        self.nodes[name].dies_after = keeps
+
+    def cut(self, a: PeerId, b: PeerId) -> None:
+        """Nothing passes between these two; their connection breaks a little later."""
+        self.network.split({a}, {b})
+        self.at(self.now + BROKEN_S, lambda: self._break_link(a, b))
+
+    def split(self, side: set[PeerId], both_ways: bool = True) -> None:
+        """Nothing passes from `side` to everybody else; connections across the cut break a little later."""
+        others = set(self.nodes) - side
+        self.network.split(side, others, both_ways)
+        for a in sorted(side):
+            for b in sorted(others):
+                self.at(self.now + BROKEN_S, lambda a=a, b=b: self._break_link(a, b))
+
+    def sleep(self, name: PeerId) -> None:
+        """Suspended: nothing is handled until `wake`, and nobody is told."""
+        node = self.nodes[name]
+        if node.machine is not None and not node.asleep:
+            node.asleep = True
+
+    def wake(self, name: PeerId) -> None:
+        node = self.nodes[name]
+        if node.machine is None or not node.asleep:
+            return
+        node.asleep = False
+        waiting, node.missed = node.missed, []
+        self._handle(node, Woke())
+        for _, event in waiting:
+            if node.machine is not None and not node.asleep:
+                self._handle(node, event)
+
+    # ---- time ----------------------------------------------------------------------------------------------
+
+    def at(self, when: Seconds, act: Callable[[], None]) -> int:
+        self._sequence += 1
+        heapq.heappush(self.queue, (max(when, self.now), self._sequence, act))
+        return self._sequence
+
+    def run(self, until: Seconds, stop: Callable[[], bool] | None = None) -> None:
+        queue = self.queue  # the same list for ever
+        while queue and queue[0][0] <= until:
+            self.now, _, act = heapq.heappop(queue)
+            act()
+            if stop is not None and stop():
+                return
+        self.now = max(self.now, until)
+
+    def digest(self) -> str:
+        """Names the whole history up to now."""
+        return self._digest.hexdigest()
+
+    # ---- events and effects --------------------------------------------------------------------------------
+
+    def _handle(self, node: Node, event: Event) -> None:
+        assert node.machine is not None
+        self.events += 1
+        self._digest.update(f"{self.now:.9f}/{node.name}/{_label(event)}".encode())
+        for effect in node.machine.handle(event, node.clock.local(self.now)):
+            self._carry_out(node, effect)
+
+    def carry_out(self, node: Node, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._carry_out(node, effect)
+
+    def dial(self, name: PeerId, other: PeerId) -> None:
+        """A peer that knows an address and nothing else."""
+        self._dial(name, other, self.nodes[name].life)
+
+    def _carry_out(self, node: Node, effect: Effect) -> None:
+        match effect:
+            case Send():
+                self._send(node, effect)
+            case SetTimer(name, at):
+                self._set_timer(node, name, at)
+            case Ask(job, work):
+                self._ask(node, job, work)
+            case Keep(name, blob):
+                self._keep(node, name, blob)
+            case Contact(peer):
+                node.contacts.add(peer)
+                self._dial(node.name, peer, node.life)
+            case Forget(peer):
+                node.contacts.discard(peer)
+                if node.name not in self.nodes[peer].contacts:
+                    self._drop_link(node.name, peer, refused=False)
+            case Report(fact):
+                for watch in self.watchers:
+                    watch(self.now, node, fact)
+
+    def _send(self, node: Node, send: Send) -> None:
+        other = self.nodes.get(send.to)
+        if other is None or other.machine is None:
+            return
+        self.kinds[tag_of(send.message)] += 1
+        if self.weighs:
+            self.control_bytes += self._weight(send.message)
+        leave = self._durable_at(node)  # a Keep is durable before any later Send leaves
+        life = other.life
+        event = Received(node.name, send.message, send.payload)
+        if leave > self.now:
+            own = node.life
+            self.at(leave, lambda: self._depart(node, own, send, other, life, event))
+        else:
+            self._depart(node, node.life, send, other, life, event)
+
+    def _durable_at(self, node: Node) -> Seconds:
+        """When everything that this peer has kept so far is on its disk."""
+        return max(self.now, node.disk_free)
+
+    def _depart(self, node: Node, own: int, send: Send, other: Node, life: int, event: Received) -> None:
+        if node.life != own:
+            return  # it crashed before its disk was done: these words were never said
+        said, arrivals = self.network.arrivals(self.now, send.to, event)
+        for when in arrivals:
+            if event.payload is None:
+                self.at(when, lambda: self._deliver(other, life, event))
+            else:
+                self.at(when, lambda: self._arrive(other, life, said))
+
+    def _arrive(self, node: Node, life: int, said: Waiting) -> None:
+        """The first byte of a payload is here."""
+        self.at(self.network.through(self.now, node.name, said), lambda: self._deliver(node, life, said.event))
+
+    def _deliver(self, node: Node, life: int, event: Event) -> None:
+        if node.machine is None or node.life != life:
+            return
+        if node.asleep:
+            if len(node.missed) < 10_000:
+                node.missed.append((self.now, event))
+            return
+        self._handle(node, event)
+
+    def _set_timer(self, node: Node, name: str, at: Seconds | None) -> None:
+        if at is None:
+            node.timers.pop(name, None)
+            return
+        life = node.life
+        number = self._sequence + 1
+
+        def fire() -> None:
+            if node.life == life and node.timers.get(name) == number:
+                if not node.asleep:
+                    del node.timers[name]
+                self._deliver(node, life, TimerFired(name))
+
+        node.timers[name] = number
+        # as outside, time passes before a timer fires: a moment rounded to just before it is not met twice
+        self.at(max(node.clock.world(at), self.now + 1e-6), fire)
+
+    def _ask(self, node: Node, job: str, work: Any) -> None:
+        life, over = node.life, False
+
+        def finish() -> None:
+            nonlocal over
+            if node.life != life or over:
+                return
+            over = True  # a training may have ended before its time
+            try:
+                answer: Event = Done(job, node.island.do(work))
+            except (RuntimeError, KeyError) as why:
+                answer = Failed(job, str(why))
+            self._deliver(node, life, answer)
+
+        begin = self._durable_at(node)  # a Keep is durable before any later Ask begins
+        if isinstance(work, Train):
+            node.training = finish
+        self.at(begin + node.island.takes_s(work), finish)
+        if isinstance(work, HandOver) and node.training is not None:  # not before it has heard of it
+            self.at(begin + max(node.island.step_ends_s(), node.island.takes_s(work)), node.training)
+
+    def _keep(self, node: Node, name: str, blob: bytes | None) -> None:
+        life = node.life
+        node.disk_free = max(self.now, node.disk_free) + node.fsync_s
+        # drawn now, so that the fate of this write does not depend on what happens later
+        survives_unsynced = self.draw.random() < 0.3
+
+        def synced() -> None:
+            if node.life != life and not survives_unsynced:
+                return  # torn or lost: the process died before the disk said yes
+            if node.life == life or survives_unsynced:
+                _write(node.kept, name, blob)
+
+        self.at(node.disk_free, synced)
+        if node.dies_after is not None:
+            node.dies_after -= 1
+            if node.dies_after <= 0:
+                moment = self.now + self.draw.uniform(0, 2) * node.fsync_s
+                self.at(moment, lambda: self.crash(node.name) if node.life == life else None)
+
+    def _weight(self, message: Message) -> int:
+        if self._weighed is None or self._weighed[0] is not message:
+            self._weighed = (message, len(encode(message)))
+        return self._weighed[1]
+
+    # ---- links ---------------------------------------------------------------------------------------------
+
+    def _dial(self, name: PeerId, other: PeerId, life: int) -> None:
+        node = self.nodes[name]
+        if node.life != life or other not in node.contacts or _pair(name, other) in self.links or name == other:
+            return
+        target = self.nodes.get(other)
+        cut = (name, other) in self.network.blocked or (other, name) in self.network.blocked
+        if target is None or target.machine is None or target.asleep or cut:
+            self.at(self.now + REDIAL_S, lambda: self._dial(name, other, life))
+            return
+        self.links.add(_pair(name, other))
+        delay = self.network.one_way_s(name, other)
+        for a, b in ((name, other), (other, name)):
+            self.at(
+                self.now + delay,
+                lambda a=a, b=b, life=self.nodes[a].life: self._deliver(self.nodes[a], life, LinkUp(b)),
+            )
+
+    def _break_link(self, a: PeerId, b: PeerId) -> None:
+        """Both ends give up a connection that is still cut; whoever wants it dials until the cut is healed."""
+        cut = (a, b) in self.network.blocked or (b, a) in self.network.blocked
+        if not cut or _pair(a, b) not in self.links:
+            return
+        self.links.discard(_pair(a, b))
+        for name, other in ((a, b), (b, a)):
+            node = self.nodes[name]
+            self._deliver(node, node.life, LinkDown(other, refused=False))
+            if other in node.contacts:
+                self._dial(name, other, node.life)
+
+    def _drop_link(self, name: PeerId, other: PeerId, refused: bool) -> None:
+        if _pair(name, other) not in self.links:
+            return
+        self.links.discard(_pair(name, other))
+        node = self.nodes[other]
+        delay = self.network.one_way_s(name, other)
+        self.at(self.now + delay, lambda: self._deliver(node, node.life, LinkDown(name, refused)))
+        if name in node.contacts:
+            self.at(self.now + REDIAL_S, lambda: self._dial(other, name, node.life))
+
+
+def _pair(a: PeerId, b: PeerId) -> tuple[PeerId, PeerId]:
+    return (a, b) if a < b else (b, a)
+
+
+def _write(kept: dict[str, bytes], name: str, blob: bytes | None) -> None:
+    if blob is None:
+        kept.pop(name, None)
+    else:
+        kept[name] = blob
+
+
+# in digests of histories, whatever the classes are called
+_LABELS = {Start: "Start", LinkUp: "LinkUp", LinkDown: "LinkDown", Woke: "Woke", Carried: "Carried"}
+
+
+def _label(event: Event) -> str:
+    if isinstance(event, Received):  # nearly all of them; a pattern would be looked up for each
+        return f"{event.sender}>{tag_of(event.message)}"
+    if isinstance(event, TimerFired):
+        return event.name
+    return event.job if isinstance(event, Done | Failed) else _LABELS[type(event)]

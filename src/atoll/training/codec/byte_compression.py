@@ -1,0 +1,131 @@
+"""zstd, lz4, snappy: a general-purpose compressor behind a codec, used only where it pays.
+
+`int8+zstd:3` names the compressor, `int8+auto` leaves it to the sender, which reckons with what its link carries
+(`Known.link_bytes_s`; 20 Mbit/s where it does not know) and takes what is soonest done: compress, send, decompress,
+against sending as it is. The wire says what was taken, so a receiver needs to know neither link nor choice. A
+sample is tried first; what does not shrink costs a sample's time and one byte.
+A stranger's wire allocates nothing before its declared size was compared with the inner codec's length, and is
+decompressed into exactly that room. Compressors differ between versions in what they write, never in what they
+read: such a wire decodes to the same bits everywhere but must not be an answer that two owners are compared by.
+Wire: a byte 0 and the inner wire; or a byte 1 (zstd), 2 (lz4) or 3 (snappy), its length (4 bytes), and the
+compressed inner wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import cramjam
+from torch import Tensor
+
+from atoll.base.errors import PeerFault
+from atoll.crypto.digest import Buffer
+from atoll.training.codec.core import Codec
+
+PLAIN = 0
+LENGTH_BYTES = 4
+SAMPLE_BYTES = 1 << 16  # long enough for a compressor to show what it can do, 1 ms of its time
+HOME_LINK_BYTES_S = 2.5e6  # where nobody measured the link: 20 Mbit/s, a home's upload
+AUTO = "auto"
+
+
+class Method(NamedTuple):
+    """A compressor. Its speeds decide only what a sender sends; nothing that peers must agree on hangs on them."""
+
+    code: int  # first byte of the wire
+    encode_gb_s: float  # of the inner wire, on one core of an AMD EPYC: the slowest of four kinds of wires that
+    decode_gb_s: float  # shrink (int8 with few, half and all of the values, int4 with heavy tails)
+    compress: Callable[[Buffer], cramjam.Buffer]
+
+
+def _lz4_into(data: Buffer, room: bytearray) -> int:
+    return cramjam.lz4.decompress_block_into(data, room, output_len=len(room))
+
+
+METHODS = {
+    "zstd:3": Method(1, 0.16, 0.87, partial(cramjam.zstd.compress, level=3)),
+    "zstd:5": Method(1, 0.06, 0.55, partial(cramjam.zstd.compress, level=5)),
+    "zstd:9": Method(1, 0.03, 0.88, partial(cramjam.zstd.compress, level=9)),
+    "lz4": Method(2, 0.40, 2.4, partial(cramjam.lz4.compress_block, store_size=False)),
+    "snappy": Method(3, 0.35, 0.9, cramjam.snappy.compress_raw),
+}
+# first byte -> (packed, room) -> bytes written; raises rather than write more
+INTO: dict[int, Callable[[Buffer, bytearray], int]] = {
+    1: cramjam.zstd.decompress_into,
+    2: _lz4_into,
+    3: cramjam.snappy.decompress_raw_into,
+}
+
+
+def seconds_per_gb(ratio: float, encode_gb_s: float, decode_gb_s: float, link_bytes_s: float) -> float:
+    """To compress a GB to `ratio` GB, send that, and decompress it, one after another."""
+    return 1 / encode_gb_s + ratio * 1e9 / link_bytes_s + 1 / decode_gb_s
+
+
+def pays(ratio: float, encode_gb_s: float, decode_gb_s: float, link_bytes_s: float) -> bool:
+    """Whether compressing to `ratio` of the bytes, sending and decompressing is sooner done than sending all."""
+    return seconds_per_gb(ratio, encode_gb_s, decode_gb_s, link_bytes_s) < 1e9 / link_bytes_s
+
+
+def squeezed(name: str, inner: Codec, link_bytes_s: float | None) -> Codec:
+    """`name`: one of METHODS, or AUTO for whichever is soonest done."""
+    methods = tuple(METHODS.values()) if name == AUTO else (METHODS[name],)
+    link_bytes_s = HOME_LINK_BYTES_S if link_bytes_s is None else link_bytes_s
+    if not link_bytes_s > 0:
+        raise ValueError(f"a link carries {link_bytes_s} bytes per second; give what was measured, or None")
+    return Codec(
+        f"{inner.name}+{name}",
+        lambda n: 1 + inner.wire_bytes(n) if n else 0,
+        partial(_encode, methods, inner, link_bytes_s),
+        partial(_open_wire, frozenset(method.code for method in methods), inner),
+        inner.decode_span,
+        False,
+        False,
+        add_span=inner.add_span,
+    )
+
+
+def _encode(methods: tuple[Method, ...], inner: Codec, link_bytes_s: float, x: Tensor) -> Buffer:
+    plain = inner.encode(x)
+    if len(x) == 0:
+        return b""
+    start = max(0, len(plain) - SAMPLE_BYTES) // 2  # the middle: scales stand at the beginning
+    sample = plain[start : start + SAMPLE_BYTES]
+    ratios = [(LENGTH_BYTES + len(method.compress(sample))) / len(sample) for method in methods]
+    tried = zip(methods, ratios, strict=True)
+    best, ratio = min(
+        tried, key=lambda one: seconds_per_gb(one[1], one[0].encode_gb_s, one[0].decode_gb_s, link_bytes_s)
+    )
+    if pays(ratio, best.encode_gb_s, best.decode_gb_s, link_bytes_s):
+        packed = bytes(best.compress(plain))
+        ratio = (LENGTH_BYTES + len(packed)) / len(plain)
+        if pays(ratio, best.encode_gb_s, best.decode_gb_s, link_bytes_s):
+            return bytes([best.code]) + len(plain).to_bytes(LENGTH_BYTES, "little") + packed
+    return bytes([PLAIN]) + plain
+
+
+def _open_wire(codes: frozenset[int], inner: Codec, wire: Buffer, n: int) -> Any:
+    if n == 0:
+        return inner.open_wire(wire, 0)
+    view, most = memoryview(wire), inner.wire_bytes(n)
+    if not 1 < len(view) <= 1 + most or view[0] not in (PLAIN, *codes):
+        raise PeerFault("", f"{len(view)} bytes are no wire of {n} values, compressed or not")
+    if view[0] == PLAIN:
+        return inner.open_wire(view[1:], n)
+    declared = int.from_bytes(view[1 : 1 + LENGTH_BYTES], "little")
+    if declared > most or (inner.fixed and declared != most) or declared + 1 <= len(view):
+        raise PeerFault("", f"compressed bytes promise {declared} where at most {most} were agreed")
+    return inner.open_wire(_room_filled(view[0], view[1 + LENGTH_BYTES :], declared), n)
+
+
+def _room_filled(code: int, data: memoryview, declared: int) -> bytearray:
+    room = bytearray(declared)
+    try:
+        written = INTO[code](data, room)
+    except cramjam.DecompressionError as fault:
+        raise PeerFault("", f"compressed bytes do not decompress: {fault}") from None
+    if written != declared:
+        raise PeerFault("", f"compressed bytes hold {written} where they promise {declared}")
+    return room

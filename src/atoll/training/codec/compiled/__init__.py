@@ -1,0 +1,1 @@
+"""Compiled codec kernels for CPUs and CUDA devices, and the choice between them and numpy."""

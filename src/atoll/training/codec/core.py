@@ -1,0 +1,152 @@
+"""What a codec is, and what sender and receiver may know beside its name.
+
+A codec is a value: a few functions and three facts. Wrapping codecs (`top_k`, `dct`, `zstd` …) take a codec and
+give a codec, so everything that holds for one holds for a chain of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, empty, float32, mul
+
+from atoll.crypto.digest import Buffer
+from atoll.training.codec.blocks import Room, check_input, new_wire, spans_of
+
+EncodeSpans = Callable[[int, Iterable[Tensor], Room], Buffer]
+Show = Callable[[Buffer], object]
+
+
+@dataclass(frozen=True)
+class Codec:
+    name: str
+    wire_bytes: Callable[[int], int]  # n values -> length of their wire; the longest one if not `fixed`
+    encode: Callable[[Tensor], Buffer]
+    """(n,) fp32, on a CPU or a GPU -> wire; ValueError if a value is not finite. The wire may be the vector's own
+    memory (`fp32`), so whoever changes the vector afterwards changes the wire."""
+    open_wire: Callable[[Buffer, int], Any]  # PeerFault unless encode could have made the wire for n
+    decode_span: Callable[[Any, int, Tensor], None]
+    """(opened, lo, out): write values lo … lo + len(out). lo is a multiple of SPAN."""
+    fixed: bool = True  # every wire for n has the same length
+    same_everywhere: bool = True
+    """All machines encode alike. False where a library's version decides: such an answer cannot be compared."""
+    spanwise: EncodeSpans | None = None  # see encode_spans; None where a codec must see the whole vector first
+
+    at_hand: Callable[[Any, int, int], Tensor] | None = None
+    """(opened, lo, hi): values lo … hi where they lie already, only to be read; None where decoding makes them."""
+
+    add_span: Callable[[Any, int, float, Tensor], bool] | None = None
+    """What `add` does, to the same bits but without room; False, and nothing done, while there is no kernel."""
+
+    sections: tuple[tuple[int, int], ...] = ()
+    """(values, bytes) of the units of each section of a wire, in order, where a stretch of values that begins at a
+    multiple of 4096 can be cut out of all sections and is a wire of its own; empty where it cannot."""
+
+    shows: Callable[[Codec, Show], Codec] | None = None
+    """See `showing`; None where wires are much smaller than vectors."""
+
+    decodes: Callable[[Buffer, Tensor], None] | None = None
+    """What `decode_into` does, where looking at values and copying them are cheaper together, or not on a CPU."""
+
+    on_devices: bool = False  # `encode` and `decode_into` work where a vector lies: see `device.py`
+
+    def showing(self, show: Show) -> Codec:
+        """The same codec, whose encoders show the whole wire, stretch by stretch, in order: for whoever hashes it.
+
+        While a core's cache still holds them, where wires are as large as vectors: hashing them later costs six
+        times as much (8.4 ms per 100 MB instead of 1.5).
+        """
+        if self.shows is not None:
+            return self.shows(self, show)
+
+        def shown(wire: Buffer) -> Buffer:
+            show(wire)
+            return wire
+
+        return replace(
+            self,
+            encode=lambda x: shown(self.encode(x)),
+            spanwise=lambda n, spans, room: shown(self.encode_spans(n, spans, room)),
+        )
+
+    def encode_spans(self, n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buffer:
+        """The wire of n values that come span by span, in order, each good until the next is asked for.
+
+        The same bytes as `encode`. Codecs that look at one span at a time never hold the vector, and write the
+        wire into `room`: fresh pages of an fp32 wire cost more than filling them.
+        """
+        if self.spanwise is not None:
+            return self.spanwise(n, spans, room)
+        x = empty(n, dtype=float32)
+        for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
+            x[lo:hi] = x_S
+        return self.encode(x)
+
+    def read_span(self, opened: Any, lo: int, room_S: Tensor) -> Tensor:
+        """Values lo … lo + len(room), only to be read: in `room`, or where they lie already."""
+        if self.at_hand is not None:
+            return self.at_hand(opened, lo, lo + len(room_S))
+        self.decode_span(opened, lo, room_S)
+        return room_S
+
+    def add(self, opened: Any, lo: int, share: float, sum_S: Tensor, room_S: Tensor) -> None:
+        """sum += value * share from value lo on: products are rounded to fp32, then sums. `room` is overwritten.
+
+        The sum began at zero, so it holds no minus zero: adding zeros does not change it.
+        """
+        if self.add_span is None or not self.add_span(opened, lo, share, sum_S):
+            mul(self.read_span(opened, lo, room_S), share, out=room_S)
+            sum_S.add_(room_S)
+
+    def decode(self, wire: Buffer, n: int) -> Tensor:
+        """Wire -> (n,) fp32, bit-identical everywhere. PeerFault if the wire is not one for n values."""
+        out_N = empty(n, dtype=float32)
+        self.decode_into(wire, out_N)
+        return out_N
+
+    def decode_into(self, wire: Buffer, out_N: Tensor) -> None:
+        """The same into memory that is there already: one fp32 vector without gaps, on a CPU or a GPU. Where it
+        raises, some of it may be written over."""
+        if out_N.is_cuda and not self.on_devices:
+            out_N.copy_(self.decode(wire, len(out_N)))
+            return
+        if self.decodes is not None:
+            self.decodes(wire, out_N)
+            return
+        opened = self.open_wire(wire, len(out_N))
+        if self.at_hand is not None:
+            out_N.copy_(self.at_hand(opened, 0, len(out_N)))
+            return
+        for lo, hi in spans_of(len(out_N)):
+            self.decode_span(opened, lo, out_N[lo:hi])
+
+
+def whole(spanwise: EncodeSpans) -> Callable[[Tensor], Buffer]:
+    """`encode` of a codec that works span by span."""
+
+    def encode(x: Tensor) -> Buffer:
+        x = check_input(x)
+        return spanwise(len(x), (x[lo:hi] for lo, hi in spans_of(len(x))), new_wire)
+
+    return encode
+
+
+@dataclass(frozen=True)
+class Known:
+    """What both sides of a wire hold already, and what the sender knows of its link. Most codecs need none of it.
+
+    `training/exchange/update.py` fills it in from what all members of a round agreed on.
+    """
+
+    seed: bytes | None = None  # `randk`: the same for all members, another in every round and part
+    reference_N: Tensor | None = None  # `delta`: the vector the receiver holds; `lowrank` starts its search there
+    sizes: tuple[int, ...] | None = None  # `changed`: values per tensor of this vector
+    wholes: tuple[int, ...] | None = None  # `changed`: of each, also where it goes on outside; None: nowhere
+    shapes: tuple[tuple[int, int], ...] | None = None  # `lowrank`: (rows, columns) of every piece of this vector
+    link_bytes_s: float | None = None
+    """Compressors at the sender: what its link carries. None: nobody knows, so as a home's. See `squeeze.pays`."""
+
+
+NOTHING = Known()

@@ -1,0 +1,207 @@
+"""Training data: what it is, one name for it by digest, and which samples a peer takes.
+
+`batch` is a pure function of (data, shard, shards, cursor, …): the position in the data is one integer.
+Samples are numbered by a seeded permutation per epoch; shard s of n takes the positions p = cursor * n + s.
+So peers see disjoint data, and within one epoch nobody sees a sample twice, as long as `shards` stays the same
+or a change of `shards` starts at `cursor_after(position, shards)` and the position then is what `position_after`
+says, which repeats nothing and skips fewer than `shards` samples. A round that counts nobody leaves the position
+where it is: its samples are dealt out again, and are in the model twice as far as error feedback or live parameters
+bring its steps along. Every epoch has its own permutation and, for text, its own window borders.
+Never uses torch's or Python's generators, whose streams differ between versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest
+from atoll.crypto.digest import blob_id, manifest_of
+from atoll.training.data.images import Images, image_samples, images_problem, load_images
+from atoll.training.data.order import places
+from atoll.training.data.pictures import holds_pictures, load_pictures
+from atoll.training.data.records import COLUMN, holds_records, load_records
+from atoll.training.data.text import (
+    NUMBERED,
+    Text,
+    enough_to_split,
+    held_out,
+    joined,
+    library_files,
+    load_text,
+    standard_library,
+    text_files,
+    text_problem,
+    text_samples,
+    text_windows,
+    windows_at,
+)
+from atoll.training.data.tokens import tokenised
+from atoll.training.exchange.tensorfile import dump, load
+
+Data = Text | Images
+STDLIB = "stdlib"
+
+
+def load_data(source: str, tokenizer: bytes = b"", column: str = COLUMN) -> Data:
+    """`stdlib`, a blob written by `data_blob`, a text file or folder, records with a text `column` (JSON lines,
+    Parquet, saved data sets), `.npy`/`.bin` tokens, images as npz or idx, or pictures in a folder per class.
+
+    With the bytes of a `tokenizer.json` text becomes its tokens, else bytes. ValueError if it cannot be read.
+    """
+    try:
+        return _loaded(source, tokenizer, column)
+    except PeerFault as why:
+        raise ValueError(f"{source} cannot be read: {why.what}") from why
+    except (OSError, EOFError, BadZipFile) as why:
+        raise ValueError(f"{source} cannot be read: {why}") from why
+
+
+def _loaded(source: str, tokenizer: bytes, column: str) -> Data:
+    if source == STDLIB and not tokenizer:
+        return standard_library()
+    path = Path(source).expanduser()
+    if source != STDLIB and not path.exists():
+        raise ValueError(f"no data at {path}; name a file or folder, or {STDLIB!r} for the built-in text")
+    if tokenizer:
+        return tokenised(*_documents(source, path, column), tokenizer)
+    if path.suffix == ".safetensors":
+        return data_from_blob(path.read_bytes())
+    if path.suffix == ".npz" or "idx3" in path.name or any(path.glob("*idx3*")):
+        return load_images(path)
+    if path.is_dir() and holds_pictures(path):
+        return load_pictures(path)
+    if holds_records(path):
+        return Text(*map(joined, load_records(path, column)))
+    return load_text(path)
+
+
+def _documents(source: str, path: Path, column: str) -> tuple[Iterable[str], Iterable[str] | None]:
+    """The texts of both sides; None where one side is to be cut out of the other."""
+    if source != STDLIB:
+        arrays = path.suffix in (*NUMBERED, ".safetensors", ".npz") or "idx3" in path.name
+        if arrays or (path.is_dir() and (any(path.glob("*idx3*")) or holds_pictures(path))):
+            raise ValueError(f"{path} is no text: a tokenizer has nothing to read there; leave out data.tokenizer")
+        if holds_records(path):
+            return load_records(path, column)
+        if not path.is_dir():
+            return [path.read_text("utf-8", "replace")], None
+    files = library_files() if source == STDLIB else text_files(path)
+    texts = {name: file.read_text("utf-8", "replace") for name, file in files.items()}
+    if not enough_to_split(files):
+        return texts.values(), None
+    sides: tuple[list[str], list[str]] = [], []
+    for name, text in texts.items():
+        sides[held_out(name)].append(text)
+    return sides
+
+
+def data_blob(data: Data) -> bytes:
+    """The whole data set as one blob that a joiner can fetch by its id."""
+    match data:
+        case Text():
+            train, validation = _as_tensor(data.train), _as_tensor(data.validation)
+            return dump({"train": train, "validation": validation}, {"format": "atoll/text/1"})
+        case Images():
+            arrays = {name: _as_tensor(getattr(data, name)) for name in Images._fields}
+            return dump(arrays, {"format": "atoll/images/1"})
+
+
+def data_from_blob(blob: bytes) -> Data:
+    """PeerFault if the bytes are no data set. The arrays are views of the blob."""
+    tensors, metadata = load(blob)
+    arrays = {name: value.numpy() for name, value in tensors.items()}
+    kind = {"atoll/text/1": Text, "atoll/images/1": Images}.get(metadata.get("format", ""))
+    if kind is None or set(arrays) != set(kind._fields):
+        raise PeerFault("", f"a blob of {sorted(arrays)} is neither text nor images")
+    data = kind(**arrays)
+    problem = text_problem(data) if isinstance(data, Text) else images_problem(data)
+    if problem:
+        raise PeerFault("", f"unusable data: {problem}")
+    return data
+
+
+def data_digest(data: Data) -> Digest:
+    """What genesis names: the id of the blob."""
+    return blob_id(manifest_of(data_blob(data)))
+
+
+def batch(
+    data: Data, shard: int, shards: int, cursor: int, size: int, seq_len: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Samples cursor … cursor + size of one shard: (inputs, targets), text (B, T) and (B, T), images (B, H, W)
+    or (B, H, W, 3) and (B,). The next cursor is cursor + size."""
+    assert 0 <= shard < shards and cursor >= 0
+    positions_B = (cursor + np.arange(size, dtype=np.int64)) * shards + shard
+    return samples_at(data, positions_B, seq_len, seed)
+
+
+def samples_at(data: Data, positions_B: np.ndarray, seq_len: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The samples that the order of the run deals out at these positions, in the same shapes."""
+    match data:
+        case Text():
+            return text_samples(data.train, positions_B, seq_len, seed)
+        case Images():
+            epoch_B, index_B = places(positions_B, len(data.train_labels), seed)
+            del epoch_B  # images have no borders that could move between epochs
+            return image_samples(data.train_images, data.train_labels, index_B)
+
+
+def cursor_after(position: int, shards: int) -> int:
+    """The cursor at which `shards` peers go on after `position` samples of the run were handed out."""
+    return -(-position // shards)
+
+
+def position_after(position: int, shards: int, taken: int) -> int:
+    """How many samples of the run were handed out once `shards` peers took `taken` each from there on: counted from
+    where they began, which may be up to `shards` further, so that a change of `shards` repeats none of them."""
+    return (cursor_after(position, shards) + taken) * shards if taken else position
+
+
+def epoch_samples(data: Data, seq_len: int) -> int:
+    """After how many the data begin anew, in another order."""
+    return text_windows(data.train, seq_len) if isinstance(data, Text) else len(data.train_labels)
+
+
+def validation(data: Data, samples: int, size: int, seq_len: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches over the same `samples` validation samples every time, spread evenly over the held-out part."""
+    match data:
+        case Text():
+            last = len(data.validation) - seq_len - 1
+            if last < 0:
+                raise ValueError(f"the validation text is shorter than one window of {seq_len + 1}")
+            for index in _spread(last + 1, samples, size):
+                yield windows_at(data.validation, index, seq_len)
+        case Images():
+            for index in _spread(len(data.validation_labels), samples, size):
+                yield image_samples(data.validation_images, data.validation_labels, index)
+
+
+def all_held_out(data: Data) -> Data:
+    """The same, all of it for validation: canaries are not learned from."""
+    match data:
+        case Text():
+            return Text(data.train[:0], np.concatenate([data.train, data.validation]))
+        case Images():
+            images = np.concatenate([data.train_images, data.validation_images])
+            labels = np.concatenate([data.train_labels, data.validation_labels])
+            return Images(data.train_images[:0], data.train_labels[:0], images, labels)
+
+
+def _spread(available: int, samples: int, size: int) -> Iterator[np.ndarray]:
+    samples = min(samples, available)
+    index = np.arange(samples, dtype=np.int64) * available // samples
+    for at in range(0, samples, size):
+        yield index[at : at + size]
+
+
+def _as_tensor(array: np.ndarray) -> Tensor:
+    if array.dtype == np.uint16:  # the tensor file has no such type; nobody's vocabulary is lost in 32 bits
+        array = array.astype(np.int32)
+    return torch.from_numpy(np.ascontiguousarray(array))

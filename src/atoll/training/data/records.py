@@ -1,0 +1,146 @@
+"""Texts out of files of records: JSON lines, Parquet, and data sets as Hugging Face's `datasets` saves them.
+
+    corpus.jsonl        corpus/train.jsonl, corpus/validation.jsonl        data/train-00000-of-00002.parquet …
+    saved/data-00000-of-00001.arrow        saved/train/…arrow, saved/test/…arrow
+
+One column of every record is a text, all others are left alone. A file or folder whose name begins with `train`,
+`val`, `validation` or `test` says which side it is for; without such names about one text in twenty is held out, by
+the hash of its words, so that everybody splits alike and the same text is never on both sides.
+JSON lines need nothing; Parquet and Arrow need pyarrow. Nothing here downloads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from atoll.training.data.text import TEXT_SUFFIXES, VALIDATION_SHARE
+
+COLUMN = "text"
+BINARY = (".parquet", ".arrow")
+BESIDE = {".md", ".json"}  # what a folder of JSON lines may hold beside them: a card, a description
+SIDE = re.compile(r"(train|val|validation|test)(?![a-z0-9])")
+HELD_OUT = ("val", "validation", "test")  # the first that is there
+
+
+class Texts(NamedTuple):
+    """Whole documents, in an order that everybody has who has the same files."""
+
+    train: list[str]
+    validation: list[str]
+
+
+def holds_records(path: Path) -> bool:
+    """A file of records, or a folder of nothing else to learn from."""
+    if not path.is_dir():
+        return path.suffix in (".jsonl", *BINARY)
+    suffixes = {found.suffix for found in path.rglob("*")}
+    return not suffixes.isdisjoint(BINARY) or (
+        ".jsonl" in suffixes and not (suffixes & (TEXT_SUFFIXES - BESIDE - {".jsonl"}))
+    )
+
+
+def load_records(path: Path, column: str = COLUMN) -> Texts:
+    """ValueError if a record has no such column, nothing is left for one side, or pyarrow is missing."""
+    files = sorted(f for f in path.rglob("*") if f.suffix in (".jsonl", *BINARY)) if path.is_dir() else [path]
+    sides = {file: _side(file.relative_to(path) if path.is_dir() else file) for file in files}
+    held_out = next((side for side in HELD_OUT if side in sides.values()), "")
+    if held_out and "train" in sides.values():
+        chosen = {side: [f for f in files if sides[f] == side] for side in ("train", held_out)}
+        texts = Texts(*(_all(chosen[side], column) for side in ("train", held_out)))
+    else:
+        texts = split(_all(files, column))
+    for side, found in texts._asdict().items():
+        if not found:
+            raise ValueError(f"{path} leaves no text for {side}; give more records, or files for both sides")
+    return texts
+
+
+def split(texts: Iterable[str]) -> Texts:
+    sides = Texts([], [])
+    for text in texts:
+        first = hashlib.sha256(text.encode()).digest()[0]
+        (sides.validation if first < VALIDATION_SHARE * 256 else sides.train).append(text)
+    return sides
+
+
+def _side(file: Path) -> str:
+    """What its own name or one of its folders begins with."""
+    return next((found[1] for found in map(SIDE.match, file.parts) if found), "")
+
+
+def _all(files: list[Path], column: str) -> list[str]:
+    return [text for file in files for text in _texts(file, column) if text]
+
+
+def _texts(file: Path, column: str) -> Iterator[str]:
+    if file.suffix == ".jsonl":
+        yield from _lines(file, column)
+        return
+    for names, values in _batches(file, column):
+        if values is None:
+            raise _lacks(file, column, names)
+        for value in values:
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"{file}: column {column!r} holds {type(value).__name__}, not text")
+            yield value or ""
+
+
+def _lines(file: Path, column: str) -> Iterator[str]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                record = msgspec.json.decode(line)
+            except (msgspec.DecodeError, RecursionError) as why:
+                raise ValueError(f"{file}, line {number} is not JSON: {why}") from None
+            value = record.get(column, 0) if isinstance(record, dict) else 0
+            if value is not None and not isinstance(value, str):
+                raise _lacks(f"{file}, line {number}", column, list(record) if isinstance(record, dict) else [])
+            yield value or ""
+
+
+def _batches(file: Path, column: str) -> Iterator[tuple[list[str], list[Any] | None]]:
+    """(names of columns, values of the one, or None if it is not there) a few thousand records at a time."""
+    arrow = _pyarrow(file)
+    try:
+        if file.suffix == ".parquet":
+            source = arrow.parquet.ParquetFile(file)
+            names = source.schema_arrow.names
+            parts = source.iter_batches(columns=[column]) if column in names else []
+        else:
+            mapped = arrow.memory_map(str(file))
+            whole = mapped.read(6) == b"ARROW1"  # a file; what `datasets` saves is a stream
+            mapped.seek(0)
+            source = arrow.ipc.open_file(mapped) if whole else arrow.ipc.open_stream(mapped)
+            names = source.schema.names
+            parts = (source.get_batch(i) for i in range(source.num_record_batches)) if whole else source
+            parts = parts if column in names else []
+        for part in parts:
+            yield names, part.column(names.index(column) if file.suffix == ".arrow" else 0).to_pylist()
+        if column not in names:
+            yield names, None
+    except arrow.ArrowException as why:
+        raise ValueError(f"{file} cannot be read: {why}") from None
+
+
+def _pyarrow(file: Path) -> Any:
+    try:
+        import pyarrow.ipc  # pyright: ignore[reportMissingImports]  # as is this one, only where somebody asked for it
+        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ValueError(
+            f"{file.name} needs pyarrow, which is not installed: pip install 'atoll[hub]'; or save it as JSON lines"
+        ) from None
+    return pyarrow
+
+
+def _lacks(where: object, column: str, names: list[str]) -> ValueError:
+    text = f"{where} has no text {column!r}"
+    return ValueError(f"{text}; it has {', '.join(names[:8])}: write data.column = one of them" if names else text)

@@ -1,0 +1,252 @@
+"""The shared state: everything all peers must hold alike after a round, and its one form as bytes.
+
+Anchor, outer momentum, buffers, counters and how far the run has come. Two peers with the same state have
+identical bytes, so the state hash is the blob id of those bytes, and a joiner downloads the very blob whose
+id the vertex names. `advance` is the only way from one round to the next, `gone_back` the only way back.
+Never holds anything private: error feedback, inner state and data cursors of a peer are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest
+from atoll.crypto.digest import Buffer, blob_id, manifest_of
+from atoll.training.codec import Codec
+from atoll.training.codec.blocks import Room, new_wire, tensor_over
+from atoll.training.exchange.layout import Layout, base_digest, flatten, layout_digest, layout_of, named
+from atoll.training.exchange.tensorfile import dump, load, pieces_of
+from atoll.training.recipe.inner import AdamW
+from atoll.training.recipe.outer import SHARED, Delayed, agreed_moments, delayed_step, outer_step
+from atoll.training.recipe.outer_adamw import adamw_step
+
+FORMAT = "atoll/state/1"
+COUNTS = ("round", "steps", "samples", "tokens")
+COUNT_MAX = 2**62
+
+
+@dataclass(frozen=True)
+class SharedState:
+    anchor_F: Tensor  # parameters, then float buffers, fp32
+    momentum_P: Tensor  # outer momentum; buffers have none
+    counters_K: Tensor  # integer buffers, int64
+    round: int = 0  # rounds that made it
+    steps: int = 0  # inner steps of one worker since the beginning: the position of rates without a horizon
+    samples: int = 0  # samples handed out to all workers: the position in the data
+    tokens: int = 0  # tokens all workers learned from: the position of rates with one
+    second_P: Tensor | None = None
+    """AdamW's mean of squares, from its first step on; momentum is its other one. With `outer.Moments` both are the
+    mean of the members', this one since they were first averaged."""
+
+
+def initial_state(model: nn.Module, layout: Layout | None = None) -> SharedState:
+    """The state a run begins with. It becomes a blob in genesis: a seed gives other bits on other machines.
+
+    `layout`: of what is exchanged; None: what requires a gradient.
+    """
+    layout = layout or layout_of(model)
+    anchor_F, counters_K = flatten(model, layout)
+    return SharedState(anchor_F, torch.zeros(layout.parameters, dtype=torch.float32), counters_K)
+
+
+def advance(
+    state: SharedState,
+    parts: Sequence[Buffer | None],
+    bounds: Sequence[tuple[int, int]],
+    codec: Codec,
+    outer: SHARED,
+    *,
+    steps: int,
+    samples: int,
+    tokens: int,
+    counters: Sequence[Sequence[int]] = (),
+    turn: tuple[int, int] | None = None,
+) -> SharedState:
+    """The state after a round whose answers are encoded means: `moved_by` what they decode to.
+
+    `parts` are the owners' answers in the order of `bounds`; None is a part nobody answered for, whose
+    combined update is zero. `bounds` count from where `turn` begins. PeerFault if an answer does not decode.
+    """
+    lo, hi = turn or (0, len(state.anchor_F))
+    combined_N = decode_parts(parts, bounds, [codec] * len(bounds), hi - lo)
+    return moved_by(
+        combined_N, state, outer, steps=steps, samples=samples, tokens=tokens, counters=counters, turn=turn
+    )
+
+
+def moved_by(
+    combined_N: Tensor,
+    state: SharedState,
+    outer: SHARED,
+    *,
+    steps: int,
+    samples: int,
+    tokens: int,
+    counters: Sequence[Sequence[int]] = (),
+    turn: tuple[int, int] | None = None,
+    agreement_N: Tensor | float = 1.0,
+    step: int | None = None,
+    room: Room = new_wire,
+) -> SharedState:
+    """The state after a round: outer step on the parameters, plain average of the buffers, maximum of counters.
+
+    Only the stretch `turn` moves (None: everything), by `combined_N`; the momentum outside rests, too. What of it
+    lies behind the vector are members' moments. `counters` are the contributors' integer buffers. `steps`,
+    `samples` and `tokens` are what the round adds.
+    `step`: of the run, whose outer rate holds; None: as many as the state has. Anchor and momentum lie in `room`.
+    """
+    lo, hi = turn or (0, len(state.anchor_F))
+    step = state.steps if step is None else step
+    end = max(lo, min(hi, len(state.momentum_P)))  # of the parameters in it; buffers follow
+    agreed_N = agreement_N[: end - lo] if isinstance(agreement_N, Tensor) else agreement_N
+    second_P, given_N = state.second_P, combined_N[: end - lo]
+    anchor_F, momentum_P = (_but_for(old, lo, end, room) for old in (state.anchor_F, state.momentum_P))
+    before_N, into_N = (state.anchor_F[lo:end], state.momentum_P[lo:end]), (anchor_F[lo:end], momentum_P[lo:end])
+    if isinstance(outer, AdamW):
+        assert turn is None, "it works on whole models"
+        squares_P = torch.zeros_like(momentum_P) if second_P is None else second_P
+        *moved, second_P = adamw_step(outer, *before_N, squares_P, given_N, step, state.round)
+        for into, value in zip(into_N, moved, strict=True):
+            into.copy_(value)
+    elif isinstance(outer, Delayed):
+        for into, value in zip(into_N, delayed_step(outer, *before_N, given_N, state.tokens, tokens), strict=True):
+            into.copy_(value)
+    else:
+        outer_step(outer, *before_N, given_N, step, agreed_N, into_N)
+    floats = min(hi, len(state.anchor_F))
+    torch.sub(state.anchor_F[end:floats], combined_N[end - lo : floats - lo], out=anchor_F[end:floats])
+    if hi > floats:
+        first_P, second_P = agreed_moments(state.momentum_P, second_P, combined_N[floats - lo :])
+        momentum_P.copy_(first_P)
+    counters_K = state.counters_K
+    for row in counters:
+        counters_K = torch.maximum(counters_K, torch.tensor(row, dtype=torch.int64))
+    return SharedState(
+        anchor_F,
+        momentum_P,
+        counters_K,
+        state.round + 1,
+        state.steps + steps,
+        state.samples + samples,
+        state.tokens + tokens,
+        second_P,
+    )
+
+
+def rested(state: SharedState, *, steps: int, samples: int, tokens: int, room: Room = new_wire) -> SharedState:
+    """The state after a round that counts nobody: the run goes on, the model rests.
+
+    An outer step without an update would move it by the momentum alone, once for every such round: where all
+    members were killed at once the model would run on while nobody learns.
+    """
+    anchor_F, momentum_P = (_but_for(old, 0, 0, room) for old in (state.anchor_F, state.momentum_P))
+    counts = state.round + 1, state.steps + steps, state.samples + samples, state.tokens + tokens
+    return SharedState(anchor_F, momentum_P, state.counters_K, *counts, state.second_P)
+
+
+def _but_for(old: Tensor, lo: int, hi: int, room: Room) -> Tensor:
+    """A copy of it, whose values lo … hi are still to be written."""
+    new = tensor_over(room(old.nbytes), torch.float32)
+    for rest in (slice(0, lo), slice(hi, None)):
+        new[rest] = old[rest]
+    return new
+
+
+def gone_back(earlier: SharedState, before: SharedState, samples: int) -> SharedState:
+    """The earlier state, bit for bit, at the place in the data that the run has reached: no sample is used twice.
+
+    `before` is the head's state, `samples` were handed out since. Outer momentum, buffers, counters, the position
+    of the learning-rate schedule and the tokens learned from come back with the state: they are about this model.
+    """
+    return replace(earlier, samples=before.samples + samples)
+
+
+def decode_parts(
+    parts: Sequence[Buffer | None],
+    bounds: Sequence[tuple[int, int]],
+    codecs: Sequence[Codec],
+    floats: int,
+    room: Room = new_wire,
+) -> Tensor:
+    """The combined update (F,), each part in its codec; zero where nobody answered. PeerFault if an answer does not
+    decode."""
+    assert len(parts) == len(bounds) and (not bounds or bounds[-1][1] == floats)
+    combined_F = tensor_over(room(4 * floats), torch.float32)
+    for part, codec, (lo, hi) in zip(parts, codecs, bounds, strict=True):
+        if part is not None:
+            codec.decode_into(part, combined_F[lo:hi])
+        else:
+            combined_F[lo:hi] = 0
+    return combined_F
+
+
+def state_bytes(state: SharedState, layout: Layout) -> bytes:
+    """Canonical: equal states give equal bytes. Any safetensors reader opens them."""
+    return b"".join(state_pieces(state, layout))
+
+
+def state_pieces(state: SharedState, layout: Layout) -> list[Buffer]:
+    """The same bytes in pieces, most of which are the state's own memory."""
+    counts = {name: str(getattr(state, name)) for name in COUNTS}
+    tensors = {"anchor": state.anchor_F, "momentum": state.momentum_P, "counters": state.counters_K}
+    if state.second_P is not None:
+        tensors["second"] = state.second_P
+    return pieces_of(
+        tensors,
+        {"format": FORMAT, "layout": layout_digest(layout).hex(), **counts},
+    )
+
+
+def state_hash(data: Buffer) -> Digest:
+    """The name of a state: the blob id of its bytes."""
+    return blob_id(manifest_of(data))
+
+
+def state_from_bytes(data: Buffer, layout: Layout) -> SharedState:
+    """PeerFault unless these are the canonical bytes of a finite state of this layout."""
+    tensors, metadata = load(data)
+    if metadata.get("format") != FORMAT or metadata.get("layout") != layout_digest(layout).hex():
+        raise PeerFault("", f"not a state of this model: {metadata.get('format')}, {metadata.get('layout')}")
+    expected = {
+        "anchor": (layout.floats, torch.float32),
+        "momentum": (layout.parameters, torch.float32),
+        "counters": (layout.counters, torch.int64),
+    }
+    if "second" in tensors:
+        expected["second"] = expected["momentum"]
+    if {name: (value.numel(), value.dtype) for name, value in tensors.items()} != expected:
+        raise PeerFault("", "the state's tensors are not those of the layout")
+    if not all(bool(tensors[name].isfinite().all()) for name in expected.keys() - {"counters"}):
+        raise PeerFault("", "the state holds values that are not finite")
+    second_P = tensors.get("second")
+    if second_P is not None and bool((second_P < 0).any()):
+        raise PeerFault("", "the state holds a mean of squares below zero")
+    counts = {name: _count(metadata.get(name, "")) for name in COUNTS}
+    state = SharedState(
+        tensors["anchor"].clone(),
+        tensors["momentum"].clone(),
+        tensors["counters"].clone(),
+        **counts,
+        second_P=None if second_P is None else second_P.clone(),
+    )
+    if state_bytes(state, layout) != data:
+        raise PeerFault("", "the state is not in canonical form")
+    return state
+
+
+def export_model(state: SharedState, layout: Layout) -> bytes:
+    """The agreed model by tensor name, without its base if it has one, as a safetensors file for other programs."""
+    told = {"format": "pt", "atoll.round": str(state.round)}
+    told |= {"atoll.base": base_digest(layout).hex()} if layout.held else {}
+    return dump(named(state.anchor_F, state.counters_K, layout), told)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= COUNT_MAX):
+        raise PeerFault("", f"{text[:24]!r} is not a count")
+    return int(text)

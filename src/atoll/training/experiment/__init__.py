@@ -1,0 +1,1 @@
+"""A recipe played in one process: simulated members, faults, traffic and plots."""

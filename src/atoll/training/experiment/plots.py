@@ -1,0 +1,65 @@
+"""Pictures: what experiments came to, and where every picture of ours is written. Needs matplotlib (atoll[plot]).
+
+Draws what it is given; never trains, never opens a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from atoll.training.experiment.simulator import Outcome
+
+MEGA = 1e6
+
+
+@contextmanager
+def two_charts(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Side by side, written to the path (PNG, SVG, PDF) when the block ends. UsageError if either is impossible."""
+    if not path.suffix or path.is_dir():
+        raise _unwritable(path, "it names no picture")
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise UsageError("E-PLOT-02", "matplotlib is not installed", fix="pip install 'atoll[plot]'") from None
+    with pyplot.rc_context({"svg.fonttype": "none"}):
+        figure, charts = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+        try:
+            yield charts[0], charts[1]
+            try:
+                figure.savefig(path, dpi=130)
+            except (OSError, ValueError) as why:
+                raise _unwritable(path, str(why)) from None
+        finally:
+            pyplot.close(figure)
+
+
+def _unwritable(path: Path, why: str) -> UsageError:
+    fix = "name a .png, .svg or .pdf file in a folder that exists: losses.png"
+    return UsageError("E-PLOT-03", f"cannot write a picture to {str(path)!r}", cause=why, fix=fix)
+
+
+def draw_outcomes(outcomes: Mapping[str, Outcome], path: Path | str) -> None:
+    """Loss over steps, and over what a peer sent: training loss as lines, the agreed model's as points."""
+    with two_charts(Path(path)) as (over_steps, over_bytes):
+        for index, (name, done) in enumerate(outcomes.items()):
+            colour = f"C{index}"
+            steps = [one.step for one in done.history]
+            losses = [one.train_loss for one in done.history]
+            over_steps.plot(steps, losses, color=colour, linewidth=1, label=name)
+            over_steps.scatter(*zip(*done.curve, strict=True), color=colour, s=16)
+            over_bytes.plot([one.upload_bytes / MEGA for one in done.history], losses, color=colour, linewidth=1)
+            over_bytes.scatter([done.upload_bytes / MEGA], [done.val_loss], color=colour, s=16)
+        over_steps.set(title="training (lines) and validation (points)", xlabel="step", ylabel="nats")
+        over_steps.legend(frameon=False)
+        over_bytes.set(title="the same over traffic", xlabel="MB that a peer sent", xscale="log")

@@ -1,0 +1,126 @@
+"""The built-in models, by name: what a run among strangers may ask for, since code never travels.
+
+`build_model` gives the same weights for the same seed on one machine and torch version only; a run's first
+weights are therefore a blob in genesis, and the seed matters to its creator alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from atoll.training.data import Data
+from atoll.training.data.text import Text
+from atoll.training.exchange.layout import Layout, layout_of
+from atoll.training.models.gpt import GPT
+from atoll.training.models.llama import Llama
+from atoll.training.models.names import BYTES, FAMILIES, MODELS, Task, spec_of, with_adapters
+
+LOOKED_AT = 2**20  # tokens of a file that may be larger than memory
+
+
+def build_model(name: str, seed: int) -> nn.Module:
+    """A freshly initialised model; torch's global generator is left as it was found."""
+    spec = spec_of(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return spec.build()
+
+
+ADAPTER_NAMES = ("*.lora_*",)
+
+
+def travelling(name: str, only: Sequence[str] = ()) -> Sequence[str]:
+    """Patterns of what a run of this model exchanges: those given, else its adapters if it has some; empty: all."""
+    return only or (ADAPTER_NAMES if spec_of(name).numbers.get("lora") else ())
+
+
+def shape_of(name: str, only: Sequence[str] = ()) -> Layout:
+    """The layout of a model, or of what these patterns name, without its numbers: no memory, whatever its size."""
+    with torch.device("meta"):
+        return layout_of(spec_of(name).build(), only, bound=False)
+
+
+def task_of(name: str) -> Task:
+    return spec_of(name).task
+
+
+def misfit(name: str, data: Data) -> str:
+    """Why this model cannot learn from this data, and what can; empty if it can."""
+    spec = spec_of(name)
+    if isinstance(data, Text) != (spec.task == "text"):
+        theirs = "text" if isinstance(data, Text) else "images"
+        return f"{name} learns from {spec.task}, the data is {theirs}"
+    if isinstance(data, Text):
+        largest = max(int(tokens[:LOOKED_AT].max(initial=0)) for tokens in data)
+        fits = largest < spec.numbers["v"]
+        return "" if fits else f"{name} knows {spec.numbers['v']} tokens, the data has token {largest}; set v="
+    pixels, channels = data.train_images.shape[1:3], (*data.train_images.shape, 1)[3]
+    classes = 1 + int(max(data.train_labels.max(), data.validation_labels.max()))
+    if spec.family == "cnn" and (pixels != (28, 28) or channels != 1):
+        return f"{name} reads grey images of 28 x 28; these are {pixels[0]} x {pixels[1]} with {channels} channels"
+    if channels != spec.numbers.get("i", 1):
+        return f"{name} reads images of {spec.numbers['i']} channels, the data has {channels}; set i={channels}"
+    knows = spec.numbers.get("c", 10)
+    return "" if classes <= knows else f"{name} knows {knows} classes, the data has {classes}; set c={classes}"
+
+
+def tokens_misfit(name: str, tokens: int) -> tuple[str, str] | None:
+    """Why this model cannot learn from so many different tokens, and what helps; None if it can."""
+    spec = spec_of(name)
+    if spec.task != "text":
+        return f"{name} learns from images, and a tokenizer makes tokens of text", "leave out data.tokenizer"
+    if tokens <= spec.numbers["v"]:
+        return None
+    if tokens > FAMILIES[spec.family].keys["v"].most:
+        return f"the tokenizer has {tokens} tokens, more than any model here", "choose another data.tokenizer"
+    numbers = {key: value for key, value in spec.numbers.items() if value or key == "tie"} | {"v": tokens}
+    size = f"{spec.family}:" + ",".join(f"{key}={value}" for key, value in numbers.items())
+    return f"{name} knows {spec.numbers['v']} tokens, the tokenizer has {tokens}", f'write model.name = "{size}"'
+
+
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Mean cross-entropy in nats, over tokens or images: inputs (B, …), targets (B,) or (B, T)."""
+    inputs, targets = batch
+    scores = model(inputs)
+    flat = scores.float().reshape(-1, scores.shape[-1])  # bf16 keeps 8 bits, too few for the sum over classes
+    return nn.functional.cross_entropy(flat, targets.reshape(-1))
+
+
+def generate_text(model: nn.Module, prompt: str, n: int, seed: int) -> str:
+    """`prompt` continued by `n` bytes, drawn with a generator of its own."""
+    if not isinstance(model, GPT | Llama):
+        raise ValueError("only models of text write text")
+    vocabulary = model.vocabulary if isinstance(model, GPT) else model.size.vocabulary
+    if vocabulary != BYTES:
+        raise ValueError(f"this model writes one of {vocabulary} tokens, not bytes: there is no text to show")
+    return generate(model, model.size.seq_len, prompt.encode(), n, seed).decode(errors="replace")
+
+
+@torch.no_grad()
+def generate(model: nn.Module, seq_len: int, prompt: bytes, n: int, seed: int, temperature: float = 0.8) -> bytes:
+    """`prompt` and `n` more bytes. An empty prompt starts from a newline."""
+    generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
+    text = list(prompt) or [10]
+    for _ in range(n):
+        window_1T = torch.tensor([text[-seq_len:]], device=device)
+        scores_V = model(window_1T)[0, -1].float().cpu() / temperature
+        text.append(int(torch.multinomial(scores_V.softmax(0), 1, generator=generator)))
+    return bytes(text)
+
+
+__all__ = [
+    "MODELS",
+    "build_model",
+    "generate_text",
+    "loss_of",
+    "misfit",
+    "shape_of",
+    "spec_of",
+    "task_of",
+    "tokens_misfit",
+    "with_adapters",
+]

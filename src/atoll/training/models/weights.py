@@ -1,0 +1,128 @@
+"""First weights out of a model folder: one that `export --hf` wrote, or a Llama as `transformers` saves it.
+
+    config.json        what the model is
+    *.safetensors      its tensors by name, in one file or several
+
+Only the founder of a run reads it: the first state travels as a blob, as ever. Every tensor of the model must be
+there and no other. Never unpickles, never downloads, never runs code that lies beside the weights.
+"""
+
+from __future__ import annotations
+
+import json
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from atoll.training.models.llama import NORM_EPS
+from atoll.training.models.lora import ADAPTER
+from atoll.training.models.names import WINDOW, spec_of
+
+SHOWN = 4  # names in a message
+COMPUTED = ("rotary_emb.inv_freq",)  # older files hold what models compute for themselves
+
+
+def name_in(folder: Path) -> str:
+    """What the model in this folder is called here. ValueError if it is none that is built in."""
+    told = _config(folder)
+    if isinstance(told.get("atoll_model"), str):
+        spec_of(told["atoll_model"])
+        return told["atoll_model"]
+    if told.get("model_type") != "llama":
+        raise ValueError(
+            f"{folder} holds a {told.get('model_type', 'model without a type')}: only Llamas, and models that "
+            "atoll exported, can be begun from; others train in a loop of your own: run.attach(model, optimizer)"
+        )
+    try:
+        return _llama(told)
+    except (KeyError, TypeError, ZeroDivisionError, OverflowError) as why:
+        raise ValueError(f"{folder / 'config.json'} says too little of a Llama: {why!r}") from None
+
+
+def load_weights(model: nn.Module, name: str, folder: Path) -> None:
+    """Copy them into this model, which `name` stands for, in fp32. ValueError if they are another model's."""
+    theirs, ours = spec_of(name_in(folder)), spec_of(name)
+    free = {"lora"} | ({"t"} if ours.family == "llama" else set[str]())  # rotary positions have no table
+    if theirs.family != ours.family or any(theirs.numbers[k] != v for k, v in _full(ours.numbers) if k not in free):
+        raise ValueError(f'{folder} holds {name_in(folder)}, not {name}: write model.name = "{name_in(folder)}"')
+    found = {k: v for k, v in _tensors(folder).items() if not k.endswith(COMPUTED)}
+    wanted = model.state_dict()
+    twin = {"lm_head.weight": "model.embed_tokens.weight"} if ours.numbers.get("tie") else dict[str, str]()
+    wanted = {k: v for k, v in wanted.items() if not k.endswith(ADAPTER) or k in found}  # adapters may be new
+    lacking = [k for k in wanted if k not in found and twin.get(k) not in found]
+    wrong = [k for k, v in found.items() if k not in wanted or v.shape != wanted[k].shape]
+    if lacking or wrong:
+        raise ValueError(f"the weights in {folder} are not {name}: lacking {_some(lacking)}; wrong {_some(wrong)}")
+    if endless := [k for k, v in found.items() if v.is_floating_point() and not bool(v.isfinite().all())]:
+        raise ValueError(f"the weights in {folder} are not finite: {_some(endless)}")
+    model.load_state_dict({k: v.to(wanted[k].dtype) for k, v in found.items()}, strict=False)
+
+
+def _full(numbers: Any) -> list[tuple[str, int]]:
+    """Without those that follow from others: the shapes of tensors tell them."""
+    return [(key, value) for key, value in numbers.items() if key not in ("kv", "f")]
+
+
+def _llama(told: dict[str, Any]) -> str:
+    rotary = told.get("rope_parameters") or {}
+    theta = rotary.get("rope_theta", told.get("rope_theta", 10_000))
+    scaled = told.get("rope_scaling") or rotary.get("rope_type", "default") != "default"
+    width, heads = told["hidden_size"], told["num_attention_heads"]
+    head = told.get("head_dim") or width // heads
+    unlike = {
+        "its positions are scaled (rope_scaling)": bool(scaled),
+        f"its wavelengths have the base {theta}, which is no whole number": theta != int(theta),
+        "its layers have biases": bool(told.get("attention_bias") or told.get("mlp_bias")),
+        f"it uses {told.get('hidden_act')}": told.get("hidden_act", "silu") != "silu",
+        f"rms_norm_eps is {told.get('rms_norm_eps')}, here it is {NORM_EPS}": not isclose(
+            told.get("rms_norm_eps", 1e-6), NORM_EPS
+        ),
+        "its heads are not hidden_size / num_attention_heads wide": head != width // heads,
+    }
+    if problems := [problem for problem, is_so in unlike.items() if is_so]:
+        raise ValueError(f"this Llama computes otherwise than those built in: {'; '.join(problems)}")
+    numbers = {
+        **{"d": width, "l": told["num_hidden_layers"], "h": heads, "kv": told.get("num_key_value_heads") or heads},
+        **{"f": told["intermediate_size"], "t": min(told["max_position_embeddings"], WINDOW.most)},
+        **{"v": told["vocab_size"], "theta": int(theta), "tie": int(told.get("tie_word_embeddings", False))},
+    }
+    name = "llama:" + ",".join(f"{key}={value}" for key, value in numbers.items())
+    spec_of(name)
+    return name
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    if (folder / "adapters.safetensors").exists():
+        raise ValueError(f"{folder} holds adapters, no model: load them in a loop of your own, as its README says")
+    try:
+        told = json.loads((folder / "config.json").read_bytes())
+    except OSError:
+        raise ValueError(f"there is no config.json in {folder}; name a folder that holds a model") from None
+    except (ValueError, RecursionError) as why:
+        raise ValueError(f"{folder / 'config.json'} is not JSON: {why}") from None
+    if not isinstance(told, dict):
+        raise ValueError(f"{folder / 'config.json'} describes no model")
+    return told
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"there are no .safetensors in {folder}; other formats may hold code and are not read")
+    found: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            found |= load_file(file)
+        except SafetensorError as why:
+            raise ValueError(f"{file} is no safetensors file: {why}") from None
+    return found
+
+
+def _some(names: list[str]) -> str:
+    rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return (", ".join(names[:SHOWN]) or "nothing") + rest

@@ -1,0 +1,1 @@
+"""Recipes and their pieces: inner and outer optimizers, schedules, reducers and merges."""

@@ -1,0 +1,241 @@
+"""The outer step: how the agreed parameters move when the members' combined update is known.
+
+Where every peer takes this step for itself and must end with the same bits (`outer_step`: `SHARED`), only
+single-rounded elementwise operations appear: `add(alpha=)`, `lerp` and `torch.optim.SGD(nesterov=True)` give other
+bits on other instruction sets (measured with torch 2.13). AdamW is `outer_adamw`. The other kinds (`move`) are for
+experiments and are refused by real runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import msgspec
+import torch
+from torch import Tensor
+
+from atoll.base.arguments import Count, Factor, Share, Whole
+from atoll.base.limits import AMOUNT_MOST
+from atoll.training.codec.blocks import spans_of
+from atoll.training.recipe.inner import AdamW, InnerState, fresh_inner
+from atoll.training.recipe.outer_adamw import adamw_step
+
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=AMOUNT_MOST)]
+
+
+class Nesterov(msgspec.Struct, frozen=True, tag="nesterov"):
+    """m <- mu m + d;  anchor <- anchor - lr (d + mu m): DiLoCo (2311.08105, algorithm 1) in PyTorch's form.
+
+    `momentum=0, lr=1` is plain averaging (local SGD).
+    """
+
+    lr: Factor = 1.0
+    # lr / (1 - momentum) is the effective step: about 2 for 30–50 rounds, 2.5–5 from 100 rounds on
+    momentum: Share = 0.6
+    floor: Share = 1.0  # share of lr at the end of the run; it falls on a straight line
+    settle: Share = (
+        0.0  # last share of the run in which the momentum falls to 0, so that the end is plain averaging
+    )
+    total_steps: Whole = 0  # of the run, where anything falls
+
+
+class Sign(msgspec.Struct, frozen=True, tag="sign"):
+    """anchor <- anchor - lr sign(d): signSGD over what error feedback gathers (DeMo 2411.19870, algorithm 1)."""
+
+    lr: Factor = 1e-3
+    warmup_steps: Whole = 0
+    total_steps: Whole = 0
+    floor: Share = 1.0
+
+
+class Delayed(msgspec.Struct, frozen=True, tag="delayed"):
+    """Delayed Nesterov (2401.09135, algorithm 3), for updates that arrive as they come: each moves the anchor by
+    lr d / every; the momentum is renewed and felt only with every so-manieth of them. Where rounds carry the mean
+    of several, and not always of all, `every` counts the tokens behind them.
+    """
+
+    lr: Factor = 0.7
+    momentum: Share = 0.9
+    every: Tokens = 4  # about the number of workers; in rounds the tokens that all of them learn from in one
+
+
+class Regional(msgspec.Struct, frozen=True, tag="regional"):
+    """HALoS (2506.04531, algorithms 1 and 2): updates move the anchor of their region as they come (`below`); after
+    `every` of them the region's own progress moves the anchor of all (`above`), of which it takes over `pull`.
+    """
+
+    below: Delayed = Delayed(3.2, 0.9, 16)
+    above: Delayed = Delayed(0.3, 0.5, 2)
+    regions: Count = 2
+    every: Count = 32
+    pull: Share = 0.25
+
+
+class Gossip(msgspec.Struct, frozen=True, tag="gossip"):
+    """NoLoCo (2506.10911, equation 2), for members with anchors of their own:
+
+    m <- mu m - lr d + gamma (mean anchor of the group - anchor);  anchor <- anchor + m.
+    """
+
+    lr: Factor = 0.7
+    momentum: Share = 0.5
+    gamma: Share = 0.7
+
+
+class Agreeing(msgspec.Struct, frozen=True, tag="agreeing"):
+    """Nesterov whose momentum is `momentum` times how much the members' updates agree, part by part: where they
+    pull apart, the last rounds' direction counts for less. Part owners measure it (`reducer.agreement`).
+    """
+
+    lr: Factor = 1.0
+    momentum: Share = 0.9
+
+
+class Moments(msgspec.Struct, frozen=True, tag="moments"):
+    """The anchor becomes the mean of the members, and what it remembers the mean of their inner moments, in rounds
+    that average these (`moments.py`): DES-LOC (2505.22549, algorithm 1)."""
+
+
+Outer = Nesterov | Sign | Delayed | Regional | Gossip | Agreeing | Moments | AdamW
+AVERAGE = Nesterov(lr=1.0, momentum=0.0)  # the anchor becomes the mean of the members
+PLAIN = Nesterov | Sign | Agreeing | Moments  # they are single-rounded operations alone
+SHARED = PLAIN | AdamW | Delayed  # every peer computes the same bits
+
+
+def momentum_of(outer: Outer) -> float:
+    """What codecs that build on the outer momentum may take it for; 1 makes it worth nothing to them."""
+    if isinstance(outer, AdamW | Regional | Moments):
+        return 1.0
+    return 0.0 if isinstance(outer, Sign) else outer.momentum
+
+
+def rate_of(outer: Nesterov | Sign | Agreeing, step: int) -> float:
+    """The outer rate at a step of the run. Straight lines only: a cosine differs between machines' libraries."""
+    if isinstance(outer, Sign) and step < outer.warmup_steps:
+        return outer.lr * ((step + 1) / outer.warmup_steps)
+    if isinstance(outer, Agreeing) or outer.floor == 1.0 or outer.total_steps <= 0:
+        return outer.lr
+    return outer.lr * (1.0 - (1.0 - outer.floor) * min(1.0, step / outer.total_steps))
+
+
+def momentum_at(outer: Nesterov, step: int) -> float:
+    """Outer momentum at a step of the run."""
+    if outer.settle <= 0.0 or outer.total_steps <= 0:
+        return outer.momentum
+    return outer.momentum * min(1.0, max(0.0, outer.total_steps - step) / (outer.settle * outer.total_steps))
+
+
+def outer_step(
+    outer: PLAIN,
+    anchor_P: Tensor,
+    momentum_P: Tensor,
+    combined_P: Tensor,
+    step: int = 0,
+    agreement_P: Tensor | float = 1.0,
+    into: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(anchor', momentum'), each (P,), bit-identical everywhere; written `into` these, if given. The other
+    arguments are left alone.
+
+    `agreement_P`: how much the updates agree, 0 … 1, where the outer step asks.
+    """
+    new_anchor_P, new_momentum_P = into or (torch.empty_like(anchor_P), torch.empty_like(momentum_P))
+    if isinstance(outer, Moments):
+        torch.sub(anchor_P, combined_P, out=new_anchor_P)
+        return new_anchor_P, new_momentum_P.copy_(momentum_P)
+    rate = rate_of(outer, step)
+    if isinstance(outer, Sign):
+        torch.sub(anchor_P, combined_P.sign().mul_(rate), out=new_anchor_P)
+        return new_anchor_P, new_momentum_P.copy_(momentum_P)
+    agreeing = agreement_P if isinstance(outer, Agreeing) else 1.0
+    momentum = outer.momentum if isinstance(outer, Agreeing) else momentum_at(outer, step)
+    for here in (slice(lo, hi) for lo, hi in spans_of(len(anchor_P))):  # everything while a span is in the cache
+        share = (agreeing[here] if isinstance(agreeing, Tensor) else agreeing) * momentum
+        momentum_S = torch.mul(momentum_P[here], share, out=new_momentum_P[here]).add_(combined_P[here])
+        ahead_S = (momentum_S * share).add_(combined_P[here]).mul_(rate)
+        torch.sub(anchor_P[here], ahead_S, out=new_anchor_P[here])
+    return new_anchor_P, new_momentum_P
+
+
+def delayed_step(
+    outer: Delayed, anchor_P: Tensor, momentum_P: Tensor, combined_P: Tensor, before: int, learned: int
+) -> tuple[Tensor, Tensor]:
+    """(anchor', momentum'), each (P,), bit-identical everywhere. `learned` is what the update counts, `before` what
+    came before it, in the unit of `every`; more than that is a run that grew, and moves no further. The momentum
+    gathers what came since it was renewed."""
+    share_P = combined_P * min(1.0, learned / outer.every)
+    anchor_P, momentum_P = anchor_P - share_P * outer.lr, momentum_P + share_P
+    if (before + learned) // outer.every > before // outer.every:
+        anchor_P = anchor_P - momentum_P * (outer.lr * outer.momentum)
+        momentum_P = momentum_P * outer.momentum
+    return anchor_P, momentum_P
+
+
+def agreed_moments(first_P: Tensor, second_P: Tensor | None, given_N: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The members' mean moments after a round whose answers have `given_N` behind the parameters, negative: one
+    vector (P,) or two. Where it is zero nobody answered, or there is nothing to know: the old ones stay."""
+    given = given_N.split(max(1, len(first_P)))
+    olds = (first_P, torch.zeros_like(first_P) if second_P is None else second_P)
+    means = [torch.where(one_P == 0, old_P, -one_P) for one_P, old_P in zip(given, olds, strict=False)]
+    first_P = means[0] if means else first_P
+    return first_P, means[1].clamp_(min=0) if len(means) > 1 else second_P
+
+
+# ---- every kind, for experiments ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OuterState:
+    """What an outer optimizer remembers of one anchor, or one fragment of it."""
+
+    momentum_P: Tensor
+    inner: InnerState | None = None  # AdamW: its two moments
+    second_P: Tensor | None = None  # Moments: the second of those that were agreed on
+    steps: int = 0  # updates; Delayed: in the unit of its `every`
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What else is known when an update is applied."""
+
+    step: int  # of the run
+    agreement_P: Tensor | float = 1.0  # how much the updates agree, 0 … 1
+    mean_anchor_P: Tensor | None = None  # of the group, where members have anchors of their own
+    learned: int = 1  # what the update counts where its outer step is Delayed
+
+
+def fresh_outer(outer: Outer, parameters: int) -> OuterState:
+    outer = outer.below if isinstance(outer, Regional) else outer
+    inner = fresh_inner(parameters) if isinstance(outer, AdamW) else None
+    return OuterState(torch.zeros(parameters, dtype=torch.float32), inner)
+
+
+def move(
+    outer: Outer, state: OuterState, anchor_P: Tensor, combined_P: Tensor, moment: Moment
+) -> tuple[Tensor, OuterState]:
+    """(anchor', state') after one combined update. The arguments are left alone."""
+    momentum_P = state.momentum_P
+    match outer:
+        case Nesterov() | Sign() | Agreeing() | Moments():
+            anchor_P, momentum_P = outer_step(
+                outer, anchor_P, momentum_P, combined_P, moment.step, moment.agreement_P
+            )
+        case Gossip(lr, momentum, gamma):
+            assert moment.mean_anchor_P is not None
+            momentum_P = momentum_P * momentum - combined_P * lr + (moment.mean_anchor_P - anchor_P) * gamma
+            anchor_P = anchor_P + momentum_P
+        case Regional(below):
+            return move(below, state, anchor_P, combined_P, moment)
+        case Delayed():
+            counted = state.steps, moment.learned
+            anchor_P, momentum_P = delayed_step(outer, anchor_P, momentum_P, combined_P, *counted)
+            return anchor_P, replace(state, momentum_P=momentum_P, steps=sum(counted))
+        case AdamW():
+            assert state.inner is not None
+            old = state.inner
+            anchor_P, first_P, second_P = adamw_step(
+                outer, anchor_P, old.first_P, old.second_P, combined_P, moment.step, old.steps
+            )
+            state = replace(state, inner=InnerState(first_P, second_P, old.steps + 1))
+    return anchor_P, replace(state, momentum_P=momentum_P, steps=state.steps + 1)

@@ -1,0 +1,1 @@
+"""Optional checks of members' work. Each check is one folder."""

@@ -1,0 +1,232 @@
+"""One peer's side of loss scores: it shows its updates that were drawn, and scores those that it was drawn for.
+
+    every vertex     whose update is scored, and by whom (`verification/loss_scoring/policy.py`)
+    scored           Ask ShowUpdate ─► a blob ─► its name to any scorer that was drawn and asks
+    scorer           WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Score ─► `Scored`, signed
+
+The words are those of audits, with `update` in them. A round waits for none of this: two updates at a time are
+fetched or looked at, and who is slower than the rounds scores those that all others score, too. Bounded by the open
+cases; a blob may be as large as an update in fp32 and no larger. Never judges, never acts on a score: vertices do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from atoll.base.draw import draw_bytes
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
+from atoll.base.limits import MIB, SCORE_OPEN
+from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send
+from atoll.peer.events import ScoreDrawn, ScoreMissed, ScoreTaken, UpdateScored
+from atoll.peer.governance.settings_change import plan_after
+from atoll.peer.membership.report_pool import ReportPool
+from atoll.peer.round.context import ground_after
+from atoll.peer.settings import RunSettings
+from atoll.peer.tasks import Exhibited, Fell, Hold, Score, ShowUpdate
+from atoll.protocol.history.chain import History
+from atoll.protocol.transfer.download import Fetch, Fetched, FetchFailed
+from atoll.verification.evidence_download import Exhibits, tried
+from atoll.verification.loss_scoring.policy import Case, Falls, Key
+from atoll.wire.messages.audits import ExhibitIs, WantExhibit
+from atoll.wire.messages.vertex import Body
+
+AT_ONCE = 2  # updates: one is fetched while another is looked at
+GIVE_UP = 6  # rounds after which nothing was shown …
+GIVE_UP_S = 10.0  # … and so many seconds, since rounds may take milliseconds and links may stall …
+CLOSING = 2  # … but for so many rounds before nobody may say so any more
+
+
+@dataclass
+class Turn:
+    """An update that is mine to score."""
+
+    case: Case
+    since: int  # the head when I began to ask for it
+    since_s: Seconds
+    blob: Digest | None = None  # what I was pointed at; asked again while it is None
+    tries: int = 0
+    looking: bool = False
+    done: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """For its author."""
+        return not self.done and not self.looking
+
+
+class Scoring:
+    """`settings` say that there is some. Effects go to the driver; `ScoreTaken` is to be told to the members."""
+
+    def __init__(self, me: PeerId, settings: RunSettings, history: History, pool: ReportPool) -> None:
+        self.me, self.settings, self.history, self.pool = me, settings, history, pool
+        self.turns: dict[Key, Turn] = {}
+        # rounds of mine; None while it is being laid out, or if it is lost
+        self.shown: dict[int, Digest | None] = {}
+        self.held: tuple[Digest, ...] = ()
+        self.arriving = Exhibits("score")
+
+    # ---- vertices ------------------------------------------------------------------------------------------
+
+    def resume(self, now: Seconds) -> list[Effect]:
+        """After a restart: what was drawn of me is lost, what I was drawn for is not."""
+        return self._work(now)
+
+    def grew(self, body: Body, now: Seconds) -> list[Effect]:
+        """The history has one vertex more."""
+        effects: list[Effect] = []
+        scores = self.pool.recent().scores
+        for score in scores.settled:
+            fact = UpdateScored(peer=score.peer, of=score.round, opinion=score.opinion, falls=score.falls)
+            effects.append(self._fact(fact))
+        for case in scores.cases.values():
+            if case.round != body.round:
+                continue
+            effects.append(self._fact(ScoreDrawn(peer=case.peer, scorers=case.scorers)))
+            if case.peer == self.me:
+                self.shown[case.round] = None
+                effects.append(Ask(f"score/show/{case.round}", ShowUpdate(case.round)))
+        return effects + self._work(now)
+
+    def _work(self, now: Seconds) -> list[Effect]:
+        """What I am drawn for since this head, and what lasted too long."""
+        cases, head = self.pool.recent().scores.cases, self.history.head
+        self.turns = {key: turn for key, turn in self.turns.items() if key in cases}
+        self.shown = {round: blob for round, blob in self.shown.items() if (round, self.me) in cases}
+        here = {m.peer for m in self.history.head_body.members if m.present}
+        effects: list[Effect] = []
+        for turn in self.turns.values():
+            late = now - turn.since_s >= GIVE_UP_S or head - turn.case.round >= SCORE_OPEN - CLOSING
+            if turn.waits and head - turn.since >= GIVE_UP and late and turn.case.peer in here:
+                effects += self._end(turn, (), "nothing was shown in time")
+        mine = [c for c in cases.values() if self.me in c.scorers and self.me not in c.said and c.peer in here]
+        for case in sorted(mine, key=lambda case: case.priority):
+            if sum(not turn.done for turn in self.turns.values()) < AT_ONCE and case.key not in self.turns:
+                self.turns[case.key] = Turn(case, head, now)
+                effects += self._ask(self.turns[case.key])
+        return [*self._hold(), *effects]
+
+    def _hold(self) -> list[Effect]:
+        """I keep what I show, what I am shown, and the states that scored rounds began with."""
+        open = [turn for turn in self.turns.values() if not turn.done]
+        begins = (self.history.bodies.get(turn.case.round - 1) for turn in open)
+        names = {body.state for body in begins if body is not None}
+        names |= {blob for blob in self.shown.values() if blob is not None}
+        names |= {turn.blob for turn in open if turn.blob is not None}
+        needed = tuple(sorted(names))
+        if needed == self.held:
+            return []
+        self.held = needed
+        return [Ask("score/hold", Hold(needed, "scores"))]
+
+    # ---- showing -------------------------------------------------------------------------------------------
+
+    def give(self, sender: PeerId, wish: WantExhibit) -> list[Effect]:
+        """Only those who were drawn are told where it lies."""
+        case = self.pool.recent().scores.cases.get((wish.round, self.me))
+        if case is None or sender not in case.scorers:
+            return []
+        return [Send(sender, ExhibitIs(wish.round, self.shown.get(wish.round), update=True))]
+
+    def _laid_out(self, round: int, blob: Digest) -> list[Effect]:
+        case = self.pool.recent().scores.cases.get((round, self.me))
+        if case is None:
+            return []
+        self.shown[round] = blob
+        return [*self._hold(), *(Send(peer, ExhibitIs(round, blob, update=True)) for peer in case.scorers)]
+
+    # ---- scoring -------------------------------------------------------------------------------------------
+
+    def ask_again(self) -> list[Effect]:
+        """With every heartbeat: words may be lost."""
+        return [e for turn in self.turns.values() if turn.waits for e in self._ask(turn)]
+
+    def _ask(self, turn: Turn) -> list[Effect]:
+        return [Send(turn.case.peer, WantExhibit(turn.case.round, update=True))] if turn.blob is None else []
+
+    def point(
+        self, sender: PeerId, told: ExhibitIs, under_way: Mapping[Digest, Fetch], now: Seconds
+    ) -> tuple[Fetch | None, list[Effect]]:
+        """The author says where its update lies; of what is on its way already it is one source more."""
+        turn = self.turns.get((told.round, sender))
+        if turn is None or turn.blob is not None or turn.done or told.blob is None:
+            return None, []
+        most = self.settings.update_bytes + MIB
+        fetch, effects = self.arriving.point(turn, told.blob, sender, most, under_way, now)
+        return fetch, [*self._hold(), *effects]
+
+    def given_up(self) -> list[Digest]:
+        """Downloads that nobody waits for any more."""
+        return self.arriving.given_up(turn.blob for turn in self.turns.values() if not turn.done)
+
+    def fetched(self, fact: Fetched | FetchFailed) -> list[Effect]:
+        if not self.arriving.ended(fact.blob):
+            return []
+        turn = next((turn for turn in self.turns.values() if turn.waits and turn.blob == fact.blob), None)
+        if isinstance(fact, FetchFailed):
+            no_more = turn is not None and tried(turn)
+            ended = self._end(turn, (), fact.why) if turn is not None and no_more else []
+            return [self.arriving.drop(fact.blob), *ended]
+        work = None if turn is None else self._look(turn.case, fact.blob)
+        if turn is None or work is None:
+            return []
+        turn.looking = True
+        return [Ask(f"score/take/{turn.case.round}/{turn.case.peer}", work)]
+
+    def _look(self, case: Case, blob: Digest) -> Score | None:
+        """What the peer was to do, out of the vertices: the same at every scorer. None if they are not at hand."""
+        history = self.history
+        parent, head = history.bodies.get(case.round - 1), history.ids.get(case.round - 1)
+        if parent is None or head is None:
+            return None
+        plan = plan_after(self.settings, head, parent)
+        ground = ground_after(self.settings, plan, parent, self.pool.recent(), history.notary.run)
+        shard, shards = plan.shard(case.peer)
+        return Score(
+            blob=blob,
+            round=case.round,
+            peer=case.peer,
+            before=parent.state,
+            shard=shard,
+            shards=shards,
+            shares=ground.shares,
+            steps=min(case.commit.steps, plan.steps_of(case.peer)),
+            steps_max=plan.steps,
+            root=case.commit.root,
+            drawn=Digest(draw_bytes(case.vertex, f"samples of {case.peer}", DIGEST_BYTES)),
+            batch=plan.batch,
+        )
+
+    # ---- jobs ----------------------------------------------------------------------------------------------
+
+    def done(self, event: Done | Failed, now: Seconds) -> list[Effect]:
+        """A scorer whose own trainer fails says nothing to members: there are others."""
+        match event:
+            case Done(job, Exhibited(blob)) if job.startswith("score/show/"):
+                return self._laid_out(int(job.rsplit("/", 1)[1]), blob)
+            case Done(job, Fell(falls, why)) if (turn := self._turn_of(job)) is not None:
+                return [*self._end(turn, falls, why), *self._work(now)]
+            case Failed(job, why) if job.startswith("score/show/"):
+                return [self._fact(ScoreMissed(peer=self.me, of=int(job.rsplit("/", 1)[1]), why=why))]
+            case Failed(job, why) if (turn := self._turn_of(job)) is not None:
+                turn.looking, turn.done = False, True
+                missed = ScoreMissed(peer=turn.case.peer, of=turn.case.round, why=why)
+                return [self._fact(missed), *self._work(now)]
+            case _:
+                return []
+
+    def _turn_of(self, job: str) -> Turn | None:
+        if not job.startswith("score/take/"):
+            return None
+        _, _, round, peer = job.split("/")
+        return self.turns.get((int(round), PeerId(peer)))
+
+    def _end(self, turn: Turn, falls: Falls, why: str) -> list[Effect]:
+        turn.looking, turn.done = False, True
+        case = turn.case
+        return [self._fact(ScoreTaken(peer=case.peer, of=case.round, falls=falls, why=why))]
+
+    def _fact(self, fact: Fact) -> Report:
+        return Report(replace(fact, round=self.history.head))

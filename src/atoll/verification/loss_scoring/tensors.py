@@ -1,0 +1,166 @@
+"""Did an update teach the model what its author was told to learn? A step along it, and the loss before and after.
+
+    x := anchor − update     the whole of it: where its author says that it stood at the end of the round
+    own       samples dealt to the author in this round: who learned from them does better on these …
+    others    samples dealt to nobody yet: … than on these, which anybody's honest work improves a little
+
+Promises: which samples are looked at follows from the vertex that closed the round, so nobody knew them in time and
+all scorers look at the same ones; junk is a `PeerFault`. Works where steps cannot be taken again: on bf16, compiled
+models, other devices, with any inner optimizer, with overlap and fragments. Proves nothing: a score is a statistic,
+and what it says of a member is agreed on elsewhere (`verification/loss_scoring/policy.py`). Loss scores: Gauntlet
+(Lidin et al. 2025,
+2505.21684, section 3); why this is no copy of theirs: specs/scoring.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isfinite, sqrt
+from typing import Annotated, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from atoll.base.draw import draw_below
+from atoll.base.errors import UNREADABLE, PeerFault
+from atoll.base.ids import Digest
+from atoll.base.limits import PARTS_MAX
+from atoll.crypto.digest import Buffer, merkle_root
+from atoll.training.codec import Codec
+from atoll.training.codec.chain import NICKNAMES
+from atoll.training.exchange.update import Bounds
+from atoll.training.recipe.inner import Accumulate
+from atoll.training.recipe.recipes import Recipe
+
+SAMPLES = 128  # of each kind: an honest gpt-tiny is then some three standard errors from one that learned elsewhere
+LOOKED_AT_ONCE = 16  # samples of one batch: a round waits for one batch at most
+
+NameOf = Callable[[Buffer], Digest]
+Wires = Annotated[tuple[bytes, ...], msgspec.Meta(max_length=PARTS_MAX)]
+
+
+class Falls(NamedTuple):
+    """How far the loss fell, in nats per token or image."""
+
+    own: float
+    others: float
+    error: float  # standard error of own − others
+
+
+# ---- which samples ------------------------------------------------------------------------------------------
+
+
+def dealt(drawn: Digest, shard: int, shards: int, cursor: int, samples: int) -> tuple[int, ...]:
+    """Positions of SAMPLES of those that a peer learned from, evenly spread from a place that was drawn.
+
+    It took `samples` from `cursor` on. All of them, if they are fewer.
+    """
+    count = min(SAMPLES, samples)
+    if count < 1:
+        return ()
+    first = draw_below(drawn, "own samples", samples)
+    taken = ((first + at * samples // count) % samples for at in range(count))
+    return tuple((cursor + index) * shards + shard for index in taken)
+
+
+def undealt(drawn: Digest, first: int, epoch: int, count: int) -> tuple[int, ...]:
+    """Positions of `count` samples that come after position `first`, before which everything is dealt out.
+
+    From what is left of the epoch, as long as that is much: the model has not seen those.
+    """
+    left = epoch - first % epoch
+    room = left if left >= 2 * count else epoch
+    return tuple(first + draw_below(drawn, f"other sample {at}", room) for at in range(count))
+
+
+# ---- what is shown -----------------------------------------------------------------------------------------
+
+
+def update_bytes(wires: Sequence[Buffer]) -> bytes:
+    """What the author of an update lays out: its parts as they were sent."""
+    return msgspec.msgpack.encode([bytes(wire) for wire in wires])
+
+
+_WIRES: msgspec.msgpack.Decoder[tuple[bytes, ...]] = msgspec.msgpack.Decoder(Wires)
+
+
+def wires_from_bytes(data: Buffer, root: Digest, bounds: Bounds, name: NameOf) -> tuple[bytes, ...]:
+    """The parts, if they are the very ones that their author committed to. PeerFault if not."""
+    try:
+        wires = _WIRES.decode(data)
+    except UNREADABLE as why:
+        raise PeerFault("", f"what it lays out is no update: {why}") from None
+    if len(wires) != len(bounds) or merkle_root(tuple(name(wire) for wire in wires)) != root:
+        raise PeerFault("", "what it lays out is another update than it committed to")
+    return wires
+
+
+def moved_along(
+    anchor_F: Tensor, wires: Sequence[Buffer], bounds: Bounds, codecs: Sequence[Codec], at: int = 0
+) -> Tensor:
+    """anchor − update (F,). The update's stretch of the vector begins at `at`. PeerFault if it cannot be read."""
+    x_F = anchor_F.clone()
+    for codec, wire, (lo, hi) in zip(codecs, wires, bounds, strict=True):
+        x_F[at + lo : at + hi] -= codec.decode(wire, hi - lo)
+    return x_F
+
+
+# ---- the measure -------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def losses_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> list[float]:
+    """The loss of every sample in nats, (B,): over the tokens of a text, or of one image."""
+    inputs, targets = batch
+    scores = model(inputs).float()
+    each = nn.functional.cross_entropy(scores.reshape(-1, scores.shape[-1]), targets.reshape(-1), reduction="none")
+    return each.view(len(inputs), -1).mean(1).tolist()
+
+
+def falls_of(before: Sequence[float], after: Sequence[float], own: int) -> Falls:
+    """Of the losses of samples before and after a step, `own` of which come first.
+
+    What an update makes of one sample says little: what counts is how far the two means are apart, in units of
+    how far they would be by chance (Welch 1947). A loss that is not finite is an update that ruins the model.
+    """
+    fell = np.asarray(before, dtype=np.float64) - np.asarray(after, dtype=np.float64)
+    mine, others = fell[:own], fell[own:]
+    if not np.isfinite(fell).all() or min(len(mine), len(others)) < 2:
+        return Falls(-float("inf"), 0.0, 0.0)
+    error = sqrt(mine.var(ddof=1) / len(mine) + others.var(ddof=1) / len(others))
+    return Falls(float(mine.mean()), float(others.mean()), error)
+
+
+def fixed_point(falls: Falls, unit: int, most: int) -> tuple[int, ...]:
+    """As they travel: whole numbers of 1/unit nats, from −most to most, whatever was measured."""
+    return tuple(max(-most, min(most, round(fall * unit))) if isfinite(fall) else -most for fall in falls)
+
+
+# ---- where it works ----------------------------------------------------------------------------------------
+
+
+def codec_leaves_out(name: str) -> bool:
+    """It sends a few of the values of an update: places, or a few directions. sparseloco leaves 1/13 of the gap."""
+    stages = [stage for word in name.split("+") for stage in NICKNAMES.get(word, word).split("+")]
+    return any(stage.partition(":")[0] in ("topk", "topk-rice", "randk", "lowrank", "dct") for stage in stages)
+
+
+def scoring_problem(recipe: Recipe) -> str:
+    """Why single updates of this recipe cannot be scored; empty if they can."""
+    if recipe.model == "attached":
+        return "members train a model of their own on data of their own, which nobody else can look at"
+    if isinstance(recipe.inner, Accumulate):
+        return "updates are sums of gradients, which say a direction and not how far to go"
+    if recipe.own_anchors:
+        return "members have anchors of their own, which nobody else holds"
+    if any(recipe.schedule.moments):
+        return "moments travel behind updates, and no loss can be looked at along them"
+    if codec_leaves_out(recipe.coding.up):
+        return (
+            f"sync.up = {recipe.coding.up!r} leaves most of an update to later rounds, and what is scored with it"
+        )
+    if recipe.batch * recipe.schedule.inner_steps // recipe.schedule.fragments < 2:
+        return "a round has one sample per member, and a score needs two"
+    return ""

@@ -1,0 +1,1 @@
+"""Malformed updates: evidence that a signed row cannot be decoded."""

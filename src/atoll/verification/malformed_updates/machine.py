@@ -1,0 +1,173 @@
+"""Rows that cannot be read: one peer's side of finding out whose they are, and of telling it (specs/evidence.md).
+
+    an owner    a committed row does not decode ─► Ask ShowRow ─► `Unreadable` to all who vote, and my own `Caught`
+    a voter     `Unreadable` ─► Ask JudgeRow ─► `Caught`, if I cannot read it either
+
+More than f such words are in a vertex, and its author is out by it: one of them is honest, and decoded the row.
+Promises: whoever shows something else than it says is not listened to again; of one member only one thing at a time
+is looked at that the same one shows, of few members at once, and nothing once I know; nothing is held against
+anybody that was signed where the history may have had another branch. What shows it stays on disk as exhibits of
+audits do. Never decodes, never waits: a round goes on without the row meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send, tag_of
+from atoll.crypto.digest import Buffer
+from atoll.peer.events import Accused, Fault, Unread
+from atoll.peer.membership.report_pool import ReportPool
+from atoll.peer.settings import RunSettings
+from atoll.peer.tasks import JudgeRow, RowLooked, ShowRow
+from atoll.policy.membership import RECENT
+from atoll.protocol.history.chain import History
+from atoll.verification.evidence_store import KeptExhibit, KeptExhibits
+from atoll.verification.malformed_updates.messages import unreadable_from_bytes
+from atoll.verification.task_builder import keys_of, one_branch, row_work
+from atoll.wire.codec import decode_statement, statement_in
+from atoll.wire.messages.audits import Unreadable
+from atoll.wire.messages.statements import Caught, Commit, Signed
+
+TOLD_MAX = 4  # vertices after which I show again what I found, to those who have not said that they see it, too
+AT_ONCE = 16  # members of whom I look at what the same one shows: up to 128 KiB of each wait for it
+Due = TypeVar("Due")  # what a row has to be: `learn.unreadable.Due`, which this floor does not see
+SHOW = "unreadable/show/"
+JUDGE = "unreadable/judge/"
+
+
+@dataclass
+class Known:
+    """Somebody of whom I said that a row of its cannot be read."""
+
+    round: int
+    shown: bytes = b""  # what I have to show of it; nothing if others showed it to me
+    told: int = 0
+
+
+class Unreadables:
+    """Where members may lie. Effects go to the driver; `Accused` is to be told to the members."""
+
+    def __init__(
+        self, me: PeerId, settings: RunSettings, history: History, pool: ReportPool, kept: KeptExhibits
+    ) -> None:
+        self.me, self.settings, self.history, self.pool, self.kept = me, settings, history, pool, kept
+        self.known: dict[PeerId, Known] = {}
+        self.judging: dict[str, tuple[PeerId, Signed]] = {}  # by job: who showed it, under which commitment
+        self.ignored: set[PeerId] = set()  # who showed what it is not
+
+    def grew(self) -> list[Effect]:
+        """The history has one vertex more: of who is out no more is said; else some may not have heard me."""
+        history = self.history
+        members = {m.peer: m for m in history.head_body.members}
+        self.ignored &= members.keys()
+        here = {p: k for p, k in self.known.items() if p in members and members[p].present}
+        self.known = {p: k for p, k in here.items() if k.round > history.head - RECENT}
+        effects: list[Effect] = []
+        for peer, known in self.known.items():
+            if known.shown and known.told < TOLD_MAX:
+                said = {s.signer for s in self.pool.of_kind(tag_of(Caught)) if _accused(s, peer)}
+                known.told += 1
+                effects += self._tell(peer, known.shown, said)
+        return effects
+
+    def hear(self, sender: PeerId, told: Unreadable) -> list[Effect]:
+        """PeerFault for what could be seen without decoding it."""
+        votes = {m.peer for m in self.history.head_body.members if m.votes}
+        if not {sender, self.me} <= votes or sender in self.ignored:
+            return []
+        statement = unreadable_from_bytes(told.shown).statement
+        peer, commit = statement.signer, decode_statement(statement.body, sender)
+        known = {m.peer for m in self.history.head_body.members if m.standing != "expelled"} - self.known.keys()
+        job = f"{JUDGE}{sender}/{peer}"
+        if not isinstance(commit, Commit) or peer not in known or not self._lately(commit) or job in self.judging:
+            return []
+        key = keys_of(commit.round, self.history).get(peer)
+        if key is None or sum(by == sender for by, _ in self.judging.values()) >= AT_ONCE:
+            return []  # I am behind, or busy; it is shown again
+        self.history.notary.open(statement, Commit, key)  # first: it is the cheaper one
+        work = row_work(commit, peer, self.history, self.settings)
+        if work is None:
+            return []
+        self.judging[job] = sender, statement
+        return [Ask(job, replace(work, shown=told.shown))]
+
+    def done(self, event: Done | Failed) -> list[Effect]:
+        match event:
+            case Done(job, RowLooked() as looked) if job.startswith(SHOW):
+                statement = looked.statement
+                return self._found(statement, looked, mine=True) if statement is not None else []
+            case Done(job, RowLooked() as looked) if job in self.judging:
+                sender, statement = self.judging.pop(job)
+                if looked.why:
+                    return self._found(statement, looked, mine=False)
+                self.ignored.add(sender)
+                what = f"showed a row of {statement.signer} as if it could not be read: {looked.fault}"
+                return [_fact(Fault(peer=sender, what=what), self.history.head)]
+            case Failed(job):
+                self.judging.pop(job, None)
+                return []
+            case _:
+                return []
+
+    def _found(self, statement: Signed, looked: RowLooked, mine: bool) -> list[Effect]:
+        peer, commit = statement.signer, decode_statement(statement.body, statement.signer)
+        assert isinstance(commit, Commit)
+        held_to = self._lately(commit) and one_branch(commit.round, self.history)
+        if not looked.why or peer in self.known or not held_to:
+            return []
+        self.known[peer] = Known(commit.round, looked.shown if mine else b"")
+        word = Caught(statement, None, UNSET if looked.blob is None else looked.blob)
+        kept = [KeptExhibit(commit.round, peer, looked.blob)] if looked.blob is not None else []
+        return [
+            *self.kept.keep(kept),
+            _fact(Unread(peer=peer, of=commit.round, why=looked.why), commit.round),
+            *(self._tell(peer, looked.shown) if mine and looked.shown else []),
+            _fact(Accused(peer=peer, statement=word), commit.round),
+        ]
+
+    def _lately(self, commit: Commit) -> bool:
+        return commit.round > self.history.head - RECENT
+
+    def _tell(self, peer: PeerId, shown: bytes, but: Iterable[PeerId] = ()) -> list[Effect]:
+        others = {m.peer for m in self.history.head_body.members if m.votes} - {self.me, peer, *but}
+        return [Send(to, Unreadable(shown)) for to in sorted(others)]
+
+
+def row_looked(
+    work: ShowRow | JudgeRow,
+    due: Callable[[int], Due],
+    judge: Callable[[bytes, Callable[[int], Due]], str],
+    show: Callable[[Buffer, Signed, int, tuple[Digest, ...], Due], tuple[str, bytes]],
+    put: Callable[[bytes], Digest],
+) -> RowLooked:
+    """An island's answer. `due`: what a row of a part has to be; by that `judge` and `show` of
+    verification/malformed_updates/tensors.py
+    find out why one cannot be read, or raise PeerFault. `put` keeps what shows it."""
+    try:
+        if isinstance(work, JudgeRow):
+            statement, shown, why = None, work.shown, judge(work.shown, due)
+        else:
+            statement = work.statement
+            why, shown = show(work.payload.data, statement, work.part, work.path, due(work.part))
+    except PeerFault as fault:
+        return RowLooked(fault=fault.what)
+    if not why:
+        return RowLooked(fault="it can be read")
+    return RowLooked(why, "", statement, shown, put(shown) if shown else None)
+
+
+def _accused(signed: Signed, peer: PeerId) -> bool:
+    said = statement_in(signed)
+    return isinstance(said, Caught) and said.answer.signer == peer
+
+
+def _fact(fact: Fact, round: int) -> Report:
+    return Report(replace(fact, round=round))

@@ -1,0 +1,56 @@
+"""What shows that a committed row cannot be read: one leaf of it, or the whole of a small one, under its signature.
+
+The commitment names the very bytes, so with the round's plan at hand anybody can judge them, at any time, whoever
+shows them. Where rows have leaves one is enough; where the number of leaves is the fault not even that is shown.
+Reading believes nothing: forms and lengths are bounded here, all else is judged in
+`verification/malformed_updates/tensors.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from atoll.base.errors import UNREADABLE, PeerFault
+from atoll.base.ids import Digest
+from atoll.base.limits import PATH_MAX, ROW_SHOWN_MAX, UNREADABLE_BYTES_MAX
+from atoll.crypto.digest import Buffer, digest
+from atoll.wire.messages.statements import Signed
+
+Path = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=PATH_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
+class UnreadableRow(msgspec.Struct, frozen=True, array_like=True):
+    """`statement` (a Commit) is to a wire of `leaves` leaves; this is the one at `index`, of this name."""
+
+    statement: Signed
+    part: Count
+    part_path: Path  # from the name of the wire to the root in the commitment
+    leaves: Count  # 1 where wires have none: the leaf is the wire
+    index: Count
+    name: Digest  # of the leaf
+    leaf_path: Path  # from it to the name of the wire
+    leaf: Annotated[bytes, msgspec.Meta(max_length=ROW_SHOWN_MAX)] | None = None
+    """Its bytes; None where the number of leaves shows enough."""
+
+
+def unreadable_bytes(row: UnreadableRow) -> bytes:
+    return msgspec.msgpack.encode(row)
+
+
+_ROW = msgspec.msgpack.Decoder(UnreadableRow)
+
+
+def unreadable_from_bytes(data: Buffer) -> UnreadableRow:
+    """PeerFault if these bytes are none."""
+    if len(data) > UNREADABLE_BYTES_MAX:
+        raise PeerFault("", f"what was shown of a row has {len(data)} bytes, {UNREADABLE_BYTES_MAX} are allowed")
+    try:
+        row = _ROW.decode(data)
+    except UNREADABLE as why:
+        raise PeerFault("", f"what was shown of a row cannot be read: {why}") from None
+    if row.leaf is not None and digest(row.leaf) != row.name:
+        raise PeerFault("", "what was shown of a row is not the leaf that it names")
+    return row

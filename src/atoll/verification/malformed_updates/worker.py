@@ -1,0 +1,40 @@
+"""An island's side of rows that cannot be read: what it shows of one, and what it makes of what others show.
+
+Cheap beside a round: a row is hashed again, or one leaf of it is decoded. Takes no number from whoever shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest
+from atoll.peer.tasks import JudgeRow, RowLooked, ShowRow
+from atoll.runtime.training_spec import Learning
+from atoll.training.recipe.schedule import turn_of
+from atoll.verification.malformed_updates.machine import row_looked
+from atoll.verification.malformed_updates.tensors import UNJUDGED, Due, due_in, judge, judged_by, show
+from atoll.verification.sum_check.tensors import Cut
+
+
+def looked_at_row(
+    work: ShowRow | JudgeRow, learning: Learning, up: Cut | None, put: Callable[[bytes], Digest]
+) -> RowLooked:
+    """`up`: rows of this run are cut into leaves. `put` keeps what shows it."""
+    return row_looked(work, partial(_due, work, learning, up), judge, show, put)
+
+
+def judged(work: JudgeRow, learning: Learning, up: Cut | None) -> str:
+    """Why the row cannot be read; nothing if it can. PeerFault if what is shown is none, or of something else."""
+    return judge(work.shown, partial(_due, work, learning, up))
+
+
+def _due(work: ShowRow | JudgeRow, learning: Learning, up: Cut | None, part: int) -> Due:
+    """What a row of this part has to be. PeerFault where nobody can be held to it."""
+    recipe = learning.recipe_at(work.trained)
+    codec = judged_by(recipe.coding.up)  # `up` cuts by the same: where wires have leaves it is one for all rounds
+    if codec is None:
+        raise PeerFault("", UNJUDGED)
+    begin, end = turn_of(recipe.schedule, learning.layout, work.trained)
+    return due_in(work.round, end - begin, work.shares, part, codec, up)

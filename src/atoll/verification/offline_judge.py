@@ -1,0 +1,221 @@
+"""Exhibits judged again, offline, out of what lies in folders: does what auditors signed hold?
+
+    agrees    what they were shown is refuted here, too, and what the peer signed fixes every byte of it: proven
+    word      what they were shown is not what it signed, as they say: that it showed this is their word
+    differs   it says something else than they signed
+    unknown   it cannot be judged here, and why
+
+Promises: by the auditors' own code, from numbers that follow from vertices and from the agreed state; changes no
+file, asks nobody. Loads a data set and a model only if there is something to judge.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId, short
+from atoll.crypto.digest import Buffer, blob_id, digest, manifest_of
+from atoll.peer.settings import RunSettings
+from atoll.peer.tasks import Judge, Judged, JudgeRow
+from atoll.runtime.control.settings_change import learning_after
+from atoll.runtime.training_spec import Learning, data_at_hand, decode_learning
+from atoll.training.data import Data, data_from_blob
+from atoll.training.exchange.state import SharedState, state_from_bytes
+from atoll.training.recipe.recipes import Recipe
+from atoll.verification.case import REFUTING
+from atoll.verification.malformed_updates.messages import unreadable_from_bytes
+from atoll.verification.malformed_updates.worker import judged
+from atoll.verification.offline import Doubt, Said
+from atoll.verification.replay_audit import Replica
+from atoll.verification.replay_audit.exhibit import shown_from_bytes
+from atoll.verification.replay_audit.replay_judge import Again, Trial, judge_again
+from atoll.verification.sum_check.wire_digests import Names
+from atoll.verification.sum_check.worker import judge_opening
+from atoll.wire.envelope import Notary
+from atoll.wire.messages.statements import Commit
+
+Result = Literal["agrees", "word", "differs", "unknown"]
+
+
+class CannotJudge(Exception):
+    """In words for people."""
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """One auditor's word against somebody, held against what it judged."""
+
+    said: Said
+    result: Result
+    what: str
+
+
+def fallen(doubts: Iterable[Doubt], looked: Callable[[Doubt], Sequence[Looked]]) -> list[tuple[int, PeerId]]:
+    """Rounds and peers that were refuted, and would not be by those words alone that do not differ from what was
+    judged. As members count: voices against several answers of one round together, and those of one vertex about
+    rows of several rounds, for which the first of these rounds stands."""
+    together: defaultdict[tuple[bool, int, PeerId], list[Doubt]] = defaultdict(list)
+    for doubt in doubts:
+        at = doubt.round if doubt.vertex is None else doubt.vertex
+        together[doubt.vertex is not None, at, doubt.peer].append(doubt)
+    found: list[tuple[int, PeerId]] = []
+    for group in together.values():
+        against = {one.auditor for doubt in group for one in doubt.counted}
+        words = [one for doubt in group for one in looked(doubt) if one.said in doubt.counted]
+        left = {one.said.auditor for one in words if one.result != "differs"}
+        if len(against) >= group[-1].needed > len(left):
+            found.append((group[0].round, group[0].peer))
+    return found
+
+
+class Court:
+    """`folders`: where blobs lie, of a peer of this run; the first is searched first."""
+
+    def __init__(self, folders: Sequence[Path], settings: RunSettings, notary: Notary) -> None:
+        self.folders, self.settings, self.notary = folders, settings, notary
+        self._again: dict[tuple[int, PeerId, str, Digest], Again] = {}
+        self._taking: Replica | None = None  # steps, by the numbers of the round that was judged last
+        torch.set_num_threads(1)  # as trainers do who want to be held to bits
+
+    def lacking(self, doubts: Iterable[Doubt]) -> list[Digest]:
+        """What it would take to judge all of this and is not here, the newest first."""
+        needed: dict[Digest, None] = {}
+        for doubt in sorted(doubts, key=lambda doubt: -doubt.round):
+            needed |= dict.fromkeys(one.exhibit for one in doubt.against if one.exhibit is not None)
+            if isinstance(doubt.work, Judge) and any(one.exhibit is not None for one in doubt.against):
+                needed[doubt.work.before] = None
+        return [name for name in needed if self._blob(name) is None]
+
+    def look(self, doubt: Doubt) -> list[Looked]:
+        """At everything that was said against somebody."""
+        return [Looked(said, *self._look(doubt, said)) for said in doubt.against]
+
+    def _look(self, doubt: Doubt, said: Said) -> tuple[Result, str]:
+        if said.exhibit is None:
+            none = "nothing was shown" if said.finding == "withheld" else "it names no exhibit"
+            return "word", f"{none}: its word"
+        try:
+            again = self._judged(doubt, said.exhibit)
+        except CannotJudge as why:
+            return "unknown", str(why)
+        found, why = again.said.finding, again.said.why
+        if found == "unauditable":
+            return "unknown", why
+        if not again.proven:
+            result: Result = "differs" if said.finding == "mismatch" else "word"
+            return result, f"the exhibit is not what the peer committed to ({why}): anybody could have made it"
+        if found in REFUTING:
+            return "agrees", f"judged again here: {found}, {why}; what the peer signed fixes its bytes"
+        return "differs", f"judged again here nothing is wrong ({why or found})"
+
+    def _judged(self, doubt: Doubt, exhibit: Digest) -> Again:
+        key = doubt.round, doubt.peer, doubt.what, exhibit
+        if key not in self._again:
+            self._again[key] = self._judge(doubt, exhibit)
+        return self._again[key]
+
+    def _judge(self, doubt: Doubt, exhibit: Digest) -> Again:
+        if doubt.work is None:
+            raise CannotJudge("vertices that say what it was to do are lost here")
+        data = self._blob(exhibit)
+        if data is None:
+            raise CannotJudge(
+                f"exhibit {short(exhibit)} is not here; auditors who refuted somebody keep theirs: while a peer "
+                "runs here atoll verify --verdicts --fetch, else --also FOLDER of one of them"
+            )
+        learning = learning_after(self._learning, doubt.tuned)
+        before = self._state(doubt.work, learning) if isinstance(doubt.work, Judge) else None
+        try:
+            if isinstance(doubt.work, JudgeRow):
+                return self._judge_row(doubt, doubt.work, data, learning)
+            if not isinstance(doubt.work, Judge):
+                said = judge_opening(doubt.work, data, learning, self._names)
+                return Again(said, self._led_there(doubt, said))
+            assert before is not None
+            trial = Trial(self.notary.run, learning, doubt.work, shown_from_bytes(data), before, self._name)
+            return judge_again(trial, self._replica)
+        except (PeerFault, TypeError, ValueError) as why:  # strangers' bytes
+            return Again(Judged("withheld", why.what if isinstance(why, PeerFault) else str(why)), proven=False)
+        except (MemoryError, RuntimeError) as why:
+            raise CannotJudge(f"this computer could not: {why}") from why
+
+    def _judge_row(self, doubt: Doubt, work: JudgeRow, data: bytes, learning: Learning) -> Again:
+        statement = unreadable_from_bytes(data).statement
+        if statement.signer != doubt.peer:
+            raise PeerFault("", "it is of somebody else's row")
+        self.notary.open(statement, Commit, doubt.keys.get(doubt.peer))
+        up = None if self.settings.opened is None else self._names.up
+        why = judged(replace(work, shown=data), learning, up)
+        return Again(Judged("mismatch" if why else "accepted", why or "the row can be read"), proven=True)
+
+    def _led_there(self, doubt: Doubt, said: Judged) -> bool:
+        """Of an opening: it leads to what was signed, and so do the commitments that it brings along."""
+        for signed in said.others:
+            self.notary.open(signed, Commit, doubt.keys.get(signed.signer))
+        return said.finding != "withheld"
+
+    # ---- what is needed for it -----------------------------------------------------------------------------
+
+    def _blob(self, name: Digest) -> bytes | None:
+        """Byte for byte, or not at all."""
+        for folder in self.folders:
+            path = folder / "blobs" / name.hex()
+            if path.exists() and blob_id(manifest_of(data := path.read_bytes())) == name:
+                return data
+        return None
+
+    @cached_property
+    def _learning(self) -> Learning:
+        try:
+            return decode_learning(self.settings)
+        except PeerFault as fault:
+            raise CannotJudge(fault.what) from fault
+
+    @cached_property
+    def _names(self) -> Names:
+        coding = self._learning.recipe.coding
+        return Names(coding.up, coding.down)
+
+    def _name(self, wire: Buffer) -> Digest:
+        return digest(wire) if self.settings.opened is None else self._names.of_row(wire)
+
+    def _state(self, work: Judge, learning: Learning) -> SharedState:
+        data = self._blob(work.before)
+        if data is None:
+            raise CannotJudge(
+                f"the state that the round began with ({short(work.before)}) is not here any more; it lies beside "
+                "the exhibit, where that is kept: --fetch while a peer runs here, else --also FOLDER"
+            )
+        try:
+            return state_from_bytes(data, learning.layout)
+        except PeerFault as fault:
+            raise CannotJudge(f"the state that the round began with cannot be read here: {fault.what}") from fault
+
+    @cached_property
+    def _data(self) -> Data:
+        learning = self._learning
+        blob = self._blob(learning.data_blob)
+        try:
+            data = data_at_hand(learning) if blob is None else data_from_blob(blob)
+        except PeerFault as why:
+            raise CannotJudge(f"the run's data set is not here: {why}") from why
+        if data is None:
+            raise CannotJudge("the run's data set is not here; --also FOLDER of a member that has it")
+        return data
+
+    def _replica(self, recipe: Recipe) -> Replica:
+        if self._taking is None or self._taking.recipe != recipe:
+            data = self._data
+            try:
+                self._taking = Replica(recipe, data, self._learning.data_blob)
+            except ValueError as why:
+                raise CannotJudge(f"this version cannot take the run's steps: {why}") from why
+        return self._taking

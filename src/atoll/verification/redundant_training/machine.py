@@ -1,0 +1,299 @@
+"""One peer's side of twins: it shows its update where it was one, and as a referee compares those of two others.
+
+    every vertex     who learned from whose samples in the round before, and who compares them
+    (`verification/redundant_training/policy.py`)
+    both twins       Ask ShowUpdate ─► a blob ─► its name to any referee that asks
+    referee            WantExhibit to both ─► two ExhibitIs ─► fetch the blobs ─► Ask TakeAgain ─► `Twinned`, signed
+
+The words are those of scores, which no run has beside twins. A round waits for none of this; two pairs at a time,
+beside those whose twins are away.
+Bounded by the open cases; a blob may be as large as an update in fp32 and no larger. What a case needs of the past
+stays on disk until nobody can open one. Whose samples I take `peer/round/local_update.py` says, and nobody is told
+here.
+Never judges, never acts on a comparison: vertices do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import MIB, SCORE_OPEN
+from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send
+from atoll.peer.events import TwinsCompared, TwinsFound, TwinsJudged, TwinsMissed
+from atoll.peer.governance.settings_change import plan_after
+from atoll.peer.membership.report_pool import ReportPool
+from atoll.peer.round.context import ground_after
+from atoll.peer.settings import RunSettings
+from atoll.peer.tasks import Apart, Exhibited, Hold, ShowUpdate, TakeAgain, TwinRow
+from atoll.protocol.history.chain import History
+from atoll.protocol.transfer.download import Fetch, Fetched, FetchFailed
+from atoll.verification.evidence_download import Exhibits, tried
+from atoll.verification.loss_scoring.machine import AT_ONCE, CLOSING, GIVE_UP, GIVE_UP_S
+from atoll.verification.redundant_training.policy import APART_MOST, Case, Key
+from atoll.wire.messages.audits import ExhibitIs, WantExhibit
+from atoll.wire.messages.vertex import Body
+
+NOT_SHOWN = "nothing was shown in time"
+
+
+@dataclass
+class Wanted:
+    """An update that I am to be shown, maybe for two cases: a host may have two guests."""
+
+    blob: Digest | None = None  # what I was pointed at; asked again while it is None
+    tries: int = 0
+    here: bool = False
+    lacks: str = ""  # why I do not wait for it any more
+
+
+@dataclass
+class Turn:
+    """A pair that is mine to compare."""
+
+    case: Case
+    since: int  # the head when I began to ask for it
+    since_s: Seconds
+    looking: bool = False
+    done: bool = False
+
+    @property
+    def rows(self) -> tuple[Key, Key]:
+        return (self.case.round, self.case.guest), (self.case.round, self.case.host)
+
+    @property
+    def waits(self) -> bool:
+        """For its authors."""
+        return not self.done and not self.looking
+
+
+class Twinning:
+    """`settings` say that there are twins. Effects go to the driver; `TwinsCompared` is to be told to members."""
+
+    def __init__(self, me: PeerId, settings: RunSettings, history: History, pool: ReportPool) -> None:
+        self.me, self.settings, self.history, self.pool = me, settings, history, pool
+        self.turns: dict[Key, Turn] = {}
+        self.wanted: dict[Key, Wanted] = {}  # by round and author
+        # rounds of mine; None while it is being laid out, or if it is lost
+        self.shown: dict[int, Digest | None] = {}
+        self.held: tuple[Digest, ...] = ()
+        self.arriving = Exhibits("twins")
+
+    @property
+    def _cases(self) -> Mapping[Key, Case]:
+        return self.pool.recent().twins.cases
+
+    @property
+    def _mine(self) -> list[Case]:
+        """That I am drawn for and have not compared."""
+        undone = (c for c in self._cases.values() if self.me in c.referees and self.me not in c.said)
+        return [c for c in undone if c.key not in self.turns or not self.turns[c.key].done]
+
+    # ---- vertices ------------------------------------------------------------------------------------------
+
+    def resume(self, now: Seconds) -> list[Effect]:
+        """After a restart: what was compared of mine is lost, what I was drawn for is not."""
+        return self._work(now)
+
+    def grew(self, body: Body, now: Seconds) -> list[Effect]:
+        """The history has one vertex more."""
+        effects: list[Effect] = []
+        for verdict in self.pool.recent().twins.settled:
+            judged = TwinsJudged(
+                peer=verdict.guest,
+                host=verdict.host,
+                of=verdict.round,
+                opinion=verdict.word,
+                strayed=verdict.strayed,
+                hid=verdict.hid,
+            )
+            effects.append(self._fact(judged))
+        for case in self._cases.values():
+            if case.round != body.round - 1:
+                continue
+            found = TwinsFound(peer=case.guest, host=case.host, of=case.round, referees=case.referees)
+            effects.append(self._fact(found))
+            if self.me in case.peers and case.round not in self.shown:
+                self.shown[case.round] = None
+                effects.append(Ask(f"twins/show/{case.round}", ShowUpdate(case.round)))
+        return effects + self._work(now)
+
+    def _work(self, now: Seconds) -> list[Effect]:
+        """What I am drawn for since this head, and what lasted too long."""
+        cases, head = self._cases, self.history.head
+        self.turns = {key: turn for key, turn in self.turns.items() if key in cases}
+        self._forget()
+        self.shown = {round: blob for round, blob in self.shown.items() if self._askers(round)}
+        here = {m.peer for m in self.history.head_body.members if m.present}
+        effects: list[Effect] = []
+        for turn in self.turns.values():
+            late = now - turn.since_s >= GIVE_UP_S or head - turn.case.round >= SCORE_OPEN - CLOSING
+            if turn.waits and head - turn.since >= GIVE_UP and late and here.issuperset(turn.case.peers):
+                for key in turn.rows:
+                    row = self.wanted[key]
+                    row.lacks = row.lacks or ("" if row.here else NOT_SHOWN)
+                effects += self._look(turn)
+        for case in sorted(self._mine, key=lambda case: case.priority):
+            open = (turn for turn in self.turns.values() if not turn.done)
+            busy = sum(turn.looking or here.issuperset(turn.case.peers) for turn in open) >= AT_ONCE
+            if busy or case.key in self.turns or not here.issuperset(case.peers):
+                continue
+            turn = self.turns[case.key] = Turn(case, head, now)
+            for key in turn.rows:
+                self.wanted.setdefault(key, Wanted())
+            effects += self._ask(turn)
+        return [*self._hold(), *effects]
+
+    def _forget(self) -> None:
+        rows = {key for turn in self.turns.values() if not turn.done for key in turn.rows}
+        self.wanted = {key: row for key, row in self.wanted.items() if key in rows}
+
+    def _hold(self) -> list[Effect]:
+        """I keep what I show, what I am shown, the states that rounds began with which I am to compare, now or in
+        turn, and the last two: a case is opened a round after its own."""
+        head = self.history.head
+        rounds = {head, head - 1, *(case.round - 1 for case in self._mine)}
+        names = {body.state for round in rounds if (body := self.history.bodies.get(round)) is not None}
+        names |= {blob for blob in self.shown.values() if blob is not None}
+        names |= {row.blob for row in self.wanted.values() if row.blob is not None}
+        needed = tuple(sorted(names))
+        if needed == self.held:
+            return []
+        self.held = needed
+        return [Ask("twins/hold", Hold(needed, "twins"))]
+
+    # ---- showing -------------------------------------------------------------------------------------------
+
+    def _askers(self, round: int) -> set[PeerId]:
+        """Who was drawn to compare my update of this round."""
+        mine = (case for case in self._cases.values() if case.round == round and self.me in case.peers)
+        return {referee for case in mine for referee in case.referees}
+
+    def give(self, sender: PeerId, wish: WantExhibit) -> list[Effect]:
+        """Only those who were drawn are told where it lies."""
+        if sender not in self._askers(wish.round):
+            return []
+        return [Send(sender, ExhibitIs(wish.round, self.shown.get(wish.round), update=True))]
+
+    def _laid_out(self, round: int, blob: Digest) -> list[Effect]:
+        if not (askers := self._askers(round)):
+            return []
+        self.shown[round] = blob
+        return [*self._hold(), *(Send(peer, ExhibitIs(round, blob, update=True)) for peer in sorted(askers))]
+
+    # ---- comparing -----------------------------------------------------------------------------------------
+
+    def ask_again(self) -> list[Effect]:
+        """With every heartbeat: words may be lost."""
+        return [effect for turn in self.turns.values() if turn.waits for effect in self._ask(turn)]
+
+    def _ask(self, turn: Turn) -> list[Effect]:
+        lacking = ((key, self.wanted[key]) for key in turn.rows)
+        return [
+            Send(peer, WantExhibit(round, update=True))
+            for (round, peer), row in lacking
+            if row.blob is None and not row.lacks
+        ]
+
+    def point(
+        self, sender: PeerId, told: ExhibitIs, under_way: Mapping[Digest, Fetch], now: Seconds
+    ) -> tuple[Fetch | None, list[Effect]]:
+        """A twin says where its update lies; of what is on its way already it is one source more."""
+        row = self.wanted.get((told.round, sender))
+        if row is None or row.blob is not None or row.lacks or told.blob is None:
+            return None, []
+        most = self.settings.update_bytes + MIB
+        fetch, effects = self.arriving.point(row, told.blob, sender, most, under_way, now)
+        return fetch, [*self._hold(), *effects]
+
+    def given_up(self) -> list[Digest]:
+        """Downloads that nobody waits for any more."""
+        return self.arriving.given_up(row.blob for row in self.wanted.values())
+
+    def fetched(self, fact: Fetched | FetchFailed) -> list[Effect]:
+        if not self.arriving.ended(fact.blob):
+            return []
+        rows = [(key, row) for key, row in self.wanted.items() if row.blob == fact.blob and not row.here]
+        effects: list[Effect] = []
+        for _, row in rows:
+            if isinstance(fact, Fetched):
+                row.here = True
+            elif tried(row):
+                row.lacks = fact.why
+        if isinstance(fact, FetchFailed):
+            effects.append(self.arriving.drop(fact.blob))
+        settled = {key for key, row in rows if row.here or row.lacks}
+        for turn in self.turns.values():
+            effects += self._look(turn) if turn.waits and settled.intersection(turn.rows) else []
+        return effects
+
+    def _look(self, turn: Turn) -> list[Effect]:
+        """As soon as neither is waited for. Of one that comes alone nothing is said: its twin owes the other."""
+        guest, host = (self.wanted[key] for key in turn.rows)
+        if not all(row.here or row.lacks for row in (guest, host)):
+            return []
+        if guest.lacks or host.lacks:
+            apart = tuple(APART_MOST if row.lacks else 0 for row in (guest, host))
+            return self._end(turn, (apart[0], apart[1]), guest.lacks or host.lacks)
+        work = self._again(turn.case, guest, host)
+        if work is None:
+            return []
+        turn.looking = True
+        return [Ask(f"twins/take/{turn.case.round}/{turn.case.guest}", work)]
+
+    def _again(self, case: Case, guest: Wanted, host: Wanted) -> TakeAgain | None:
+        """What both were to do, out of the vertices: the same at every referee. None if they are not at hand."""
+        history = self.history
+        parent, head = history.bodies.get(case.round - 1), history.ids.get(case.round - 1)
+        if parent is None or head is None or guest.blob is None or host.blob is None:
+            return None
+        plan = plan_after(self.settings, head, parent)
+        ground = ground_after(self.settings, plan, parent, self.pool.recent(), history.notary.run)
+        shard, shards = plan.shard(case.host)
+        rows = tuple(
+            TwinRow(peer, blob, commit.root, min(commit.steps, plan.steps_of(peer)))
+            for peer, blob, commit in zip(case.peers, (guest.blob, host.blob), case.commits, strict=True)
+        )
+        return TakeAgain(
+            round=case.round,
+            before=parent.state,
+            shard=shard,
+            shards=shards,
+            shares=ground.shares,
+            rows=(rows[0], rows[1]),
+            batch=plan.batch,
+        )
+
+    # ---- jobs ----------------------------------------------------------------------------------------------
+
+    def done(self, event: Done | Failed, now: Seconds) -> list[Effect]:
+        """A referee whose own trainer fails says nothing to members: there are others."""
+        match event:
+            case Done(job, Exhibited(blob)) if job.startswith("twins/show/"):
+                return self._laid_out(int(job.rsplit("/", 1)[1]), blob)
+            case Done(job, Apart(apart, why)) if (turn := self._turn_of(job)) is not None:
+                return [*self._end(turn, apart, why), *self._work(now)]
+            case Failed(job, why) if job.startswith("twins/show/"):
+                return [self._fact(TwinsMissed(peer=self.me, of=int(job.rsplit("/", 1)[1]), why=why))]
+            case Failed(job, why) if (turn := self._turn_of(job)) is not None:
+                turn.looking, turn.done = False, True
+                missed = TwinsMissed(peer=turn.case.guest, of=turn.case.round, why=why)
+                return [self._fact(missed), *self._work(now)]
+            case _:
+                return []
+
+    def _turn_of(self, job: str) -> Turn | None:
+        if not job.startswith("twins/take/"):
+            return None
+        _, _, round, peer = job.split("/")
+        return self.turns.get((int(round), PeerId(peer)))
+
+    def _end(self, turn: Turn, apart: tuple[int, int], why: str) -> list[Effect]:
+        turn.looking, turn.done = False, True
+        return [self._fact(TwinsCompared(peer=turn.case.guest, of=turn.case.round, apart=apart, why=why))]
+
+    def _fact(self, fact: Fact) -> Report:
+        return Report(replace(fact, round=self.history.head))

@@ -1,0 +1,267 @@
+"""Who learned from whose samples without anybody's knowing, and what referees' words about the two mean.
+
+    commitment of round r - 1   the name of a secret: fixed before the head that round r begins with exists
+    round r                     the secret and that head draw whether I am a guest, and whose samples I take
+    commitment of round r + 1   the secret: from the vertex that holds it on everybody knows the twins of round r
+
+Two rows with one root are alike, and that is all. Of two that differ drawn referees say how far each is from what
+these samples make; whom more than half of them find too far has strayed, and its next record shows it. Who does
+not show its row to them pays for it as for any other silence.
+Promises: the same at every peer that holds the same vertices; nobody chooses whose guest it is; half of the
+referees move nothing, whoever else is silent. Bounded by its window. Never says that a host has a guest before both
+have committed, never accuses one of two by their difference, never expels. What it does not see: specs/twins.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from atoll.base.draw import draw_below, shuffled
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
+from atoll.base.limits import SCORE_OPEN
+from atoll.crypto.digest import digest
+from atoll.policy.reputation import audit_factor, by_tier, scores_of
+from atoll.verification.case import CHANCES, QuorumRule
+from atoll.verification.loss_scoring.policy import scorers_drawn
+from atoll.wire.codec import statement_in
+from atoll.wire.messages.statements import Commit, Twinned
+from atoll.wire.messages.vertex import Body
+
+MILLION = 1_000_000
+TOLERANCE = MILLION // 10  # of the length of an update: honest ones in other arithmetic are nearer (bench/twins.py)
+APART_MOST = 1000 * MILLION  # of what was not shown; what was is nearer, however far it is
+
+Key = tuple[int, PeerId]  # the round, the guest
+Apart = tuple[int, int]  # millionths: of the guest's update, of the host's
+Opinion = Literal["alike", "strayed", "hidden", "unclear"]  # unclear: half of them or more said nothing
+
+
+def seal_of(secret: bytes) -> Digest:
+    """The name of a secret, by which it is fixed before it is known."""
+    return digest(b"atoll/twins/seal/1\0" + secret)
+
+
+def host_of(guest: PeerId, secret: bytes, head: Digest, body: Body, share: float) -> PeerId | None:
+    """Whose samples this member takes in the round after this head; None: its own.
+
+    Of those on probation four times as often, of regular members twice, as with audits.
+    """
+    drawn = digest(b"atoll/twins/draw/1\0" + secret + head)
+    if draw_below(drawn, "guest?", CHANCES) >= share * CHANCES:
+        return None
+    scores = scores_of(body)
+    hosts = [m.peer for m in body.members if m.trains and m.standing == "member" and m.peer != guest]
+    lots = [peer for peer in hosts for _ in range(audit_factor(scores, peer))]
+    return lots[draw_below(drawn, "host", len(lots))] if lots else None
+
+
+def referees_of(guest: PeerId, host: PeerId, drawn: Digest, body: Body, rule: QuorumRule) -> tuple[PeerId, ...]:
+    """Who compares the two, as of the vertex of their round; those on probation last."""
+    settled = [m.peer for m in body.members if m.votes and m.standing == "member" and m.peer not in (guest, host)]
+    voters = sum(m.votes for m in body.members)
+    return tuple(by_tier(shuffled(drawn, "referees", settled), scores_of(body))[: scorers_drawn(voters, rule)])
+
+
+def seals_in(body: Body) -> dict[PeerId, Digest]:
+    """By which each member that counts in it is bound for the round after it."""
+    return {p: commit.draws.sealed for p, commit in _commits(body).items() if commit.draws is not None}
+
+
+def owed_by(body: Body, before: Body) -> dict[PeerId, Digest]:
+    """Whose secret for the round of `body` has to be in its next commitment, and its name: who could take part in
+    the draw of that round, and counts in it."""
+    counted, seals = _commits(body), seals_in(before)
+    return {peer: seal for peer, seal in seals.items() if peer in counted}
+
+
+def _commits(body: Body) -> dict[PeerId, Commit]:
+    said = ((signed.signer, statement_in(signed)) for signed in body.commits)
+    return {peer: commit for peer, commit in said if isinstance(commit, Commit)}
+
+
+@dataclass
+class Case:
+    """Two updates of one round that were to come of the same samples, and differ."""
+
+    round: int
+    guest: PeerId
+    host: PeerId
+    commits: tuple[Commit, Commit]  # the guest's, the host's
+    referees: tuple[PeerId, ...]
+    drawn: Digest  # out of both secrets, which drew the referees
+    said: dict[PeerId, Apart] = field(default_factory=dict[PeerId, Apart])
+
+    @property
+    def key(self) -> Key:
+        return self.round, self.guest
+
+    @property
+    def peers(self) -> tuple[PeerId, PeerId]:
+        return self.guest, self.host
+
+    @property
+    def priority(self) -> int:
+        """The same at all referees: where there are more cases than they can look at, they look at the same few."""
+        return draw_below(self.drawn, "first", CHANCES)
+
+    @property
+    def strayed(self) -> tuple[PeerId, ...]:
+        """Whom more than half of all referees, and not of those that spoke, find too far off."""
+        return self._of_whom_most_say(lambda apart: TOLERANCE < apart < APART_MOST)
+
+    @property
+    def hid(self) -> tuple[PeerId, ...]:
+        """Who showed its update to too few of them for anybody to say that it is near."""
+        far = self._of_whom_most_say(lambda apart: apart > TOLERANCE)
+        return tuple(peer for peer in far if peer not in self.strayed)
+
+    def _of_whom_most_say(self, so: Callable[[int], bool]) -> tuple[PeerId, ...]:
+        words = zip(*self.said.values(), strict=True) if self.said else ()
+        return tuple(
+            peer for peer, of in zip(self.peers, words, strict=False) if 2 * sum(map(so, of)) > len(self.referees)
+        )
+
+    def over(self, head: int) -> bool:
+        """Nobody is waited for any more, as of this round's vertex."""
+        return len(self.said) == len(self.referees) or head - self.round >= SCORE_OPEN
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one pair of twins."""
+
+    round: int
+    guest: PeerId
+    host: PeerId
+    referees: int  # that spoke; 0 of 0: their roots are the same
+    of: int
+    strayed: tuple[PeerId, ...]
+    hid: tuple[PeerId, ...]
+
+    @property
+    def word(self) -> Opinion:
+        if self.strayed or self.hid:
+            return "strayed" if self.strayed else "hidden"
+        return "alike" if 2 * self.referees > self.of or not self.of else "unclear"
+
+
+class Twins:
+    """The twins of recent rounds. Tell it of vertices with `follow`; it forgets what is over."""
+
+    def __init__(self, share: float, rule: QuorumRule) -> None:
+        self.share = share
+        self.rule: QuorumRule = rule
+        self.cases: dict[Key, Case] = {}
+        self.settled: tuple[Verdict, ...] = ()  # by the head: the next vertex makes them part of records
+        self.owed: Mapping[PeerId, Digest] | None = None  # what the next commitments reveal; None: not known here
+        self.head = -2
+        self.lost = -2  # the newest round whose vertex is not here: what was drawn up to it is taken at its word
+
+    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, Body]) -> None:
+        """Take in all vertices up to the head that are at hand."""
+        if not self.share or head <= self.head:
+            return
+        for round in range(max(self.head + 1, head - 2 * SCORE_OPEN), head + 1):
+            self.head, self.settled = round - 1, ()  # words in a vertex were judged by the one before
+            if round in bodies:
+                self._hear(bodies[round])
+            self.head = round
+            whole = round in bodies and round - 1 in bodies and self.lost < round - 1
+            self.owed = owed_by(bodies[round], bodies[round - 1]) if whole else None
+            if round in bodies:
+                self._settle()
+                self._reveal(round, ids, bodies)
+
+    def _hear(self, body: Body) -> None:
+        for signed in body.reports:
+            said = statement_in(signed)
+            if isinstance(said, Twinned) and said.round > self.lost and self.why_not(signed.signer, said) is None:
+                self.cases[said.round, said.peer].said.setdefault(signed.signer, said.apart)
+
+    def _settle(self) -> None:
+        over = [case for case in self.cases.values() if case.over(self.head)]
+        for case in over:
+            del self.cases[case.key]
+        self.settled = tuple(
+            Verdict(case.round, *case.peers, len(case.said), len(case.referees), case.strayed, case.hid)
+            for case in over
+        )
+
+    def _reveal(self, round: int, ids: Mapping[int, Digest], bodies: Mapping[int, Body]) -> None:
+        """Twins of the round before, out of the secrets that this vertex holds.
+
+        Who reveals nothing is nobody's twin: a host that was a guest elsewhere took other samples than its own.
+        Both secrets draw the referees: each was fixed before anybody but its author could know it, and of vertices
+        nothing that their proposer may still choose.
+        """
+        body, before = bodies[round], bodies.get(round - 1)
+        head_body, head = bodies.get(round - 2), ids.get(round - 2)
+        if before is None or head_body is None or head is None or self.lost >= round - 2:
+            return
+        secrets = {p: c.draws.revealed for p, c in _commits(body).items() if c.draws and c.draws.revealed}
+        hosts = {p: host_of(p, secret, head, head_body, self.share) for p, secret in secrets.items()}
+        made = _commits(before)
+        for guest, host in sorted(hosts.items()):
+            if host is None or host not in hosts or hosts[host] is not None or not {guest, host} <= made.keys():
+                continue
+            mine, its = made[guest], made[host]
+            if mine.root == its.root:
+                self.settled += (Verdict(before.round, guest, host, 0, 0, (), ()),)
+                continue
+            drawn = digest(b"atoll/twins/referees/1\0" + secrets[guest] + secrets[host])
+            if referees := referees_of(guest, host, drawn, before, self.rule):
+                case = Case(before.round, guest, host, (mine, its), referees, drawn)
+                self.cases[case.key] = case
+
+    def why_not(self, by: PeerId, report: Twinned) -> str | None:
+        """None if this may stand in the next vertex."""
+        if self.head - SCORE_OPEN <= report.round <= self.lost:
+            return None
+        case = self.cases.get((report.round, report.peer))
+        if case is None:
+            return "is of no twins that are being compared"
+        if by not in case.referees:
+            return "is not by one who was drawn"
+        if by in case.said:
+            return "was said already"
+        return None if all(0 <= apart <= APART_MOST for apart in report.apart) else "holds distances that are none"
+
+    def lose(self, round: int) -> None:
+        """The vertex of this round is lost: nothing is known of whom it drew, and of what was said there."""
+        self.lost, self.cases, self.settled, self.owed = round, {}, (), None
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What a round with twins stands on: whose samples its members take is in here for each of them alone."""
+
+    share: float
+    head: Digest
+    body: Body  # of that head
+    owed: Mapping[PeerId, Digest] | None
+    """The name of the secret that each commitment of this round has to reveal. None: not all vertices are here, and
+    whoever reveals something is believed."""
+
+    def flaw(self, peer: PeerId, commit: Commit) -> str | None:
+        """What is wrong with the secrets of its commitment to an update; None if nothing is."""
+        draws = commit.draws
+        if draws is None or len(draws.sealed) != DIGEST_BYTES:
+            return "does not say by which secret it takes samples"
+        if self.owed is None:
+            return None if len(draws.revealed) in (0, DIGEST_BYTES) else "reveals what is no secret"
+        owed = self.owed.get(peer)
+        if owed is None:
+            return "reveals a secret that nobody drew by" if draws.revealed else None
+        fits = len(draws.revealed) == DIGEST_BYTES and seal_of(draws.revealed) == owed
+        return None if fits else "reveals another secret than it drew by"
+
+    def host(self, guest: PeerId, secret: bytes) -> PeerId | None:
+        """Whose samples this member takes; None: its own, as without a seal in the head."""
+        sealed = seals_in(self.body).get(guest)
+        return host_of(guest, secret, self.head, self.body, self.share) if sealed == seal_of(secret) else None
+
+
+NO_TWINS = Twins(0.0, "majority")
+"""Of a run that has none."""

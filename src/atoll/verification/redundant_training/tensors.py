@@ -1,0 +1,120 @@
+"""Two updates that were to come of the same samples: how far apart are they, and from what the samples make?
+
+The same steps taken again in fp32 from the agreed anchor make nearly the same update wherever rounds begin with one
+optimizer state at all members. Where moments of rounds before are carried on, or steps are rounded to bf16, small
+differences grow over the steps until there is nothing left to compare (bench/twins.py), so such recipes are refused
+by name.
+Never says who is to blame: `verification/redundant_training/policy.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import torch
+from msgspec import UNSET
+from torch import Tensor, nn
+
+from atoll.crypto.digest import Buffer
+from atoll.training.codec import Codec
+from atoll.training.codec.byte_compression import AUTO, METHODS
+from atoll.training.data import Data, batch
+from atoll.training.exchange.layout import Layout, bind, unflatten
+from atoll.training.exchange.update import Bounds
+from atoll.training.recipe.gradient import Computing, Gradient
+from atoll.training.recipe.inner import SGD, Accumulate, Inner, fresh_inner, inner_step
+from atoll.training.recipe.lr_position import Horizon, later, step_at
+from atoll.training.recipe.recipes import Recipe
+
+FINE = ("fp32", "fp16", "bf16", "int8")  # codecs whose rounding is far below the tolerance
+
+
+def distance(row_F: Tensor, of_F: Tensor) -> float:
+    """‖row − of‖ / ‖of‖: 0 of the same values, infinite where one is nothing, or no number."""
+    far, long = float((row_F - of_F).double().norm()), float(of_F.double().norm())
+    if far == 0:
+        return 0.0
+    return far / long if long and math.isfinite(far) else math.inf
+
+
+def decoded(wires: Sequence[Buffer], bounds: Bounds, codecs: Sequence[Codec]) -> Tensor:
+    """The update that its parts stand for, (F,). PeerFault if they cannot be read."""
+    parts = (codec.decode(wire, hi - lo) for codec, wire, (lo, hi) in zip(codecs, wires, bounds, strict=True))
+    return torch.cat(list(parts))
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a member was told to do in a round. `batch_samples` of each step."""
+
+    shard: int
+    shards: int
+    cursor: int
+    steps: int
+    batch_samples: int
+    position: int  # of the first step in the rates: training/recipe/lr_position.py
+    inner: Inner
+    horizon: Horizon | None
+    seq_len: int
+    seed: int
+
+
+def taking_again(
+    model: nn.Module,
+    layout: Layout,
+    computing: Computing,
+    anchor_F: Tensor,
+    data: Data,
+    told: Told,
+    device: str = "cpu",
+) -> Generator[None, None, Tensor]:
+    """The update (F,) that these steps make, from an anchor and a fresh optimizer. Pauses after every step."""
+    x_F, gradient_P = bind(model, layout, device)
+    unflatten(anchor_F, torch.zeros(layout.counters, dtype=torch.int64), model, layout)
+    began_F = x_F.clone()
+    gradient, inner = Gradient(model, gradient_P, computing), fresh_inner(layout.parameters, device)
+    x_P, together = x_F[: layout.parameters], told.batch_samples * told.seq_len * told.shards
+    for step in range(told.steps):
+        cursor = told.cursor + step * told.batch_samples
+        inputs, targets = batch(data, told.shard, told.shards, cursor, told.batch_samples, told.seq_len, told.seed)
+        gradient.of((inputs.to(device), targets.to(device)))
+        if isinstance(told.inner, Accumulate):
+            inner.first_P.add_(gradient_P)
+        else:
+            at = step_at(told.horizon, later(told.horizon, told.position, step, together))
+            inner_step(told.inner, inner, x_P, gradient_P, at)
+        yield
+    update_F = began_F - x_F
+    if isinstance(told.inner, Accumulate):  # x rests, but for buffers
+        update_F[: layout.parameters].copy_(inner.first_P)
+    return update_F
+
+
+def twins_problem(recipe: Recipe) -> str:
+    """Why updates of the same samples cannot be compared under this recipe; empty if they can."""
+    schedule, coding, inner = recipe.schedule, recipe.coding, recipe.inner
+    if recipe.model == "attached":
+        return "members train a model of their own on data of their own, and nobody else has either"
+    if recipe.own_anchors or recipe.merge != "replace" or schedule.fragments > 1 or recipe.hidden_steps:
+        return "with overlap, fragments, parameters or anchors of its own, no round starts from one agreed anchor"
+    if recipe.computing and recipe.computing.precision != "fp32":
+        return f"rounding of {recipe.computing.precision} grows over the steps, in some rounds beyond any tolerance"
+    if any(schedule.moments) or schedule.closing or schedule.phases:
+        return "some of its rounds send something else than the others"
+    if schedule.epochs is not UNSET:
+        return "members pass over data of their own"
+    if isinstance(inner, SGD) and inner.momentum:
+        return f"SGD with a momentum of {inner.momentum:g} carries it from round to round, each member its own"
+    if not isinstance(inner, SGD | Accumulate):
+        return (
+            f"{type(inner).__name__} carries moments from round to round, each member its own, and honest updates "
+            "of the same samples are half as far apart as those of others"
+        )
+    if coding.beta:
+        return "error feedback puts what rounds before left out into an update"
+    stages = coding.up.split("+")
+    if not all(stage in FINE or stage.partition(":")[0] in (*METHODS, AUTO) for stage in stages):
+        return f"sync.up = {coding.up!r} rounds so much that honest updates of the same samples differ by it"
+    return ""

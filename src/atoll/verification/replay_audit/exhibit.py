@@ -1,0 +1,85 @@
+"""What a trainer lays out for its auditors: one blob, made once, the same for each of them.
+
+Holds the two states around the drawn segment, the links between which they lie, x and error feedback that the
+update was made of, and the claims whose names the trainer's last two commitments hold. Reading believes nothing:
+sizes and forms are checked here, everything else by `judge`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import torch
+from torch import Tensor
+
+from atoll.base.errors import UNREADABLE, PeerFault
+from atoll.base.ids import Digest
+from atoll.base.limits import PARTS_MAX
+from atoll.crypto.digest import Buffer
+from atoll.training.exchange.layout import Layout
+from atoll.training.exchange.tensorfile import dump, load
+from atoll.verification.replay_audit.judge import WrongChain
+from atoll.verification.replay_audit.replay import Link, Live, live_from_bytes
+from atoll.verification.replay_audit.state_chain import Claim, claim_name
+
+LINKS_MAX = 2**16  # a round of half a million steps; a link is 64 bytes
+
+
+class Shown(msgspec.Struct, frozen=True, array_like=True):
+    claim: Claim
+    last: Claim | None  # of the last round before it that was counted, if this trainer remembers
+    links: Annotated[tuple[Link, ...], msgspec.Meta(max_length=LINKS_MAX)]  # refused by their count, unread
+    begin: bytes  # the state before the drawn segment, as `live_bytes`
+    end: bytes  # and after it
+    x: bytes  # parameters and buffers at the end of the round
+    memory: bytes  # error feedback before the update was encoded; empty: there was none
+    wires: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=PARTS_MAX)] = ()  # where encoders differ
+
+
+def shown_bytes(shown: Shown) -> bytes:
+    return msgspec.msgpack.encode(shown)
+
+
+_SHOWN = msgspec.msgpack.Decoder(Shown)
+
+
+def shown_from_bytes(data: Buffer) -> Shown:
+    """PeerFault unless this is what some trainer might lay out."""
+    try:
+        return _SHOWN.decode(data)
+    except UNREADABLE as why:
+        raise PeerFault("", f"what it lays out is no exhibit: {why}") from None
+
+
+def vector_bytes(values_F: Tensor) -> bytes:
+    return dump({"values": values_F}, {})
+
+
+def vector_from_bytes(data: Buffer, floats: int) -> Tensor:
+    tensors, _ = load(data)
+    values_F = tensors.get("values")
+    if values_F is None or values_F.shape != (floats,) or values_F.dtype != torch.float32:
+        raise PeerFault("", f"not a vector of {floats} fp32 values")
+    return values_F
+
+
+def states_of(shown: Shown, layout: Layout) -> tuple[Live, Live]:
+    """The states around the segment. PeerFault if one is none."""
+    return live_from_bytes(shown.begin, layout), live_from_bytes(shown.end, layout)
+
+
+def why_not_said(shown: Shown, claim: Digest, last: Digest | None) -> str:
+    """Why this is not what the trainer's commitments hold; empty if it is. Anybody can show junk."""
+    if claim_name(shown.claim) != claim:
+        return "it shows another claim than it committed to"
+    if shown.last is not None and claim_name(shown.last) != last:
+        return "its claim before that is not the one it committed to"
+    return ""
+
+
+def why_contradicts(shown: Shown, steps: int, root: Digest) -> WrongChain | None:
+    """A claim beside the commitment that holds its name."""
+    if (shown.claim.steps, shown.claim.root) != (steps, root):
+        return WrongChain("its claim is of other steps, or of another update, than its commitment")
+    return None

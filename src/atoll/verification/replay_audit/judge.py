@@ -1,0 +1,227 @@
+"""One audit: from what was assigned, claimed and shown to a verdict.
+
+A verdict is a value. Hashes are exact: what contradicts its own chain is `WrongChain`. Replays are not: a
+`Mismatch` may be the auditor's fault, so alone it accuses nobody (`verification/replay_audit/policy.py`).
+Comparisons are relative to what
+the *auditor* computed, never to what was claimed, and are written so that what is not a number is a mismatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+import msgspec
+import torch
+from torch import Tensor
+
+from atoll.base.ids import ZERO_DIGEST, Digest
+from atoll.crypto.digest import Buffer, digest, merkle_root
+from atoll.training.codec import Codec
+from atoll.training.exchange.layout import Layout
+from atoll.training.exchange.update import Bounds, encode_update
+from atoll.training.recipe.gradient import PLAIN
+from atoll.verification.replay_audit.replay import (
+    Assignment,
+    Link,
+    Live,
+    Replica,
+    at_once,
+    fresh_private,
+    name_of,
+    name_of_x,
+    segments,
+    why_no_state,
+)
+from atoll.verification.replay_audit.state_chain import Claim, chain_head, memory_name
+from atoll.verification.replay_audit.tolerance import (
+    Profile,
+    pinned,
+    profile_here,
+    tolerance_of,
+    why_unauditable,
+    why_unreplayable,
+)
+
+
+class Accepted(msgspec.Struct, frozen=True, tag="Accepted"):
+    distance: float  # 0: the same bits
+    tolerance: float
+
+
+class Mismatch(msgspec.Struct, frozen=True, tag="Mismatch"):
+    """The replay came out elsewhere. Needs a third replica before it means anything."""
+
+    distance: float  # relative L2; infinite where exact things differ or nothing was shown to measure
+    tolerance: float  # 0: bits were compared
+    what: str  # of the state
+
+
+class WrongChain(msgspec.Struct, frozen=True, tag="WrongChain"):
+    """What was shown does not hash to what was committed, or starts from something else than was agreed."""
+
+    why: str
+
+
+class Unauditable(msgspec.Struct, frozen=True, tag="Unauditable"):
+    why: str
+
+
+class EndWanted(msgspec.Struct, frozen=True, tag="EndWanted"):
+    """The bits differ, as they may: the state at the segment's end is needed to say by how much."""
+
+
+Verdict = Accepted | Mismatch | WrongChain | Unauditable | EndWanted
+
+
+def judge_segment(
+    assignment: Assignment,
+    claim: Claim,
+    links: Sequence[Link],
+    segment: int,
+    begin: Live,
+    end: Live | None,
+    replica: Replica,
+    *,
+    here: Profile | None = None,
+    tolerance: float | None = None,
+) -> Verdict:
+    """Take the steps of one segment again. `assignment` is the auditor's own; the rest is the trainer's.
+
+    `end` may be left out at first: equal bits need none. Changes the replica's state.
+    """
+    work = judging(assignment, claim, links, segment, begin, end, replica, here=here, tolerance=tolerance)
+    return at_once(work)
+
+
+def judging(
+    assignment: Assignment,
+    claim: Claim,
+    links: Sequence[Link],
+    segment: int,
+    begin: Live,
+    end: Live | None,
+    replica: Replica,
+    *,
+    here: Profile | None = None,
+    tolerance: float | None = None,
+) -> Generator[None, None, Verdict]:
+    """The same, pausing after every step."""
+    here = here or profile_here()
+    asked = assignment.recipe.computing or PLAIN
+    if asked == PLAIN and (why := why_unreplayable(claim.profile)):
+        return WrongChain(f"it is no unaudited member, and claims what cannot be replayed: {why}")
+    if why := why_unauditable(assignment, claim.profile, here, tolerance=tolerance):
+        return Unauditable(why)
+    if replica.data_name != assignment.data or replica.recipe != assignment.recipe:
+        return Unauditable("this auditor holds other data or another recipe than the run's")
+    if why := _why_wrong(assignment, claim, links, replica.layout):
+        return WrongChain(why)
+    assert 0 <= segment < len(links) - 1
+    for which, live, link in (("begin", begin, links[segment]), ("end", end, links[segment + 1])):
+        if live is not None and (why := why_no_state(live, replica.layout)):
+            return WrongChain(f"the state at the segment's {which} is none: {why}")
+        if live is not None and name_of(live) != link:
+            return WrongChain(f"the state at the segment's {which} is not the one in the chain")
+    bits = pinned(claim.profile, here)
+    bound = 0.0 if bits else tolerance_of(assignment) if tolerance is None else tolerance
+    assert bound is not None, "why_unauditable has looked"
+    replayed = yield from replica.replaying(assignment, begin, *segments(assignment, claim.steps)[segment])
+    if name_of(replayed) == links[segment + 1]:
+        return Accepted(0.0, bound)
+    if end is None:
+        return Mismatch(float("inf"), 0.0, "bits") if bits else EndWanted()
+    what, distance = furthest(begin, replayed, end)
+    return Accepted(distance, bound) if distance <= bound else Mismatch(distance, bound, what)
+
+
+def _why_wrong(assignment: Assignment, claim: Claim, links: Sequence[Link], layout: Layout) -> str:
+    """What a chain contradicts of itself or of what was agreed, without a single step; empty if nothing."""
+    if not 0 < claim.steps <= assignment.steps:
+        return f"{claim.steps} steps are claimed, {assignment.steps} were assigned"
+    if len(links) != len(segments(assignment, claim.steps)) + 1:
+        return f"{len(links)} links are no chain of {claim.steps} steps"
+    if chain_head(assignment, claim.steps, links) != claim.head:
+        return "the links do not hash to the head, or the trainer was told something else to do"
+    if links[0].x != assignment.anchor:
+        return "it starts from other parameters than the agreed ones"
+    if links[0].private not in (assignment.carried, fresh_private(layout)):
+        return "its moments are neither those that its last round ended with nor fresh"
+    if claim.ends not in (ZERO_DIGEST, links[-1].private):
+        return "its claim ends with other moments than its chain"
+    return ""
+
+
+def furthest(begin: Live, replayed: Live, shown: Live) -> tuple[str, float]:
+    """(what, distance) of what moved furthest from where the replay moved it: x, first or second moments.
+
+    ‖shown − replayed‖ / ‖replayed − begin‖. All three count: moments that lie are steps of the next segment.
+    """
+    if shown.inner.steps != replayed.inner.steps or not torch.equal(shown.counters_K, replayed.counters_K):
+        return "counters", float("inf")
+    found = {
+        "x": _apart(begin.x_F, replayed.x_F, shown.x_F),
+        "first moments": _apart(begin.inner.first_P, replayed.inner.first_P, shown.inner.first_P),
+        "second moments": _apart(begin.inner.second_P, replayed.inner.second_P, shown.inner.second_P),
+    }
+    what = max(found, key=lambda name: found[name])
+    return what, found[what]
+
+
+def _apart(begin_N: Tensor, replayed_N: Tensor, shown_N: Tensor) -> float:
+    moved = float(torch.linalg.vector_norm(replayed_N - begin_N, dtype=torch.float64))
+    off = float(torch.linalg.vector_norm(shown_N - replayed_N, dtype=torch.float64))
+    if off == 0.0:
+        return 0.0
+    distance = off / moved if moved > 0.0 else float("inf")
+    return distance if distance == distance else float("inf")  # not a number: the replay itself diverged
+
+
+def judge_update(
+    assignment: Assignment,
+    claim: Claim,
+    links: Sequence[Link],
+    anchor_F: Tensor,
+    x_F: Tensor,
+    memory_F: Tensor | None,
+    bounds: Bounds,
+    codec: Codec | Sequence[Codec],
+    layout: Layout,
+    wires: Sequence[Buffer] = (),
+    named: Callable[[Buffer], Digest] = digest,
+) -> Verdict:
+    """Is the payload exactly what comes of the committed fp32 delta, anchor − x at the chain's end?
+
+    Nothing is trained again and nothing is tolerated: int8 alone is as far from its delta as a cheat is. Where
+    bytes differ between machines (compressors), the `wires` themselves are needed, and what they hold is compared.
+    `named` is what commitments of this run call a wire.
+    """
+    if why := _why_wrong(assignment, claim, links, layout):
+        return WrongChain(why)
+    for name, shown, owed in (
+        ("the anchor", name_of_x(anchor_F), assignment.anchor),
+        ("x", name_of_x(x_F), links[-1].x),
+        ("the error feedback", memory_name(memory_F), claim.memory),
+    ):
+        if shown != owed:
+            return WrongChain(f"{name} is not the one in the chain")
+    if claim.memory not in (ZERO_DIGEST, assignment.memory) and assignment.memory is not None:
+        return WrongChain("its error feedback is neither what its last update left nor fresh")
+    try:
+        update = encode_update(anchor_F, x_F, memory_F, bounds, codec, assignment.recipe.coding.beta)
+    except ValueError as why:
+        return Mismatch(float("inf"), 0.0, f"update: {why}")
+    if claim.left != memory_name(update.memory_F):
+        return Mismatch(float("inf"), 0.0, "error feedback")
+    codecs = [codec] * len(bounds) if isinstance(codec, Codec) else list(codec)
+    if all(one.same_everywhere for one in codecs):
+        same = _root(update.wires, named) == claim.root
+    elif len(wires) != len(bounds) or _root(wires, named) != claim.root:
+        return WrongChain("the parts shown are not those committed to")
+    else:
+        each = zip(codecs, bounds, update.wires, wires, strict=True)
+        same = all(torch.equal(c.decode(a, hi - lo), c.decode(b, hi - lo)) for c, (lo, hi), a, b in each)
+    return Accepted(0.0, 0.0) if same else Mismatch(float("inf"), 0.0, "update")
+
+
+def _root(wires: Sequence[Buffer], name: Callable[[Buffer], Digest]) -> Digest:
+    return merkle_root(tuple(name(wire) for wire in wires))

@@ -1,0 +1,195 @@
+"""Whose round is audited, in which segment, by whom, and what the verdicts mean: all from agreed vertices.
+
+The vertex that closes a round holds every commitment, so its id draws which trainers are audited, which of their
+segments, and in which order the others take it again. Of two commitments to one update both are: a copy of
+another's root is no work, and its author can show none. One auditor is asked; others only where the one before
+found something else than the trainer, or said nothing for `AUDIT_TURN` rounds. In a small swarm all that are
+needed are then asked at once, since every turn takes a vertex in which a liar still counts; in a large one, where
+one false word shall not cost dozens of replays, as many as are against already. It goes on while those against are
+at least as many as those for, until so many are against that one of them is honest, and never fewer than two.
+Promises: the same at every peer that holds the same vertices; the first word of an auditor counts. Never asks
+anybody, never looks at what was shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
+from msgspec import UNSET
+
+from atoll.base.draw import draw_below, shuffled
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
+from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN, SEGMENT_STEPS
+from atoll.policy.duplicate_updates import alike_in
+from atoll.policy.reputation import audit_factor, by_tier, scores_of
+from atoll.verification.case import AGAINST, CHANCES, NOTHING, Inquiry, QuorumRule, voices_needed
+from atoll.verification.sum_check.policy import Opening, Terms, openings_of
+from atoll.wire.codec import statement_in
+from atoll.wire.messages.statements import Audited, Commit, Finding
+from atoll.wire.messages.vertex import Body
+
+FEW = 4  # needed against somebody: up to twelve voters
+Key: TypeAlias = tuple[int, PeerId] | tuple[int, PeerId, int]  # the round, whose it is, of an opening its number
+
+
+def drawn_segment(vertex: Digest, peer: PeerId, steps: int, share: float) -> int | None:
+    """Which segment of a peer's round of so many steps is audited, None for most.
+
+    `vertex` closes the round: nobody knows its id before every commitment is in it.
+    """
+    if steps < 1 or draw_below(vertex, f"audited? {peer}", CHANCES) >= share * CHANCES:
+        return None
+    return draw_below(vertex, f"audited segment of {peer}", -(-steps // SEGMENT_STEPS))
+
+
+@dataclass
+class Case(Inquiry):
+    """One audit: what was drawn, what the trainer had committed to, and who has said what since."""
+
+    round: int
+    peer: PeerId
+    segment: int
+    commit: Commit
+    order: tuple[PeerId, ...]  # of those who may be asked, as drawn
+    needed: int  # against it, to refute it
+    said: dict[PeerId, tuple[int, Finding]] = field(default_factory=dict[PeerId, tuple[int, Finding]])
+    judged: dict[PeerId, Digest] = field(default_factory=dict[PeerId, Digest])
+
+    @property
+    def key(self) -> tuple[int, PeerId]:
+        return self.round, self.peer
+
+    def asked(self, head: int, ahead: Mapping[PeerId, Finding] = NOTHING) -> tuple[PeerId, ...]:
+        """Who is to take the segment again, as of this round's vertex; nobody once it is settled.
+
+        A turn of several is over when three of four have spoken; who speaks later counts all the same.
+        """
+        said = self.with_words(head, ahead)
+        began, against, agreeing, heard = self.round, 0, 0, 0
+        while heard < len(self.order) and against < self.needed and agreeing <= against:
+            missing = self.needed - against
+            several = missing if self.needed <= FEW else min(against, missing)
+            together = self.order[heard : heard + (several if against else 1)]
+            told = [said[auditor] for auditor in together if auditor in said]
+            silent = len(together) - len(told)
+            if silent * 4 > len(together) and head - began < AUDIT_TURN:
+                return tuple(auditor for auditor in together if auditor not in said)
+            began = began + AUDIT_TURN if silent * 4 > len(together) else max([began, *(at for at, _ in told)])
+            against += sum(finding in AGAINST for _, finding in told)
+            agreeing += sum(finding == "accepted" for _, finding in told)
+            heard += len(together)
+        return ()
+
+
+def key_of(report: Audited) -> Key:
+    """What it is about."""
+    if report.opening is msgspec.UNSET:
+        return report.round, report.peer
+    return report.round, report.peer, report.opening
+
+
+class Docket:
+    """The audits of recent rounds. Tell it of vertices with `follow`; it forgets those older than AUDIT_ROUNDS."""
+
+    def __init__(self, share: float, rule: QuorumRule, terms: Terms | None = None) -> None:
+        self.share, self.terms = share, terms
+        self.rule: QuorumRule = rule
+        self.cases: dict[Key, Case | Opening] = {}
+        self.head = -2
+        self.lost = -2  # the newest round whose vertex is not here: what was drawn up to it is taken at its word
+
+    @property
+    def looks(self) -> bool:
+        """Anything is looked at in this run."""
+        return bool(self.share) or self.terms is not None
+
+    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, Body]) -> None:
+        """Take in all vertices up to the head that are at hand."""
+        if not self.looks or head <= self.head:
+            return
+        for round in range(max(self.head + 1, head - AUDIT_ROUNDS), head + 1):
+            if round in bodies:
+                self._hear(round, bodies[round])
+                self._open(ids[round], bodies[round])
+        self.head = head
+        before = bodies.get(head - 1)  # what expelled somebody in this vertex is still to be told
+        gone = {m.peer for m in before.members if m.standing == "expelled"} if before is not None else set[PeerId]()
+        live = {key: case for key, case in self.cases.items() if key[0] > head - AUDIT_ROUNDS}
+        self.cases = {key: case for key, case in live.items() if case.peer not in gone}
+
+    def _open(self, vertex: Digest, body: Body) -> None:
+        if self.terms is not None:
+            self.cases.update((o.key, o) for o in openings_of(vertex, body, self.terms, self.rule))
+        if self.share:
+            self._audit(vertex, body, self._share_after(body))
+
+    def _share_after(self, body: Body) -> float:
+        """As genesis says, or as members have agreed since: what a vertex draws goes by what it says itself."""
+        tuned = body.tuned
+        return self.share if tuned is UNSET or tuned.to.audit_rate is UNSET else tuned.to.audit_rate
+
+    def _audit(self, vertex: Digest, body: Body, usual: float) -> None:
+        voters = sum(m.votes for m in body.members)
+        able = [m.peer for m in body.members if m.votes and m.standing == "member"]
+        needed, scores = voices_needed(voters, self.rule), scores_of(body)
+        said = ((signed.signer, statement_in(signed)) for signed in body.commits)
+        claims = {
+            peer: commit for peer, commit in said if isinstance(commit, Commit) and commit.claimed is not None
+        }
+        settled = {m.peer for m in body.members if m.standing == "member"}
+        copied = {peer for peers in alike_in(body) for peer in peers}  # by one of them: only chains tell by whom
+        for peer, commit in claims.items():
+            if commit.weight == 0 and peer not in settled:
+                continue  # its update moved nothing, as one that cannot be replayed never does
+            share = 1.0 if peer in copied else usual * audit_factor(scores, peer)  # from 1 on: always
+            segment = drawn_segment(vertex, peer, commit.steps, share)
+            if segment is None:
+                continue
+            order = by_tier([p for p in shuffled(vertex, f"auditors of {peer}", able) if p != peer], scores)
+            case = Case(body.round, peer, segment, commit, tuple(order[: 2 * needed - 1]), needed)
+            self.cases[case.key] = case
+
+    def _hear(self, round: int, body: Body) -> None:
+        for signed in body.reports:
+            report = statement_in(signed)
+            if isinstance(report, Audited) and (case := self.cases.get(key_of(report))) is not None:
+                case.hear(signed.signer, report, round)
+
+    def news(self, body: Body) -> list[tuple[PeerId, Audited]]:
+        """Who found what, as this vertex holds it for the first time. Tell it of the vertex before."""
+        found: list[tuple[PeerId, Audited]] = []
+        for signed in body.reports:
+            report = statement_in(signed)
+            if not isinstance(report, Audited) or (case := self.cases.get(key_of(report))) is None:
+                continue
+            if case.said.get(signed.signer, (-1, ""))[0] == body.round:
+                found.append((signed.signer, report))
+        return found
+
+    def why_not(self, by: PeerId, report: Audited) -> str | None:
+        """None if this may stand in the next vertex. Words against somebody may be said again until they count, or
+        the audit is over: accusers must not fill vertices."""
+        case = self.cases.get(key_of(report))
+        if report.exhibit is not UNSET and len(report.exhibit) != DIGEST_BYTES:
+            return "names no blob"
+        if self.head - AUDIT_ROUNDS < report.round <= self.lost:
+            return None
+        if case is None:
+            return "is of no audit that is open"
+        if by not in case.order:
+            return "is not by one who was drawn"
+        if not case.asked(self.head) and case.against < case.needed:
+            return "is of an audit that is over"
+        if isinstance(case, Opening) and report.finding not in AGAINST and not case.against:
+            return "says that nothing is wrong, which nobody doubts"
+        may_repeat = self.rule == "two-thirds" and report.finding in AGAINST
+        if by not in case.said or (may_repeat and case.repeats(by, report)):
+            return None
+        return "was said already"
+
+
+NO_DOCKET = Docket(0.0, "majority")
+"""Of a run without audits."""

@@ -1,0 +1,195 @@
+"""How an exhibit is judged, apart from who does it when: an auditor step by step between its own rounds, or a
+reader of the history at once, offline.
+
+What the peer was told to do is made of the agreed state and of `Judge`, which is made of vertices. Never takes a
+number from the exhibit that follows from what was agreed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.crypto.digest import Buffer
+from atoll.peer.tasks import Judge, Judged
+from atoll.runtime.training_spec import Learning
+from atoll.training.codec import Codec
+from atoll.training.data import cursor_after
+from atoll.training.exchange.state import SharedState
+from atoll.training.exchange.update import Bounds, part_bounds, part_codecs
+from atoll.training.recipe.lr_position import position_of
+from atoll.training.recipe.recipes import Recipe
+from atoll.verification.replay_audit import (
+    Accepted,
+    Assignment,
+    Mismatch,
+    Replica,
+    Unauditable,
+    Verdict,
+    WrongChain,
+    judge_segment,
+    judge_update,
+    name_of_x,
+    pinned,
+    profile_here,
+)
+from atoll.verification.replay_audit.binding import why_states_unbound, why_update_unbound
+from atoll.verification.replay_audit.exhibit import (
+    Shown,
+    states_of,
+    vector_from_bytes,
+    why_contradicts,
+    why_not_said,
+)
+from atoll.verification.replay_audit.tolerance import PINS
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One exhibit and what it is held against. `name`: what commitments of this run call a wire."""
+
+    run: Digest
+    learning: Learning  # what the round is learned by
+    work: Judge
+    shown: Shown
+    before: SharedState  # the agreed state that the round began with
+    name: Callable[[Buffer], Digest]
+
+    def __post_init__(self) -> None:
+        """PeerFault if it is not what its commitments hold."""
+        if why := why_not_said(self.shown, self.work.claim, self.work.last_claim):
+            raise PeerFault(self.work.peer, why)
+
+    def assignment(self) -> Assignment:
+        """What the peer was told, and what it may have begun with, by the claim that it made before."""
+        work, last = self.work, self.shown.last
+        told = assigned(
+            self.run,
+            self.learning,
+            work.round,
+            work.peer,
+            work.shard,
+            work.shards,
+            work.steps_max,
+            self.before,
+            work.batch,
+        )
+        carried = ZERO_DIGEST if last is None else last.ends
+        memory = ZERO_DIGEST if last is None else last.left if work.last_whole else None
+        return msgspec.structs.replace(told, carried=carried, memory=memory)
+
+    def codecs(self) -> tuple[Bounds, Sequence[Codec]]:
+        """Bounds and codecs of the parts of its update."""
+        learning, work = self.learning, self.work
+        bounds = part_bounds(learning.layout.floats, work.shares)
+        common = learning.common(work.round, self.before, work.before)
+        return bounds, part_codecs(learning.recipe.coding.up, common, bounds)
+
+    def update(self, assignment: Assignment) -> Verdict:
+        """Is what it sent what comes of its last state? Takes no step."""
+        shown, work, layout = self.shown, self.work, self.learning.layout
+        if (wrong := why_contradicts(shown, work.steps, work.root)) is not None:
+            return wrong
+        bounds, codecs = self.codecs()
+        return judge_update(
+            assignment,
+            shown.claim,
+            shown.links,
+            self.before.anchor_F,
+            vector_from_bytes(shown.x, layout.floats),
+            vector_from_bytes(shown.memory, layout.floats) if shown.memory else None,
+            bounds,
+            codecs,
+            layout,
+            shown.wires,
+            self.name,
+        )
+
+
+class Again(NamedTuple):
+    """What comes out when an exhibit is judged a second time."""
+
+    said: Judged
+    proven: bool  # what it is found of is fixed by what the peer signed, so nobody else can have made it up
+
+
+def judge_again(trial: Trial, replica: Callable[[Recipe], Replica]) -> Again:
+    """The same, all at once, by a reader who was not there and believes nobody that the peer showed this. `replica`
+    is asked for only if steps are to be taken. PeerFault for bytes that nobody committed to."""
+    work, shown, layout = trial.work, trial.shown, trial.learning.layout
+    assignment, (_, codecs) = trial.assignment(), trial.codecs()
+    unbound = why_update_unbound(shown, assignment, work.claim, work.last_claim, codecs, layout, trial.name)
+    if unbound:
+        return Again(Judged("withheld", unbound), proven=False)
+    verdict = trial.update(assignment)
+    if isinstance(verdict, Accepted):
+        if unbound := why_states_unbound(shown, work.segment, layout):
+            return Again(Judged("withheld", unbound), proven=False)
+        begin, end = states_of(shown, layout)
+        verdict = judge_segment(
+            assignment, shown.claim, shown.links, work.segment, begin, end, replica(assignment.recipe)
+        )
+    profile = shown.claim.profile
+    by_bits = pinned(profile, profile) and not pinned(profile, profile_here())  # there, and not here
+    if isinstance(verdict, Accepted) and verdict.distance * 2 > verdict.tolerance > 0:
+        verdict = Unauditable(
+            f"its distance here, {verdict.distance:.1e}, is within the tolerance of {verdict.tolerance:.1e}, and "
+            "too near to it to say what other machines find"
+        )
+    elif isinstance(verdict, Accepted) and verdict.distance and by_bits:
+        verdict = Unauditable(
+            f"it is within the tolerance here ({verdict.distance:.1e}), and auditors may have compared bits: those "
+            f"come out alike only with torch {profile.torch}, one thread and "
+            + " ".join(f"{name}={value}" for name, value in PINS.items())
+        )
+    return Again(in_words(verdict), proven=True)
+
+
+def in_words(verdict: Verdict) -> Judged:
+    """What an auditor signs, and why."""
+    match verdict:
+        case Accepted(distance=distance):
+            return Judged("accepted", f"distance {distance:.1e}")
+        case Mismatch(distance=distance, what=what):
+            return Judged("mismatch", f"{what}, distance {distance:.1e}")
+        case WrongChain(why=why):
+            return Judged("wrong", why)
+        case Unauditable(why=why):
+            return Judged("unauditable", why)
+        case _:
+            return Judged("unauditable", "the replay came to no end")
+
+
+def assigned(
+    run: Digest,
+    learning: Learning,
+    round: int,
+    peer: PeerId,
+    shard: int,
+    shards: int,
+    steps: int,
+    head: SharedState,
+    batch: int,
+) -> Assignment:
+    """What follows for one trainer from genesis, the agreed state and the plan."""
+    recipe = learning.recipe
+    if batch:
+        recipe = msgspec.structs.replace(recipe, batch=batch)
+    return Assignment(
+        run=run,
+        round=round,
+        peer=peer,
+        recipe=recipe,
+        data=learning.data_blob,
+        anchor=name_of_x(head.anchor_F),
+        shard=shard,
+        shards=shards,
+        cursor=cursor_after(head.samples, shards),
+        global_step=position_of(recipe, head),
+        steps=steps,
+    )

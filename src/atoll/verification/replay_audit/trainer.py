@@ -1,0 +1,137 @@
+"""The trainer process's side of audits: it keeps a chain while it trains, shows segments, and takes others' again.
+
+Showing and judging pause after every step, so that the peer may put the next round before them, and a show that
+begins in the middle of a replay comes to its end before that goes on; what waits for its turn holds the states that
+it needs. Replays happen in a second model: x and moments of this trainer are never
+touched. Never decides who is audited, never believes a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from atoll.base.errors import PeerFault, RunFailedError
+from atoll.runtime.storage.ownership import open_private
+from atoll.runtime.trainer.protocol import JudgeSegment, Progressed, ShowSegment
+from atoll.training.data import Data
+from atoll.verification.replay_audit import (
+    Assignment,
+    Live,
+    Record,
+    Replica,
+    Verdict,
+    WrongChain,
+    judging,
+    live_bytes,
+)
+from atoll.verification.replay_audit.exhibit import Shown, shown_bytes, shown_from_bytes, states_of, vector_bytes
+from atoll.verification.replay_audit.state_chain import KEEP_EVERY
+
+RECORDS_HELD = 2  # rounds: the one that was agreed last and the one under way, beside those still to be shown
+KEEP_ALL_BYTES = 256 * 2**20  # of a round's states, up to which every one is kept, so that showing takes no steps
+
+Chore = Generator[None, None, Verdict | None]
+
+
+class Auditing:
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        self.record: Record | None = None  # of the round under way
+        self.records: dict[int, Record] = {}
+        self.chores: list[Chore] = []  # a replay, and a show that goes before it
+        self._replica: Replica | None = None
+
+    # ---- keeping the chain ---------------------------------------------------------------------------------
+
+    def begin(self, assignment: Assignment, live: Live, held: tuple[int, ...] = ()) -> None:
+        state_bytes = 4 * (len(live.x_F) + 2 * len(live.inner.first_P))
+        all_bytes = state_bytes * (assignment.steps // assignment.segment_steps + 2)
+        keep_every = 1 if all_bytes <= KEEP_ALL_BYTES else KEEP_EVERY
+        self.record = self.records[assignment.round] = Record(assignment, live, keep_every)
+        over = sorted(round for round in self.records if round not in held)
+        for round in over[:-RECORDS_HELD]:
+            del self.records[round]
+
+    def end(self, live: Callable[[], Live], steps: int) -> Record | None:
+        """The record of the round, complete; None if there is none, or nothing was done."""
+        record, self.record = self.record, None
+        if record is None or not steps:
+            return None
+        if record.steps != steps:
+            record.note(live(), steps)
+        return record
+
+    # ---- chores --------------------------------------------------------------------------------------------
+
+    def start(self, command: ShowSegment | JudgeSegment) -> Progressed:
+        if isinstance(command, ShowSegment):
+            self.chores.append(self._show(command))
+        else:
+            self.chores = [self._judge(command)]
+        return self.go_on()
+
+    def go_on(self) -> Progressed:
+        """One step of what was asked for."""
+        if not self.chores:
+            raise ValueError("there is no audit to go on with")
+        try:
+            next(self.chores[-1])
+        except StopIteration as done:
+            del self.chores[-1]
+            return Progressed(True, done.value)
+        except BaseException:
+            del self.chores[-1]
+            raise
+        return Progressed(False)
+
+    def _show(self, wish: ShowSegment) -> Chore:
+        record = self.records.get(wish.round)
+        if record is None or not wish.segment + 1 < len(record.links):
+            raise ValueError(f"nothing is left of round {wish.round}")
+        replica = self._replica_for(record.assignment)
+        replaying = replica.live() if self.chores[:-1] and record.retaken_steps(wish.segment) else None
+        try:
+            begin = yield from record.making(wish.segment, replica)
+            end = yield from record.making(wish.segment + 1, replica)
+        except RunFailedError as why:
+            raise ValueError(str(why)) from why  # an answer: this process goes on
+        finally:
+            if replaying is not None:
+                replica.load(replaying)
+        last = record.kept[len(record.links) - 1]
+        shown = Shown(
+            wish.claim,
+            wish.last,
+            tuple(record.links),
+            live_bytes(begin),
+            live_bytes(end),
+            vector_bytes(last.x_F),
+            b"",
+        )
+        with open(wish.path, "wb", opener=open_private) as file:
+            file.write(shown_bytes(shown))
+        return None
+
+    def _judge(self, wish: JudgeSegment) -> Chore:
+        replica = self._replica_for(wish.assignment)
+        try:
+            shown = shown_from_bytes(Path(wish.path).read_bytes())
+            begin, end = states_of(shown, replica.layout)
+        except PeerFault as fault:
+            return WrongChain(fault.what)
+        except (MemoryError, RuntimeError):
+            raise  # too little memory here: nothing that can be held against it
+        except Exception as why:  # whatever strangers lay out: no verdict, and this process goes on
+            raise ValueError(f"what it shows cannot be read: {type(why).__name__}: {why}") from why
+        told = (wish.assignment, shown.claim, shown.links, wish.segment, begin, end, replica)
+        return (yield from judging(*told))
+
+    def _replica_for(self, assignment: Assignment) -> Replica:
+        recipe, replica = assignment.recipe, self._replica
+        if replica is None or replace(replica.recipe, batch=recipe.batch) != recipe:
+            replica = self._replica = Replica(recipe, self.data, assignment.data)
+        replica.recipe = recipe  # of rounds whose batches differ the models are the same
+        return replica

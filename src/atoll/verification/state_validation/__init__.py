@@ -1,0 +1,1 @@
+"""State validation: members evaluate agreed states on held-out samples."""

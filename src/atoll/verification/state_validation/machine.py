@@ -1,0 +1,113 @@
+"""One peer's side of validation: it looks at states that it was drawn for, and tells what all words together say.
+
+    every vertex     who is drawn for its state, which states are judged by now
+    (`verification/state_validation/policy.py`)
+    validator        Ask Validate ─► losses ─► Looked, a signed report for a later vertex
+
+One state at a time: who is slower than the rounds looks at the newest. A round waits for none of this. Keeps the
+states on disk that the run may go back to. Never judges by itself, never sends anybody back: a vertex does.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.limits import VALIDATION_OPEN
+from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report
+from atoll.features.attribution.statistics import refusal_in
+from atoll.peer.events import Looked, StateJudged, WentBack
+from atoll.peer.membership.report_pool import ReportPool
+from atoll.peer.tasks import Hold, Losses, Validate
+from atoll.protocol.history.chain import History
+from atoll.verification.state_validation.policy import Candidate, Opinion, fixed_point, fixed_share
+from atoll.wire.messages.vertex import Body
+
+
+class Validators:
+    """`Looked` is to be told to the members."""
+
+    def __init__(self, me: PeerId, history: History, pool: ReportPool) -> None:
+        self.me, self.history, self.pool = me, history, pool
+        self.looking: Candidate | None = None  # a job is under way
+        self.at = self.seen = -2  # the newest round whose state I hold, and that I looked at, or tried to
+        self.told: dict[int, Opinion] = {}  # by round: what was told of it
+        self.held: tuple[Digest, ...] = ()
+
+    def resume(self) -> list[Effect]:
+        """After a restart: what vertices say was told in the life before."""
+        self._news()
+        return self._hold()
+
+    def grew(self, body: Body) -> list[Effect]:
+        """The history has one vertex more."""
+        return [*self._news(), *self._went_back(body), *self._hold()]
+
+    def holds(self, round: int) -> list[Effect]:
+        """I hold the state of this round, and of those before it that are not tidied away."""
+        self.at = round
+        return self._look()
+
+    def done(self, event: Done | Failed) -> list[Effect]:
+        candidate = self.looking
+        if candidate is None or event.job != _job(candidate):
+            return []
+        self.looking = None
+        told: list[Effect] = []
+        if isinstance(event, Done) and isinstance(event.result, Losses):
+            losses, right = (
+                tuple(map(fixed_point, event.result.losses)),
+                tuple(map(fixed_share, event.result.right)),
+            )
+            looked = Looked(of=candidate.round, state=candidate.state, losses=losses, right=right)
+            told.append(self._fact(looked))
+        return told + self._look()
+
+    def _look(self) -> list[Effect]:
+        """At the newest state that I was drawn for. One that cannot be looked at is passed over."""
+        if self.looking is not None:
+            return []
+        validations = self.pool.recent().validations
+        mine = (c for c in validations.candidates.values() if self.me in c.validators and self.me not in c.said)
+        late = validations.head - VALIDATION_OPEN
+        open = [c for c in mine if max(self.seen, late) < c.round <= self.at]
+        if not open:
+            return []
+        self.looking = open[-1]
+        self.seen = self.looking.round
+        return [Ask(_job(self.looking), Validate(self.looking.round, self.looking.state))]
+
+    def _hold(self) -> list[Effect]:
+        needed = self.pool.recent().validations.needed_states()
+        if needed == self.held:
+            return []
+        self.held = needed
+        return [Ask("validate/hold", Hold(needed, "validation"))]
+
+    def _news(self) -> list[Effect]:
+        """Verdicts that stand since this head. One that changes, since the bound moved, is told again."""
+        effects: list[Effect] = []
+        candidates = self.pool.recent().validations.candidates
+        self.told = {round: opinion for round, opinion in self.told.items() if round in candidates}
+        for candidate in candidates.values():
+            opinion, values = candidate.opinion, candidate.values
+            if opinion == "open" or values is None or self.told.get(candidate.round) == opinion:
+                continue
+            self.told[candidate.round] = opinion
+            fact = StateJudged(of=candidate.round, opinion=opinion, values=values, bounds=candidate.bounds)
+            effects.append(self._fact(replace(fact, accuracy=candidate.accuracy)))
+        return effects
+
+    def _went_back(self, body: Body) -> list[Effect]:
+        found = refusal_in(body, self.history.bodies.values())
+        if found is None:
+            return []
+        back = WentBack(back_to=found.back_to, refused=found.refused, contributors=found.contributors)
+        return [self._fact(back)]
+
+    def _fact(self, fact: Fact) -> Report:
+        return Report(replace(fact, round=self.history.head))
+
+
+def _job(candidate: Candidate) -> str:
+    return f"validate/{candidate.round}"

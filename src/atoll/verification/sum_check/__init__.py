@@ -1,0 +1,1 @@
+"""Sum checks: random blocks of a combined part are opened and recomputed."""

@@ -1,0 +1,134 @@
+"""Which blocks of which part its owner has to open, and to whom: all from the vertex that closes the round.
+
+Owners are spot-checked where nobody watches them, or liars may be all who do: of every answer in a vertex a small
+share of blocks is drawn and dealt to f + 1 checkers, so that one of them is honest whoever steered the draw. Who
+finds all as it should be says nothing. Who was shown a lie, or nothing, says so in a signed report, and then every
+other one in the order is asked for the very same blocks: what more of them say than may lie, counts. Promises: the
+same at every peer that holds the vertex; no report travels where nobody doubts. Never asks anybody, never looks at
+what was shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from atoll.base.draw import draw_below, shuffled
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
+from atoll.base.limits import AUDIT_TURN, LEAF_BYTES_MAX, OPENED_BLOCKS_MAX, PATH_MAX
+from atoll.policy.signing import MLDSA65
+from atoll.verification.case import AGAINST, CHANCES, NOTHING, Inquiry, QuorumRule, voices_needed
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.statements import Answered, Finding, Signed
+from atoll.wire.messages.vertex import Body
+
+Place: TypeAlias = tuple[int, int]  # round and part
+
+SHARE = 0.03  # of the blocks of every answer: costs 1.03 times the bytes or less, and finds a lie in all at once
+
+
+class Terms(msgspec.Struct, frozen=True, array_like=True):
+    """What genesis says of openings."""
+
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)]
+    leaf_bytes: Annotated[int, msgspec.Meta(ge=1, le=LEAF_BYTES_MAX)]
+    """Of an answer: how many blocks it has follows from its length."""
+
+
+@dataclass
+class Opening(Inquiry):
+    """Blocks of one part that were drawn for one checker, and who has said what of them since."""
+
+    round: int
+    peer: PeerId  # whose answer it is
+    number: int  # among the openings of this round
+    answered: Answered
+    blocks: tuple[int, ...]
+    order: tuple[PeerId, ...]  # whom they were drawn for, then those who are asked if that one doubts
+    needed: int
+    said: dict[PeerId, tuple[int, Finding]] = field(default_factory=dict[PeerId, tuple[int, Finding]])
+    judged: dict[PeerId, Digest] = field(default_factory=dict[PeerId, Digest])
+
+    @property
+    def key(self) -> tuple[int, PeerId, int]:
+        return self.round, self.peer, self.number
+
+    @property
+    def place(self) -> Place:
+        return self.round, self.answered.part
+
+    @property
+    def bytes_most(self) -> int:
+        """Of what is shown: leaves are never longer than in fp32; paths and commitments have their bounds."""
+        rows = len(self.answered.contributors)
+        leaf = LEAF_BYTES_MAX + PATH_MAX * (DIGEST_BYTES + 2)
+        return len(self.blocks) * (rows + 1) * leaf + rows * (MLDSA65.commit_bytes_max + leaf)
+
+    def asked(self, head: int, ahead: Mapping[PeerId, Finding] = NOTHING) -> tuple[PeerId, ...]:
+        if not self.said and not ahead:  # as of nearly all, and every vertex asks of hundreds
+            return self._first(head)
+        said = self.with_words(head, ahead)
+        findings = [finding for _, finding in said.values()]
+        against, agreeing = sum(f in AGAINST for f in findings), findings.count("accepted")
+        if not against:
+            return self._first(head)
+        if against >= self.needed or agreeing > against:
+            return ()
+        return tuple(peer for peer in self.order if peer not in said)
+
+    def _first(self, head: int) -> tuple[PeerId, ...]:
+        return self.order[:1] if head - self.round < AUDIT_TURN else ()
+
+
+def words_against(
+    openings: Iterable[Opening], seconded: Mapping[Place, Sequence[Signed]], findings: Set[Finding]
+) -> dict[tuple[int, PeerId], Signed]:
+    """Who signed the same as these answers, in which round, where enough checkers found this of them.
+
+    Counted by round, as against owners: of more checkers than may lie one is honest, and what it found is of an
+    answer that this peer signed. One word of each is enough.
+    """
+    words: dict[tuple[int, PeerId], Signed] = {}
+    voices: dict[tuple[int, PeerId], set[PeerId]] = {}
+    enough: dict[tuple[int, PeerId], Signed] = {}
+    for opening in openings:
+        against = {by for by, (_, finding) in opening.said.items() if finding in findings}
+        for word in seconded.get(opening.place, ()) if against else ():
+            whose = opening.round, word.signer
+            words.setdefault(whose, word)
+            voices.setdefault(whose, set()).update(against)
+            if len(voices[whose]) >= opening.needed:
+                enough[whose] = words[whose]
+    return enough
+
+
+def openings_of(vertex: Digest, body: Body, terms: Terms, rule: QuorumRule) -> Iterator[Opening]:
+    """All that this vertex draws. Nobody knows its id before every answer in it is signed and durable."""
+    voters = sum(m.votes for m in body.members)
+    able = [m.peer for m in body.members if m.votes and m.standing == "member"]
+    needed, slots = voices_needed(voters, rule), ((voters - 1) // 3 + 1 if rule == "two-thirds" else 1)
+    for part, signed in enumerate(body.parts):
+        answered = decode_statement(signed.body, signed.signer) if signed is not None else None
+        if signed is None or not isinstance(answered, Answered):
+            continue
+        checkers = [p for p in shuffled(vertex, f"checkers of part {part}", able) if p != signed.signer]
+        drawn = drawn_blocks(vertex, part, -(-answered.size_bytes // terms.leaf_bytes), terms.share)
+        for slot in range(min(slots, len(checkers), len(drawn))):
+            order = (checkers[slot:] + checkers[:slot])[: 2 * needed - 1]
+            blocks = tuple(sorted(drawn[slot::slots]))
+            yield Opening(body.round, signed.signer, part * slots + slot, answered, blocks, tuple(order), needed)
+
+
+def drawn_blocks(vertex: Digest, part: int, blocks: int, share: float) -> list[int]:
+    """Different blocks of a part, so many that their mean number is this share of all."""
+    wanted = share * blocks
+    more = draw_below(vertex, f"one block more of part {part}", CHANCES) < (wanted % 1.0) * CHANCES
+    count, drawn = min(blocks, int(wanted) + more, OPENED_BLOCKS_MAX), dict[int, None]()
+    at = 0
+    while len(drawn) < count:
+        drawn[draw_below(vertex, f"block {at} of part {part}", blocks)] = None
+        at += 1
+    return list(drawn)

@@ -1,0 +1,87 @@
+"""What is shown of an answer by those who made it, and what a checker makes of that: work, out of agreed vertices.
+
+Everything but the shown bytes follows from the vertex that closes the round and from its plan, so every checker
+works from the same numbers, and none of them comes from whoever shows it. Who is to look is
+`verification/sum_check/policy.py`'s
+business, the conversation is that of all audits (`verification/replay_audit/machine.py`). Never looks into bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId
+from atoll.peer.round.context import Ground
+from atoll.peer.tasks import JudgeOpening, LayOpen
+from atoll.protocol.allreduce.buffers import Made, weights_in
+from atoll.protocol.allreduce.tasks import Row
+from atoll.verification.sum_check.policy import Opening
+from atoll.wire.messages.statements import Signed
+from atoll.wire.messages.vertex import Body
+from atoll.wire.weights import RowWeights
+
+
+def lay_open(openings: Sequence[Opening], body: Body, made: Mapping[Digest, Made]) -> list[tuple[int, LayOpen]]:
+    """(part, work) for each part of these openings, all of answers that I made, in their order."""
+    by_part: dict[int, list[Opening]] = {}
+    for opening in openings:
+        by_part.setdefault(opening.answered.part, []).append(opening)
+    held = {signed.signer: signed for signed in body.commits}
+    return [(part, _work(made[drawn[0].answered.digest], drawn, held)) for part, drawn in sorted(by_part.items())]
+
+
+def made_here(opening: Opening, made: Mapping[Digest, Made]) -> bool:
+    """I made the very same of the same rows: as its owner, or as another owner of its part."""
+    answered = opening.answered
+    mine = made.get(answered.digest)
+    return mine is not None and replace(mine.answered, owner_index=answered.owner_index) == answered
+
+
+def makers(opening: Opening, ground: Ground) -> tuple[PeerId, ...]:
+    """Who can show what it is made of, if they made the same: its owner, then who combined the part besides."""
+    first = ground.owners[opening.answered.part][: ground.witnesses + 1]
+    return tuple(dict.fromkeys((opening.peer, *first)))
+
+
+def _work(mine: Made, drawn: Sequence[Opening], held: Mapping[PeerId, Signed]) -> LayOpen:
+    answered = mine.answered
+    each = list(zip(answered.contributors, mine.rows, strict=True))
+    others = [
+        row.statement
+        for peer, row in each
+        if row.statement is not None and (peer not in held or row.statement.body != held[peer].body)
+    ]
+    return LayOpen(
+        answered.round,
+        mine.payload,
+        tuple(Row(peer, row.weight, row.payload, (peer,)) for peer, row in each),
+        tuple(row.path for _, row in each),
+        tuple(others),
+        tuple(opening.blocks for opening in drawn),
+    )
+
+
+def judge_opening(opening: Opening, blob: Digest, body: Body, ground: Ground) -> JudgeOpening | None:
+    """None if the vertex does not say what the answer was made of."""
+    answered = opening.answered
+    weights: RowWeights = ()
+    if ground.weighs:
+        if body.weighing is UNSET or not set(body.weighing.peers).issuperset(answered.contributors):
+            return None
+        weights = weights_in(body.weighing, answered.contributors)
+    named = set(answered.contributors)
+    return JudgeOpening(
+        blob=blob,
+        round=opening.round,
+        trained=ground.parent.trained,
+        shares=ground.shares,
+        answered=answered,
+        commits=tuple(signed for signed in body.commits if signed.signer in named),
+        blocks=opening.blocks,
+        statistic=ground.statistic,
+        liars=ground.liars,
+        weights=weights,
+    )

@@ -1,0 +1,252 @@
+"""Opening a few blocks of a part: how wires are cut into leaves, what is shown of them, and whether it adds up.
+
+Where answers are opened, a wire is not named by the digest of its bytes but by the root of a Merkle tree whose
+leaves are stretches of 4096 values, each as the wire of these values alone. So commitments, which are over names of
+wires, and answers, which hold one, can be opened block by block; and since every codec that can be cut rounds block
+by block, the rows' leaves alone make the answer's leaf, to the bit, on any machine.
+Promises: whoever holds the vertex judges alike; what does not lead to what was signed is never held against
+anybody as a lie. Never asks, never sends, never knows who is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from blake3 import blake3
+from msgspec import UNSET
+
+from atoll.base.errors import PeerFault
+from atoll.base.ids import Digest, PeerId
+from atoll.crypto.digest import Buffer, MerkleTree, digest, merkle_holds, merkle_top
+from atoll.training.codec import Codec, codec_named
+from atoll.training.exchange.combine import combine
+from atoll.training.exchange.statistic import Statistic
+from atoll.training.recipe.recipes import Recipe
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.statements import Answered, Commit, Signed
+from atoll.wire.opening import OpenedBlock, Opening, opening_from_bytes, rows_of
+
+LEAF_VALUES = 4096  # fp32: 16 KiB; at two bits a path of 15 digests is half of what it leads from
+FAN = 4  # nodes under one: a third of the calls of two; eight would make paths half as long again
+
+Verdict: TypeAlias = Literal["accepted", "mismatch", "withheld"]
+Finding: TypeAlias = tuple[Verdict, str]
+
+
+def opening_problem(up: str, down: str) -> str | None:
+    """Why answers of a run with these codecs cannot be opened by blocks; None if they can."""
+    for way, name in (("up", up), ("down", down)):
+        try:
+            codec = codec_named(name)
+        except ValueError:  # it needs to know more than its name, so it is no plain one
+            codec = None
+        if codec is None or not codec.sections:
+            return f"sync.{way} = {name!r} has no wire that can be cut into blocks of values"
+    return None
+
+
+def unopened(recipe: Recipe) -> str | None:
+    """The same of a run with this recipe."""
+    if recipe.schedule.closing:
+        return "its last round is a closing average, in codecs of its own"
+    return opening_problem(recipe.coding.up, recipe.coding.down)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Wires of one codec, cut into leaves."""
+
+    codec: Codec
+    leaf_values: int = LEAF_VALUES
+
+    def __post_init__(self) -> None:
+        assert self.codec.sections and all(self.leaf_values % values == 0 for values, _ in self.codec.sections)
+
+    @property
+    def leaf_bytes(self) -> int:
+        return self.codec.wire_bytes(self.leaf_values)
+
+    def count(self, size_bytes: int) -> int:
+        """Leaves of a wire of this length; an empty one has one."""
+        return max(1, -(-size_bytes // self.leaf_bytes))
+
+    def leaf(self, wire: Buffer, index: int) -> Buffer:
+        """One stretch of values as a wire of its own. A wire that no values make is one leaf."""
+        return self._leaf(memoryview(wire).cast("B"), self._lengths(len(wire)), index)
+
+    def tree(self, wire: Buffer) -> MerkleTree:
+        leaves = Leaves(self)
+        leaves.update(wire)
+        return leaves.tree()
+
+    def name(self, wire: Buffer) -> Digest:
+        """What commitments and answers call this wire."""
+        return self.tree(wire).root
+
+    def leaves(self, view: memoryview) -> list[memoryview] | list[bytes]:
+        """All of them; a hundred megabytes have six thousand, and hashing one takes three microseconds."""
+        lengths, sections, at = self._lengths(len(view)), list[list[memoryview]](), 0
+        for (values, size), length in zip(self.codec.sections, lengths, strict=bool(lengths)):
+            section, stride = view[at : at + length], self.leaf_values // values * size
+            sections.append([section[lo : lo + stride] for lo in range(0, length, stride)])
+            at += length
+        if len(sections) > 1:
+            return [b"".join(pieces) for pieces in zip(*sections, strict=True)]
+        return sections[0] if sections else [view]
+
+    def _leaf(self, view: memoryview, lengths: Sequence[int], index: int) -> Buffer:
+        if not lengths:
+            return view
+        pieces, at = list[memoryview](), 0
+        for (values, size), length in zip(self.codec.sections, lengths, strict=True):
+            stride = self.leaf_values // values * size
+            pieces.append(view[at + index * stride : at + min((index + 1) * stride, length)])
+            at += length
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _lengths(self, size_bytes: int) -> list[int]:
+        """Of the sections of a wire of this length; empty if no values make one.
+
+        Several numbers of values may make it, where several share a byte: their sections have the same lengths.
+        """
+        leaf_bytes = self.leaf_bytes
+        full = max(0, -(-size_bytes // leaf_bytes) - 1)
+        rest, low, high = size_bytes - full * leaf_bytes, 0, self.leaf_values
+        if rest == leaf_bytes:  # as of every slab but the last
+            low = high
+        while low < high:  # the fewest values in the last leaf
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self.codec.wire_bytes(middle) < rest else (low, middle)
+        if low == 0 or self.codec.wire_bytes(low) != rest:
+            return []
+        return [full * (self.leaf_values // v) * size + -(-low // v) * size for v, size in self.codec.sections]
+
+
+class Leaves:
+    """The tree of one wire that is shown stretch by stretch, in order, each while a core's cache holds it.
+
+    A stretch has whole leaves, but for the last one; a wire of several sections is one stretch.
+    """
+
+    def __init__(self, cut: Cut) -> None:
+        self._cut, self._hashed = cut, list[bytes]()
+
+    def update(self, stretch: Buffer) -> None:
+        self._hashed += [blake3(leaf).digest() for leaf in self._cut.leaves(memoryview(stretch).cast("B"))]
+
+    def tree(self) -> MerkleTree:
+        return MerkleTree(self._hashed or [digest(b"")], FAN)
+
+
+class Shown(NamedTuple):
+    """A row that an owner combined, or (without a path) what it made of them."""
+
+    wire: Buffer
+    path: tuple[Digest, ...]  # from its name to the root that its author committed to
+    tree: MerkleTree | None = None  # over its leaves, if it was kept
+
+
+def lay_out(
+    rows: Sequence[Shown],
+    answer: Shown,
+    others: tuple[Signed, ...],
+    draws: Sequence[Sequence[int]],
+    up: Cut,
+    down: Cut,
+) -> list[Opening]:
+    """What the owner of a part shows of it, for each draw of blocks. Wires without a tree are hashed again."""
+    answer_tree, trees = answer.tree or down.tree(answer.wire), [row.tree or up.tree(row.wire) for row in rows]
+    paths = tuple(row.path for row in rows)
+
+    def block(index: int) -> OpenedBlock:
+        return OpenedBlock(
+            index,
+            bytes(down.leaf(answer.wire, index)),
+            answer_tree.path(index),
+            tuple(bytes(up.leaf(row.wire, index)) for row in rows),
+            tuple(tree.path(index) for tree in trees),
+        )
+
+    return [Opening(tuple(map(block, draw)), paths, others) for draw in draws]
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """What the vertex says of a part: whose rows are in the answer, and how they made it."""
+
+    answered: Answered
+    commits: tuple[Signed, ...]  # of its contributors, as the vertex holds them
+    values: int  # of the part
+    blocks: tuple[int, ...]  # that were drawn
+    statistic: Statistic
+
+
+def judge(claimed: Claimed, shown: Buffer, up: Cut, down: Cut) -> tuple[Finding, tuple[Signed, ...]]:
+    """Does the answer say what its rows make in the drawn blocks? Beside it commitments that are not the vertex's.
+
+    "mismatch": what is shown leads to what the owner and the contributors signed, and makes other bytes: a lie,
+    whoever shows it, provided that these other commitments are signed by their authors, which the caller checks.
+    "withheld": it does not lead there. Nobody is called a liar for that.
+    """
+    try:
+        opening = opening_from_bytes(shown)
+        commits = _commits(claimed, opening)
+        _check_paths(claimed, opening, commits, down)
+    except PeerFault as fault:
+        return ("withheld", fault.what), ()
+    answered = claimed.answered
+    if answered.size_bytes != down.codec.wire_bytes(claimed.values):
+        return ("mismatch", f"its answer has {answered.size_bytes} bytes"), opening.others
+    for block in opening.blocks:
+        made = _made(claimed, block, commits, up, down)
+        if made is None:
+            return ("mismatch", f"block {block.index}: a row that it lists has none"), opening.others
+        if made != block.answer:
+            return ("mismatch", f"block {block.index} is not what its rows make"), opening.others
+    return ("accepted", ""), opening.others
+
+
+def _commits(claimed: Claimed, opening: Opening) -> list[Commit]:
+    """Those that the owner said it had combined, by contributor."""
+    answered, known = claimed.answered, dict[PeerId, Commit]()
+    for signed in (*claimed.commits, *opening.others):  # the owner's own come last, and count
+        commit = decode_statement(signed.body, signed.signer)
+        if not isinstance(commit, Commit) or (commit.round, commit.attempt) != (answered.round, answered.attempt):
+            raise PeerFault("", "a commitment is for something else")
+        known[signed.signer] = commit
+    if known.keys() != set(answered.contributors):
+        raise PeerFault("", "commitments are not exactly those of the contributors")
+    commits = [known[peer] for peer in answered.contributors]
+    if answered.made_of is UNSET or rows_of(commits) != answered.made_of:
+        raise PeerFault("", "it was made of other commitments than are shown")
+    return commits
+
+
+def _check_paths(claimed: Claimed, opening: Opening, commits: list[Commit], down: Cut) -> None:
+    answered, rows = claimed.answered, len(commits)
+    if tuple(block.index for block in opening.blocks) != claimed.blocks:
+        raise PeerFault("", "other blocks are shown than were drawn")
+    if len(opening.part_paths) != rows or any(
+        len(block.rows) != rows or len(block.row_paths) != rows for block in opening.blocks
+    ):
+        raise PeerFault("", "not every row is shown")
+    count = down.count(answered.size_bytes)
+    for block in opening.blocks:
+        at = block.index
+        if merkle_top(digest(block.answer), at, count, block.answer_path, FAN) != answered.digest:
+            raise PeerFault("", f"block {at} of the answer is not the one that was signed")
+        each = zip(answered.contributors, commits, block.rows, block.row_paths, opening.part_paths, strict=True)
+        for peer, commit, row, path, part_path in each:
+            name = merkle_top(digest(row), at, count, path, FAN)
+            if name is None or not merkle_holds(commit.root, name, answered.part, commit.parts, part_path):
+                raise PeerFault("", f"block {at} of {peer}'s row is not what it committed to")
+
+
+def _made(claimed: Claimed, block: OpenedBlock, commits: list[Commit], up: Cut, down: Cut) -> bytes | None:
+    """The bytes of the answer's block, by the very arithmetic of the whole; None if a row does not decode."""
+    values = min(down.leaf_values, claimed.values - block.index * down.leaf_values)
+    rows = [(commit.weight, row) for commit, row in zip(commits, block.rows, strict=True)]
+    done = combine(rows, values, up.codec, down.codec, claimed.statistic)
+    return None if done.wire is None or done.faults else bytes(done.wire)

@@ -1,0 +1,160 @@
+"""How a peer comes to hold the agreed state: what its disk is asked, what is fetched, and when that begins anew."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Ask, Done, Received, Report, Send, Start
+from atoll.crypto.digest import manifest_of
+from atoll.peer.events import FetchBegan
+from atoll.peer.round.context import answered_bytes
+from atoll.peer.settings import RunSettings
+from atoll.peer.sync.state_sync import OUTRUN_S, Regain
+from atoll.peer.tasks import Left, Restore, Restored
+from atoll.protocol.transfer.download import Fetched
+from atoll.protocol.transfer.tasks import BlobOpened, CloseBlob, OpenBlob
+from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.simulation.worker import IslandKnobs
+from atoll.wire.codec import decode_statement
+from atoll.wire.messages.history import ManifestIs, WantManifest
+
+ADA, BOB, CLEO = (PeerId(name) for name in ("ada", "bob", "cleo"))
+
+
+def swarm_node():
+    """Of a run of some rounds."""
+    swarm = Swarm(5, SwarmKnobs(peers=3))
+    swarm.world.run(1e3, stop=lambda: min(swarm.heads()) >= 3)
+    return swarm.world.nodes[peer_name(0)]
+
+
+def swarm_history():
+    machine = swarm_node().machine
+    return machine.run, machine.history
+
+
+def asked(regain: Regain, history, now: float) -> list[tuple[PeerId, Digest]]:
+    """Of whom, and for what, the next fetch asks first."""
+    assert regain.fetch_from([ADA, BOB, CLEO], history, now)
+    effects = regain.handle(Start({}), history, now)
+    sent = [e for e in effects if isinstance(e, Send)]
+    return [(e.to, e.message.blob) for e in sent if isinstance(e.message, WantManifest)]
+
+
+def begun() -> tuple[Regain, object]:
+    """Its disk was asked, and does not hold the state."""
+    run, history = swarm_history()
+    regain = Regain(run, PeerId("eve"))
+    (ask,) = regain.begin(history)
+    assert isinstance(ask.work, Restore) and ask.work.state == history.head_body.state
+    assert regain.restored(None) is None
+    return regain, history
+
+
+def test_a_start_is_told_what_the_newest_two_vertices_count_of_it():
+    """By the root that its commitment says; of a life that leaves a round for a later state nothing is told."""
+    run, history = swarm_history()
+    me = peer_name(0)
+    (ask,) = Regain(run, me).begin(history)
+    newest, before = ask.work.mine
+    assert (newest.before, before.before) == (history.ids[history.head - 1], history.ids[history.head - 2])
+    said = next(s for s in history.head_body.commits if s.signer == me)
+    assert newest.root == decode_statement(said.body, me).root and all(newest.parts)
+    (stranger,) = Regain(run, PeerId("eve")).begin(history)
+    assert [one.root for one in stranger.work.mine] == [None, None]
+    regain = Regain(run, me)
+    regain.left = Left(None, late=False)
+    (left,) = regain.begin(history)
+    assert left.work.mine == ()
+
+
+def test_a_state_that_is_not_on_disk_is_fetched_and_then_the_disk_is_asked_again():
+    """What comes is checked by its name."""
+    regain, history = begun()
+    state, data = history.head_body.state, swarm_node().island.blobs[history.head_body.state]
+    assert {blob for _, blob in asked(regain, history, 0.0)} == {state}
+    (opening,) = regain.handle(Received(ADA, ManifestIs(state, manifest_of(data))), history, 1.1)
+    assert isinstance(opening.work, OpenBlob)
+    here = Done(opening.job, BlobOpened(frozenset({0})))
+    (closing,) = [e for e in regain.handle(here, history, 1.2) if isinstance(e, Ask)]
+    assert isinstance(closing.work, CloseBlob)
+    effects = regain.handle(Done(closing.job, None), history, 1.3)
+    assert any(isinstance(e, Report) and isinstance(e.fact, Fetched) for e in effects)
+    (again,) = [e.work for e in effects if isinstance(e, Ask)]
+    assert again == Restore(history.head, history.head_id, state)
+    assert regain.restored(Restored()) == "blob" and not regain.busy
+
+
+def test_a_fetch_begins_anew_once_a_newer_state_was_agreed_on():
+    regain, history = begun()
+    asked(regain, history, 0.0)
+    assert not regain.is_outrun(history, 0.0)
+    regain.round -= 1
+    assert regain.is_outrun(history, 0.0)
+
+
+def test_a_newcomer_is_outrun_again_and_again_but_not_before_its_members_had_time_to_answer():
+    """Its history grows in leaps: the second state may be as old as the first, and the dead are silent about it."""
+    regain, history = begun()
+    for begun_at in (0.0, 0.5, 0.5 + OUTRUN_S):
+        asked(regain, history, begun_at)
+        regain.round -= 1
+        if begun_at:
+            assert not regain.is_outrun(history, begun_at + OUTRUN_S - 0.1)
+        assert regain.is_outrun(history, begun_at + OUTRUN_S)
+
+
+def test_whoever_is_behind_follows_rounds_while_their_parts_are_less_than_the_state():
+    """Sizes are those that owners signed in the vertices. Most of the round under way is here."""
+    run, history = swarm_history()
+    part_bytes = answered_bytes(history.bodies[history.head])
+    assert part_bytes > 0
+    regain, at = Regain(run, PeerId("eve")), history.head - 3
+    for size, shorter in ((0, False), (2 * part_bytes - 1, True), (2 * part_bytes, False)):
+        regain.begin(history)
+        regain.restored(Restored(size))
+        assert regain.is_shorter(history, at) is shorter
+        assert not regain.is_shorter(history, history.head - 1)
+
+
+@pytest.mark.parametrize(("state_bytes", "at_once"), [(2_500_000, True), (100_000_000, False)])
+def test_after_a_cut_a_small_state_is_fetched_and_a_large_one_is_not(state_bytes: int, at_once: bool):
+    """Six rounds of a megabyte behind: a state of two and a half is fetched before anything else is tried."""
+    swarm = Swarm(3, SwarmKnobs(peers=5, island=IslandKnobs(state_bytes=state_bytes)))
+    world, far = swarm.world, peer_name(4)
+    began: list[float] = []
+    world.watchers.append(
+        lambda now, node, fact: began.append(now) if isinstance(fact, FetchBegan) and node.name == far else None
+    )
+    world.run(60, stop=lambda: min(swarm.heads()) >= 2)
+    world.network.split({far}, set(world.nodes) - {far})
+    world.run(200, stop=lambda: max(swarm.heads()) >= swarm.head(far) + 6)
+    healed = world.now
+    world.network.heal()
+    world.run(healed + 1)
+    assert bool(began) is at_once
+    world.run(healed + 20, stop=lambda: min(swarm.heads()) >= 12)
+    assert min(swarm.heads()) >= 12  # either way it is back
+
+
+def test_who_joins_while_another_fetches_the_state_is_asked_by_it():
+    """No manifest comes to the first of two; it hears of the second by the vertex that lets it in."""
+    swarm = Swarm(1, SwarmKnobs(peers=2, run=RunSettings(open_to_all=True)))
+    world = swarm.world
+    world.run(2)
+    first = swarm.join(2, via=peer_name(0))
+    world.run(10, stop=lambda: world.nodes[first].machine is not None)
+    peer = world.nodes[first].machine
+    handle = peer.handle
+    peer.handle = lambda event, now: (
+        [] if isinstance(event, Received) and isinstance(event.message, ManifestIs) else handle(event, now)
+    )
+    world.run(12)
+    second = swarm.join(3, via=peer_name(0))
+
+    def is_asked() -> bool:
+        return peer.regain.fetch is not None and second in peer.regain.fetch.maybe
+
+    world.run(30, stop=is_asked)
+    assert is_asked()

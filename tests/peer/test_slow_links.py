@@ -1,0 +1,224 @@
+"""Slow links and slow members: what is on its way is waited for, what is not coming is not waited for, for ever."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace as changed
+
+from atoll.base.machine import Effect, Send
+from atoll.peer.events import RoundClosed, StateMissing
+from atoll.peer.settings import RunSettings
+from atoll.peer.tasks import Advance
+from atoll.policy.plan import RoundSettings
+from atoll.protocol.agreement.events import Decided
+from atoll.simulation.adversaries.byzantine import Villain, villain
+from atoll.simulation.network import NetworkKnobs
+from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.simulation.worker import IslandKnobs
+from atoll.verification.sum_check.policy import Terms
+from atoll.wire.messages.round import Answer, Contribution, PartBytes, Propose, RowBytes
+
+SLOW = peer_name(0)
+UPDATE_BYTES, RATE = 16_000_000, 1e6  # three quarters of the answers: 12 s on this link, twice the patience
+
+
+def test_whoever_gets_the_parts_late_closes_the_round_with_them():
+    """Once it gave up after six seconds, while they were arriving, and fetched a whole state on the same link."""
+    swarm = Swarm(1, SwarmKnobs(peers=4, island=IslandKnobs(update_bytes=UPDATE_BYTES)))
+    swarm.world.network.downlink_bytes_s[SLOW] = RATE
+    closed: list[RoundClosed] = []
+    gave_up: list[str] = []
+    sent_again = 0
+
+    def watch(_now, node, fact):
+        if isinstance(fact, RoundClosed) and node.name == SLOW:
+            closed.append(fact)
+        if isinstance(fact, StateMissing):
+            gave_up.append(f"{node.name}: {fact.why}")
+
+    swarm.world.watchers.append(watch)
+    swarm.world.run(0.5)
+    handle = swarm.world.nodes[SLOW].machine.handle
+
+    def counted(event, now):
+        nonlocal sent_again
+        sent_again += isinstance(getattr(event, "message", None), PartBytes)
+        return handle(event, now)
+
+    swarm.world.nodes[SLOW].machine.handle = counted
+    swarm.world.run(120, stop=lambda: len(closed) >= 1 or bool(gave_up))
+    assert not gave_up
+    assert closed[0].round == 0
+    assert sent_again <= 3, "each of the three parts of others may come twice, not more often"
+
+
+NO_CLOCK = RoundSettings(inner_steps=1, first_train_s=1e8, train_max_s=1e8, owner_s=60)  # as a group's
+
+
+def closing_times(swarm: Swarm, peers: set[str], within_s: float) -> list[float]:
+    """When these peers close round 0."""
+    times: list[float] = []
+    swarm.world.watchers.append(
+        lambda now, node, fact: (
+            times.append(now) if isinstance(fact, RoundClosed) and fact.round == 0 and node.name in peers else None
+        )
+    )
+    swarm.world.run(within_s, stop=lambda: len(times) == len(peers))
+    return times
+
+
+def first_proposer(swarm: Swarm) -> str:
+    swarm.world.run(0.03)
+    return swarm.world.nodes[peer_name(0)].machine.round.agreement.proposer(0)
+
+
+@pytest.mark.parametrize(("peers", "dead"), [(3, 1), (5, 2), (5, 1)])
+def test_a_proposer_slower_than_the_others_beside_a_tolerated_death_holds_nobody_up(peers: int, dead: int):
+    """Those who gave its view up may not vote in it any more; once the rest waited in it for ever."""
+    knobs = SwarmKnobs(peers, island=IslandKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
+    swarm = Swarm(1, knobs)
+    slow = first_proposer(swarm)
+    island = swarm.world.nodes[slow].island
+    takes_s = island.takes_s
+    island.takes_s = lambda work: takes_s(work) + 5.0 * isinstance(work, Advance)
+    others = [p for p in swarm.founders if p != slow]
+    for peer in others[:dead]:
+        swarm.world.crash(peer)
+    assert len(closing_times(swarm, {slow, *others[dead:]}, 15)) == peers - dead
+
+
+def test_proposers_that_are_heard_and_never_propose_cost_their_views_and_no_more():
+    """As many as are tolerated, nine of whom four. The time of a view doubles; it does not run away."""
+    knobs = SwarmKnobs(9, island=IslandKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
+    swarm = Swarm(1, knobs)
+    first_proposer(swarm)
+    agreement = swarm.world.nodes[peer_name(0)].machine.round.agreement
+    for view in range(4):
+        node = swarm.world.nodes[agreement.proposer(view)]
+        node.machine.handle = without_proposals(node.machine.handle)
+    assert len(closing_times(swarm, set(swarm.founders), 100)) == 9
+
+
+def without_proposals(handle, until_s: float = float("inf")):
+    """What a peer says, less its proposals up to a time."""
+
+    def silenced(event, now):
+        effects = handle(event, now)
+        return [
+            e for e in effects if now >= until_s or not (isinstance(e, Send) and isinstance(e.message, Propose))
+        ]
+
+    return silenced
+
+
+def test_a_group_whose_views_are_all_used_up_shares_again():
+    """Nothing that is proposed arrives for ten minutes: without a clock, somebody has to begin the next attempt."""
+    knobs = SwarmKnobs(3, island=IslandKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
+    swarm = Swarm(1, knobs)
+    first_proposer(swarm)
+    for node in swarm.world.nodes.values():
+        node.machine.handle = without_proposals(node.machine.handle, until_s=600)
+    times = closing_times(swarm, set(swarm.founders), 3000)
+    assert len(times) == 3 and min(times) >= 600
+
+
+def test_whoever_has_no_vote_yet_waits_where_all_voters_are_gone():
+    """The founder of a group dies while somebody joins. Once the newcomer passed view after view, and attempt after
+    attempt, in one breath: nothing stopped it, since no turn was ever its own."""
+    settings = RunSettings(open_to_all=True, round=NO_CLOCK)
+    swarm = Swarm(1, SwarmKnobs(1, island=IslandKnobs(step_s=1e7), run=settings))  # nor has a later round a clock
+    world, founder = swarm.world, peer_name(0)
+    world.nodes[founder].island.takes_s = lambda work: 0.5
+    world.run(1)
+    newcomer = world.nodes[swarm.join(1, via=founder)]
+
+    def observes() -> bool:
+        return newcomer.machine.round is not None and not newcomer.machine.round.plan.has_clock
+
+    world.run(20, stop=observes)
+    world.crash(founder)
+    world.run(world.now + 20)
+    assert newcomer.machine.heartbeat.gone(founder) and 0 < newcomer.machine.round.attempt <= 20
+
+
+def test_arithmetic_that_takes_longer_than_the_exchange_uses_up_no_views():
+    """A large model on slow machines: they are at work on the proposal, so nobody gives it up."""
+    knobs = SwarmKnobs(4, island=IslandKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
+    swarm = Swarm(1, knobs)
+    proposer = first_proposer(swarm)
+    for name, node in swarm.world.nodes.items():
+        takes_s, more_s = node.island.takes_s, 5.0 if name == proposer else 60.0
+        node.island.takes_s = lambda work, t=takes_s, m=more_s: t(work) + m * isinstance(work, Advance)
+    views: list[int] = []
+    swarm.world.watchers.append(
+        lambda _now, _node, fact: views.append(fact.view) if isinstance(fact, Decided) and not views else None
+    )
+    assert max(closing_times(swarm, set(swarm.founders), 200)) < 80
+    assert views == [0]
+
+
+def test_an_exchange_longer_than_its_windows_has_the_time_that_training_left():
+    """30 MB over 1 MB/s, 200 s of training, windows of 6 s: nothing is cut off, no byte is sent for nothing."""
+    settings = RoundSettings(inner_steps=20, first_train_s=312)
+    links = NetworkKnobs(uplink_bytes_s=1e6, downlink_bytes_s=1e6)
+    island = IslandKnobs(step_s=10, update_bytes=30_000_000)
+    swarm = Swarm(1, SwarmKnobs(4, links, island, run=RunSettings(open_to_all=True, round=settings)))
+    closed: list[RoundClosed] = []
+    swarm.world.watchers.append(
+        lambda _now, _node, fact: closed.append(fact) if isinstance(fact, RoundClosed) else None
+    )
+    swarm.world.run(2000, stop=lambda: min(swarm.heads()) >= 1)
+    assert {fact.body.attempt for fact in closed} == {0}
+    assert all(len(fact.counted) == 4 and not fact.partly for fact in closed)
+    least = 2 * 3 * 30e6  # all parts there and back
+    assert swarm.world.network.bytes <= 1.05 * 2 * least
+
+
+TRAINING_S = 100.0  # of the next round, too, which has a clock and so does not disturb
+LIARS = changed(NO_CLOCK, owner_s=2, quorum="two-thirds")  # five windows are ten seconds
+LYING = [{"witnessed": True, "statistic": "trimmed_mean"}, {"openings": Terms(0.03, 16_384)}]
+
+
+def group_with_liars(settings: dict[str, object], update_s: float, rate: float, **more) -> Swarm:
+    """Four members of whom one may lie, on links that need so long for an update."""
+    run = RunSettings(open_to_all=True, round=LIARS, tolerance=0.33, **settings)
+    links = NetworkKnobs(uplink_bytes_s=rate, downlink_bytes_s=rate)
+    island = IslandKnobs(TRAINING_S, step_jitter=0.0, update_bytes=round(update_s * rate))
+    return Swarm(1, SwarmKnobs(4, links, island, run=run), **more)
+
+
+def counted_in_round_0(swarm: Swarm, peers: set[str], within_s: float) -> tuple[set[tuple[str, ...]], float]:
+    """Who counts in it everywhere, and how long the last of these peers shared and agreed."""
+    closed: list[RoundClosed] = []
+    swarm.world.watchers.append(
+        lambda _now, node, fact: (
+            closed.append(fact)
+            if isinstance(fact, RoundClosed) and fact.round == 0 and node.name in peers
+            else None
+        )
+    )
+    swarm.world.run(within_s, stop=lambda: len(closed) == len(peers))
+    assert len(closed) == len(peers) and not any(fact.partly or fact.parts_missing for fact in closed)
+    return {fact.counted for fact in closed}, swarm.world.now - TRAINING_S
+
+
+@pytest.mark.parametrize("settings", LYING, ids=["watched", "opened"])
+def test_where_members_may_lie_slow_links_have_time_for_a_large_update_too(settings: dict[str, object]):
+    """Ten megabytes at 2 Mbit/s take half a minute; once whoever had sent within seven seconds was the mean."""
+    swarm = group_with_liars(settings, update_s=40, rate=250_000)
+    counted, _ = counted_in_round_0(swarm, set(swarm.founders), 600)
+    assert counted == {tuple(sorted(swarm.founders))}
+
+
+@pytest.mark.parametrize("settings", LYING, ids=["watched", "opened"])
+def test_a_liar_holds_the_others_up_by_a_few_times_what_they_took_and_no_longer(settings: dict[str, object]):
+    """It is heard, commits and sends no row and no answer. Its bytes alone would let it take twenty minutes."""
+
+    def sends_nothing(_villain: Villain, send: Send) -> list[Effect]:
+        return [] if isinstance(send.message, Contribution | RowBytes | Answer) else [send]
+
+    swarm = group_with_liars(settings, update_s=20, rate=5e6, villains={1: villain(sends_nothing)})
+    honest = set(swarm.founders) - {peer_name(1)}
+    counted, took_s = counted_in_round_0(swarm, honest, 3600)
+    assert counted == {tuple(sorted(honest))}
+    assert 20 < took_s < 200

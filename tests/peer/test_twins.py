@@ -1,0 +1,78 @@
+"""A referee's side of twins, with cases that are laid before it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from msgspec.structs import replace
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Ask, Send
+from atoll.crypto.digest import digest
+from atoll.peer.settings import RunSettings
+from atoll.peer.tasks import Hold
+from atoll.verification.redundant_training.machine import Twinning
+from atoll.verification.redundant_training.policy import Case
+from atoll.wire.messages.statements import Commit
+from atoll.wire.messages.vertex import Body, Member, Metrics
+
+ME = PeerId("me")
+SETTINGS = RunSettings(twin_rate=0.5, reputation=True)
+
+
+def state_of(round: int) -> Digest:
+    return digest(b"state %d" % round)
+
+
+class Referee:
+    """Of every pair of round 1, in a run that goes on without anybody showing anything."""
+
+    def __init__(self, *pairs: tuple[str, str]) -> None:
+        self.names = [PeerId(name) for pair in pairs for name in pair]
+        commit = Commit(1, 0, digest(b"row"), 1, 20, 80, 2.0, 0.1, 80)
+        made = (Case(1, PeerId(a), PeerId(b), (commit, commit), (ME,), digest(a.encode())) for a, b in pairs)
+        self.cases = {case.key: case for case in made}
+        recent = SimpleNamespace(twins=SimpleNamespace(cases=self.cases, settled=()))
+        self.history: Any = SimpleNamespace(head=-1, bodies=dict[int, Body](), ids={})
+        pool: Any = SimpleNamespace(recent=lambda: recent)
+        self.room = Twinning(ME, SETTINGS, self.history, pool)
+        self.held: tuple[Digest, ...] = ()
+
+    def goes_on(self, away: tuple[str, ...] = ()) -> set[PeerId]:
+        """Whom it asks."""
+        round = self.history.head + 1
+        members = tuple(
+            Member(p, b"key", (), "trainer", "away" if p in away else "member", 0, 0.1, p) for p in self.names
+        )
+        body = Body(
+            digest(b"run"), round, 0, digest(b"parent"), 1.0, ME, (), state_of(round), (), members, (), (), NUMBERS
+        )
+        self.history.head, self.history.bodies[round] = round, body
+        self.history.head_body = replace(body)
+        effects = self.room.grew(body, 10.0 * round) if round >= 2 else []
+        for effect in effects:
+            if isinstance(effect, Ask) and isinstance(effect.work, Hold):
+                self.held = effect.work.blobs
+        return {effect.to for effect in effects if isinstance(effect, Send)}
+
+
+NUMBERS = Metrics(1.0, 1, 1)
+
+
+def test_the_state_stays_on_disk_for_pairs_whose_turn_has_not_come():
+    referee = Referee(("a", "b"), ("c", "d"), ("e", "f"))
+    for _ in range(4):
+        referee.goes_on()
+    for turn in referee.room.turns.values():
+        turn.done = True
+    asked = referee.goes_on(away=("a", "b", "c", "d", "e", "f"))
+    assert not asked and state_of(0) in referee.held
+
+
+def test_pairs_that_are_away_keep_no_referee_from_the_others():
+    pairs = ("a", "b"), ("c", "d"), ("e", "f")
+    referee = Referee(*pairs)
+    first = {peer for _ in range(3) for peer in referee.goes_on()}
+    (waiting,) = ({a, b} for a, b in pairs if a not in first)
+    assert len(first) == 4 and referee.goes_on(away=tuple(first)) == waiting

@@ -1,0 +1,26 @@
+"""Lets the tests here import `islands` and `members`: pytest's importlib mode leaves sys.path alone."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> str:
+    path = tmp_path / "book.txt"
+    path.write_text(" ".join(f"{i} squared is {i * i}." for i in range(4000)))
+    return str(path)
+
+
+@pytest.fixture
+def peers_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers of attached loops are threads of this process, with all their sockets: two imports of torch less."""
+    from loops import begin_in_thread
+
+    from atoll.runtime.embed.run import Run
+
+    monkeypatch.setattr(Run, "_begin", begin_in_thread)
+    monkeypatch.setattr("atoll.runtime.bootstrap.prepare", lambda folder: folder.mkdir(parents=True, exist_ok=True))

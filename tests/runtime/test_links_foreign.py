@@ -1,0 +1,111 @@
+"""Foreign libp2p peers: they may ask who we are and whether we are there, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from islands import PATIENCE_S, Island, closed, story, stranger
+
+from atoll.crypto.identity import Identity
+from atoll.crypto.noise_pattern import CLASSICAL, Role
+from atoll.wire.libp2p import identify, ping
+from atoll.wire.libp2p.connection import CONTROL_PROTOCOL, Connection, Terms
+from atoll.wire.libp2p.events import ConnectionEvent, Ready, StreamData, StreamOpened
+
+pytestmark = pytest.mark.net
+
+JS = Path(__file__).parent.parent / "wire" / "libp2p" / "interop"
+VISITOR_JS = """
+import { noise } from '@chainsafe/libp2p-noise'
+import { yamux } from '@chainsafe/libp2p-yamux'
+import { tcp } from '@libp2p/tcp'
+import { multiaddr } from '@multiformats/multiaddr'
+import { createLibp2p } from 'libp2p'
+import { patient } from './patient.mjs'
+const node = await createLibp2p({
+  transports: [tcp()], connectionEncrypters: [noise()], streamMuxers: [yamux()], ...patient
+})
+const identified = new Promise(resolve => node.addEventListener('peer:identify', e => resolve(e.detail)))
+const connection = await node.dial(multiaddr(process.argv[1]))
+const { agentVersion, protocols, listenAddrs, observedAddr } = await identified
+const rtt = await node.services.ping.ping(connection.remotePeer)
+console.log(JSON.stringify({
+  peer: connection.remotePeer.toString(), agent: agentVersion, protocols, listens: listenAddrs.map(String),
+  observed: String(observedAddr), rtt
+}))
+await node.stop()
+process.exit(0)
+"""
+
+
+class Visitor(Connection):
+    """A peer without a post-quantum identity, as all of libp2p outside Atoll is."""
+
+    def _allowed_suites(self) -> tuple[str, ...]:
+        return (CLASSICAL.protocol,)
+
+
+@story
+async def test_a_guest_is_answered_and_never_becomes_a_link():
+    """Identify and ping are answered; the control stream, which is for members, costs the guest its connection."""
+    ada = await Island("ada").open()
+    reader, writer = await stranger(ada)
+    me = Identity.from_seeds(b"v" * 32, b"V" * 32)
+    visitor = Visitor(Role.INITIATOR, Terms(me, b"", foreign=True))
+
+    async def until(kind: type[ConnectionEvent]) -> ConnectionEvent:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                writer.writelines(visitor.take_outgoing())
+                for event in visitor.receive(await reader.read(65536)):
+                    if isinstance(event, kind):
+                        return event
+
+    ready = await until(Ready)
+    assert ready.established.peer == ada.name
+    visitor.open_stream(identify.PROTOCOL)
+    (answer,) = identify.frames().receive((await until(StreamData)).data)
+    assert identify.decode(answer).dialable() == (ada.address,)
+    stream = visitor.open_stream(ping.PROTOCOL)
+    await until(StreamOpened)
+    visitor.send(stream, b"p" * 32)
+    assert (await until(StreamData)).data == b"p" * 32
+    visitor.open_stream(CONTROL_PROTOCOL)
+    writer.writelines(visitor.take_outgoing())
+    async with asyncio.timeout(PATIENCE_S):
+        try:
+            while await reader.read(65536):
+                pass
+        except ConnectionError:
+            pass
+    writer.close()
+    assert ada.events == [] and ada.links.stats() == {}
+    await closed(ada)
+
+
+@pytest.mark.skipif(
+    not (JS / "node_modules" / ".package-lock.json").exists(), reason="js-libp2p is not installed, or not yet"
+)
+@story
+async def test_js_libp2p_identifies_and_pings_us():
+    """The implementation in every browser, dialling over TCP with its own Noise."""
+    ada = await Island("ada").open()
+    node = JS / "node_modules" / ".bin" / "node"
+    process = await asyncio.create_subprocess_exec(
+        str(node) if node.exists() else "node",
+        *("--input-type=module", "-e", VISITOR_JS, f"{ada.address}/p2p/{ada.name}"),
+        cwd=JS,
+        stdout=subprocess.PIPE,
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        said, _ = await process.communicate()
+    heard = json.loads(said)
+    assert heard["peer"] == ada.name and heard["agent"] == "atoll"
+    assert heard["listens"] == [ada.address] and heard["observed"].startswith("/ip4/127.0.0.1/tcp/")
+    assert {identify.PROTOCOL, ping.PROTOCOL, CONTROL_PROTOCOL} <= set(heard["protocols"])
+    assert ada.events == []
+    await closed(ada)

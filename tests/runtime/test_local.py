@@ -1,0 +1,65 @@
+"""`atoll.local`: many processes of one script on this computer, none of which outlives the call."""
+
+from pathlib import Path
+
+import pytest
+
+import atoll
+from atoll.runtime.network.addresses import LOOPBACK
+
+BROKEN = """
+import os, sys
+if os.environ["ATOLL_NAME"] == "peer-2":
+    sys.exit("no such data")
+import torch, atoll
+model = torch.nn.Linear(64, 64)
+run = atoll.join(or_found={"rounds": 3, "inner_steps": 2})
+run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))  # waits for its other member
+"""
+
+
+def test_a_script_that_fails_before_the_run_began_ends_the_others(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(BROKEN)
+    with pytest.raises(atoll.RunFailedError, match=r"E-LOC-03 .* peer-2 failed"):
+        atoll.local(script, peers=2, folder=tmp_path / "swarm")
+
+
+def test_requests_that_make_no_swarm_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """What a script leaves lies in a folder of its own: another one in the same place begins another run."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(atoll.UsageError, match="E-USE-07"):
+        atoll.local(tmp_path / "none.py")
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(atoll.UsageError, match="E-USE-08"):
+        atoll.local(tmp_path / "train.py", peers=0)
+    with pytest.raises(atoll.RunFailedError, match="E-LOC-02"):
+        atoll.local(tmp_path / "train.py", peers=2)
+    assert (tmp_path / "atoll-local" / "train").is_dir()
+
+
+def test_what_this_shell_says_of_one_peer_is_not_said_to_the_swarm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A ticket and an address that were exported for a run elsewhere: the first one founds all the same."""
+    monkeypatch.setenv("ATOLL_TICKET", "ATOLL1:elsewhere")
+    monkeypatch.setenv("ATOLL_LISTEN", "/ip4/0.0.0.0/tcp/7071")
+    script, said = tmp_path / "train.py", tmp_path / "said"
+    words = "os.environ.get('ATOLL_TICKET', '') + os.environ.get('ATOLL_LISTEN', '')"
+    script.write_text(f"import os, pathlib\npathlib.Path({str(said)!r}).write_text({words})\n")
+    with pytest.raises(atoll.RunFailedError, match="E-LOC-02"):
+        atoll.local(script, peers=2, folder=tmp_path / "swarm")
+    assert said.read_text() == ""
+
+
+def test_a_script_listens_where_its_call_or_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """One script serves all computers; on each of them the call comes first, then ATOLL_LISTEN, then loopback."""
+    everywhere, here = "/ip4/0.0.0.0/tcp/7071", "/ip4/10.0.0.5/tcp/7071"
+    monkeypatch.setattr("atoll.runtime.embed.api.parse", lambda ticket: None)
+    monkeypatch.setenv("ATOLL_DIR", str(tmp_path / "mine"))
+    assert atoll.found()._wish["folder"] == atoll.join("ATOLL1:")._wish["folder"] == str(tmp_path / "mine")
+    assert atoll.found(folder=tmp_path)._wish["listen"] == LOOPBACK
+    monkeypatch.setenv("ATOLL_LISTEN", everywhere)
+    assert atoll.join(or_found={}, folder=tmp_path)._wish["listen"] == (everywhere,)
+    assert atoll.join("ATOLL1:", folder=tmp_path)._wish["listen"] == (everywhere,)
+    assert atoll.join("ATOLL1:", folder=tmp_path, listen=(here,))._wish["listen"] == (here,)
+    monkeypatch.setenv("ATOLL_LISTEN", f"{everywhere} {here}")  # as many as `atoll up` takes there
+    assert atoll.found(folder=tmp_path)._wish["listen"] == (everywhere, here)

@@ -1,0 +1,251 @@
+"""What a real island does when the run goes back, and which states stay on its disk for that."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from members import Members, recipe_for
+from members import story as told
+from msgspec.structs import replace
+from torch import nn
+
+from atoll.base.errors import RunFailedError
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.peer.config.sections import Keep
+from atoll.peer.tasks import Adopt, FindState, GoBack, Train
+from atoll.runtime.control.rollback import roll_back, rounds_here
+from atoll.runtime.storage.retention import SPACED_MAX, Retention
+from atoll.runtime.storage.state_cache import STATES_KEPT_S, Shelf
+from atoll.runtime.storage.store import Store
+from atoll.training.exchange.layout import layout_of
+from atoll.training.exchange.state import gone_back, initial_state, state_from_bytes
+from atoll.training.recipe.methods import des_loc, eager
+from atoll.training.recipe.recipes import Recipe, in_swarm
+from atoll.wire.codec import encode
+from atoll.wire.messages.vertex import Body, Metrics, Vertex
+
+RECIPES = {
+    "plain": recipe_for({"overlap": 0, "fragments": 1}, rounds=9),
+    "overlap": recipe_for({"overlap": 4, "fragments": 1, "merge": "delta"}, rounds=9),
+    "fragments": recipe_for({"overlap": 2, "fragments": 2, "merge": "delta"}, rounds=9),
+    "eager": in_swarm(replace(eager("gpt-nano", rounds=9, inner_steps=12, batch=2, seq_len=16)), "int8"),
+}
+
+AVERAGED = in_swarm(des_loc("gpt-nano", rounds=9, inner_steps=12, batch=2, seq_len=16), "int8")
+
+
+async def to(members: Members, back_to: Digest) -> None:
+    """A round that everybody trained in goes back instead."""
+    recipe = members.recipe
+    work = GoBack(members.round, members.state, back_to, recipe.schedule.turn_steps, len(members.islands))
+    states = {(await island.do(work)).state for island in members.islands}
+    assert len(states) == 1
+    (members.state,) = states
+    members.round += 1
+    for island in members.islands:
+        await island.do(Adopt(members.round - 1, members.vertex(), members.state, None, afresh=True))
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_an_island_goes_on_with_nothing_of_its_own(tmp_path: Path, book: str, recipe: Recipe):
+    """Three rounds, back to the first; then both islands train on as two that just came, to the bit.
+
+    Error feedback, moments, own anchors and steps under way led to the state that was left: none is there any more.
+    """
+
+    async def story() -> None:
+        members = Members(tmp_path / "a", recipe, book)
+        await members.begin()
+        await members.play()
+        first = members.state
+        await members.play()
+        await members.play()
+        before = members.islands[0].head
+        await to(members, first)
+        head = members.islands[0].head
+        (tmp_path / "b").mkdir()
+        then = state_from_bytes(members.stores[0].read_blob(first), members.learning.layout)
+        assert torch.equal(head.anchor_F, then.anchor_F) and torch.equal(head.momentum_P, then.momentum_P)
+        assert (head.round, head.steps, head.tokens) == (then.round, then.steps, then.tokens)
+        assert head.samples == before.samples + recipe.schedule.turn_steps * recipe.batch * 2 > then.samples
+        for island in members.islands:
+            assert island.mine.memory_F is None and island.live.inner == b"" and island.mine.update is None
+        fresh = Members(tmp_path / "b", recipe, book)
+        fresh.state = {store.put_blob(members.stores[0].read_blob(members.state)) for store in fresh.stores}.pop()
+        fresh.round = members.round
+        await fresh.begin()
+        for _ in range(2):
+            await members.play()
+            await fresh.play()
+            assert members.state == fresh.state
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["the run went back", "they were averaged"])
+def test_moments_of_a_past_that_is_gone_do_not_come_back_with_a_round_of_others(
+    tmp_path: Path, book: str, back: bool
+):
+    """Its trainer is there again, for a validation say; then the others train and it rests."""
+
+    async def story(members: Members) -> None:
+        await members.play()
+        first = members.state
+        await members.play()
+        await members.play()
+        if back:
+            await to(members, first)
+        rests = members.islands[1]
+        await rests._ready()
+        does = rests.do
+
+        async def do(work: object) -> object:
+            return None if isinstance(work, Train) else await does(work)
+
+        rests.do = do
+        await members.play(encoding=[0])
+        assert rests.live.inner == await rests.trainer.inner_state()
+
+    told(story, Members(tmp_path, RECIPES["plain"] if back else AVERAGED, book))
+
+
+@pytest.mark.parametrize("at", ["start", "set_inner_state"])
+@pytest.mark.parametrize("recipe", [RECIPES["plain"], RECIPES["eager"]], ids=["plain", "eager"])
+def test_a_trainer_that_is_starting_holds_nobody_up_and_begins_from_there(
+    tmp_path: Path, book: str, recipe: Recipe, at: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Its imports take minutes, say, or it is just being given moments that led elsewhere."""
+
+    async def story() -> None:
+        members = Members(tmp_path / "a", recipe, book)
+        await members.begin()
+        await members.play()
+        first = members.state
+        await members.play()
+        island = members.islands[0]
+        island.live.inner = await island.trainer.inner_state()  # of the state that is left
+        begun, goes_on = asyncio.Event(), asyncio.Event()
+        where = island.tended if at == "start" else island.trainer
+        does, given = getattr(where, at), []
+
+        async def slow(value: object) -> None:
+            given.append(value)
+            begun.set()
+            await goes_on.wait()
+            await does(value)
+
+        monkeypatch.setattr(where, at, slow)
+        island.tended.ready = False
+        warm = asyncio.create_task(island.warm_up())
+        await begun.wait()
+        await asyncio.wait_for(to(members, first), 10)
+        goes_on.set()
+        await warm
+        assert island.tended.ready and torch.equal(island.trainer.read_x(), island.head.anchor_F)
+        assert at == "start" or given[-1] == b""
+        await members.play()
+
+    asyncio.run(story())
+
+
+def test_a_state_that_is_not_here_or_not_whole_is_not_gone_back_to(tmp_path: Path, book: str):
+    """Damaged bytes are set aside when they are looked for; nobody is sent to them."""
+
+    async def story() -> None:
+        members = Members(tmp_path / "a", RECIPES["plain"], book)
+        await members.begin()
+        first = members.state
+        for _ in range(6):  # until it is not in memory any more
+            await members.play()
+        island, store = members.islands[0], members.stores[0]
+        assert await island.do(FindState(first))
+        path = store.blob_path(first)
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        assert not await island.do(FindState(first)) and not path.exists()
+        with pytest.raises(RunFailedError, match="not on this disk"):
+            await island.do(GoBack(members.round, members.state, first, 12, 2))
+
+    asyncio.run(story())
+
+
+# ---- which states stay ---------------------------------------------------------------------------------------
+
+
+class History:
+    """A store whose rounds agreed on states of one kilobyte."""
+
+    def __init__(self, folder: Path, keep: Keep) -> None:
+        self.store, self.keep = Store(folder, durable=False), keep
+        self.model = nn.Linear(2, 2)
+        self.layout = layout_of(self.model)
+        self.shelf = Shelf(self.store, keep)
+        self.state: dict[int, Digest] = {}
+
+    def goes_on(self, rounds: int) -> None:
+        for _ in range(rounds):
+            round = len(self.state) - 1
+            state = gone_back(initial_state(self.model), initial_state(self.model), len(self.state))
+            self.state[round] = self.shelf.put(state, self.layout)
+            body = Body(
+                *(ZERO_DIGEST, round, 0, ZERO_DIGEST, 0.0, PeerId("ada"), (), self.state[round], (), (), (), ()),
+                Metrics(0.0, 0, 0),
+            )
+            self.store.keep([("genesis" if round == -1 else f"vertex/{round}", encode(Vertex(encode(body), None)))])
+            self.shelf.tidy({self.state[round]}, round)
+
+    def here(self) -> list[int]:
+        return [round for round, state in self.state.items() if self.store.has_blob(state)]
+
+    def forget_lately(self) -> None:
+        """As after a restart a minute later: only what stays for long, and the head, has a reason."""
+        self.store.close()
+        self.store = Store(self.store.folder, durable=False)
+        self.shelf = Shelf(self.store, self.keep)
+        head = max(self.state)
+        self.shelf.tidy({self.state[head]}, head)
+
+
+def test_the_newest_states_and_some_older_ones_outlive_a_restart(tmp_path: Path):
+    """Genesis, after every tenth round, three before the head; nothing else, also after months."""
+    history = History(tmp_path, Keep(newest=3, every_rounds=10))
+    history.goes_on(36)
+    history.forget_lately()
+    assert history.here() == [-1, 9, 19, 29, 31, 32, 33, 34]
+    assert len(Retention(history.store, Keep(newest=3, every_rounds=10)).rounds(10**6 + 5)) == 3 + SPACED_MAX
+
+
+def test_older_states_take_no_more_room_than_they_may(tmp_path: Path):
+    """Room for four: the oldest gave way. Without any room the head stays."""
+    history = History(tmp_path, Keep(newest=3, every_rounds=10))
+    history.goes_on(36)
+    size = history.store.blob_path(history.state[34]).stat().st_size
+    history.keep = Keep(newest=3, every_rounds=10, bytes_max=4 * size)
+    history.forget_lately()
+    assert history.here() == [29, 31, 32, 33, 34]
+    history.keep = Keep(bytes_max=0)
+    history.forget_lately()
+    assert history.here() == [34]
+
+
+def test_a_state_that_was_looked_for_stays_though_nothing_else_wants_it(tmp_path: Path):
+    """It may be on its way from a member for longer than the minute that others stay."""
+    history = History(tmp_path, Keep(newest=1, every_rounds=1000))
+    history.goes_on(12)
+    assert STATES_KEPT_S > 1 and history.shelf.look_for(history.state[3])
+    history.shelf._kept_since.clear()
+    history.shelf.tidy(set(), 10)
+    assert 3 in history.here() and 4 not in history.here()
+
+
+def test_a_round_whose_vertex_is_damaged_is_named_and_stands_in_nobodys_way(tmp_path: Path):
+    store = Store(tmp_path, durable=False)
+    store.keep([("vertex/3", b"\xc1 no vertex")])
+    host = SimpleNamespace(may_recover=True, store=store, folder=tmp_path)
+    with pytest.raises(RunFailedError, match=r"E-CHK-02.*round 3"):
+        asyncio.run(roll_back(host, 3, 1.0))
+    assert rounds_here(store) == []
+    store.close()

@@ -1,0 +1,47 @@
+"""Honest peers that are slow, behind bad links, or unlucky with messages: nobody ever accuses them."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.peer.events import Accused
+from atoll.simulation.invariants import InvariantBroken
+from atoll.simulation.scenarios import run_scenario
+from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.slow_links import slow
+from atoll.wire.messages.statements import Complaint
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_twenty_rounds_with_slow_members_and_not_one_accusation(seed: int):
+    """Two of seven at half the speed and a tenth of the bandwidth; a fifth of all updates is audited."""
+    report = run_scenario("slow", seed)
+    assert report.rounds >= 20 and report.measured["audits"] > 10
+
+
+def test_one_complaint_would_be_noticed():
+    """The first fact of an accusation ends the story."""
+    stage = Stage("slow", 1, peers=4, rounds=2, quorum="two-thirds")
+
+    def complain() -> None:
+        node = stage.world.nodes[stage.swarm.founders[0]]
+        stage.world.watchers[-1](
+            stage.world.now, node, Accused(peer=node.name, statement=Complaint(1, node.name, "withheld"))
+        )
+
+    gather = stage.gather
+
+    def gathered(*words: object, **more: object):
+        swarm = gather(*words, **more)
+        stage.world.at(1.0, complain)
+        return swarm
+
+    stage.gather = gathered
+    with pytest.raises(InvariantBroken, match="Complaint"):
+        slow(stage)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 51))
+def test_a_thousand_rounds_with_slow_members(seed: int):
+    run_scenario("slow", seed)
