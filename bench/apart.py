@@ -26,13 +26,13 @@ import torch
 from form import asking, report, versions
 from torch import Tensor
 
-from atoll.features.partition_training.tensors import LateWork, carried
+from atoll.features.partition_training.tensors import DeferredUpdate, carried
 from atoll.training.data import Data, load_data
-from atoll.training.exchange.update import Bounds, Update, encode_update
-from atoll.training.experiment.api import Experiment
-from atoll.training.experiment.faults import Absence, Trouble
+from atoll.training.exchange.update import Bounds, EncodedUpdate, encode_update
+from atoll.training.experiment.api import ExperimentSimulator
+from atoll.training.experiment.faults import FaultSpec, MemberAbsence
 from atoll.training.models import build_model, loss_of
-from atoll.training.recipe.recipes import Coding, diloco
+from atoll.training.recipe.recipes import UpdateCoding, diloco
 
 MODEL, PEERS, STEPS, SAMPLES = "gpt-nano", 7, 30, 512
 RULES = ("wait", "whole", "model", "root", "share", "twice", "merge")
@@ -50,7 +50,7 @@ CUTS = (Cut(2, 8, 18, 30, 10), Cut(3, 8, 28, 40, 10))
 QUICK = (Cut(2, 4, 8, 12, 4),)
 
 
-class Healed(Experiment):
+class Healed(ExperimentSimulator):
     """Members that are away train on by themselves, and bring what they did."""
 
     rule, bound = "wait", 0
@@ -81,7 +81,9 @@ class Healed(Experiment):
                 self.late[peer] = left_F - self.workers[peer].x_F, away // STEPS
         super()._come_and_go(step)
 
-    def _encoded(self, peer: int, lo: int, hi: int, bounds: Bounds, ups: tuple, coding: Coding) -> Update:
+    def _encoded(
+        self, peer: int, lo: int, hi: int, bounds: Bounds, ups: tuple, coding: UpdateCoding
+    ) -> EncodedUpdate:
         worker = self.workers[peer]
         begin_F, end_F = worker.progress(self.recipe.inner, self._anchor_of(peer), lo, hi)
         if peer in self.late:
@@ -98,17 +100,17 @@ class Healed(Experiment):
             case "share":
                 return late_F / (1 + rounds)
             case "twice":
-                return carried(LateWork(late_F, 0, 1, 1), 2 * fresh_F)
+                return carried(DeferredUpdate(late_F, 0, 1, 1), 2 * fresh_F)
             case "merge":
-                return carried(LateWork(late_F, 0, 1, 1), fresh_F)
+                return carried(DeferredUpdate(late_F, 0, 1, 1), fresh_F)
             case _:
                 return late_F
 
 
 def played(rule: str, cut: Cut, seed: int, data: Data) -> dict[str, float]:
     recipe = diloco(MODEL, rounds=cut.rounds, inner_steps=STEPS, seed=seed, up="2bit", down="int8")
-    absent = tuple(Absence(peer, cut.since * STEPS, cut.until * STEPS) for peer in range(cut.away))
-    trouble = Trouble(absent=absent)
+    absent = tuple(MemberAbsence(peer, cut.since * STEPS, cut.until * STEPS) for peer in range(cut.away))
+    trouble = FaultSpec(absent=absent)
     run = Healed(recipe, build_model(MODEL, seed), data, PEERS, recipe.schedule.steps, trouble, loss_of)
     run.rule, run.bound = rule, cut.bound * STEPS
     losses = {step // STEPS: loss for step, loss in run.whole(STEPS, SAMPLES, None).curve}

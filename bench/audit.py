@@ -37,36 +37,39 @@ from atoll.base.ids import PeerId
 from atoll.crypto.digest import digest, merkle_root
 from atoll.training.codec import codec_named
 from atoll.training.data import Data, data_digest, load_data
-from atoll.training.data.images import Images
-from atoll.training.exchange.update import Bounds, Update, encode_update, part_bounds
+from atoll.training.data.images import ImageDataset
+from atoll.training.exchange.update import Bounds, EncodedUpdate, encode_update, part_bounds
 from atoll.training.recipe.inner import fresh_inner
 from atoll.training.recipe.outer import outer_step
 from atoll.training.recipe.recipes import Recipe, diloco
-from atoll.verification.replay_audit import (
-    Accepted,
-    Assignment,
-    Claim,
-    Link,
-    Live,
-    Mismatch,
-    Profile,
-    Record,
-    Replica,
+from atoll.verification.replay_audit.judge import (
+    ChainMismatch,
+    ReplayAccepted,
+    ReplayMismatch,
     Verdict,
-    WrongChain,
+    furthest,
     judge_segment,
     judge_update,
+)
+from atoll.verification.replay_audit.replay import (
+    ChainLink,
+    ReplayReplica,
+    TrainerSnapshot,
+    TrainingAssignment,
     live_bytes,
     live_from_bytes,
-    memory_name,
     name_of,
     name_of_x,
-    profile_here,
     segments,
-    tolerance_from,
 )
-from atoll.verification.replay_audit.judge import furthest
-from atoll.verification.replay_audit.tolerance import PINS, tolerance_of
+from atoll.verification.replay_audit.state_chain import ChainClaim, StateChain, memory_name
+from atoll.verification.replay_audit.tolerance import (
+    PINS,
+    TrainingProfile,
+    profile_here,
+    tolerance_from,
+    tolerance_of,
+)
 
 RUN, PEER = digest(b"bench/audit"), PeerId("ada")
 ROUNDS, QUICK_ROUNDS = 4, 2
@@ -86,7 +89,7 @@ REPLICAS: dict[str, tuple[int, int, dict[str, str]]] = {  # threads, pieces of a
 MODELS = {"gpt-tiny": 8, "llama-tiny": 8, "cnn-mnist": 32}  # batch
 QUICK_MODELS, QUICK_STEPS = ("gpt-tiny", "cnn-mnist"), 20
 QUICK_KINDS = ("2 threads", "AVX2", "4 pieces", "pinned", "pinned again")
-PINNED = Profile(torch.__version__, 1, tuple(PINS.values()))
+PINNED = TrainingProfile(torch.__version__, 1, tuple(PINS.values()))
 UNSEEN = "poison, half a tolerance"
 RATE = 0.05  # of all rounds of all trainers that are audited: a stake of 20 rounds' gain, 2 to 3 % more work
 
@@ -98,17 +101,17 @@ RATE = 0.05  # of all rounds of all trainers that are audited: a stake of 20 rou
 class Round:
     """One recorded round and the update that came of it."""
 
-    assignment: Assignment
-    record: Record
+    assignment: TrainingAssignment
+    record: StateChain
     anchor_F: Tensor
     memory_F: Tensor | None
-    update: Update
+    update: EncodedUpdate
 
     @cached_property
-    def claim(self) -> Claim:
+    def claim(self) -> ChainClaim:
         root = merkle_root(tuple(digest(wire) for wire in self.update.wires))
         left, head = memory_name(self.update.memory_F), self.record.head
-        return Claim(head, self.record.steps, root, profile_here(), memory_name(self.memory_F), left)
+        return ChainClaim(head, self.record.steps, root, profile_here(), memory_name(self.memory_F), left)
 
     @property
     def segments(self) -> int:
@@ -120,12 +123,12 @@ class Scene:
     """A model, its data and the rounds that one honest trainer made of them."""
 
     recipe: Recipe
-    replica: Replica
+    replica: ReplayReplica
     bounds: Bounds
     rounds: list[Round]
 
 
-def images() -> Images:
+def images() -> ImageDataset:
     """Grey pictures of ten classes: a pattern each, shifted and under noise."""
     draw = np.random.Generator(np.random.PCG64(10))
     patterns = draw.random((10, 28, 28)) < 0.3
@@ -136,7 +139,7 @@ def images() -> Images:
         clean = [np.roll(patterns[a], tuple(by), (0, 1)) for a, by in zip(labels, shifts, strict=True)]
         return (np.stack(clean) * 160 + draw.integers(0, 96, (count, 28, 28))).astype(np.uint8), labels
 
-    return Images(*some(4000), *some(500))
+    return ImageDataset(*some(4000), *some(500))
 
 
 def data_of(model: str) -> Data:
@@ -153,13 +156,13 @@ def scene_of(model: str, rounds: int) -> Scene:
     """Rounds as they are in a run of one: the outer step between them, moments carried on, int8 both ways."""
     recipe, data = recipe_of(model, rounds), data_of(model)
     name = data_digest(data)
-    replica = Replica(recipe, data, name)
+    replica = ReplayReplica(recipe, data, name)
     x_F, counters_K = replica.live().x_F, replica.live().counters_K
     bounds = part_bounds(len(x_F), [1] * SHARDS)
-    live = Live(x_F, counters_K, fresh_inner(replica.layout.parameters))
+    live = TrainerSnapshot(x_F, counters_K, fresh_inner(replica.layout.parameters))
     outer_P, memory_F, made = torch.zeros(replica.layout.parameters), None, []
     for index in range(rounds):
-        assignment = Assignment(
+        assignment = TrainingAssignment(
             *(RUN, index, PEER, recipe, name, name_of_x(live.x_F)),
             *(1, SHARDS, index * STEPS * recipe.batch, index * STEPS, STEPS),
             carried=name_of(live).private,
@@ -172,7 +175,7 @@ def scene_of(model: str, rounds: int) -> Scene:
         pairs = zip(update.wires, bounds, strict=True)
         combined_F = torch.cat([INT8.decode(wire, hi - lo) for wire, (lo, hi) in pairs])
         x_F, outer_P = outer_step(recipe.outer, live.x_F, outer_P, combined_F, index * STEPS)
-        live, memory_F = Live(x_F, counters_K, end.inner), update.memory_F
+        live, memory_F = TrainerSnapshot(x_F, counters_K, end.inner), update.memory_F
     return Scene(recipe, replica, bounds, made)
 
 
@@ -183,7 +186,7 @@ class Errand(msgspec.Struct):
     """A segment that another process takes again: state in and out by file."""
 
     file: str
-    assignment: Assignment
+    assignment: TrainingAssignment
     first: int
     end: int
 
@@ -201,10 +204,10 @@ def run_errands(folder: Path, kind: str) -> None:
     """In a process of its own, since instruction sets are chosen when torch is loaded."""
     threads, pieces, _ = REPLICAS[kind]
     torch.set_num_threads(threads)
-    replicas: dict[str, Replica] = {}
+    replicas: dict[str, ReplayReplica] = {}
     for errand in msgspec.msgpack.decode((folder / "errands").read_bytes(), type=list[Errand]):
         recipe, name = errand.assignment.recipe, errand.assignment.data
-        replica = replicas.get(recipe.model) or Replica(recipe, data_of(recipe.model), name, pieces)
+        replica = replicas.get(recipe.model) or ReplayReplica(recipe, data_of(recipe.model), name, pieces)
         replicas[recipe.model] = replica
         begin = live_from_bytes((folder / errand.file).read_bytes(), replica.layout)
         end = replica.replay(errand.assignment, begin, errand.first, errand.end)
@@ -213,11 +216,11 @@ def run_errands(folder: Path, kind: str) -> None:
 
 def replayed_elsewhere(
     scenes: dict[str, Scene], folder: Path, kinds: tuple[str, ...]
-) -> dict[str, dict[str, list[Live]]]:
+) -> dict[str, dict[str, list[TrainerSnapshot]]]:
     """By kind of replica and model: the state that it reached at the end of every segment."""
     todo = list(errands(scenes, folder))
     (folder / "errands").write_bytes(msgspec.msgpack.encode(todo))
-    found: dict[str, dict[str, list[Live]]] = {}
+    found: dict[str, dict[str, list[TrainerSnapshot]]] = {}
     for kind in kinds:
         threads, _, settings = REPLICAS[kind]
         env = os.environ | settings | {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "0"}
@@ -281,7 +284,7 @@ def cheat_table(scene: Scene, model: str, steps: int) -> list[dict]:
             chosen[UNSEEN] = Cheat(at_each_boundary(poison(0.5 * tolerance)))
         begin, stale = made.record.kept[0], before.record.kept[0]
         tried = [(name, cheat, begin) for name, cheat in chosen.items()]
-        tried.append(("stale anchor", Cheat(honest), Live(stale.x_F, stale.counters_K, begin.inner)))
+        tried.append(("stale anchor", Cheat(honest), TrainerSnapshot(stale.x_F, stale.counters_K, begin.inner)))
         for name, cheat, start in tried:
             record = trained(scene.replica, assignment, start, cheat.take, keep_every=1)
             claim = msgspec.structs.replace(made.claim, head=record.head, steps=steps, profile=here)
@@ -305,10 +308,10 @@ def _new_row(model: str, name: str, saves: float, touched: float) -> dict:
 
 
 def _count(row: dict, verdict: Verdict) -> None:
-    assert isinstance(verdict, Accepted | Mismatch | WrongChain), verdict
+    assert isinstance(verdict, ReplayAccepted | ReplayMismatch | ChainMismatch), verdict
     row["audits"] += 1
-    row["rejected"] += not isinstance(verdict, Accepted)
-    if not isinstance(verdict, WrongChain) and 0.0 < verdict.distance < float("inf"):
+    row["rejected"] += not isinstance(verdict, ReplayAccepted)
+    if not isinstance(verdict, ChainMismatch) and 0.0 < verdict.distance < float("inf"):
         row["least"] = min(row["least"] or float("inf"), verdict.distance)
 
 
@@ -317,7 +320,7 @@ def update_cheats(scene: Scene, made: Round) -> Iterator[tuple[str, Verdict]]:
     end = made.record.kept[made.segments]
     ask = (made.anchor_F, end.x_F, made.memory_F, scene.bounds, INT8, scene.replica.layout)
     told = judge_update(made.assignment, made.claim, made.record.links, *ask)
-    assert isinstance(told, Accepted), told
+    assert isinstance(told, ReplayAccepted), told
     wrong = bytearray(made.update.wires[0])
     wrong[-1] ^= 1
     root = merkle_root(tuple(digest(wire) for wire in (wrong, *made.update.wires[1:])))
@@ -364,7 +367,7 @@ def costs(scene: Scene) -> dict[str, float]:
     ask = (made.anchor_F, end.x_F, made.memory_F, scene.bounds, INT8, layout)
     update_s = cpu_s(lambda: judge_update(made.assignment, made.claim, record.links, *ask))
     state_bytes = len(live_bytes(begin))
-    links_bytes = sum(len(part) for link in record.links for part in Link(*link))
+    links_bytes = sum(len(part) for link in record.links for part in ChainLink(*link))
     update_bytes = (
         4 * layout.floats * (2 - 1 / made.segments)
     )  # error feedback, and x unless it is the segment's end
@@ -381,7 +384,7 @@ def costs(scene: Scene) -> dict[str, float]:
     }
 
 
-def _shown(record: Record, segment: int, replica: Replica) -> None:
+def _shown(record: StateChain, segment: int, replica: ReplayReplica) -> None:
     """Both states around a segment; the second is made from the first."""
     begin = record.state_at(segment, replica)
     if segment + 1 not in record.kept:

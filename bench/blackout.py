@@ -52,14 +52,14 @@ from soak_judge import (
 from atoll.cli.checkpoint import read_vertex
 from atoll.cli.verify import kept_in
 from atoll.peer.settings import decode_settings
-from atoll.runtime.training_spec import Learning, decode_learning
+from atoll.runtime.training_spec import TrainingSpec, decode_learning
 from atoll.training.data import cursor_after, load_data
 from atoll.training.exchange.state import state_from_bytes
-from atoll.training.experiment.api import Experiment, Trouble
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Answered, Commit
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import Commitment, OwnerResult
+from atoll.wire.messages.vertex import VertexBody
 
 PEERS = 4
 SETS = [
@@ -106,7 +106,7 @@ def play(swarm: Swarm, rounds: int, kills: int, draw: random.Random) -> list[Bla
     return done
 
 
-def may_skip(bodies: list[Body], turns: dict[int, Turn], learning: Learning) -> int:
+def may_skip(bodies: list[VertexBody], turns: dict[int, Turn], learning: TrainingSpec) -> int:
     """Of the samples that these rounds hand out; worked out of the vertices alone."""
     allowed = 0
     for body in bodies:
@@ -116,23 +116,23 @@ def may_skip(bodies: list[Body], turns: dict[int, Turn], learning: Learning) -> 
         allowed += cursor_after(turn.samples, len(turn.shares)) * len(turn.shares) - turn.samples
         longest = turn.steps * learning.recipe.batch
         said = {signed.signer: decode_statement(signed.body, signed.signer) for signed in body.commits}
-        own = {peer: commit.samples for peer, commit in said.items() if isinstance(commit, Commit)}
+        own = {peer: commit.samples for peer, commit in said.items() if isinstance(commit, Commitment)}
         allowed += sum(longest - min(own.get(peer, 0), longest) for peer in turn.shares)
     return allowed
 
 
-def is_whole(body: Body, learning: Learning) -> bool:
+def is_whole(body: VertexBody, learning: TrainingSpec) -> bool:
     said = [decode_statement(signed.body, signed.signer) for signed in body.commits]
     answers = [decode_statement(signed.body, signed.signer) for signed in body.parts if signed is not None]
     return (
         len(said) == PEERS
-        and all(isinstance(one, Commit) and one.steps == learning.recipe.schedule.turn_steps for one in said)
+        and all(isinstance(one, Commitment) and one.steps == learning.recipe.schedule.turn_steps for one in said)
         and len(answers) == len(body.parts)
-        and all(isinstance(one, Answered) and len(one.contributors) == PEERS for one in answers)
+        and all(isinstance(one, OwnerResult) and len(one.contributors) == PEERS for one in answers)
     )
 
 
-def first_in_vain(bodies: Iterable[Body], recorded: Iterable[Iterable[dict[str, Any]]]) -> float:
+def first_in_vain(bodies: Iterable[VertexBody], recorded: Iterable[Iterable[dict[str, Any]]]) -> float:
     """The first round that counted nobody, and for which somebody trained who lived to see its end."""
     nobody = {body.round for body in bodies if body.parts and not body.commits}
     found = [math.inf]
@@ -156,12 +156,12 @@ def leading(each: Iterable[bool]) -> int:
     return len(list(takewhile(bool, each)))
 
 
-def undisturbed(learning: Learning, rounds: int) -> tuple[list[float], Experiment]:
+def undisturbed(learning: TrainingSpec, rounds: int) -> tuple[list[float], ExperimentSimulator]:
     torch.set_num_threads(1)
     recipe, data = learning.recipe, load_data(learning.data)
-    run = Experiment(
+    run = ExperimentSimulator(
         *(recipe, build_model(recipe.model, recipe.seed), data, PEERS),
-        *(recipe.schedule.turn_steps * rounds, Trouble(), loss_of),
+        *(recipe.schedule.turn_steps * rounds, FaultSpec(), loss_of),
     )
     while run.now < run.steps:
         run.step()

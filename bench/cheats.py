@@ -13,10 +13,10 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from atoll.verification.replay_audit.replay import Assignment, Live, Replica, step_of
-from atoll.verification.replay_audit.state_chain import KEEP_EVERY, Record
+from atoll.verification.replay_audit.replay import ReplayReplica, TrainerSnapshot, TrainingAssignment, step_of
+from atoll.verification.replay_audit.state_chain import KEEP_EVERY, StateChain
 
-Take = Callable[[Replica, Assignment, int], None]  # one step of the round, by a trainer
+Take = Callable[[ReplayReplica, TrainingAssignment, int], None]  # one step of the round, by a trainer
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,19 @@ class Cheat:
         return any(step % self.every_steps == self.first for step in range(begin, end))
 
 
-def honest(replica: Replica, assignment: Assignment, step: int) -> None:
+def honest(replica: ReplayReplica, assignment: TrainingAssignment, step: int) -> None:
     replica.step(replica.samples(assignment, step), step_of(assignment, step))
 
 
 def trained(
-    replica: Replica, assignment: Assignment, begin: Live, take: Take = honest, keep_every: int = KEEP_EVERY
-) -> Record:
+    replica: ReplayReplica,
+    assignment: TrainingAssignment,
+    begin: TrainerSnapshot,
+    take: Take = honest,
+    keep_every: int = KEEP_EVERY,
+) -> StateChain:
     """A whole round of a trainer that takes its steps so, recorded."""
-    record = Record(assignment, begin, keep_every)
+    record = StateChain(assignment, begin, keep_every)
     replica.load(begin)
     for step in range(assignment.steps):
         take(replica, assignment, step)
@@ -71,7 +75,7 @@ def cheats(last_delta_F: Tensor, tolerance: float) -> dict[str, Cheat]:
 def skipping(every: int, first: int) -> Take:
     """Counted all the same."""
 
-    def take(replica: Replica, assignment: Assignment, step: int) -> None:
+    def take(replica: ReplayReplica, assignment: TrainingAssignment, step: int) -> None:
         if step % every == first:
             replica.inner.steps += 1
         else:
@@ -81,7 +85,7 @@ def skipping(every: int, first: int) -> Take:
 
 
 def with_samples(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Take:
-    def take(replica: Replica, assignment: Assignment, step: int) -> None:
+    def take(replica: ReplayReplica, assignment: TrainingAssignment, step: int) -> None:
         replica.step(change(*replica.samples(assignment, step)), step_of(assignment, step))
 
     return take
@@ -90,7 +94,7 @@ def with_samples(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> T
 def told(shard: int = 0, cursor: int = 0, step: int = 0) -> Take:
     """The data of another shard, of elsewhere, or of another step of the round."""
 
-    def take(replica: Replica, assignment: Assignment, at: int) -> None:
+    def take(replica: ReplayReplica, assignment: TrainingAssignment, at: int) -> None:
         other = replace(
             assignment, shard=(assignment.shard + shard) % assignment.shards, cursor=assignment.cursor + cursor
         )
@@ -99,11 +103,11 @@ def told(shard: int = 0, cursor: int = 0, step: int = 0) -> Take:
     return take
 
 
-def at_each_boundary(change: Callable[[Replica, Tensor], None]) -> Take:
+def at_each_boundary(change: Callable[[ReplayReplica, Tensor], None]) -> Take:
     """Honest steps, and at the end of each segment a change, told where x was at its begin."""
     begun: list[Tensor] = []
 
-    def take(replica: Replica, assignment: Assignment, step: int) -> None:
+    def take(replica: ReplayReplica, assignment: TrainingAssignment, step: int) -> None:
         if step % assignment.segment_steps == 0:
             begun[:] = [replica.x_F.clone()]
         honest(replica, assignment, step)
@@ -113,17 +117,17 @@ def at_each_boundary(change: Callable[[Replica, Tensor], None]) -> Take:
     return take
 
 
-def poison(size: float) -> Callable[[Replica, Tensor], None]:
+def poison(size: float) -> Callable[[ReplayReplica, Tensor], None]:
     """In a direction of its own, so long beside what the segment moved."""
 
-    def change(replica: Replica, begun_F: Tensor) -> None:
+    def change(replica: ReplayReplica, begun_F: Tensor) -> None:
         noise_F = torch.randn(len(begun_F), dtype=torch.float32, generator=torch.Generator().manual_seed(5))
         replica.x_F.add_(noise_F * (size * (replica.x_F - begun_F).norm() / noise_F.norm()))
 
     return change
 
 
-def _halve_squares(replica: Replica, begun_F: Tensor) -> None:
+def _halve_squares(replica: ReplayReplica, begun_F: Tensor) -> None:
     replica.inner.second_P.mul_(0.5)  # the steps of the next segment are longer for it
 
 
@@ -134,7 +138,7 @@ def _one_wrong_label(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
-def _every_second_doubled(replica: Replica, assignment: Assignment, step: int) -> None:
+def _every_second_doubled(replica: ReplayReplica, assignment: TrainingAssignment, step: int) -> None:
     if step % 2:
         replica.inner.steps += 1
         return
@@ -144,20 +148,20 @@ def _every_second_doubled(replica: Replica, assignment: Assignment, step: int) -
 
 
 def _again(delta_F: Tensor) -> Take:
-    def take(replica: Replica, assignment: Assignment, step: int) -> None:
+    def take(replica: ReplayReplica, assignment: TrainingAssignment, step: int) -> None:
         replica.x_F.sub_(delta_F / assignment.steps)
         replica.inner.steps += 1
 
     return take
 
 
-def _bf16(replica: Replica, assignment: Assignment, step: int) -> None:
+def _bf16(replica: ReplayReplica, assignment: TrainingAssignment, step: int) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         honest(replica, assignment, step)
 
 
 def _faster(share: float) -> Take:
-    def take(replica: Replica, assignment: Assignment, step: int) -> None:
+    def take(replica: ReplayReplica, assignment: TrainingAssignment, step: int) -> None:
         before_F = replica.x_F.clone()
         honest(replica, assignment, step)
         replica.x_F.add_((replica.x_F - before_F) * share)

@@ -25,7 +25,7 @@ from form import asking, report, versions
 from torch import Tensor
 
 from atoll.crypto.digest import Buffer
-from atoll.training.codec import CODECS, Codec, Known, codec_named
+from atoll.training.codec import CODECS, Codec, SharedKnowledge, codec_named
 from atoll.training.codec.blocks import SPAN, spans_of
 from atoll.training.codec.compiled import native
 
@@ -79,7 +79,7 @@ def measured(name: str, values: int, patience: Patience) -> dict:
         link_bytes_s = 10e9 / 8
     if name.startswith("sparse+"):
         data, x = "mostly zero", x * (torch.rand(values, generator=generator) < 0.01)
-    known = Known(seed=b"bench", reference_N=near_N, shapes=((side, side),), link_bytes_s=link_bytes_s)
+    known = SharedKnowledge(seed=b"bench", reference_N=near_N, shapes=((side, side),), link_bytes_s=link_bytes_s)
     codec, out_N = codec_named(name.partition(",")[0], known), torch.empty(values)
     wire = codec.encode(x)
     codec.decode_into(wire, out_N)

@@ -25,18 +25,18 @@ from functools import cache
 from form import asking, report, versions
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Effect, Event, Fact, Message, Received, Report, Send, SetTimer, TimerFired
+from atoll.base.machine import Effect, Emit, Event, Fact, Message, Received, Send, SetTimer, TimerFired
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import VoteKind
 from atoll.features.forks import snowball
-from atoll.features.forks.snowball import Snow
+from atoll.features.forks.snowball import SnowballPoll
 from atoll.policy.plan import QuorumRule, quorum
 from atoll.protocol.agreement import events
 from atoll.protocol.agreement.interface import open_door
 from atoll.protocol.agreement.voter import Electorate
 from atoll.simulation.signatures import RealKeys
 from atoll.wire.codec import encode
-from atoll.wire.envelope import Notary
+from atoll.wire.envelope import StatementSigner
 
 LATENCY_S = (0.05, 0.1)
 BODY = bytes(range(256)) * 16
@@ -74,7 +74,7 @@ class Network:
                     self.timers[name, timer] = self.count
                     if at is not None:
                         heapq.heappush(self.queue, (at, self.count, name, TimerFired(timer)))
-                case Report(fact):
+                case Emit(fact):
                     more = self.fact(name, fact)
                     if more is None:
                         self.told.setdefault(name, self.now)
@@ -128,7 +128,7 @@ def by_door(members: int, seed: int, rule: QuorumRule, raft: bool, votes: VoteKi
     need = quorum(members, rule)
     electorate = Electorate(0, "", vote_keys, need, names)
     machines = {
-        name: open_door(raft, Notary(RUN, known.signer(i, RUN), known.verifier), electorate)
+        name: open_door(raft, StatementSigner(RUN, known.signer(i, RUN), known.verifier), electorate)
         for i, name in enumerate(names)
     }
 
@@ -138,11 +138,11 @@ def by_door(members: int, seed: int, rule: QuorumRule, raft: bool, votes: VoteKi
 
     def fact(name: PeerId, fact: Fact) -> list[Effect] | None:
         match fact:
-            case events.Free(view=view):
+            case events.MayPropose(view=view):
                 return machines[name].propose(view, BODY)
-            case events.Judge(digest=what):
+            case events.ProposalReceived(digest=what):
                 return machines[name].approve(what)
-            case events.Decided():
+            case events.BodyDecided():
                 return None
             case _:
                 return []
@@ -159,10 +159,10 @@ def by_snow(members: int, seed: int) -> Cost:
     """Until the last member has settled on its preference."""
     names = [PeerId(f"p{i:04d}") for i in range(members)]
     few = members < snowball.SAFE_SIZE
-    machines = {p: Snow(p, names, "round 0", f"{seed}/{p}".encode(), preference_only=few) for p in names}
+    machines = {p: SnowballPoll(p, names, "round 0", f"{seed}/{p}".encode(), preference_only=few) for p in names}
 
     def fact(name: PeerId, fact: Fact) -> list[Effect] | None:
-        return None if isinstance(fact, snowball.Settled) else []
+        return None if isinstance(fact, snowball.ChoiceSettled) else []
 
     network = Network(names, random.Random(seed), lambda name, event, now: machines[name].handle(event, now), fact)
     red, blue = digest(b"red"), digest(b"blue")

@@ -36,13 +36,13 @@ import torch
 from form import asking, report, versions
 
 import wire
-from atoll.cli.plan import Links, row_of
+from atoll.cli.plan import LinkAssumptions, row_of
 from atoll.peer.config.validate import RECIPES
 from atoll.training.data import Data, data_digest, load_data
-from atoll.training.experiment.api import Absence, Outcome, Round, Trouble, experiment
+from atoll.training.experiment.api import ExperimentResult, FaultSpec, MemberAbsence, SyncRecord, experiment
 from atoll.training.experiment.cost_model import layout_of_size
 from atoll.training.recipe.methods import METHODS
-from atoll.training.recipe.recipes import Coding, Recipe
+from atoll.training.recipe.recipes import Recipe, UpdateCoding
 from atoll.training.recipe.schedule import phases_named
 
 QUICK_STEPS = 300
@@ -57,9 +57,9 @@ def value(text: str) -> object:
         return text
 
 
-def absence(text: str) -> Absence:
+def absence(text: str) -> MemberAbsence:
     """PEER:SINCE or PEER:SINCE:UNTIL, in steps."""
-    return Absence(*(int(word) for word in text.split(":")))
+    return MemberAbsence(*(int(word) for word in text.split(":")))
 
 
 def recipe_of(name: str, given: dict[str, object], steps: int, seed: int) -> Recipe:
@@ -75,7 +75,7 @@ def recipe_of(name: str, given: dict[str, object], steps: int, seed: int) -> Rec
     if "closing" in pieces:
         schedule = msgspec.structs.replace(schedule, closing=str(pieces["closing"]))
     if "answer" in pieces:
-        coding = msgspec.convert(msgspec.to_builtins(coding) | {"answer": pieces["answer"]}, Coding)
+        coding = msgspec.convert(msgspec.to_builtins(coding) | {"answer": pieces["answer"]}, UpdateCoding)
     return msgspec.structs.replace(recipe, schedule=schedule, coding=coding)
 
 
@@ -85,7 +85,7 @@ def baseline(data: Data, asked: argparse.Namespace, seed: int) -> float:
     known = json.loads(kept.read_text()) if kept and kept.exists() else {}
     key = f"{data_digest(data).hex()[:16]} M={asked.peers} steps={asked.steps} seed={seed}"
     if key not in known:
-        done = run(recipe_of("data_parallel", {}, asked.steps, seed), data, asked, Trouble())
+        done = run(recipe_of("data_parallel", {}, asked.steps, seed), data, asked, FaultSpec())
         known = json.loads(kept.read_text()) if kept and kept.exists() else {}
         known[key] = done.val_loss
         if kept:
@@ -93,8 +93,8 @@ def baseline(data: Data, asked: argparse.Namespace, seed: int) -> float:
     return known[key]
 
 
-def run(recipe: Recipe, data: Data, asked: argparse.Namespace, trouble: Trouble) -> Outcome:
-    def say(one: Round) -> None:
+def run(recipe: Recipe, data: Data, asked: argparse.Namespace, trouble: FaultSpec) -> ExperimentResult:
+    def say(one: SyncRecord) -> None:
         if one.fragment == 0 and one.step - say.last >= 250:
             say.last = one.step
             print(f"{one.step} {one.train_loss:.4f}", file=sys.stderr, flush=True)
@@ -107,7 +107,7 @@ def measured(asked: argparse.Namespace) -> dict:
     given = {key: value(text) for key, _, text in (one.partition("=") for one in asked.set)}
     data = load_data(asked.data)
     late, speeds, absent = (tuple(one) for one in (asked.late, asked.speeds, asked.absent))
-    trouble = Trouble(lost=asked.lost, late=late, speeds=speeds, absent=absent)
+    trouble = FaultSpec(lost=asked.lost, late=late, speeds=speeds, absent=absent)
     began, seeds = time.monotonic(), range(asked.seed, asked.seed + asked.seeds)
     outcomes = [run(recipe_of(asked.recipe, given, asked.steps, seed), data, asked, trouble) for seed in seeds]
     wall_s = time.monotonic() - began
@@ -157,7 +157,7 @@ def modelled_h(recipe: Recipe, steps: int, peers: int) -> dict[str, float | None
     """Hours of a large run by this recipe, by the links' rate in Mbit/s; None where it cannot be cut like that."""
     layout, hours = layout_of_size(MODELLED), {}
     for rate in RATES_MBIT:
-        links = Links(peers, rate * 125_000, rate * 125_000, LATENCY_S)
+        links = LinkAssumptions(peers, rate * 125_000, rate * 125_000, LATENCY_S)
         round_s = row_of("", recipe, layout, links, STEP_S, 1)["round_s"]
         whole = None if round_s is None else round_s * steps / recipe.schedule.inner_steps / 3600
         hours[str(rate)] = None if whole is None else round(whole, 2)

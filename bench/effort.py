@@ -23,15 +23,15 @@ from dataclasses import dataclass, field
 import torch
 from form import asking, report, versions
 
-from atoll.base.workload import Batches, Effort
+from atoll.base.workload import BatchGrowth, WorkloadPolicy
 from atoll.training.data import Data, load_data
-from atoll.training.experiment.api import Experiment
-from atoll.training.experiment.faults import Absence, Trouble
+from atoll.training.experiment.api import ExperimentSimulator
+from atoll.training.experiment.faults import FaultSpec, MemberAbsence
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.recipes import Recipe, diloco, lasting, over_tokens
 
 MODEL, SEQ, SAMPLES = "gpt-nano", 32, 1024
-SPEEDS = Trouble(speeds=(1.0, 1.0, 0.5, 0.25))
+SPEEDS = FaultSpec(speeds=(1.0, 1.0, 0.5, 0.25))
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ class Line:
     steps: int = 30  # of a round
     batch: int = 4
     share: float | None = None  # horizon, of the tokens that all members could learn from; None: rates by steps
-    effort: Effort | None = None
-    trouble: Trouble = field(default_factory=Trouble)
+    effort: WorkloadPolicy | None = None
+    trouble: FaultSpec = field(default_factory=FaultSpec)
 
 
 def lines(total: int) -> list[Line]:
     """Of runs of so many steps at batches of four."""
-    grows = Trouble(absent=tuple(Absence(peer, 0, total // 3) for peer in range(2, 8)))
-    same = Effort(4, samples=2 * 60 * 4, steps_min=5)
-    by_loss = Effort(2, batches=Batches(2.3, 2, 16), bounded=True)
+    grows = FaultSpec(absent=tuple(MemberAbsence(peer, 0, total // 3) for peer in range(2, 8)))
+    same = WorkloadPolicy(4, samples=2 * 60 * 4, steps_min=5)
+    by_loss = WorkloadPolicy(2, batches=BatchGrowth(2.3, 2, 16), bounded=True)
     return [
         Line("growing", "rates by steps", 8, 15, trouble=grows),
         Line("growing", "rates by tokens, of eight", 8, 15, share=1.0, trouble=grows),
@@ -60,7 +60,7 @@ def lines(total: int) -> list[Line]:
         Line("slow", "rates by tokens", share=11 / 16, trouble=SPEEDS),
         Line("steps", "60", steps=60),
         Line("steps", "15", steps=15),
-        Line("steps", "by loss, 60 to 15", steps=60, effort=Effort(4, by_loss=True, steps_min=15)),
+        Line("steps", "by loss, 60 to 15", steps=60, effort=WorkloadPolicy(4, by_loss=True, steps_min=15)),
         Line("batch", "2", batch=2, share=1.0),
         Line("batch", "16", batch=16, share=1.0),
         Line("batch", "by loss, from 2 to 16", batch=2, share=1.0, effort=by_loss),
@@ -79,7 +79,7 @@ def played(line: Line, seed: int, total: int, data: Data) -> dict[str, float]:
     """A run of as many samples as `total` steps of batches of four are, but for who is slow or away."""
     recipe, model = recipe_for(line, seed, total), build_model(MODEL, seed)
     most = total * 4 // (2 if line.group == "batch" else 4)  # steps: of the smallest batches
-    run = Experiment(recipe, model, data, line.peers, most, line.trouble, loss_of, None, line.effort)
+    run = ExperimentSimulator(recipe, model, data, line.peers, most, line.trouble, loss_of, None, line.effort)
     wanted = total * 4 * line.peers * SEQ if line.group == "batch" else None
     while run.now < run.steps and (wanted is None or run.rhythm.tokens < wanted):
         run.step()

@@ -24,17 +24,17 @@ from form import asking, lines, report, versions
 
 from atoll.base.ids import Digest
 from atoll.base.machine import Fact
-from atoll.features.archive.policy import Coded, Names
+from atoll.features.archive.policy import ErasureParams, PieceSet
 from atoll.features.archive.reed_solomon import piece_bytes
 from atoll.features.archive.worker import cut_state, rebuild_blob
 from atoll.peer.events import PieceKept
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import CutState, Rebuild
+from atoll.peer.tasks import CutState, RebuildState
 from atoll.policy.plan import RoundSettings
-from atoll.runtime.storage.store import Store
-from atoll.simulation.swarm import Swarm, SwarmKnobs
-from atoll.simulation.worker import IslandKnobs
-from atoll.simulation.world import Node
+from atoll.runtime.storage.store import PeerStore
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
+from atoll.simulation.worker import WorkerKnobs
+from atoll.simulation.world import VirtualComputer
 
 K, N = 6, 10
 MIB, QUICK_MIB = 1024, 128
@@ -53,7 +53,7 @@ def cpu_s_per_gb(work: Callable[[], object], undo: Callable[[], object], size_by
 
 
 def on_disk(folder: Path, mib: int) -> dict[str, object]:
-    store = Store(folder, durable=False)
+    store = PeerStore(folder, durable=False)
     blob = store.new_blob()
     for i in range(mib):
         blob.write(blake3(i.to_bytes(4, "big")).digest(length=2**20))
@@ -63,7 +63,7 @@ def on_disk(folder: Path, mib: int) -> dict[str, object]:
     def ignore(name: bytes) -> None:
         pass
 
-    def cut(index: int) -> Names:
+    def cut(index: int) -> PieceSet:
         names = cut_state(store, CutState(state, K, N, index), ignore)
         assert names is not None
         return names
@@ -76,7 +76,7 @@ def on_disk(folder: Path, mib: int) -> dict[str, object]:
         of = tuple((i, pieces[i]) for i in indices)
         path = store.blob_path(goal)
         return cpu_s_per_gb(
-            lambda: rebuild_blob(store, Rebuild(goal, size, K, N, of, index), ignore),
+            lambda: rebuild_blob(store, RebuildState(goal, size, K, N, of, index), ignore),
             lambda: path.unlink(missing_ok=True),
             size,
         )
@@ -96,13 +96,13 @@ def on_disk(folder: Path, mib: int) -> dict[str, object]:
 
 def repairs() -> dict[str, object]:
     """Bytes that holders gave when two members left, and what k pieces for each lost one are."""
-    coded = Coded(K, N, every_rounds=3, lost_s=15.0)
+    coded = ErasureParams(K, N, every_rounds=3, lost_s=15.0)
     plan = RoundSettings(inner_steps=20, first_train_s=10)
     run = RunSettings(open_to_all=True, round=plan, coded=coded)
-    swarm = Swarm(3, SwarmKnobs(MEMBERS, island=IslandKnobs(states_kept=4), run=run))
+    swarm = VirtualSwarm(3, SwarmKnobs(MEMBERS, island=WorkerKnobs(states_kept=4), run=run))
     world, made = swarm.world, dict[tuple[int, int], int]()
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, PieceKept) and fact.repaired:
             made[fact.of, fact.index] = fact.size_bytes
 

@@ -42,14 +42,14 @@ from atoll.cli.checkpoint import read_vertex
 from atoll.cli.verify import kept_in
 from atoll.peer.round.candidate import opened
 from atoll.peer.settings import decode_settings
-from atoll.runtime.training_spec import Learning, decode_learning
+from atoll.runtime.training_spec import TrainingSpec, decode_learning
 from atoll.training.data import load_data
 from atoll.training.exchange.state import state_bytes, state_from_bytes, state_hash
-from atoll.training.experiment.api import Experiment, Trouble
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 
 if TYPE_CHECKING:
-    from atoll.wire.messages.vertex import Body
+    from atoll.wire.messages.vertex import VertexBody
 
 PEERS = 4
 SMALL = (
@@ -89,8 +89,8 @@ RECIPES = {
 class Told:
     """What a run that is over says of itself, in the folder of one of its peers."""
 
-    learning: Learning
-    bodies: tuple[Body, ...]  # of the rounds that trained
+    learning: TrainingSpec
+    bodies: tuple[VertexBody, ...]  # of the rounds that trained
     shares: tuple[PeerId, ...]  # whose share of the data is the first, the second, …
     last: bytes  # the last state
     sent_bytes: int  # by this peer in a round, on sockets: the median
@@ -180,7 +180,7 @@ def compared(run: Told) -> Compared:
     schedule, peers, order = recipe.schedule, len(run.shares), run.order
     data = load_data(run.learning.data)
     model = build_model(recipe.model, recipe.seed)
-    beside = Experiment(recipe, model, data, peers, schedule.steps, Trouble(), loss_of, order)
+    beside = ExperimentSimulator(recipe, model, data, peers, schedule.steps, FaultSpec(), loss_of, order)
     beside.first_round = run.bodies[0].round
     differs = None
     for turn, body in enumerate(run.bodies, 1):

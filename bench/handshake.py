@@ -17,9 +17,9 @@ from form import asking, report, versions
 
 from atoll.crypto import noise
 from atoll.crypto.identity import Identity
-from atoll.crypto.noise import Handshake
-from atoll.crypto.noise_pattern import HYBRID, Role
-from atoll.crypto.seal import TAG_BYTES, Aead, Opener, Seal
+from atoll.crypto.noise import NoiseHandshake
+from atoll.crypto.noise_pattern import HYBRID, HandshakeRole
+from atoll.crypto.seal import TAG_BYTES, AeadCipher, OpeningKey, SealingKey
 
 REPETITIONS = 5  # the median is reported, so that one noisy neighbour does not decide
 
@@ -37,9 +37,9 @@ def rate_per_cpu_s(work: Callable[[], object], cpu_s: float) -> float:
     return statistics.median(rates)
 
 
-def shake(opening: Callable[[Role, Identity], Handshake], one: Identity, other: Identity) -> int:
+def shake(opening: Callable[[HandshakeRole, Identity], NoiseHandshake], one: Identity, other: Identity) -> int:
     """One handshake; the bytes of its three messages."""
-    initiator, responder = opening(Role.INITIATOR, one), opening(Role.RESPONDER, other)
+    initiator, responder = opening(HandshakeRole.INITIATOR, one), opening(HandshakeRole.RESPONDER, other)
     first = initiator.start()
     second = responder.receive(first)
     assert second is not None
@@ -50,22 +50,22 @@ def shake(opening: Callable[[Role, Identity], Handshake], one: Identity, other: 
     return len(first) + len(second) + len(third)
 
 
-def sealing_gb_per_cpu_s(aead: Aead, plain_bytes: int, cpu_s: float) -> tuple[float, float]:
+def sealing_gb_per_cpu_s(aead: AeadCipher, plain_bytes: int, cpu_s: float) -> tuple[float, float]:
     """(made, opened) in GB per CPU second, in place in one buffer, rekeying included."""
     buffer = memoryview(bytearray(plain_bytes + TAG_BYTES))
     plain, key = buffer[:plain_bytes], bytes(32)
-    seal = Seal(key, aead, rekey_bytes=2**30)
+    seal = SealingKey(key, aead, rekey_bytes=2**30)
     made = rate_per_cpu_s(lambda: seal.seal_into(plain, buffer), cpu_s)
-    template = bytes(Seal(key, aead).seal(bytes(plain_bytes)))
+    template = bytes(SealingKey(key, aead).seal(bytes(plain_bytes)))
     out = memoryview(bytearray(plain_bytes))
-    opened = rate_per_cpu_s(lambda: Opener(key, aead).open_into(template, out), cpu_s)
+    opened = rate_per_cpu_s(lambda: OpeningKey(key, aead).open_into(template, out), cpu_s)
     return made * plain_bytes / 1e9, opened * plain_bytes / 1e9
 
 
 def measure(cpu_s: float) -> dict[str, float]:
     one, other = Identity.generate(), Identity.generate()
 
-    def hybrid(role: Role, identity: Identity) -> Handshake:
+    def hybrid(role: HandshakeRole, identity: Identity) -> NoiseHandshake:
         return noise.hybrid(role, identity, network=b"bench")
 
     figures: dict[str, float] = {
@@ -74,7 +74,7 @@ def measure(cpu_s: float) -> dict[str, float]:
         "classical_per_second_per_core": rate_per_cpu_s(lambda: shake(noise.classical, one, other), cpu_s),
         "classical_bytes_total": shake(noise.classical, one, other),
     }
-    for aead in Aead:
+    for aead in AeadCipher:
         for plain_kib in (64, 256, 1024):
             made, opened = sealing_gb_per_cpu_s(aead, plain_kib * 1024, cpu_s / 4)
             name = aead.value.lower().replace("-", "_")

@@ -37,7 +37,7 @@ from villain import KINDS
 from atoll.runtime.control.socket import ask
 from atoll.simulation.adversaries.colluding_poisoners import GANGS
 from atoll.simulation.scenarios.colluding_poisoners import play_poisoners
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.training.exchange.statistic import STATISTICS
 
 PEERS = 7
@@ -136,7 +136,7 @@ def deeds(swarm: Swarm, index: int, name: str, honest: list[int]) -> dict[str, A
 def simulated(rounds: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for attack, statistic in product(GANGS, ("robust", "trimmed_mean")):
-        stage = Stage("poisoners", 1, PEERS, rounds, "two-thirds")
+        stage = ScenarioContext("poisoners", 1, PEERS, rounds, "two-thirds")
         harm = play_poisoners(stage, list(KNOWING), attack, statistic)
         far = {"moved": round(harm.moved, 3), "moved_a_mean": harm.moved_a_mean}
         rows.append({"attack": attack, "statistic": statistic, **far})

@@ -45,31 +45,38 @@ from form import asking, lines, report, versions
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import BLOB_CHUNK, MIB
 from atoll.base.machine import (
-    Ask,
-    Done,
     Effect,
+    Emit,
     Event,
     Lane,
     Payload,
     Received,
-    Report,
+    RunTask,
     Send,
     SetTimer,
     Start,
+    TaskDone,
     TimerFired,
 )
 from atoll.crypto.digest import digest
 from atoll.crypto.identity import Identity
 from atoll.crypto.seal import TAG_BYTES
-from atoll.protocol.transfer.download import BadSource, Fetch, Fetched, FetchFailed, Serve, StallingSource
+from atoll.protocol.transfer.download import (
+    BadSource,
+    BlobDownload,
+    BlobFetched,
+    BlobServer,
+    FetchFailed,
+    StallingSource,
+)
 from atoll.protocol.transfer.tasks import BlobOpened, ReadChunk, StoreChunk
 from atoll.runtime.network.bulk_channel import SLAB_BYTES
-from atoll.runtime.network.connection_manager import Links
+from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.libp2p import Libp2pSecurity
-from atoll.runtime.storage.chunk_pipeline import Chunks
-from atoll.runtime.storage.store import Store, stored
+from atoll.runtime.storage.chunk_pipeline import ChunkPipeline
+from atoll.runtime.storage.store import PeerStore, stored
 from atoll.wire.codec import decode_message, encode
-from atoll.wire.messages.history import Chunk
+from atoll.wire.messages.history import ChunkResponse
 
 SIZE, QUICK_SIZE = 1024 * MIB, 96 * MIB
 REPEATS, QUICK_REPEATS = 3, 2
@@ -86,18 +93,20 @@ class Host:
     """One process: links, a store, a thread for its work, and a machine."""
 
     def __init__(self, folder: Path, machine: Any) -> None:
-        self.store, self.machine = Store(folder), machine
+        self.store, self.machine = PeerStore(folder), machine
         self.threads = ThreadPoolExecutor(1)
-        self.chunks = Chunks(self.store)
+        self.chunks = ChunkPipeline(self.store)
         self.loop = asyncio.get_running_loop()
         identity = Identity.generate()
-        self.links = Links(identity.peer, Libp2pSecurity(identity, NETWORK), lambda event: None, self.hear)
+        self.links = ConnectionManager(
+            identity.peer, Libp2pSecurity(identity, NETWORK), lambda event: None, self.hear
+        )
         self.timers: dict[str, asyncio.TimerHandle] = {}
 
     def hear(self, sender: PeerId, data: bytes, payload: memoryview | None, name: bytes | None) -> None:
         message = decode_message(data, sender)
         if payload is not None:
-            assert isinstance(message, Chunk)
+            assert isinstance(message, ChunkResponse)
             self.chunks.take(message, payload, lambda named: self.handle(Received(sender, message, named)))
             return
         self.handle(Received(sender, message))
@@ -110,17 +119,17 @@ class Host:
         match effect:
             case Send(to, message, lane, payload):
                 self.links.send(to, encode(message), lane, payload.data if payload is not None else None)
-            case Ask(job, StoreChunk() | ReadChunk() as work):
-                self.chunks.do(work, lambda result: self.handle(Done(job, result)))
-            case Ask(job, work):
+            case RunTask(job, StoreChunk() | ReadChunk() as work):
+                self.chunks.do(work, lambda result: self.handle(TaskDone(job, result)))
+            case RunTask(job, work):
                 future = self.loop.run_in_executor(self.threads, stored, self.store, work)
-                future.add_done_callback(lambda done: self.handle(Done(job, done.result())))
+                future.add_done_callback(lambda done: self.handle(TaskDone(job, done.result())))
             case SetTimer(name, at):
                 if name in self.timers:
                     self.timers.pop(name).cancel()
                 if at is not None:
                     self.timers[name] = self.loop.call_at(at, self.handle, TimerFired(name))
-            case Report(fact):
+            case Emit(fact):
                 self.on_fact(fact)
             case _:
                 raise AssertionError(effect)
@@ -134,7 +143,7 @@ class Host:
 
 class Source(Host):
     def __init__(self, folder: Path, habit: str) -> None:
-        super().__init__(folder, Serve())
+        super().__init__(folder, BlobServer())
         self.habit, self.given = habit, 0
         self.blocks: list[memoryview] = []
         self.heard, self.cpu_before_s = 0, 0.0
@@ -156,7 +165,7 @@ class Source(Host):
 
     def do(self, effect: Effect) -> None:
         match effect:
-            case Send(to, Chunk() as message, lane, Payload() as payload) if self.habit != "good":
+            case Send(to, ChunkResponse() as message, lane, Payload() as payload) if self.habit != "good":
                 self.given += 1
                 if self.habit == "stall" and self.given > STALLS_AFTER:
                     return
@@ -238,7 +247,7 @@ class Joiner(Host):
 
     def handle(self, event: Event) -> None:
         match event:
-            case Done(_, BlobOpened(have)):
+            case TaskDone(_, BlobOpened(have)):
                 self.here = len(have)
             case _:
                 pass
@@ -253,7 +262,7 @@ class Joiner(Host):
             case FetchFailed(why=why):
                 self.failed = why
                 self.over.set()
-            case Fetched():
+            case BlobFetched():
                 self.over.set()
             case _:
                 pass
@@ -281,7 +290,7 @@ async def join(folder: Path, blob: str, addresses: list[str], chunks: int, block
         for peer in peers:
             joiner.links.send(peer, PUSH + b"%d %d" % (chunks // len(peers), blocks))
     else:
-        joiner.machine = Fetch(Digest(bytes.fromhex(blob)), peers)
+        joiner.machine = BlobDownload(Digest(bytes.fromhex(blob)), peers)
         joiner.handle(Start({}))
     await joiner.over.wait()
     took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
@@ -311,7 +320,7 @@ class Bench:
     def __init__(self, size: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="atoll-join-"))
         self.chunks = size // BLOB_CHUNK
-        first = Store(self.folder / "source0")
+        first = PeerStore(self.folder / "source0")
         self.blob = first.put_blob(os.urandom(size))
         first.close()
         for index in range(1, SOURCES):

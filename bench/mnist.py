@@ -26,7 +26,7 @@ from form import asking, report, versions
 import atoll
 from atoll.runtime.config import EVERY_STEP
 from atoll.training.data import Data, load_data, validation
-from atoll.training.data.images import Images
+from atoll.training.data.images import ImageDataset
 from atoll.training.exchange.layout import bind, layout_of
 from atoll.training.models import build_model
 from atoll.training.recipe.methods import METHODS
@@ -53,7 +53,7 @@ def attached(data: Path, rounds: int, inner_steps: int) -> dict[str, Any]:
     return {"part": "attach", "peers": PEERS, "steps": rounds * inner_steps, "accuracy": min(found)}
 
 
-def shared_out(images: Images) -> list[Data]:
+def shared_out(images: ImageDataset) -> list[Data]:
     """By label, two of eight pieces to each member; everybody is judged by the same test images."""
     order = np.argsort(images.train_labels, kind="stable")
     pieces = np.array_split(order, PIECES)
@@ -61,7 +61,7 @@ def shared_out(images: Images) -> list[Data]:
     return [images._replace(train_images=images.train_images[i], train_labels=images.train_labels[i]) for i in own]
 
 
-def split(name: str, images: Images, by_label: bool, rounds: int) -> dict[str, Any]:
+def split(name: str, images: ImageDataset, by_label: bool, rounds: int) -> dict[str, Any]:
     lengths = (
         {"rounds": rounds * INNER_STEPS} if name in STEP_BY_STEP else {"rounds": rounds, "inner_steps": INNER_STEPS}
     )
@@ -81,7 +81,7 @@ def split(name: str, images: Images, by_label: bool, rounds: int) -> dict[str, A
 
 
 @torch.no_grad()
-def accuracy(model_F: torch.Tensor, images: Images) -> float:
+def accuracy(model_F: torch.Tensor, images: ImageDataset) -> float:
     model = build_model(MODEL, 0)
     x_F, _ = bind(model, layout_of(model))
     x_F.copy_(model_F)
@@ -101,7 +101,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     images = load_data(str(options.data))
-    if not isinstance(images, Images):
+    if not isinstance(images, ImageDataset):
         raise SystemExit(f"{options.data} holds no images. Fix: --data mnist.npz")
     names = (
         options.recipes.split(",") if options.recipes else ["diloco", "auto"] if options.quick else list(METHODS)

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from form import asking, lines, report, versions
 
-from atoll.runtime.storage.store import Store
+from atoll.runtime.storage.store import PeerStore
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "host"))
 
@@ -50,7 +50,7 @@ class Count:
         self.points += 1
         self.acknowledged += newest + 1
         try:
-            store = Store(folder)
+            store = PeerStore(folder)
             whole = store._database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
             kept = {number: store.value(f"vertex/{number}") for number in range(newest + 1)}
             store.close()

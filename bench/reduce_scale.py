@@ -32,12 +32,21 @@ from form import asking, report, versions
 from reduction_world import GIGABIT, Outcome, Reduction, ReductionKnobs
 
 from atoll.base.ids import PeerId
-from atoll.policy.topology_cost import Links, predict
-from atoll.protocol.allreduce.topology import Topology, butterfly, counts, fanned, hierarchical, ring, star, tree
+from atoll.policy.topology_cost import AgreedLinks, predict
+from atoll.protocol.allreduce.topology import (
+    ReduceTopology,
+    butterfly,
+    counts,
+    fanned,
+    hierarchical,
+    ring,
+    star,
+    tree,
+)
 from atoll.simulation.signatures import peer_name
 
 SEED = b"reduce_scale"
-TOPOLOGIES: dict[str, Callable[[tuple[PeerId, ...]], Topology]] = {
+TOPOLOGIES: dict[str, Callable[[tuple[PeerId, ...]], ReduceTopology]] = {
     "hierarchical": lambda peers: hierarchical(fanned(peers, SEED), SEED),
     "butterfly": lambda peers: butterfly(peers, SEED),
     "tree": lambda peers: tree(peers, SEED, pieces=16),
@@ -88,12 +97,12 @@ def row(name: str, count: int, seed: int) -> dict[str, Any]:
     }
 
 
-def predicted_s(game: Reduction, topology: Topology) -> float:
+def predicted_s(game: Reduction, topology: ReduceTopology) -> float:
     """What the planner says about the same links; it takes combining and disks for free."""
     peers, network = game.peers, game.knobs.network
     latency_s = [[0.0 if a == b else game.network.one_way_s(a, b) for b in peers] for a in peers]
     up, down = [network.uplink_bytes_s] * len(peers), [network.downlink_bytes_s] * len(peers)
-    return predict(topology, game.knobs.update_bytes, Links(peers, latency_s, up, down)).seconds
+    return predict(topology, game.knobs.update_bytes, AgreedLinks(peers, latency_s, up, down)).seconds
 
 
 def deaths(name: str, count: int, seed: int, spread_s: float) -> dict[str, Any]:

@@ -24,35 +24,35 @@ from typing import cast
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import MIB, OWNER_WINDOWS, OWNERS_PER_PART
 from atoll.base.machine import (
-    Ask,
-    Done,
     Effect,
-    Keep,
+    Emit,
     Message,
     Payload,
+    Persist,
     Received,
-    Report,
+    RunTask,
     Send,
     SetTimer,
     Start,
+    TaskDone,
     TimerFired,
 )
 from atoll.crypto.digest import digest, merkle_root
-from atoll.policy.topology_cost import Links
-from atoll.protocol.allreduce.buffers import Update
-from atoll.protocol.allreduce.engine import Reduce
-from atoll.protocol.allreduce.environment import Surroundings
-from atoll.protocol.allreduce.events import Reduced
+from atoll.policy.topology_cost import AgreedLinks
+from atoll.protocol.allreduce.buffers import LocalRow
+from atoll.protocol.allreduce.engine import AllReduce
+from atoll.protocol.allreduce.environment import ReduceEnvironment
+from atoll.protocol.allreduce.events import PartsReduced
 from atoll.protocol.allreduce.factory import reduce_for
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.tasks import Combine
-from atoll.protocol.allreduce.topology import Topology
-from atoll.simulation.network import Network, NetworkKnobs
+from atoll.protocol.allreduce.tasks import CombineRows
+from atoll.protocol.allreduce.topology import ReduceTopology
+from atoll.simulation.network import NetworkKnobs, VirtualNetwork
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
-from atoll.simulation.worker import Island, IslandKnobs
-from atoll.wire.envelope import Notary, Opened
-from atoll.wire.messages.round import Contribution, Handed, PartBytes, Repeat, WantPart
-from atoll.wire.messages.statements import Commit, Signed, Statement
+from atoll.simulation.worker import VirtualWorker, WorkerKnobs
+from atoll.wire.envelope import StatementSigner, VerifiedCache
+from atoll.wire.messages.round import PartialSum, PartRequest, PartResponse, ResendRequest, RowContribution
+from atoll.wire.messages.statements import Commitment, SignedStatement, Statement
 
 RUN = Digest(bytes(32))
 ANSWER_BYTES_MAX = MIB  # that is opened once for all: thousands hold it, and it names thousands
@@ -63,7 +63,7 @@ GIGABIT = NetworkKnobs(0.025, 0.050, jitter_s=0.0, uplink_bytes_s=125e6, downlin
 class ReductionKnobs:
     network: NetworkKnobs = GIGABIT  # latencies and rates of it; a loss would be a death here
     update_bytes: int = 1_000_000
-    message_s: Seconds = Links.message_s  # per message at either end; an assumption, as in the planner
+    message_s: Seconds = AgreedLinks.message_s  # per message at either end; an assumption, as in the planner
     combine_bytes_s: float = 1e9  # encoded bytes; int8 adds up at twice that on one core (bench/codec.py)
     fsync_s: Seconds = 0.004
     window_s: Seconds = 120.0  # each owner's; above what the slowest reduce takes, so deadlines decide nothing
@@ -102,16 +102,16 @@ class Reduction:
     """`topology` must cut into equal shares, which all do that are built without upload rates."""
 
     def __init__(
-        self, seed: int, peers: Sequence[PeerId], topology: Topology, knobs: ReductionKnobs | None = None
+        self, seed: int, peers: Sequence[PeerId], topology: ReduceTopology, knobs: ReductionKnobs | None = None
     ) -> None:
         assert len({part.share for part in topology.parts}) == 1
         self.peers, self.knobs = tuple(peers), knobs or ReductionKnobs()
         self.draw = random.Random(f"reduction/{seed}")
-        self.network = Network(self.knobs.network, random.Random(f"network/{seed}"))
+        self.network = VirtualNetwork(self.knobs.network, random.Random(f"network/{seed}"))
         owners = range(min(OWNERS_PER_PART, len(self.peers)))
         until = tuple(self.knobs.window_s * min(k + 1, OWNER_WINDOWS) for k in owners)
         self.plan = ReducePlan(0, 0, "", topology, self.peers, until)
-        self.island = Island(PeerId("all"), IslandKnobs(update_bytes=self.knobs.update_bytes), self.draw)
+        self.island = VirtualWorker(PeerId("all"), WorkerKnobs(update_bytes=self.knobs.update_bytes), self.draw)
         self.now: Seconds = 0.0
         self.queue: list[tuple[Seconds, int, Callable[[], None]]] = []
         self.sequence = self.events = self.control = 0
@@ -124,26 +124,26 @@ class Reduction:
         self.hops: Counter[tuple[int, PeerId]] = Counter()  # (part, peer): of the farthest row that came to it
         self.finished: dict[PeerId, Seconds] = {}
         self._digest = blake2b(digest_size=8)
-        self.commits: dict[PeerId, Commit] = {}
-        self.updates: dict[PeerId, Update] = {}
-        self.machines: dict[PeerId, Reduce] = {}
-        reader = Notary(RUN, VirtualSigner(PeerId("reader")), VirtualVerifier())
-        reader.opened = Opened(bytes_max=ANSWER_BYTES_MAX)
+        self.commits: dict[PeerId, Commitment] = {}
+        self.updates: dict[PeerId, LocalRow] = {}
+        self.machines: dict[PeerId, AllReduce] = {}
+        reader = StatementSigner(RUN, VirtualSigner(PeerId("reader")), VirtualVerifier())
+        reader.opened = VerifiedCache(bytes_max=ANSWER_BYTES_MAX)
         for peer in self.peers:
-            self._add(peer, Desk(Notary(RUN, VirtualSigner(peer), VirtualVerifier()), reader))
+            self._add(peer, Desk(StatementSigner(RUN, VirtualSigner(peer), VirtualVerifier()), reader))
 
     def _add(self, peer: PeerId, desk: Desk) -> None:
         size = self.knobs.update_bytes // self.plan.parts
         parts = tuple(Payload(digest(f"{peer}/{j}".encode()), size, (peer,)) for j in range(self.plan.parts))
-        commit = Commit(0, 0, merkle_root(tuple(x.digest for x in parts)), len(parts), 1, 1, 1.0, 1.0, 1)
-        self.commits[peer], self.updates[peer] = commit, Update(desk.sign(commit), parts)
+        commit = Commitment(0, 0, merkle_root(tuple(x.digest for x in parts)), len(parts), 1, 1, 1.0, 1.0, 1)
+        self.commits[peer], self.updates[peer] = commit, LocalRow(desk.sign(commit), parts)
         noticed = self.noticed[peer]
 
         def awaits(part: int, names: Container[PeerId], among: Iterable[PeerId] | None) -> bool:
             return any(q not in names and q not in noticed for q in (self.peers if among is None else among))
 
-        notary = cast(Notary, desk)
-        around = Surroundings(_vote_key, self.commits.get, awaits, noticed.__contains__)
+        notary = cast(StatementSigner, desk)
+        around = ReduceEnvironment(_vote_key, self.commits.get, awaits, noticed.__contains__)
         self.machines[peer] = reduce_for(notary, self.plan, around)
 
     def run(self) -> Outcome:
@@ -163,7 +163,7 @@ class Reduction:
         self.sequence += 1
         heapq.heappush(self.queue, (when, self.sequence, act))
 
-    def _handle(self, peer: PeerId, label: str, act: Callable[[Reduce], list[Effect]]) -> None:
+    def _handle(self, peer: PeerId, label: str, act: Callable[[AllReduce], list[Effect]]) -> None:
         if peer in self.died:
             return
         self.events += 1
@@ -192,16 +192,16 @@ class Reduction:
         label = f"{sender}>{type(message).__name__}"
         self._handle(send.to, label, lambda m: self._hear(m, sender, message, send.payload))
 
-    def _hear(self, m: Reduce, sender: PeerId, message: Message, payload: Payload | None) -> list[Effect]:
+    def _hear(self, m: AllReduce, sender: PeerId, message: Message, payload: Payload | None) -> list[Effect]:
         """What the round around a reduce does for it (peer/round/machine.py): repeats and bytes that were asked
         for."""
         match message:
-            case Repeat():
+            case ResendRequest():
                 return m.resend(sender)
-            case WantPart(digest=wanted):
+            case PartRequest(digest=wanted):
                 held = [h.payload for h in m.answers.values() if h.payload.digest == wanted]
-                return [Send(sender, PartBytes(0, 0, "", p.digest), payload=p) for p in held]
-            case PartBytes():
+                return [Send(sender, PartResponse(0, 0, "", p.digest), payload=p) for p in held]
+            case PartResponse():
                 assert payload is not None
                 return m.take_bytes(payload)
             case _:
@@ -217,13 +217,13 @@ class Reduction:
                     sends.append(effect)
                 case SetTimer(name, at):
                     self._set_timer(peer, name, at)
-                case Ask(job, Combine() as work):
+                case RunTask(job, CombineRows() as work):
                     self._combine(peer, job, work)
-                case Keep():
+                case Persist():
                     self._occupy("disk", peer, self.now, self.knobs.fsync_s)
-                case Report(Reduced()):
+                case Emit(PartsReduced()):
                     self.finished[peer] = self.now
-                case Report():
+                case Emit():
                     pass
                 case _:
                     raise AssertionError(f"a reduce does not {type(effect).__name__}")
@@ -246,11 +246,11 @@ class Reduction:
         if at is not None:
             self._at(at, fire)
 
-    def _combine(self, peer: PeerId, job: str, work: Combine) -> None:
+    def _combine(self, peer: PeerId, job: str, work: CombineRows) -> None:
         takes_s = sum(row.payload.size_bytes for row in work.rows) / self.knobs.combine_bytes_s
         done = self._occupy("thread", peer, self.now, takes_s)
         result = self.island.do(work)
-        self._at(done, lambda: self._handle(peer, job, lambda m: m.handle(Done(job, result), self.now)))
+        self._at(done, lambda: self._handle(peer, job, lambda m: m.handle(TaskDone(job, result), self.now)))
 
     def _depart(self, peer: PeerId, sends: list[Send]) -> None:
         if peer in self.died:
@@ -266,7 +266,7 @@ class Reduction:
             return
         self.messages[peer] += 1
         self.sent_bytes[peer] += send.payload.size_bytes
-        if isinstance(send.message, Contribution | Handed):
+        if isinstance(send.message, RowContribution | PartialSum):
             here, there = (send.message.part, peer), (send.message.part, send.to)
             self.hops[there] = max(self.hops[there], self.hops[here] + 1)
         takes_s = send.payload.size_bytes / self.knobs.network.uplink_bytes_s
@@ -321,17 +321,17 @@ class Reduction:
 class Desk:
     """A peer's `Notary` that lets one reader open statements for all: thousands hold one copy of each answer."""
 
-    own: Notary
-    reader: Notary = field(repr=False)
+    own: StatementSigner
+    reader: StatementSigner = field(repr=False)
 
     @property
     def me(self) -> PeerId:
         return self.own.me
 
-    def sign(self, statement: Statement) -> Signed:
+    def sign(self, statement: Statement) -> SignedStatement:
         return self.own.sign(statement)
 
-    def open(self, signed: Signed, kind: type[Statement], vote_key: bytes | None) -> Statement:
+    def open(self, signed: SignedStatement, kind: type[Statement], vote_key: bytes | None) -> Statement:
         return self.reader.open(signed, kind, vote_key)
 
 

@@ -29,11 +29,11 @@ from atoll.peer.events import RoundClosed
 from atoll.simulation.adversaries.commit_after_peek import PEEKERS
 from atoll.simulation.scenarios import SCENARIOS
 from atoll.simulation.scenarios.byzantine import MAKERS
-from atoll.simulation.scenarios.harness import Scenario, ScenarioFailed, Stage, play
-from atoll.simulation.swarm import Swarm, SwarmKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.scenarios.harness import Scenario, ScenarioContext, ScenarioFailed, play
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
+from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Answered
+from atoll.wire.messages.statements import OwnerResult
 
 STORIES = {"slow": (7, 20), "churn": (8, 12), "liars": (7, 12), "siege": (10, 12)}  # members, rounds
 
@@ -59,10 +59,10 @@ class Count:
         self.parts, self.missing = self.parts + other.parts, self.missing + other.missing
         self.virtual_s += other.virtual_s
 
-    def watcher(self, swarm: Swarm) -> Callable[[Seconds, Node, Fact], None]:
+    def watcher(self, swarm: VirtualSwarm) -> Callable[[Seconds, VirtualComputer, Fact], None]:
         villains = swarm.checkers.villains
 
-        def watch(now: Seconds, node: Node, fact: Fact) -> None:
+        def watch(now: Seconds, node: VirtualComputer, fact: Fact) -> None:
             if not isinstance(fact, RoundClosed) or node.name in villains or fact.body.round <= self.seen:
                 return
             body, self.seen = fact.body, fact.body.round
@@ -76,7 +76,7 @@ class Count:
             for signed in body.parts:
                 said = decode_statement(signed.body, signed.signer) if signed is not None else None
                 self.missing += said is None
-                self.rows += len(honest.intersection(said.contributors)) if isinstance(said, Answered) else 0
+                self.rows += len(honest.intersection(said.contributors)) if isinstance(said, OwnerResult) else 0
 
         return watch
 
@@ -85,10 +85,10 @@ def play_counted(story: str, seed: int, loss: float, count: Count) -> None:
     """Raises ScenarioFailed where the story's own promises do not hold."""
     scenario = SCENARIOS[story]
 
-    def tell(stage: Stage) -> None:
+    def tell(stage: ScenarioContext) -> None:
         gather = stage.gather
 
-        def gathered(knobs: SwarmKnobs | None = None, *words: Any, **more: Any) -> Swarm:
+        def gathered(knobs: SwarmKnobs | None = None, *words: Any, **more: Any) -> VirtualSwarm:
             knobs = knobs or SwarmKnobs(stage.peers, run=stage.settings())
             knobs = replace(knobs, network=replace(knobs.network, loss_rate=loss))
             swarm = gather(knobs, *words, **more)

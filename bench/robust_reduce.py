@@ -47,19 +47,19 @@ from atoll.policy.plan import RoundSettings
 from atoll.simulation.adversaries.byzantine import villain
 from atoll.simulation.adversaries.lying_owners import CROOKS
 from atoll.simulation.sum_check import CUT, islands
-from atoll.simulation.swarm import Swarm, SwarmKnobs
-from atoll.simulation.tensors import TensorIsland
-from atoll.simulation.worker import IslandKnobs
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
+from atoll.simulation.tensors import TensorWorker
+from atoll.simulation.worker import WorkerKnobs
 from atoll.training.codec import CODECS, Codec
 from atoll.training.codec.blocks import spans_of
 from atoll.training.codec.compiled import native
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.deterministic_dot import CHUNK, add_inner_products, filled
 from atoll.training.exchange.distance_weights import compare, weigh
-from atoll.training.exchange.statistic import STATISTICS, Statistic
+from atoll.training.exchange.statistic import STATISTICS, RowStatistic
 from atoll.training.robust.gram import add_products
-from atoll.verification.sum_check.policy import SHARE, Terms
-from atoll.verification.sum_check.tensors import LEAF_VALUES, Cut
+from atoll.verification.sum_check.policy import SHARE, SumCheckTerms
+from atoll.verification.sum_check.tensors import LEAF_VALUES, LeafLayout
 
 SIZES = (4, 7, 16)
 SECTIONS = ("reduce", "openings", "combine", "compare", "rounds")
@@ -145,16 +145,16 @@ def of_group(plain: Group, guarded: Group, rules: str, peers: int, megabytes: fl
 
 def opened_bytes(peers: int, rounds: int, values: int, opened: bool) -> float:
     """Payload bytes of a round."""
-    cut = Cut(CODECS["fp32"])
+    cut = LeafLayout(CODECS["fp32"])
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds")
     run = RunSettings(open_to_all=True, round=plan, tolerance=0.33)
     if opened:
-        run = replace(run, openings=Terms(SHARE, cut.leaf_bytes))
+        run = replace(run, openings=SumCheckTerms(SHARE, cut.leaf_bytes))
 
-    def island(me: PeerId, knobs: IslandKnobs, draw: random.Random) -> TensorIsland:
-        return TensorIsland(me, knobs, draw, cut=cut if opened else None, values=values)
+    def island(me: PeerId, knobs: WorkerKnobs, draw: random.Random) -> TensorWorker:
+        return TensorWorker(me, knobs, draw, cut=cut if opened else None, values=values)
 
-    swarm = Swarm(1, SwarmKnobs(peers, run=run), island=island)
+    swarm = VirtualSwarm(1, SwarmKnobs(peers, run=run), island=island)
     swarm.world.run(3600.0 * rounds, stop=lambda: min(swarm.heads()) >= rounds - 1)
     return swarm.world.network.bytes / rounds
 
@@ -190,7 +190,7 @@ def combined(members: int, values: int, repeats: int) -> list[dict]:
             if name in DISTANCES:
                 by_distance(rows, values, codec, name, liars)
             else:
-                combine(rows, values, codec, codec, Statistic(name, liars))
+                combine(rows, values, codec, codec, RowStatistic(name, liars))
             spent[name].append(time.process_time() - began)
     cpu_s = {name: median(seconds[1:]) for name, seconds in spent.items()}  # the first one warms up
     return [
@@ -210,7 +210,7 @@ def by_distance(rows: list[tuple[int, Buffer]], values: int, codec: Codec, name:
     """An owner's whole work for its part, as if it were the only one."""
     peers = [f"{k:02}" for k in range(len(rows))]
     weights = weigh(name, liars, peers, [(peers, compare(rows, values, codec).products)])
-    combine(rows, values, codec, codec, Statistic(name, liars, weights))
+    combine(rows, values, codec, codec, RowStatistic(name, liars, weights))
 
 
 def compare_figures(members: int, values: int, repeats: int) -> list[dict]:
@@ -253,10 +253,10 @@ def rounds_figures(peers: int, rounds: int, villains: dict[int, str], witnessed:
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds")
     run = RunSettings(open_to_all=True, round=plan, tolerance=0.33)
     if witnessed:
-        run = replace(run, witnessed=True, openings=Terms(SHARE, CUT.leaf_bytes), captured=CAPTURED)
-    knobs = SwarmKnobs(peers, island=IslandKnobs(update_bytes=UPDATE_BYTES), run=run)
+        run = replace(run, witnessed=True, openings=SumCheckTerms(SHARE, CUT.leaf_bytes), captured=CAPTURED)
+    knobs = SwarmKnobs(peers, island=WorkerKnobs(update_bytes=UPDATE_BYTES), run=run)
     twists = {place: villain(CROOKS[kind]) for place, kind in villains.items()}
-    swarm = Swarm(1, knobs, twists, island=islands({}))
+    swarm = VirtualSwarm(1, knobs, twists, island=islands({}))
     swarm.world.run(3600.0 * rounds, stop=lambda: min(swarm.heads()) >= rounds - 1)
     machine = swarm.honest[0].machine
     assert machine is not None and machine.history is not None and machine.at >= rounds - 1

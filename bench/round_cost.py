@@ -25,14 +25,14 @@ import torch
 from form import asking, report, versions
 
 from atoll.base.ids import Digest, PeerId
-from atoll.peer.config.sections import Keep
+from atoll.peer.config.sections import KeepSection
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Adopt, Advance, Encode, Restore, Train
-from atoll.protocol.allreduce.tasks import Combine, Row
+from atoll.peer.tasks import AdoptState, AdvanceState, EncodeUpdate, RestoreState, TrainRound
+from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.storage import state_cache
-from atoll.runtime.storage.store import Store
+from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.training_spec import built_in, decode_learning, found
-from atoll.runtime.worker.training_worker import Island
+from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.codec.compiled import native
 from atoll.training.recipe.recipes import diloco, overlapping
 
@@ -58,7 +58,7 @@ class Clock:
         return answer
 
 
-async def play(island: Island, clock: Clock, state: Digest, members: int, rounds: int) -> None:
+async def play(island: TrainingWorker, clock: Clock, state: Digest, members: int, rounds: int) -> None:
     shares = (1,) * members
     peers = [PeerId(str(k)) for k in range(members)]
     draw = torch.Generator().manual_seed(1)
@@ -66,17 +66,17 @@ async def play(island: Island, clock: Clock, state: Digest, members: int, rounds
         assert island.head is not None
         moved_F = island.head.anchor_F + torch.randn(len(island.head.anchor_F), generator=draw) * 1e-3
         await island.trainer.write_x(moved_F)  # as if it had trained
-        await clock.over("hand over", island.do(Train(number, 0, 600.0, 0, members)))
-        encoded = await clock.over("encode", island.do(Encode(number, shares)))
+        await clock.over("hand over", island.do(TrainRound(number, 0, 600.0, 0, members)))
+        encoded = await clock.over("encode", island.do(EncodeUpdate(number, shares)))
         answers = []
         for part, payload in enumerate(encoded.parts):
-            rows = tuple(Row(peer, 128, payload, (peer,)) for peer in peers)
-            combine = island.do(Combine(number, part, shares, rows))
+            rows = tuple(TaskRow(peer, 128, payload, (peer,)) for peer in peers)
+            combine = island.do(CombineRows(number, part, shares, rows))
             answers.append((await (combine if part else clock.over("combine", combine))).payload)
-        advance = Advance(number, state, tuple(answers), 32, 128 * members, members, shares)
+        advance = AdvanceState(number, state, tuple(answers), 32, 128 * members, members, shares)
         state = (await clock.over("advance", island.do(advance))).state
         vertex = Digest(number.to_bytes(32, "big"))
-        await clock.over("adopt", island.do(Adopt(number, vertex, state, (True,) * members)))
+        await clock.over("adopt", island.do(AdoptState(number, vertex, state, (True,) * members)))
         await clock.over("take in", island.live.taken_in())
 
 
@@ -89,13 +89,13 @@ def measure(model: str, members: int, rounds: int) -> dict[str, dict[str, float]
 
     async def told(base: Path) -> Clock:
         founded = found(built_in(recipe, "stdlib"), RunSettings())
-        store = Store(base)
-        island = Island(store, 1, keep=Keep(newest=2))
+        store = PeerStore(base)
+        island = TrainingWorker(store, 1, keep=KeepSection(newest=2))
         island.learning = decode_learning(founded.settings)
         island.equip("stdlib")
         try:
             state = store.put_blob(founded.state)
-            assert await island.do(Restore(-1, Digest(bytes(32)), state))
+            assert await island.do(RestoreState(-1, Digest(bytes(32)), state))
             await island.warm_up()
             (trainer,) = psutil.Process().children()
             clock = Clock(trainer.pid)

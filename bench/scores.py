@@ -28,17 +28,17 @@ from torch import Tensor, nn
 from atoll.crypto.digest import digest
 from atoll.training.codec import Codec
 from atoll.training.data import Data, epoch_samples, load_data, samples_at
-from atoll.training.exchange.update import Bounds, Update
-from atoll.training.experiment.api import Experiment, Trouble, built_in_loss
+from atoll.training.exchange.update import Bounds, EncodedUpdate
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec, built_in_loss
 from atoll.training.experiment.member import Loss
-from atoll.training.experiment.simulator import Flight
+from atoll.training.experiment.simulator import InFlightFragment
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe import methods
-from atoll.training.recipe.recipes import Coding, Recipe, diloco, overlapping
+from atoll.training.recipe.recipes import Recipe, UpdateCoding, diloco, overlapping
 from atoll.verification.loss_scoring.policy import FALL_MOST, NAT, opinion_of
 from atoll.verification.loss_scoring.tensors import (
     SAMPLES,
-    Falls,
+    LossDrops,
     dealt,
     falls_of,
     fixed_point,
@@ -74,31 +74,31 @@ def recipes(rounds: int) -> dict[str, tuple[Recipe, Loss]]:
 class Seen:
     """Scores of one recipe: by kind, (round, member) -> what was measured."""
 
-    falls: dict[str, dict[tuple[int, int], Falls]] = field(default_factory=lambda: defaultdict(dict))
+    falls: dict[str, dict[tuple[int, int], LossDrops]] = field(default_factory=lambda: defaultdict(dict))
     score_s: list[float] = field(default_factory=list)  # of one honest update
     looking_s: float = 0.0  # at all updates, those of cheats among them
     update_bytes: list[int] = field(default_factory=list)
 
 
-class Watched(Experiment):
+class Watched(ExperimentSimulator):
     """An experiment whose updates are scored when they are reduced."""
 
     def __init__(self, recipe: Recipe, data: Data, loss: Loss, seen: Seen) -> None:
         model = build_model(recipe.model, recipe.seed)
-        super().__init__(recipe, model, data, PEERS, recipe.schedule.steps, Trouble(), loss)
+        super().__init__(recipe, model, data, PEERS, recipe.schedule.steps, FaultSpec(), loss)
         self.seen = seen
         self.last: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # (member, fragment) -> its update before
         self.viewer.model.eval()
 
     def _reduce(
         self,
-        flight: Flight,
+        flight: InFlightFragment,
         members: list[int],
         counted: list[int],
-        updates: dict[int, Update],
+        updates: dict[int, EncodedUpdate],
         bounds: Bounds,
         ups: tuple[Codec, ...],
-        coding: Coding,
+        coding: UpdateCoding,
     ) -> None:
         anchor_F = self.anchors[0].clone()
         rows = {
@@ -113,10 +113,10 @@ class Watched(Experiment):
 
     def _score(
         self,
-        flight: Flight,
+        flight: InFlightFragment,
         member: int,
         anchor_F: Tensor,
-        updates: dict[int, Update],
+        updates: dict[int, EncodedUpdate],
         rows: dict[int, tuple[Tensor, ...]],
         bounds: Bounds,
         ups: tuple[Codec, ...],
@@ -130,10 +130,10 @@ class Watched(Experiment):
         positions = own + undealt(drawn, cursor * PEERS, epoch, len(own))
         before = self._losses(anchor_F, positions)
 
-        def scored(x_F: Tensor) -> Falls:
+        def scored(x_F: Tensor) -> LossDrops:
             return falls_of(before, self._losses(x_F, positions), len(own))
 
-        def cheat(values: tuple[Tensor, ...]) -> Falls:
+        def cheat(values: tuple[Tensor, ...]) -> LossDrops:
             x_F = anchor_F.clone()
             for value_N, (lo, hi) in zip(values, bounds, strict=True):
                 x_F[flight.lo + lo : flight.lo + hi] -= value_N
@@ -174,7 +174,7 @@ class Watched(Experiment):
         ]
 
 
-def _worth(falls: Falls) -> float:
+def _worth(falls: LossDrops) -> float:
     """Nothing, where the step leads nowhere."""
     return falls.own - falls.others if falls.own > 0 else 0.0
 

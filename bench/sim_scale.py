@@ -18,14 +18,14 @@ from form import asking, report, versions
 
 from atoll.base.limits import COMMITTEE_MAX, PARTS_MAX
 from atoll.policy.plan import quorum
-from atoll.simulation.swarm import Swarm, SwarmKnobs
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
 
 SIZES = (8, 16, 32, 64, 128, 256)
 TABLE_ROUNDS = 3
 
 
 def run(peers: int, rounds: int, seed: int, weigh: bool = False) -> dict[str, Any]:
-    swarm = Swarm(seed, SwarmKnobs(peers))
+    swarm = VirtualSwarm(seed, SwarmKnobs(peers))
     swarm.world.weighs = weigh
     wall, cpu = time.perf_counter(), time.process_time()
     swarm.world.run(1e6, stop=lambda: swarm.checkers.closings >= rounds * peers)

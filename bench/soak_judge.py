@@ -34,13 +34,13 @@ from atoll.peer.round.candidate import trial_of
 from atoll.peer.settings import decode_settings
 from atoll.policy.plan import RoundSettings, plan_round
 from atoll.runtime.event_log import entries_in
-from atoll.runtime.training_spec import Learning, decode_learning
+from atoll.runtime.training_spec import TrainingSpec, decode_learning
 from atoll.training.data import cursor_after, load_data, position_after
 from atoll.training.exchange.state import state_from_bytes
-from atoll.training.experiment.api import Experiment, Trouble
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 from atoll.wire.codec import encode
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.vertex import VertexBody
 
 BLAME = (
     "Accused", "BadSource", "BranchSeen", "Contradicted", "Equivocation", "Fault", "Garbage", "Lied", "OtherRows",
@@ -240,7 +240,7 @@ def judge_history(
     judge_loss(result, trained, state.anchor_F, learning)
 
 
-def turns_of(bodies: list[Body], settings: RoundSettings, learning: Learning) -> dict[int, Turn]:
+def turns_of(bodies: list[VertexBody], settings: RoundSettings, learning: TrainingSpec) -> dict[int, Turn]:
     """By round; `bodies` are genesis and all that follow."""
     turns: dict[int, Turn] = {}
     samples = 0
@@ -259,7 +259,7 @@ def judge_samples(
     turns: Mapping[int, Turn],
     recorded: Mapping[Path, list[dict[str, Any]]],
     ids: Mapping[int, str],
-    learning: Learning,
+    learning: TrainingSpec,
     undone: bool,
 ) -> None:
     """What every update that counted had learned from, by what its author recorded."""
@@ -287,7 +287,7 @@ def count_samples(
     turns: Mapping[int, Turn],
     recorded: Mapping[Path, list[dict[str, Any]]],
     ids: Mapping[int, str],
-    learning: Learning,
+    learning: TrainingSpec,
     undone: bool,
 ) -> Samples:
     """Of a run whose trainers do not run ahead of rounds."""
@@ -341,7 +341,7 @@ def learned_from(
                 pass
 
 
-def judge_loss(result: Judged, trained: list[Body], anchor_F: torch.Tensor, learning: Learning) -> None:
+def judge_loss(result: Judged, trained: list[VertexBody], anchor_F: torch.Tensor, learning: TrainingSpec) -> None:
     """On held-out data, beside the experiment of as many rounds with as many members as counted in the middle."""
     torch.set_num_threads(1)
     recipe, data = learning.recipe, load_data(learning.data)
@@ -349,7 +349,7 @@ def judge_loss(result: Judged, trained: list[Body], anchor_F: torch.Tensor, lear
     peers = max(1, round(statistics.median(counted))) if counted else 1
     steps = recipe.schedule.turn_steps * len(trained)
     model = build_model(recipe.model, recipe.seed)
-    beside = Experiment(recipe, model, data, peers, max(steps, 1), Trouble(), loss_of)
+    beside = ExperimentSimulator(recipe, model, data, peers, max(steps, 1), FaultSpec(), loss_of)
     first = beside.loss_at(beside.agreed(), 1024)
     here = beside.loss_at(anchor_F, 1024)
     while beside.now < steps:

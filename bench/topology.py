@@ -42,10 +42,9 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import PIECES_MAX
 from atoll.base.machine import Lane, LinkDown, LinkUp
 from atoll.crypto.identity import Identity
-from atoll.policy.topology_cost import Links as AgreedLinks
-from atoll.policy.topology_cost import Prediction, choose, clusters_by_latency, predict
+from atoll.policy.topology_cost import AgreedLinks, ReduceCost, choose, clusters_by_latency, predict
 from atoll.protocol.allreduce.topology import (
-    Topology,
+    ReduceTopology,
     butterfly,
     candidates,
     fanned,
@@ -54,7 +53,7 @@ from atoll.protocol.allreduce.topology import (
     star,
     tree,
 )
-from atoll.runtime.network.connection_manager import Links
+from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.libp2p import Libp2pSecurity
 
 MEGABYTES, QUICK_MEGABYTES = 5.0, 0.5  # of one encoded update
@@ -74,7 +73,7 @@ SETTLING = 4  # runs in a row by links until connections have found their rate a
 MEETINGS = 8  # calls before the measured ones: in a few seconds members learn their links, and agree on them
 
 
-def label(topology: Topology) -> str:
+def label(topology: ReduceTopology) -> str:
     """Name and parts: the same topology may be cut finer."""
     return f"{topology.name} x{len(topology.parts)}"
 
@@ -94,7 +93,7 @@ def agreed(network: Network, peers: Sequence[PeerId]) -> AgreedLinks:
     )
 
 
-def worth_trying(network: Network, peers: Sequence[PeerId], update_bytes: int) -> tuple[Topology, ...]:
+def worth_trying(network: Network, peers: Sequence[PeerId], update_bytes: int) -> tuple[ReduceTopology, ...]:
     """The planner's candidates, simplest first; the same at every peer."""
     clusters = clusters_by_latency(agreed(network, peers))
     return candidates(peers, SEED, clusters=clusters, update_bytes=update_bytes)
@@ -106,7 +105,14 @@ def worth_trying(network: Network, peers: Sequence[PeerId], update_bytes: int) -
 class Passing:
     """Moves one update along one topology, as the reduce protocol would; what arrives is counted and dropped."""
 
-    def __init__(self, me: PeerId, peers: Sequence[PeerId], topology: Topology, update_bytes: int, links: Links):
+    def __init__(
+        self,
+        me: PeerId,
+        peers: Sequence[PeerId],
+        topology: ReduceTopology,
+        update_bytes: int,
+        links: ConnectionManager,
+    ):
         self.me, self.links, self.done = me, links, asyncio.Event()
         total = sum(part.share for part in topology.parts)
         self.data = memoryview(os.urandom(update_bytes))
@@ -165,7 +171,7 @@ class Worker:
         self.host, self.network = host, network
         identity = Identity.generate()
         self.me = identity.peer
-        self.links = Links(self.me, Libp2pSecurity(identity, SEED), self._on_link, self._on_message)
+        self.links = ConnectionManager(self.me, Libp2pSecurity(identity, SEED), self._on_link, self._on_message)
         self.peers: tuple[PeerId, ...] = ()
         self.up: set[PeerId] = set()
         self.news = asyncio.Event()
@@ -310,8 +316,8 @@ class Row:
     network: str
     by: str
     index: int  # among the candidates
-    topology: Topology
-    predicted: Prediction
+    topology: ReduceTopology
+    predicted: ReduceCost
     chosen: bool
     setting: str = ""  # of a group
     used: str = ""  # by a group that chooses itself
@@ -383,7 +389,7 @@ def rows_of(
         from atoll.training.codec import codec_named
 
         near = fanned(clusters_by_latency(links), SEED)
-        makes: dict[str, Callable[[], Topology]] = {
+        makes: dict[str, Callable[[], ReduceTopology]] = {
             "butterfly": lambda: butterfly(peers, SEED, pieces=PIECES_MAX),
             "ring": lambda: ring(peers, SEED, pieces=PIECES_MAX),
             "tree": lambda: tree(peers, SEED, pieces=PIECES_MAX),
@@ -397,7 +403,9 @@ def rows_of(
             values, shares = int(update_bytes / INT8_BYTES), [part.share for part in whole.parts]
             slices = cuts(values, shares, PIECES_MAX, part_values(codec_named("int8")))
             used = tuple(part for part, (lo, hi) in zip(whole.parts, slices, strict=True) if hi > lo)
-            topology = Topology(whole.name, used)  # a group leaves out the parts that so few values do not fill
+            topology = ReduceTopology(
+                whole.name, used
+            )  # a group leaves out the parts that so few values do not fill
             found.append(Row(name, "reduce", -1, topology, predict(topology, update_bytes, links), False, setting))
         best = choose([row.topology for row in found], update_bytes, links)
         found.append(Row(name, "reduce", -1, best.topology, best.prediction, True, "auto"))

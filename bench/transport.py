@@ -29,7 +29,7 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import BULK_FRAME_MAX, MIB
 from atoll.base.machine import Lane
 from atoll.crypto.identity import Identity
-from atoll.runtime.network.connection_manager import Links
+from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.libp2p import Libp2pSecurity
 
 TOTAL_BYTES = 256 * MIB
@@ -55,9 +55,11 @@ class Ends:
         self.missing = 0
         self.done = asyncio.Event()
 
-    async def _open(self) -> Links:
+    async def _open(self) -> ConnectionManager:
         identity = Identity.generate()
-        return Links(identity.peer, Libp2pSecurity(identity, NETWORK), lambda event: None, self._on_message)
+        return ConnectionManager(
+            identity.peer, Libp2pSecurity(identity, NETWORK), lambda event: None, self._on_message
+        )
 
     def _on_message(self, sender: PeerId, message: bytes, payload: memoryview | None, _: bytes | None) -> None:
         self.missing -= 1

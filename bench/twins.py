@@ -36,14 +36,14 @@ from torch import Tensor
 from atoll.crypto.digest import digest
 from atoll.training.codec import Codec
 from atoll.training.data import Data, batch, epoch_samples, load_data, samples_at
-from atoll.training.exchange.update import Bounds, Update, encode_update
-from atoll.training.experiment.api import Experiment, Trouble, built_in_loss
-from atoll.training.experiment.simulator import Flight, Round
+from atoll.training.exchange.update import Bounds, EncodedUpdate, encode_update
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec, built_in_loss
+from atoll.training.experiment.simulator import InFlightFragment, SyncRecord
 from atoll.training.models import build_model
 from atoll.training.recipe import methods
-from atoll.training.recipe.gradient import Computing, Gradient
+from atoll.training.recipe.gradient import ComputeOptions, GradientComputer
 from atoll.training.recipe.inner import InnerState, fresh_inner, inner_step
-from atoll.training.recipe.recipes import Coding, Recipe, diloco
+from atoll.training.recipe.recipes import Recipe, UpdateCoding, diloco
 from atoll.verification.loss_scoring.policy import FALL_MOST, NAT, opinion_of
 from atoll.verification.loss_scoring.tensors import dealt, falls_of, fixed_point, losses_of, undealt
 from atoll.verification.redundant_training.policy import MILLION, TOLERANCE
@@ -60,7 +60,7 @@ def recipes(rounds: int) -> dict[str, Recipe]:
     plain = diloco(MODEL, rounds=rounds, inner_steps=STEPS)
     return {
         "diloco": plain,
-        "bf16": msgspec.structs.replace(plain, computing=Computing("bf16")),
+        "bf16": msgspec.structs.replace(plain, computing=ComputeOptions("bf16")),
         "2bit": diloco(MODEL, rounds=rounds, inner_steps=STEPS, up="2bit"),
         "muon": methods.muloco(MODEL, rounds=rounds, inner_steps=STEPS),
         "fedavg": methods.fedavg(MODEL, rounds=rounds, inner_steps=STEPS),
@@ -104,24 +104,25 @@ def wrong_labels(samples: Samples) -> Samples:
     return samples[0], targets.roll(1, 0)
 
 
-class Twinned(Experiment):
+class Twinned(ExperimentSimulator):
     """An experiment in which two pairs of members share their samples, in every round others."""
 
     def __init__(self, recipe: Recipe, data: Data, seen: Seen, afresh: bool) -> None:
         model = build_model(recipe.model, recipe.seed)
-        super().__init__(recipe, model, data, PEERS, recipe.schedule.steps, Trouble(), built_in_loss)
+        super().__init__(recipe, model, data, PEERS, recipe.schedule.steps, FaultSpec(), built_in_loss)
         self.data, self.seen, self.draw = data, seen, random.Random(recipe.seed)
         self.afresh = afresh  # every round begins with fresh moments, at everybody
         self.order_drawn = list(range(PEERS))  # the first two are twins, the next two as well
         self.began: dict[int, Begin] = {}
         self.rows: dict[int, Tensor] = {}  # of the round before
         self.mean_F: Tensor | None = None  # that it agreed on
-        gradients = {"fp32": Computing(), "bf16": Computing("bf16")}
+        gradients = {"fp32": ComputeOptions(), "bf16": ComputeOptions("bf16")}
         self.gradients = {
-            name: Gradient(self.viewer.model, self.viewer.gradient_P, how) for name, how in gradients.items()
+            name: GradientComputer(self.viewer.model, self.viewer.gradient_P, how)
+            for name, how in gradients.items()
         }
 
-    def step(self) -> list[Round]:
+    def step(self) -> list[SyncRecord]:
         if self.now % self.recipe.schedule.inner_steps == 0:
             self.draw.shuffle(self.order_drawn)
             one, two, three, four, *_ = self.order_drawn
@@ -137,13 +138,13 @@ class Twinned(Experiment):
 
     def _reduce(
         self,
-        flight: Flight,
+        flight: InFlightFragment,
         owners: list[int],
         counted: list[int],
-        updates: dict[int, Update],
+        updates: dict[int, EncodedUpdate],
         bounds: Bounds,
         ups: tuple[Codec, ...],
-        coding: Coding,
+        coding: UpdateCoding,
     ) -> None:
         rows = {peer: decoded(updates[peer], ups) for peer in counted}
         one, two, three, four, *_ = self.order_drawn
@@ -189,7 +190,7 @@ class Twinned(Experiment):
             self.seen.opinions[kind].append(opinion_of(fixed_point(falls, NAT, FALL_MOST)))
 
     def _instead(
-        self, peer: int, rows: dict[int, Tensor], ups: tuple[Codec, ...], bounds: Bounds, coding: Coding
+        self, peer: int, rows: dict[int, Tensor], ups: tuple[Codec, ...], bounds: Bounds, coding: UpdateCoding
     ) -> list[tuple[str, Tensor]]:
         """What this peer would have sent, had it not done what it was told to."""
         mine, steps = rows[peer], self.recipe.schedule.inner_steps
@@ -238,14 +239,14 @@ class Twinned(Experiment):
         take: Callable[[Samples], Samples],
         ups: tuple[Codec, ...],
         bounds: Bounds,
-        coding: Coding,
+        coding: UpdateCoding,
         until: int = 0,
         leave_out: int = 0,
         fresh: bool = False,
         precision: str = "",
         threads: int = 1,
         in_halves: bool = False,
-    ) -> Update:
+    ) -> EncodedUpdate:
         """Its round again, from where it began, in the viewer's model."""
         recipe, viewer, began = self.recipe, self.viewer, self.began[peer]
         steps = recipe.schedule.inner_steps
@@ -274,7 +275,7 @@ class Twinned(Experiment):
         return encode_update(self.anchors[0], viewer.x_F, owed_F, bounds, ups, coding.beta)
 
 
-def decoded(update: Update, ups: tuple[Codec, ...]) -> Tensor:
+def decoded(update: EncodedUpdate, ups: tuple[Codec, ...]) -> Tensor:
     pieces = zip(ups, update.wires, update.bounds, strict=True)
     return torch.cat([codec.decode(wire, hi - lo) for codec, wire, (lo, hi) in pieces])
 

@@ -48,8 +48,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from atoll.training.data import load_data
-from atoll.training.data.images import Images
-from atoll.training.experiment.api import Trouble, experiment
+from atoll.training.data.images import ImageDataset
+from atoll.training.experiment.api import FaultSpec, experiment
 from atoll.training.models.cnn import SmallCNN
 from atoll.training.recipe.recipes import diloco
 from atoll.training.robust import aggregate, default
@@ -201,7 +201,7 @@ def digits_data() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(table[:, :-1] / 16).float(), torch.from_numpy(table[:, -1]).long()
 
 
-def mnist(data: Images, by_label: bool, steps: int = 600) -> Task:
+def mnist(data: ImageDataset, by_label: bool, steps: int = 600) -> Task:
     train, test = (_pixels(*data[:2]), _pixels(*data[2:]))
     shares = partial(by_labels, train[1].numpy()) if by_label else partial(alike, len(train[1]))
     return Task(train, test, convolutions, 25, 5, 0.1, 32, steps, 30, shares)
@@ -334,7 +334,7 @@ def gpt_rows(attacks: Sequence[str], quick: bool) -> Iterator[dict]:
         for attack in attacks:
             if rule == "mean" and attack not in GPT_MEAN:
                 continue
-            trouble = Trouble(villains={} if attack == "none" else {6: attack, 7: attack})
+            trouble = FaultSpec(villains={} if attack == "none" else {6: attack, 7: attack})
             try:
                 done = experiment(recipe, data=data, peers=8, statistic=statistic, trouble=trouble)
                 loss = round(done.val_loss, 4)
@@ -356,7 +356,7 @@ def task_of(setting: str, asked: argparse.Namespace) -> Task:
         if not asked.data:
             raise SystemExit("mnist needs its images. Fix: --data FILE.npz, or a folder with the four idx files")
         data = load_data(asked.data)
-        if not isinstance(data, Images):
+        if not isinstance(data, ImageDataset):
             raise SystemExit(f"{asked.data} holds no images. Fix: --data FILE.npz, or a folder of idx files")
         task = mnist(data, how == "sorted")
     return task._replace(steps=asked.steps or task.steps)

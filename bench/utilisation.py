@@ -40,7 +40,7 @@ from lab import Lab, Network
 from real_swarm import Fact, Swarm
 
 import atoll
-from atoll.runtime.trainer import Trainer, TrainerSpec
+from atoll.runtime.trainer import TrainerClient, TrainerSpec
 from atoll.training.recipe.inner import AdamW
 
 PEERS = 2
@@ -56,7 +56,7 @@ def alone(model: str, batch: int, seq_len: int, steps: int) -> float:
     """Steps per second of one of two trainers side by side, once both are warm."""
 
     async def both() -> float:
-        trainers = [Trainer() for _ in range(PEERS)]
+        trainers = [TrainerClient() for _ in range(PEERS)]
         spec = TrainerSpec(model, 0, "stdlib", batch, seq_len, AdamW(), 1)
         job = {"shards": PEERS, "global_step": 0}
         try:

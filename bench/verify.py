@@ -25,15 +25,15 @@ from atoll.crypto.signer import VoteKind
 from atoll.peer.round.context import ground_after
 from atoll.peer.round.vertex_body import write_body
 from atoll.peer.settings import RunSettings, decode_settings
-from atoll.peer.verify.chain import Audit, Kept, verify_history
-from atoll.policy.membership import RECENT, Recent
+from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
+from atoll.policy.membership import RECENT, RecentVertices
 from atoll.policy.plan import plan_round
-from atoll.protocol.history.chain import History
+from atoll.protocol.history.chain import VertexChain
 from atoll.simulation.signatures import RealKeys
-from atoll.simulation.swarm import Swarm, SwarmKnobs
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Answered, Certificate, Commit, Vote
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.statements import Commitment, OwnerResult, QuorumCertificate, Vote
 from atoll.wire.messages.vertex import Vertex
 
 VERTICES, QUICK_VERTICES = 10_000, 1_500
@@ -44,7 +44,7 @@ BEGUN_S = 30.0  # of virtual time, in which the peers agree on their first round
 
 def begin() -> tuple[Digest, RealKeys, bytes, dict[int, bytes]]:
     keys = RealKeys(1)
-    swarm = Swarm(1, SwarmKnobs(peers=PEERS), keys=keys)
+    swarm = VirtualSwarm(1, SwarmKnobs(peers=PEERS), keys=keys)
     swarm.world.run(BEGUN_S)
     kept = swarm.world.nodes[keys.name(0)].kept
     rows = {int(name[7:]): data for name, data in kept.items() if name.startswith("vertex/")}
@@ -55,8 +55,8 @@ def go_on(run: Digest, keys: RealKeys, genesis: bytes, rows: dict[int, bytes], v
     """Continue the history with what these peers could have signed."""
     first = decode_vertex(genesis)
     settings = decode_settings(decode_body(first.body).settings)
-    notaries = {keys.name(i): Notary(run, keys.signer(i, run), keys.verifier) for i in range(PEERS)}
-    history = History(first, notaries[keys.name(0)], lambda head, body: ({}, 1))
+    notaries = {keys.name(i): StatementSigner(run, keys.signer(i, run), keys.verifier) for i in range(PEERS)}
+    history = VertexChain(first, notaries[keys.name(0)], lambda head, body: ({}, 1))
     for round in sorted(rows):
         history.restore(decode_vertex(rows[round]))
     while len(rows) < vertices:
@@ -66,17 +66,19 @@ def go_on(run: Digest, keys: RealKeys, genesis: bytes, rows: dict[int, bytes], v
     return settings
 
 
-def next_vertex(run: Digest, history: History, settings: RunSettings, notaries: dict[PeerId, Notary]) -> Vertex:
+def next_vertex(
+    run: Digest, history: VertexChain, settings: RunSettings, notaries: dict[PeerId, StatementSigner]
+) -> Vertex:
     parent, round = history.head_body, history.head + 1
     plan = plan_round(history.head_id, parent, settings.round)
-    ground = ground_after(settings, plan, parent, Recent(history.recent_states(RECENT)), run)
+    ground = ground_after(settings, plan, parent, RecentVertices(history.recent_states(RECENT)), run)
     root, names = digest(b"%d" % round), tuple(sorted(notaries))
     commits = {}
     for name, notary in notaries.items():
-        commit = Commit(round, 0, root, len(ground.owners), 20, 640, 2.0, 0.1, 640)
+        commit = Commitment(round, 0, root, len(ground.owners), 20, 640, 2.0, 0.1, 640)
         commits[name] = (commit, notary.sign(commit))
     parts = [
-        notaries[owners[0]].sign(Answered(round, 0, part, 0, root, 1000, names))
+        notaries[owners[0]].sign(OwnerResult(round, 0, part, 0, root, 1000, names))
         for part, owners in enumerate(ground.owners)
     ]
     proposer = notaries[plan.committee[round % len(plan.committee)]]
@@ -84,26 +86,26 @@ def next_vertex(run: Digest, history: History, settings: RunSettings, notaries: 
     raw = encode(body)
     vote = Vote(round, 0, "commit", vertex_id(raw))
     votes = tuple((name, notaries[name].sign(vote).signature) for name in names[: plan.quorum])
-    return Vertex(raw, Certificate(round, 0, "commit", vote.digest, votes))
+    return Vertex(raw, QuorumCertificate(round, 0, "commit", vote.digest, votes))
 
 
 def size(peers: int, votes: VoteKind) -> int:
     """Bytes of the second vertex, in which all have a step time."""
     keys = RealKeys(1, votes)
     plan = replace(SwarmKnobs().run.round, votes=votes)
-    swarm = Swarm(1, SwarmKnobs(peers, run=replace(SwarmKnobs().run, round=plan)), keys=keys)
+    swarm = VirtualSwarm(1, SwarmKnobs(peers, run=replace(SwarmKnobs().run, round=plan)), keys=keys)
     run, settings = swarm.run_id, swarm.knobs.run
-    notaries = {keys.name(i): Notary(run, keys.signer(i, run), keys.verifier) for i in range(peers)}
-    history = History(swarm.genesis, notaries[keys.name(0)], lambda head, body: ({}, 1))
+    notaries = {keys.name(i): StatementSigner(run, keys.signer(i, run), keys.verifier) for i in range(peers)}
+    history = VertexChain(swarm.genesis, notaries[keys.name(0)], lambda head, body: ({}, 1))
     for _ in range(2):
         vertex = next_vertex(run, history, settings, notaries)
         history.restore(vertex)
     return len(encode(vertex))
 
 
-def judged(run: Digest, keys: RealKeys, genesis: bytes, rows: dict[int, bytes]) -> tuple[Audit, float]:
+def judged(run: Digest, keys: RealKeys, genesis: bytes, rows: dict[int, bytes]) -> tuple[VerificationReport, float]:
     began_s = time.perf_counter()
-    audit = verify_history(Kept(run, genesis, sorted(rows), rows.get), type(keys.verifier)())
+    audit = verify_history(StoredHistory(run, genesis, sorted(rows), rows.get), type(keys.verifier)())
     return audit, time.perf_counter() - began_s
 
 

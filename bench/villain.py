@@ -55,18 +55,18 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.machine import Ask, Effect, Event, Payload, Send
+from atoll.base.machine import Effect, Event, Payload, RunTask, Send
 from atoll.cli.main import main as atoll
 from atoll.crypto.digest import digest
 from atoll.peer.peer import Peer
-from atoll.protocol.allreduce.tasks import Combine
+from atoll.protocol.allreduce.tasks import CombineRows
 from atoll.runtime import driver
 from atoll.runtime.trainer import __main__ as trainer
 from atoll.runtime.trainer import client
-from atoll.runtime.trainer.process import Child
+from atoll.runtime.trainer.process import TrainerProcess
 from atoll.runtime.worker import local_update, training_worker
-from atoll.simulation.adversaries.byzantine import Villain, equivocate
-from atoll.training.exchange.update import Bounds, Update, moved, part_bounds, part_codec
+from atoll.simulation.adversaries.byzantine import ByzantineMember, equivocate
+from atoll.training.exchange.update import Bounds, EncodedUpdate, moved, part_bounds, part_codec
 from atoll.training.experiment.adversaries import encoded_anyway, rule_of
 from atoll.training.robust.attacks import (
     ATTACKS,
@@ -80,8 +80,8 @@ from atoll.training.robust.attacks import (
     stale,
 )
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.round import Answer, RoundMessage
-from atoll.wire.messages.statements import Answered
+from atoll.wire.messages.round import PartResult, RoundMessage
+from atoll.wire.messages.statements import OwnerResult
 
 HONEST, LIARS = 5, 2  # rows that a liar reckons with: bench/hostile.py has so many members
 BYTES, TRIGGER, TARGET = 256, 7, ord("!")
@@ -108,7 +108,7 @@ class Seen:
             self.heard.clear()
         self.learnt.append(update_N.clone())
 
-    def hears(self, work: Combine, learning: Any, common: Any) -> None:
+    def hears(self, work: CombineRows, learning: Any, common: Any) -> None:
         """Rows of a part that this peer combines."""
         if self.round != work.round:
             self.round, self.heard = work.round, {}
@@ -153,12 +153,14 @@ ROWS: dict[str, Callable[[Seen], Tensor]] = {  # what is said instead, (N,)
 }
 
 
-def lying(row: Callable[[Seen], Tensor], seen: Seen, honest: Callable[..., Update]) -> Callable[..., Update]:
+def lying(
+    row: Callable[[Seen], Tensor], seen: Seen, honest: Callable[..., EncodedUpdate]
+) -> Callable[..., EncodedUpdate]:
     """`encode_update` of a row that is told in place of what was learnt, raw where no codec would encode it."""
 
     def encode(
         anchor_F: Tensor, x_F: Tensor, memory_F: Tensor | None, bounds: Bounds, codec: Any, *more: Any
-    ) -> Update:
+    ) -> EncodedUpdate:
         seen.learns(anchor_F - x_F)
         if not seen.lies:
             return honest(anchor_F, x_F, memory_F, bounds, codec, *more)
@@ -170,7 +172,7 @@ def lying(row: Callable[[Seen], Tensor], seen: Seen, honest: Callable[..., Updat
 def lie_in_rows(row: Callable[[Seen], Tensor], seen: Seen) -> None:
     honest = training_worker.answer
 
-    def answer(work: Combine, learning: Any, common: Any, *more: Any) -> Any:
+    def answer(work: CombineRows, learning: Any, common: Any, *more: Any) -> Any:
         seen.hears(work, learning, common)
         return honest(work, learning, common, *more)
 
@@ -181,15 +183,15 @@ def lie_in_rows(row: Callable[[Seen], Tensor], seen: Seen) -> None:
 
 def confess_from(rounds: int, seen: Seen) -> None:
     """In every round in which what it encodes is, or comes of, a lie."""
-    honest = training_worker.Island._encode
+    honest = training_worker.TrainingWorker._encode
 
-    def _encode(self: training_worker.Island, work: Any) -> Any:
+    def _encode(self: training_worker.TrainingWorker, work: Any) -> Any:
         seen.lies = self.head is not None and self.head.round >= rounds
         if seen.lies:
             confess(work.round)
         return honest(self, work)
 
-    training_worker.Island._encode = _encode
+    training_worker.TrainingWorker._encode = _encode
 
 
 def confess(round: int) -> None:
@@ -209,13 +211,13 @@ SAMPLES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {  # (in
 
 def train_falsely(kind: str, rounds: int, mailbox: str) -> None:
     """What `python -m atoll.runtime.trainer MAILBOX` does, but for the samples."""
-    honest = Child._batch
+    honest = TrainerProcess._batch
 
-    def _batch(self: Child, job: Any, cursor: int) -> tuple[Tensor, Tensor]:
+    def _batch(self: TrainerProcess, job: Any, cursor: int) -> tuple[Tensor, Tensor]:
         inputs, labels = honest(self, job, cursor)
         return SAMPLES[kind](inputs, labels) if job.global_step >= rounds * job.steps else (inputs, labels)
 
-    Child._batch = _batch
+    TrainerProcess._batch = _batch
     sys.argv[1:] = [mailbox]
     trainer._main()
 
@@ -238,7 +240,7 @@ class Liar(Peer):
             match effect:
                 case Send():
                     twisted += self._told(effect)
-                case Ask(work=Combine()) if self.kind == "censor" and self._lies and "/own/" in effect.job:
+                case RunTask(work=CombineRows()) if self.kind == "censor" and self._lies and "/own/" in effect.job:
                     twisted.append(self._censored(effect))
                 case _:
                     twisted.append(effect)
@@ -263,7 +265,7 @@ class Liar(Peer):
             return [send]
         match self.kind:
             case "equivocator":
-                told = equivocate(cast(Villain, self), send)  # it asks for what is above
+                told = equivocate(cast(ByzantineMember, self), send)  # it asks for what is above
             case "miscounter" | "two_tongued" | "mute":
                 told = self._misanswered(send)
             case _:
@@ -277,7 +279,7 @@ class Liar(Peer):
             self.lied = round
             confess(round)
 
-    def _censored(self, ask: Ask) -> Ask:
+    def _censored(self, ask: RunTask) -> RunTask:
         work, out = ask.work, self.others[:CENSORED]
         kept = [k for k, row in enumerate(work.rows) if row.peer not in out]
         rows, weights = (tuple(all_of[k] for k in kept) if all_of else () for all_of in (work.rows, work.weights))
@@ -286,14 +288,14 @@ class Liar(Peer):
 
     def _misanswered(self, send: Send) -> list[Effect]:
         message = send.message
-        if not isinstance(message, Answer) or message.statement.signer != self.me:
+        if not isinstance(message, PartResult) or message.statement.signer != self.me:
             return [send]
         if self.kind == "mute":
             return []
         if self.kind == "two_tongued" and send.to in self.others and self.others.index(send.to) % 2:
             return [send]
         answered = decode_statement(message.statement.body, self.me)
-        assert isinstance(answered, Answered)
+        assert isinstance(answered, OwnerResult)
         # a witness shows no bytes: it signs for what the liar in charge would have sent
         name, data = digest(answered.digest), None
         if send.payload is not None:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import atoll.reduce
 from atoll.crypto.digest import Buffer
-from atoll.training.codec import Codec, Known, codec_named, pack
+from atoll.training.codec import Codec, SharedKnowledge, codec_named, pack
 from atoll.training.exchange.combine import combine, combine_remembering, gather
 
 PATIENCE_S = 60.0
@@ -51,8 +51,8 @@ def updates(round_index: int, side: int) -> tuple[Tensor, ...]:
     return tuple(drift + torch.randn(side * side, generator=generator) * 1e-3 for _ in range(MEMBERS))
 
 
-def known(round_index: int, side: int) -> Known:
-    return Known(seed=b"round %d" % round_index, shapes=((side, side),))
+def known(round_index: int, side: int) -> SharedKnowledge:
+    return SharedKnowledge(seed=b"round %d" % round_index, shapes=((side, side),))
 
 
 class Way:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import atoll
-from atoll.training.data import Images
+from atoll.training.data import ImageDataset
 from atoll.training.recipe.methods import fedavg
 
 KINDS, SIDE, BATCH, LR = 4, 12, 16, 0.2
@@ -32,12 +32,12 @@ def pictures(draw: np.random.Generator, count: int, chances: list[float]) -> tup
     return np.clip(SHAPES[labels] + noise, 0, 255).astype(np.uint8), labels
 
 
-def hospital(number: int) -> Images:
+def hospital(number: int) -> ImageDataset:
     """Its own pictures, and the same held-out ones for everybody."""
     often = {number % KINDS, (number + 1) % KINDS}
     chances = [0.45 if kind in often else 0.05 for kind in range(KINDS)]
     own = pictures(np.random.Generator(np.random.PCG64(100 + number)), 150 + 100 * (number % 4), chances)
-    return Images(*own, *pictures(np.random.Generator(np.random.PCG64(2)), 400, [1 / KINDS] * KINDS))
+    return ImageDataset(*own, *pictures(np.random.Generator(np.random.PCG64(2)), 400, [1 / KINDS] * KINDS))
 
 
 def network() -> nn.Module:

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 import atoll
-from atoll.training.experiment.simulator import Outcome
+from atoll.training.experiment.simulator import ExperimentResult
 from atoll.training.recipe.methods import diloco
 
 GROUP = atoll.reduce.Group.__new__(atoll.reduce.Group)  # what is refused never gets as far as a group
-WORK = atoll.reduce.Work.__new__(atoll.reduce.Work)
-OUTCOME = Outcome.__new__(Outcome)
+WORK = atoll.reduce.PendingReduce.__new__(atoll.reduce.PendingReduce)
+OUTCOME = ExperimentResult.__new__(ExperimentResult)
 RUN = atoll.Run(folder=Path("nowhere"))
 MODEL = nn.Linear(2, 2)
 SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)

@@ -14,8 +14,8 @@ import pytest
 
 from atoll.base.machine import Fact
 from atoll.runtime.event_log import entry_of
-from atoll.simulation.swarm import Swarm, SwarmKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
+from atoll.simulation.world import VirtualComputer
 
 BENCH = Path(__file__).parents[1] / "bench"
 # parts of benches, and atoll's test build
@@ -55,9 +55,9 @@ def test_a_bench_says_how_to_ask_it(
 def test_the_agreement_bench_knows_whose_turn_it_is(bench: Callable[[str], Any]):
     """It kills the next proposer; a virtual swarm tells who that was in a dozen rounds."""
     proposer = bench("agreement").proposer
-    swarm, facts = Swarm(1, SwarmKnobs(peers=5)), list[dict[str, object]]()
+    swarm, facts = VirtualSwarm(1, SwarmKnobs(peers=5)), list[dict[str, object]]()
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         entry = entry_of(fact, now) if node.name == swarm.honest[0].name else None
         facts.extend([entry] if entry is not None else [])
 

@@ -1,8 +1,8 @@
 """All-reduce without the rest: see `atoll.runtime.allreduce.api`."""
 
-from atoll.runtime.allreduce.api import Group, Work, found, join
-from atoll.runtime.allreduce.delta_reference import Held
+from atoll.runtime.allreduce.api import Group, PendingReduce, found, join
+from atoll.runtime.allreduce.delta_reference import DeltaReference
 from atoll.runtime.allreduce.error_feedback import ErrorFeedback
-from atoll.runtime.allreduce.worker import Reduced
+from atoll.runtime.allreduce.worker import ReduceResult
 
-__all__ = ["ErrorFeedback", "Group", "Held", "Reduced", "Work", "found", "join"]
+__all__ = ["DeltaReference", "ErrorFeedback", "Group", "PendingReduce", "ReduceResult", "found", "join"]

@@ -58,7 +58,7 @@ def test_a_model_of_other_tokens_than_bytes_ends_its_demo_without_a_sample(monke
         raise TrainerFailed(why, "this model writes one of 300 tokens, not bytes")
 
     monkeypatch.setattr(demo, "ask_soon", refuses)
-    swarm, why = demo.Demo(demo.DemoSettings(), tmp_path, print), "refused"
+    swarm, why = demo.DemoRun(demo.DemoSettings(), tmp_path, print), "refused"
     assert asyncio.run(swarm._sample(tmp_path)) == ""
     why = "crashed"
     with pytest.raises(TrainerFailed):

@@ -16,9 +16,9 @@ from processes import SMALL, Peer, peers
 
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings
-from atoll.runtime.trainer.protocol import Train
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.tensors import TensorIsland
+from atoll.runtime.trainer.protocol import TrainSteps
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.tensors import TensorWorker
 from atoll.training.codec import CODECS
 from atoll.training.exchange.update import encode_update
 from atoll.training.experiment.adversaries import rule_of
@@ -78,7 +78,7 @@ def test_lies_about_samples_are_what_the_trainer_is_given(villain: Any, monkeypa
     monkeypatch.setattr(villain.Child, "_batch", lambda self, job, cursor: honest)
     monkeypatch.setattr(villain.trainer, "_main", lambda: begun.append(sys.argv[1:]))
     monkeypatch.setattr(sys, "argv", ["villain.py", "--villain", "backdoor"])
-    job, batch = Train(0, 2, None, 0, 0, 1, global_step=1), villain.Child._batch
+    job, batch = TrainSteps(0, 2, None, 0, 0, 1, global_step=1), villain.Child._batch
     for kind, inputs, labels in (
         ("label_flip", [[1, 2, 3, 4, 5]], [[253, 252, 251, 250, 249]]),
         ("backdoor", [[7, 7, 3, 4, 5]], [[33, 33, 4, 5, 6]]),
@@ -102,7 +102,7 @@ def test_owners_that_lie_are_out_three_rounds_after_their_first_lie(villain: Any
 
     plan = RoundSettings(inner_steps=5, first_train_s=10, quorum="two-thirds")
     run = RunSettings(open_to_all=True, round=plan, statistic="trimmed_mean", tolerance=0.33, witnessed=True)
-    swarm = Swarm(1, SwarmKnobs(7, run=run), {2: liar, 5: liar}, island=TensorIsland)
+    swarm = VirtualSwarm(1, SwarmKnobs(7, run=run), {2: liar, 5: liar}, island=TensorWorker)
     swarm.world.run(600.0, stop=lambda: min(swarm.heads()) >= 3)
     history = swarm.honest[0].machine.history
     gone = {m.peer for m in history.bodies[3].members if not m.present}

@@ -25,14 +25,14 @@ from atoll.cli.main import main as command
 from atoll.cli.picture import curve_text
 from atoll.cli.say import qr, say, say_json, say_trouble, ticket_of
 from atoll.cli.status import preference_lines
-from atoll.cli.watch import Facts, Lines, Terminal, introduction, line_of
+from atoll.cli.watch import JsonLinesView, LiveTerminalView, PlainLinesView, introduction, line_of
 from atoll.crypto.identity import Identity
-from atoll.peer.config.sections import Config
-from atoll.peer.events import Fault
+from atoll.peer.config.sections import RunConfig
+from atoll.peer.events import ProtocolFault
 from atoll.runtime.bootstrap import prepare
 from atoll.runtime.config import load_config
 from atoll.runtime.driver import Driver
-from atoll.runtime.event_log import Progress, entry_of, plain
+from atoll.runtime.event_log import RunStatus, entry_of, plain
 from atoll.runtime.event_log import line_of as line_of_member
 from atoll.wire.messages.vertex import Member
 from atoll.wire.ticket import issue
@@ -215,9 +215,9 @@ def test_what_a_peer_wrote_into_a_fault_moves_no_terminal(capsys: pytest.Capture
     """As a fault, in the record's line, on the screen, and as the error that a command ends with."""
     fault = PeerFault("", f"an answer of {HOSTILE}")
     assert fault.what.isprintable() and str(fault).isprintable() and len(fault.what) <= SHOWN_MAX
-    entry = entry_of(Fault(peer=PeerId("eve"), what=HOSTILE, round=3), 1.0)
+    entry = entry_of(ProtocolFault(peer=PeerId("eve"), what=HOSTILE, round=3), 1.0)
     assert entry is not None and entry["what"].isprintable()
-    assert "\n" not in line_of(entry, Progress())
+    assert "\n" not in line_of(entry, RunStatus())
     say(f"first {HOSTILE}\nlast")
     say_trouble(RefusedError("E-NET-14", f"refused: {HOSTILE}", cause=HOSTILE, fix=HOSTILE), as_json=False)
     told = capsys.readouterr()
@@ -229,7 +229,7 @@ def test_what_a_peer_wrote_into_a_fault_moves_no_terminal(capsys: pytest.Capture
 def test_what_genesis_and_members_say_of_themselves_is_shown_in_one_line():
     """The lines that a driver makes without a fact, and members' names and addresses, as screens get them."""
     shown: list[dict[str, object]] = []
-    stands = SimpleNamespace(progress=Progress(), on_entry=shown.append)
+    stands = SimpleNamespace(progress=RunStatus(), on_entry=shown.append)
     Driver._tell(cast(Driver, stands), {"fact": "LearningKnown", "data": HOSTILE, "seen": [HOSTILE]}, durable=False)
     (entry,) = shown
     assert str(entry["data"]).isprintable() and entry["seen"] == [one_line(HOSTILE)]
@@ -258,7 +258,7 @@ def test_what_strangers_said_is_one_line_of_the_log(tmp_path: Path, monkeypatch:
 
 
 def test_a_round_is_one_line_and_names_who_was_missing():
-    progress = Progress()
+    progress = RunStatus()
     for name, standing in (("ada", "member"), ("bob", "member"), ("eve", "new")):
         progress.members.append({"peer": name * 4, "name": name, "standing": standing})
     entry = {"at": 5.0, "time_s": 5.0, "fact": "RoundClosed", "round": 4, "trained": 3, "loss": 2.5, "state": "ab"}
@@ -279,7 +279,7 @@ def test_a_round_is_one_line_and_names_who_was_missing():
 
 def test_who_sent_the_very_same_update_is_named_beside_the_round():
     """Until the next round, in `atoll status`, too: a line of its own, and how it may have come about."""
-    progress = Progress()
+    progress = RunStatus()
     for name in ("ada", "bob", "eve"):
         progress.members.append({"peer": name * 4, "name": name, "standing": "member"})
     entry = {"at": 5.0, "time_s": 5.0, "fact": "RoundClosed", "round": 4, "trained": 3, "loss": 2.5, "state": "ab"}
@@ -304,7 +304,7 @@ def test_a_reader_that_left_and_a_locale_without_utf_8_are_no_defects(
     done = subprocess.run(words, stdout=theirs, stderr=subprocess.PIPE, env=plain, timeout=60)
     os.close(theirs)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert load_config(tmp_path / "run.toml", (), {}) == Config()
+    assert load_config(tmp_path / "run.toml", (), {}) == RunConfig()
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
     with pytest.raises(SystemExit):
@@ -321,7 +321,7 @@ def test_a_peer_whose_words_find_no_room_goes_on(monkeypatch: pytest.MonkeyPatch
             raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(sys, "stdout", Full())
-    Lines().notice("leaving")
+    PlainLinesView().notice("leaving")
 
 
 def test_two_of_one_name_are_told_apart_and_no_name_commands_a_terminal(
@@ -329,7 +329,7 @@ def test_two_of_one_name_are_told_apart_and_no_name_commands_a_terminal(
 ):
     """Names are whatever members call themselves; two peers of one computer are called as it is."""
     monkeypatch.setenv("COLUMNS", "200")
-    progress, shell = Progress(), Terminal()
+    progress, shell = RunStatus(), LiveTerminalView()
     for peer, name in (
         ("alice123", "vm"),
         ("bobby456", "vm"),
@@ -346,7 +346,7 @@ def test_two_of_one_name_are_told_apart_and_no_name_commands_a_terminal(
 
 
 def test_who_is_expelled_is_not_just_gone_and_where_to_read_why_is_said():
-    progress = Progress()
+    progress = RunStatus()
     for name, standing in (("bob", "away"), ("eve", "expelled")):
         progress.members.append({"peer": name * 4, "name": name, "standing": standing})
     line = line_of({"fact": "MembershipChanged", "joined": [], "left": ["bob" * 4, "eve" * 4]}, progress)
@@ -360,7 +360,7 @@ def test_a_run_that_shrank_says_that_nobody_trains_and_how_many_it_waits_for():
     names = ("ada", "bob", "eve", "gus")
     roles = ("trainer", "trainer", "trainer", "client")  # no vote
     there = [{"peer": n * 4, "name": n, "standing": "member", "role": r} for n, r in zip(names, roles, strict=True)]
-    progress = Progress(min_peers=4, founded_min_peers=4, members=[m | {"standing": "away"} for m in there[:1]])
+    progress = RunStatus(min_peers=4, founded_min_peers=4, members=[m | {"standing": "away"} for m in there[:1]])
     progress.members += there[1:]
     left = {"fact": "MembershipChanged", "joined": [], "left": ["ada" * 4]}
     assert line_of(left, progress) == "- ada is gone"  # before the first round it waits for others
@@ -380,14 +380,14 @@ def test_a_run_that_shrank_says_that_nobody_trains_and_how_many_it_waits_for():
 
 def test_who_ends_as_we_do_is_no_trouble():
     """Peers hang up when the run is over, each in its own time: before that a silent one is told, then not."""
-    progress, silent = Progress(), {"fact": "Suspected", "peer": "bob" * 4, "why": "refused"}
+    progress, silent = RunStatus(), {"fact": "Suspected", "peer": "bob" * 4, "why": "refused"}
     assert "does not answer" in line_of(silent, progress)
     progress.see({"at": 5.0, "time_s": 5.0, "fact": "RunOver", "rounds": 3, "state": "ab"})
     assert line_of(silent, progress) == ""
 
 
 def test_a_screen_follows_the_rounds_that_members_agreed_on_and_forgets_them_where_the_run_goes_back():
-    progress = Progress(rounds=30, founded_rounds=30)
+    progress = RunStatus(rounds=30, founded_rounds=30)
     closed = {"fact": "RoundClosed", "round": 4, "state": "ab", "time_s": 9.0, "trained": 5, "loss": 2.0}
     closed |= {"counted": [], "missing": [], "steps": 0, "samples": 0}
     more = closed | {"amends": {"rounds": 60, "owner_s": 6.0, "lr": 0.002}, "rounds": 60}
@@ -401,7 +401,7 @@ def test_a_screen_follows_the_rounds_that_members_agreed_on_and_forgets_them_whe
 
 def test_of_two_branches_it_is_said_which_most_prefer_and_how_to_go_over():
     """From the facts as they are recorded to the lines of `atoll status`; nothing to do where it is one's own."""
-    progress = Progress()
+    progress = RunStatus()
     seen = {"fact": "BranchSeen", "round": 7, "epoch": 0, "members": ["bob", "eve"], "recovered": False}
     progress.see(seen)
     assert "bob, eve (atoll status)" in line_of(seen, progress)
@@ -470,7 +470,7 @@ def test_json_holds_no_character_that_a_terminal_obeys(capsys: pytest.CaptureFix
     """A foreign name with an escape, a mark that turns writing around, and a plane-14 tag: all are spelled."""
     name = "\x9b31m\x7fgr\u00fc\u202egnp\U000e0041\u65e5"
     say_json({"name": name})
-    Facts().opened({"name": name})
+    JsonLinesView().opened({"name": name})
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     for line in lines:

@@ -19,8 +19,8 @@ from atoll.crypto import identity as identity_module
 from atoll.crypto.identity import (
     CERTIFICATE_BYTES_MAX,
     Identity,
-    Session,
     SessionCertificate,
+    SessionGrant,
     SessionSigner,
     SessionVerifier,
     VotePrivateKey,
@@ -164,7 +164,7 @@ def test_a_signature_means_one_kind_of_thing(alice: Identity):
 
 def test_the_signed_bytes_of_a_session_are_frozen(alice: Identity):
     """Golden: whoever changes this must change the domain to …/2 and the page in specs/."""
-    session = Session(alice.public, b"v" * 32, RUN, 7, 1_700_000_000, 1_800_000_000)
+    session = SessionGrant(alice.public, b"v" * 32, RUN, 7, 1_700_000_000, 1_800_000_000)
     assert blake3(encode(session)).hexdigest() == (
         "aac03edec0c19af64a9d5f51b7dc7d8eb4037531779248dcc964d0480900bc5a"
     )
@@ -198,7 +198,7 @@ def test_nobody_can_adopt_the_vote_key_of_another(alice: Identity, mallory: Iden
     """Mallory has both her keys certify Alice's vote key; without Alice's own signature by it, it is nothing."""
     hers = msgspec.msgpack.decode(session_of(alice).certificate, type=SessionCertificate)
     key = session_of(alice).vote_key
-    session = encode(Session(mallory.public, key, RUN, 0, 1_000, 2_000))
+    session = encode(SessionGrant(mallory.public, key, RUN, 0, 1_000, 2_000))
     signature = mallory.sign(b"atoll/session/1\0" + session)
     for possession in (hers.possession, mallory.sign_classical(b"atoll/session-possession/1\0" + session)):
         assert open_session_certificate(encode(SessionCertificate(session, possession, signature))) is None
@@ -249,7 +249,7 @@ def test_a_verifier_remembers_a_bounded_number_of_certificates(alice: Identity, 
     """Three places, five certificates: the first is checked again, the last is not."""
     opened: list[bytes] = []
 
-    def counting(certificate: bytes) -> Session | None:
+    def counting(certificate: bytes) -> SessionGrant | None:
         opened.append(certificate)
         return open_session_certificate(certificate)
 

@@ -16,27 +16,27 @@ from kyber_py.ml_kem import ML_KEM_768
 
 from atoll.base.errors import PeerFault
 from atoll.crypto import noise
-from atoll.crypto.frames import FRAME_MAX, FRAME_PLAIN_MAX, Unframer, framed
+from atoll.crypto.frames import FRAME_MAX, FRAME_PLAIN_MAX, FrameDecoder, framed
 from atoll.crypto.identity import DualSignature, Identity, PublicIdentity
-from atoll.crypto.noise import Established, Handshake, HybridPayload, HybridWords, Offer
-from atoll.crypto.noise_pattern import CLASSICAL, HYBRID, Draws, NoiseState, Role, Suite
-from atoll.crypto.seal import Aead
+from atoll.crypto.noise import HandshakeOffer, HybridAuthenticator, HybridPayload, NoiseConnection, NoiseHandshake
+from atoll.crypto.noise_pattern import CLASSICAL, HYBRID, HandshakeRandomness, HandshakeRole, NoiseState, NoiseSuite
+from atoll.crypto.seal import AeadCipher
 
 from .conftest import FUZZ
 
 NETWORK = b"network 1"
-Opening = Callable[[Role, Identity], Handshake]
+Opening = Callable[[HandshakeRole, Identity], NoiseHandshake]
 
 
-def open_hybrid(role: Role, identity: Identity, **changes: object) -> Handshake:
+def open_hybrid(role: HandshakeRole, identity: Identity, **changes: object) -> NoiseHandshake:
     return noise.hybrid(role, identity, **{"network": NETWORK, **changes})  # pyright: ignore[reportArgumentType]
 
 
-def open_classical(role: Role, identity: Identity, **changes: object) -> Handshake:
+def open_classical(role: HandshakeRole, identity: Identity, **changes: object) -> NoiseHandshake:
     return noise.classical(role, identity, **changes)  # pyright: ignore[reportArgumentType]
 
 
-def shake(initiator: Handshake, responder: Handshake) -> tuple[Established, Established]:
+def shake(initiator: NoiseHandshake, responder: NoiseHandshake) -> tuple[NoiseConnection, NoiseConnection]:
     answer = responder.receive(initiator.start())
     assert answer is not None
     last = initiator.receive(answer)
@@ -46,7 +46,7 @@ def shake(initiator: Handshake, responder: Handshake) -> tuple[Established, Esta
 
 
 def messages_of(opening: Opening, initiator: Identity, responder: Identity) -> tuple[bytes, bytes, bytes]:
-    one, other = opening(Role.INITIATOR, initiator), opening(Role.RESPONDER, responder)
+    one, other = opening(HandshakeRole.INITIATOR, initiator), opening(HandshakeRole.RESPONDER, responder)
     first = one.start()
     second = other.receive(first)
     assert second is not None
@@ -55,7 +55,7 @@ def messages_of(opening: Opening, initiator: Identity, responder: Identity) -> t
     return first, second, third
 
 
-def refuses(machine: Handshake, message: bytes) -> None:
+def refuses(machine: NoiseHandshake, message: bytes) -> None:
     """PeerFault that blames nobody, no result, no next message; and dead for good, whatever comes afterwards."""
     for attempt in (message, b"", bytes(1216)):
         with pytest.raises(PeerFault) as caught:
@@ -74,10 +74,10 @@ def key(byte: int) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(bytes([byte]) * 32)
 
 
-def fixed(base: int, static: int, ephemeral: int) -> Draws:
+def fixed(base: int, static: int, ephemeral: int) -> HandshakeRandomness:
     """Keys as in the js-libp2p vectors: base byte + 1…6 for statics, ephemerals, KEM seed and encapsulation."""
     kem = MLKEM768PrivateKey.from_seed_bytes(bytes([base + 5]) * 64)
-    return Draws(
+    return HandshakeRandomness(
         static=lambda: key(base + static),
         ephemeral=lambda: key(base + ephemeral),
         kem=lambda: kem,
@@ -86,11 +86,14 @@ def fixed(base: int, static: int, ephemeral: int) -> Draws:
 
 
 def run_noise(
-    suite: Suite, prologue: bytes, draws: tuple[Draws, Draws], payloads: tuple[bytes, bytes] = (b"", b"")
+    suite: NoiseSuite,
+    prologue: bytes,
+    draws: tuple[HandshakeRandomness, HandshakeRandomness],
+    payloads: tuple[bytes, bytes] = (b"", b""),
 ) -> tuple[list[bytes], bytes, tuple[bytes, bytes]]:
     """Bare Noise without identities -> messages, handshake hash, transport keys."""
-    one = NoiseState(suite, prologue, Role.INITIATOR, draws[0])
-    other = NoiseState(suite, prologue, Role.RESPONDER, draws[1])
+    one = NoiseState(suite, prologue, HandshakeRole.INITIATOR, draws[0])
+    other = NoiseState(suite, prologue, HandshakeRole.RESPONDER, draws[1])
     first = one.write(lambda *_: b"")
     assert other.read(first) == b""
     second = other.write(lambda *_: payloads[0])
@@ -150,7 +153,7 @@ def test_the_hybrid_handshake_of_atoll_is_frozen():
 def test_the_classical_handshake_is_that_of_the_noise_framework():
     """The XX vector of flynn/noise, which go-libp2p is built on: every message, and one box each way."""
     draws = [
-        Draws(
+        HandshakeRandomness(
             static=lambda s=static: X25519PrivateKey.from_private_bytes(bytes(range(s, s + 32))),
             ephemeral=lambda e=ephemeral: X25519PrivateKey.from_private_bytes(bytes(range(e, e + 32))),
         )
@@ -165,10 +168,10 @@ def test_the_classical_handshake_is_that_of_the_noise_framework():
         "87f864c11ba449f46a0a4f4e2eacbb7b0457784f4fca1937f572c93603e9c4d9"
         "7e5ea11b16f3968710b23a3be3202dc1b5e1ce3c963347491e74f5c0768a9b42",
     ]
-    assert noise.Seal(keys[0]).seal(b"yellowsubmarine").hex() == (
+    assert noise.SealingKey(keys[0]).seal(b"yellowsubmarine").hex() == (
         "a52ef02ba60e12696d1d6b9ef4245c88fca757b6134ad6e76b56e310a6adf6"
     )
-    assert noise.Seal(keys[1]).seal(b"submarineyellow").hex() == (
+    assert noise.SealingKey(keys[1]).seal(b"submarineyellow").hex() == (
         "2445aa438ebd649281c636cc7269ca82f1d9023d72520943aeabf909cdf521"
     )
 
@@ -202,7 +205,7 @@ def test_a_second_implementation_of_the_signatures_agrees(alice: Identity):
 @both_suites
 def test_both_ends_know_each_other_and_share_keys(opening: Opening, alice: Identity, bob: Identity):
     """One transcript; each direction has its own keys, and bulk lanes have others again."""
-    one, other = shake(opening(Role.INITIATOR, alice), opening(Role.RESPONDER, bob))
+    one, other = shake(opening(HandshakeRole.INITIATOR, alice), opening(HandshakeRole.RESPONDER, bob))
     assert (one.peer, other.peer) == (bob.peer, alice.peer)
     assert one.handshake_hash == other.handshake_hash
     assert other.receive.open(one.send.seal(b"ping")) == b"ping"
@@ -215,37 +218,42 @@ def test_both_ends_know_each_other_and_share_keys(opening: Opening, alice: Ident
 
 def test_only_the_hybrid_suite_proves_a_post_quantum_identity(alice: Identity, bob: Identity):
     """By the classical suite everybody is foreign: no identity record, so no vote and no ownership."""
-    one, other = shake(open_hybrid(Role.INITIATOR, alice), open_hybrid(Role.RESPONDER, bob))
+    one, other = shake(open_hybrid(HandshakeRole.INITIATOR, alice), open_hybrid(HandshakeRole.RESPONDER, bob))
     assert (one.identity, other.identity) == (bob.public, alice.public)
-    one, other = shake(open_classical(Role.INITIATOR, alice), open_classical(Role.RESPONDER, bob))
+    one, other = shake(open_classical(HandshakeRole.INITIATOR, alice), open_classical(HandshakeRole.RESPONDER, bob))
     assert (one.identity, other.identity) == (None, None)
 
 
 @pytest.mark.parametrize(
     ("initiator", "responder", "agreed"),
     [
-        (tuple(Aead), tuple(Aead), Aead.AES_256_GCM),
-        (tuple(Aead), (Aead.CHACHA20_POLY1305,), Aead.CHACHA20_POLY1305),
-        ((Aead.CHACHA20_POLY1305, Aead.AES_256_GCM), tuple(Aead), Aead.AES_256_GCM),
+        (tuple(AeadCipher), tuple(AeadCipher), AeadCipher.AES_256_GCM),
+        (tuple(AeadCipher), (AeadCipher.CHACHA20_POLY1305,), AeadCipher.CHACHA20_POLY1305),
+        ((AeadCipher.CHACHA20_POLY1305, AeadCipher.AES_256_GCM), tuple(AeadCipher), AeadCipher.AES_256_GCM),
     ],
 )
 def test_bulk_lanes_use_aes_where_both_have_it(
-    initiator: tuple[Aead, ...], responder: tuple[Aead, ...], agreed: Aead, alice: Identity, bob: Identity
+    initiator: tuple[AeadCipher, ...],
+    responder: tuple[AeadCipher, ...],
+    agreed: AeadCipher,
+    alice: Identity,
+    bob: Identity,
 ):
     """The choice comes from signed lists, so both ends make it alike; control stays with ChaCha20."""
     one, other = shake(
-        open_hybrid(Role.INITIATOR, alice, aeads=initiator), open_hybrid(Role.RESPONDER, bob, aeads=responder)
+        open_hybrid(HandshakeRole.INITIATOR, alice, aeads=initiator),
+        open_hybrid(HandshakeRole.RESPONDER, bob, aeads=responder),
     )
     assert {one.bulk_send.aead, one.bulk_receive.aead, other.bulk_send.aead} == {agreed}
-    assert {one.send.aead, other.send.aead} == {Aead.CHACHA20_POLY1305}
+    assert {one.send.aead, other.send.aead} == {AeadCipher.CHACHA20_POLY1305}
     assert other.bulk_receive.open(one.bulk_send.seal(b"tensor")) == b"tensor"
 
 
 def test_the_classical_payload_carries_multiplexers(alice: Identity, bob: Identity):
     """libp2p's early negotiation: each side learns the other's list, in order."""
     one, other = shake(
-        open_classical(Role.INITIATOR, alice, muxers=("/yamux/1.0.0", "/mplex/6.7.0")),
-        open_classical(Role.RESPONDER, bob),
+        open_classical(HandshakeRole.INITIATOR, alice, muxers=("/yamux/1.0.0", "/mplex/6.7.0")),
+        open_classical(HandshakeRole.RESPONDER, bob),
     )
     assert (other.muxers, one.muxers) == (("/yamux/1.0.0", "/mplex/6.7.0"), ())
 
@@ -270,7 +278,7 @@ def abort_on_flips(opening: Opening, number: int, bits: Callable[[int], Iterable
     alice, bob = Identity.from_seeds(b"a" * 32, b"A" * 32), Identity.from_seeds(b"b" * 32, b"B" * 32)
     size_bits = 8 * len(messages_of(opening, alice, bob)[number])
     for bit in bits(size_bits):
-        one, other = opening(Role.INITIATOR, alice), opening(Role.RESPONDER, bob)
+        one, other = opening(HandshakeRole.INITIATOR, alice), opening(HandshakeRole.RESPONDER, bob)
         first = one.start()
         if number == 0:
             try:
@@ -321,10 +329,10 @@ def test_messages_cut_or_extended_abort(opening: Opening, alice: Identity, bob: 
     first, second, third = messages_of(opening, alice, bob)
     for length in lengths | {len(first) - 1, len(first) + 1}:
         if length != len(first):
-            refuses(opening(Role.RESPONDER, bob), first.ljust(length, b"\0")[:length])
+            refuses(opening(HandshakeRole.RESPONDER, bob), first.ljust(length, b"\0")[:length])
     for number, message in ((1, second), (2, third)):
         for length in lengths | {len(message) - 1, len(message) + 1, len(message) - 16, len(message) + 16}:
-            one, other = opening(Role.INITIATOR, alice), opening(Role.RESPONDER, bob)
+            one, other = opening(HandshakeRole.INITIATOR, alice), opening(HandshakeRole.RESPONDER, bob)
             answer = other.receive(one.start())
             assert answer is not None
             if number == 1:
@@ -338,7 +346,7 @@ def test_messages_cut_or_extended_abort(opening: Opening, alice: Identity, bob: 
 @both_suites
 def test_lengths_are_announced_and_judged_before_any_work(opening: Opening, bob: Identity):
     """`next_bytes_max` bounds what a driver reads; nothing is decrypted from a message of a wrong length."""
-    responder = opening(Role.RESPONDER, bob)
+    responder = opening(HandshakeRole.RESPONDER, bob)
     assert responder.next_bytes_max == {open_hybrid: 1216, open_classical: 32}[opening]
     with pytest.raises(PeerFault, match="has 9999 bytes"):
         responder.receive(bytes(9999))
@@ -348,28 +356,28 @@ def test_lengths_are_announced_and_judged_before_any_work(opening: Opening, bob:
 def test_messages_out_of_order_and_replayed_abort(opening: Opening, alice: Identity, bob: Identity):
     """The last message first, the second to a responder, the first twice, one after the end, old ones again."""
     first, second, third = messages_of(opening, alice, bob)
-    refuses(opening(Role.RESPONDER, bob), third)
-    refuses(opening(Role.RESPONDER, bob), second)
-    twice = opening(Role.RESPONDER, bob)
+    refuses(opening(HandshakeRole.RESPONDER, bob), third)
+    refuses(opening(HandshakeRole.RESPONDER, bob), second)
+    twice = opening(HandshakeRole.RESPONDER, bob)
     assert twice.receive(first)
     refuses(twice, first)
-    replayed = opening(Role.RESPONDER, bob)
+    replayed = opening(HandshakeRole.RESPONDER, bob)
     assert replayed.receive(first)
     refuses(replayed, third)
-    starting = opening(Role.INITIATOR, alice)
+    starting = opening(HandshakeRole.INITIATOR, alice)
     starting.start()
     refuses(starting, second)
-    done = opening(Role.RESPONDER, bob)
-    shake(opening(Role.INITIATOR, alice), done)
+    done = opening(HandshakeRole.RESPONDER, bob)
+    shake(opening(HandshakeRole.INITIATOR, alice), done)
     refuses(done, third)
 
 
 @both_suites
 def test_what_i_said_cannot_be_said_back_to_me(opening: Opening, alice: Identity):
     """Reflection: my own messages, and a connection that somebody leads back to me."""
-    one = opening(Role.INITIATOR, alice)
+    one = opening(HandshakeRole.INITIATOR, alice)
     refuses(one, one.start())
-    one, other = opening(Role.INITIATOR, alice), opening(Role.RESPONDER, alice)
+    one, other = opening(HandshakeRole.INITIATOR, alice), opening(HandshakeRole.RESPONDER, alice)
     answer = other.receive(one.start())
     assert answer is not None
     with pytest.raises(PeerFault, match="myself"):
@@ -378,7 +386,10 @@ def test_what_i_said_cannot_be_said_back_to_me(opening: Opening, alice: Identity
 
 def test_another_network_is_refused(alice: Identity, bob: Identity):
     """The prologue is mixed in: the first tag of another network's answer fails."""
-    one, other = open_hybrid(Role.INITIATOR, alice), open_hybrid(Role.RESPONDER, bob, network=b"network 2")
+    one, other = (
+        open_hybrid(HandshakeRole.INITIATOR, alice),
+        open_hybrid(HandshakeRole.RESPONDER, bob, network=b"network 2"),
+    )
     answer = other.receive(one.start())
     assert answer is not None
     refuses(one, answer)
@@ -387,8 +398,8 @@ def test_another_network_is_refused(alice: Identity, bob: Identity):
 @both_suites
 def test_whoever_was_not_expected_is_refused(opening: Opening, alice: Identity, bob: Identity, mallory: Identity):
     """Bob was dialled and Mallory answers, honestly: still refused, and it is said who answered."""
-    one = opening(Role.INITIATOR, alice, expected=bob.peer)  # pyright: ignore[reportCallIssue]
-    answer = opening(Role.RESPONDER, mallory).receive(one.start())
+    one = opening(HandshakeRole.INITIATOR, alice, expected=bob.peer)  # pyright: ignore[reportCallIssue]
+    answer = opening(HandshakeRole.RESPONDER, mallory).receive(one.start())
     assert answer is not None
     with pytest.raises(PeerFault, match=f"{mallory.peer} answered where {bob.peer} was expected"):
         one.receive(answer)
@@ -398,33 +409,33 @@ def test_whoever_was_not_expected_is_refused(opening: Opening, alice: Identity, 
 def test_a_low_order_point_is_refused(opening: Opening, bob: Identity):
     """All-zero and other points of small order would make the shared secret known to everybody."""
     for point in (bytes(32), b"\1" + bytes(31), b"\xec" + b"\xff" * 30 + b"\x7f"):
-        size = opening(Role.RESPONDER, bob).next_bytes_max
-        refuses(opening(Role.RESPONDER, bob), point + bytes(size - 32))
+        size = opening(HandshakeRole.RESPONDER, bob).next_bytes_max
+        refuses(opening(HandshakeRole.RESPONDER, bob), point + bytes(size - 32))
 
 
 def test_a_kem_key_out_of_range_is_refused(alice: Identity, bob: Identity):
     """FIPS 203 asks for the modulus check: coefficients of 0xfff are above q."""
-    first = open_hybrid(Role.INITIATOR, alice).start()
-    refuses(open_hybrid(Role.RESPONDER, bob), first[:32] + b"\xff" * 1184)
+    first = open_hybrid(HandshakeRole.INITIATOR, alice).start()
+    refuses(open_hybrid(HandshakeRole.RESPONDER, bob), first[:32] + b"\xff" * 1184)
 
 
-class Liar(HybridWords):
+class Liar(HybridAuthenticator):
     """Says what a test wants it to say, with Mallory's true keys."""
 
-    def __init__(self, words: HybridWords, say: Callable[[Role, bytes, bytes], bytes]) -> None:
-        super().__init__(words.identity, lambda _: None, (HYBRID.protocol,), tuple(Aead))
+    def __init__(self, words: HybridAuthenticator, say: Callable[[HandshakeRole, bytes, bytes], bytes]) -> None:
+        super().__init__(words.identity, lambda _: None, (HYBRID.protocol,), tuple(AeadCipher))
         self.say = say
 
-    def write(self, role: Role, signed_hash: bytes, static: bytes) -> bytes:
+    def write(self, role: HandshakeRole, signed_hash: bytes, static: bytes) -> bytes:
         return self.say(role, signed_hash, static)
 
 
-def answer_with(say: Callable[[HybridWords, Role, bytes, bytes], bytes], liar: Identity) -> bytes:
+def answer_with(say: Callable[[HybridAuthenticator, HandshakeRole, bytes, bytes], bytes], liar: Identity) -> bytes:
     """Alice dials; the liar answers with a payload of its own making. Returns why Alice refused."""
     alice = Identity.from_seeds(b"a" * 32, b"A" * 32)
-    one, other = open_hybrid(Role.INITIATOR, alice), open_hybrid(Role.RESPONDER, liar)
+    one, other = open_hybrid(HandshakeRole.INITIATOR, alice), open_hybrid(HandshakeRole.RESPONDER, liar)
     honest = other._words
-    assert isinstance(honest, HybridWords)
+    assert isinstance(honest, HybridAuthenticator)
     other._words = Liar(honest, lambda *said: say(honest, *said))
     answer = other.receive(one.start())
     assert answer is not None
@@ -436,7 +447,7 @@ def answer_with(say: Callable[[HybridWords, Role, bytes, bytes], bytes], liar: I
 
 def test_a_payload_is_good_for_one_role_one_handshake_one_key(mallory: Identity):
     """Each part of what is signed, swapped alone: role, transcript, static key."""
-    lies: list[Callable[[HybridWords, Role, bytes, bytes], bytes]] = [
+    lies: list[Callable[[HybridAuthenticator, HandshakeRole, bytes, bytes], bytes]] = [
         lambda words, role, transcript, static: words.write(role.other, transcript, static),
         lambda words, role, transcript, static: words.write(role, bytes(32), static),
         lambda words, role, transcript, static: words.write(role, transcript, bytes(32)),
@@ -454,8 +465,16 @@ def test_both_signatures_are_needed(bob: Identity, mallory: Identity):
     ]
     for pair in pairs:
 
-        def lie(_: HybridWords, role: Role, transcript: bytes, static: bytes, pair: PublicIdentity = pair) -> bytes:
-            offer = msgspec.msgpack.encode(Offer(pair, (HYBRID.protocol,), (Aead.AES_256_GCM.value,)))
+        def lie(
+            _: HybridAuthenticator,
+            role: HandshakeRole,
+            transcript: bytes,
+            static: bytes,
+            pair: PublicIdentity = pair,
+        ) -> bytes:
+            offer = msgspec.msgpack.encode(
+                HandshakeOffer(pair, (HYBRID.protocol,), (AeadCipher.AES_256_GCM.value,))
+            )
             signature = mallory.sign(noise._hybrid_signed(role, transcript, static, offer))
             return msgspec.msgpack.encode(HybridPayload(offer, signature))
 
@@ -470,20 +489,20 @@ def test_a_payload_with_trailing_bytes_is_refused(mallory: Identity):
 def test_a_stripped_suite_is_noticed(alice: Identity, bob: Identity):
     """Both had offered a better suite in clear; somebody removed it on the way. The signed lists tell."""
     better = ("/atoll/noise-xxhfs/2", HYBRID.protocol, CLASSICAL.protocol)
-    one = open_hybrid(Role.INITIATOR, alice, suites=better)
-    answer = open_hybrid(Role.RESPONDER, bob, suites=better).receive(one.start())
+    one = open_hybrid(HandshakeRole.INITIATOR, alice, suites=better)
+    answer = open_hybrid(HandshakeRole.RESPONDER, bob, suites=better).receive(one.start())
     assert answer is not None
     with pytest.raises(PeerFault, match="stripped"):
         one.receive(answer)
     shake(
-        open_hybrid(Role.INITIATOR, alice, suites=better),
-        open_hybrid(Role.RESPONDER, bob, suites=(HYBRID.protocol, CLASSICAL.protocol)),
+        open_hybrid(HandshakeRole.INITIATOR, alice, suites=better),
+        open_hybrid(HandshakeRole.RESPONDER, bob, suites=(HYBRID.protocol, CLASSICAL.protocol)),
     )
 
 
 def test_no_common_cipher_is_a_fault_not_a_guess(alice: Identity, bob: Identity):
-    one = open_hybrid(Role.INITIATOR, alice, aeads=(Aead.AES_256_GCM,))
-    answer = open_hybrid(Role.RESPONDER, bob, aeads=(Aead.CHACHA20_POLY1305,)).receive(one.start())
+    one = open_hybrid(HandshakeRole.INITIATOR, alice, aeads=(AeadCipher.AES_256_GCM,))
+    answer = open_hybrid(HandshakeRole.RESPONDER, bob, aeads=(AeadCipher.CHACHA20_POLY1305,)).receive(one.start())
     assert answer is not None
     with pytest.raises(PeerFault, match="ciphers that we do not have"):
         one.receive(answer)
@@ -493,19 +512,19 @@ def test_a_member_cannot_be_played_by_whoever_forges_ed25519(alice: Identity, bo
     """The forger has Bob's Ed25519 key and an ML-DSA key of its own: the agreed membership knows Bob's."""
     forger = Identity.from_seeds(b"b" * 32, b"forged".ljust(32))
     known = {bob.peer: bob.public}.get
-    one = open_hybrid(Role.INITIATOR, alice, known=known)
-    answer = open_hybrid(Role.RESPONDER, forger).receive(one.start())
+    one = open_hybrid(HandshakeRole.INITIATOR, alice, known=known)
+    answer = open_hybrid(HandshakeRole.RESPONDER, forger).receive(one.start())
     assert answer is not None
     with pytest.raises(PeerFault, match="another ML-DSA key"):
         one.receive(answer)
-    shake(open_hybrid(Role.INITIATOR, alice, known=known), open_hybrid(Role.RESPONDER, bob))
+    shake(open_hybrid(HandshakeRole.INITIATOR, alice, known=known), open_hybrid(HandshakeRole.RESPONDER, bob))
 
 
 def test_a_member_cannot_come_by_the_classical_suite(alice: Identity, bob: Identity):
     """Bob has an ML-DSA key in the agreed membership: a classical handshake under his name is refused."""
     one, other = (
-        open_classical(Role.INITIATOR, bob),
-        open_classical(Role.RESPONDER, alice, known={bob.peer: bob.public}.get),
+        open_classical(HandshakeRole.INITIATOR, bob),
+        open_classical(HandshakeRole.RESPONDER, alice, known={bob.peer: bob.public}.get),
     )
     answer = other.receive(one.start())
     assert answer is not None
@@ -521,8 +540,8 @@ def test_a_member_cannot_come_by_the_classical_suite(alice: Identity, bob: Ident
 def test_whatever_arrives_is_a_message_or_a_fault(data: st.DataObject):
     """Arbitrary bytes, and true messages with a piece replaced: PeerFault, and no other exception ever."""
     opening = data.draw(st.sampled_from([open_hybrid, open_classical]))
-    one = opening(Role.INITIATOR, Identity.from_seeds(b"a" * 32, b"A" * 32))
-    other = opening(Role.RESPONDER, Identity.from_seeds(b"b" * 32, b"B" * 32))
+    one = opening(HandshakeRole.INITIATOR, Identity.from_seeds(b"a" * 32, b"A" * 32))
+    other = opening(HandshakeRole.RESPONDER, Identity.from_seeds(b"b" * 32, b"B" * 32))
     message, to, turn = one.start(), other, data.draw(st.integers(0, 2))
     for _ in range(turn):
         reply = to.receive(message)
@@ -548,11 +567,11 @@ def test_whatever_arrives_is_a_message_or_a_fault(data: st.DataObject):
 
 def test_data_of_any_length_travels_in_libp2p_frames(alice: Identity, bob: Identity):
     """200 000 bytes in frames of at most 65 535, fed in odd pieces; the rest is handed on."""
-    one, other = shake(open_classical(Role.INITIATOR, alice), open_classical(Role.RESPONDER, bob))
+    one, other = shake(open_classical(HandshakeRole.INITIATOR, alice), open_classical(HandshakeRole.RESPONDER, bob))
     data = random.Random(5).randbytes(200_000)
     pieces = (data[at : at + FRAME_PLAIN_MAX] for at in range(0, len(data), FRAME_PLAIN_MAX))
     wire = b"".join(framed(one.send.seal(piece)) for piece in pieces) + b"\0"
-    frames, opened = Unframer(), b""
+    frames, opened = FrameDecoder(), b""
     for at in range(0, len(wire), 777):
         frames.feed(wire[at : at + 777])
         while (frame := frames.next_frame()) is not None:
@@ -563,7 +582,7 @@ def test_data_of_any_length_travels_in_libp2p_frames(alice: Identity, bob: Ident
 
 def test_a_frame_too_long_is_refused_before_it_arrives():
     """Two bytes announce 6 000; during a handshake that expects 32, nobody waits for them."""
-    frames = Unframer("mallory")
+    frames = FrameDecoder("mallory")
     frames.feed((6000).to_bytes(2, "big"))
     assert frames.next_frame(FRAME_MAX) is None
     with pytest.raises(PeerFault, match="mallory: announced a frame of 6000 bytes, 32 can be"):

@@ -7,28 +7,28 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
-from atoll.protocol.history.chain import History
+from atoll.protocol.history.chain import VertexChain
 from atoll.simulation.signatures import sign_as_identity
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 
 CREATOR, BOB, CARL, DORA, EVE = (peer_name(i) for i in range(5))
 
 
-def swarm_of(peers: int = 4, seed: int = 3, **settings: object) -> Swarm:
+def swarm_of(peers: int = 4, seed: int = 3, **settings: object) -> VirtualSwarm:
     knobs = SwarmKnobs(peers=peers)
     knobs.run = replace(knobs.run, recovery=CREATOR.encode(), **settings)
-    return Swarm(seed, knobs)
+    return VirtualSwarm(seed, knobs)
 
 
 def as_creator(data: bytes) -> bytes:
     return sign_as_identity(CREATOR.encode(), data)
 
 
-def history_of(swarm: Swarm, name: PeerId = CREATOR) -> History:
+def history_of(swarm: VirtualSwarm, name: PeerId = CREATOR) -> VertexChain:
     return swarm.world.nodes[name].machine.history
 
 
-def reach(swarm: Swarm, round: int, who: list[PeerId] | None = None, within_s: float = 300.0) -> None:
+def reach(swarm: VirtualSwarm, round: int, who: list[PeerId] | None = None, within_s: float = 300.0) -> None:
     heads: Callable[[], list[int]] = swarm.heads if who is None else lambda: [swarm.head(p) for p in who]
     swarm.world.run(swarm.world.now + within_s, stop=lambda: min(heads()) >= round)
     assert min(heads()) >= round, heads()

@@ -10,52 +10,52 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.machine import Ask, Done, Received, Report
+from atoll.base.machine import Emit, Received, RunTask, TaskDone
 from atoll.crypto.digest import digest
-from atoll.features.partition_training.machine import Apart as Apartness
+from atoll.features.partition_training.machine import PartitionTraining as Apartness
 from atoll.features.partition_training.machine import late_of, left_open
-from atoll.features.partition_training.policy import Apart
-from atoll.peer.events import Fault
+from atoll.features.partition_training.policy import PartitionPolicy
+from atoll.peer.events import ProtocolFault
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
-from atoll.peer.tasks import Left, Restored, Trained
-from atoll.policy.plan import Acceptance, RoundSettings
+from atoll.peer.tasks import RoundSettlement, StateRestored, TrainingResult
+from atoll.policy.plan import RoundSettings, StragglerPolicy
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Committed
-from atoll.wire.messages.statements import Answered, Commit, Late, Signed
-from atoll.wire.messages.vertex import Body
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.round import CommitAnnouncement
+from atoll.wire.messages.statements import Commitment, LateShare, OwnerResult, SignedStatement
+from atoll.wire.messages.vertex import VertexBody
 
 ME, OTHER = peer_name(0), peer_name(2)
-MERGE = Apart("merge", 3)
+MERGE = PartitionPolicy("merge", 3)
 SETTINGS = RunSettings(open_to_all=True, round=RoundSettings(inner_steps=20, first_train_s=10))
 
 
 class Stand:
     """The peer that is spoken to, early in the third round of a swarm of four."""
 
-    def __init__(self, apart: Apart | None = MERGE) -> None:
+    def __init__(self, apart: PartitionPolicy | None = MERGE) -> None:
         settings = SETTINGS if apart is None else replace(SETTINGS, apart=apart)
-        self.swarm = Swarm(1, SwarmKnobs(4, run=settings))
+        self.swarm = VirtualSwarm(1, SwarmKnobs(4, run=settings))
         self.swarm.world.run(60.0, stop=lambda: self.swarm.head(ME) == 1)
         peer = self.swarm.world.nodes[ME].machine
         assert peer is not None and peer.round is not None
         self.peer, self.plan = peer, peer.round.plan
 
-    def blames(self, commit: Commit) -> list[PeerId]:
-        signed = Notary(self.swarm.run_id, VirtualSigner(OTHER), VirtualVerifier()).sign(commit)
-        heard = Received(OTHER, Committed(self.plan.round, 0, self.plan.trace, signed))
+    def blames(self, commit: Commitment) -> list[PeerId]:
+        signed = StatementSigner(self.swarm.run_id, VirtualSigner(OTHER), VirtualVerifier()).sign(commit)
+        heard = Received(OTHER, CommitAnnouncement(self.plan.round, 0, self.plan.trace, signed))
         effects = self.peer.handle(heard, self.swarm.world.now)
-        return [e.fact.peer for e in effects if isinstance(e, Report) and isinstance(e.fact, Fault)]
+        return [e.fact.peer for e in effects if isinstance(e, Emit) and isinstance(e.fact, ProtocolFault)]
 
     @property
-    def commit(self) -> Commit:
+    def commit(self) -> Commitment:
         """To this round's 20 steps of 16 samples."""
-        return Commit(self.plan.round, 0, digest(b"root"), 4, 20, 320, 2.0, 0.1, 320)
+        return Commitment(self.plan.round, 0, digest(b"root"), 4, 20, 320, 2.0, 0.1, 320)
 
 
-def late(commit: Commit, claim: Late, **other: object) -> Commit:
+def late(commit: Commitment, claim: LateShare, **other: object) -> Commitment:
     more = {"steps": commit.steps + claim.steps, "samples": commit.samples + claim.samples}
     return replace(commit, claim=claim, **(more | other))
 
@@ -63,7 +63,7 @@ def late(commit: Commit, claim: Late, **other: object) -> Commit:
 def test_late_steps_are_counted_and_weigh_nothing():
     """Its row weighs the samples of this round; whoever claims the weight of all of them is at fault."""
     stand = Stand()
-    claim = Late(0, 60, 960)
+    claim = LateShare(0, 60, 960)
     assert stand.blames(late(stand.commit, claim, weight=320 + 960)) == [OTHER]
     assert stand.blames(late(stand.commit, claim)) == []
 
@@ -71,26 +71,26 @@ def test_late_steps_are_counted_and_weigh_nothing():
 @pytest.mark.parametrize(
     ("claim", "other"),
     [
-        (Late(2, 60, 960), {}),  # of this very round
-        (Late(-1, 60, 960), {}),
-        (Late(0, 0, 960), {}),
-        (Late(0, 60, 0), {}),
-        (Late(0, 60, 960), {"steps": 60}),  # nothing is left for this round
-        (Late(0, 60, 960), {"samples": 960, "weight": 0}),
-        (Late(0, 60, -960), {"samples": 320, "weight": 1280}),  # weight out of nothing
-        (Late(0, -60, 960), {}),
-        (Late(0, 60, 960), {"parts": 0, "weight": 0}),  # in a pass
+        (LateShare(2, 60, 960), {}),  # of this very round
+        (LateShare(-1, 60, 960), {}),
+        (LateShare(0, 0, 960), {}),
+        (LateShare(0, 60, 0), {}),
+        (LateShare(0, 60, 960), {"steps": 60}),  # nothing is left for this round
+        (LateShare(0, 60, 960), {"samples": 960, "weight": 0}),
+        (LateShare(0, 60, -960), {"samples": 320, "weight": 1280}),  # weight out of nothing
+        (LateShare(0, -60, 960), {}),
+        (LateShare(0, 60, 960), {"parts": 0, "weight": 0}),  # in a pass
     ],
 )
-def test_late_work_that_cannot_be_is_a_fault(claim: Late, other: dict[str, object]):
+def test_late_work_that_cannot_be_is_a_fault(claim: LateShare, other: dict[str, object]):
     stand = Stand()
     assert stand.blames(late(stand.commit, claim, **other)) == [OTHER]
 
 
-@pytest.mark.parametrize("apart", [None, Apart("drop", 3)], ids=["wait", "drop"])
-def test_late_work_is_a_fault_where_genesis_does_not_have_it_merged(apart: Apart | None):
+@pytest.mark.parametrize("apart", [None, PartitionPolicy("drop", 3)], ids=["wait", "drop"])
+def test_late_work_is_a_fault_where_genesis_does_not_have_it_merged(apart: PartitionPolicy | None):
     stand = Stand(apart)
-    assert stand.blames(late(stand.commit, Late(0, 60, 960))) == [OTHER]
+    assert stand.blames(late(stand.commit, LateShare(0, 60, 960))) == [OTHER]
     assert stand.blames(stand.commit) == []
 
 
@@ -115,26 +115,28 @@ def test_it_goes_on_only_while_too_few_are_heard_and_stops_at_its_bound():
     assert apart.go_on() == [], "one worth at a time"
     apart.failed()
     assert apart.go_on() == [asked]
-    told = apart.took(Trained(20, 320, 2.0, 0.1))
+    told = apart.took(TrainingResult(20, 320, 2.0, 0.1))
     assert (told.steps, told.heard, told.quorum) == (20, 2, 3)
     assert apart.go_on() == [asked]
-    apart.took(Trained(0, 0, 0.0, 0.0))
+    apart.took(TrainingResult(0, 0, 0.0, 0.0))
     assert apart.go_on() == []
 
 
 def test_how_a_round_that_was_left_counted_me_is_read_out_of_its_vertex():
     """Part by part; what is not at hand any more is taken for counted, and nothing is ever counted twice."""
-    body: Body = Stand().peer.history.head_body
-    mine = [isinstance(s, Signed) for s in body.parts]
-    assert left_open(ME, 4, body) == Left((True,) * len(mine), late=False)
+    body: VertexBody = Stand().peer.history.head_body
+    mine = [isinstance(s, SignedStatement) for s in body.parts]
+    assert left_open(ME, 4, body) == RoundSettlement((True,) * len(mine), late=False)
     without = replace(body, parts=tuple(_without(s, ME) for s in body.parts))
-    assert left_open(ME, 4, without) == Left((False,) * len(mine), late=False)
-    assert left_open(ME, 4, None) == Left((True,) * 4, late=True)
-    assert left_open(ME, 0, body) == Left(None, late=False)
-    assert left_open(ME, 4, replace(body, parts=())) == Left((False,) * 4, late=False)
-    claim = Late(0, 60, 960)
-    commits = tuple(Signed(s.signer, encode(late(Stand().commit, claim)), b"") for s in body.commits[:1])
-    assert late_of(replace(body, commits=(*commits, Signed(ME, b"\xc1", b"")))) == {body.commits[0].signer: claim}
+    assert left_open(ME, 4, without) == RoundSettlement((False,) * len(mine), late=False)
+    assert left_open(ME, 4, None) == RoundSettlement((True,) * 4, late=True)
+    assert left_open(ME, 0, body) == RoundSettlement(None, late=False)
+    assert left_open(ME, 4, replace(body, parts=())) == RoundSettlement((False,) * 4, late=False)
+    claim = LateShare(0, 60, 960)
+    commits = tuple(SignedStatement(s.signer, encode(late(Stand().commit, claim)), b"") for s in body.commits[:1])
+    assert late_of(replace(body, commits=(*commits, SignedStatement(ME, b"\xc1", b"")))) == {
+        body.commits[0].signer: claim
+    }
 
 
 def test_late_work_of_a_life_before_is_given_up_where_its_round_is_not_in_memory_any_more():
@@ -146,25 +148,25 @@ def test_late_work_of_a_life_before_is_given_up_where_its_round_is_not_in_memory
     peer.round, peer.regain.round = None, 0
     for held in (history.bodies, history.vertices, history.ids):
         del held[0]
-    effects = peer.handle(Done("restore", Restored()), stand.swarm.world.now)
-    (asked,) = [e.work for e in effects if isinstance(e, Ask)]
-    assert asked.round == history.head and asked.left == Left(None, late=True)
+    effects = peer.handle(TaskDone("restore", StateRestored()), stand.swarm.world.now)
+    (asked,) = [e.work for e in effects if isinstance(e, RunTask)]
+    assert asked.round == history.head and asked.left == RoundSettlement(None, late=True)
 
 
-def _without(signed: Signed | None, peer: PeerId) -> Signed | None:
+def _without(signed: SignedStatement | None, peer: PeerId) -> SignedStatement | None:
     if signed is None:
         return None
     said = decode_statement(signed.body, signed.signer)
-    assert isinstance(said, Answered)
+    assert isinstance(said, OwnerResult)
     names = tuple(p for p in said.contributors if p != peer)
-    return Signed(signed.signer, encode(replace(said, contributors=names)), signed.signature)
+    return SignedStatement(signed.signer, encode(replace(said, contributors=names)), signed.signature)
 
 
 def test_whoever_restarts_while_cut_off_claims_nothing_late_in_the_round_that_it_left():
     """Nobody has a quorum, one member is killed apart, and the round that it takes up again is still open: others
     would blame it, since late work is of a round before. It rides on the next one.
     """
-    swarm = Swarm(1, SwarmKnobs(4, run=replace(SETTINGS, apart=MERGE)))
+    swarm = VirtualSwarm(1, SwarmKnobs(4, run=replace(SETTINGS, apart=MERGE)))
     swarm.world.run(60.0, stop=lambda: swarm.head(ME) == 1)
     swarm.world.split({ME, peer_name(1)})
     alone = swarm.world.nodes[ME].island.alone
@@ -181,7 +183,7 @@ def test_whoever_restarts_while_cut_off_claims_nothing_late_in_the_round_that_it
 def test_genesis_cannot_ask_for_audits_and_for_steps_that_nobody_assigned():
     with pytest.raises(PeerFault, match="train apart"):
         decode_settings(encode_settings(replace(SETTINGS, apart=MERGE, audit_rate=0.1)))
-    hasty = replace(SETTINGS.round, acceptance=Acceptance(2, 2))
+    hasty = replace(SETTINGS.round, acceptance=StragglerPolicy(2, 2))
     with pytest.raises(PeerFault, match="train apart"):
         decode_settings(encode_settings(replace(SETTINGS, apart=MERGE, round=hasty, topology="butterfly")))
     assert decode_settings(encode_settings(replace(SETTINGS, apart=MERGE))).apart_terms == MERGE

@@ -8,20 +8,22 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.features.attribution.statistics import blame_by_loss, refusals
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Commit
-from atoll.wire.messages.vertex import Body, Metrics
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.statements import Commitment, RollbackOrder
+from atoll.wire.messages.vertex import RoundMetrics, VertexBody
 
 RUN = Digest(bytes(32))
 
 
-def body(round: int, losses: dict[str, float]) -> Body:
+def body(round: int, losses: dict[str, float]) -> VertexBody:
     commits = []
     for name, loss in losses.items():
-        notary = Notary(RUN, VirtualSigner(PeerId(name)), VirtualVerifier())
-        commits.append(notary.sign(Commit(round, 0, ZERO_DIGEST, 1, 10, 10, loss, 0.1, 10)))
-    metrics = Metrics(0.0, 0, 0)
-    return Body(RUN, round, 0, ZERO_DIGEST, 0.0, PeerId("a"), (), ZERO_DIGEST, tuple(commits), (), (), (), metrics)
+        notary = StatementSigner(RUN, VirtualSigner(PeerId(name)), VirtualVerifier())
+        commits.append(notary.sign(Commitment(round, 0, ZERO_DIGEST, 1, 10, 10, loss, 0.1, 10)))
+    metrics = RoundMetrics(0.0, 0, 0)
+    return VertexBody(
+        RUN, round, 0, ZERO_DIGEST, 0.0, PeerId("a"), (), ZERO_DIGEST, tuple(commits), (), (), (), metrics
+    )
 
 
 def test_a_peer_whose_loss_stands_apart_and_whose_updates_hurt_is_named_first():
@@ -48,10 +50,10 @@ def test_one_alone_is_compared_with_nobody():
     assert blame_by_loss([body(0, {})]) == ([], [])
 
 
-def went_back(body: Body, to: int) -> Body:
+def went_back(body: VertexBody, to: int) -> VertexBody:
     """This vertex goes back, as validators demand."""
-    amend = Amend(ZERO_DIGEST, to, ZERO_DIGEST, ZERO_DIGEST, to + 1, b"")
-    return replace(body, reports=(Notary(RUN, VirtualSigner(PeerId("a")), VirtualVerifier()).sign(amend),))
+    amend = RollbackOrder(ZERO_DIGEST, to, ZERO_DIGEST, ZERO_DIGEST, to + 1, b"")
+    return replace(body, reports=(StatementSigner(RUN, VirtualSigner(PeerId("a")), VirtualVerifier()).sign(amend),))
 
 
 def test_who_counted_in_what_was_left_before_is_not_named_again():

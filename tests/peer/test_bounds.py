@@ -22,35 +22,42 @@ from atoll.base.limits import (
     PEERS_MAX,
     WEIGHED_ROWS_MAX,
 )
-from atoll.base.machine import Payload, Received, Report, Send
-from atoll.peer.events import Disagreed, Fault
+from atoll.base.machine import Emit, Payload, Received, Send
+from atoll.peer.events import ProposalRejected, ProtocolFault
 from atoll.peer.membership.admission import REFUSALS
 from atoll.peer.peer import Peer
 from atoll.peer.round.topology_choice import part_bytes_most
 from atoll.peer.settings import RunSettings
 from atoll.peer.sync import early_messages
-from atoll.protocol.agreement.events import Judge
+from atoll.protocol.agreement.events import ProposalReceived
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.training.codec import Known, codec_named
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.training.codec import SharedKnowledge, codec_named
 from atoll.wire.codec import encode
-from atoll.wire.envelope import Notary, signed_bytes
-from atoll.wire.messages.history import WantVertices
-from atoll.wire.messages.membership import Beat, JoinRefused, MemberReport
+from atoll.wire.envelope import StatementSigner, signed_bytes
+from atoll.wire.messages.history import VerticesRequest
+from atoll.wire.messages.membership import JoinRefused, MemberReport, Ping
 from atoll.wire.messages.round import (
-    Answer,
-    Committed,
-    Contribution,
-    Declined,
-    Handed,
-    PartBytes,
-    Propose,
+    CommitAnnouncement,
+    PartDeclined,
+    PartialSum,
+    PartRequest,
+    PartResponse,
+    PartResult,
+    ProposalMessage,
     RoundMessage,
-    RowBytes,
-    Voted,
-    WantPart,
+    RowContribution,
+    RowResponse,
+    VoteMessage,
 )
-from atoll.wire.messages.statements import Answered, Certificate, Commit, Join, Signed, Weighing
+from atoll.wire.messages.statements import (
+    AgreedWeights,
+    Commitment,
+    JoinRequest,
+    OwnerResult,
+    QuorumCertificate,
+    SignedStatement,
+)
 
 ME, OTHER, MEMBER = peer_name(0), peer_name(1), peer_name(2)
 
@@ -59,7 +66,7 @@ class Stand:
     """The peer that is spoken to, as soon as it holds combined parts."""
 
     def __init__(self) -> None:
-        self.swarm = Swarm(1, SwarmKnobs(4))
+        self.swarm = VirtualSwarm(1, SwarmKnobs(4))
         self.swarm.world.run(0.5)
         while not self.peer.old_parts.held or not any(self.peer.old_parts.held.values()):
             assert self.swarm.world.now < 60
@@ -78,10 +85,10 @@ class Stand:
         now = self.swarm.world.now if at is None else at
         return self.peer.handle(Received(by, message, payload), now)
 
-    def given(self, wish: WantPart, times: int, by: PeerId = MEMBER) -> int:
+    def given(self, wish: PartRequest, times: int, by: PeerId = MEMBER) -> int:
         """How often the bytes are sent to one that asks so many times."""
         answers = [e for _ in range(times) for e in self.hears(wish, by=by)]
-        return sum(isinstance(e, Send) and isinstance(e.message, PartBytes) for e in answers)
+        return sum(isinstance(e, Send) and isinstance(e.message, PartResponse) for e in answers)
 
 
 @pytest.fixture
@@ -93,15 +100,15 @@ def test_who_asks_for_a_part_again_and_again_is_given_it_a_few_times(stand: Stan
     """A word of a few bytes is answered with megabytes: one that may be lost, not a tap that stays open."""
     round, digest = stand.part()
     assert stand.peer.round is not None and stand.peer.round.plan.round == round
-    assert stand.given(WantPart(round, 0, "", digest), 100) == PART_GIVEN_MAX
-    assert stand.given(WantPart(round, 7, "", digest), 100) == 0  # the attempt that it names is its own word
-    assert stand.given(WantPart(round, 0, "", digest), 1, by=OTHER) == 1  # others are not made to pay for it
+    assert stand.given(PartRequest(round, 0, "", digest), 100) == PART_GIVEN_MAX
+    assert stand.given(PartRequest(round, 7, "", digest), 100) == 0  # the attempt that it names is its own word
+    assert stand.given(PartRequest(round, 0, "", digest), 1, by=OTHER) == 1  # others are not made to pay for it
 
 
 def test_the_next_attempt_is_a_new_beginning(stand: Stand):
     """A pause may outlast many attempts, and whoever comes back must be able to have the parts."""
     round, digest = stand.part()
-    wish = WantPart(round, 0, "", digest)
+    wish = PartRequest(round, 0, "", digest)
     stand.given(wish, 100)
     current = stand.peer.round
     assert current is not None
@@ -115,7 +122,7 @@ def test_the_next_attempt_is_a_new_beginning(stand: Stand):
 def test_an_attempt_that_does_not_end_counts_anew_every_minute(stand: Stand):
     """Groups have attempts of years, and whoever lost its connection must not wait so long."""
     round, digest = stand.part()
-    wish = WantPart(round, 0, "", digest)
+    wish = PartRequest(round, 0, "", digest)
     stand.given(wish, 100)
     current = stand.peer.round
     assert current is not None
@@ -132,47 +139,47 @@ def test_a_laggard_is_given_a_part_of_an_old_round_a_few_times(stand: Stand):
     while stand.peer.at < round or stand.peer.round is None:
         stand.swarm.world.run(stand.swarm.world.now + 0.05)
     stand.peer.old_parts.held[round] = kept
-    assert stand.given(WantPart(round, 0, "", digest), 100) == PART_GIVEN_MAX
-    assert stand.given(WantPart(round, 0, "", digest), 1, by=OTHER) == 1
+    assert stand.given(PartRequest(round, 0, "", digest), 100) == PART_GIVEN_MAX
+    assert stand.given(PartRequest(round, 0, "", digest), 1, by=OTHER) == 1
 
 
 def test_bodies_that_come_too_early_count_as_the_bytes_they_are(monkeypatch: pytest.MonkeyPatch):
     """A proposal carries a whole vertex and no payload: thousands of them would be gigabytes."""
     monkeypatch.setattr(early_messages, "EARLY_BYTES_MAX", 10_000)
-    words = early_messages.EarlyWords()
+    words = early_messages.EarlyMessageBuffer()
     for k in range(30):
-        signed = Signed(PeerId("ada"), b"", b"")
-        words.remember(Received(PeerId(f"p{k}"), Propose(9, 0, "", signed, bytes(900), (), None)))
+        signed = SignedStatement(PeerId("ada"), b"", b"")
+        words.remember(Received(PeerId(f"p{k}"), ProposalMessage(9, 0, "", signed, bytes(900), (), None)))
     assert len(words) == 10 and words.unheard(9) == [PeerId(f"p{k}") for k in range(20)]
 
 
 def test_weights_that_come_too_early_count_as_the_bytes_they_are(monkeypatch: pytest.MonkeyPatch):
     """They are decoded beside any answer, also where nobody weighs rows."""
     monkeypatch.setattr(early_messages, "EARLY_BYTES_MAX", 10_000)
-    words, signed = early_messages.EarlyWords(), Signed(PeerId("ada"), b"", b"")
-    weighing = Weighing((), (), Digest(bytes(1000)))
+    words, signed = early_messages.EarlyMessageBuffer(), SignedStatement(PeerId("ada"), b"", b"")
+    weighing = AgreedWeights((), (), Digest(bytes(1000)))
     for k in range(30):
-        words.remember(Received(PeerId(f"p{k}"), Answer(9, 0, "", signed, weighing)))
+        words.remember(Received(PeerId(f"p{k}"), PartResult(9, 0, "", signed, weighing)))
     assert len(words) == 9
-    words = early_messages.EarlyWords()
-    words.remember(Received(PeerId("ada"), Answer(9, 0, "", signed)))
+    words = early_messages.EarlyMessageBuffer()
+    words.remember(Received(PeerId("ada"), PartResult(9, 0, "", signed)))
     assert len(words) == 1 and words.size_bytes < 100
 
 
 def test_certificates_that_come_too_early_count_as_the_bytes_they_are(monkeypatch: pytest.MonkeyPatch):
     """A vote that is said again proves itself by votes of all: 74 kB with ML-DSA-65, or what a liar likes."""
     monkeypatch.setattr(early_messages, "EARLY_BYTES_MAX", 50_000)
-    words, signed = early_messages.EarlyWords(), Signed(PeerId("ada"), b"", b"")
-    proof = Certificate(9, 0, "prepare", Digest(bytes(32)), ((PeerId("ada"), bytes(4000)),))
+    words, signed = early_messages.EarlyMessageBuffer(), SignedStatement(PeerId("ada"), b"", b"")
+    proof = QuorumCertificate(9, 0, "prepare", Digest(bytes(32)), ((PeerId("ada"), bytes(4000)),))
     for k in range(30):
-        words.remember(Received(PeerId(f"p{k}"), Voted(9, 0, "", signed, proof)))
+        words.remember(Received(PeerId(f"p{k}"), VoteMessage(9, 0, "", signed, proof)))
     assert len(words) == 12
 
 
 # ---- strangers -----------------------------------------------------------------------------------------------
 
 STRANGER = PeerId("stranger")
-NOBODYS = Signed(STRANGER, b"", b"")
+NOBODYS = SignedStatement(STRANGER, b"", b"")
 
 
 @pytest.mark.parametrize("ahead", [-1, 0, 1, 2, 5])
@@ -183,11 +190,11 @@ def test_a_stranger_costs_nothing_but_its_connection(stand: Stand, ahead: int):
     number, before = round.plan.round + ahead, dict(round.parts.held)
     payload = Payload(Digest(b"p" * 32), 40 * MIB, b"")
     words: list[RoundMessage] = [
-        Contribution(number, 0, "", 0, 0, (), NOBODYS),
-        Contribution(number, 9, "", 0, 0, (), NOBODYS),
-        Declined(number, 0, "", 0),
-        PartBytes(number, 0, "", payload.digest),
-        WantPart(number, 0, "", next(iter(before))),
+        RowContribution(number, 0, "", 0, 0, (), NOBODYS),
+        RowContribution(number, 9, "", 0, 0, (), NOBODYS),
+        PartDeclined(number, 0, "", 0),
+        PartResponse(number, 0, "", payload.digest),
+        PartRequest(number, 0, "", next(iter(before))),
     ]
     effects = [e for word in words for e in stand.hears(word, payload, by=STRANGER)]
     assert not [e for e in effects if isinstance(e, Send)]
@@ -201,8 +208,8 @@ def test_a_stranger_costs_nothing_but_its_connection(stand: Stand, ahead: int):
 def test_strangers_that_say_they_know_more_are_not_remembered_for_ever(stand: Stand):
     """New identities are free, and every one of them claims a later head: each is asked, the book stays thin."""
     for k in range(PEERS_MAX + 50):
-        effects = stand.hears(Beat(0.0, 900), by=PeerId(f"stranger {k}"))
-        assert any(isinstance(e, Send) and isinstance(e.message, WantVertices) for e in effects)
+        effects = stand.hears(Ping(0.0, 900), by=PeerId(f"stranger {k}"))
+        assert any(isinstance(e, Send) and isinstance(e.message, VerticesRequest) for e in effects)
     assert len(stand.peer.news.hinted) <= PEERS_MAX
 
 
@@ -210,13 +217,13 @@ def test_strangers_that_say_they_know_more_are_not_remembered_for_ever(stand: St
 
 
 def bulky(round: int) -> list[RoundMessage]:
-    said = Signed(MEMBER, b"", b"")
+    said = SignedStatement(MEMBER, b"", b"")
     return [
-        Contribution(round, 0, "", 0, 0, (), said),
-        Handed(round, 0, "", 0, 0, 1, (MEMBER,)),
-        Answer(round, 0, "", said),
-        RowBytes(round, 0, "", 0, (), said),
-        PartBytes(round, 0, "", Digest(b"p" * 32)),
+        RowContribution(round, 0, "", 0, 0, (), said),
+        PartialSum(round, 0, "", 0, 0, 1, (MEMBER,)),
+        PartResult(round, 0, "", said),
+        RowResponse(round, 0, "", 0, (), said),
+        PartResponse(round, 0, "", Digest(b"p" * 32)),
     ]
 
 
@@ -231,7 +238,7 @@ def test_nobody_pushes_more_than_a_part_can_be(stand: Stand, ahead: int, update_
     assert update_bytes < most < BULK_FRAME_MAX or update_bytes > PART_BYTES_MAX
     for message in bulky(round.plan.round + ahead):
         effects = stand.hears(message, Payload(Digest(b"p" * 32), most + 1, b""))
-        faults = [e.fact for e in effects if isinstance(e, Report) and isinstance(e.fact, Fault)]
+        faults = [e.fact for e in effects if isinstance(e, Emit) and isinstance(e.fact, ProtocolFault)]
         assert [f.peer for f in faults] == [MEMBER] and f"{most + 1} bytes" in faults[0].what
         assert not peer.early
     stand.hears(bulky(round.plan.round + 1)[0], Payload(Digest(b"p" * 32), most, b""))
@@ -242,7 +249,7 @@ def test_nobody_pushes_more_than_a_part_can_be(stand: Stand, ahead: int, update_
 @pytest.mark.parametrize("values", [1, 300, 70_000, 2**21])
 def test_no_codec_makes_an_honest_part_too_long(codec: str, values: int):
     """The one owner of a whole update gets it in one piece: values, places and all."""
-    known = Known(seed=b"any")
+    known = SharedKnowledge(seed=b"any")
     wire = codec_named(codec, known).encode(torch.randn(values, generator=torch.Generator().manual_seed(1)))
     assert memoryview(wire).nbytes <= part_bytes_most(4 * values)
 
@@ -250,72 +257,72 @@ def test_no_codec_makes_an_honest_part_too_long(codec: str, values: int):
 # ---- words ---------------------------------------------------------------------------------------------------
 
 
-def padded(swarm: Swarm, statement, by: PeerId, junk: int) -> Signed:
+def padded(swarm: VirtualSwarm, statement, by: PeerId, junk: int) -> SignedStatement:
     """The same statement with a field that nobody knows."""
     fields = msgspec.msgpack.decode(encode(statement))
     raw = msgspec.msgpack.encode(fields | {"junk": bytes(junk)})
-    return Signed(by, raw, VirtualSigner(by).sign(signed_bytes(swarm.run_id, raw)))
+    return SignedStatement(by, raw, VirtualSigner(by).sign(signed_bytes(swarm.run_id, raw)))
 
 
 def test_a_commitment_or_answer_that_would_fill_the_vertex_is_a_fault():
     """Fields from the future are no fault, and a megabyte of them would leave no room for anybody else's."""
-    swarm = Swarm(1, SwarmKnobs(4))
+    swarm = VirtualSwarm(1, SwarmKnobs(4))
     swarm.world.run(0.5)
     peer = swarm.world.nodes[ME].machine
     assert peer is not None and peer.round is not None
     plan = peer.round.plan
-    commit = Commit(0, 0, Digest(b"r" * 32), 4, 20, 320, 1.0, 0.1, 320)
+    commit = Commitment(0, 0, Digest(b"r" * 32), 4, 20, 320, 1.0, 0.1, 320)
     part = next(k for k, owners in enumerate(peer.round.ground.owners) if owners[0] == MEMBER)
-    answer = Answered(0, 0, part, 0, Digest(b"d" * 32), 8, (ME, MEMBER))
+    answer = OwnerResult(0, 0, part, 0, Digest(b"d" * 32), 8, (ME, MEMBER))
 
     def faults(message) -> list[PeerId]:
         effects = peer.handle(Received(MEMBER, message), 0.5)
-        return [e.fact.peer for e in effects if isinstance(e, Report) and isinstance(e.fact, Fault)]
+        return [e.fact.peer for e in effects if isinstance(e, Emit) and isinstance(e.fact, ProtocolFault)]
 
-    assert faults(Committed(0, 0, plan.trace, padded(swarm, commit, MEMBER, COMMIT_BYTES_MAX))) == [MEMBER]
-    assert faults(Answer(0, 0, plan.trace, padded(swarm, answer, MEMBER, 1000))) == [MEMBER]
-    assert faults(Committed(0, 0, plan.trace, padded(swarm, commit, MEMBER, 100))) == []
-    assert faults(Answer(0, 0, plan.trace, padded(swarm, answer, MEMBER, 100))) == []
+    assert faults(CommitAnnouncement(0, 0, plan.trace, padded(swarm, commit, MEMBER, COMMIT_BYTES_MAX))) == [MEMBER]
+    assert faults(PartResult(0, 0, plan.trace, padded(swarm, answer, MEMBER, 1000))) == [MEMBER]
+    assert faults(CommitAnnouncement(0, 0, plan.trace, padded(swarm, commit, MEMBER, 100))) == []
+    assert faults(PartResult(0, 0, plan.trace, padded(swarm, answer, MEMBER, 100))) == []
 
 
 @pytest.mark.parametrize(("statistic", "names", "most"), [("mean", 1, 0), ("robust", 7, 7), ("robust", 20, 7)])
 def test_weights_beside_an_answer_are_no_longer_than_the_plan_allows(statistic: str, names: int, most: int):
     """They go into the vertex; where nobody weighs rows there are none."""
-    swarm = Swarm(1, SwarmKnobs(7, run=RunSettings(open_to_all=True, statistic=statistic, tolerance=0.33)))
+    swarm = VirtualSwarm(1, SwarmKnobs(7, run=RunSettings(open_to_all=True, statistic=statistic, tolerance=0.33)))
     swarm.world.run(0.5)
     peer = swarm.world.nodes[ME].machine
     assert peer is not None and peer.round is not None
     plan, ground = peer.round.plan, peer.round.ground
     assert ground.trainers_most == (WEIGHED_ROWS_MAX if statistic == "robust" else PEERS_MAX)
     part = next(k for k, owners in enumerate(ground.owners) if owners[0] == MEMBER)
-    signed = padded(swarm, Answered(0, 0, part, 0, Digest(b"d" * 32), 8, (ME, MEMBER)), MEMBER, 0)
+    signed = padded(swarm, OwnerResult(0, 0, part, 0, Digest(b"d" * 32), 8, (ME, MEMBER)), MEMBER, 0)
     peers = tuple(PeerId(f"{k}".rjust(len(ME), "z")) for k in range(names))
-    weighing = Weighing(peers, (0.1,) * names, ZERO_DIGEST, tuple(range(len(ground.owners))))
-    effects = peer.handle(Received(MEMBER, Answer(0, 0, plan.trace, signed, weighing)), 0.5)
-    why = [e.fact.what for e in effects if isinstance(e, Report) and isinstance(e.fact, Fault)]
+    weighing = AgreedWeights(peers, (0.1,) * names, ZERO_DIGEST, tuple(range(len(ground.owners))))
+    effects = peer.handle(Received(MEMBER, PartResult(0, 0, plan.trace, signed, weighing)), 0.5)
+    why = [e.fact.what for e in effects if isinstance(e, Emit) and isinstance(e.fact, ProtocolFault)]
     assert any("bytes of weights" in what for what in why) == (names > most)
 
 
 def test_a_proposal_that_could_be_shown_to_nobody_gets_no_vote():
-    swarm = Swarm(1, SwarmKnobs(4))
+    swarm = VirtualSwarm(1, SwarmKnobs(4))
     swarm.world.run(0.5)
     peer = swarm.world.nodes[ME].machine
     assert peer is not None and peer.round is not None
-    effects = peer.round._judge(Judge(view=0, digest=ZERO_DIGEST, body=bytes(BODY_BYTES_MAX + 1)), 0.5)
-    assert [type(e.fact) for e in effects if isinstance(e, Report)] == [Disagreed]
+    effects = peer.round._judge(ProposalReceived(view=0, digest=ZERO_DIGEST, body=bytes(BODY_BYTES_MAX + 1)), 0.5)
+    assert [type(e.fact) for e in effects if isinstance(e, Emit)] == [ProposalRejected]
 
 
 def test_who_asks_to_join_a_full_run_is_told_so_and_what_to_do():
     """A model of so many parts that a vertex has no room for one member more."""
     knobs = SwarmKnobs(4)
     knobs.run = replace(knobs.run, update_bytes=6000 * PART_BYTES_MAX)
-    swarm = Swarm(1, knobs)
+    swarm = VirtualSwarm(1, knobs)
     swarm.world.run(0.5)
     peer = swarm.world.nodes[ME].machine
     assert peer is not None and peer.history is not None
     signer = VirtualSigner(STRANGER)
-    join = Join(STRANGER, signer.vote_key, signer.certificate, (), "trainer", "", peer.history.head_id, b"")
-    notary = Notary(swarm.run_id, signer, VirtualVerifier())
+    join = JoinRequest(STRANGER, signer.vote_key, signer.certificate, (), "trainer", "", peer.history.head_id, b"")
+    notary = StatementSigner(swarm.run_id, signer, VirtualVerifier())
     effects = peer.handle(Received(STRANGER, MemberReport(notary.sign(join))), 0.5)
     (told,) = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, JoinRefused)]
     what, fix = REFUSALS[told.code]

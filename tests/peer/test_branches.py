@@ -9,13 +9,13 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.features.forks.detect import KEPT
-from atoll.peer.events import BranchPreferred, BranchSeen, Fault
+from atoll.peer.events import BranchPreferred, BranchSeen, ProtocolFault
 from atoll.peer.operator_commands import recover
-from atoll.peer.verify.chain import Audit, Kept, verify_history
+from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
 from atoll.protocol.history.chain import recovery_bytes
 from atoll.simulation.signatures import VirtualVerifier, sign_as_identity
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.world import Node
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.messages.vertex import Vertex
 
@@ -30,12 +30,12 @@ class Parted:
     def __init__(self) -> None:
         knobs = SwarmKnobs(peers=7)
         knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
-        self.swarm = swarm = Swarm(1, knobs)
+        self.swarm = swarm = VirtualSwarm(1, knobs)
         swarm.world.watchers.remove(swarm.checkers.watch)  # it takes two vertices of one round for a broken promise
         swarm.world.watchers.append(self.watch)
         self.seen: dict[PeerId, list[BranchSeen]] = {}
         self.preferred: dict[PeerId, BranchPreferred] = {}
-        self.faults: list[Fault] = []
+        self.faults: list[ProtocolFault] = []
         swarm.world.run(8)
         swarm.world.split(set(MINORITY))
         swarm.world.run(40)
@@ -45,12 +45,12 @@ class Parted:
         swarm.world.carry_out(node, recover(node.machine, sign, node.clock.local(swarm.world.now)))
         swarm.world.run(90)
 
-    def watch(self, now: float, node: Node, fact: Fact) -> None:
+    def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, BranchSeen):
             self.seen.setdefault(node.name, []).append(fact)
         if isinstance(fact, BranchPreferred):
             self.preferred[node.name] = fact
-        if isinstance(fact, Fault):
+        if isinstance(fact, ProtocolFault):
             self.faults.append(fact)
 
     def machine(self, name: PeerId):
@@ -111,11 +111,11 @@ def test_verify_judges_what_is_kept_of_another_branch():
         assert [p.round for p in audit.problems] == [began] and not audit.branches
 
 
-def audit_of(parted: Parted, name: PeerId) -> Audit:
+def audit_of(parted: Parted, name: PeerId) -> VerificationReport:
     kept = parted.swarm.world.nodes[name].kept
     rounds = sorted(int(key.split("/")[1]) for key in kept if key.startswith("vertex/"))
     vertex, branch = (lambda round, kind=kind: kept.get(f"{kind}/{round}") for kind in ("vertex", "branch"))
-    found = Kept(parted.swarm.run_id, kept["genesis"], rounds, vertex, branch=branch)
+    found = StoredHistory(parted.swarm.run_id, kept["genesis"], rounds, vertex, branch=branch)
     return verify_history(found, VirtualVerifier())
 
 

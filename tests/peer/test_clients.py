@@ -3,12 +3,12 @@
 from itertools import pairwise
 
 from atoll.peer.events import RoundClosed
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 
 
-def swarm_with_two_clients() -> tuple[Swarm, list[RoundClosed]]:
+def swarm_with_two_clients() -> tuple[VirtualSwarm, list[RoundClosed]]:
     """Three founders, two clients that join later; nothing at all passes between the two."""
-    swarm = Swarm(11, SwarmKnobs(peers=3))
+    swarm = VirtualSwarm(11, SwarmKnobs(peers=3))
     closed: list[RoundClosed] = []
 
     def watch(_now, node, fact):

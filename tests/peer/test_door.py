@@ -7,55 +7,61 @@ import pytest
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import (
-    Ask,
-    Done,
     Effect,
+    Emit,
     LinkDown,
     LinkUp,
     Message,
     Received,
-    Report,
+    RunTask,
     Send,
     Start,
+    TaskDone,
     TimerFired,
 )
 from atoll.crypto.digest import digest, manifest_of
-from atoll.peer.events import Refused
-from atoll.peer.membership.admission import REFUSALS_MAX, Wish
+from atoll.peer.events import JoinRejected
+from atoll.peer.membership.admission import REFUSALS_MAX, DesiredRole
 from atoll.peer.peer import Peer
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import QuorumRule, RoundSettings
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import encode
-from atoll.wire.messages.audits import WantExhibit
-from atoll.wire.messages.history import Vertices, WantChunk, WantEra, WantManifest, WantVertices
-from atoll.wire.messages.membership import Beat, Hello, JoinRefused
-from atoll.wire.messages.preference import WantPreference
-from atoll.wire.messages.round import WantPart
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.messages.audits import ExhibitRequest
+from atoll.wire.messages.history import (
+    ChunkRequest,
+    EraSignaturesRequest,
+    ManifestRequest,
+    VerticesRequest,
+    VerticesResponse,
+)
+from atoll.wire.messages.membership import Hello, JoinRefused, Ping
+from atoll.wire.messages.preference import PreferenceRequest
+from atoll.wire.messages.round import PartRequest
+from atoll.wire.messages.vertex import Vertex, VertexBody
 from atoll.wire.ticket import Ticket
 
 STRANGER, NOW = PeerId("stranger"), 60.0
 VOTERS = [peer_name(index) for index in range(4)]
 
 
-def swarm_of(rule: QuorumRule = "two-thirds", **more: object) -> Swarm:
+def swarm_of(rule: QuorumRule = "two-thirds", **more: object) -> VirtualSwarm:
     """Four voters that trained for 20 s."""
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum=rule)
-    swarm = Swarm(1, SwarmKnobs(4, run=msgspec.structs.replace(RunSettings(round=plan), **more)))
+    swarm = VirtualSwarm(1, SwarmKnobs(4, run=msgspec.structs.replace(RunSettings(round=plan), **more)))
     swarm.world.run(20.0)
     return swarm
 
 
-def machine(swarm: Swarm, index: int = 0) -> Peer:
+def machine(swarm: VirtualSwarm, index: int = 0) -> Peer:
     found = swarm.world.nodes[peer_name(index)].machine
     assert found is not None
     return found
 
 
-def facts(effects: list[Effect]) -> list[Refused]:
-    return [e.fact for e in effects if isinstance(e, Report) and isinstance(e.fact, Refused)]
+def facts(effects: list[Effect]) -> list[JoinRejected]:
+    return [e.fact for e in effects if isinstance(e, Emit) and isinstance(e.fact, JoinRejected)]
 
 
 def said_to(peer: PeerId, effects: list[Effect]) -> list[Message]:
@@ -74,7 +80,7 @@ def follow(peer: Peer, **changes: object) -> None:
     peer.history.restore(Vertex(encode(body), None))
 
 
-def stand(body: Body, who: PeerId, standing: str) -> dict[str, object]:
+def stand(body: VertexBody, who: PeerId, standing: str) -> dict[str, object]:
     line = body.members[0]
     others = tuple(m for m in body.members if m.peer != who)
     return {"members": (*others, msgspec.structs.replace(line, peer=who, standing=standing))}
@@ -91,14 +97,14 @@ def test_no_refusal_ends_a_member(rule: QuorumRule):
         assert facts(hear(founder, by, JoinRefused("E-JOIN-01"))) == []
 
 
-def joiner(swarm: Swarm) -> tuple[Peer, Seconds]:
+def joiner(swarm: VirtualSwarm) -> tuple[Peer, Seconds]:
     """It has the whole history from the first voter, a ticket that no vertex holds, and says its first join."""
-    lost = Peer(swarm.run_id, VirtualSigner(STRANGER), VirtualVerifier(), Wish("trainer"), None, VOTERS[:1])
+    lost = Peer(swarm.run_id, VirtualSigner(STRANGER), VirtualVerifier(), DesiredRole("trainer"), None, VOTERS[:1])
     for event in (Start({}), *(LinkUp(peer) for peer in VOTERS)):
         lost.handle(event, NOW)
     history = machine(swarm).history
     assert history is not None
-    hear(lost, VOTERS[0], Vertices(history.since(-1, 2**20), history.head))
+    hear(lost, VOTERS[0], VerticesResponse(history.since(-1, 2**20), history.head))
     return lost, NOW
 
 
@@ -106,7 +112,7 @@ def joiner(swarm: Swarm) -> tuple[Peer, Seconds]:
 def test_a_joiner_ends_once_more_voters_than_may_lie_refused_it_again_and_again(rule: QuorumRule, needed: int):
     """The text is the joiner's own; strangers and one voter twice count for nothing."""
     lost, now = joiner(swarm_of(rule))
-    told: list[Refused] = []
+    told: list[JoinRejected] = []
     for _ in range(REFUSALS_MAX):
         assert told == []
         now += 3.5
@@ -119,9 +125,11 @@ def test_a_joiner_ends_once_more_voters_than_may_lie_refused_it_again_and_again(
 
 
 def test_before_genesis_only_the_dialed_peer_refuses():
-    lost = Peer(digest(b"run"), VirtualSigner(STRANGER), VirtualVerifier(), Wish("trainer"), None, VOTERS[:1])
+    lost = Peer(
+        digest(b"run"), VirtualSigner(STRANGER), VirtualVerifier(), DesiredRole("trainer"), None, VOTERS[:1]
+    )
     lost.handle(Start({}), NOW)
-    told: list[Refused] = []
+    told: list[JoinRejected] = []
     for k in range(REFUSALS_MAX):
         assert told == []
         lost.handle(TimerFired("beat"), NOW + 2 * k)
@@ -133,14 +141,14 @@ def test_before_genesis_only_the_dialed_peer_refuses():
 def test_a_visitor_that_is_turned_away_later_ends():
     """It says no join: whatever it asks is its request, and its ticket may be revoked meanwhile."""
     swarm = swarm_of("majority")
-    lost = Peer(swarm.run_id, VirtualSigner(STRANGER), VirtualVerifier(), Wish("visitor"), None, VOTERS[:1])
+    lost = Peer(swarm.run_id, VirtualSigner(STRANGER), VirtualVerifier(), DesiredRole("visitor"), None, VOTERS[:1])
     for event in (Start({}), *(LinkUp(peer) for peer in VOTERS)):
         lost.handle(event, NOW)
     history = machine(swarm).history
     assert history is not None
-    hear(lost, VOTERS[0], Vertices(history.since(-1, 2**20), history.head))
+    hear(lost, VOTERS[0], VerticesResponse(history.since(-1, 2**20), history.head))
     state = history.head_body.state
-    assert said_to(STRANGER, hear(machine(swarm), STRANGER, WantManifest(state))) == [JoinRefused("E-JOIN-01")]
+    assert said_to(STRANGER, hear(machine(swarm), STRANGER, ManifestRequest(state))) == [JoinRefused("E-JOIN-01")]
     told = [facts(hear(lost, VOTERS[0], JoinRefused("E-JOIN-01"))) for _ in range(REFUSALS_MAX)]
     assert [len(found) for found in told] == [0] * (REFUSALS_MAX - 1) + [1]
 
@@ -151,12 +159,19 @@ def test_a_visitor_that_is_turned_away_later_ends():
 def asks(peer: Peer) -> list[Message]:
     assert peer.history is not None
     state = peer.history.head_body.state
-    want: list[Message] = [WantVertices(-1), WantVertices(3), WantManifest(state), WantChunk(state, 0)]
-    return [*want, WantEra(1, ()), WantExhibit(1), WantPreference("x", 0, state), Beat(NOW, 0), part(state)]
+    want: list[Message] = [VerticesRequest(-1), VerticesRequest(3), ManifestRequest(state), ChunkRequest(state, 0)]
+    return [
+        *want,
+        EraSignaturesRequest(1, ()),
+        ExhibitRequest(1),
+        PreferenceRequest("x", 0, state),
+        Ping(NOW, 0),
+        part(state),
+    ]
 
 
 def part(state: bytes) -> Message:
-    return WantPart(1, 0, "", digest(state))
+    return PartRequest(1, 0, "", digest(state))
 
 
 def answers(peer: Peer, by: PeerId = STRANGER) -> set[str]:
@@ -169,7 +184,7 @@ def answers(peer: Peer, by: PeerId = STRANGER) -> set[str]:
 ALL = {"Vertices", "BeatBack", "Ask"}
 
 
-def shown(swarm: Swarm, ticket: Ticket, who: PeerId = STRANGER) -> list[Message]:
+def shown(swarm: VirtualSwarm, ticket: Ticket, who: PeerId = STRANGER) -> list[Message]:
     peer = machine(swarm)
     effects = peer.handle(LinkUp(who), NOW)
     assert [m.head for m in said_to(who, effects) if isinstance(m, Hello)] == [-2]
@@ -217,9 +232,11 @@ def test_what_the_disk_brings_after_a_ticket_was_revoked_does_not_leave():
     swarm.world.run(40.0)
     shown(swarm, ticket)
     assert peer.history is not None
-    (ask,) = [e for e in hear(peer, STRANGER, WantManifest(peer.history.head_body.state)) if isinstance(e, Ask)]
+    (ask,) = [
+        e for e in hear(peer, STRANGER, ManifestRequest(peer.history.head_body.state)) if isinstance(e, RunTask)
+    ]
     follow(peer, tickets=())
-    assert said_to(STRANGER, peer.handle(Done(ask.job, manifest_of(b"state")), NOW)) == []
+    assert said_to(STRANGER, peer.handle(TaskDone(ask.job, manifest_of(b"state")), NOW)) == []
 
 
 def test_a_member_that_is_away_reads_and_an_expelled_one_is_shown_its_end_and_no_more():
@@ -233,10 +250,10 @@ def test_a_member_that_is_away_reads_and_an_expelled_one_is_shown_its_end_and_no
     for _ in range(2):
         follow(peer)
     for k, first in enumerate((away, away + 1, away + 3)):
-        told = said_to(STRANGER, hear(peer, STRANGER, WantVertices(first), NOW + 2 * k))
-        again = said_to(STRANGER, hear(peer, STRANGER, WantVertices(first), NOW + 2 * k + 0.5))
+        told = said_to(STRANGER, hear(peer, STRANGER, VerticesRequest(first), NOW + 2 * k))
+        again = said_to(STRANGER, hear(peer, STRANGER, VerticesRequest(first), NOW + 2 * k + 0.5))
         assert again == [JoinRefused("E-JOIN-03")]  # a question costs decoding: once a second
-        vertices = [m for m in told if isinstance(m, Vertices)]
+        vertices = [m for m in told if isinstance(m, VerticesResponse)]
         assert JoinRefused("E-JOIN-03") in told and all(m.head <= away + 1 for m in vertices)
         assert bool(vertices) == (first <= away + 1)
     assert answers(peer) == {"JoinRefused"}

@@ -13,20 +13,20 @@ from atoll.crypto.digest import digest
 from atoll.peer.events import AttemptFailed, RoundClosed
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import QuorumRule, RoundSettings
-from atoll.simulation.adversaries.byzantine import Twist, Villain, equivocate, villain
+from atoll.simulation.adversaries.byzantine import ByzantineMember, Twist, equivocate, villain
 from atoll.simulation.adversaries.lying_owners import two_promises
-from atoll.simulation.swarm import Swarm, SwarmKnobs, honest, peer_name
-from atoll.simulation.world import Node
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, honest, peer_name
+from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.round import Committed, Propose, Voted
-from atoll.wire.messages.statements import Proposed, Vote
+from atoll.wire.messages.round import CommitAnnouncement, ProposalMessage, VoteMessage
+from atoll.wire.messages.statements import Proposal, Vote
 
 LIAR = peer_name(2)
 
 
-def votes_twice(villain: Villain, send: Send) -> list[Effect]:
+def votes_twice(villain: ByzantineMember, send: Send) -> list[Effect]:
     """Both votes to everybody."""
-    if not isinstance(send.message, Voted):
+    if not isinstance(send.message, VoteMessage):
         return [send]
     vote = decode_statement(send.message.statement.body, villain.peer.me)
     assert isinstance(vote, Vote)
@@ -34,29 +34,29 @@ def votes_twice(villain: Villain, send: Send) -> list[Effect]:
     return [send, replace(send, message=replace(send.message, statement=other))]
 
 
-def proposes_twice(villain: Villain, send: Send) -> list[Effect]:
-    if not isinstance(send.message, Propose):
+def proposes_twice(villain: ByzantineMember, send: Send) -> list[Effect]:
+    if not isinstance(send.message, ProposalMessage):
         return [send]
     proposed = decode_statement(send.message.statement.body, villain.peer.me)
-    assert isinstance(proposed, Proposed)
+    assert isinstance(proposed, Proposal)
     other = villain.notary.sign(replace(proposed, digest=digest(b"another body")))
     return [send, replace(send, message=replace(send.message, statement=other, body=b"another body"))]
 
 
-def commits_twice(villain: Villain, send: Send) -> list[Effect]:
+def commits_twice(villain: ByzantineMember, send: Send) -> list[Effect]:
     """Half of the members hear of an update that never comes."""
-    return equivocate(villain, send) if isinstance(send.message, Committed) else [send]
+    return equivocate(villain, send) if isinstance(send.message, CommitAnnouncement) else [send]
 
 
 def run_with(twist: Twist | None, rule: QuorumRule, until: float = 60.0) -> dict[PeerId, str]:
     """Standing of everybody after a minute of four members' training."""
     knobs = SwarmKnobs(4, run=RunSettings(round=RoundSettings(inner_steps=20, first_train_s=10, quorum=rule)))
 
-    def make(*of) -> Villain:
+    def make(*of) -> ByzantineMember:
         assert twist is not None
-        return Villain(honest(*of), twist)
+        return ByzantineMember(honest(*of), twist)
 
-    swarm = Swarm(1, knobs, {2: make} if twist is not None else None)
+    swarm = VirtualSwarm(1, knobs, {2: make} if twist is not None else None)
     swarm.world.run(until)
     assert min(swarm.heads()) >= 3
     machine = swarm.world.nodes[peer_name(0)].machine
@@ -83,11 +83,11 @@ def test_where_members_trust_each_other_nobody_is_judged():
 def lengths_beside(twist: Twist | None, rule: QuorumRule) -> tuple[list[float], dict[PeerId, str], int]:
     """Virtual seconds of each of eight rounds of seven members, two of them liars; standings; failed attempts."""
     knobs = SwarmKnobs(7, run=RunSettings(round=RoundSettings(inner_steps=20, first_train_s=10, quorum=rule)))
-    swarm = Swarm(1, knobs, {place: villain(twist) for place in (2, 5)} if twist is not None else None)
+    swarm = VirtualSwarm(1, knobs, {place: villain(twist) for place in (2, 5)} if twist is not None else None)
     closed: dict[int, float] = {}
     failed: list[Fact] = []
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed):
             closed[fact.round] = now
         failed.extend([fact] if isinstance(fact, AttemptFailed) else [])

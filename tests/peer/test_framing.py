@@ -9,19 +9,35 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.base.machine import Payload, Received, Report, Send, TimerFired
+from atoll.base.machine import Emit, Payload, Received, Send, TimerFired
 from atoll.crypto.digest import digest, merkle_path, merkle_root
-from atoll.peer.events import Fault
-from atoll.peer.round.machine import Round
+from atoll.peer.events import ProtocolFault
+from atoll.peer.round.machine import RoundMachine
 from atoll.peer.round.vertex_body import open_report
 from atoll.policy.membership import only_counts
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import encode, vertex_id
-from atoll.wire.envelope import Notary
+from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.round import Committed, Contribution, Handed, Propose, TimedOut, Voted
-from atoll.wire.messages.statements import Answered, Caught, Certificate, Commit, Proposed, Signed, Timeout, Vote
+from atoll.wire.messages.round import (
+    CommitAnnouncement,
+    PartialSum,
+    ProposalMessage,
+    RowContribution,
+    TimeoutMessage,
+    VoteMessage,
+)
+from atoll.wire.messages.statements import (
+    Accusation,
+    Commitment,
+    OwnerResult,
+    Proposal,
+    QuorumCertificate,
+    SignedStatement,
+    ViewTimeout,
+    Vote,
+)
 
 ME, HONEST, VILLAIN = peer_name(0), peer_name(1), peer_name(2)
 
@@ -30,20 +46,20 @@ class Stand:
     """The peer that is spoken to, in the first round of a swarm of four."""
 
     def __init__(self) -> None:
-        self.swarm = Swarm(1, SwarmKnobs(4))
+        self.swarm = VirtualSwarm(1, SwarmKnobs(4))
         self.swarm.world.run(0.5)
         peer = self.swarm.world.nodes[ME].machine
         assert peer is not None and peer.round is not None
         self.peer, self.round = peer, peer.round
         self.trace = self.round.plan.trace
 
-    def sign(self, statement, by: PeerId) -> Signed:
-        return Notary(self.swarm.run_id, VirtualSigner(by), VirtualVerifier()).sign(statement)
+    def sign(self, statement, by: PeerId) -> SignedStatement:
+        return StatementSigner(self.swarm.run_id, VirtualSigner(by), VirtualVerifier()).sign(statement)
 
     def hears(self, message, payload: Payload | None = None) -> list[PeerId]:
         """Whom it blames when the villain says this."""
         effects = self.peer.handle(Received(VILLAIN, message, payload), 0.5)
-        return [e.fact.peer for e in effects if isinstance(e, Report) and isinstance(e.fact, Fault)]
+        return [e.fact.peer for e in effects if isinstance(e, Emit) and isinstance(e.fact, ProtocolFault)]
 
 
 @pytest.fixture
@@ -54,9 +70,13 @@ def stand() -> Stand:
 def test_a_forged_signature_is_the_fault_of_who_brings_it(stand: Stand):
     """Anyone can write an honest name under anything."""
     vote = Vote(0, 0, "commit", ZERO_DIGEST)
-    assert stand.hears(Voted(0, 0, stand.trace, Signed(HONEST, encode(vote), b"forged"))) == [VILLAIN]
-    assert stand.hears(Voted(0, 0, stand.trace, Signed(HONEST, b"\xc1", b""))) == [VILLAIN]
-    assert stand.hears(Voted(0, 0, stand.trace, Signed(PeerId("nobody"), encode(vote), b""))) == [VILLAIN]
+    assert stand.hears(VoteMessage(0, 0, stand.trace, SignedStatement(HONEST, encode(vote), b"forged"))) == [
+        VILLAIN
+    ]
+    assert stand.hears(VoteMessage(0, 0, stand.trace, SignedStatement(HONEST, b"\xc1", b""))) == [VILLAIN]
+    assert stand.hears(VoteMessage(0, 0, stand.trace, SignedStatement(PeerId("nobody"), encode(vote), b""))) == [
+        VILLAIN
+    ]
 
 
 def test_an_honest_proposal_with_other_bytes_is_the_fault_of_who_brings_it(stand: Stand):
@@ -66,12 +86,12 @@ def test_an_honest_proposal_with_other_bytes_is_the_fault_of_who_brings_it(stand
     if proposer in (ME, VILLAIN):
         proposer = HONEST
         agreement.proposers = (HONEST,) * 4
-    signed = stand.sign(Proposed(0, 0, vertex_id(b"the real one")), proposer)
-    assert stand.hears(Propose(0, 0, stand.trace, signed, b"another", (), None)) == [VILLAIN]
-    later = stand.sign(Proposed(0, 1, vertex_id(b"x")), agreement.proposer(1))
-    assert stand.hears(Propose(0, 0, stand.trace, later, b"x", (), None)) == [VILLAIN]
-    claim = stand.sign(Timeout(0, 1, 0, digest(b"y")), HONEST)
-    assert stand.hears(TimedOut(0, 0, stand.trace, claim, None)) == [VILLAIN]
+    signed = stand.sign(Proposal(0, 0, vertex_id(b"the real one")), proposer)
+    assert stand.hears(ProposalMessage(0, 0, stand.trace, signed, b"another", (), None)) == [VILLAIN]
+    later = stand.sign(Proposal(0, 1, vertex_id(b"x")), agreement.proposer(1))
+    assert stand.hears(ProposalMessage(0, 0, stand.trace, later, b"x", (), None)) == [VILLAIN]
+    claim = stand.sign(ViewTimeout(0, 1, 0, digest(b"y")), HONEST)
+    assert stand.hears(TimeoutMessage(0, 0, stand.trace, claim, None)) == [VILLAIN]
 
 
 def test_a_certificate_beside_a_known_claim_is_not_believed_unseen(stand: Stand):
@@ -81,15 +101,17 @@ def test_a_certificate_beside_a_known_claim_is_not_believed_unseen(stand: Stand)
     votes = tuple(
         (p, stand.sign(Vote(0, 0, "prepare", real), p).signature) for p in sorted((ME, HONEST, peer_name(3)))
     )
-    known = Certificate(0, 0, "prepare", real, votes)
-    first = stand.sign(Timeout(0, 0, 0, real), HONEST)
+    known = QuorumCertificate(0, 0, "prepare", real, votes)
+    first = stand.sign(ViewTimeout(0, 0, 0, real), HONEST)
     agreement.learn_body(b"certified")  # a certificate binds nobody who lacks it
-    assert stand.hears(TimedOut(0, 0, stand.trace, first, known)) == []
-    invented = Certificate(0, 90, "prepare", digest(b"never"), ())
-    again = stand.sign(Timeout(0, 1, 0, real), VILLAIN)
-    stand.hears(TimedOut(0, 0, stand.trace, again, invented))
+    assert stand.hears(TimeoutMessage(0, 0, stand.trace, first, known)) == []
+    invented = QuorumCertificate(0, 90, "prepare", digest(b"never"), ())
+    again = stand.sign(ViewTimeout(0, 1, 0, real), VILLAIN)
+    stand.hears(TimeoutMessage(0, 0, stand.trace, again, invented))
     assert agreement.said.high == known
-    assert stand.hears(TimedOut(0, 0, stand.trace, stand.sign(Timeout(0, 2, 0, real), VILLAIN), None)) == []
+    assert (
+        stand.hears(TimeoutMessage(0, 0, stand.trace, stand.sign(ViewTimeout(0, 2, 0, real), VILLAIN), None)) == []
+    )
 
 
 @pytest.mark.parametrize("claimed", [(1, digest(b"certified")), (0, digest(b"another"))])
@@ -99,10 +121,10 @@ def test_a_certificate_of_another_view_or_body_proves_no_claim(stand: Stand, cla
     votes = tuple(
         (p, stand.sign(Vote(0, 0, "prepare", real), p).signature) for p in sorted((ME, HONEST, peer_name(3)))
     )
-    shown = Certificate(0, 0, "prepare", real, votes)
-    assert stand.hears(TimedOut(0, 0, stand.trace, stand.sign(Timeout(0, 1, *claimed), VILLAIN), shown)) == [
-        VILLAIN
-    ]
+    shown = QuorumCertificate(0, 0, "prepare", real, votes)
+    assert stand.hears(
+        TimeoutMessage(0, 0, stand.trace, stand.sign(ViewTimeout(0, 1, *claimed), VILLAIN), shown)
+    ) == [VILLAIN]
     assert stand.round.agreement.said.high is None
 
 
@@ -124,8 +146,8 @@ def test_a_certificate_of_another_view_or_body_proves_no_claim(stand: Stand, cla
 def test_a_commitment_that_would_break_everybodys_sums_is_refused(stand: Stand, wrong: dict):
     """One NaN among the losses, and no two voters would ever agree on the metrics again."""
     fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320} | wrong
-    signed = stand.sign(Commit(0, 0, digest(b"root"), **fields), VILLAIN)
-    assert stand.hears(Committed(0, 0, stand.trace, signed)) == [VILLAIN]
+    signed = stand.sign(Commitment(0, 0, digest(b"root"), **fields), VILLAIN)
+    assert stand.hears(CommitAnnouncement(0, 0, stand.trace, signed)) == [VILLAIN]
     assert VILLAIN not in stand.round.commits.get(0).of
 
 
@@ -134,20 +156,20 @@ def test_a_body_that_is_no_body_does_not_stop_the_clock(stand: Stand):
     agreement = stand.round.agreement
     agreement.proposers = (ME, VILLAIN, ME, ME)
     noise = b"\xc1 no body"
-    timeouts = tuple(stand.sign(Timeout(0, 0, -1, ZERO_DIGEST), p) for p in (HONEST, VILLAIN, peer_name(3)))
-    signed = stand.sign(Proposed(0, 1, vertex_id(noise)), VILLAIN)
-    assert stand.hears(Propose(0, 0, stand.trace, signed, noise, timeouts, None)) == []
+    timeouts = tuple(stand.sign(ViewTimeout(0, 0, -1, ZERO_DIGEST), p) for p in (HONEST, VILLAIN, peer_name(3)))
+    signed = stand.sign(Proposal(0, 1, vertex_id(noise)), VILLAIN)
+    assert stand.hears(ProposalMessage(0, 0, stand.trace, signed, noise, timeouts, None)) == []
     effects = stand.round.handle(_agree_timer(stand.round), stand.round.plan.times(0).agree_until)
-    assert any(isinstance(e, Send) and isinstance(e.message, TimedOut) for e in effects)
+    assert any(isinstance(e, Send) and isinstance(e.message, TimeoutMessage) for e in effects)
 
 
 def test_a_wrong_part_does_not_undo_what_its_true_commitment_began(stand: Stand):
     """The last commitment arrives with a lying part: sharing begins all the same, and what is sent leaves."""
     fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320}
-    commit = stand.sign(Commit(0, 0, digest(b"root"), **fields), VILLAIN)
+    commit = stand.sign(Commitment(0, 0, digest(b"root"), **fields), VILLAIN)
     part = next(j for j, owners in enumerate(stand.round.ground.owners) if ME in owners)
     index = stand.round.ground.owners[part].index(ME)
-    lie = Contribution(0, 0, stand.trace, part, index, (), commit)
+    lie = RowContribution(0, 0, stand.trace, part, index, (), commit)
     heard = stand.round.commits.get(0)
     assert heard is None or VILLAIN not in heard.of
     blamed = stand.hears(lie, Payload(digest(b"other bytes"), 8, b""))
@@ -158,48 +180,52 @@ def test_a_wrong_part_does_not_undo_what_its_true_commitment_began(stand: Stand)
 def test_a_row_dressed_up_as_a_sum_is_refused(stand: Stand):
     """Sums cannot be held against a commitment: whoever has nobody below it in the tree may not send one."""
     fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320}
-    stand.hears(Committed(0, 0, stand.trace, stand.sign(Commit(0, 0, digest(b"root"), **fields), VILLAIN)))
+    stand.hears(
+        CommitAnnouncement(0, 0, stand.trace, stand.sign(Commitment(0, 0, digest(b"root"), **fields), VILLAIN))
+    )
     part = next(j for j, owners in enumerate(stand.round.ground.owners) if ME in owners)
     index = stand.round.ground.owners[part].index(ME)
     other_bytes = Payload(digest(b"seen after the others' reveal"), 8, (VILLAIN,))
     for names, weight in (((VILLAIN,), 320), ((), 0)):
-        sum_of_one = Handed(0, 0, stand.trace, part, index, weight, names)
+        sum_of_one = PartialSum(0, 0, stand.trace, part, index, weight, names)
         assert stand.hears(sum_of_one, other_bytes) == [VILLAIN]
     assert VILLAIN not in stand.round.reduce.gathers[part].rows
 
 
-def _agree_timer(round: Round):
+def _agree_timer(round: RoundMachine):
     return TimerFired(f"round/{round.plan.round}/agree/{round.attempt}")
 
 
 def test_a_lie_that_its_owner_did_not_sign_is_no_report(stand: Stand):
     """Anyone can write an answer under an honest name; only what the owner signed may stand in a vertex."""
-    said = Answered(0, 0, 0, 0, digest(b"x"), 8, (HONEST,))
+    said = OwnerResult(0, 0, 0, 0, digest(b"x"), 8, (HONEST,))
     real, keys = stand.sign(said, HONEST), stand.round.ground.vote_key_of
-    forged = Signed(HONEST, encode(replace(said, digest=digest(b"y"))), b"forged")
-    notary = Notary(stand.swarm.run_id, VirtualSigner(ME), VirtualVerifier())
-    assert open_report(notary, stand.sign(Caught(real), VILLAIN), keys) is not None
-    assert open_report(notary, stand.sign(Caught(forged), VILLAIN), keys) is None
-    assert open_report(notary, stand.sign(Caught(real, forged), VILLAIN), keys) is None
+    forged = SignedStatement(HONEST, encode(replace(said, digest=digest(b"y"))), b"forged")
+    notary = StatementSigner(stand.swarm.run_id, VirtualSigner(ME), VirtualVerifier())
+    assert open_report(notary, stand.sign(Accusation(real), VILLAIN), keys) is not None
+    assert open_report(notary, stand.sign(Accusation(forged), VILLAIN), keys) is None
+    assert open_report(notary, stand.sign(Accusation(real, forged), VILLAIN), keys) is None
     vote = stand.sign(Vote(0, 0, "commit", ZERO_DIGEST), HONEST)
-    assert open_report(notary, stand.sign(Caught(vote), VILLAIN), keys) is None
+    assert open_report(notary, stand.sign(Accusation(vote), VILLAIN), keys) is None
 
 
 def test_two_commitments_of_one_peer_are_a_proof_and_one_is_a_voice(stand: Stand):
     """One alone says that a row cannot be read: it only counts, and nobody waits less for that row by it."""
     fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320}
-    one = stand.sign(Commit(0, 0, digest(b"root"), **fields), HONEST)
-    other = stand.sign(Commit(0, 0, digest(b"another"), **fields), HONEST)
+    one = stand.sign(Commitment(0, 0, digest(b"root"), **fields), HONEST)
+    other = stand.sign(Commitment(0, 0, digest(b"another"), **fields), HONEST)
     keys = stand.round.ground.vote_key_of
-    notary = Notary(stand.swarm.run_id, VirtualSigner(ME), VirtualVerifier())
-    assert open_report(notary, stand.sign(Caught(one, other), VILLAIN), keys) is not None
-    assert open_report(notary, stand.sign(Caught(one), VILLAIN), keys) is not None and only_counts(Caught(one))
+    notary = StatementSigner(stand.swarm.run_id, VirtualSigner(ME), VirtualVerifier())
+    assert open_report(notary, stand.sign(Accusation(one, other), VILLAIN), keys) is not None
+    assert open_report(notary, stand.sign(Accusation(one), VILLAIN), keys) is not None and only_counts(
+        Accusation(one)
+    )
     forged = replace(one, body=other.body)
-    assert open_report(notary, stand.sign(Caught(forged), VILLAIN), keys) is None
+    assert open_report(notary, stand.sign(Accusation(forged), VILLAIN), keys) is None
     awaited = set(stand.round.committed.awaited)
-    assert HONEST in awaited and not stand.hears(MemberReport(stand.sign(Caught(one), VILLAIN)))
+    assert HONEST in awaited and not stand.hears(MemberReport(stand.sign(Accusation(one), VILLAIN)))
     assert stand.round.committed.awaited == awaited and not stand.round.committed.two_faced
-    assert not stand.hears(MemberReport(stand.sign(Caught(one, other), VILLAIN)))
+    assert not stand.hears(MemberReport(stand.sign(Accusation(one, other), VILLAIN)))
     assert HONEST in stand.round.committed.two_faced
 
 
@@ -209,13 +235,13 @@ def test_a_row_that_brings_another_commitment_is_refused(stand: Stand, whose: st
     fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320}
     rows = tuple(digest(f"row {j}".encode()) for j in range(4))
     root = merkle_root(rows)
-    stand.hears(Committed(0, 0, stand.trace, stand.sign(Commit(0, 0, root, **fields), VILLAIN)))
+    stand.hears(CommitAnnouncement(0, 0, stand.trace, stand.sign(Commitment(0, 0, root, **fields), VILLAIN)))
     part = next(j for j, owners in enumerate(stand.round.ground.owners) if ME in owners)
     index = stand.round.ground.owners[part].index(ME)
     if whose == "another's":
-        word = stand.sign(Commit(0, 0, root, **fields), HONEST)
+        word = stand.sign(Commitment(0, 0, root, **fields), HONEST)
     else:
-        word = stand.sign(Commit(-1, 0, digest(b"root of a past round"), **fields), VILLAIN)
-    message = Contribution(0, 0, stand.trace, part, index, merkle_path(rows, part), word)
+        word = stand.sign(Commitment(-1, 0, digest(b"root of a past round"), **fields), VILLAIN)
+    message = RowContribution(0, 0, stand.trace, part, index, merkle_path(rows, part), word)
     assert stand.hears(message, Payload(rows[part], 8, (VILLAIN,))) == [VILLAIN]
     assert VILLAIN not in stand.round.reduce.gathers[part].rows

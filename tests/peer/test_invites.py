@@ -15,14 +15,14 @@ from atoll.base.machine import Received
 from atoll.peer.peer import Peer
 from atoll.peer.round.context import ground_after
 from atoll.peer.settings import RunSettings
-from atoll.policy.membership import TICKET_EXPIRED, Reported
+from atoll.policy.membership import TICKET_EXPIRED, VerifiedReport
 from atoll.policy.plan import RoundSettings
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.envelope import Notary
+from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.statements import Invite, Join, Signed
+from atoll.wire.messages.statements import JoinRequest, SignedStatement, TicketInvite
 from atoll.wire.messages.vertex import TicketUse
 from atoll.wire.ticket import ticket_id
 
@@ -32,29 +32,29 @@ TICKET = ticket_id(KEY)
 
 
 @pytest.fixture
-def swarm() -> Swarm:
+def swarm() -> VirtualSwarm:
     """Four voters that trained for 20 s."""
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds")
-    swarm = Swarm(1, SwarmKnobs(4, run=RunSettings(round=plan)))
+    swarm = VirtualSwarm(1, SwarmKnobs(4, run=RunSettings(round=plan)))
     swarm.world.run(20.0)
     return swarm
 
 
-def machines(swarm: Swarm) -> list[Peer]:
+def machines(swarm: VirtualSwarm) -> list[Peer]:
     found = [swarm.world.nodes[peer_name(index)].machine for index in range(4)]
     return [machine for machine in found if machine is not None]
 
 
-def heads(swarm: Swarm) -> list[int]:
+def heads(swarm: VirtualSwarm) -> list[int]:
     return [machine.history.head for machine in machines(swarm) if machine.history is not None]
 
 
-def signed(swarm: Swarm, by: PeerId, uses: int, expires_s: float) -> Signed:
-    notary = Notary(swarm.run_id, VirtualSigner(by), VirtualVerifier())
-    return notary.sign(Invite(TICKET, KEY, "trainer", uses, expires_s))
+def signed(swarm: VirtualSwarm, by: PeerId, uses: int, expires_s: float) -> SignedStatement:
+    notary = StatementSigner(swarm.run_id, VirtualSigner(by), VirtualVerifier())
+    return notary.sign(TicketInvite(TICKET, KEY, "trainer", uses, expires_s))
 
 
-def spread(swarm: Swarm, report: Signed, by: PeerId) -> None:
+def spread(swarm: VirtualSwarm, report: SignedStatement, by: PeerId) -> None:
     """Every member hears the report from this peer; then three rounds pass."""
     for machine in machines(swarm):
         machine.handle(Received(by, MemberReport(report)), swarm.world.now)
@@ -64,7 +64,7 @@ def spread(swarm: Swarm, report: Signed, by: PeerId) -> None:
         swarm.world.run(swarm.world.now + 5.0)
 
 
-def uses_left(swarm: Swarm) -> list[int]:
+def uses_left(swarm: VirtualSwarm) -> list[int]:
     history = machines(swarm)[0].history
     assert history is not None
     return [t.uses_left for t in history.head_body.tickets if t.ticket == TICKET]
@@ -76,16 +76,16 @@ def uses_left(swarm: Swarm) -> list[int]:
 )
 def test_an_invitation_with_a_number_out_of_bounds_is_not_decoded(uses: int, expires_s: float):
     with pytest.raises(PeerFault):
-        decode_statement(encode(Invite(TICKET, KEY, "trainer", uses, expires_s)), VOTER)
+        decode_statement(encode(TicketInvite(TICKET, KEY, "trainer", uses, expires_s)), VOTER)
 
 
-def test_no_voter_halts_a_run_by_an_invitation_that_never_equals_itself(swarm: Swarm):
+def test_no_voter_halts_a_run_by_an_invitation_that_never_equals_itself(swarm: VirtualSwarm):
     before = heads(swarm)
     spread(swarm, signed(swarm, VOTER, 1, float("nan")), VOTER)
     assert min(heads(swarm)) >= max(before) + 2 and uses_left(swarm) == []
 
 
-def test_a_revoked_ticket_stays_revoked_when_a_stranger_repeats_the_invitation(swarm: Swarm):
+def test_a_revoked_ticket_stays_revoked_when_a_stranger_repeats_the_invitation(swarm: VirtualSwarm):
     """The signed invitation stands in the history: whoever read it once could send it again."""
     invited = signed(swarm, FOUNDER, 1, 1e6)
     spread(swarm, invited, FOUNDER)
@@ -96,22 +96,22 @@ def test_a_revoked_ticket_stays_revoked_when_a_stranger_repeats_the_invitation(s
     assert uses_left(swarm) == [0]
 
 
-def test_voters_refuse_a_join_by_an_expired_ticket_whoever_proposes_it(swarm: Swarm):
+def test_voters_refuse_a_join_by_an_expired_ticket_whoever_proposes_it(swarm: VirtualSwarm):
     """The time of the parent is agreed, so all voters come to the same answer."""
     machine = machines(swarm)[0]
     assert machine.round is not None
     ground, ticket = machine.round.ground, swarm.invite(FOUNDER)
     signer = VirtualSigner(STRANGER)
     proof, head = ticket.redeem(STRANGER), ground.plan.head
-    join = Join(STRANGER, signer.vote_key, signer.certificate, (), "trainer", "", head, proof)
+    join = JoinRequest(STRANGER, signer.vote_key, signer.certificate, (), "trainer", "", head, proof)
     for left_s, why in ((1.0, None), (-1.0, TICKET_EXPIRED)):
         use = TicketUse(ticket.id, ticket.key, "trainer", 1, ground.parent.time_s + left_s)
         parent = replace(ground.parent, tickets=(use,))
         judged = ground_after(ground.settings, ground.plan, parent, machine.pool.recent(), swarm.run_id)
-        assert judged.admissible(Reported(STRANGER, join), parent.time_s) == why
+        assert judged.admissible(VerifiedReport(STRANGER, join), parent.time_s) == why
 
 
-def test_a_run_begins_with_members_whose_votes_are_not_earned_yet(swarm: Swarm):
+def test_a_run_begins_with_members_whose_votes_are_not_earned_yet(swarm: VirtualSwarm):
     """Before training nobody earns a vote, so waiting for votes would never end once the founder is gone."""
     machine = machines(swarm)[0]
     assert machine.round is not None

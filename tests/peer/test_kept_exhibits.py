@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from atoll.base.ids import PeerId
 from atoll.crypto.digest import digest
-from atoll.verification.evidence_store import EXHIBITS_KEPT, KeptExhibit, KeptExhibits
+from atoll.verification.evidence_store import EXHIBITS_KEPT, EvidenceStore, StoredEvidence
 
 
 def test_more_of_one_round_than_may_stay_take_no_turns_at_being_written_down():
     """A liar that left is looked at with every vertex, as long as its audits are open."""
-    eve, kept = PeerId("eve"), KeptExhibits()
-    many = [KeptExhibit(7, eve, digest(b"%d" % k)) for k in range(EXHIBITS_KEPT + 1)]
+    eve, kept = PeerId("eve"), EvidenceStore()
+    many = [StoredEvidence(7, eve, digest(b"%d" % k)) for k in range(EXHIBITS_KEPT + 1)]
     assert kept.keep(many) and kept.kept == tuple(many[:-1])
     assert not kept.keep(many) and not kept.keep(many)
-    newer = KeptExhibit(8, eve, digest(b"newer"))
+    newer = StoredEvidence(8, eve, digest(b"newer"))
     assert kept.keep([newer]) and kept.kept == (newer, *many[:-2])

@@ -9,16 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
-from atoll.base.machine import Ask, Fact, Payload, Received, Report, Start
+from atoll.base.machine import Emit, Fact, Payload, Received, RunTask, Start
 from atoll.crypto.digest import digest
-from atoll.peer.events import AttemptFailed, Fault, RowsGathered
+from atoll.peer.events import AttemptFailed, ProtocolFault, RowsGathered
 from atoll.peer.operator_commands import gather_rows, question_of
 from atoll.peer.peer import Peer
-from atoll.peer.tasks import HoldRows, LeaveOut
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.world import Node
-from atoll.wire.messages.history import Vertices
-from atoll.wire.messages.round import RowBytes, Voted, WantRow
+from atoll.peer.tasks import HoldRows, LeaveOneOut
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.world import VirtualComputer
+from atoll.wire.messages.history import VerticesResponse
+from atoll.wire.messages.round import RowRequest, RowResponse, VoteMessage
 
 ADA, BOB, CID, DAN = map(peer_name, range(4))
 KEPT = 6  # rounds
@@ -30,9 +30,9 @@ def keeper(make: Callable[[], Peer]) -> Peer:
     return peer
 
 
-def swarm_of(keeping: tuple[PeerId, ...] = (ADA, BOB, CID, DAN)) -> Swarm:
+def swarm_of(keeping: tuple[PeerId, ...] = (ADA, BOB, CID, DAN)) -> VirtualSwarm:
     """Four that have closed nine rounds."""
-    swarm = Swarm(5, SwarmKnobs(peers=4))
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=4))
     for name in keeping:
         node = swarm.world.nodes[name]
         node.make = partial(keeper, node.make)
@@ -40,7 +40,7 @@ def swarm_of(keeping: tuple[PeerId, ...] = (ADA, BOB, CID, DAN)) -> Swarm:
     return swarm
 
 
-def gathered(swarm: Swarm, round: int) -> tuple[RowsGathered, LeaveOut]:
+def gathered(swarm: VirtualSwarm, round: int) -> tuple[RowsGathered, LeaveOneOut]:
     """Ada asks about this round; the world goes on until she has its rows, or gives up."""
     world, told, ada = swarm.world, list[RowsGathered](), swarm.world.nodes[ADA]
     world.watchers.append(lambda now, node, fact: told.append(fact) if isinstance(fact, RowsGathered) else None)
@@ -93,7 +93,7 @@ def test_rows_that_are_forgotten_here_are_said_to_be_gone_at_once():
     swarm = swarm_of()
     asked_at, node = swarm.world.now, swarm.world.nodes[ADA]
     effects = gather_rows(node.machine, min(node.machine.kept_rows.here) - 1)
-    (told,) = (e.fact for e in effects if isinstance(e, Report))
+    (told,) = (e.fact for e in effects if isinstance(e, Emit))
     assert isinstance(told, RowsGathered) and len(told.gone) == 16 and len(effects) == 1
     assert swarm.world.now == asked_at and gathered(swarm, max(node.machine.kept_rows.here))[0].came == 9
 
@@ -116,11 +116,13 @@ def test_a_row_that_nobody_committed_to_is_a_fault_and_one_unasked_for_is_nothin
     round = swarm.head(ADA) - 1
     body = machine.history.bodies[round]
     signed = next(s for s in body.commits if s.signer == CID)
-    forged = Received(DAN, RowBytes(round, 0, "", 1, (), signed), Payload(digest(b"x"), 1, b"x"))
-    assert not any(isinstance(e, Ask | Report) for e in machine.handle(forged, now))  # he is shown where the run is
+    forged = Received(DAN, RowResponse(round, 0, "", 1, (), signed), Payload(digest(b"x"), 1, b"x"))
+    assert not any(
+        isinstance(e, RunTask | Emit) for e in machine.handle(forged, now)
+    )  # he is shown where the run is
     gather_rows(machine, round)
     (said,) = machine.handle(forged, now)
-    assert isinstance(said, Report) and isinstance(said.fact, Fault) and said.fact.peer == DAN
+    assert isinstance(said, Emit) and isinstance(said.fact, ProtocolFault) and said.fact.peer == DAN
 
 
 def test_rows_are_forgotten_with_their_rounds_and_outlive_a_restart():
@@ -134,7 +136,7 @@ def test_rows_are_forgotten_with_their_rounds_and_outlive_a_restart():
     blobs = {lies.blob for rows in here.values() for lies in rows.values()}
     assert blobs <= set(node.island.rows)
     again = node.make()
-    asks = [e.work for e in again.handle(Start(node.kept), 1.0) if isinstance(e, Ask)]
+    asks = [e.work for e in again.handle(Start(node.kept), 1.0) if isinstance(e, RunTask)]
     assert again.kept_rows.here == here
     assert [set(work.blobs) for work in asks if isinstance(work, HoldRows)] == [blobs]
 
@@ -147,9 +149,11 @@ def test_a_round_that_was_agreed_in_an_earlier_attempt_than_mine_leaves_my_rows(
 
     def deaf(now: float, to: PeerId, event: Received):
         said, whens = arrivals(now, to, event)
-        return said, [] if to == DAN and not failed and isinstance(event.message, Voted | Vertices) else whens
+        return said, [] if to == DAN and not failed and isinstance(
+            event.message, VoteMessage | VerticesResponse
+        ) else whens
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         failed.extend([fact] if node.name == DAN and isinstance(fact, AttemptFailed) else [])
 
     world.network.arrivals = deaf
@@ -166,11 +170,11 @@ def test_one_row_is_shown_to_one_member_four_times_and_to_strangers_never():
     node, now = swarm.world.nodes[BOB], swarm.world.now
     round = swarm.head(BOB) - 1
     part = next(n for n, peer in node.machine.kept_rows.here[round] if peer == BOB)
-    wish = WantRow(round, 0, "", part, BOB)
+    wish = RowRequest(round, 0, "", part, BOB)
 
     def shown(to: PeerId) -> int:
-        asks = [e for e in node.machine.handle(Received(to, wish), now) if isinstance(e, Ask)]
-        again = [e for e in node.machine.handle(Received(to, wish), now) if isinstance(e, Ask)]
+        asks = [e for e in node.machine.handle(Received(to, wish), now) if isinstance(e, RunTask)]
+        again = [e for e in node.machine.handle(Received(to, wish), now) if isinstance(e, RunTask)]
         assert not asks or not again  # while one is read, who asks twice is answered once
         swarm.world.carry_out(node, list(asks))
         swarm.world.run(swarm.world.now + 0.2)
@@ -178,4 +182,4 @@ def test_one_row_is_shown_to_one_member_four_times_and_to_strangers_never():
 
     assert [shown(ADA) for _ in range(6)] == [1, 1, 1, 1, 0, 0]
     assert shown(PeerId("stranger")) == 0
-    assert not any(isinstance(e, Ask) for e in node.machine.handle(Received(CID, replace(wish, part=99)), now))
+    assert not any(isinstance(e, RunTask) for e in node.machine.handle(Received(CID, replace(wish, part=99)), now))

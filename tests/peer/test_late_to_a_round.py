@@ -9,16 +9,16 @@ from atoll.peer.events import RoundClosed, StateMissing
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings, plan_round
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.worker import IslandKnobs
-from atoll.wire.messages.round import Committed, Repeat
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.worker import WorkerKnobs
+from atoll.wire.messages.round import CommitAnnouncement, ResendRequest
 
 ME, AHEAD = peer_name(0), peer_name(1)
 
 
 def test_a_newcomer_owns_no_part_in_its_first_round():
     """Nobody waits for its training, so nobody may wait for its answer. Once, a founder did for minutes."""
-    swarm = Swarm(5, SwarmKnobs(peers=2))
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=2))
     first_rounds: list[RoundClosed] = []
 
     def watch(_now, node, fact):
@@ -37,7 +37,7 @@ def test_a_newcomer_owns_no_part_in_its_first_round():
 
 def test_words_too_early_to_be_remembered_are_asked_for_when_their_round_begins():
     """Three rounds ahead of me: I cannot keep that. Once I am there, I ask the speaker, and nobody else, once."""
-    swarm = Swarm(1, SwarmKnobs(peers=4))
+    swarm = VirtualSwarm(1, SwarmKnobs(peers=4))
     swarm.world.run(0.5)
     peer = swarm.world.nodes[ME].machine
     asked: list[tuple[str, int]] = []
@@ -45,28 +45,30 @@ def test_words_too_early_to_be_remembered_are_asked_for_when_their_round_begins(
 
     def watched(event, now):
         effects = handle(event, now)
-        repeats = [e for e in effects if isinstance(e, Send) and isinstance(e.message, Repeat)]
+        repeats = [e for e in effects if isinstance(e, Send) and isinstance(e.message, ResendRequest)]
         asked.extend((e.to, e.message.round) for e in repeats)
         return effects
 
     peer.handle = watched
     for _ in range(3):
-        assert peer.handle(Received(AHEAD, Repeat(4, 0, "ahead")), 0.5) == []
+        assert peer.handle(Received(AHEAD, ResendRequest(4, 0, "ahead")), 0.5) == []
     swarm.world.run(60, stop=lambda: swarm.head(ME) >= 6)
     assert asked == [(AHEAD, 4)]
 
 
 def test_what_was_said_is_said_again_once_and_to_members_only():
     """Asking costs nothing and answering may cost many megabytes."""
-    swarm = Swarm(1, SwarmKnobs(peers=4))
+    swarm = VirtualSwarm(1, SwarmKnobs(peers=4))
     swarm.world.run(0.5)
     peer = swarm.world.nodes[ME].machine
     swarm.world.run(30, stop=lambda: peer.round is not None and peer.round.encoded is not None)
-    ask = Repeat(peer.round.plan.round, peer.round.attempt, peer.round.plan.trace)
+    ask = ResendRequest(peer.round.plan.round, peer.round.attempt, peer.round.plan.trace)
 
     def answers(to: str):
         effects = peer.handle(Received(to, ask), swarm.world.now)
-        return [e for e in effects if isinstance(e, Send) and isinstance(e.message, Committed) and e.to == to]
+        return [
+            e for e in effects if isinstance(e, Send) and isinstance(e.message, CommitAnnouncement) and e.to == to
+        ]
 
     assert len(answers(AHEAD)) == 1
     assert answers(AHEAD) == []
@@ -75,7 +77,7 @@ def test_what_was_said_is_said_again_once_and_to_members_only():
 
 def test_after_a_blackout_nobody_waits_for_the_windows_of_owners_to_whom_nothing_comes():
     """All were down until a later attempt, which nobody trains for: each passes after its sharing has begun."""
-    swarm = Swarm(1, SwarmKnobs(peers=4))
+    swarm = VirtualSwarm(1, SwarmKnobs(peers=4))
     swarm.world.run(60, stop=lambda: min(swarm.heads()) >= 3)
     names = list(swarm.world.nodes)
     for name in names:
@@ -96,7 +98,7 @@ def test_a_newcomer_is_in_soon_however_fast_the_others_go_on(hop_s: float, step_
     for that. The surprises: all once waited with it, since it had its vote by then, and where rounds are shorter
     than a trip to the members it began with a newer state again and again, and never was in."""
     run = RunSettings(open_to_all=True, round=RoundSettings(inner_steps=1, first_train_s=10))
-    swarm = Swarm(1, SwarmKnobs(3, NetworkKnobs(0.002, 0.004, jitter_s=0.0), IslandKnobs(step_s), run=run))
+    swarm = VirtualSwarm(1, SwarmKnobs(3, NetworkKnobs(0.002, 0.004, jitter_s=0.0), WorkerKnobs(step_s), run=run))
     world, far, ada = swarm.world, peer_name(3), peer_name(0)
     gave_up: list[Fact] = []
     world.watchers.append(

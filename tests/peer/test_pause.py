@@ -10,30 +10,30 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.machine import Received
 from atoll.peer import operator_commands
-from atoll.peer.events import Fault, RoundBegan
+from atoll.peer.events import ProtocolFault, RoundBegan
 from atoll.peer.governance.orders import goal_of, pauses_in, word_bytes
 from atoll.peer.round.vertex_body import check_body, write_body
-from atoll.peer.tasks import Train
-from atoll.peer.verify.chain import Kept, Paused, verify_history
+from atoll.peer.tasks import TrainRound
+from atoll.peer.verify.chain import PauseRecord, StoredHistory, verify_history
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
-from atoll.simulation.swarm import Swarm
-from atoll.wire.envelope import Notary
+from atoll.simulation.swarm import VirtualSwarm
+from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.statements import Pause
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import PauseOrder
+from atoll.wire.messages.vertex import VertexBody
 
 
-def head_of(swarm: Swarm, name: PeerId = CREATOR) -> Body:
+def head_of(swarm: VirtualSwarm, name: PeerId = CREATOR) -> VertexBody:
     return history_of(swarm, name).head_body
 
 
-def say(swarm: Swarm, paused: bool) -> None:
+def say(swarm: VirtualSwarm, paused: bool) -> None:
     node = swarm.world.nodes[CREATOR]
     local = node.clock.local(swarm.world.now)
     swarm.world.carry_out(node, operator_commands.pause(node.machine, paused, as_creator, local))
 
 
-def until_all(swarm: Swarm, paused: bool) -> Body:
+def until_all(swarm: VirtualSwarm, paused: bool) -> VertexBody:
     """The newest vertex, once every member holds the one that pauses or resumes."""
     say(swarm, paused)
     up = [n.name for n in swarm.honest if n.machine is not None]
@@ -58,13 +58,13 @@ def test_nobody_trains_while_the_run_is_paused_and_members_come_and_go():
         say(swarm, paused=False)
     held = until_all(swarm, paused=True)
     assert held.paused == held.round and held.trained == held.round + 1  # the round that holds the word trained
-    asked: list[Train] = []
+    asked: list[TrainRound] = []
     began: list[RoundBegan] = []
     told = swarm.world.watchers
     told.append(lambda now, node, fact: began.append(fact) if isinstance(fact, RoundBegan) else None)
     for node in swarm.world.nodes.values():
         node.island.takes_s = lambda work, takes=node.island.takes_s: (
-            (asked.append(work) if isinstance(work, Train) else None) or takes(work)
+            (asked.append(work) if isinstance(work, TrainRound) else None) or takes(work)
         )
     swarm.world.crash(DORA)
     swarm.join(4, via=BOB)
@@ -87,8 +87,10 @@ def test_nobody_trains_while_the_run_is_paused_and_members_come_and_go():
     assert head_of(swarm).trained == held.trained + 3 and asked
     node = swarm.world.nodes[CREATOR]
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
-    audit = verify_history(Kept(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get), VirtualVerifier())
-    assert audit.intact and audit.pauses == [Paused(held.round, True), Paused(on.round, False)]
+    audit = verify_history(
+        StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get), VirtualVerifier()
+    )
+    assert audit.intact and audit.pauses == [PauseRecord(held.round, True), PauseRecord(on.round, False)]
 
 
 def test_a_word_is_good_once_so_an_old_pause_does_nothing_after_the_resume():
@@ -99,7 +101,7 @@ def test_a_word_is_good_once_so_an_old_pause_does_nothing_after_the_resume():
     peer = swarm.world.nodes[CREATOR].machine
     with pytest.raises(ValueError, match="it is paused already"):
         say(swarm, paused=True)
-    plain = Pause(peer.history.head_id, True, b"")
+    plain = PauseOrder(peer.history.head_id, True, b"")
     twice = peer.notary.sign(replace(plain, signature=as_creator(word_bytes(swarm.run_id, plain))))
     assert "the run is paused" in (peer.pool.add(twice, swarm.world.now).wrong or "")
     ((on, _),) = pauses_in(until_all(swarm, paused=False).reports)
@@ -147,9 +149,9 @@ def test_of_two_that_are_said_at_once_a_body_carries_one():
     say(swarm, paused=True)
     peer = swarm.world.nodes[CREATOR].machine
     history = peer.history
-    plain = Pause(history.ids[history.head - 1], True, b"")
+    plain = PauseOrder(history.ids[history.head - 1], True, b"")
     other = replace(plain, signature=as_creator(word_bytes(swarm.run_id, plain)))
-    again = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier()).sign(other)
+    again = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier()).sign(other)
     assert peer.pool.add(again, swarm.world.now).fresh
     assert len(pauses_in(peer.pool.pool.values())) == 2 and len(pauses_in(peer.pool.chosen())) == 1
     ground, now = peer.round.ground, swarm.world.now
@@ -165,13 +167,13 @@ def test_a_pause_that_somebody_else_signed_is_its_bringers_fault_and_no_body_may
     swarm = swarm_of()
     reach(swarm, 4)
     peer = swarm.world.nodes[CREATOR].machine
-    plain = Pause(peer.history.head_id, True, b"")
+    plain = PauseOrder(peer.history.head_id, True, b"")
     forged = replace(plain, signature=sign_as_identity(BOB.encode(), word_bytes(swarm.run_id, plain)))
-    bob = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    bob = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
     for word in (plain, forged):
         signed = bob.sign(word)
         effects = peer.handle(Received(BOB, MemberReport(signed)), swarm.world.now)
-        (fault,) = [e.fact for e in effects if hasattr(e, "fact") and isinstance(e.fact, Fault)]
+        (fault,) = [e.fact for e in effects if hasattr(e, "fact") and isinstance(e.fact, ProtocolFault)]
         assert fault.peer == BOB and "pause or resume in a name that is not its own" in fault.what
     reach(swarm, 7)
     assert head_of(swarm).paused is UNSET

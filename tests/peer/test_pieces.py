@@ -8,25 +8,25 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest
-from atoll.base.machine import Effect, Failed, Report, Send, Start, TimerFired
-from atoll.features.archive.machine import Making, Pieces
-from atoll.features.archive.policy import Coded
+from atoll.base.machine import Effect, Emit, Send, Start, TaskFailed, TimerFired
+from atoll.features.archive.machine import ArchiveMachine, PieceJob
+from atoll.features.archive.policy import ErasureParams
 from atoll.peer.events import StateLost
-from atoll.peer.verify.chain import Kept, verify_history
+from atoll.peer.verify.chain import StoredHistory, verify_history
 from atoll.protocol.history import chain as dag
 from atoll.simulation.signatures import VirtualVerifier
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 
 pytest.importorskip("pyeclib")
 
-CODED = Coded(2, 4, every_rounds=3, lost_s=15.0)
+CODED = ErasureParams(2, 4, every_rounds=3, lost_s=15.0)
 
 
-def swarm_of(peers: int, coded: Coded = CODED) -> Swarm:
+def swarm_of(peers: int, coded: ErasureParams = CODED) -> VirtualSwarm:
     knobs = SwarmKnobs(peers=peers)
     knobs.run = replace(knobs.run, coded=coded)
-    return Swarm(3, knobs)
+    return VirtualSwarm(3, knobs)
 
 
 @cache
@@ -44,7 +44,7 @@ def history() -> tuple[Digest, bytes, dict[int, bytes]]:
 
 def problems(rows: dict[int, bytes], trusted: Digest | None = None) -> list[tuple[int, str, str]]:
     run, genesis, _ = history()
-    audit = verify_history(Kept(run, genesis, sorted(rows), rows.get), VirtualVerifier(), trusted)
+    audit = verify_history(StoredHistory(run, genesis, sorted(rows), rows.get), VirtualVerifier(), trusted)
     return [(p.round, p.kind, p.what) for p in audit.problems]
 
 
@@ -79,7 +79,7 @@ def test_one_damaged_word_is_one_problem():
 
 def test_who_starts_again_before_the_first_state_is_cut_lacks_nothing():
     """Rounds whose state is cut are far apart, its memory holds the newest vertices only: still it may judge."""
-    swarm = swarm_of(4, Coded(2, 4, every_rounds=500, lost_s=1e6))
+    swarm = swarm_of(4, ErasureParams(2, 4, every_rounds=500, lost_s=1e6))
     swarm.world.run(1e3, stop=lambda: min(swarm.heads()) >= 20)
     node = swarm.world.nodes[peer_name(1)]
     given = {k: v for k, v in node.kept.items() if not k.startswith("vertex/") or int(k[7:]) > 12}
@@ -88,11 +88,11 @@ def test_who_starts_again_before_the_first_state_is_cut_lacks_nothing():
     assert again.pool is not None and not again.pool.ledger.book.lacks
 
 
-def making(swarm: Swarm) -> tuple[Pieces, Making]:
+def making(swarm: VirtualSwarm) -> tuple[ArchiveMachine, PieceJob]:
     """A holder that is just about to cut the newest state."""
     pieces = swarm.world.nodes[peer_name(0)].machine.pieces
     entry = next(e for e in reversed(pieces.ledger.entries) if pieces.me in e.holders)
-    pieces.making = Making(entry, entry.index_of(pieces.me))
+    pieces.making = PieceJob(entry, entry.index_of(pieces.me))
     return pieces, pieces.making
 
 
@@ -102,9 +102,9 @@ def test_a_disk_that_is_full_is_no_reason_to_fetch_anything():
     swarm.world.run(1e3, stop=lambda: min(swarm.heads()) >= 12)
     pieces, made = making(swarm)
     job = f"pieces/cut/{made.entry.round}/{made.index}"
-    effects = pieces.done(Failed(job, "no space left on device"), [peer_name(1), peer_name(2)], 100.0)
+    effects = pieces.done(TaskFailed(job, "no space left on device"), [peer_name(1), peer_name(2)], 100.0)
     assert not any(isinstance(e, Send) for e in effects) and pieces.making is None
-    (lost,) = [e.fact for e in effects if isinstance(e, Report) and isinstance(e.fact, StateLost)]
+    (lost,) = [e.fact for e in effects if isinstance(e, Emit) and isinstance(e.fact, StateLost)]
     assert lost.why == "no space left on device" and pieces.again_at[made.entry.round] > 100.0
 
 
@@ -120,5 +120,5 @@ def test_whoever_waits_for_a_state_that_became_too_old_is_told():
     effects: list[Effect] = []
     for silent in range(1, 200):
         effects += pieces.serves(TimerFired(f"gather/{first.state.hex()}"), True, 100.0 + silent)
-    told = [e.fact.state for e in effects if isinstance(e, Report) and isinstance(e.fact, StateLost)]
+    told = [e.fact.state for e in effects if isinstance(e, Emit) and isinstance(e.fact, StateLost)]
     assert told == [first.state, second.state] and not pieces.sought

@@ -4,28 +4,28 @@ import msgspec
 import pytest
 
 from atoll.base.errors import PeerFault
-from atoll.base.machine import Keep, Send
+from atoll.base.machine import Persist, Send
 from atoll.peer import operator_commands
-from atoll.peer.membership.admission import Wish
+from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.operator_commands import turnout
 from atoll.peer.round.vertex_body import write_recovery
-from atoll.peer.verify.chain import Kept, verify_history
+from atoll.peer.verify.chain import StoredHistory, verify_history
 from atoll.protocol.history.chain import recovery_bytes
 from atoll.simulation.signatures import VirtualSigner, sign_as_identity
-from atoll.simulation.swarm import Swarm, SwarmKnobs, honest, peer_name
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, honest, peer_name
 from atoll.wire.codec import decode_body, encode
-from atoll.wire.messages.statements import Leave, Signed
+from atoll.wire.messages.statements import LeaveReport, SignedStatement
 from atoll.wire.messages.vertex import Vertex
 
 CREATOR = peer_name(0)
 CREATOR_KEY = VirtualSigner(CREATOR).vote_key
 
 
-def paused_swarm() -> Swarm:
+def paused_swarm() -> VirtualSwarm:
     """Two of four crash for good: two are left where three votes are needed."""
     knobs = SwarmKnobs(peers=4)
     knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
-    swarm = Swarm(3, knobs)
+    swarm = VirtualSwarm(3, knobs)
     swarm.world.run(8)
     for index in (2, 3):
         swarm.world.crash(peer_name(index))
@@ -33,7 +33,7 @@ def paused_swarm() -> Swarm:
     return swarm
 
 
-def recover(swarm: Swarm) -> None:
+def recover(swarm: VirtualSwarm) -> None:
     node = swarm.world.nodes[CREATOR]
     sign = lambda data: sign_as_identity(CREATOR.encode(), data)  # noqa: E731  # reads like the word it is
     swarm.world.carry_out(node, operator_commands.recover(node.machine, sign, node.clock.local(swarm.world.now)))
@@ -69,13 +69,13 @@ def test_a_recovery_is_on_disk_before_anybody_sees_it():
     effects = operator_commands.recover(node.machine, sign, node.clock.local(swarm.world.now))
     vertex = node.machine.history.vertices[node.machine.history.head]
     assert signed == [recovery_bytes(swarm.run_id, vertex.body)]
-    kept = [i for i, e in enumerate(effects) if isinstance(e, Keep) and e.blob and vertex.body in e.blob]
+    kept = [i for i, e in enumerate(effects) if isinstance(e, Persist) and e.blob and vertex.body in e.blob]
     shown = [i for i, e in enumerate(effects) if isinstance(e, Send) and vertex.body in encode(e.message)]
     assert kept and shown and kept[0] < shown[0]
 
 
 def test_recovery_is_refused_while_the_run_can_go_on_by_itself():
-    swarm = Swarm(3, SwarmKnobs(peers=4))
+    swarm = VirtualSwarm(3, SwarmKnobs(peers=4))
     swarm.world.run(8)
     with pytest.raises(ValueError, match="can go on by itself"):
         recover(swarm)
@@ -85,7 +85,7 @@ def test_in_a_large_swarm_nobody_is_counted_on_whose_silence_is_not_watched():
     """Three of twenty are left, the others freeze; each watches four. One recovery is enough."""
     knobs = SwarmKnobs(peers=20)
     knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
-    swarm = Swarm(5, knobs)
+    swarm = VirtualSwarm(5, knobs)
     swarm.world.run(4)
     here, lost = {peer_name(i) for i in range(3)}, [peer_name(i) for i in range(3, 20)]
     for name in lost:
@@ -103,7 +103,7 @@ def test_a_newcomer_that_vanishes_once_it_votes_stops_a_lone_founder_until_that_
     """Two founders are two of three and go on; one of two is no majority, knows why it stands, and recovers."""
     knobs = SwarmKnobs(peers=founders)
     knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
-    swarm = Swarm(3, knobs)
+    swarm = VirtualSwarm(3, knobs)
     world = swarm.world
     world.run(3)
     machine = world.nodes[CREATOR].machine
@@ -128,13 +128,13 @@ def test_a_member_that_lost_its_disk_comes_back_with_another_key(others: int):
     no words of the old one meanwhile; of two, the one that is left cannot, sees why, and recovers."""
     knobs = SwarmKnobs(peers=1 + others)
     knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
-    swarm, lost = Swarm(3, knobs), peer_name(others)
+    swarm, lost = VirtualSwarm(3, knobs), peer_name(others)
     world, node = swarm.world, swarm.world.nodes[lost]
     world.run(5)
     world.crash(lost)
     node.kept.clear()
     signer = VirtualSigner(lost, session=1)
-    node.make = lambda: honest(swarm.run_id, signer, swarm.keys, Wish(), None, (CREATOR,))
+    node.make = lambda: honest(swarm.run_id, signer, swarm.keys, DesiredRole(), None, (CREATOR,))
     world.start(lost)
     node.contacts.add(CREATOR)
     world.dial(lost, CREATOR)
@@ -201,7 +201,7 @@ def test_an_epoch_may_not_slip_in_words_that_nobody_said():
     history = swarm.world.nodes[peer_name(1)].machine.history
     mine = swarm.world.nodes[CREATOR].machine.history
     body = decode_body(mine.vertices[mine.head].body)
-    words = (Signed(peer_name(3), encode(Leave(body.round, "gone")), b"never signed"),)
+    words = (SignedStatement(peer_name(3), encode(LeaveReport(body.round, "gone")), b"never signed"),)
     for slipped in ({"reports": words}, {"commits": words}):
         raw = encode(msgspec.structs.replace(body, **slipped))
         vertex = Vertex(raw, None, sign_as_identity(CREATOR.encode(), recovery_bytes(swarm.run_id, raw)))
@@ -209,11 +209,11 @@ def test_an_epoch_may_not_slip_in_words_that_nobody_said():
             history.append(vertex, CREATOR)
 
 
-def founder_with_a_new_key() -> Swarm:
+def founder_with_a_new_key() -> VirtualSwarm:
     """A lone founder whose session key was lost, with its history and state whole."""
     knobs = SwarmKnobs(peers=1)
     knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
-    swarm = Swarm(3, knobs)
+    swarm = VirtualSwarm(3, knobs)
     swarm.world.run(8)
     swarm.world.crash(CREATOR)
     swarm.world.nodes[CREATOR].make = swarm._maker(0, swarm.genesis, (), session=1)
@@ -233,7 +233,7 @@ def test_a_lone_founder_with_a_new_key_recovers_and_trains_on():
     node = swarm.world.nodes[CREATOR]
     assert swarm.heads()[0] > stuck_at + 3 and node.machine.history.head_body.epoch == 1
     rows = {int(name.split("/")[1]): row for name, row in node.kept.items() if name.startswith("vertex/")}
-    kept = Kept(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get)
+    kept = StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get)
     audit = verify_history(kept, swarm.keys.verifier)
     assert audit.problems == [] and audit.recoveries == [stuck_at + 1]
 

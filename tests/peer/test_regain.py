@@ -5,26 +5,26 @@ from __future__ import annotations
 import pytest
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Ask, Done, Received, Report, Send, Start
+from atoll.base.machine import Emit, Received, RunTask, Send, Start, TaskDone
 from atoll.crypto.digest import manifest_of
 from atoll.peer.events import FetchBegan
 from atoll.peer.round.context import answered_bytes
 from atoll.peer.settings import RunSettings
-from atoll.peer.sync.state_sync import OUTRUN_S, Regain
-from atoll.peer.tasks import Left, Restore, Restored
-from atoll.protocol.transfer.download import Fetched
+from atoll.peer.sync.state_sync import OUTRUN_S, StateSync
+from atoll.peer.tasks import RestoreState, RoundSettlement, StateRestored
+from atoll.protocol.transfer.download import BlobFetched
 from atoll.protocol.transfer.tasks import BlobOpened, CloseBlob, OpenBlob
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.worker import IslandKnobs
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.worker import WorkerKnobs
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.history import ManifestIs, WantManifest
+from atoll.wire.messages.history import ManifestRequest, ManifestResponse
 
 ADA, BOB, CLEO = (PeerId(name) for name in ("ada", "bob", "cleo"))
 
 
 def swarm_node():
     """Of a run of some rounds."""
-    swarm = Swarm(5, SwarmKnobs(peers=3))
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=3))
     swarm.world.run(1e3, stop=lambda: min(swarm.heads()) >= 3)
     return swarm.world.nodes[peer_name(0)]
 
@@ -34,20 +34,20 @@ def swarm_history():
     return machine.run, machine.history
 
 
-def asked(regain: Regain, history, now: float) -> list[tuple[PeerId, Digest]]:
+def asked(regain: StateSync, history, now: float) -> list[tuple[PeerId, Digest]]:
     """Of whom, and for what, the next fetch asks first."""
     assert regain.fetch_from([ADA, BOB, CLEO], history, now)
     effects = regain.handle(Start({}), history, now)
     sent = [e for e in effects if isinstance(e, Send)]
-    return [(e.to, e.message.blob) for e in sent if isinstance(e.message, WantManifest)]
+    return [(e.to, e.message.blob) for e in sent if isinstance(e.message, ManifestRequest)]
 
 
-def begun() -> tuple[Regain, object]:
+def begun() -> tuple[StateSync, object]:
     """Its disk was asked, and does not hold the state."""
     run, history = swarm_history()
-    regain = Regain(run, PeerId("eve"))
+    regain = StateSync(run, PeerId("eve"))
     (ask,) = regain.begin(history)
-    assert isinstance(ask.work, Restore) and ask.work.state == history.head_body.state
+    assert isinstance(ask.work, RestoreState) and ask.work.state == history.head_body.state
     assert regain.restored(None) is None
     return regain, history
 
@@ -56,15 +56,15 @@ def test_a_start_is_told_what_the_newest_two_vertices_count_of_it():
     """By the root that its commitment says; of a life that leaves a round for a later state nothing is told."""
     run, history = swarm_history()
     me = peer_name(0)
-    (ask,) = Regain(run, me).begin(history)
+    (ask,) = StateSync(run, me).begin(history)
     newest, before = ask.work.mine
     assert (newest.before, before.before) == (history.ids[history.head - 1], history.ids[history.head - 2])
     said = next(s for s in history.head_body.commits if s.signer == me)
     assert newest.root == decode_statement(said.body, me).root and all(newest.parts)
-    (stranger,) = Regain(run, PeerId("eve")).begin(history)
+    (stranger,) = StateSync(run, PeerId("eve")).begin(history)
     assert [one.root for one in stranger.work.mine] == [None, None]
-    regain = Regain(run, me)
-    regain.left = Left(None, late=False)
+    regain = StateSync(run, me)
+    regain.left = RoundSettlement(None, late=False)
     (left,) = regain.begin(history)
     assert left.work.mine == ()
 
@@ -74,16 +74,16 @@ def test_a_state_that_is_not_on_disk_is_fetched_and_then_the_disk_is_asked_again
     regain, history = begun()
     state, data = history.head_body.state, swarm_node().island.blobs[history.head_body.state]
     assert {blob for _, blob in asked(regain, history, 0.0)} == {state}
-    (opening,) = regain.handle(Received(ADA, ManifestIs(state, manifest_of(data))), history, 1.1)
+    (opening,) = regain.handle(Received(ADA, ManifestResponse(state, manifest_of(data))), history, 1.1)
     assert isinstance(opening.work, OpenBlob)
-    here = Done(opening.job, BlobOpened(frozenset({0})))
-    (closing,) = [e for e in regain.handle(here, history, 1.2) if isinstance(e, Ask)]
+    here = TaskDone(opening.job, BlobOpened(frozenset({0})))
+    (closing,) = [e for e in regain.handle(here, history, 1.2) if isinstance(e, RunTask)]
     assert isinstance(closing.work, CloseBlob)
-    effects = regain.handle(Done(closing.job, None), history, 1.3)
-    assert any(isinstance(e, Report) and isinstance(e.fact, Fetched) for e in effects)
-    (again,) = [e.work for e in effects if isinstance(e, Ask)]
-    assert again == Restore(history.head, history.head_id, state)
-    assert regain.restored(Restored()) == "blob" and not regain.busy
+    effects = regain.handle(TaskDone(closing.job, None), history, 1.3)
+    assert any(isinstance(e, Emit) and isinstance(e.fact, BlobFetched) for e in effects)
+    (again,) = [e.work for e in effects if isinstance(e, RunTask)]
+    assert again == RestoreState(history.head, history.head_id, state)
+    assert regain.restored(StateRestored()) == "blob" and not regain.busy
 
 
 def test_a_fetch_begins_anew_once_a_newer_state_was_agreed_on():
@@ -110,10 +110,10 @@ def test_whoever_is_behind_follows_rounds_while_their_parts_are_less_than_the_st
     run, history = swarm_history()
     part_bytes = answered_bytes(history.bodies[history.head])
     assert part_bytes > 0
-    regain, at = Regain(run, PeerId("eve")), history.head - 3
+    regain, at = StateSync(run, PeerId("eve")), history.head - 3
     for size, shorter in ((0, False), (2 * part_bytes - 1, True), (2 * part_bytes, False)):
         regain.begin(history)
-        regain.restored(Restored(size))
+        regain.restored(StateRestored(size))
         assert regain.is_shorter(history, at) is shorter
         assert not regain.is_shorter(history, history.head - 1)
 
@@ -121,7 +121,7 @@ def test_whoever_is_behind_follows_rounds_while_their_parts_are_less_than_the_st
 @pytest.mark.parametrize(("state_bytes", "at_once"), [(2_500_000, True), (100_000_000, False)])
 def test_after_a_cut_a_small_state_is_fetched_and_a_large_one_is_not(state_bytes: int, at_once: bool):
     """Six rounds of a megabyte behind: a state of two and a half is fetched before anything else is tried."""
-    swarm = Swarm(3, SwarmKnobs(peers=5, island=IslandKnobs(state_bytes=state_bytes)))
+    swarm = VirtualSwarm(3, SwarmKnobs(peers=5, island=WorkerKnobs(state_bytes=state_bytes)))
     world, far = swarm.world, peer_name(4)
     began: list[float] = []
     world.watchers.append(
@@ -140,7 +140,7 @@ def test_after_a_cut_a_small_state_is_fetched_and_a_large_one_is_not(state_bytes
 
 def test_who_joins_while_another_fetches_the_state_is_asked_by_it():
     """No manifest comes to the first of two; it hears of the second by the vertex that lets it in."""
-    swarm = Swarm(1, SwarmKnobs(peers=2, run=RunSettings(open_to_all=True)))
+    swarm = VirtualSwarm(1, SwarmKnobs(peers=2, run=RunSettings(open_to_all=True)))
     world = swarm.world
     world.run(2)
     first = swarm.join(2, via=peer_name(0))
@@ -148,7 +148,7 @@ def test_who_joins_while_another_fetches_the_state_is_asked_by_it():
     peer = world.nodes[first].machine
     handle = peer.handle
     peer.handle = lambda event, now: (
-        [] if isinstance(event, Received) and isinstance(event.message, ManifestIs) else handle(event, now)
+        [] if isinstance(event, Received) and isinstance(event.message, ManifestResponse) else handle(event, now)
     )
     world.run(12)
     second = swarm.join(3, via=peer_name(0))

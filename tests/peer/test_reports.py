@@ -7,18 +7,27 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import REPORT_BYTES_MAX, REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX
-from atoll.base.machine import Report, Send
+from atoll.base.machine import Emit, Send
 from atoll.crypto.digest import digest
 from atoll.peer.membership.report_broadcaster import WRITERS_TOLD
 from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.round.candidate import named_in
 from atoll.peer.round.vertex_body import open_report
-from atoll.protocol.membership.failure_detector import Suspected
+from atoll.protocol.membership.failure_detector import PeerSuspected
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.worker import IslandKnobs
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Answered, Caught, Invite, Join, Leave, Rests, Signed, Suspect
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.worker import WorkerKnobs
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.statements import (
+    Accusation,
+    JoinRequest,
+    LeaveReport,
+    OwnerResult,
+    SignedStatement,
+    SkipRound,
+    SuspicionReport,
+    TicketInvite,
+)
 
 ME, HONEST, VILLAIN = peer_name(0), peer_name(1), peer_name(2)
 
@@ -27,13 +36,13 @@ class Stand:
     """The pool of one peer of four."""
 
     def __init__(self) -> None:
-        self.swarm = Swarm(1, SwarmKnobs(4))
+        self.swarm = VirtualSwarm(1, SwarmKnobs(4))
         self.swarm.world.run(0.5)
         self.pool: ReportPool = self.swarm.world.nodes[ME].machine.pool
         self.head = self.pool.history.head_id
 
-    def sign(self, statement, by: PeerId) -> Signed:
-        return Notary(self.swarm.run_id, VirtualSigner(by), VirtualVerifier()).sign(statement)
+    def sign(self, statement, by: PeerId) -> SignedStatement:
+        return StatementSigner(self.swarm.run_id, VirtualSigner(by), VirtualVerifier()).sign(statement)
 
     def adds(self, statement, by: PeerId) -> bool:
         pooled = self.pool.add(self.sign(statement, by), 0.5)
@@ -41,17 +50,17 @@ class Stand:
 
     def join(self, name: str) -> bool:
         signer = VirtualSigner(PeerId(name))
-        join = Join(signer.peer, signer.vote_key, signer.certificate, (), "trainer", name, self.head, b"")
+        join = JoinRequest(signer.peer, signer.vote_key, signer.certificate, (), "trainer", name, self.head, b"")
         return self.adds(join, signer.peer)
 
     def invite(self, k: int, by: PeerId = VILLAIN) -> bool:
-        return self.adds(Invite(k.to_bytes(16, "big"), bytes(32), "trainer", 1, 1e6), by)
+        return self.adds(TicketInvite(k.to_bytes(16, "big"), bytes(32), "trainer", 1, 1e6), by)
 
-    def caught(self, names: int, by: PeerId = VILLAIN) -> Signed:
+    def caught(self, names: int, by: PeerId = VILLAIN) -> SignedStatement:
         """Of itself: a liar may sign an answer of any length."""
         crowd = tuple(PeerId(f"{k:052}") for k in range(names))
-        answer = self.sign(Answered(0, 0, 0, 0, digest(b"x"), 8, crowd), by)
-        return self.sign(Caught(answer), by)
+        answer = self.sign(OwnerResult(0, 0, 0, 0, digest(b"x"), 8, crowd), by)
+        return self.sign(Accusation(answer), by)
 
     def crowd(self, voters: int) -> list[PeerId]:
         """Now so many vote; two suspicions put one of them away."""
@@ -83,7 +92,7 @@ def test_short_reports_are_carried_before_long_ones(stand: Stand):
     for villain in (VILLAIN, peer_name(3), HONEST):
         assert stand.pool.add(stand.caught(REPORT_BYTES_MAX // 60, villain), 0.5) is not None
     assert sum(len(s.body) for s in stand.pool.pool.values()) > REPORTS_BYTES_MAX
-    assert stand.adds(Leave(0, "bye"), ME)
+    assert stand.adds(LeaveReport(0, "bye"), ME)
     assert ME in stand.chosen()
 
 
@@ -92,7 +101,7 @@ def test_a_flood_displaces_only_its_own_words(stand: Stand):
     for k in range(REPORTS_PER_VERTEX_MAX):
         assert stand.invite(k)
     assert not stand.invite(REPORTS_PER_VERTEX_MAX)
-    assert stand.join("newcomer") and stand.adds(Leave(0, "bye"), HONEST)
+    assert stand.join("newcomer") and stand.adds(LeaveReport(0, "bye"), HONEST)
     assert len(stand.pool) == REPORTS_PER_VERTEX_MAX and {PeerId("newcomer"), HONEST} <= stand.chosen()
 
 
@@ -101,7 +110,7 @@ def test_strangers_together_are_one_voice(stand: Stand):
     for k in range(REPORTS_PER_VERTEX_MAX):
         assert stand.join(f"stranger {k}")
     assert not stand.join("one more")
-    assert stand.adds(Leave(0, "bye"), HONEST)
+    assert stand.adds(LeaveReport(0, "bye"), HONEST)
 
 
 def test_a_crowd_that_rests_keeps_nobody_from_coming_or_going(stand: Stand):
@@ -111,9 +120,9 @@ def test_a_crowd_that_rests_keeps_nobody_from_coming_or_going(stand: Stand):
     crowd = [replace(body.members[0], peer=PeerId(f"m{k}")) for k in range(REPORTS_PER_VERTEX_MAX)]
     history.bodies[history.head] = replace(body, members=(*body.members, *crowd))
     for member in crowd:
-        stand.pool.pool["Rests", member.peer, ""] = stand.sign(Rests(ahead), member.peer)
-    assert not stand.adds(Rests(ahead), HONEST)
-    assert stand.join("newcomer") and stand.adds(Leave(0, "bye"), HONEST)
+        stand.pool.pool["Rests", member.peer, ""] = stand.sign(SkipRound(ahead), member.peer)
+    assert not stand.adds(SkipRound(ahead), HONEST)
+    assert stand.join("newcomer") and stand.adds(LeaveReport(0, "bye"), HONEST)
     assert len(stand.pool) == REPORTS_PER_VERTEX_MAX and {PeerId("newcomer"), HONEST} <= stand.chosen()
 
 
@@ -121,7 +130,7 @@ def test_a_crowd_that_rests_keeps_nobody_from_coming_or_going(stand: Stand):
 def test_an_invitation_that_would_make_every_vertex_longer_is_refused(stand: Stand, wrong: dict):
     """Tickets travel in every body until they expire."""
     fields = {"ticket": b"t" * 16, "key": bytes(32), "role": "trainer", "uses": 1, "expires_s": 1e6} | wrong
-    assert stand.pool.add(stand.sign(Invite(**fields), VILLAIN), 0.5) is None
+    assert stand.pool.add(stand.sign(TicketInvite(**fields), VILLAIN), 0.5) is None
 
 
 def test_words_of_one_that_said_farewell_still_prove_its_lie(stand: Stand):
@@ -129,19 +138,19 @@ def test_words_of_one_that_said_farewell_still_prove_its_lie(stand: Stand):
     history = stand.pool.history
     gone = tuple(replace(m, standing="away") if m.peer == VILLAIN else m for m in history.head_body.members)
     history.bodies[history.head] = replace(history.head_body, members=gone)
-    words = [stand.sign(Answered(0, 0, 0, 0, digest(made), 8, (ME,)), VILLAIN) for made in (b"x", b"y")]
-    assert stand.adds(Caught(*words), HONEST)
+    words = [stand.sign(OwnerResult(0, 0, 0, 0, digest(made), 8, (ME,)), VILLAIN) for made in (b"x", b"y")]
+    assert stand.adds(Accusation(*words), HONEST)
     stand.pool.settle(history.head_body)
     assert HONEST in stand.chosen()
-    assert not stand.adds(Caught(words[0], words[1]), VILLAIN)  # it has no voice itself
+    assert not stand.adds(Accusation(words[0], words[1]), VILLAIN)  # it has no voice itself
 
 
 def test_one_proof_against_a_liar_is_enough(stand: Stand):
     """Two statements for one slot prove themselves: another pair, and voices, are heard and dropped."""
-    words = [stand.sign(Answered(0, 0, 0, 0, digest(made), 8, (ME,)), VILLAIN) for made in (b"x", b"y", b"z")]
-    assert stand.adds(Caught(words[0], words[1]), HONEST)
-    assert stand.pool.proves(Caught(words[0]))
-    for more in (Caught(words[0], words[2]), Caught(words[2])):
+    words = [stand.sign(OwnerResult(0, 0, 0, 0, digest(made), 8, (ME,)), VILLAIN) for made in (b"x", b"y", b"z")]
+    assert stand.adds(Accusation(words[0], words[1]), HONEST)
+    assert stand.pool.proves(Accusation(words[0]))
+    for more in (Accusation(words[0], words[2]), Accusation(words[2])):
         assert not stand.adds(more, peer_name(3))
     assert len(stand.pool) == 1
 
@@ -157,9 +166,9 @@ def test_what_gives_way_first_is_what_fewest_say(stand: Stand, monkeypatch: pyte
         *((p, loud) for p in names[5:10]),
         (names[20], names[4]),
     ):
-        assert stand.adds(Suspect(0, accused, "silent"), by)
-    assert not stand.adds(Suspect(0, names[10], "silent"), loud)
-    assert stand.adds(Suspect(0, names[21], "silent"), names[3])
+        assert stand.adds(SuspicionReport(0, accused, "silent"), by)
+    assert not stand.adds(SuspicionReport(0, names[10], "silent"), loud)
+    assert stand.adds(SuspicionReport(0, names[21], "silent"), names[3])
     kept = {target for _, by, target in stand.pool.pool if by == loud}
     assert len(stand.pool) == 8 and len(kept) == 5 and shared in kept
 
@@ -169,14 +178,14 @@ def test_among_many_voices_have_a_room_of_their_own(stand: Stand):
     stand.crowd(40)
     for k in range(REPORTS_PER_VERTEX_MAX):
         assert stand.invite(k)
-    assert stand.adds(Suspect(0, VILLAIN, "silent"), HONEST)
+    assert stand.adds(SuspicionReport(0, VILLAIN, "silent"), HONEST)
     assert len(stand.pool) == REPORTS_PER_VERTEX_MAX + 1
 
 
 def test_among_many_a_suspicion_is_of_its_round(stand: Stand):
     """Silent for a moment now and for another one in twenty rounds: that is no reason to go."""
     stand.crowd(40)
-    assert stand.adds(Suspect(0, VILLAIN, "silent"), HONEST)
+    assert stand.adds(SuspicionReport(0, VILLAIN, "silent"), HONEST)
     stand.pool.settle(replace(stand.pool.history.head_body, round=0))
     assert len(stand.pool) == 1
     stand.pool.settle(replace(stand.pool.history.head_body, round=1))
@@ -186,13 +195,13 @@ def test_among_many_a_suspicion_is_of_its_round(stand: Stand):
 def test_among_many_a_vertex_carries_as_many_voices_as_count_or_none(stand: Stand):
     """Of forty voters two suspicions are enough: a third is not remembered, a lonely one stays behind. Of four all
     are carried."""
-    assert stand.adds(Suspect(0, VILLAIN, "silent"), HONEST)
+    assert stand.adds(SuspicionReport(0, VILLAIN, "silent"), HONEST)
     assert HONEST in stand.chosen()
     names = stand.crowd(40)
     assert stand.chosen() == set()
-    assert stand.adds(Suspect(0, VILLAIN, "silent"), names[7])
-    assert not stand.adds(Suspect(0, VILLAIN, "silent"), names[8])
-    assert stand.adds(Suspect(0, names[3], "silent"), names[9])
+    assert stand.adds(SuspicionReport(0, VILLAIN, "silent"), names[7])
+    assert not stand.adds(SuspicionReport(0, VILLAIN, "silent"), names[8])
+    assert stand.adds(SuspicionReport(0, names[3], "silent"), names[9])
     assert stand.chosen() == {HONEST, names[7]}
     stand.pool.withdraw_suspicion(names[7], VILLAIN)
     assert stand.chosen() == set()
@@ -203,7 +212,7 @@ def test_no_suspicion_of_whom_the_writer_hears_goes_into_its_vertex(stand: Stand
     """It waits in the pool, and goes along once the writer misses the same peer."""
     names = stand.crowd(voters)
     for by in (HONEST, names[3]):
-        assert stand.adds(Suspect(0, VILLAIN, "silent"), by)
+        assert stand.adds(SuspicionReport(0, VILLAIN, "silent"), by)
     assert stand.pool.chosen(lambda peer: peer != VILLAIN) == []
     assert {s.signer for s in stand.pool.chosen(lambda peer: peer == VILLAIN)} == {HONEST, names[3]}
 
@@ -212,9 +221,9 @@ def test_who_was_silent_for_a_moment_and_gives_nothing_keeps_its_vote():
     """Five members; all suspect the fifth, which slept for eight seconds of a round and then failed to train."""
     run = SwarmKnobs().run
     run = replace(run, round=replace(run.round, first_train_s=30.0))
-    swarm = Swarm(1, SwarmKnobs(5, island=IslandKnobs(step_s=1.0), run=run))
+    swarm = VirtualSwarm(1, SwarmKnobs(5, island=WorkerKnobs(step_s=1.0), run=run))
     world, name = swarm.world, peer_name(4)
-    world.nodes[name].island.knobs = IslandKnobs(step_s=1.0, train_failure_rate=1.0)
+    world.nodes[name].island.knobs = WorkerKnobs(step_s=1.0, train_failure_rate=1.0)
     world.at(1.0, lambda: world.sleep(name))
     world.at(9.0, lambda: world.wake(name))
     world.run(9.0)
@@ -234,7 +243,7 @@ def test_among_many_only_who_watches_tells_everybody_of_a_silence(stand: Stand):
     other = next(p for p in names[1:] if p not in machine.heartbeat.chosen)
 
     def told(peer: PeerId) -> int:
-        seen = [Report(Suspected(peer=peer, why="silent"))]
+        seen = [Emit(PeerSuspected(peer=peer, why="silent"))]
         return sum(isinstance(e, Send) for e in machine.heartbeat_facts(seen, 0.5))
 
     assert told(watched) == len(names) - 1
@@ -249,7 +258,7 @@ def test_among_many_a_silence_that_lasts_is_told_to_the_writers_of_the_next_roun
     names = stand.crowd(40)
     machine.heartbeat.watch(tuple(names), 0.5)
     silent = next(p for p in names[1:] if p not in machine.heartbeat.chosen)
-    machine.heartbeat_facts([Report(Suspected(peer=silent, why="silent"))], 0.5)
+    machine.heartbeat_facts([Emit(PeerSuspected(peer=silent, why="silent"))], 0.5)
     for gone in (True, False):
         monkeypatch.setattr(machine.heartbeat, "gone", lambda peer, gone=gone: gone and peer == silent)
         told = [e for e in machine.words.round_begins(1.0) if isinstance(e, Send)]

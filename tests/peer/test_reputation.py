@@ -9,10 +9,19 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import SCORE_ONE
 from atoll.peer.round.reputation import conduct_in, next_scores
-from atoll.policy.membership import Reported
+from atoll.policy.membership import VerifiedReport
 from atoll.policy.plan import RoundPlan, RoundSettings
 from atoll.policy.reputation import FLOOR
-from atoll.wire.messages.statements import Answered, AnyStatement, Audited, Caught, Commit, Complaint, Leave, Signed
+from atoll.wire.messages.statements import (
+    Accusation,
+    AnyStatement,
+    AuditReport,
+    Commitment,
+    LeaveReport,
+    OwnerComplaint,
+    OwnerResult,
+    SignedStatement,
+)
 from atoll.wire.messages.vertex import Member
 
 ADA, BOB, CLEO, DAN, EVE = (PeerId(name) for name in ("ada", "bob", "cleo", "dan", "eve"))
@@ -32,23 +41,25 @@ def plan(*others: Member, rule: str = "two-thirds") -> RoundPlan:
     return RoundPlan(9, ZERO_DIGEST, ZERO_DIGEST, ALL[0], 0.0, members, settings, 10.0, 4, scores=BEFORE)
 
 
-def answer(part: int, *names: PeerId, index: int = 0) -> Answered:
-    return Answered(9, 0, part, index, ZERO_DIGEST, 1, names)
+def answer(part: int, *names: PeerId, index: int = 0) -> OwnerResult:
+    return OwnerResult(9, 0, part, index, ZERO_DIGEST, 1, names)
 
 
-def commit(loss: float = 2.0, steps: int = 20) -> Commit:
-    return Commit(9, 0, ZERO_DIGEST, 4, steps, 80, loss, 0.1, 80)
+def commit(loss: float = 2.0, steps: int = 20) -> Commitment:
+    return Commitment(9, 0, ZERO_DIGEST, 4, steps, 80, loss, 0.1, 80)
 
 
-def report(by: PeerId, statement: AnyStatement) -> Reported:
-    return Reported(by, statement)
+def report(by: PeerId, statement: AnyStatement) -> VerifiedReport:
+    return VerifiedReport(by, statement)
 
 
 WHOLE = tuple(answer(part, *ALL) for part in range(4))
 COMMITS = {p: commit() for p in ALL}
 
 
-def scores(*reports: Reported, of: RoundPlan | None = None, audits: bool = False, answers=WHOLE, commits=COMMITS):
+def scores(
+    *reports: VerifiedReport, of: RoundPlan | None = None, audits: bool = False, answers=WHOLE, commits=COMMITS
+):
     of = of or plan()
     found = next_scores(of, OWNERS, audits, of.members, answers, commits, reports)
     return {m.peer: score for m, score in zip(of.members, found, strict=True)}
@@ -89,19 +100,19 @@ def test_newcomers_are_not_judged_and_their_losses_move_no_median():
 def test_a_farewell_is_no_lapse_unless_its_round_was_missed_silently():
     answers = tuple(answer(part, ADA, BOB, CLEO) for part in range(4))
     commits = {p: commit() for p in (ADA, BOB, CLEO)}
-    assert scores(report(DAN, Leave(9, "")), answers=answers, commits=commits)[DAN] == 7000
+    assert scores(report(DAN, LeaveReport(9, "")), answers=answers, commits=commits)[DAN] == 7000
     assert scores(answers=answers, commits=commits)[DAN] == 7000 - 5000 // 4  # it still answered for its part
-    assert scores(report(DAN, Leave(9, "")))[DAN] == UP  # it gave its update first
+    assert scores(report(DAN, LeaveReport(9, "")))[DAN] == UP  # it gave its update first
 
 
 def test_a_conviction_ends_a_record_at_once_and_one_voice_does_nothing():
     """Evidence alone; complaints, withheld audits and refutations by enough voices; not where members trust."""
-    said = Signed(BOB, b"", b"")
+    said = SignedStatement(BOB, b"", b"")
     for statement, needed in (
-        (Caught(said, said), 1),
-        (Complaint(9, BOB, "withheld"), VOICES),
-        (Audited(8, BOB, "withheld"), VOICES),
-        (Audited(8, BOB, "wrong"), VOICES),
+        (Accusation(said, said), 1),
+        (OwnerComplaint(9, BOB, "withheld"), VOICES),
+        (AuditReport(8, BOB, "withheld"), VOICES),
+        (AuditReport(8, BOB, "wrong"), VOICES),
     ):
         reports = [report(p, statement) for p in (ADA, CLEO)]
         assert scores(*reports[:needed])[BOB] == FLOOR
@@ -113,7 +124,7 @@ def test_a_conviction_ends_a_record_at_once_and_one_voice_does_nothing():
 
 
 def test_an_accepted_audit_lifts_above_what_words_can_and_only_who_is_settled():
-    accepted = report(ADA, Audited(8, BOB, "accepted"))
+    accepted = report(ADA, AuditReport(8, BOB, "accepted"))
     found = scores(accepted, accepted, audits=True)
     assert found[BOB] == 7000 + 3000 // 4 and found[CLEO] == 7000  # words lift nobody above 6 000
     assert scores(accepted)[BOB] == UP + -(-(SCORE_ONE - UP) // 4)

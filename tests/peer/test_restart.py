@@ -6,23 +6,23 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from atoll.base.machine import Ask, Done, Keep, LinkUp, Received, Report, Send, Start
-from atoll.peer.events import CaughtUp, Fault, HistoryMended, MembershipChanged, Refused
+from atoll.base.machine import Emit, LinkUp, Persist, Received, RunTask, Send, Start, TaskDone
+from atoll.peer.events import CaughtUp, HistoryMended, JoinRejected, MembershipChanged, ProtocolFault
 from atoll.peer.operator_commands import farewell
 from atoll.peer.settings import RULES, RunSettings, encode_settings
-from atoll.peer.tasks import Restore, Restored
+from atoll.peer.tasks import RestoreState, StateRestored
 from atoll.protocol.history.chain import newest_hole
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
-from atoll.wire.messages.history import Vertices, WantVertices
+from atoll.wire.messages.history import VerticesRequest, VerticesResponse
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.statements import Ready
+from atoll.wire.messages.statements import ReadyReport
 from atoll.wire.messages.vertex import Vertex
 
 
 def test_news_that_arrive_while_the_disk_is_read_do_not_age_the_state():
     """Stopped at round 2, three rounds are missed; the vertices come before the disk answers: it is still at 2."""
-    swarm = Swarm(5, SwarmKnobs(peers=4))
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=4))
     world, late = swarm.world, peer_name(2)
     world.run(1e3, stop=lambda: swarm.head(late) >= 2)
     world.crash(late)
@@ -30,13 +30,13 @@ def test_news_that_arrive_while_the_disk_is_read_do_not_age_the_state():
     node = world.nodes[late]
     peer = node.make()
     effects = peer.handle(Start(dict(node.kept)), 100.0)
-    assert any(isinstance(e, Ask) and isinstance(e.work, Restore) for e in effects)
+    assert any(isinstance(e, RunTask) and isinstance(e.work, RestoreState) for e in effects)
     stopped_at = peer.history.head
     history = world.nodes[peer_name(0)].machine.history
-    news = Vertices(history.since(stopped_at + 1, 10**6), history.head)
+    news = VerticesResponse(history.since(stopped_at + 1, 10**6), history.head)
     peer.handle(Received(peer_name(0), news), 100.1)
     assert peer.history.head > stopped_at
-    effects = peer.handle(Done("restore", Restored()), 100.2)
+    effects = peer.handle(TaskDone("restore", StateRestored()), 100.2)
     facts = [e.fact for e in effects if hasattr(e, "fact")]
     assert [f.round for f in facts if isinstance(f, CaughtUp)] == [stopped_at]
     assert peer.at == stopped_at
@@ -44,22 +44,22 @@ def test_news_that_arrive_while_the_disk_is_read_do_not_age_the_state():
 
 def test_who_joins_a_run_of_other_rules_is_told_so_once_and_for_good():
     """The genesis is the one that the ticket names, but its vertices follow rules that this program lacks."""
-    swarm = Swarm(5, SwarmKnobs(peers=4))
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=4))
     swarm.world.run(1)
     peer = swarm.world.nodes[swarm.join(4, via=peer_name(0))].make()
     peer.handle(Start({}), 0.0)
     body = decode_body(swarm.world.nodes[peer_name(0)].machine.genesis.body)
     raw = encode(replace(body, settings=encode_settings(RunSettings(rules=RULES + 1))))
     peer.run = vertex_id(raw)
-    effects = peer.handle(Received(peer_name(0), Vertices((Vertex(raw, None),), 3)), 0.1)
+    effects = peer.handle(Received(peer_name(0), VerticesResponse((Vertex(raw, None),), 3)), 0.1)
     (told,) = [e.fact for e in effects if hasattr(e, "fact")]
-    assert isinstance(told, Refused) and told.code == "E-RUN-15" and told.for_good
+    assert isinstance(told, JoinRejected) and told.code == "E-RUN-15" and told.for_good
     assert f"rules {RULES + 1}" in told.what and "atoll up" in told.fix and peer.history is None
 
 
 def test_a_visitor_gets_the_newest_state_and_nobody_hears_that_it_was_there():
     """It reads along for twenty seconds of an open run: no vertex ever names it or holds a report of its own."""
-    swarm = Swarm(5, SwarmKnobs(peers=3))
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=3))
     world = swarm.world
     world.run(5)
     visitor = swarm.join(3, peer_name(0), role="visitor")
@@ -74,7 +74,7 @@ def test_a_visitor_gets_the_newest_state_and_nobody_hears_that_it_was_there():
 
 def test_whoever_comes_to_hold_the_state_says_so_in_that_moment():
     """One that only observes starts again: `Ready` leaves as its disk has answered, and not with its next beat."""
-    swarm = Swarm(5, SwarmKnobs(peers=3))
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=3))
     joiner, world = swarm.join(3, via=peer_name(0)), swarm.world
     node = world.nodes[joiner]
 
@@ -86,14 +86,14 @@ def test_whoever_comes_to_hold_the_state_says_so_in_that_moment():
     world.crash(joiner)
     peer = node.make()
     peer.handle(Start(dict(node.kept)), 100.0)
-    effects = peer.handle(Done("restore", Restored()), 100.2)
-    assert any(isinstance(e, Report) and isinstance(e.fact, CaughtUp) for e in effects)
-    assert peer.admission.asked == (Ready, 100.2)
+    effects = peer.handle(TaskDone("restore", StateRestored()), 100.2)
+    assert any(isinstance(e, Emit) and isinstance(e.fact, CaughtUp) for e in effects)
+    assert peer.admission.asked == (ReadyReport, 100.2)
 
 
 def test_who_starts_again_says_who_is_here_now():
     """One joined after genesis: a record that begins with this life has the joiner's name all the same."""
-    swarm = Swarm(5, SwarmKnobs(peers=3))
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=3))
     world = swarm.world
     joiner = swarm.join(3, via=peer_name(0))
     world.run(1e3, stop=lambda: swarm.head(joiner) >= 4)
@@ -138,7 +138,7 @@ def test_a_vertex_that_the_disk_changed_or_lost_is_named_before_the_peer_starts(
     change: Callable[[Kept], object], named: int | None
 ):
     """Else it would refuse all that the others agree on after it, and blame them."""
-    swarm = Swarm(5, SwarmKnobs(peers=3))
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=3))
     swarm.world.run(1e3, stop=lambda: swarm.head(peer_name(1)) >= 4)
     kept = {name: value for name, value in swarm.world.nodes[peer_name(1)].kept.items() if name != "vertex/5"}
     change(kept)
@@ -157,9 +157,9 @@ def _lost_two(kept: Kept) -> Kept:
 
 def test_vertices_that_the_disk_changed_or_lost_come_from_a_member_before_the_peer_goes_on():
     """One is changed, one is gone; the peer asks, its disk holds what was agreed, and it trains on."""
-    swarm = Swarm(5, SwarmKnobs(peers=4))
-    world, late, faults, mended = swarm.world, peer_name(2), list[Fault](), list[int]()
-    world.watchers.append(lambda now, node, fact: faults.append(fact) if isinstance(fact, Fault) else None)
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=4))
+    world, late, faults, mended = swarm.world, peer_name(2), list[ProtocolFault](), list[int]()
+    world.watchers.append(lambda now, node, fact: faults.append(fact) if isinstance(fact, ProtocolFault) else None)
     world.watchers.append(
         lambda now, node, fact: mended.append(fact.lacked) if isinstance(fact, HistoryMended) else None
     )
@@ -176,7 +176,7 @@ def test_vertices_that_the_disk_changed_or_lost_come_from_a_member_before_the_pe
 def test_only_the_vertex_that_the_next_one_names_with_its_votes_closes_a_hole():
     """Another round's, made-up content and too few votes are refused; the right one is kept. Until then this peer
     says nothing of its own, and shows what it holds."""
-    swarm = Swarm(5, SwarmKnobs(peers=4))
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=4))
     world, late = swarm.world, peer_name(2)
     world.run(1e3, stop=lambda: min(swarm.heads()) >= 5)
     node, true = world.nodes[late], world.nodes[peer_name(0)].machine.history.vertices
@@ -184,19 +184,19 @@ def test_only_the_vertex_that_the_next_one_names_with_its_votes_closes_a_hole():
     _flip("vertex/3")(kept)
     peer = node.make()
     effects = peer.handle(Start(kept), 100.0)
-    assert not any(isinstance(e, Ask | Send) for e in effects)
+    assert not any(isinstance(e, RunTask | Send) for e in effects)
     forged = Vertex(encode(replace(decode_body(true[3].body), time_s=1e9)), true[3].certificate)
     few = replace(true[3], certificate=replace(true[3].certificate, votes=true[3].certificate.votes[:1]))
     for lie in ((true[2], forged), (true[1], true[2]), (true[3],), (), (forged, true[4])):
-        assert peer.handle(Received(peer_name(0), Vertices(lie, 5)), 100.1) == [], lie
-    (fault,) = peer.handle(Received(peer_name(1), Vertices((true[2], few), 5)), 100.2)
-    assert isinstance(fault.fact, Fault) and "no quorum signed" in fault.fact.what
-    (shown,) = peer.handle(Received(peer_name(3), WantVertices(0)), 100.3)
-    (answer,) = peer.handle(Done(shown.job, [kept[f"vertex/{r}"] for r in range(4)]), 100.4)
+        assert peer.handle(Received(peer_name(0), VerticesResponse(lie, 5)), 100.1) == [], lie
+    (fault,) = peer.handle(Received(peer_name(1), VerticesResponse((true[2], few), 5)), 100.2)
+    assert isinstance(fault.fact, ProtocolFault) and "no quorum signed" in fault.fact.what
+    (shown,) = peer.handle(Received(peer_name(3), VerticesRequest(0)), 100.3)
+    (answer,) = peer.handle(TaskDone(shown.job, [kept[f"vertex/{r}"] for r in range(4)]), 100.4)
     assert isinstance(answer, Send) and [decode_body(v.body).round for v in answer.message.vertices] == [0, 1, 2]
-    effects = peer.handle(Received(peer_name(0), Vertices((true[2], true[3], true[4]), 5)), 100.5)
-    assert next(e for e in effects if isinstance(e, Keep)) == Keep("vertex/3", encode(true[3]))
-    assert any(isinstance(e, Ask) and isinstance(e.work, Restore) for e in effects)
+    effects = peer.handle(Received(peer_name(0), VerticesResponse((true[2], true[3], true[4]), 5)), 100.5)
+    assert next(e for e in effects if isinstance(e, Persist)) == Persist("vertex/3", encode(true[3]))
+    assert any(isinstance(e, RunTask) and isinstance(e.work, RestoreState) for e in effects)
     assert set(range(-1, peer.history.head + 1)) == set(peer.history.bodies)
 
 
@@ -207,9 +207,9 @@ def test_a_vertex_that_a_disk_damaged_is_shown_to_nobody_and_costs_a_newcomer_no
     """It joins by the very member whose disk it is: that lives on, nobody is blamed, others show what is right,
     to that member, too: its disk then holds what was agreed."""
     monkeypatch.setattr("atoll.protocol.history.chain.WINDOW", 8)
-    swarm = Swarm(5, SwarmKnobs(peers=3))
-    world, faults = swarm.world, list[Fault]()
-    world.watchers.append(lambda now, node, fact: faults.append(fact) if isinstance(fact, Fault) else None)
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=3))
+    world, faults = swarm.world, list[ProtocolFault]()
+    world.watchers.append(lambda now, node, fact: faults.append(fact) if isinstance(fact, ProtocolFault) else None)
     world.run(1e3, stop=lambda: min(swarm.heads()) >= 14)
     kept = world.nodes[peer_name(0)].kept
     before = kept["vertex/3"]
@@ -223,7 +223,7 @@ def test_a_vertex_that_a_disk_damaged_is_shown_to_nobody_and_costs_a_newcomer_no
 
 def test_who_is_back_before_its_farewell_was_carried_keeps_its_place():
     """It left while the others trained, and was here again before they had agreed: no vertex sends it away."""
-    swarm = Swarm(5, SwarmKnobs(peers=4))
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=4))
     world, hasty = swarm.world, peer_name(2)
     world.run(1e3, stop=lambda: min(swarm.heads()) >= 2)
     began = swarm.head(hasty)
@@ -240,7 +240,7 @@ def test_who_is_back_before_its_farewell_was_carried_keeps_its_place():
 
 def test_who_is_leaving_says_so_again_to_whom_it_links():
     """A link that broke and is mended is no return: the farewell is carried."""
-    swarm = Swarm(5, SwarmKnobs(peers=4))
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=4))
     world, goes, other = swarm.world, peer_name(2), peer_name(0)
     world.run(1e3, stop=lambda: min(swarm.heads()) >= 2)
     node = world.nodes[goes]

@@ -10,24 +10,24 @@ import pytest
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Event, Received, Send
-from atoll.peer.events import Passed, RoundClosed
+from atoll.peer.events import RoundClosed, RoundSkipped
 from atoll.peer.peer import Peer
 from atoll.peer.round import commit_reveal
-from atoll.peer.round.commit_reveal import BOUND, UNDER_WAY, Reveal, passing
-from atoll.peer.round.commitments import Commitments
+from atoll.peer.round.commit_reveal import BOUND, UNDER_WAY, CommitRevealGate, passing
+from atoll.peer.round.commitments import CommitmentTable
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Train
+from atoll.peer.tasks import TrainRound
 from atoll.policy.plan import RoundPlan, RoundSettings
 from atoll.protocol.allreduce.events import PartAnswered
-from atoll.simulation.adversaries.commit_after_peek import PEEKERS, Peeker, never_counted
+from atoll.simulation.adversaries.commit_after_peek import PEEKERS, PeekingMember, never_counted
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios import run_scenario
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.evidence import two_updates
-from atoll.wire.messages.round import Committed, Contribution, Propose, RowBytes, WantRow
-from atoll.wire.messages.statements import Commit, Signed
+from atoll.wire.messages.round import CommitAnnouncement, ProposalMessage, RowContribution, RowRequest, RowResponse
+from atoll.wire.messages.statements import Commitment, SignedStatement
 
 WHO = peer_name(2)
 LINKS = NetworkKnobs(0.01, 0.3, jitter_s=0.05)
@@ -38,10 +38,10 @@ TRUST = {
 }
 
 
-def swarm_of(peers: int = 7, seed: int = 1, trust: str = "watched", **more) -> Swarm:
+def swarm_of(peers: int = 7, seed: int = 1, trust: str = "watched", **more) -> VirtualSwarm:
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds")
     run = RunSettings(open_to_all=True, round=plan, tolerance=0.33, **TRUST[trust])
-    return Swarm(seed, SwarmKnobs(peers, LINKS, run=run), **more)
+    return VirtualSwarm(seed, SwarmKnobs(peers, LINKS, run=run), **more)
 
 
 def without_first_attempts(monkeypatch: pytest.MonkeyPatch, round: int) -> None:
@@ -52,29 +52,29 @@ def without_first_attempts(monkeypatch: pytest.MonkeyPatch, round: int) -> None:
         effects, under_way = handle(self, event, now), self.round
         if under_way is None or under_way.plan.round != round or under_way.attempt > 0:
             return effects
-        return [e for e in effects if not (isinstance(e, Send) and isinstance(e.message, Propose))]
+        return [e for e in effects if not (isinstance(e, Send) and isinstance(e.message, ProposalMessage))]
 
     monkeypatch.setattr(Peer, "handle", silenced)
 
 
-def train_for(swarm: Swarm, seconds: float) -> None:
+def train_for(swarm: VirtualSwarm, seconds: float) -> None:
     """In round 0 one of them needs so long, and hands over nothing before."""
     island = swarm.world.nodes[WHO].island
     takes_s = island.takes_s
-    island.takes_s = lambda work: seconds if isinstance(work, Train) and work.round == 0 else takes_s(work)
+    island.takes_s = lambda work: seconds if isinstance(work, TrainRound) and work.round == 0 else takes_s(work)
 
 
 # ---- nobody looks first ------------------------------------------------------------------------------------
 
 
-def play_peeking(kind: str, trust: str, rounds: int = 1) -> Peeker:
+def play_peeking(kind: str, trust: str, rounds: int = 1) -> PeekingMember:
     """Raises InvariantBroken if it ever counts."""
     swarm = swarm_of(trust=trust, villains={2: PEEKERS[kind]})
     swarm.world.watchers.append(never_counted({WHO}))
     swarm.world.run(400, stop=lambda: min(swarm.heads()) >= rounds)
     assert min(swarm.heads()) >= rounds
     machine = swarm.world.nodes[WHO].machine
-    assert isinstance(machine, Peeker)
+    assert isinstance(machine, PeekingMember)
     return machine
 
 
@@ -89,7 +89,7 @@ def test_it_would_be_shown_rows_and_count_if_nobody_asked_for_its_word_first(
     trust: str, monkeypatch: pytest.MonkeyPatch
 ):
     """As it was before this rule."""
-    monkeypatch.setattr(Reveal, "may_see", lambda self, peer: True)
+    monkeypatch.setattr(CommitRevealGate, "may_see", lambda self, peer: True)
     with pytest.raises(InvariantBroken, match="looked before"):
         play_peeking("peeker", trust)
 
@@ -122,15 +122,15 @@ class Tap:
 
     def watch(self, me: Peer, event: Event, effects: list[Effect]) -> None:
         match event:
-            case Received(message=Committed() | Contribution() | RowBytes() as message):
+            case Received(message=CommitAnnouncement() | RowContribution() | RowResponse() as message):
                 said = decode_statement(message.statement.body, message.statement.signer)
-                if isinstance(said, Commit):
+                if isinstance(said, Commitment):
                     self.heard.add((me.me, said.round, message.statement.signer))
             case _:
                 pass
         for effect in effects:
             message = effect.message if isinstance(effect, Send) else None
-            if me.round is None or not isinstance(message, Contribution | RowBytes):
+            if me.round is None or not isinstance(message, RowContribution | RowResponse):
                 continue
             self.shown += 1
             known = (me.me, message.round, effect.to) in self.heard
@@ -164,7 +164,7 @@ def test_no_row_leaves_for_whoever_has_not_been_heard(tap: Tap, story: str, seed
 def test_where_members_trust_each_other_rows_wait_for_nobody(tap: Tap):
     """There the rule is off, and the tap sees that: one trains on when the others share."""
     plan = RoundSettings(inner_steps=20, first_train_s=10)
-    swarm = Swarm(1, SwarmKnobs(7, LINKS, run=RunSettings(open_to_all=True, round=plan)))
+    swarm = VirtualSwarm(1, SwarmKnobs(7, LINKS, run=RunSettings(open_to_all=True, round=plan)))
     train_for(swarm, 30.0)
     swarm.world.run(60, stop=lambda: min(swarm.heads()) >= 0)
     assert tap.too_early
@@ -183,7 +183,7 @@ def test_an_owner_whose_training_is_not_over_says_so_and_combines_its_part():
 
     def watch(now: float, node, fact) -> None:
         match fact:
-            case Passed(why=why) if node.name == WHO and fact.round == 0:
+            case RoundSkipped(why=why) if node.name == WHO and fact.round == 0:
                 passed.append(why)
             case PartAnswered(owner=owner, owner_index=index) if fact.round == 0 and owner == WHO:
                 answered[fact.part] = index
@@ -220,7 +220,7 @@ def test_a_lost_word_is_asked_for_and_costs_a_second(monkeypatch: pytest.MonkeyP
 
     def loses(self: Peer, event: Event, now: Seconds) -> list[Effect]:
         nonlocal lost
-        said = isinstance(event, Received) and isinstance(event.message, Committed) and event.sender == WHO
+        said = isinstance(event, Received) and isinstance(event.message, CommitAnnouncement) and event.sender == WHO
         if said and lost < 6:
             lost += 1
             return []
@@ -235,11 +235,13 @@ def test_a_lost_word_is_asked_for_and_costs_a_second(monkeypatch: pytest.MonkeyP
     assert lost == 6 and closed[0].counted == tuple(sorted(swarm.founders)) and not closed[0].partly
 
 
-def crash_between_attempts(swarm: Swarm) -> list[str]:
+def crash_between_attempts(swarm: VirtualSwarm) -> list[str]:
     """It commits, is killed, and has another update in the next attempt. Returns why it passes then."""
     passed: list[str] = []
     swarm.world.watchers.append(
-        lambda _now, node, fact: passed.append(fact.why) if isinstance(fact, Passed) and node.name == WHO else None
+        lambda _now, node, fact: (
+            passed.append(fact.why) if isinstance(fact, RoundSkipped) and node.name == WHO else None
+        )
     )
     swarm.world.run(8)
     swarm.world.crash(WHO)
@@ -253,14 +255,14 @@ def crash_between_attempts(swarm: Swarm) -> list[str]:
 def test_whoever_restarts_keeps_to_its_word_of_the_attempt_before(monkeypatch: pytest.MonkeyPatch):
     """What it had committed to is lost with the process, so it gives nothing, and nobody calls it a liar."""
     without_first_attempts(monkeypatch, 0)
-    said: list[Commit] = []
-    say = Commitments.say
+    said: list[Commitment] = []
+    say = CommitmentTable.say
 
-    def says(self: Commitments, commit: Commit, signed: Signed) -> list[Effect]:
+    def says(self: CommitmentTable, commit: Commitment, signed: SignedStatement) -> list[Effect]:
         said.extend([commit] if self.me == WHO else [])
         return say(self, commit, signed)
 
-    monkeypatch.setattr(Commitments, "say", says)
+    monkeypatch.setattr(CommitmentTable, "say", says)
     crash_between_attempts(swarm_of())
     mine = [(c.attempt, c.parts > 0, c.why) for c in said if c.round == 0]
     assert mine[0][1] and mine[-1] == (1, False, BOUND)
@@ -268,7 +270,7 @@ def test_whoever_restarts_keeps_to_its_word_of_the_attempt_before(monkeypatch: p
 
 def test_it_would_be_called_a_liar_if_it_gave_what_it_trained_since(monkeypatch: pytest.MonkeyPatch):
     without_first_attempts(monkeypatch, 0)
-    monkeypatch.setattr(Reveal, "bound", lambda self, commit: commit)
+    monkeypatch.setattr(CommitRevealGate, "bound", lambda self, commit: commit)
     with pytest.raises(InvariantBroken, match="liar"):
         crash_between_attempts(swarm_of())
 
@@ -287,14 +289,14 @@ def test_it_would_be_called_a_liar_if_it_gave_what_it_trained_since(monkeypatch:
 def test_after_crashes_no_word_makes_a_lie_of_one_before(before: dict[int, bytes], attempt: int, says: str):
     """Whoever hears any two of them finds nothing to prove, whatever it trained since."""
 
-    def word(attempt: int, root: bytes) -> Commit:
+    def word(attempt: int, root: bytes) -> Commitment:
         if not root:
             return passing(5, attempt, "why")
-        return Commit(5, attempt, Digest(root * 32), 3, 1, 1, 1.0, 1.0, 1)
+        return Commitment(5, attempt, Digest(root * 32), 3, 1, 1, 1.0, 1.0, 1)
 
     said = {f"said/5/{a}/commit": encode(word(a, root)) for a, root in before.items()}
     plan = SimpleNamespace(may_lie=True, round=5)
-    mine = Reveal(cast(RoundPlan, plan), WHO, said | {"said/5/agreement": b""}).bound(word(attempt, b"x"))
+    mine = CommitRevealGate(cast(RoundPlan, plan), WHO, said | {"said/5/agreement": b""}).bound(word(attempt, b"x"))
     assert says == ("nothing" if mine is None else "the same" if mine.parts else "a pass")
     assert mine is None or not any(two_updates(word(a, root), mine) for a, root in before.items())
 
@@ -318,18 +320,20 @@ def test_a_row_that_was_asked_for_too_early_is_opened_when_the_asker_has_spoken(
     def opened(message) -> list[tuple[int, PeerId]]:
         effects = peer.handle(Received(WHO, message), now)
         rows = [e.message for e in effects if isinstance(e, Send) and e.to == WHO]
-        return [(m.part, m.statement.signer) for m in rows if isinstance(m, RowBytes)]
+        return [(m.part, m.statement.signer) for m in rows if isinstance(m, RowResponse)]
 
-    assert opened(WantRow(*slot, 0, asked_of)) == []
+    assert opened(RowRequest(*slot, 0, asked_of)) == []
     reduce = peer.round.reduce
     assert reduce is not None and asked_of in reduce.plan.reserves
     for part in range(reduce.plan.parts + 1):
-        assert opened(WantRow(*slot, part, peer_name(1))) == []
+        assert opened(RowRequest(*slot, part, peer_name(1))) == []
     kept = {(part, peer_name(1)) for part in range(reduce.plan.parts)} | {(0, asked_of)}
     assert reduce.opened.unshown[WHO] == kept, "no more than could ever be opened is remembered"
     insider = swarm.world.nodes[WHO].machine
-    assert isinstance(insider, Peeker) and insider.peer.round is not None
+    assert isinstance(insider, PeekingMember) and insider.peer.round is not None
     later = insider.notary.sign(passing(plan.round, peer.round.attempt + 1, "it will give nothing then"))
-    assert opened(Committed(*slot, later)) == opened(WantRow(*slot, 0, asked_of)) == [], "it may give one now"
+    assert opened(CommitAnnouncement(*slot, later)) == opened(RowRequest(*slot, 0, asked_of)) == [], (
+        "it may give one now"
+    )
     word = insider.notary.sign(insider.peer.round.update.commit(peer.round.attempt))
-    assert opened(Committed(*slot, word)) == [(0, asked_of)]
+    assert opened(CommitAnnouncement(*slot, word)) == [(0, asked_of)]

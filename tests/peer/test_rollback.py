@@ -12,41 +12,41 @@ from amendable import BOB, CARL, CREATOR, DORA, EVE, as_creator, history_of, rea
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Ask, Effect, Event, Received
-from atoll.features.partition_training.policy import Apart
+from atoll.base.machine import Effect, Event, Received, RunTask
+from atoll.features.partition_training.policy import PartitionPolicy
 from atoll.peer import operator_commands
-from atoll.peer.events import AttemptFailed, Fault, StateLacked
-from atoll.peer.governance.orders import Goal, amend_of, amends_in, goal_of, word_bytes
-from atoll.peer.round.proposal import MyBody
+from atoll.peer.events import AttemptFailed, ProtocolFault, StateUnavailable
+from atoll.peer.governance.orders import RollbackGoal, amend_of, amends_in, goal_of, word_bytes
+from atoll.peer.round.proposal import ProposalBuilder
 from atoll.peer.round.vertex_body import _judge_reports
-from atoll.peer.tasks import Adopt, FindState, GoBack, ReadVertices
-from atoll.peer.verify.chain import Kept, Return, verify_history
+from atoll.peer.tasks import AdoptState, FindState, ReadVertices, RollbackState
+from atoll.peer.verify.chain import RollbackRecord, StoredHistory, verify_history
 from atoll.policy.committee import on_circle
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.transfer.tasks import ReadManifest
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
-from atoll.simulation.swarm import Swarm, peer_name
-from atoll.simulation.worker import Shared
+from atoll.simulation.swarm import VirtualSwarm, peer_name
+from atoll.simulation.worker import VirtualState
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
-from atoll.wire.envelope import Notary, signed_bytes
+from atoll.wire.envelope import StatementSigner, signed_bytes
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.statements import Amend, Certificate, Invite, Signed, Vote
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.messages.statements import QuorumCertificate, RollbackOrder, SignedStatement, TicketInvite, Vote
+from atoll.wire.messages.vertex import Vertex, VertexBody
 
 
-def facts_of(swarm: Swarm, *kinds: type) -> list:
+def facts_of(swarm: VirtualSwarm, *kinds: type) -> list:
     """Whatever of these kinds is told from now on."""
     told: list = []
     swarm.world.watchers.append(lambda now, node, fact: told.append(fact) if isinstance(fact, kinds) else None)
     return told
 
 
-def goal(swarm: Swarm, round: int) -> Goal:
+def goal(swarm: VirtualSwarm, round: int) -> RollbackGoal:
     history = history_of(swarm)
     return goal_of(history.bodies[round], history.ids[round])
 
 
-def go_back(swarm: Swarm, round: int, by: PeerId = CREATOR, to: Goal | None = None) -> None:
+def go_back(swarm: VirtualSwarm, round: int, by: PeerId = CREATOR, to: RollbackGoal | None = None) -> None:
     node = swarm.world.nodes[by]
     local = node.clock.local(swarm.world.now)
     swarm.world.carry_out(
@@ -54,9 +54,9 @@ def go_back(swarm: Swarm, round: int, by: PeerId = CREATOR, to: Goal | None = No
     )
 
 
-def until_returned(swarm: Swarm, within_s: float = 120.0) -> Body:
+def until_returned(swarm: VirtualSwarm, within_s: float = 120.0) -> VertexBody:
     """The vertex that went back, once anybody has closed it."""
-    found: list[Body] = []
+    found: list[VertexBody] = []
 
     def look() -> bool:
         histories = [n.machine.history for n in swarm.honest if n.machine and n.machine.history]
@@ -69,11 +69,11 @@ def until_returned(swarm: Swarm, within_s: float = 120.0) -> Body:
     return found[-1]
 
 
-def state_of(swarm: Swarm, state: Digest, name: PeerId = CREATOR) -> Shared:
-    return msgspec.msgpack.decode(swarm.world.nodes[name].island.blobs[state], type=Shared)
+def state_of(swarm: VirtualSwarm, state: Digest, name: PeerId = CREATOR) -> VirtualState:
+    return msgspec.msgpack.decode(swarm.world.nodes[name].island.blobs[state], type=VirtualState)
 
 
-def returns(swarm: Swarm, name: PeerId = CREATOR) -> list[tuple[int, int]]:
+def returns(swarm: VirtualSwarm, name: PeerId = CREATOR) -> list[tuple[int, int]]:
     """(round, back to) as this peer's history tells them."""
     bodies = history_of(swarm, name).bodies.values()
     return [(b.round, back.round) for b in bodies if (back := amend_of(b)) is not None]
@@ -82,7 +82,7 @@ def returns(swarm: Swarm, name: PeerId = CREATOR) -> list[tuple[int, int]]:
 def test_what_somebody_did_apart_from_a_past_that_was_left_is_dropped(monkeypatch):
     """Dora is cut off and trains on, the others go back to before that; she comes back by the blob, far behind."""
     monkeypatch.setattr("atoll.peer.sync.state_sync.FOLLOWED_MAX", 3)
-    swarm = swarm_of(apart=Apart("merge", 3))
+    swarm = swarm_of(apart=PartitionPolicy("merge", 3))
     for node in swarm.world.nodes.values():
         node.island.knobs.states_kept = 1000
     reach(swarm, 5)
@@ -173,7 +173,9 @@ def test_the_word_sends_a_member_away_with_it_and_not_more_than_quorums_bear():
     reach(swarm, body.round + 6, rest)
     assert next(m for m in history_of(swarm).head_body.members if m.peer == DORA).standing == "expelled"
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
-    audit = verify_history(Kept(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get), VirtualVerifier())
+    audit = verify_history(
+        StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get), VirtualVerifier()
+    )
     assert audit.intact and [r.round for r in audit.returns] == [body.round]
 
 
@@ -181,13 +183,13 @@ def test_a_word_that_the_recovery_identity_did_not_say_is_its_bringers_fault():
     swarm = swarm_of()
     reach(swarm, 6)
     old = goal(swarm, 2)
-    plain = Amend(history_of(swarm).head_id, old.round, old.id, old.state, old.trained, b"")
+    plain = RollbackOrder(history_of(swarm).head_id, old.round, old.id, old.state, old.trained, b"")
     signature = sign_as_identity(BOB.encode(), word_bytes(swarm.run_id, plain))
-    bob = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    bob = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
     forged = bob.sign(replace(plain, signature=signature))
     peer = swarm.world.nodes[CREATOR].machine
     effects = peer.handle(Received(BOB, MemberReport(forged)), swarm.world.now)
-    (fault,) = [e.fact for e in effects if hasattr(e, "fact") and isinstance(e.fact, Fault)]
+    (fault,) = [e.fact for e in effects if hasattr(e, "fact") and isinstance(e.fact, ProtocolFault)]
     assert fault.peer == BOB and "in a name that is not its own" in fault.what
     assert not amends_in(peer.pool.chosen())
     reach(swarm, 9)
@@ -201,15 +203,15 @@ def test_a_genuine_word_in_other_bytes_is_its_bringers_fault_and_makes_nobody_re
     go_back(swarm, 2)
     ((signed, _),) = amends_in(swarm.world.nodes[CREATOR].machine.pool.pool.values())
     carl = swarm.world.nodes[CARL].machine
-    notary = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    notary = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
     reads: list[FindState] = []
     for k in range(20):
         padded = msgspec.msgpack.encode({**msgspec.msgpack.decode(signed.body), "pad": k})
-        copy = Signed(BOB, padded, notary.signer.sign(signed_bytes(swarm.run_id, padded)))
+        copy = SignedStatement(BOB, padded, notary.signer.sign(signed_bytes(swarm.run_id, padded)))
         effects = carl.handle(Received(BOB, MemberReport(copy)), swarm.world.now)
-        assert any(isinstance(getattr(e, "fact", None), Fault) and e.fact.peer == BOB for e in effects)
+        assert any(isinstance(getattr(e, "fact", None), ProtocolFault) and e.fact.peer == BOB for e in effects)
         assert _judge_reports(carl.round.ground, notary, [signed, copy], 0.0)[0] == [signed]
-        reads += [e.work for e in effects if isinstance(e, Ask) and isinstance(e.work, FindState)]
+        reads += [e.work for e in effects if isinstance(e, RunTask) and isinstance(e.work, FindState)]
     assert reads == []
 
 
@@ -217,14 +219,14 @@ def test_the_same_word_through_every_member_is_looked_for_once():
     swarm = swarm_of()
     reach(swarm, 6)
     old = goal(swarm, 2)
-    plain = Amend(history_of(swarm).head_id, old.round, old.id, old.state, old.trained, b"")
+    plain = RollbackOrder(history_of(swarm).head_id, old.round, old.id, old.state, old.trained, b"")
     amend = replace(plain, signature=as_creator(word_bytes(swarm.run_id, plain)))
     reads: list[FindState] = []
     for name in swarm.founders[1:]:
-        signed = Notary(swarm.run_id, VirtualSigner(name), VirtualVerifier()).sign(amend)
+        signed = StatementSigner(swarm.run_id, VirtualSigner(name), VirtualVerifier()).sign(amend)
         peer = swarm.world.nodes[CREATOR].machine
         effects = peer.handle(Received(name, MemberReport(signed)), swarm.world.now)
-        reads += [e.work for e in effects if isinstance(e, Ask) and isinstance(e.work, FindState)]
+        reads += [e.work for e in effects if isinstance(e, RunTask) and isinstance(e.work, FindState)]
     assert reads == [FindState(old.state)]
 
 
@@ -233,12 +235,16 @@ def test_members_that_are_a_vertex_behind_hear_the_word_again(monkeypatch: pytes
 
     Its own bodies leave the word out here, as those of a member that never proposes in time.
     """
-    wanted = MyBody.back
-    monkeypatch.setattr(MyBody, "back", lambda self, s: None if self.notary.me == CREATOR else wanted(self, s))
+    wanted = ProposalBuilder.back
+    monkeypatch.setattr(
+        ProposalBuilder, "back", lambda self, s: None if self.notary.me == CREATOR else wanted(self, s)
+    )
     swarm = swarm_of()
     for name in (BOB, CARL, DORA):
         island = swarm.world.nodes[name].island
-        island.takes_s = lambda work, takes=island.takes_s: takes(work) + (1.0 if isinstance(work, Adopt) else 0.0)
+        island.takes_s = lambda work, takes=island.takes_s: (
+            takes(work) + (1.0 if isinstance(work, AdoptState) else 0.0)
+        )
     reach(swarm, 6, [CREATOR])
     assert {swarm.head(name) for name in (BOB, CARL, DORA)} == {5}
     go_back(swarm, 2)
@@ -260,13 +266,13 @@ def test_a_flood_of_padded_reports_does_not_keep_the_word_out(monkeypatch: pytes
     pool = swarm.world.nodes[CREATOR].machine.pool
     ((signed, amend),) = amends_in(pool.pool.values())
     monkeypatch.setattr("atoll.peer.membership.report_pool.REPORTS_BYTES_MAX", 16 * 1024)
-    notary = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    notary = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
     for k in range(200):
-        invite = Invite(b"%08d" % k, b"k" * 16, "trainer", 1, 1e6)
+        invite = TicketInvite(b"%08d" % k, b"k" * 16, "trainer", 1, 1e6)
         pad = bytes(len(signed.body) - len(encode(invite)) - 12)
         padded = msgspec.msgpack.encode({**msgspec.msgpack.decode(encode(invite)), "pad": pad})
         assert len(padded) < len(signed.body)
-        copy = Signed(BOB, padded, notary.signer.sign(signed_bytes(swarm.run_id, padded)))
+        copy = SignedStatement(BOB, padded, notary.signer.sign(signed_bytes(swarm.run_id, padded)))
         assert pool.add(copy, swarm.world.now).fresh
     assert len(pool.chosen()) < 100 and pool.chosen()[0] == signed
     for k, round in enumerate((5, 3, 4)):  # of many words, the two that go farthest back
@@ -327,7 +333,7 @@ def test_a_state_that_one_member_holds_and_gives_nobody_costs_some_views_and_no_
     island = swarm.world.nodes[CREATOR].island
     does = island.do
     island.do = lambda work: None if work == ReadManifest(old.state, partly=True) else does(work)
-    lacked = facts_of(swarm, StateLacked)
+    lacked = facts_of(swarm, StateUnavailable)
     began = swarm.world.now
     go_back(swarm, 2)
     reach(swarm, history_of(swarm).head + 20)
@@ -365,7 +371,7 @@ def test_who_lacks_the_state_fetches_it_before_it_votes():
     old = goal(swarm, 2)
     for name in (BOB, CARL):
         swarm.world.nodes[name].island.blobs.pop(old.state)
-    told = facts_of(swarm, AttemptFailed, StateLacked)
+    told = facts_of(swarm, AttemptFailed, StateUnavailable)
     go_back(swarm, 2)
     body = until_returned(swarm)
     reach(swarm, body.round + 3)
@@ -381,7 +387,7 @@ def test_a_full_disk_is_not_asked_for_ever(names: list[PeerId]):
     tries: list[int] = []
 
     def full(work: object, does: Callable[[object], object]) -> object:
-        if not isinstance(work, GoBack):
+        if not isinstance(work, RollbackState):
             return does(work)
         tries.append(work.round)
         raise RuntimeError("the disk is full")
@@ -409,7 +415,7 @@ def test_who_hears_of_it_only_in_a_proposal_still_votes_in_that_round():
         node = swarm.world.nodes[name]
         node.island.blobs.pop(old.state)
         node.machine.handle = partial(deaf_to_reports, does=node.machine.handle)
-    lacked = facts_of(swarm, StateLacked)
+    lacked = facts_of(swarm, StateUnavailable)
     failed = facts_of(swarm, AttemptFailed)
     go_back(swarm, 2)
     body = until_returned(swarm)
@@ -422,7 +428,7 @@ def test_all_make_a_large_state_at_the_same_time():
     reach(swarm, 6)
     for name in swarm.founders:
         island = swarm.world.nodes[name].island
-        island.takes_s = lambda work, takes=island.takes_s: 18.0 if isinstance(work, GoBack) else takes(work)
+        island.takes_s = lambda work, takes=island.takes_s: 18.0 if isinstance(work, RollbackState) else takes(work)
     failed = facts_of(swarm, AttemptFailed)
     go_back(swarm, 2)
     body = until_returned(swarm)
@@ -501,12 +507,12 @@ def test_it_works_where_members_may_lie(trust: str):
 def test_with_overlap_steps_under_way_are_dropped():
     """Every island is told to begin afresh in that round, and in no other."""
     swarm = swarm_of()
-    adopted: list[Adopt] = []
+    adopted: list[AdoptState] = []
     swarm.world.run(0.1)
     for node in swarm.world.nodes.values():
         node.island.knobs.overlap = 8
         does = node.island.do
-        node.island.do = lambda w, does=does: (adopted.append(w) if isinstance(w, Adopt) else None, does(w))[1]
+        node.island.do = lambda w, does=does: (adopted.append(w) if isinstance(w, AdoptState) else None, does(w))[1]
     reach(swarm, 6)
     go_back(swarm, 2)
     body = until_returned(swarm)
@@ -538,27 +544,27 @@ def test_crashes_all_around_the_return_end_in_one_state(seeds: range):
     assert ways > len(seeds) // 2
 
 
-def kept_with(swarm: Swarm, rows: dict[int, bytes]) -> Kept:
-    return Kept(swarm.run_id, swarm.world.nodes[BOB].kept["genesis"], sorted(rows), rows.get)
+def kept_with(swarm: VirtualSwarm, rows: dict[int, bytes]) -> StoredHistory:
+    return StoredHistory(swarm.run_id, swarm.world.nodes[BOB].kept["genesis"], sorted(rows), rows.get)
 
 
-def forge(swarm: Swarm, signed: Signed) -> Signed:
+def forge(swarm: VirtualSwarm, signed: SignedStatement) -> SignedStatement:
     """The same word to go back, in a hand that is not the recovery identity's; other reports as they are."""
     for _, amend in amends_in([signed]):
-        notary = Notary(swarm.run_id, VirtualSigner(signed.signer), VirtualVerifier())
+        notary = StatementSigner(swarm.run_id, VirtualSigner(signed.signer), VirtualVerifier())
         return notary.sign(
             replace(amend, signature=sign_as_identity(BOB.encode(), word_bytes(swarm.run_id, amend)))
         )
     return signed
 
 
-def certified(swarm: Swarm, body: Body) -> bytes:
+def certified(swarm: VirtualSwarm, body: VertexBody) -> bytes:
     """With the votes of everybody: all voters lie together."""
     raw = encode(body)
     vote = Vote(body.round, 0, "commit", vertex_id(raw))
-    notaries = [Notary(swarm.run_id, VirtualSigner(p), VirtualVerifier()) for p in swarm.founders]
+    notaries = [StatementSigner(swarm.run_id, VirtualSigner(p), VirtualVerifier()) for p in swarm.founders]
     votes = tuple((n.me, n.sign(vote).signature) for n in notaries)
-    return encode(Vertex(raw, Certificate(body.round, 0, "commit", vote.digest, votes)))
+    return encode(Vertex(raw, QuorumCertificate(body.round, 0, "commit", vote.digest, votes)))
 
 
 def test_verify_believes_the_return_and_names_it():
@@ -573,7 +579,7 @@ def test_verify_believes_the_return_and_names_it():
     audit = verify_history(kept_with(swarm, rows), VirtualVerifier())
     old = decode_body(decode_vertex(rows[3]).body)
     assert [p for p in audit.problems if p.kind != "era"] == []
-    assert audit.returns == [Return(body.round, 3, old.state.hex(), old.trained)]
+    assert audit.returns == [RollbackRecord(body.round, 3, old.state.hex(), old.trained)]
     forged = replace(body, reports=tuple(forge(swarm, signed) for signed in body.reports))
     audit = verify_history(kept_with(swarm, rows | {body.round: certified(swarm, forged)}), VirtualVerifier())
     (problem,) = [p for p in audit.problems if p.round == body.round]

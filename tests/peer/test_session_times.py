@@ -13,36 +13,36 @@ from atoll.crypto.identity import SessionSigner
 from atoll.peer.membership.admission import REFUSALS, refusal_of
 from atoll.peer.round.vertex_body import open_report
 from atoll.simulation.signatures import RealKeys
-from atoll.simulation.swarm import Swarm, SwarmKnobs
-from atoll.simulation.world import Clock
-from atoll.wire.envelope import Notary
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
+from atoll.simulation.world import DriftingClock
+from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.statements import Join, Signed
+from atoll.wire.messages.statements import JoinRequest, SignedStatement
 
 NOW_S, DAY_S = 1.8e9, 86400
 IN_2002_S = 1_025_000_000
 
 
-def running() -> tuple[Swarm, RealKeys]:
+def running() -> tuple[VirtualSwarm, RealKeys]:
     """Four members with real keys, in the year 2027."""
     keys = RealKeys(1)
-    swarm = Swarm(1, SwarmKnobs(peers=4), keys=keys)
+    swarm = VirtualSwarm(1, SwarmKnobs(peers=4), keys=keys)
     for node in swarm.world.nodes.values():
-        node.clock = Clock(NOW_S)
+        node.clock = DriftingClock(NOW_S)
     swarm.world.run(10)
     return swarm, keys
 
 
-def join_with(swarm: Swarm, keys: RealKeys, begin_s: int, end_s: int, epoch: int = 0) -> Signed:
+def join_with(swarm: VirtualSwarm, keys: RealKeys, begin_s: int, end_s: int, epoch: int = 0) -> SignedStatement:
     """Of the second member, by another key that its identity certified for this time."""
     times = {"not_before_s": begin_s, "not_after_s": end_s}
     stolen = SessionSigner.certified(keys._identity(1), swarm.run_id, epoch=epoch, **times)
     head = swarm.world.nodes[keys.name(0)].machine.history.head_id
-    join = Join(stolen.peer, stolen.vote_key, stolen.certificate, (), "trainer", "stolen", head, b"")
-    return Notary(swarm.run_id, stolen, keys.verifier).sign(join)
+    join = JoinRequest(stolen.peer, stolen.vote_key, stolen.certificate, (), "trainer", "stolen", head, b"")
+    return StatementSigner(swarm.run_id, stolen, keys.verifier).sign(join)
 
 
-def keys_after(swarm: Swarm, signed: Signed) -> set[bytes]:
+def keys_after(swarm: VirtualSwarm, signed: SignedStatement) -> set[bytes]:
     """All vote keys that its line had in the rounds after all others heard the join."""
     for name, node in swarm.world.nodes.items():
         if name != signed.signer:
@@ -75,7 +75,7 @@ def test_voters_judge_a_certificate_by_the_time_of_the_body(begin_s: int, end_s:
     swarm, keys = running()
     signed = join_with(swarm, keys, int(NOW_S + begin_s), int(NOW_S + end_s), epoch)
     ground = swarm.world.nodes[keys.name(0)].machine.round.ground
-    reported = open_report(Notary(swarm.run_id, keys.signer(0, swarm.run_id), keys.verifier), signed, {})
+    reported = open_report(StatementSigner(swarm.run_id, keys.signer(0, swarm.run_id), keys.verifier), signed, {})
     assert reported is not None
     found = ground.admissible(reported, NOW_S)
     assert why in found if why else found is None

@@ -8,13 +8,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.base.machine import Effect, Received, Report, Send, SetTimer, TimerFired
+from atoll.base.machine import Effect, Emit, Received, Send, SetTimer, TimerFired
 from atoll.crypto.digest import digest
-from atoll.features.forks.poll import ASKED, IN_A_ROW, PAUSE_S, Sides
+from atoll.features.forks.poll import ASKED, IN_A_ROW, PAUSE_S, BranchPolls
 from atoll.peer.events import BranchPreferred
 from atoll.wire.codec import encode, vertex_id
-from atoll.wire.messages.preference import PreferenceIs, WantPreference
-from atoll.wire.messages.vertex import Body, Member, Metrics, Vertex
+from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
+from atoll.wire.messages.vertex import Member, RoundMetrics, Vertex, VertexBody
 
 ROUND, SLOT, OURS = 5, "branch/5", digest(b"ours")
 NAMES = [PeerId(f"p{i:02d}") for i in range(21)]
@@ -25,9 +25,11 @@ def member(peer: PeerId) -> Member:
     return Member(peer, b"", (), "trainer", "member", 0, 0.0, "")
 
 
-def body(round: int, *members: PeerId) -> Body:
+def body(round: int, *members: PeerId) -> VertexBody:
     lines = tuple(map(member, members))
-    return Body(ZERO_DIGEST, round, 0, ZERO_DIGEST, 0.0, ME, (), ZERO_DIGEST, (), lines, (), (), Metrics(0, 0, 0))
+    return VertexBody(
+        ZERO_DIGEST, round, 0, ZERO_DIGEST, 0.0, ME, (), ZERO_DIGEST, (), lines, (), (), RoundMetrics(0, 0, 0)
+    )
 
 
 THEIRS = Vertex(encode(body(ROUND, *NAMES)), None, b"recovery")
@@ -45,13 +47,13 @@ class Room:
             notary=SimpleNamespace(run=ZERO_DIGEST),
         )
         self.history, self.now, self.due = history, 0.0, 0.0
-        self.sides = Sides(ME, history, self.linked)
+        self.sides = BranchPolls(ME, history, self.linked)
         self.facts: list[BranchPreferred] = []
 
     def beat(self) -> list[Send]:
         return self.sent(self.sides.look({ROUND: THEIRS}, self.now))
 
-    def hear(self, sender: PeerId, message: WantPreference | PreferenceIs) -> list[Send]:
+    def hear(self, sender: PeerId, message: PreferenceRequest | PreferenceResponse) -> list[Send]:
         return self.sent(self.sides.hear(Received(sender, message), self.now))
 
     def next_query(self) -> list[Send]:
@@ -59,14 +61,14 @@ class Room:
         return self.sent(self.sides.fired(TimerFired(f"snow/{SLOT}"), self.now))
 
     def sent(self, effects: list[Effect]) -> list[Send]:
-        self.facts += [e.fact for e in effects if isinstance(e, Report) and isinstance(e.fact, BranchPreferred)]
+        self.facts += [e.fact for e in effects if isinstance(e, Emit) and isinstance(e.fact, BranchPreferred)]
         self.due = next((e.at for e in effects if isinstance(e, SetTimer) and e.at is not None), self.due)
         return [e for e in effects if isinstance(e, Send)]
 
     def answer(self, asked: list[Send], choice: Digest | None) -> None:
         for send in asked:
-            assert isinstance(send.message, WantPreference)
-            self.hear(send.to, PreferenceIs(SLOT, send.message.number, choice))
+            assert isinstance(send.message, PreferenceRequest)
+            self.hear(send.to, PreferenceResponse(SLOT, send.message.number, choice))
 
 
 def test_it_asks_a_few_of_those_whom_both_histories_know_and_pauses():
@@ -101,8 +103,8 @@ def test_a_preference_follows_the_answers_and_is_told_when_it_changes_and_when_i
         assert room.now - began < 2 * PAUSE_S * IN_A_ROW
     assert len(room.facts) == 2 and room.facts[1].queries == IN_A_ROW
     assert room.now - began == PAUSE_S * (IN_A_ROW - 1) and room.next_query() == []
-    assert [s.message for s in room.hear(NAMES[3], WantPreference(SLOT, 9, OURS))] == [
-        PreferenceIs(SLOT, 9, theirs)
+    assert [s.message for s in room.hear(NAMES[3], PreferenceRequest(SLOT, 9, OURS))] == [
+        PreferenceResponse(SLOT, 9, theirs)
     ]
 
 
@@ -113,8 +115,8 @@ def test_each_counts_once_and_only_if_it_was_asked():
     number = asked[0].message.number
     lying, *honest = asked
     for who in [lying.to] * 10 + [PeerId("newcomer"), PeerId("stranger"), *set(OTHERS) - {s.to for s in asked}]:
-        room.hear(who, PreferenceIs(SLOT, number, theirs))
-    room.hear(honest[0].to, PreferenceIs(SLOT, number + 1, theirs))
+        room.hear(who, PreferenceResponse(SLOT, number, theirs))
+    room.hear(honest[0].to, PreferenceResponse(SLOT, number + 1, theirs))
     room.answer(honest, OURS)
     found, of = room.sides.polls[ROUND].snow.found
     assert (found[theirs], found[OURS], of) == (1, ASKED - 1, ASKED) and room.facts == []
@@ -124,12 +126,12 @@ def test_a_flood_of_questions_gets_one_answer_a_second_and_strangers_none():
     room = Room(*OTHERS)
     room.beat()
     for who, answers in ((NAMES[1], 1), (PeerId("newcomer"), 1), (PeerId("stranger"), 0)):
-        sent = [s for k in range(1000) for s in room.hear(who, WantPreference(SLOT, k, digest(b"%d" % k)))]
+        sent = [s for k in range(1000) for s in room.hear(who, PreferenceRequest(SLOT, k, digest(b"%d" % k)))]
         assert len(sent) == answers
-    assert not room.hear(NAMES[2], WantPreference("branch/6", 1, OURS))
+    assert not room.hear(NAMES[2], PreferenceRequest("branch/6", 1, OURS))
     assert len(room.sides.answered) == 2 and not room.sides.polls[ROUND].snow.heard
     room.now += 1.0
-    assert room.hear(NAMES[1], WantPreference(SLOT, 1, OURS))
+    assert room.hear(NAMES[1], PreferenceRequest(SLOT, 1, OURS))
 
 
 def test_who_comes_within_reach_later_is_asked_too_and_only_once_for_that_reason():

@@ -8,15 +8,15 @@ from msgspec.structs import replace as changed
 from atoll.base.machine import Effect, Send
 from atoll.peer.events import RoundClosed, StateMissing
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Advance
+from atoll.peer.tasks import AdvanceState
 from atoll.policy.plan import RoundSettings
-from atoll.protocol.agreement.events import Decided
-from atoll.simulation.adversaries.byzantine import Villain, villain
+from atoll.protocol.agreement.events import BodyDecided
+from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.worker import IslandKnobs
-from atoll.verification.sum_check.policy import Terms
-from atoll.wire.messages.round import Answer, Contribution, PartBytes, Propose, RowBytes
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.worker import WorkerKnobs
+from atoll.verification.sum_check.policy import SumCheckTerms
+from atoll.wire.messages.round import PartResponse, PartResult, ProposalMessage, RowContribution, RowResponse
 
 SLOW = peer_name(0)
 UPDATE_BYTES, RATE = 16_000_000, 1e6  # three quarters of the answers: 12 s on this link, twice the patience
@@ -24,7 +24,7 @@ UPDATE_BYTES, RATE = 16_000_000, 1e6  # three quarters of the answers: 12 s on t
 
 def test_whoever_gets_the_parts_late_closes_the_round_with_them():
     """Once it gave up after six seconds, while they were arriving, and fetched a whole state on the same link."""
-    swarm = Swarm(1, SwarmKnobs(peers=4, island=IslandKnobs(update_bytes=UPDATE_BYTES)))
+    swarm = VirtualSwarm(1, SwarmKnobs(peers=4, island=WorkerKnobs(update_bytes=UPDATE_BYTES)))
     swarm.world.network.downlink_bytes_s[SLOW] = RATE
     closed: list[RoundClosed] = []
     gave_up: list[str] = []
@@ -42,7 +42,7 @@ def test_whoever_gets_the_parts_late_closes_the_round_with_them():
 
     def counted(event, now):
         nonlocal sent_again
-        sent_again += isinstance(getattr(event, "message", None), PartBytes)
+        sent_again += isinstance(getattr(event, "message", None), PartResponse)
         return handle(event, now)
 
     swarm.world.nodes[SLOW].machine.handle = counted
@@ -55,7 +55,7 @@ def test_whoever_gets_the_parts_late_closes_the_round_with_them():
 NO_CLOCK = RoundSettings(inner_steps=1, first_train_s=1e8, train_max_s=1e8, owner_s=60)  # as a group's
 
 
-def closing_times(swarm: Swarm, peers: set[str], within_s: float) -> list[float]:
+def closing_times(swarm: VirtualSwarm, peers: set[str], within_s: float) -> list[float]:
     """When these peers close round 0."""
     times: list[float] = []
     swarm.world.watchers.append(
@@ -67,7 +67,7 @@ def closing_times(swarm: Swarm, peers: set[str], within_s: float) -> list[float]
     return times
 
 
-def first_proposer(swarm: Swarm) -> str:
+def first_proposer(swarm: VirtualSwarm) -> str:
     swarm.world.run(0.03)
     return swarm.world.nodes[peer_name(0)].machine.round.agreement.proposer(0)
 
@@ -75,12 +75,12 @@ def first_proposer(swarm: Swarm) -> str:
 @pytest.mark.parametrize(("peers", "dead"), [(3, 1), (5, 2), (5, 1)])
 def test_a_proposer_slower_than_the_others_beside_a_tolerated_death_holds_nobody_up(peers: int, dead: int):
     """Those who gave its view up may not vote in it any more; once the rest waited in it for ever."""
-    knobs = SwarmKnobs(peers, island=IslandKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
-    swarm = Swarm(1, knobs)
+    knobs = SwarmKnobs(peers, island=WorkerKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
+    swarm = VirtualSwarm(1, knobs)
     slow = first_proposer(swarm)
     island = swarm.world.nodes[slow].island
     takes_s = island.takes_s
-    island.takes_s = lambda work: takes_s(work) + 5.0 * isinstance(work, Advance)
+    island.takes_s = lambda work: takes_s(work) + 5.0 * isinstance(work, AdvanceState)
     others = [p for p in swarm.founders if p != slow]
     for peer in others[:dead]:
         swarm.world.crash(peer)
@@ -89,8 +89,8 @@ def test_a_proposer_slower_than_the_others_beside_a_tolerated_death_holds_nobody
 
 def test_proposers_that_are_heard_and_never_propose_cost_their_views_and_no_more():
     """As many as are tolerated, nine of whom four. The time of a view doubles; it does not run away."""
-    knobs = SwarmKnobs(9, island=IslandKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
-    swarm = Swarm(1, knobs)
+    knobs = SwarmKnobs(9, island=WorkerKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
+    swarm = VirtualSwarm(1, knobs)
     first_proposer(swarm)
     agreement = swarm.world.nodes[peer_name(0)].machine.round.agreement
     for view in range(4):
@@ -105,7 +105,9 @@ def without_proposals(handle, until_s: float = float("inf")):
     def silenced(event, now):
         effects = handle(event, now)
         return [
-            e for e in effects if now >= until_s or not (isinstance(e, Send) and isinstance(e.message, Propose))
+            e
+            for e in effects
+            if now >= until_s or not (isinstance(e, Send) and isinstance(e.message, ProposalMessage))
         ]
 
     return silenced
@@ -113,8 +115,8 @@ def without_proposals(handle, until_s: float = float("inf")):
 
 def test_a_group_whose_views_are_all_used_up_shares_again():
     """Nothing that is proposed arrives for ten minutes: without a clock, somebody has to begin the next attempt."""
-    knobs = SwarmKnobs(3, island=IslandKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
-    swarm = Swarm(1, knobs)
+    knobs = SwarmKnobs(3, island=WorkerKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
+    swarm = VirtualSwarm(1, knobs)
     first_proposer(swarm)
     for node in swarm.world.nodes.values():
         node.machine.handle = without_proposals(node.machine.handle, until_s=600)
@@ -126,7 +128,9 @@ def test_whoever_has_no_vote_yet_waits_where_all_voters_are_gone():
     """The founder of a group dies while somebody joins. Once the newcomer passed view after view, and attempt after
     attempt, in one breath: nothing stopped it, since no turn was ever its own."""
     settings = RunSettings(open_to_all=True, round=NO_CLOCK)
-    swarm = Swarm(1, SwarmKnobs(1, island=IslandKnobs(step_s=1e7), run=settings))  # nor has a later round a clock
+    swarm = VirtualSwarm(
+        1, SwarmKnobs(1, island=WorkerKnobs(step_s=1e7), run=settings)
+    )  # nor has a later round a clock
     world, founder = swarm.world, peer_name(0)
     world.nodes[founder].island.takes_s = lambda work: 0.5
     world.run(1)
@@ -143,15 +147,15 @@ def test_whoever_has_no_vote_yet_waits_where_all_voters_are_gone():
 
 def test_arithmetic_that_takes_longer_than_the_exchange_uses_up_no_views():
     """A large model on slow machines: they are at work on the proposal, so nobody gives it up."""
-    knobs = SwarmKnobs(4, island=IslandKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
-    swarm = Swarm(1, knobs)
+    knobs = SwarmKnobs(4, island=WorkerKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
+    swarm = VirtualSwarm(1, knobs)
     proposer = first_proposer(swarm)
     for name, node in swarm.world.nodes.items():
         takes_s, more_s = node.island.takes_s, 5.0 if name == proposer else 60.0
-        node.island.takes_s = lambda work, t=takes_s, m=more_s: t(work) + m * isinstance(work, Advance)
+        node.island.takes_s = lambda work, t=takes_s, m=more_s: t(work) + m * isinstance(work, AdvanceState)
     views: list[int] = []
     swarm.world.watchers.append(
-        lambda _now, _node, fact: views.append(fact.view) if isinstance(fact, Decided) and not views else None
+        lambda _now, _node, fact: views.append(fact.view) if isinstance(fact, BodyDecided) and not views else None
     )
     assert max(closing_times(swarm, set(swarm.founders), 200)) < 80
     assert views == [0]
@@ -161,8 +165,8 @@ def test_an_exchange_longer_than_its_windows_has_the_time_that_training_left():
     """30 MB over 1 MB/s, 200 s of training, windows of 6 s: nothing is cut off, no byte is sent for nothing."""
     settings = RoundSettings(inner_steps=20, first_train_s=312)
     links = NetworkKnobs(uplink_bytes_s=1e6, downlink_bytes_s=1e6)
-    island = IslandKnobs(step_s=10, update_bytes=30_000_000)
-    swarm = Swarm(1, SwarmKnobs(4, links, island, run=RunSettings(open_to_all=True, round=settings)))
+    island = WorkerKnobs(step_s=10, update_bytes=30_000_000)
+    swarm = VirtualSwarm(1, SwarmKnobs(4, links, island, run=RunSettings(open_to_all=True, round=settings)))
     closed: list[RoundClosed] = []
     swarm.world.watchers.append(
         lambda _now, _node, fact: closed.append(fact) if isinstance(fact, RoundClosed) else None
@@ -176,18 +180,18 @@ def test_an_exchange_longer_than_its_windows_has_the_time_that_training_left():
 
 TRAINING_S = 100.0  # of the next round, too, which has a clock and so does not disturb
 LIARS = changed(NO_CLOCK, owner_s=2, quorum="two-thirds")  # five windows are ten seconds
-LYING = [{"witnessed": True, "statistic": "trimmed_mean"}, {"openings": Terms(0.03, 16_384)}]
+LYING = [{"witnessed": True, "statistic": "trimmed_mean"}, {"openings": SumCheckTerms(0.03, 16_384)}]
 
 
-def group_with_liars(settings: dict[str, object], update_s: float, rate: float, **more) -> Swarm:
+def group_with_liars(settings: dict[str, object], update_s: float, rate: float, **more) -> VirtualSwarm:
     """Four members of whom one may lie, on links that need so long for an update."""
     run = RunSettings(open_to_all=True, round=LIARS, tolerance=0.33, **settings)
     links = NetworkKnobs(uplink_bytes_s=rate, downlink_bytes_s=rate)
-    island = IslandKnobs(TRAINING_S, step_jitter=0.0, update_bytes=round(update_s * rate))
-    return Swarm(1, SwarmKnobs(4, links, island, run=run), **more)
+    island = WorkerKnobs(TRAINING_S, step_jitter=0.0, update_bytes=round(update_s * rate))
+    return VirtualSwarm(1, SwarmKnobs(4, links, island, run=run), **more)
 
 
-def counted_in_round_0(swarm: Swarm, peers: set[str], within_s: float) -> tuple[set[tuple[str, ...]], float]:
+def counted_in_round_0(swarm: VirtualSwarm, peers: set[str], within_s: float) -> tuple[set[tuple[str, ...]], float]:
     """Who counts in it everywhere, and how long the last of these peers shared and agreed."""
     closed: list[RoundClosed] = []
     swarm.world.watchers.append(
@@ -214,8 +218,8 @@ def test_where_members_may_lie_slow_links_have_time_for_a_large_update_too(setti
 def test_a_liar_holds_the_others_up_by_a_few_times_what_they_took_and_no_longer(settings: dict[str, object]):
     """It is heard, commits and sends no row and no answer. Its bytes alone would let it take twenty minutes."""
 
-    def sends_nothing(_villain: Villain, send: Send) -> list[Effect]:
-        return [] if isinstance(send.message, Contribution | RowBytes | Answer) else [send]
+    def sends_nothing(_villain: ByzantineMember, send: Send) -> list[Effect]:
+        return [] if isinstance(send.message, RowContribution | RowResponse | PartResult) else [send]
 
     swarm = group_with_liars(settings, update_s=20, rate=5e6, villains={1: villain(sends_nothing)})
     honest = set(swarm.founders) - {peer_name(1)}

@@ -15,22 +15,22 @@ from atoll.base.machine import Fact
 from atoll.crypto.digest import digest
 from atoll.peer.events import RoundBegan, RoundClosed, ShareBegan
 from atoll.peer.round.context import ground_after
-from atoll.peer.round.local_update import MyUpdate
+from atoll.peer.round.local_update import LocalUpdate
 from atoll.peer.round.topology_choice import TOPOLOGIES, regions_of, way_of
 from atoll.peer.settings import RULES, RunSettings, decode_settings, encode_settings
-from atoll.policy.links import Rates, report
+from atoll.policy.links import TransferRates, report
 from atoll.policy.plan import RoundPlan, RoundSettings
 from atoll.protocol.allreduce.topology import validate
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.worker import IslandKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.worker import WorkerKnobs
+from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.messages.statements import Answered, Commit, Signed
+from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement
 
 
 def plan_of(names: list[str]) -> RoundPlan:
-    swarm = Swarm(1, SwarmKnobs(peers=len(names)))
+    swarm = VirtualSwarm(1, SwarmKnobs(peers=len(names)))
     swarm.world.run(0.5)
     round = swarm.world.nodes[peer_name(0)].machine.round
     members = tuple(replace(m, name=name) for m, name in zip(round.plan.members, names, strict=True))
@@ -81,13 +81,13 @@ def test_pieces_of_one_owner_pass_to_one_member_each_where_genesis_says_so():
             assert len({part.owners[1] for part in parts if part.owners[0] == owner}) == takers
 
 
-def measured(plan: RoundPlan, latency_s, rates: dict[int, Rates] | None = None) -> RoundPlan:
+def measured(plan: RoundPlan, latency_s, rates: dict[int, TransferRates] | None = None) -> RoundPlan:
     """The same plan with what its members reported; `latency_s(i, j)` one way."""
     peers = [m.peer for m in plan.members]
 
     def links(i: int) -> bytes:
         near = {peer: latency_s(i, j) for j, peer in enumerate(peers) if j != i}
-        return report((rates or {}).get(i, Rates()), near, peers)
+        return report((rates or {}).get(i, TransferRates()), near, peers)
 
     return copy(plan, members=tuple(replace(m, links=links(i)) for i, m in enumerate(plan.members)))
 
@@ -103,7 +103,7 @@ def test_members_that_measured_two_places_and_a_thin_link_between_reduce_in_a_hi
     plan = plan_of(["a", "b", "c", "d", "e", "f"])
     assert way_of(AUTO, plan).topology.name == "butterfly" and "not known" in way_of(AUTO, plan).why
     peers = [m.peer for m in plan.members]
-    thin = {i: Rates(None, {peers[j]: 3e4 for j in range(6) if two_places(i, j) > 0.05}) for i in range(6)}
+    thin = {i: TransferRates(None, {peers[j]: 3e4 for j in range(6) if two_places(i, j) > 0.05}) for i in range(6)}
     way = way_of(AUTO, measured(plan, two_places, thin))
     assert way.topology.name == "hierarchical" and "hierarchical:" in way.why
     for part in way.topology.parts:
@@ -113,17 +113,17 @@ def test_members_that_measured_two_places_and_a_thin_link_between_reduce_in_a_hi
 
 def test_names_of_what_pairs_hold_say_nothing_of_how_long_the_next_update_is():
     """Among two places with a thin link between: what is long goes by the hierarchy, a few bytes to everybody."""
-    swarm = Swarm(1, SwarmKnobs(peers=6))
+    swarm = VirtualSwarm(1, SwarmKnobs(peers=6))
     swarm.world.run(0.5)
     machine = swarm.world.nodes[peer_name(0)].machine
     peers = [m.peer for m in machine.round.plan.members]
-    thin = {i: Rates(None, {peers[j]: 3e4 for j in range(6) if two_places(i, j) > 0.05}) for i in range(6)}
+    thin = {i: TransferRates(None, {peers[j]: 3e4 for j in range(6) if two_places(i, j) > 0.05}) for i in range(6)}
     plan = measured(machine.round.plan, two_places, thin)
-    answers = tuple(Answered(0, 0, part, 0, ZERO_DIGEST, 16, plan.owners) for part in range(6))
+    answers = tuple(OwnerResult(0, 0, part, 0, ZERO_DIGEST, 16, plan.owners) for part in range(6))
 
     def topology_after(asked: str) -> str:
-        commit = Commit(0, 0, ZERO_DIGEST, 4, 1, 1, 0.0, 0.0, 1, asked)
-        said = [Signed(plan.owners[0], encode(word), b"") for word in (commit, *answers)]
+        commit = Commitment(0, 0, ZERO_DIGEST, 4, 1, 1, 0.0, 0.0, 1, asked)
+        said = [SignedStatement(plan.owners[0], encode(word), b"") for word in (commit, *answers)]
         parent = replace(machine.history.head_body, commits=tuple(said[:1]), parts=tuple(said[1:]), trained=1)
         return ground_after(AUTO, plan, parent, machine.known.pool.recent(), machine.run).topology.name
 
@@ -133,15 +133,15 @@ def test_names_of_what_pairs_hold_say_nothing_of_how_long_the_next_update_is():
 @pytest.mark.parametrize("quorum", ["majority", "two-thirds"])
 def test_words_of_a_topology_change_nothing_where_it_is_nobodys_choice(quorum, monkeypatch: pytest.MonkeyPatch):
     """One member of five names one in its commitment: once no body with its row was believed, for ever."""
-    honest = MyUpdate.commit
+    honest = LocalUpdate.commit
 
-    def commit(mine: MyUpdate, attempt: int) -> Commit:
+    def commit(mine: LocalUpdate, attempt: int) -> Commitment:
         said = honest(mine, attempt)
         return replace(said, why="topology=star") if mine.me == peer_name(4) and said.parts else said
 
-    monkeypatch.setattr(MyUpdate, "commit", commit)
+    monkeypatch.setattr(LocalUpdate, "commit", commit)
     rounds = RoundSettings(inner_steps=20, first_train_s=10, quorum=quorum)
-    swarm = Swarm(3, SwarmKnobs(peers=5, run=RunSettings(topology="butterfly", round=rounds)))
+    swarm = VirtualSwarm(3, SwarmKnobs(peers=5, run=RunSettings(topology="butterfly", round=rounds)))
     swarm.world.run(20.0)
     assert min(swarm.heads()) >= 1
 
@@ -150,7 +150,7 @@ def test_a_slow_uplink_owns_less_and_a_very_slow_one_nothing():
     plan = plan_of(["a", "b", "c", "d"])
     flat = RunSettings(topology="butterfly", update_bytes=8 * MIB)
     for rate, least, most in ((4.2e6, 0.01, 0.24), (2e4, 0.0, 0.0)):
-        known = measured(plan, lambda i, j: 0.01, {i: Rates(5e6 if i else rate) for i in range(4)})
+        known = measured(plan, lambda i, j: 0.01, {i: TransferRates(5e6 if i else rate) for i in range(4)})
         parts = way_of(flat, known).topology.parts
         mine = sum(p.share for p in parts if p.owners[0] == plan.members[0].peer) / sum(p.share for p in parts)
         assert least <= mine <= most
@@ -165,7 +165,7 @@ def test_as_long_as_one_pair_is_unknown_nothing_is_planned_on_links():
 def test_where_settings_name_the_topology_only_uplinks_count_and_only_once_all_links_are_known():
     """Where members are changes nothing; an uplink does, but not while a pair has not met."""
     plan, named = plan_of(["a", "b", "c"]), RunSettings(topology="butterfly", update_bytes=8 * MIB)
-    slow = {i: Rates(5e6 if i else 1e6) for i in range(3)}
+    slow = {i: TransferRates(5e6 if i else 1e6) for i in range(3)}
     blank = way_of(named, plan)
     assert way_of(named, measured(plan, two_places)) == way_of(named, measured(plan, lambda i, j: 0.01)) == blank
     known = measured(plan, two_places, slow)
@@ -175,7 +175,9 @@ def test_where_settings_name_the_topology_only_uplinks_count_and_only_once_all_l
 
 
 def test_where_members_may_lie_a_fast_link_earns_nobody_more_to_own():
-    plan = measured(plan_of(["a", "b", "c", "d"]), two_places, {i: Rates(1e5 if i else 1e8) for i in range(4)})
+    plan = measured(
+        plan_of(["a", "b", "c", "d"]), two_places, {i: TransferRates(1e5 if i else 1e8) for i in range(4)}
+    )
     plan = copy(plan, settings=replace(plan.settings, quorum="two-thirds"))
     assert {part.share for part in way_of(AUTO, plan).topology.parts} == {1}
 
@@ -184,12 +186,14 @@ def test_a_swarm_learns_its_links_and_reduces_by_them():
     """Six peers, one behind a thin uplink: after a few rounds all plan by what they measured; it owns nothing."""
     settings = RunSettings(topology="auto", update_bytes=MIB, round=RoundSettings(inner_steps=20, first_train_s=10))
     network = NetworkKnobs(jitter_s=0.0005, uplink_bytes_s=2.5e6)
-    swarm = Swarm(7, SwarmKnobs(peers=6, run=settings, network=network, island=IslandKnobs(update_bytes=MIB)))
+    swarm = VirtualSwarm(
+        7, SwarmKnobs(peers=6, run=settings, network=network, island=WorkerKnobs(update_bytes=MIB))
+    )
     names = [peer_name(i) for i in range(6)]
     swarm.world.network.uplink_bytes_s[names[0]] = 5e5
     began: dict[int, set[tuple[str, str]]] = {}
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundBegan):
             began.setdefault(fact.round, set()).add((fact.topology, fact.why))
 
@@ -208,10 +212,10 @@ def test_where_all_six_owners_of_everything_are_killed_the_seven_that_are_left_s
     """A star of thirteen, in the moment in which somebody begins to share: who is left of the plan answers at once,
     in the same attempt, and voters take that for an answer. Also where a word of the dead comes late."""
     settings = RunSettings(topology="star", round=RoundSettings(inner_steps=20, first_train_s=10))
-    swarm = Swarm(seed, SwarmKnobs(peers=13, run=settings))
+    swarm = VirtualSwarm(seed, SwarmKnobs(peers=13, run=settings))
     doomed, closed = set[PeerId](), list[RoundClosed]()
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         match fact:
             case ShareBegan(round=1) if not doomed:
                 assert node.machine.round is not None
@@ -230,7 +234,7 @@ def test_where_all_six_owners_of_everything_are_killed_the_seven_that_are_left_s
     (signed,) = closed[0].body.parts
     assert signed is not None and signed.signer not in doomed and closed[0].body.attempt == 0
     answered = decode_statement(signed.body, signed.signer)
-    assert isinstance(answered, Answered) and answered.owner_index >= OWNERS_PER_PART
+    assert isinstance(answered, OwnerResult) and answered.owner_index >= OWNERS_PER_PART
     assert len(set(answered.contributors) - doomed) == 7 and closed[0].body.time_s < 10
 
 

@@ -9,42 +9,49 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact, Received
-from atoll.base.workload import Effort
+from atoll.base.workload import WorkloadPolicy
 from atoll.peer import operator_commands
-from atoll.peer.events import Fault, RunOver
+from atoll.peer.events import ProtocolFault, RunOver
 from atoll.peer.governance.orders import goal_of, tunes_in, word_bytes
 from atoll.peer.governance.settings_change import why_not, with_numbers
 from atoll.peer.round.vertex_body import check_body, write_body
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Train
-from atoll.peer.verify.chain import Audit, Kept, Retuned, verify_history
-from atoll.policy.plan import Acceptance, RoundSettings
+from atoll.peer.tasks import TrainRound
+from atoll.peer.verify.chain import SettingsRecord, StoredHistory, VerificationReport, verify_history
+from atoll.policy.plan import RoundSettings, StragglerPolicy
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
-from atoll.simulation.swarm import Swarm
-from atoll.wire.envelope import Notary
+from atoll.simulation.swarm import VirtualSwarm
+from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.statements import Amend, Numbers, Pause, Signed, Tune, Tuned
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import (
+    ChangedNumbers,
+    ChangeSettings,
+    PauseOrder,
+    RollbackOrder,
+    RunNumbers,
+    SignedStatement,
+)
+from atoll.wire.messages.vertex import VertexBody
 
-PACED = RoundSettings(inner_steps=20, train_max_s=600.0, acceptance=Acceptance(2, 5), window_min_s=1.5)
+PACED = RoundSettings(inner_steps=20, train_max_s=600.0, acceptance=StragglerPolicy(2, 5), window_min_s=1.5)
 
 
-def head_of(swarm: Swarm, name: PeerId = CREATOR) -> Body:
+def head_of(swarm: VirtualSwarm, name: PeerId = CREATOR) -> VertexBody:
     return history_of(swarm, name).head_body
 
 
-def say(swarm: Swarm, **numbers: float) -> None:
+def say(swarm: VirtualSwarm, **numbers: float) -> None:
     node = swarm.world.nodes[CREATOR]
     local = node.clock.local(swarm.world.now)
-    swarm.world.carry_out(node, operator_commands.tune(node.machine, Numbers(**numbers), as_creator, local))
+    swarm.world.carry_out(node, operator_commands.tune(node.machine, RunNumbers(**numbers), as_creator, local))
 
 
-def until_all(swarm: Swarm, **numbers: float) -> Body:
+def until_all(swarm: VirtualSwarm, **numbers: float) -> VertexBody:
     """The vertex that holds the word, once every member that is up goes by it."""
     say(swarm, **numbers)
     up = [n.name for n in swarm.honest if n.machine is not None]
 
-    def held(body: Body) -> bool:
+    def held(body: VertexBody) -> bool:
         return body.tuned is not UNSET and all(getattr(body.tuned.to, k) == v for k, v in numbers.items())
 
     swarm.world.run(swarm.world.now + 120.0, stop=lambda: all(held(head_of(swarm, name)) for name in up))
@@ -52,23 +59,27 @@ def until_all(swarm: Swarm, **numbers: float) -> Body:
     return bodies[min(round for round, body in bodies.items() if held(body))]
 
 
-def audited(swarm: Swarm) -> Audit:
+def audited(swarm: VirtualSwarm) -> VerificationReport:
     node = swarm.world.nodes[CREATOR]
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
-    return verify_history(Kept(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get), VirtualVerifier())
+    return verify_history(
+        StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get), VirtualVerifier()
+    )
 
 
-def signed_by(swarm: Swarm, name: PeerId, word: Tune | Amend | Pause, identity: PeerId = CREATOR) -> Signed:
+def signed_by(
+    swarm: VirtualSwarm, name: PeerId, word: ChangeSettings | RollbackOrder | PauseOrder, identity: PeerId = CREATOR
+) -> SignedStatement:
     made = replace(word, signature=sign_as_identity(identity.encode(), word_bytes(swarm.run_id, word)))
-    return Notary(swarm.run_id, VirtualSigner(name), VirtualVerifier()).sign(made)
+    return StatementSigner(swarm.run_id, VirtualSigner(name), VirtualVerifier()).sign(made)
 
 
-def steps_asked(swarm: Swarm) -> list[Train]:
+def steps_asked(swarm: VirtualSwarm) -> list[TrainRound]:
     """What trainers are asked for from now on, also those of members that come later."""
-    asked: list[Train] = []
+    asked: list[TrainRound] = []
     for node in swarm.world.nodes.values():
         node.island.takes_s = lambda work, takes=node.island.takes_s: (
-            (asked.append(work) if isinstance(work, Train) else None) or takes(work)
+            (asked.append(work) if isinstance(work, TrainRound) else None) or takes(work)
         )
     return asked
 
@@ -79,7 +90,7 @@ def test_new_numbers_hold_for_all_from_one_vertex_on():
     reach(swarm, 3)
     swarm.world.crash(DORA)
     held = until_all(swarm, inner_steps=5, rounds=12)
-    assert held.tuned == Tuned(Numbers(rounds=12, inner_steps=5), held.trained, 20 * held.trained)
+    assert held.tuned == ChangedNumbers(RunNumbers(rounds=12, inner_steps=5), held.trained, 20 * held.trained)
     asked = steps_asked(swarm)
     swarm.join(4, via=CARL)
     swarm.world.start(DORA)
@@ -97,7 +108,7 @@ def test_new_numbers_hold_for_all_from_one_vertex_on():
     later = [work.steps for work in asked if work.round > held.round]
     assert later and set(later) == {5}
     audit = audited(swarm)
-    assert audit.intact and audit.tunes == [Retuned(held.round, {"rounds": 12, "inner_steps": 5})]
+    assert audit.intact and audit.tunes == [SettingsRecord(held.round, {"rounds": 12, "inner_steps": 5})]
 
 
 def test_a_run_that_is_over_goes_on_when_it_has_more_rounds():
@@ -153,8 +164,8 @@ def test_numbers_asked_for_while_others_wait_for_their_vertex_come_with_them():
     swarm = swarm_of()
     reach(swarm, 2)
     say(swarm, lr=0.5, rounds=60)
-    assert until_all(swarm, rounds=50).tuned.to == Numbers(lr=0.5, rounds=50)
-    assert until_all(swarm, lr=0.25).tuned.to == Numbers(lr=0.25, rounds=50)
+    assert until_all(swarm, rounds=50).tuned.to == RunNumbers(lr=0.5, rounds=50)
+    assert until_all(swarm, lr=0.25).tuned.to == RunNumbers(lr=0.25, rounds=50)
 
 
 def test_a_word_that_is_forged_or_old_changes_nothing_and_no_body_may_hold_what_nobody_said():
@@ -164,14 +175,16 @@ def test_a_word_that_is_forged_or_old_changes_nothing_and_no_body_may_hold_what_
     peer = swarm.world.nodes[CREATOR].machine
     held = until_all(swarm, lr=0.5)
     ((old, _),) = tunes_in(held.reports)
-    forged = signed_by(swarm, BOB, Tune(peer.history.head_id, Numbers(lr=9.0), b""), BOB)
+    forged = signed_by(swarm, BOB, ChangeSettings(peer.history.head_id, RunNumbers(lr=9.0), b""), BOB)
     effects = peer.handle(Received(BOB, MemberReport(forged)), swarm.world.now)
-    (fault,) = [e.fact for e in effects if hasattr(e, "fact") and isinstance(e.fact, Fault)]
+    (fault,) = [e.fact for e in effects if hasattr(e, "fact") and isinstance(e.fact, ProtocolFault)]
     assert fault.peer == BOB and "wants to change numbers in a name that is not its own" in fault.what
     assert "is out of date" in (peer.pool.add(old, swarm.world.now).wrong or "")
     reach(swarm, held.round + 2)
     say(swarm, lr=0.25)
-    rival = signed_by(swarm, BOB, Tune(peer.history.ids[peer.history.head - 1], Numbers(lr=0.125), b""))
+    rival = signed_by(
+        swarm, BOB, ChangeSettings(peer.history.ids[peer.history.head - 1], RunNumbers(lr=0.125), b"")
+    )
     assert peer.pool.add(rival, swarm.world.now).fresh and len(tunes_in(peer.pool.chosen())) == 1
     ground, now = peer.round.ground, swarm.world.now
     nothing = [None] * len(ground.owners)
@@ -179,7 +192,7 @@ def test_a_word_that_is_forged_or_old_changes_nothing_and_no_body_may_hold_what_
     assert check_body(ground, peer.notary, body, now) is None and body.tuned.to.lr in (0.25, 0.125)
     said = tunes_in(peer.pool.pool.values())
     goal = goal_of(peer.history.bodies[1], peer.history.ids[1])
-    goes = Amend(peer.history.head_id, goal.round, goal.id, goal.state, goal.trained, b"")
+    goes = RollbackOrder(peer.history.head_id, goal.round, goal.id, goal.state, goal.trained, b"")
     back = signed_by(swarm, BOB, goes)
     lies = {
         "changes numbers twice": replace(body, reports=tuple(signed for signed, _ in said)),
@@ -198,25 +211,25 @@ def test_numbers_that_make_no_sense_here_are_refused_by_every_voter():
     reach(swarm, 5)
     settings, parent = swarm.world.nodes[CREATOR].machine.settings, head_of(swarm)
     refused = {
-        "changes nothing": Numbers(),
-        "not finite": Numbers(lr=float("inf")),
-        "does not have: audits": Numbers(audit_rate=0.1),
-        "rounds in minutes": Numbers(round_time_s=60.0),
-        "run.min_peers (9) above run.start_peers": Numbers(min_peers=9),
-        "run.suspect (6) above a fifth of consensus.timeout (2)": Numbers(owner_s=2.0),
-        "a fifth of consensus.timeout_min (7)": Numbers(window_min_s=7.0),
-        "run.first_train (180) above run.train_max (60)": Numbers(train_max_s=60.0),
-        f"wants {parent.trained + 1} rounds": Numbers(rounds=parent.trained + 1),
+        "changes nothing": RunNumbers(),
+        "not finite": RunNumbers(lr=float("inf")),
+        "does not have: audits": RunNumbers(audit_rate=0.1),
+        "rounds in minutes": RunNumbers(round_time_s=60.0),
+        "run.min_peers (9) above run.start_peers": RunNumbers(min_peers=9),
+        "run.suspect (6) above a fifth of consensus.timeout (2)": RunNumbers(owner_s=2.0),
+        "a fifth of consensus.timeout_min (7)": RunNumbers(window_min_s=7.0),
+        "run.first_train (180) above run.train_max (60)": RunNumbers(train_max_s=60.0),
+        f"wants {parent.trained + 1} rounds": RunNumbers(rounds=parent.trained + 1),
     }
     assert [why for why, numbers in refused.items() if why not in why_not(settings, parent, numbers)] == []
-    assert why_not(settings, parent, Numbers(rounds=parent.trained + 2, updates=3, grace=1, owner_s=9.0)) == ""
+    assert why_not(settings, parent, RunNumbers(rounds=parent.trained + 2, updates=3, grace=1, owner_s=9.0)) == ""
 
 
 def test_what_a_round_goes_by_is_genesis_and_the_numbers_of_its_vertex():
-    to = Numbers(rounds=9, owner_s=10.0, updates=3, grace=1, train_max_s=700.0, start_peers=3, round_time_s=90.0)
-    genesis = RunSettings(round=replace(PACED, effort=Effort(4, train_s=60.0)))
+    to = RunNumbers(rounds=9, owner_s=10.0, updates=3, grace=1, train_max_s=700.0, start_peers=3, round_time_s=90.0)
+    genesis = RunSettings(round=replace(PACED, effort=WorkloadPolicy(4, train_s=60.0)))
     after = with_numbers(genesis, to)
     assert (after.rounds, after.start_peers, after.min_peers) == (9, 3, 1)
     assert (after.round.owner_s, after.round.agree_s, after.round.train_max_s) == (10.0, 20.0, 700.0)
-    assert (after.round.acceptance, after.round.effort) == (Acceptance(3, 1), Effort(4, train_s=90.0))
+    assert (after.round.acceptance, after.round.effort) == (StragglerPolicy(3, 1), WorkloadPolicy(4, train_s=90.0))
     assert replace(after, rounds=0, start_peers=1, round=genesis.round) == genesis

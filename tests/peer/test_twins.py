@@ -8,14 +8,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Ask, Send
+from atoll.base.machine import RunTask, Send
 from atoll.crypto.digest import digest
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Hold
-from atoll.verification.redundant_training.machine import Twinning
-from atoll.verification.redundant_training.policy import Case
-from atoll.wire.messages.statements import Commit
-from atoll.wire.messages.vertex import Body, Member, Metrics
+from atoll.peer.tasks import PinBlobs
+from atoll.verification.redundant_training.machine import RedundancyCheck
+from atoll.verification.redundant_training.policy import RedundancyCase
+from atoll.wire.messages.statements import Commitment
+from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
 
 ME = PeerId("me")
 SETTINGS = RunSettings(twin_rate=0.5, reputation=True)
@@ -30,13 +30,15 @@ class Referee:
 
     def __init__(self, *pairs: tuple[str, str]) -> None:
         self.names = [PeerId(name) for pair in pairs for name in pair]
-        commit = Commit(1, 0, digest(b"row"), 1, 20, 80, 2.0, 0.1, 80)
-        made = (Case(1, PeerId(a), PeerId(b), (commit, commit), (ME,), digest(a.encode())) for a, b in pairs)
+        commit = Commitment(1, 0, digest(b"row"), 1, 20, 80, 2.0, 0.1, 80)
+        made = (
+            RedundancyCase(1, PeerId(a), PeerId(b), (commit, commit), (ME,), digest(a.encode())) for a, b in pairs
+        )
         self.cases = {case.key: case for case in made}
         recent = SimpleNamespace(twins=SimpleNamespace(cases=self.cases, settled=()))
-        self.history: Any = SimpleNamespace(head=-1, bodies=dict[int, Body](), ids={})
+        self.history: Any = SimpleNamespace(head=-1, bodies=dict[int, VertexBody](), ids={})
         pool: Any = SimpleNamespace(recent=lambda: recent)
-        self.room = Twinning(ME, SETTINGS, self.history, pool)
+        self.room = RedundancyCheck(ME, SETTINGS, self.history, pool)
         self.held: tuple[Digest, ...] = ()
 
     def goes_on(self, away: tuple[str, ...] = ()) -> set[PeerId]:
@@ -45,19 +47,19 @@ class Referee:
         members = tuple(
             Member(p, b"key", (), "trainer", "away" if p in away else "member", 0, 0.1, p) for p in self.names
         )
-        body = Body(
+        body = VertexBody(
             digest(b"run"), round, 0, digest(b"parent"), 1.0, ME, (), state_of(round), (), members, (), (), NUMBERS
         )
         self.history.head, self.history.bodies[round] = round, body
         self.history.head_body = replace(body)
         effects = self.room.grew(body, 10.0 * round) if round >= 2 else []
         for effect in effects:
-            if isinstance(effect, Ask) and isinstance(effect.work, Hold):
+            if isinstance(effect, RunTask) and isinstance(effect.work, PinBlobs):
                 self.held = effect.work.blobs
         return {effect.to for effect in effects if isinstance(effect, Send)}
 
 
-NUMBERS = Metrics(1.0, 1, 1)
+NUMBERS = RoundMetrics(1.0, 1, 1)
 
 
 def test_the_state_stays_on_disk_for_pairs_whose_turn_has_not_come():

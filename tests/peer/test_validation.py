@@ -10,29 +10,29 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
-from atoll.base.machine import Ask, Done, Effect, Received, Send, TimerFired
-from atoll.features.archive.policy import Coded
+from atoll.base.machine import Effect, Received, RunTask, Send, TaskDone, TimerFired
+from atoll.features.archive.policy import ErasureParams
 from atoll.features.attribution.statistics import blame_by_validation, refusals
-from atoll.peer.events import AttemptFailed, Disagreed, Fault, WentBack
+from atoll.peer.events import AttemptFailed, AutoRolledBack, ProposalRejected, ProtocolFault
 from atoll.peer.governance.orders import amend_of, amends_in, goal_of
 from atoll.peer.operator_commands import go_back
 from atoll.peer.round.vertex_body import amend_among, check_body, write_body
-from atoll.peer.tasks import FindState, Hold, Losses, Validate
-from atoll.peer.verify.chain import Kept, Return, verify_history
+from atoll.peer.tasks import FindState, PinBlobs, ValidateState, ValidationLosses
+from atoll.peer.verify.chain import RollbackRecord, StoredHistory, verify_history
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.transfer.tasks import ReadManifest
-from atoll.simulation.adversaries.byzantine import Villain, villain
+from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.replay_audits import islands as audited_islands
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.worker import Shared
-from atoll.verification.state_validation.policy import Rule, Validations
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.worker import VirtualState
+from atoll.verification.state_validation.policy import ValidationLedger, ValidationRule
 from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode, vertex_id
-from atoll.wire.envelope import Notary, signed_bytes
+from atoll.wire.envelope import StatementSigner, signed_bytes
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.round import Propose
-from atoll.wire.messages.statements import Amend, Certificate, Signed, Validated, Vote
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.messages.round import ProposalMessage
+from atoll.wire.messages.statements import QuorumCertificate, RollbackOrder, SignedStatement, ValidationReport, Vote
+from atoll.wire.messages.vertex import Vertex, VertexBody
 
 ADA, BOB, CARL, DORA, EVE = (peer_name(i) for i in range(5))
 BAD = range(6, 8)  # rounds whose states every honest validator finds bad
@@ -40,29 +40,29 @@ BAD = range(6, 8)  # rounds whose states every honest validator finds bad
 
 def swarm_of(
     peers: int = 4, bad=BAD, seed: int = 3, recovery: bytes = b"", quorum: str = "two-thirds", villains=None
-) -> Swarm:
+) -> VirtualSwarm:
     """Names instead of numbers: what a state's loss is, the test says."""
     knobs = SwarmKnobs(peers=peers)
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum=quorum)
-    knobs.run = replace(knobs.run, round=plan, validation=Rule(), recovery=recovery)
-    swarm = Swarm(seed, knobs, villains)
+    knobs.run = replace(knobs.run, round=plan, validation=ValidationRule(), recovery=recovery)
+    swarm = VirtualSwarm(seed, knobs, villains)
     for node in swarm.world.nodes.values():
         node.island.losses = lambda state: (
-            9.0 if msgspec.msgpack.decode(state, type=Shared).round in bad else 1.0,
+            9.0 if msgspec.msgpack.decode(state, type=VirtualState).round in bad else 1.0,
         )
     return swarm
 
 
-def history_of(swarm: Swarm, name: PeerId = ADA):
+def history_of(swarm: VirtualSwarm, name: PeerId = ADA):
     return swarm.world.nodes[name].machine.history
 
 
-def reach(swarm: Swarm, round: int, within_s: float = 300.0) -> None:
+def reach(swarm: VirtualSwarm, round: int, within_s: float = 300.0) -> None:
     swarm.world.run(swarm.world.now + within_s, stop=lambda: min(swarm.heads()) >= round)
     assert min(swarm.heads()) >= round, swarm.heads()
 
 
-def returns(swarm: Swarm, name: PeerId = ADA) -> list[tuple[int, int]]:
+def returns(swarm: VirtualSwarm, name: PeerId = ADA) -> list[tuple[int, int]]:
     bodies = history_of(swarm, name).bodies.values()
     return [(b.round, back.round) for b in bodies if (back := amend_of(b)) is not None]
 
@@ -70,8 +70,10 @@ def returns(swarm: Swarm, name: PeerId = ADA) -> list[tuple[int, int]]:
 def test_all_leave_a_bad_state_also_who_was_away_who_crashes_and_who_comes():
     """Dora is down while it happens, Carl dies the moment it did, Eve comes afterwards: one history for all."""
     swarm = swarm_of()
-    told: list[WentBack] = []
-    swarm.world.watchers.append(lambda now, node, fact: told.append(fact) if isinstance(fact, WentBack) else None)
+    told: list[AutoRolledBack] = []
+    swarm.world.watchers.append(
+        lambda now, node, fact: told.append(fact) if isinstance(fact, AutoRolledBack) else None
+    )
     reach(swarm, 4)
     swarm.world.crash(DORA)
     swarm.world.run(swarm.world.now + 300, stop=lambda: bool(told))
@@ -132,7 +134,7 @@ def test_a_return_that_nobody_demands_is_not_voted_for_and_its_bringer_is_at_fau
     swarm.world.run(swarm.world.now + 60, stop=lambda: bool(carl.round and carl.round.ground.demanded))
     ground = carl.round.ground
     assert ground.demanded is not None
-    demanded, bob = ground.demanded, Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    demanded, bob = ground.demanded, StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
     now = swarm.world.now
     words = [replace(demanded, round=4), replace(demanded, state=demanded.back_to), replace(demanded, trained=1)]
     words += [replace(demanded, signature=b"x"), replace(demanded, after=demanded.back_to)]
@@ -142,10 +144,10 @@ def test_a_return_that_nobody_demands_is_not_voted_for_and_its_bringer_is_at_fau
         found = amend_among(ground, carl.notary, reports)
         assert found is not None and found[1] == demanded
     padded = msgspec.msgpack.encode({**msgspec.msgpack.decode(encode(demanded)), "pad": 1})
-    copy = Signed(BOB, padded, bob.signer.sign(signed_bytes(swarm.run_id, padded)))
+    copy = SignedStatement(BOB, padded, bob.signer.sign(signed_bytes(swarm.run_id, padded)))
     for signed in (bob.sign(demanded), copy):
         effects = carl.handle(Received(BOB, MemberReport(signed)), now)
-        assert any(isinstance(getattr(e, "fact", None), Fault) and e.fact.peer == BOB for e in effects)
+        assert any(isinstance(getattr(e, "fact", None), ProtocolFault) and e.fact.peer == BOB for e in effects)
     assert not amends_in(carl.pool.chosen())
     parent = history_of(swarm, CARL).head_body
     for word, wrong in ((demanded, None), (words[0], "report that may not stand"), (None, None)):
@@ -160,7 +162,7 @@ def without_parts(ground):
     return dataclasses.replace(ground, topology=None)
 
 
-def assembled(peer, parent: Body, reports: tuple[Signed, ...], trained: int) -> Body:
+def assembled(peer, parent: VertexBody, reports: tuple[SignedStatement, ...], trained: int) -> VertexBody:
     ground = without_parts(peer.round.ground)
     body = write_body(ground, peer.notary, 0, (), {}, (), parent.state, parent.time_s)
     return replace(body, reports=reports, trained=trained)
@@ -169,12 +171,12 @@ def assembled(peer, parent: Body, reports: tuple[Signed, ...], trained: int) -> 
 def test_a_proposer_that_makes_up_a_return_is_passed_over_and_nobody_goes_there():
     """Bob's every proposal goes back to round 1, as if validators had demanded it; the others close his rounds."""
 
-    def made_up(villain: Villain, send: Send) -> list[Effect]:
+    def made_up(villain: ByzantineMember, send: Send) -> list[Effect]:
         history = villain.peer.history
-        if not isinstance(send.message, Propose) or history is None or history.head < 3:
+        if not isinstance(send.message, ProposalMessage) or history is None or history.head < 3:
             return [send]
         body, old = decode_body(send.message.body), history.bodies[1]
-        word = Amend(body.parent, 1, history.ids[1], old.state, old.trained, b"")
+        word = RollbackOrder(body.parent, 1, history.ids[1], old.state, old.trained, b"")
         raw = encode(replace(body, reports=(villain.notary.sign(word),), trained=old.trained))
         said = decode_statement(send.message.statement.body, villain.peer.me)
         signed = villain.notary.sign(replace(said, digest=vertex_id(raw)))
@@ -182,7 +184,7 @@ def test_a_proposer_that_makes_up_a_return_is_passed_over_and_nobody_goes_there(
 
     swarm = swarm_of(bad=(), villains={1: villain(made_up)})
     told: list[str] = []
-    swarm.world.watchers.append(lambda now, n, f: told.append(f.why) if isinstance(f, Disagreed) else None)
+    swarm.world.watchers.append(lambda now, n, f: told.append(f.why) if isinstance(f, ProposalRejected) else None)
     reach(swarm, 14, within_s=1200)
     assert returns(swarm) == [] and any("may not stand in a vertex" in why for why in told)
 
@@ -254,11 +256,11 @@ def test_a_validator_looks_at_one_state_at_a_time_and_then_at_the_newest():
     takes, does = island.takes_s, island.do
 
     def do(work: object) -> object:
-        under_way[0] -= isinstance(work, Validate)
+        under_way[0] -= isinstance(work, ValidateState)
         return does(work)
 
     def takes_s(work: object) -> float:
-        if not isinstance(work, Validate):
+        if not isinstance(work, ValidateState):
             return takes(work)
         asked.append(work.round)
         under_way[0] += 1
@@ -285,36 +287,36 @@ def test_a_validator_that_cannot_look_says_nothing_and_goes_on():
 
 def test_no_job_and_no_word_where_the_run_does_not_ask_for_it():
     knobs = SwarmKnobs(peers=4)
-    swarm = Swarm(3, knobs)
+    swarm = VirtualSwarm(3, knobs)
     seen: list[object] = []
     swarm.world.run(0.1)
     for node in swarm.world.nodes.values():
         does = node.island.do
         node.island.do = lambda w, does=does: (seen.append(w), does(w))[1]
     reach(swarm, 6)
-    assert not any(isinstance(w, Validate | Hold) for w in seen)
+    assert not any(isinstance(w, ValidateState | PinBlobs) for w in seen)
     assert swarm.world.nodes[ADA].machine.inspectors.validators is None
 
 
 # ---- offline -----------------------------------------------------------------------------------------------
 
 
-def rows_of(swarm: Swarm) -> dict[int, bytes]:
+def rows_of(swarm: VirtualSwarm) -> dict[int, bytes]:
     kept = swarm.world.nodes[BOB].kept
     return {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith("vertex/")}
 
 
-def verified(swarm: Swarm, rows: dict[int, bytes]):
-    kept = Kept(swarm.run_id, swarm.world.nodes[BOB].kept["genesis"], sorted(rows), rows.get)
+def verified(swarm: VirtualSwarm, rows: dict[int, bytes]):
+    kept = StoredHistory(swarm.run_id, swarm.world.nodes[BOB].kept["genesis"], sorted(rows), rows.get)
     return verify_history(kept, VirtualVerifier())
 
 
-def agreed_by_all(swarm: Swarm, body: Body) -> bytes:
+def agreed_by_all(swarm: VirtualSwarm, body: VertexBody) -> bytes:
     """A vertex that every voter signed, whatever is in it: voters that lie together."""
     raw = encode(body)
     vote = Vote(body.round, 0, "commit", vertex_id(raw))
     signed = [(name, VirtualSigner(name).sign(signed_bytes(swarm.run_id, encode(vote)))) for name in swarm.founders]
-    return encode(Vertex(raw, Certificate(body.round, 0, "commit", vertex_id(raw), tuple(sorted(signed)))))
+    return encode(Vertex(raw, QuorumCertificate(body.round, 0, "commit", vertex_id(raw), tuple(sorted(signed)))))
 
 
 def test_verify_finds_a_return_and_its_reasons_again():
@@ -325,7 +327,7 @@ def test_verify_finds_a_return_and_its_reasons_again():
     ((round, back),) = returns(swarm)
     state = history_of(swarm).bodies[back].state.hex()
     assert audit.intact, audit.problems
-    assert audit.returns == [Return(round, back, state, 6, "validators")]
+    assert audit.returns == [RollbackRecord(round, back, state, 6, "validators")]
 
 
 @pytest.mark.parametrize("lack", ["no reason", "elsewhere"])
@@ -337,7 +339,7 @@ def test_verify_does_not_believe_a_return_that_reports_do_not_demand(lack: str):
     bodies = {round: decode_body(decode_vertex(row).body) for round, row in rows.items()}
     round = next((r for r, b in bodies.items() if amend_of(b) is not None), 9)
     parent, goal = bodies[round - 1], bodies[3]
-    amend = Amend(
+    amend = RollbackOrder(
         vertex_id(decode_vertex(rows[round - 1]).body),
         3,
         vertex_id(decode_vertex(rows[3]).body),
@@ -345,7 +347,7 @@ def test_verify_does_not_believe_a_return_that_reports_do_not_demand(lack: str):
         goal.trained,
         b"",
     )
-    word = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier()).sign(amend)
+    word = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier()).sign(amend)
     others = tuple(s for s in bodies[round].reports if not amends_in([s]))
     forged = replace(bodies[round], reports=(word, *others), trained=goal.trained, state=parent.state)
     rows = {r: row for r, row in rows.items() if r < round} | {round: agreed_by_all(swarm, forged)}
@@ -365,13 +367,13 @@ def test_verify_takes_a_return_at_its_word_where_reasons_are_lost():
 
 
 def test_verify_believes_no_such_return_in_a_run_that_nobody_validates_even_beside_a_hole():
-    swarm = Swarm(3, SwarmKnobs(peers=4))
+    swarm = VirtualSwarm(3, SwarmKnobs(peers=4))
     reach(swarm, 12)
     rows = rows_of(swarm)
     body, goal, last = (decode_body(decode_vertex(rows[round]).body) for round in (10, 3, 9))
     after, to = (vertex_id(decode_vertex(rows[round]).body) for round in (9, 3))
-    word = Amend(after, 3, to, goal.state, goal.trained, b"")
-    signed = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier()).sign(word)
+    word = RollbackOrder(after, 3, to, goal.state, goal.trained, b"")
+    signed = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier()).sign(word)
     forged = replace(body, reports=(signed,), trained=goal.trained, state=last.state)
     rows = {r: row for r, row in rows.items() if r < 10 and r != 7} | {10: agreed_by_all(swarm, forged)}
     found = [(p.code, p.round) for p in verified(swarm, rows).problems]
@@ -384,32 +386,32 @@ def test_losses_are_answers_to_a_job_and_to_no_other():
     reach(swarm, 3)
     validators = swarm.world.nodes[ADA].machine.inspectors.validators
     before = validators.looking
-    assert validators.done(Done("validate/hold", None)) == [] and validators.looking == before
-    assert validators.done(Done("validate/999", Losses((1.0,)))) == []
-    assert not any(isinstance(e, Ask) for e in validators.done(Done("validate/999", None)))
+    assert validators.done(TaskDone("validate/hold", None)) == [] and validators.looking == before
+    assert validators.done(TaskDone("validate/999", ValidationLosses((1.0,)))) == []
+    assert not any(isinstance(e, RunTask) for e in validators.done(TaskDone("validate/999", None)))
 
 
 @cache
-def mixed() -> tuple[Swarm, dict[int, bytes]]:
+def mixed() -> tuple[VirtualSwarm, dict[int, bytes]]:
     """Audits, records, pieces, paced windows and validators whose words come two rounds late; one return."""
     knobs = SwarmKnobs(peers=5)
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds", window_min_s=1.0)
-    mix = {"audit_rate": 0.6, "reputation": True, "coded": Coded(2, 3, 2), "witnessed": True}
-    knobs.run = replace(knobs.run, round=plan, validation=Rule(), **mix)
-    swarm = Swarm(5, knobs, island=audited_islands({}))
+    mix = {"audit_rate": 0.6, "reputation": True, "coded": ErasureParams(2, 3, 2), "witnessed": True}
+    knobs.run = replace(knobs.run, round=plan, validation=ValidationRule(), **mix)
+    swarm = VirtualSwarm(5, knobs, island=audited_islands({}))
     for node in swarm.world.nodes.values():
         island = node.island
         island.losses = lambda state: (
-            9.0 if msgspec.msgpack.decode(state, type=Shared).round in range(8, 12) else 1.0,
+            9.0 if msgspec.msgpack.decode(state, type=VirtualState).round in range(8, 12) else 1.0,
         )
-        island.takes_s = lambda work, takes=island.takes_s: 3.0 if isinstance(work, Validate) else takes(work)
+        island.takes_s = lambda work, takes=island.takes_s: 3.0 if isinstance(work, ValidateState) else takes(work)
     reach(swarm, 22, within_s=900)
     rows = rows_of(swarm)
     assert len(returns(swarm)) == 1 and verified(swarm, rows).intact
     return swarm, rows
 
 
-JUNK = Signed(BOB, b"\xc1 Validated Amend", b"")
+JUNK = SignedStatement(BOB, b"\xc1 Validated Amend", b"")
 DAMAGE = {
     "a number": lambda body: replace(body, time_s=body.time_s + 0.001),
     "the state": lambda body: replace(body, state=body.parent),
@@ -438,11 +440,11 @@ def test_one_damaged_vertex_is_one_problem_wherever_it_lies(what: str):
 def test_words_after_a_lost_vertex_are_judged_by_those_that_are_here():
     """Only what was drawn up to it is taken at its word."""
     swarm, rows = mixed()
-    liar = Notary(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    liar = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
     here = {r: row for r, row in rows.items() if r < 10 and r != 7}
     body = decode_body(decode_vertex(rows[10]).body)
     for of, codes in ((6, ["E-VER-03"]), (9, ["E-VER-03", "E-VER-08"])):
-        word = liar.sign(Validated(of, body.state, (1, 2, 3)))
+        word = liar.sign(ValidationReport(of, body.state, (1, 2, 3)))
         forged = agreed_by_all(swarm, replace(body, reports=(word, *body.reports)))
         assert [p.code for p in verified(swarm, here | {10: forged}).problems] == codes
 
@@ -452,7 +454,7 @@ def test_blame_finds_the_round_that_held_out_data_shows_to_have_done_harm():
     swarm = swarm_of()
     reach(swarm, 12)
     history = history_of(swarm)
-    found = blame_by_validation(history.bodies, history.ids, Validations(Rule(), "two-thirds"))
+    found = blame_by_validation(history.bodies, history.ids, ValidationLedger(ValidationRule(), "two-thirds"))
     peers, judged = found
     risen = [j for j in judged if j.by]
     assert [(j.round, j.opinion, j.by, j.losses) for j in risen] == [(6, "bad", 8.0, (9.0,))]

@@ -19,16 +19,16 @@ from atoll.base.ids import Digest, PeerId
 from atoll.cli.verify import votes_alone
 from atoll.crypto.digest import digest
 from atoll.peer.operator_commands import recover
-from atoll.peer.verify.chain import Audit, Kept, verify_history
+from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
 from atoll.peer.verify.eras import FoundEra
 from atoll.protocol.history.era_signatures import Era, decode_era, encode_era, era_bytes
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
-from atoll.wire.envelope import Notary
+from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.history import EraSignature
-from atoll.wire.messages.statements import Certificate, Signed, Vote
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.messages.statements import QuorumCertificate, SignedStatement, Vote
+from atoll.wire.messages.vertex import Vertex, VertexBody
 
 Rows = dict[int, bytes]
 
@@ -38,7 +38,7 @@ def history(seed: int = 3) -> tuple[Digest, bytes, Rows]:
     """A run of four: a newcomer, one who is lost and comes back, a recovery; as its creator's disk has it."""
     knobs = SwarmKnobs(peers=4)
     knobs.run = replace(knobs.run, recovery=peer_name(0).encode(), era_rounds=10)
-    swarm = Swarm(seed, knobs)
+    swarm = VirtualSwarm(seed, knobs)
     world = swarm.world
     world.run(10)
     swarm.join(4, peer_name(0))
@@ -69,13 +69,13 @@ def eras_of() -> Rows:
 
 def audit_of(
     rows: Rows, genesis: bytes | None = None, trusted: Digest | None = None, eras: Rows | None = None
-) -> Audit:
+) -> VerificationReport:
     run, first, _ = history()
-    kept = Kept(run, genesis or first, sorted(rows), rows.get, (eras_of() if eras is None else eras).get)
+    kept = StoredHistory(run, genesis or first, sorted(rows), rows.get, (eras_of() if eras is None else eras).get)
     return verify_history(kept, VirtualVerifier(), trusted)
 
 
-def found(audit: Audit) -> list[tuple[int, str]]:
+def found(audit: VerificationReport) -> list[tuple[int, str]]:
     return [(p.round, p.kind) for p in audit.problems]
 
 
@@ -83,20 +83,22 @@ def rows_of() -> Rows:
     return dict(history()[2])
 
 
-def body_of(rows: Rows, round: int) -> Body:
+def body_of(rows: Rows, round: int) -> VertexBody:
     return decode_body(decode_vertex(rows[round]).body)
 
 
-def certified(rows: Rows, round: int, change: Callable[[Body], Body], run: Digest | None = None) -> bytes:
+def certified(
+    rows: Rows, round: int, change: Callable[[VertexBody], VertexBody], run: Digest | None = None
+) -> bytes:
     """A changed body with the votes of everybody who may vote on it: all voters lie together."""
     run = run or history()[0]
     raw = encode(change(body_of(rows, round)))
     before = body_of(rows, round - 1)
     vote = Vote(round, 0, "commit", vertex_id(raw))
     voters = sorted(m.peer for m in before.members if m.votes)
-    notaries = [Notary(run, VirtualSigner(p), VirtualVerifier()) for p in voters]
+    notaries = [StatementSigner(run, VirtualSigner(p), VirtualVerifier()) for p in voters]
     votes = tuple((n.me, n.sign(vote).signature) for n in notaries)
-    return encode(Vertex(raw, Certificate(round, 0, "commit", vote.digest, votes)))
+    return encode(Vertex(raw, QuorumCertificate(round, 0, "commit", vote.digest, votes)))
 
 
 def test_a_history_with_newcomers_losses_and_a_recovery_is_intact():
@@ -131,7 +133,7 @@ def test_what_peers_agreed_on_is_intact_whatever_the_settings_of_the_run(knobs: 
     """One is lost, one comes with a ticket: the walk judges every round by the ground that its voters stood on."""
     swarm_knobs = SwarmKnobs(peers=4)
     swarm_knobs.run = replace(swarm_knobs.run, **knobs)
-    swarm = Swarm(11, swarm_knobs)
+    swarm = VirtualSwarm(11, swarm_knobs)
     world = swarm.world
     world.run(2)
     ticket = swarm.invite(peer_name(1)) if not swarm_knobs.run.open_to_all else None
@@ -141,7 +143,7 @@ def test_what_peers_agreed_on_is_intact_whatever_the_settings_of_the_run(knobs: 
     world.run(50)
     node = world.nodes[peer_name(0)]
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
-    kept = Kept(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get)
+    kept = StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get)
     audit = verify_history(kept, VirtualVerifier())
     assert found(audit) == [] and audit.vertices > 10
     assert any("p0004" in c.joined for c in audit.members) and any("2" in c.left for c in audit.members)
@@ -207,22 +209,22 @@ def test_a_dropped_vertex_is_a_gap_and_two_exchanged_ones_are_named():
     assert found(audit_of(rows)) == [(4, "misplaced")] and audit_of(rows).missing == [4]
 
 
-def promote(body: Body) -> Body:
+def promote(body: VertexBody) -> VertexBody:
     """Everybody who is not a voter becomes one."""
     members = tuple(replace(m, standing="member", role="trainer", missed=0) for m in body.members)
     mallory = replace(members[0], peer=PeerId("p0666"), vote_key=b"p0666#0", name="mallory")
     return replace(body, members=(*members, mallory))
 
 
-def more_steps(body: Body) -> Body:
+def more_steps(body: VertexBody) -> VertexBody:
     return replace(body, metrics=replace(body.metrics, samples=body.metrics.samples + 1))
 
 
-def leave_out_a_commitment(body: Body) -> Body:
+def leave_out_a_commitment(body: VertexBody) -> VertexBody:
     return replace(body, commits=body.commits[1:])
 
 
-def borrow_a_signature(body: Body) -> Body:
+def borrow_a_signature(body: VertexBody) -> VertexBody:
     first, second, *rest = body.commits
     return replace(body, commits=(replace(first, signature=second.signature), second, *rest))
 
@@ -239,7 +241,7 @@ def borrow_a_signature(body: Body) -> Body:
     ],
 )
 def test_what_every_voter_signed_together_must_still_follow_from_the_statements(
-    change: Callable[[Body], Body], words: str
+    change: Callable[[VertexBody], VertexBody], words: str
 ):
     """The newest vertex is forged by all its voters: the votes hold, the content does not."""
     rows = rows_of()
@@ -259,7 +261,7 @@ def test_votes_of_everybody_begin_no_epoch():
     assert found(audit) == [(newest, "recovery")] and "only the recovery key can" in audit.problems[0].what
 
 
-def scored(body: Body, *changes: tuple[int, int]) -> Body:
+def scored(body: VertexBody, *changes: tuple[int, int]) -> VertexBody:
     """With other scores at these places."""
     assert body.reputation is not UNSET
     scores = list(body.reputation)
@@ -278,11 +280,13 @@ def scored(body: Body, *changes: tuple[int, int]) -> Body:
     ],
     ids=["one more", "framed and praised", "one missing", "none"],
 )
-def test_a_score_that_does_not_follow_is_named_even_if_every_voter_signed_it(change: Callable[[Body], Body]):
+def test_a_score_that_does_not_follow_is_named_even_if_every_voter_signed_it(
+    change: Callable[[VertexBody], VertexBody],
+):
     """Scores follow from the parent and from the body itself; a recovery in between hands them on as they were."""
     knobs = SwarmKnobs(peers=4)
     knobs.run = replace(knobs.run, recovery=peer_name(0).encode(), reputation=True)
-    swarm = Swarm(3, knobs)
+    swarm = VirtualSwarm(3, knobs)
     world = swarm.world
     world.run(20)
     for index in (2, 3):
@@ -295,8 +299,10 @@ def test_a_score_that_does_not_follow_is_named_even_if_every_voter_signed_it(cha
     world.run(45)
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
 
-    def audit() -> Audit:
-        return verify_history(Kept(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get), VirtualVerifier())
+    def audit() -> VerificationReport:
+        return verify_history(
+            StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get), VirtualVerifier()
+        )
 
     assert audit().intact and len(audit().recoveries) == 1
     newest = max(rows)
@@ -309,9 +315,9 @@ def test_a_membership_forged_without_the_votes_is_a_body_that_nobody_agreed_on()
     """The forger adds itself and goes on alone from there: the first forged round is the one that is named."""
     rows = rows_of()
     raw = encode(promote(body_of(rows, 7)))
-    mallory = Notary(history()[0], VirtualSigner(PeerId("p0666")), VirtualVerifier())
+    mallory = StatementSigner(history()[0], VirtualSigner(PeerId("p0666")), VirtualVerifier())
     vote = Vote(7, 0, "commit", vertex_id(raw))
-    certificate = Certificate(7, 0, "commit", vote.digest, ((mallory.me, mallory.sign(vote).signature),))
+    certificate = QuorumCertificate(7, 0, "commit", vote.digest, ((mallory.me, mallory.sign(vote).signature),))
     rows[7] = encode(Vertex(raw, certificate))
     audit = audit_of(rows)
     assert found(audit)[0] == (7, "certificate")
@@ -346,8 +352,10 @@ def test_a_vertex_that_cannot_be_judged_may_hold_anything_and_the_walk_goes_on()
     """After a gap stands a body of nobody's: unreadable statements, and no voters who could agree on the next."""
     rows = rows_of()
     del rows[4]
-    nonsense = replace(body_of(rows, 5), members=(), commits=(Signed(PeerId("p0001"), b"?", b""),), reports=())
-    rows[5] = encode(Vertex(encode(nonsense), Certificate(5, 0, "commit", vertex_id(encode(nonsense)), ())))
+    nonsense = replace(
+        body_of(rows, 5), members=(), commits=(SignedStatement(PeerId("p0001"), b"?", b""),), reports=()
+    )
+    rows[5] = encode(Vertex(encode(nonsense), QuorumCertificate(5, 0, "commit", vertex_id(encode(nonsense)), ())))
     rows[6] = encode(Vertex(encode(replace(body_of(rows, 6), parent=vertex_id(encode(nonsense)))), None))
     audit = audit_of(rows)
     assert found(audit)[:2] == [(4, "missing"), (6, "link")] and audit.unchecked == [5]
@@ -461,9 +469,9 @@ def test_after_a_lost_vertex_eras_are_taken_up_where_a_kept_one_ends():
 
 
 def test_a_run_from_before_eras_says_that_votes_alone_protect_it():
-    swarm = Swarm(5, SwarmKnobs(peers=3))
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=3))
     swarm.world.run(20)
     kept = swarm.world.nodes[peer_name(0)].kept
     rows = {int(k[7:]): v for k, v in kept.items() if k.startswith("vertex/")}
-    audit = verify_history(Kept(swarm.run_id, kept["genesis"], sorted(rows), rows.get), VirtualVerifier())
+    audit = verify_history(StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get), VirtualVerifier())
     assert audit.intact and audit.eras == [] and votes_alone(audit) == [(0, max(rows))]

@@ -9,44 +9,53 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN
 from atoll.crypto.digest import digest
-from atoll.policy.membership import Recent, Reported, admissible, next_members
-from atoll.verification.replay_audit.policy import Case, Docket, drawn_segment, voices_needed
+from atoll.policy.membership import RecentVertices, VerifiedReport, admissible, next_members
+from atoll.verification.replay_audit.policy import AuditCase, AuditLedger, drawn_segment, voices_needed
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Audited, Commit, Finding, Numbers, Signed, Tuned
-from atoll.wire.messages.vertex import Body, Member, Metrics, Standing
+from atoll.wire.messages.statements import (
+    AuditReport,
+    ChangedNumbers,
+    Commitment,
+    Finding,
+    RunNumbers,
+    SignedStatement,
+)
+from atoll.wire.messages.vertex import Member, RoundMetrics, Standing, VertexBody
 
 ADA, BOB, CID, DAN, EVE = (PeerId(name) for name in ("ada", "bob", "cid", "dan", "eve"))
 EVERYBODY = (ADA, BOB, CID, DAN, EVE)
 RUN = digest(b"run")
 
 
-def commit_of(claim: bytes | None) -> Commit:
+def commit_of(claim: bytes | None) -> Commitment:
     said = UNSET if claim is None else Digest(claim)
-    return Commit(7, 0, ZERO_DIGEST, 2, 35, 70, 1.0, 0.1, 70, claim=said)
+    return Commitment(7, 0, ZERO_DIGEST, 2, 35, 70, 1.0, 0.1, 70, claim=said)
 
 
-def body_of(round: int, claims: dict[PeerId, bytes | None], reports: tuple[Signed, ...] = ()) -> Body:
+def body_of(
+    round: int, claims: dict[PeerId, bytes | None], reports: tuple[SignedStatement, ...] = ()
+) -> VertexBody:
     members = tuple(Member(p, b"key " + p.encode(), (), "trainer", "member", 0, 0.1, p) for p in EVERYBODY)
-    commits = tuple(Signed(p, encode(commit_of(claim)), b"") for p, claim in sorted(claims.items()))
-    numbers = Metrics(1.0, 1, 1)
-    return Body(
+    commits = tuple(SignedStatement(p, encode(commit_of(claim)), b"") for p, claim in sorted(claims.items()))
+    numbers = RoundMetrics(1.0, 1, 1)
+    return VertexBody(
         RUN, round, 0, ZERO_DIGEST, 1.0, ADA, (), ZERO_DIGEST, commits, members, (), reports, numbers, trained=1
     )
 
 
-def weightless(peer: PeerId, body: Body) -> Body:
+def weightless(peer: PeerId, body: VertexBody) -> VertexBody:
     """The same round, in which this member's update moves nothing."""
-    nothing = Signed(peer, encode(replace(commit_of(bytes(32)), weight=0)), b"")
+    nothing = SignedStatement(peer, encode(replace(commit_of(bytes(32)), weight=0)), b"")
     return replace(body, commits=tuple(nothing if s.signer == peer else s for s in body.commits))
 
 
-def found(by: PeerId, finding: Finding, round: int = 7, peer: PeerId = EVE) -> Signed:
-    return Signed(by, encode(Audited(round, peer, finding)), b"")
+def found(by: PeerId, finding: Finding, round: int = 7, peer: PeerId = EVE) -> SignedStatement:
+    return SignedStatement(by, encode(AuditReport(round, peer, finding)), b"")
 
 
-def docket_of(*reports: tuple[Signed, ...], share: float = 1.0) -> Docket:
+def docket_of(*reports: tuple[SignedStatement, ...], share: float = 1.0) -> AuditLedger:
     """Round 7 was trained and claimed by all; each later vertex carries these reports."""
-    docket = Docket(share, "two-thirds")
+    docket = AuditLedger(share, "two-thirds")
     bodies = {7: body_of(7, dict.fromkeys(EVERYBODY, bytes(32)))}
     bodies |= {8 + k: body_of(8 + k, {}, said) for k, said in enumerate(reports)}
     docket.follow(max(bodies), {round: digest(b"%d" % round) for round in bodies}, bodies)
@@ -58,7 +67,7 @@ def docket_of(*reports: tuple[Signed, ...], share: float = 1.0) -> Docket:
 
 def test_nobody_replays_what_a_member_says_that_cannot_be():
     """Its updates move nothing: an audit of them would find an honest GPU, and harm it."""
-    docket, body = Docket(1.0, "two-thirds"), weightless(EVE, body_of(7, dict.fromkeys(EVERYBODY, bytes(32))))
+    docket, body = AuditLedger(1.0, "two-thirds"), weightless(EVE, body_of(7, dict.fromkeys(EVERYBODY, bytes(32))))
     lines = tuple(replace(m, standing="unaudited") if m.peer == EVE else m for m in body.members)
     docket.follow(7, {7: digest(b"7")}, {7: replace(body, members=lines)})
     assert {peer for _, peer in docket.cases} == {ADA, BOB, CID, DAN}
@@ -70,7 +79,7 @@ def test_nobody_replays_what_a_member_says_that_cannot_be():
 def test_a_round_is_audited_by_the_standing_that_it_began_with(standing: Standing, moved_it: bool):
     """Its weight shows it. A liar that leaves, or says that it is on a GPU now, in the vertex of its poisoned round
     is audited for that round. A member that was on a GPU in it, and leaves or is on a CPU now, is not."""
-    docket, body = Docket(1.0, "two-thirds"), body_of(7, dict.fromkeys(EVERYBODY, bytes(32)))
+    docket, body = AuditLedger(1.0, "two-thirds"), body_of(7, dict.fromkeys(EVERYBODY, bytes(32)))
     body = body if moved_it else weightless(EVE, body)
     lines = tuple(replace(m, standing=standing, since=7) if m.peer == EVE else m for m in body.members)
     docket.follow(7, {7: digest(b"7")}, {7: replace(body, members=lines)})
@@ -80,12 +89,12 @@ def test_a_round_is_audited_by_the_standing_that_it_began_with(standing: Standin
 def test_of_two_commitments_to_one_update_both_are_audited():
     """Of thirty rounds at a rate of a thousandth: whoever copied another's root before it was revealed is looked at
     in every one of them, and so is whom it copied; of the others hardly anybody is."""
-    docket = Docket(0.001, "two-thirds")
+    docket = AuditLedger(0.001, "two-thirds")
     roots = dict(zip(EVERYBODY, (b"a", b"b", b"same", b"same", b"c"), strict=True))
     bodies = {}
     for round in range(7, 7 + AUDIT_ROUNDS):
         commits = {p: replace(commit_of(bytes(32)), root=digest(root)) for p, root in roots.items()}
-        signed = tuple(Signed(p, encode(commit), b"") for p, commit in sorted(commits.items()))
+        signed = tuple(SignedStatement(p, encode(commit), b"") for p, commit in sorted(commits.items()))
         bodies[round] = replace(body_of(round, {}), commits=signed)
     docket.follow(max(bodies), {round: digest(b"%d" % round) for round in bodies}, bodies)
     drawn = [peer for _, peer in docket.cases]
@@ -107,11 +116,11 @@ def test_who_may_try_bodies_gets_its_friends_past_the_draw_in_the_tries_that_the
 
 def test_a_vertex_draws_at_the_rate_that_it_says_itself():
     """Hardly anybody is audited as genesis has it; from the vertex that changes that on everybody is."""
-    docket = Docket(0.0001, "two-thirds")
+    docket = AuditLedger(0.0001, "two-thirds")
     own = [replace(commit_of(bytes(32)), root=digest(peer.encode())) for peer in EVERYBODY]
-    signed = tuple(Signed(peer, encode(commit), b"") for peer, commit in zip(EVERYBODY, own, strict=True))
+    signed = tuple(SignedStatement(peer, encode(commit), b"") for peer, commit in zip(EVERYBODY, own, strict=True))
     bodies = {round: replace(body_of(round, {}), commits=signed) for round in (7, 8)}
-    bodies[8] = replace(bodies[8], tuned=Tuned(Numbers(audit_rate=1.0), 2, 9))
+    bodies[8] = replace(bodies[8], tuned=ChangedNumbers(RunNumbers(audit_rate=1.0), 2, 9))
     docket.follow(8, {round: digest(b"%d" % round) for round in bodies}, bodies)
     assert set(docket.cases) == {(8, peer) for peer in EVERYBODY}
 
@@ -139,7 +148,7 @@ def test_auditors_are_drawn_by_the_vertex_and_never_the_audited():
 
 
 def test_a_round_without_a_claim_is_not_audited_and_old_audits_are_forgotten():
-    docket = Docket(1.0, "two-thirds")
+    docket = AuditLedger(1.0, "two-thirds")
     bodies = {7: body_of(7, {ADA: bytes(32), EVE: None})}
     docket.follow(7, {7: digest(b"7")}, bodies)
     assert set(docket.cases) == {(7, ADA)}
@@ -151,10 +160,10 @@ def test_a_round_without_a_claim_is_not_audited_and_old_audits_are_forgotten():
 # ---- whose turn it is --------------------------------------------------------------------------------------
 
 
-def case_of(*said: tuple[int, Finding], needed: int = 2) -> Case:
+def case_of(*said: tuple[int, Finding], needed: int = 2) -> AuditCase:
     order = tuple(PeerId(f"auditor {k}") for k in range(2 * needed - 1))
     voices = {order[k]: voice for k, voice in enumerate(said) if voice[1] != "silent"}
-    return Case(7, EVE, 0, commit_of(bytes(32)), order, needed, voices)
+    return AuditCase(7, EVE, 0, commit_of(bytes(32)), order, needed, voices)
 
 
 @pytest.mark.parametrize(
@@ -216,26 +225,28 @@ def test_words_on_their_way_into_a_vertex_are_counted_ahead_and_those_in_it_come
 def test_a_word_is_about_one_exhibit_and_stays_so():
     """Said again it names the same; what is no name of a blob is none. Who saw other blobs can be told apart."""
     order, here, there = docket_of().cases[7, EVE].order, digest(b"shown here"), digest(b"shown there")
-    words = [Audited(7, EVE, "mismatch", exhibit=blob) for blob in (here, there)]
-    said = tuple(Signed(by, encode(word), b"") for by, word in zip(order[:2], words, strict=True))
+    words = [AuditReport(7, EVE, "mismatch", exhibit=blob) for blob in (here, there)]
+    said = tuple(SignedStatement(by, encode(word), b"") for by, word in zip(order[:2], words, strict=True))
     docket = docket_of(said)
     assert docket.cases[7, EVE].judged == dict(zip(order[:2], (here, there), strict=True))
     assert judged(docket_of(said[:1]), order[0], words[0]) is None
     assert judged(docket_of(said[:1]), order[0], words[1]) == "was said already"
-    assert judged(docket_of(said[:1]), order[0], Audited(7, EVE, "mismatch")) == "was said already"
-    assert judged(docket_of(), order[0], Audited(7, EVE, "mismatch", exhibit=Digest(b"short"))) == "names no blob"
+    assert judged(docket_of(said[:1]), order[0], AuditReport(7, EVE, "mismatch")) == "was said already"
+    assert (
+        judged(docket_of(), order[0], AuditReport(7, EVE, "mismatch", exhibit=Digest(b"short"))) == "names no blob"
+    )
 
 
-def judged(docket: Docket, by: PeerId, report: Audited) -> str | None:
+def judged(docket: AuditLedger, by: PeerId, report: AuditReport) -> str | None:
     body = body_of(9, {})
-    return admissible(Reported(by, report), body, Recent({}, docket=docket), RUN, False, None)
+    return admissible(VerifiedReport(by, report), body, RecentVertices({}, docket=docket), RUN, False, None)
 
 
 @pytest.mark.parametrize("answers_after", [1, 3])
 def test_among_a_hundred_voters_a_cheat_is_refuted_before_its_audit_ends(answers_after: int):
     """34 voices are needed. One auditor after the other, each a round or more, there would never be so many."""
     order = tuple(PeerId(f"p{k:03}") for k in range(67))
-    case = Case(7, EVE, 0, commit_of(bytes(32)), order, voices_needed(100, "two-thirds"))
+    case = AuditCase(7, EVE, 0, commit_of(bytes(32)), order, voices_needed(100, "two-thirds"))
     due: dict[PeerId, int] = {}
     for head in range(7, 7 + AUDIT_ROUNDS):
         for auditor in case.asked(head):
@@ -248,7 +259,7 @@ def test_among_a_hundred_voters_a_cheat_is_refuted_before_its_audit_ends(answers
 def test_one_false_accuser_in_three_costs_few_more_replays():
     """The first four of a hundred accuse: four are asked at once, and as many as they accept."""
     order = tuple(PeerId(f"p{k:03}") for k in range(67))
-    case = Case(7, EVE, 0, commit_of(bytes(32)), order, needed=34)
+    case = AuditCase(7, EVE, 0, commit_of(bytes(32)), order, needed=34)
     case.said = {auditor: (8, "mismatch") for auditor in order[:4]}
     assert case.asked(9) == order[4:8]
     case.said |= {auditor: (9, "accepted") for auditor in order[4:8]}
@@ -261,29 +272,29 @@ def test_only_those_who_were_drawn_may_speak_and_agreement_is_said_once():
     docket = docket_of()
     order = docket.cases[7, EVE].order
     (other,) = set(EVERYBODY) - {EVE, *order}
-    assert judged(docket, order[0], Audited(7, EVE, "mismatch")) is None
-    assert judged(docket, other, Audited(7, EVE, "mismatch")) == "is not by one who was drawn"
-    assert judged(docket, order[0], Audited(6, EVE, "mismatch")) == "is of no audit that is open"
+    assert judged(docket, order[0], AuditReport(7, EVE, "mismatch")) is None
+    assert judged(docket, other, AuditReport(7, EVE, "mismatch")) == "is not by one who was drawn"
+    assert judged(docket, order[0], AuditReport(6, EVE, "mismatch")) == "is of no audit that is open"
     heard = docket_of((found(order[0], "mismatch"), found(order[1], "accepted")))
-    assert judged(heard, order[1], Audited(7, EVE, "accepted")) == "was said already"
-    assert judged(heard, order[1], Audited(7, EVE, "mismatch")) == "was said already"
-    assert judged(heard, order[0], Audited(7, EVE, "mismatch")) is None  # again, until there are enough
-    assert judged(heard, order[0], Audited(7, EVE, "accepted")) == "was said already"
+    assert judged(heard, order[1], AuditReport(7, EVE, "accepted")) == "was said already"
+    assert judged(heard, order[1], AuditReport(7, EVE, "mismatch")) == "was said already"
+    assert judged(heard, order[0], AuditReport(7, EVE, "mismatch")) is None  # again, until there are enough
+    assert judged(heard, order[0], AuditReport(7, EVE, "accepted")) == "was said already"
 
 
 def test_accusers_cannot_fill_vertices_and_accomplices_cannot_end_an_audit():
     """Once the others have accepted it is over; who accepts out of turn does not end it before the first spoke."""
     order = docket_of().cases[7, EVE].order
     cleared = docket_of((found(order[0], "mismatch"),), (found(order[1], "accepted"), found(order[2], "accepted")))
-    assert judged(cleared, order[0], Audited(7, EVE, "mismatch")) == "is of an audit that is over"
+    assert judged(cleared, order[0], AuditReport(7, EVE, "mismatch")) == "is of an audit that is over"
     hurried = docket_of((found(order[1], "accepted"), found(order[2], "accepted")))
-    assert judged(hurried, order[0], Audited(7, EVE, "mismatch")) is None
+    assert judged(hurried, order[0], AuditReport(7, EVE, "mismatch")) is None
     refuted = docket_of((found(order[0], "mismatch"), found(order[1], "wrong")))
-    assert judged(refuted, order[0], Audited(7, EVE, "mismatch")) is None  # until a vertex has room for it
+    assert judged(refuted, order[0], AuditReport(7, EVE, "mismatch")) is None  # until a vertex has room for it
 
 
 def standing_after(*said: tuple[PeerId, int, Finding], rule: str = "two-thirds") -> str:
-    reports = [Reported(by, Audited(round, EVE, finding)) for by, round, finding in said]
+    reports = [VerifiedReport(by, AuditReport(round, EVE, finding)) for by, round, finding in said]
     members, _ = next_members(body_of(9, {}), {}, set(), reports, rule, True)
     return next(m.standing for m in members if m.peer == EVE)
 
@@ -309,7 +320,7 @@ def test_who_came_back_is_not_sent_away_again_for_what_it_lost_before():
     members = tuple(replace(m, since=8) if m.peer == EVE else m for m in body.members)
 
     def standing(round: int, finding: Finding) -> str:
-        reports = [Reported(by, Audited(round, EVE, finding)) for by in (ADA, BOB)]
+        reports = [VerifiedReport(by, AuditReport(round, EVE, finding)) for by in (ADA, BOB)]
         after, _ = next_members(replace(body, members=members), {}, set(), reports, "two-thirds", True)
         return next(m.standing for m in after if m.peer == EVE)
 

@@ -15,14 +15,14 @@ from atoll.policy.links import (
     RATES_BYTES_S,
     REPORT_BYTES_MAX,
     STEP,
-    Rates,
+    TransferRates,
     agreed_links,
     report,
     report_flaw,
 )
-from atoll.policy.membership import Reported, next_members
-from atoll.wire.messages.statements import Commit, Join, Leave
-from atoll.wire.messages.vertex import Body, Member, Metrics
+from atoll.policy.membership import VerifiedReport, next_members
+from atoll.wire.messages.statements import Commitment, JoinRequest, LeaveReport
+from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
 
 PEERS = tuple(PeerId(f"p{i}") for i in range(4))
 
@@ -34,7 +34,7 @@ def member(peer: PeerId, links: bytes) -> Member:
 @given(st.floats(50e-6, 6.0), st.floats(1e3, 1.3e8))
 def test_what_is_read_is_what_was_measured_rounded_up_to_a_step(latency_s: float, rate: float):
     near = {p: dict.fromkeys(set(PEERS) - {p}, latency_s) for p in PEERS}
-    members = [member(p, report(Rates(rate), near[p], PEERS)) for p in PEERS]
+    members = [member(p, report(TransferRates(rate), near[p], PEERS)) for p in PEERS]
     links = agreed_links(members, PEERS)
     assert links is not None
     assert latency_s <= links.latency_s[0][1] <= latency_s * STEP * (1 + 1e-9) and links.latency_s[2][2] == 0
@@ -43,7 +43,7 @@ def test_what_is_read_is_what_was_measured_rounded_up_to_a_step(latency_s: float
 
 def test_one_direction_is_enough_and_of_two_words_the_longer_one_counts():
     a, b = PEERS[:2]
-    said = {a: report(Rates(), {b: 0.010}, (a, b)), b: report(Rates(), {a: 0.100}, (a, b))}
+    said = {a: report(TransferRates(), {b: 0.010}, (a, b)), b: report(TransferRates(), {a: 0.100}, (a, b))}
     both = agreed_links([member(p, said[p]) for p in (a, b)], (a, b))
     assert both is not None and both.latency_s[0][1] == both.latency_s[1][0] >= 0.100
     one = agreed_links([member(a, said[a]), member(b, b"")], (a, b))
@@ -54,11 +54,11 @@ def test_one_direction_is_enough_and_of_two_words_the_longer_one_counts():
 def test_places_in_a_report_stay_right_when_others_join_and_when_some_of_the_members_own_nothing():
     """Members are only ever added behind the others; a report that is older than a member says nothing of it."""
     a, b, c, d = PEERS
-    said = report(Rates(), {a: 0.001, c: 0.2}, (a, b, c))
+    said = report(TransferRates(), {a: 0.001, c: 0.2}, (a, b, c))
     members = [
         member(a, b""),
         member(b, said),
-        member(c, report(Rates(), {a: 0.05, b: 0.3}, (a, b, c))),
+        member(c, report(TransferRates(), {a: 0.05, b: 0.3}, (a, b, c))),
         member(d, b""),
     ]
     links = agreed_links(members, (c, b))
@@ -66,23 +66,25 @@ def test_places_in_a_report_stay_right_when_others_join_and_when_some_of_the_mem
     assert agreed_links(members, (a, d)) is None
 
 
-def after(parent: tuple[Member, ...], *reports: Reported, commits: dict[PeerId, Commit] | None = None):
-    body = Body(RUN, 5, 0, RUN, 0.0, PEERS[0], (), RUN, (), parent, (), (), Metrics(0.0, 0, 0))
+def after(parent: tuple[Member, ...], *reports: VerifiedReport, commits: dict[PeerId, Commitment] | None = None):
+    body = VertexBody(RUN, 5, 0, RUN, 0.0, PEERS[0], (), RUN, (), parent, (), (), RoundMetrics(0.0, 0, 0))
     return next_members(body, commits or {}, set(), reports, "majority", True)[0]
 
 
-def left(peer: PeerId) -> Reported:
-    return Reported(peer, Leave(6, ""))
+def left(peer: PeerId) -> VerifiedReport:
+    return VerifiedReport(peer, LeaveReport(6, ""))
 
 
-def joined(peer: PeerId) -> Reported:
-    return Reported(peer, Join(peer, b"key", b"", (), "trainer", "", RUN, b""))
+def joined(peer: PeerId) -> VerifiedReport:
+    return VerifiedReport(peer, JoinRequest(peer, b"key", b"", (), "trainer", "", RUN, b""))
 
 
 def test_rows_of_those_who_are_gone_go_with_them_and_the_others_still_mean_the_same():
     """p1 leaves, a stranger joins, p1 comes back: what p0 said of p3 is never read as said of another."""
     told = {q: 0.01 * (k + 1) for k, q in enumerate(PEERS)}
-    members = tuple(member(p, report(Rates(1e6), {q: s for q, s in told.items() if q != p}, PEERS)) for p in PEERS)
+    members = tuple(
+        member(p, report(TransferRates(1e6), {q: s for q, s in told.items() if q != p}, PEERS)) for p in PEERS
+    )
     a, b, c, d = PEERS
     before = agreed_links(members, (a, c, d))
     gone = after(members, left(b))
@@ -99,8 +101,8 @@ def test_a_run_that_had_many_members_in_its_life_still_measures_those_it_has():
     """A hundred came and went; the four who are here report in nine bytes, in their own order."""
     ghosts = tuple(replace(member(PeerId(f"ghost {k}"), b""), standing="away") for k in range(100))
     members = (*ghosts[:50], *(member(p, b"") for p in PEERS), *ghosts[50:])
-    said = {p: report(Rates(), dict.fromkeys(PEERS, 0.02), PEERS) for p in PEERS}
-    word = Commit(6, 0, RUN, 1, 1, 1, 1.0, 1.0, 1)
+    said = {p: report(TransferRates(), dict.fromkeys(PEERS, 0.02), PEERS) for p in PEERS}
+    word = Commitment(6, 0, RUN, 1, 1, 1, 1.0, 1.0, 1)
     closed = after(members, commits={p: replace(word, links=said[p]) for p in PEERS})
     assert agreed_links(closed, PEERS) is not None
 
@@ -119,7 +121,7 @@ def test_a_report_is_never_longer_than_there_is_room_for_however_many_members_co
 def test_old_rows_do_not_stay_for_ever_where_nobody_reports_any_more():
     """The sixty-fifth member is let in: from now on nobody measures everybody, and what was said grows old."""
     peers = tuple(PeerId(f"p{k:02}") for k in range(FULL_MESH_MAX))
-    members = tuple(member(p, report(Rates(1e6), dict.fromkeys(peers, 0.01), peers)) for p in peers)
+    members = tuple(member(p, report(TransferRates(1e6), dict.fromkeys(peers, 0.01), peers)) for p in peers)
     assert agreed_links(after(members), peers) is not None
     crowd = after(members, joined(PeerId("one more")))
     assert not any(m.links for m in crowd) and agreed_links(crowd, peers) is None
@@ -127,7 +129,8 @@ def test_old_rows_do_not_stay_for_ever_where_nobody_reports_any_more():
 
 def test_uplinks_that_nobody_saw_at_their_limit_are_the_fastest():
     members = [
-        member(p, report(Rates(1e6 if p == "p0" else None), dict.fromkeys(PEERS, 0.01), PEERS)) for p in PEERS
+        member(p, report(TransferRates(1e6 if p == "p0" else None), dict.fromkeys(PEERS, 0.01), PEERS))
+        for p in PEERS
     ]
     links = agreed_links(members, PEERS)
     assert links is not None and links.up_bytes_s[0] < 2e6 and links.up_bytes_s[1] == RATES_BYTES_S[-1]
@@ -142,7 +145,7 @@ def test_all_that_two_places_send_each_other_is_taken_to_share_one_link():
         "p2": {PEERS[0]: 5e4},
         "p3": {},
     }
-    links = agreed_links([member(p, report(Rates(None, sent[p]), near[p], PEERS)) for p in PEERS], PEERS)
+    links = agreed_links([member(p, report(TransferRates(None, sent[p]), near[p], PEERS)) for p in PEERS], PEERS)
     assert links is not None and list(links.regions) == [0, 0, 1, 1]
     assert 4e5 <= links.wan_bytes_s[0, 1] <= 4e5 * STEP and 5e4 <= links.wan_bytes_s[1, 0] <= 5e4 * STEP
     assert set(links.wan_bytes_s) == {(0, 1), (1, 0)}
@@ -153,8 +156,11 @@ def test_rates_of_different_rounds_do_not_add_up():
     near = {p: {q: 0.001 if (p < "p2") == (q < "p2") else 0.08 for q in PEERS if q != p} for p in PEERS}
 
     def carries(first: int, second: int) -> float:
-        sent = {"p0": Rates(None, {PEERS[2]: 1e6}, first), "p1": Rates(None, {PEERS[3]: 1e6}, second)}
-        members = tuple(member(p, report(sent.get(p, Rates()), near[p], PEERS)) for p in PEERS)
+        sent = {
+            "p0": TransferRates(None, {PEERS[2]: 1e6}, first),
+            "p1": TransferRates(None, {PEERS[3]: 1e6}, second),
+        }
+        members = tuple(member(p, report(sent.get(p, TransferRates()), near[p], PEERS)) for p in PEERS)
         links = agreed_links(after(members, joined(PeerId("a newcomer"))), PEERS)
         assert links is not None
         return links.wan_bytes_s[0, 1]
@@ -164,12 +170,12 @@ def test_rates_of_different_rounds_do_not_add_up():
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 0.0, -1.0])
 def test_what_is_no_measurement_is_not_reported(wrong: float):
-    assert report(Rates(wrong, {PEERS[2]: wrong}), {PEERS[1]: wrong}, PEERS) == bytes(9)
+    assert report(TransferRates(wrong, {PEERS[2]: wrong}), {PEERS[1]: wrong}, PEERS) == bytes(9)
 
 
 def test_too_many_members_to_measure_report_nothing():
-    assert report(Rates(1e6), {}, [PeerId(str(i)) for i in range(FULL_MESH_MAX + 1)]) == b""
-    known = Rates(1e6, {PeerId("0"): 1e6}, 3)
+    assert report(TransferRates(1e6), {}, [PeerId(str(i)) for i in range(FULL_MESH_MAX + 1)]) == b""
+    known = TransferRates(1e6, {PeerId("0"): 1e6}, 3)
     assert len(report(known, {}, [PeerId(str(i)) for i in range(FULL_MESH_MAX)])) == REPORT_BYTES_MAX
 
 

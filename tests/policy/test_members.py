@@ -8,52 +8,56 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId
 from atoll.policy.membership import (
     RECENT,
-    Recent,
-    Reported,
+    RecentVertices,
+    VerifiedReport,
     admissible,
     changes_max,
     next_members,
     suspicions_needed,
 )
-from atoll.verification.replay_audit.policy import Docket
+from atoll.verification.replay_audit.policy import AuditLedger
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import (
-    Answered,
-    Caught,
-    Complaint,
-    Invite,
-    Join,
-    Leave,
-    Ready,
-    Signed,
+    Accusation,
+    JoinRequest,
+    LeaveReport,
+    OwnerComplaint,
+    OwnerResult,
+    ReadyReport,
+    SignedStatement,
     Statement,
-    Suspect,
+    SuspicionReport,
+    TicketInvite,
 )
-from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
+from atoll.wire.messages.vertex import Member, RoundMetrics, TicketUse, VertexBody
 
 RUN, HEAD, STATE = Digest(bytes(32)), Digest(b"h" * 32), Digest(b"s" * 32)
-RECENTLY = Recent({HEAD: STATE})
+RECENTLY = RecentVertices({HEAD: STATE})
 
 
 def member(name: str, standing: str = "member", role: str = "trainer") -> Member:
     return Member(PeerId(name), name.encode(), (), role, standing, 0, 0.1, name)  # type: ignore[arg-type]
 
 
-def body(*members: Member, tickets: tuple[TicketUse, ...] = ()) -> Body:
-    return Body(RUN, 5, 0, HEAD, 0.0, PeerId("a"), (), STATE, (), tuple(members), tickets, (), Metrics(0.0, 0, 0))
+def body(*members: Member, tickets: tuple[TicketUse, ...] = ()) -> VertexBody:
+    return VertexBody(
+        RUN, 5, 0, HEAD, 0.0, PeerId("a"), (), STATE, (), tuple(members), tickets, (), RoundMetrics(0.0, 0, 0)
+    )
 
 
-def after(parent: Body, *reports: Reported, rule: str = "majority", counted: str = ""):
+def after(parent: VertexBody, *reports: VerifiedReport, rule: str = "majority", counted: str = ""):
     members, tickets = next_members(parent, {}, {PeerId(p) for p in counted}, reports, rule, True)  # type: ignore[arg-type]
     return {m.peer: m for m in members}, tickets
 
 
-def suspects(target: str, *by: str) -> list[Reported]:
-    return [Reported(PeerId(p), Suspect(6, PeerId(target), "silent")) for p in by]
+def suspects(target: str, *by: str) -> list[VerifiedReport]:
+    return [VerifiedReport(PeerId(p), SuspicionReport(6, PeerId(target), "silent")) for p in by]
 
 
-def join(name: str, admission: bytes = b"", after: Digest = HEAD) -> Reported:
-    return Reported(PeerId(name), Join(PeerId(name), name.encode(), b"", (), "trainer", name, after, admission))
+def join(name: str, admission: bytes = b"", after: Digest = HEAD) -> VerifiedReport:
+    return VerifiedReport(
+        PeerId(name), JoinRequest(PeerId(name), name.encode(), b"", (), "trainer", name, after, admission)
+    )
 
 
 def voters(members: dict[PeerId, Member]) -> str:
@@ -63,7 +67,7 @@ def voters(members: dict[PeerId, Member]) -> str:
 def test_at_most_a_third_of_the_voters_go_per_vertex():
     """Ten members, five of them leave at once: three go now, the others with the next vertex."""
     parent = body(*(member(p) for p in "abcdefghij"))
-    leaving = [Reported(PeerId(p), Leave(6, "")) for p in "abcde"]
+    leaving = [VerifiedReport(PeerId(p), LeaveReport(6, "")) for p in "abcde"]
     members, _ = after(parent, *leaving)
     assert voters(members) == "defghij"
     members, _ = after(replace(parent, members=tuple(members.values())), *leaving)
@@ -74,17 +78,19 @@ def test_at_most_a_third_of_the_voters_go_per_vertex():
 def test_the_order_in_which_reports_were_heard_changes_nothing():
     """The proposer and every voter must come to the same list."""
     parent = body(*(member(p) for p in "abcdefg"), member("x", "observer"))
-    reports = [*suspects("g", "a", "b", "c"), Reported(PeerId("b"), Leave(6, "")), join("n"), join("m")]
-    reports.append(Reported(PeerId("x"), Ready(HEAD, STATE)))
+    reports = [*suspects("g", "a", "b", "c"), VerifiedReport(PeerId("b"), LeaveReport(6, "")), join("n"), join("m")]
+    reports.append(VerifiedReport(PeerId("x"), ReadyReport(HEAD, STATE)))
     assert after(parent, *reports) == after(parent, *reversed(reports))
 
 
 def test_the_last_voter_cannot_be_voted_out_and_cannot_leave():
     """A run without voters could never go on."""
     parent = body(member("a"), member("b", "observer"))
-    assert voters(after(parent, Reported(PeerId("a"), Leave(6, "")))[0]) == "a"
+    assert voters(after(parent, VerifiedReport(PeerId("a"), LeaveReport(6, "")))[0]) == "a"
     both = body(member("a"), member("b"))
-    left = after(both, Reported(PeerId("a"), Leave(6, "")), Reported(PeerId("b"), Leave(6, "")))[0]
+    left = after(
+        both, VerifiedReport(PeerId("a"), LeaveReport(6, "")), VerifiedReport(PeerId("b"), LeaveReport(6, ""))
+    )[0]
     assert len(voters(left)) == 1
 
 
@@ -102,7 +108,7 @@ def test_a_newcomer_observes_then_votes_with_weight_zero_then_is_a_member():
     members, _ = after(body(member("a"), member("b")), join("n"))
     assert members[PeerId("n")].standing == "observer" and not members[PeerId("n")].votes
     parent = body(*members.values())
-    members, _ = after(parent, Reported(PeerId("n"), Ready(HEAD, STATE)))
+    members, _ = after(parent, VerifiedReport(PeerId("n"), ReadyReport(HEAD, STATE)))
     assert members[PeerId("n")].standing == "new" and members[PeerId("n")].votes
     assert after(body(*members.values()))[0][PeerId("n")].standing == "member"
 
@@ -110,9 +116,9 @@ def test_a_newcomer_observes_then_votes_with_weight_zero_then_is_a_member():
 def test_a_member_whose_work_cannot_be_replayed_has_no_vote_until_it_can():
     """It trains as `unaudited` for good. On a CPU it becomes ready again; a voter's change takes a place of those
     that may change, and the last voter cannot change."""
-    gpu, cpu = Ready(HEAD, STATE, True), Ready(HEAD, STATE)
+    gpu, cpu = ReadyReport(HEAD, STATE, True), ReadyReport(HEAD, STATE)
     parent = body(*(member(p) for p in "abcd"), member("n", "observer"), member("m", "observer"))
-    ready = [Reported(PeerId(p), gpu) for p in "nm"]
+    ready = [VerifiedReport(PeerId(p), gpu) for p in "nm"]
     members, _ = after(parent, *ready)
     assert {members[PeerId(p)].standing for p in "nm"} == {"unaudited"} and voters(members) == "abcd"
     for _ in range(3):
@@ -120,28 +126,28 @@ def test_a_member_whose_work_cannot_be_replayed_has_no_vote_until_it_can():
         members, _ = after(parent, counted="abcdnm")
     assert members[PeerId("n")].standing == "unaudited" and members[PeerId("n")].trains
 
-    def judge(parent: Body, by: str, word: Ready, said_in: int = 5) -> str | None:
-        recent = Recent({HEAD: STATE}, rounds={HEAD: said_in}, docket=Docket(0.1, "two-thirds"))
+    def judge(parent: VertexBody, by: str, word: ReadyReport, said_in: int = 5) -> str | None:
+        recent = RecentVertices({HEAD: STATE}, rounds={HEAD: said_in}, docket=AuditLedger(0.1, "two-thirds"))
         later = replace(parent, round=6 + RECENT)
-        return admissible(Reported(PeerId(by), word), later, recent, RUN, open_to_all=True, wall_s=None)
+        return admissible(VerifiedReport(PeerId(by), word), later, recent, RUN, open_to_all=True, wall_s=None)
 
     assert judge(parent, "n", cpu) is None and "device" in (judge(parent, "n", gpu) or "")
-    members, _ = after(parent, Reported(PeerId("n"), cpu))
+    members, _ = after(parent, VerifiedReport(PeerId("n"), cpu))
     assert members[PeerId("n")].standing == "new" and voters(members) == "abcdn"
     assert members[PeerId("n")].since == 6 and "before" in (judge(body(*members.values()), "n", gpu) or "")
     assert judge(body(*members.values()), "n", gpu, 6) is None
-    members, _ = after(parent, *(Reported(PeerId(p), gpu) for p in "ab"))
+    members, _ = after(parent, *(VerifiedReport(PeerId(p), gpu) for p in "ab"))
     assert voters(members) == "bcd" and members[PeerId("b")].standing == "member"
     alone = body(member("a"), member("n", "observer"))
-    assert voters(after(alone, Reported(PeerId("a"), gpu))[0]) == "a"
+    assert voters(after(alone, VerifiedReport(PeerId("a"), gpu))[0]) == "a"
 
 
 def test_a_change_of_device_counts_once_in_many_rounds_and_only_where_work_is_audited():
     """Said in every vertex it took the place of all other changes of voters, and voided verdicts."""
-    gpu, parent = Reported(PeerId("b"), Ready(HEAD, STATE, True)), body(*(member(p) for p in "abcd"))
+    gpu, parent = VerifiedReport(PeerId("b"), ReadyReport(HEAD, STATE, True)), body(*(member(p) for p in "abcd"))
 
     def judge(round: int, share: float) -> str | None:
-        recent = Recent({HEAD: STATE}, docket=Docket(share, "two-thirds"))
+        recent = RecentVertices({HEAD: STATE}, docket=AuditLedger(share, "two-thirds"))
         return admissible(gpu, replace(parent, round=round), recent, RUN, False, None)
 
     assert judge(RECENT, 0.1) is None
@@ -151,7 +157,7 @@ def test_a_change_of_device_counts_once_in_many_rounds_and_only_where_work_is_au
 
 def test_no_change_of_a_device_keeps_the_vote_of_a_member_that_is_gone():
     """One voter of four may go or come per vertex: a line before the silent one's had the place."""
-    parent, gpu = body(*(member(p) for p in "abcd")), Reported(PeerId("a"), Ready(HEAD, STATE, True))
+    parent, gpu = body(*(member(p) for p in "abcd")), VerifiedReport(PeerId("a"), ReadyReport(HEAD, STATE, True))
     members, _ = after(parent, gpu, *suspects("d", "b", "c"), rule="two-thirds")
     assert voters(members) == "abc" and members[PeerId("d")].standing == "away"
 
@@ -160,7 +166,7 @@ def test_who_is_ready_beyond_the_trainers_that_a_rule_takes_goes_on_observing():
     """Distances are taken of so many rows and no more: one trainer too many would end the learning of all."""
     parent = body(*(member(p) for p in "abcdefg"), *(member(p, "observer") for p in "xyz"))
     parent = replace(parent, members=(*parent.members, member("c0", "observer", "client")))
-    ready = [Reported(PeerId(p), Ready(HEAD, STATE)) for p in ("x", "y", "z", "c0")]
+    ready = [VerifiedReport(PeerId(p), ReadyReport(HEAD, STATE)) for p in ("x", "y", "z", "c0")]
     for most, new in ((7, 0), (8, 1), (9, 2), (4096, 3)):  # two voters may come per vertex, and a client
         members, _ = next_members(parent, {}, set(), ready, "majority", True, trainers_most=most)
         assert sum(m.standing == "new" for m in members) == new
@@ -174,14 +180,14 @@ def test_a_returning_member_needs_no_ticket_but_the_keys_it_joined_with():
     """`away` is not a stranger; an identity with other long-lived keys is."""
     parent = body(member("a"), member("b", "away"))
 
-    def judge(reported: Reported) -> str | None:
+    def judge(reported: VerifiedReport) -> str | None:
         return admissible(reported, parent, RECENTLY, RUN, open_to_all=False, wall_s=0.0)
 
     assert judge(join("b")) is None
     assert "keys" in (judge(replace_identity(join("b"), Digest(b"i" * 32))) or "")
     here, other = join("a").statement, Digest(b"i" * 32)
-    assert isinstance(here, Join)
-    moved = Reported(PeerId("a"), replace(here, addresses=("elsewhere",)))  # by its session key
+    assert isinstance(here, JoinRequest)
+    moved = VerifiedReport(PeerId("a"), replace(here, addresses=("elsewhere",)))  # by its session key
     assert judge(moved) is None and "keys" in (judge(replace_identity(moved, other)) or "")
     assert "ticket" in (judge(join("stranger")) or "")
     assert "too long ago" in (judge(join("b", after=STATE)) or "")
@@ -192,28 +198,30 @@ def test_a_returning_member_needs_no_ticket_but_the_keys_it_joined_with():
 def test_no_word_from_before_a_member_came_back_moves_it():
     """It came back in round 4 with another key; who repeats what it, or others of it, said before is refused."""
     earlier, then = Digest(b"3" * 32), Digest(b"4" * 32)
-    recent = Recent(dict.fromkeys((earlier, then, HEAD), STATE), rounds={earlier: 3, then: 4, HEAD: 5})
+    recent = RecentVertices(dict.fromkeys((earlier, then, HEAD), STATE), rounds={earlier: 3, then: 4, HEAD: 5})
     back = replace(member("b", "observer"), vote_key=b"second key", since=4)
     parent = body(member("a"), back, member("c"))
 
     def judge(by: str, statement: Statement) -> str | None:
-        return admissible(Reported(PeerId(by), statement), parent, recent, RUN, open_to_all=True, wall_s=None)
+        return admissible(VerifiedReport(PeerId(by), statement), parent, recent, RUN, open_to_all=True, wall_s=None)
 
     first = join("b").statement
-    assert isinstance(first, Join) and judge("b", replace(first, after=then)) is None
+    assert isinstance(first, JoinRequest) and judge("b", replace(first, after=then)) is None
     assert "too long ago" in (judge("b", replace(first, after=earlier)) or "")
     moved = replace(first, vote_key=b"second key", addresses=("elsewhere",), after=earlier)
     assert "too long ago" in (judge("b", moved) or "")
-    assert "before it came back" in (judge("b", Leave(3, "")) or "") and judge("b", Leave(4, "")) is None
-    assert "out of date" in (judge("a", Suspect(3, PeerId("b"), "silent")) or "")
-    assert judge("a", Suspect(5, PeerId("b"), "silent")) is None
+    assert (
+        "before it came back" in (judge("b", LeaveReport(3, "")) or "") and judge("b", LeaveReport(4, "")) is None
+    )
+    assert "out of date" in (judge("a", SuspicionReport(3, PeerId("b"), "silent")) or "")
+    assert judge("a", SuspicionReport(5, PeerId("b"), "silent")) is None
     parent = replace(parent, round=100)  # it may have come back without a vertex that says so
-    assert "out of date" in (judge("c", Leave(99 - RECENT, "")) or "")
-    assert judge("c", Leave(100 - RECENT, "")) is None
+    assert "out of date" in (judge("c", LeaveReport(99 - RECENT, "")) or "")
+    assert judge("c", LeaveReport(100 - RECENT, "")) is None
 
 
-def replace_identity(reported: Reported, identity: Digest) -> Reported:
-    return Reported(reported.by, reported.statement, identity)
+def replace_identity(reported: VerifiedReport, identity: Digest) -> VerifiedReport:
+    return VerifiedReport(reported.by, reported.statement, identity)
 
 
 def test_each_use_of_a_ticket_is_counted_in_the_vertex():
@@ -224,7 +232,10 @@ def test_each_use_of_a_ticket_is_counted_in_the_vertex():
     _, left = after(parent, join("n", proof))
     assert [t.uses_left for t in left] == [1]
     assert after(parent, join("n", proof), join("m", proof))[1] == none
-    assert after(parent, Reported(PeerId("a"), Invite(ticket.ticket, b"key", "trainer", 0, 0.0)))[1] == none
+    assert (
+        after(parent, VerifiedReport(PeerId("a"), TicketInvite(ticket.ticket, b"key", "trainer", 0, 0.0)))[1]
+        == none
+    )
 
 
 def test_a_ticket_with_one_use_admits_one_of_two_who_redeem_it_in_one_vertex():
@@ -239,11 +250,11 @@ def test_a_ticket_with_one_use_admits_one_of_two_who_redeem_it_in_one_vertex():
     assert members[PeerId("o")].role == "trainer" and left == none
 
 
-def invitation(uses: int = 1, expires_s: float = 1000.0, name: bytes = b"t") -> Reported:
-    return Reported(PeerId("a"), Invite(name * 16, b"key", "trainer", uses, expires_s))
+def invitation(uses: int = 1, expires_s: float = 1000.0, name: bytes = b"t") -> VerifiedReport:
+    return VerifiedReport(PeerId("a"), TicketInvite(name * 16, b"key", "trainer", uses, expires_s))
 
 
-def why_not(reported: Reported, parent: Body) -> str | None:
+def why_not(reported: VerifiedReport, parent: VertexBody) -> str | None:
     return admissible(reported, parent, RECENTLY, RUN, False, parent.time_s)
 
 
@@ -269,7 +280,7 @@ def test_no_voter_fills_the_places_of_tickets_for_good():
 
 
 def test_of_two_invitations_by_one_ticket_in_one_vertex_the_first_in_order_counts():
-    other = Reported(PeerId("b"), Invite(b"t" * 16, b"other", "observer", 9, 500.0))
+    other = VerifiedReport(PeerId("b"), TicketInvite(b"t" * 16, b"other", "observer", 9, 500.0))
     for reports in ([invitation(), other], [other, invitation()]):
         assert [t.key for t in after(body(member("a"), member("b")), *reports)[1]] == [b"key"]
 
@@ -277,28 +288,28 @@ def test_of_two_invitations_by_one_ticket_in_one_vertex_the_first_in_order_count
 @pytest.mark.parametrize(
     ("by", "statement", "why"),
     [
-        ("x", Suspect(6, PeerId("a"), "silent"), "only voting members"),
-        ("a", Suspect(900, PeerId("b"), "silent"), "out of date"),
-        ("a", Suspect(6, PeerId("nobody"), "silent"), "only voting members"),
-        ("a", Leave(6, "x" * 1000), "too long"),
-        ("nobody", Leave(6, ""), "not a member"),
-        ("x", Ready(HEAD, HEAD), "not the one agreed"),
-        ("a", Ready(HEAD, STATE), "only an observing trainer"),
-        ("x", Invite(b"", b"", "trainer", 1, 0.0), "only voting members"),
+        ("x", SuspicionReport(6, PeerId("a"), "silent"), "only voting members"),
+        ("a", SuspicionReport(900, PeerId("b"), "silent"), "out of date"),
+        ("a", SuspicionReport(6, PeerId("nobody"), "silent"), "only voting members"),
+        ("a", LeaveReport(6, "x" * 1000), "too long"),
+        ("nobody", LeaveReport(6, ""), "not a member"),
+        ("x", ReadyReport(HEAD, HEAD), "not the one agreed"),
+        ("a", ReadyReport(HEAD, STATE), "only an observing trainer"),
+        ("x", TicketInvite(b"", b"", "trainer", 1, 0.0), "only voting members"),
     ],
 )
 def test_what_may_not_stand_in_a_vertex(by: str, statement, why: str):
     parent = body(member("a"), member("b"), member("x", "observer"))
-    told = admissible(Reported(PeerId(by), statement), parent, RECENTLY, RUN, open_to_all=True, wall_s=0.0)
+    told = admissible(VerifiedReport(PeerId(by), statement), parent, RECENTLY, RUN, open_to_all=True, wall_s=0.0)
     assert told is not None and why in told
 
 
 def test_a_voter_that_moved_house_stays_a_voter():
     """The same session key at another address: only the address changes, nobody votes less."""
     parent = body(*(member(p) for p in "abcd"))
-    moved = Join(PeerId("b"), b"b", b"", ("/ip4/10.0.0.9/tcp/1",), "trainer", "b", HEAD, b"")
-    assert admissible(Reported(PeerId("b"), moved), parent, RECENTLY, RUN, False, 0.0) is None
-    members, _ = after(parent, Reported(PeerId("b"), moved))
+    moved = JoinRequest(PeerId("b"), b"b", b"", ("/ip4/10.0.0.9/tcp/1",), "trainer", "b", HEAD, b"")
+    assert admissible(VerifiedReport(PeerId("b"), moved), parent, RECENTLY, RUN, False, 0.0) is None
+    members, _ = after(parent, VerifiedReport(PeerId("b"), moved))
     assert members[PeerId("b")].addresses == ("/ip4/10.0.0.9/tcp/1",)
     assert voters(members) == "abcd"
 
@@ -306,21 +317,21 @@ def test_a_voter_that_moved_house_stays_a_voter():
 def test_the_last_voter_with_a_new_session_key_stays_a_voter():
     """Were it made an observer, nobody could ever let it, or anybody, in again."""
     parent = body(member("a"), member("b", "observer"))
-    renewed = Join(PeerId("a"), b"another key", b"", (), "trainer", "a", HEAD, b"")
-    members, _ = after(parent, Reported(PeerId("a"), renewed))
+    renewed = JoinRequest(PeerId("a"), b"another key", b"", (), "trainer", "a", HEAD, b"")
+    members, _ = after(parent, VerifiedReport(PeerId("a"), renewed))
     assert voters(members) == "a" and members[PeerId("a")].vote_key == b"another key"
 
 
 # ---- liars -------------------------------------------------------------------------------------------------
 
 
-def answer(owner: str, part: int = 0, made: bytes = b"x", attempt: int = 0, index: int = 0) -> Signed:
-    said = Answered(5, attempt, part, index, Digest(made * 32), 8, (PeerId("a"), PeerId("b")))
-    return Signed(PeerId(owner), encode(said), b"")
+def answer(owner: str, part: int = 0, made: bytes = b"x", attempt: int = 0, index: int = 0) -> SignedStatement:
+    said = OwnerResult(5, attempt, part, index, Digest(made * 32), 8, (PeerId("a"), PeerId("b")))
+    return SignedStatement(PeerId(owner), encode(said), b"")
 
 
-def catches(by: str, first: Signed, other: Signed | None = None) -> Reported:
-    return Reported(PeerId(by), Caught(first, other))
+def catches(by: str, first: SignedStatement, other: SignedStatement | None = None) -> VerifiedReport:
+    return VerifiedReport(PeerId(by), Accusation(first, other))
 
 
 SEVEN = body(*(member(p) for p in "abcdefg"))
@@ -341,7 +352,7 @@ def test_two_answers_in_one_slot_expel_their_owner_on_one_word():
     [answer("g"), answer("g", 1, b"y"), answer("g", 0, b"y", attempt=1), answer("g", made=b"y", index=1)],
     ids=["the same", "another part", "another attempt", "another turn"],
 )
-def test_what_an_honest_owner_may_sign_twice_proves_nothing(other: Signed):
+def test_what_an_honest_owner_may_sign_twice_proves_nothing(other: SignedStatement):
     assert admissible(catches("a", answer("g"), other), SEVEN, RECENTLY, RUN, False, None) is not None
     assert admissible(catches("a", answer("g"), answer("f", made=b"y")), SEVEN, RECENTLY, RUN, False, None)
 
@@ -356,7 +367,7 @@ def test_a_recomputed_lie_takes_more_voices_than_may_lie():
 
 
 def test_who_is_complained_of_steps_back_and_who_is_expelled_never_returns():
-    complaints = [Reported(PeerId(p), Complaint(5, PeerId("f"), "withheld")) for p in "abc"]
+    complaints = [VerifiedReport(PeerId(p), OwnerComplaint(5, PeerId("f"), "withheld")) for p in "abc"]
     proof = catches("a", answer("g"), answer("g", made=b"y"))
     members, _ = after(SEVEN, *complaints, proof, rule="two-thirds", counted="abcdefg")
     assert (members[PeerId("f")].standing, members[PeerId("g")].standing) == ("away", "expelled")
@@ -366,16 +377,16 @@ def test_who_is_complained_of_steps_back_and_who_is_expelled_never_returns():
 
 
 def test_complaints_are_about_now_and_from_voters():
-    old = Reported(PeerId("a"), Complaint(3, PeerId("f"), "censored"))
+    old = VerifiedReport(PeerId("a"), OwnerComplaint(3, PeerId("f"), "censored"))
     assert admissible(old, SEVEN, RECENTLY, RUN, False, None) == "is out of date"
-    stranger = Reported(PeerId("z"), Complaint(5, PeerId("f"), "censored"))
+    stranger = VerifiedReport(PeerId("z"), OwnerComplaint(5, PeerId("f"), "censored"))
     assert admissible(stranger, SEVEN, RECENTLY, RUN, False, None) is not None
     assert admissible(catches("z", answer("g")), SEVEN, RECENTLY, RUN, False, None) is not None
 
 
 def test_a_farewell_before_the_proof_does_not_help():
     """It leaves in one vertex and is caught in the next; then it may not come back, not even in the same vertex."""
-    members, _ = after(SEVEN, Reported(PeerId("g"), Leave(6, "")), rule="two-thirds")
+    members, _ = after(SEVEN, VerifiedReport(PeerId("g"), LeaveReport(6, "")), rule="two-thirds")
     assert members[PeerId("g")].standing == "away"
     later = replace(SEVEN, members=tuple(members.values()))
     proof = catches("a", answer("g"), answer("g", made=b"y"))
@@ -388,7 +399,9 @@ def test_a_farewell_before_the_proof_does_not_help():
 
 def test_a_liar_that_restarts_with_another_key_in_the_vertex_that_expels_it_stays_expelled():
     """A new session key makes a member an observer, and made one out of a proven liar too."""
-    renewed = Reported(PeerId("g"), Join(PeerId("g"), b"another key", b"", (), "trainer", "g", HEAD, b""))
+    renewed = VerifiedReport(
+        PeerId("g"), JoinRequest(PeerId("g"), b"another key", b"", (), "trainer", "g", HEAD, b"")
+    )
     proof = catches("a", answer("g"), answer("g", made=b"y"))
     members, _ = after(SEVEN, proof, renewed, rule="two-thirds")
     assert members[PeerId("g")].standing == "expelled"
@@ -397,7 +410,9 @@ def test_a_liar_that_restarts_with_another_key_in_the_vertex_that_expels_it_stay
 def test_a_liar_that_must_wait_for_its_turn_does_not_change_its_key_meanwhile():
     """Four voters change by one per vertex: f leaves first, and g's words still open under its key."""
     four = body(*(member(p) for p in "defg"))
-    renewed = Reported(PeerId("g"), Join(PeerId("g"), b"another key", b"", (), "trainer", "g", HEAD, b""))
+    renewed = VerifiedReport(
+        PeerId("g"), JoinRequest(PeerId("g"), b"another key", b"", (), "trainer", "g", HEAD, b"")
+    )
     proof = catches("d", answer("g"), answer("g", made=b"y"))
-    members, _ = after(four, Reported(PeerId("f"), Leave(6, "")), proof, renewed, rule="two-thirds")
+    members, _ = after(four, VerifiedReport(PeerId("f"), LeaveReport(6, "")), proof, renewed, rule="two-thirds")
     assert members[PeerId("f")].standing == "away" and members[PeerId("g")].vote_key == b"g"

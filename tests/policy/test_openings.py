@@ -9,45 +9,51 @@ import pytest
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN
 from atoll.crypto.digest import digest
-from atoll.policy.membership import Recent, Reported, admissible, next_members
-from atoll.verification.replay_audit.policy import Docket
-from atoll.verification.sum_check.policy import Opening, Terms, drawn_blocks, openings_of
+from atoll.policy.membership import RecentVertices, VerifiedReport, admissible, next_members
+from atoll.verification.replay_audit.policy import AuditLedger
+from atoll.verification.sum_check.policy import SumCheckCase, SumCheckTerms, drawn_blocks, openings_of
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Answered, Audited, Finding, Signed
-from atoll.wire.messages.vertex import Body, Member, Metrics
+from atoll.wire.messages.statements import AuditReport, Finding, OwnerResult, SignedStatement
+from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
 
 NAMES = tuple(PeerId(name) for name in ("ada", "bob", "cid", "dan", "eve", "fay", "gus"))
-TERMS = Terms(0.1, 1000)
+TERMS = SumCheckTerms(0.1, 1000)
 RUN = digest(b"run")
 
 
-def body_of(round: int, reports: tuple[Signed, ...] = (), size: int = 100_000, parts: int = 7) -> Body:
+def body_of(
+    round: int, reports: tuple[SignedStatement, ...] = (), size: int = 100_000, parts: int = 7
+) -> VertexBody:
     """Part k is answered by member k; parts of 100 blocks, so that ten of each are drawn."""
     members = tuple(Member(p, b"key " + p.encode(), (), "trainer", "member", 0, 0.1, p) for p in NAMES)
     answers = tuple(
-        Signed(NAMES[k], encode(Answered(round, 0, k, 0, ZERO_DIGEST, size, NAMES, made_of=ZERO_DIGEST)), b"")
+        SignedStatement(
+            NAMES[k], encode(OwnerResult(round, 0, k, 0, ZERO_DIGEST, size, NAMES, made_of=ZERO_DIGEST)), b""
+        )
         for k in range(parts)
     )
-    numbers = Metrics(1.0, 1, 1)
-    return Body(RUN, round, 0, ZERO_DIGEST, 1.0, NAMES[0], answers, ZERO_DIGEST, (), members, (), reports, numbers)
+    numbers = RoundMetrics(1.0, 1, 1)
+    return VertexBody(
+        RUN, round, 0, ZERO_DIGEST, 1.0, NAMES[0], answers, ZERO_DIGEST, (), members, (), reports, numbers
+    )
 
 
-def docket_of(*reports: tuple[Signed, ...]) -> Docket:
+def docket_of(*reports: tuple[SignedStatement, ...]) -> AuditLedger:
     """Round 7 was answered; each later vertex carries these reports and no answers."""
-    docket = Docket(0.0, "two-thirds", TERMS)
+    docket = AuditLedger(0.0, "two-thirds", TERMS)
     bodies = {7: body_of(7)} | {8 + k: body_of(8 + k, said, parts=0) for k, said in enumerate(reports)}
     docket.follow(max(bodies), {round: digest(b"%d" % round) for round in bodies}, bodies)
     return docket
 
 
-def first_of(docket: Docket) -> Opening:
+def first_of(docket: AuditLedger) -> SumCheckCase:
     opening = min(docket.cases.values(), key=lambda case: case.key)
-    assert isinstance(opening, Opening)
+    assert isinstance(opening, SumCheckCase)
     return opening
 
 
-def found(opening: Opening, by: PeerId, finding: Finding) -> Signed:
-    return Signed(by, encode(Audited(opening.round, opening.peer, finding, opening.number)), b"")
+def found(opening: SumCheckCase, by: PeerId, finding: Finding) -> SignedStatement:
+    return SignedStatement(by, encode(AuditReport(opening.round, opening.peer, finding, opening.number)), b"")
 
 
 # ---- what is drawn -----------------------------------------------------------------------------------------
@@ -95,7 +101,7 @@ def test_as_long_as_nobody_doubts_one_is_asked_and_nothing_is_said():
     opening = first_of(docket)
     assert opening.asked(7) == opening.order[:1] and opening.outcome == "open"
     assert opening.asked(7 + AUDIT_TURN) == ()
-    said = Audited(7, opening.peer, "accepted", opening.number)
+    said = AuditReport(7, opening.peer, "accepted", opening.number)
     assert "nobody doubts" in (docket.why_not(opening.order[0], said) or "")
 
 
@@ -105,13 +111,13 @@ def test_when_one_doubts_all_others_are_asked_for_the_same_blocks(finding: Findi
     ada, bob, cid, *rest = opening.order
     docket = docket_of((found(opening, ada, finding),))
     assert first_of(docket).asked(8) == (bob, cid, *rest)
-    assert docket.why_not(bob, Audited(7, opening.peer, "accepted", opening.number)) is None
+    assert docket.why_not(bob, AuditReport(7, opening.peer, "accepted", opening.number)) is None
     docket = docket_of((found(opening, ada, finding),), (found(opening, bob, "accepted"),))
     assert first_of(docket).asked(9) == (cid, *rest)
     both = found(opening, bob, "accepted"), found(opening, cid, "accepted")
     docket = docket_of((found(opening, ada, finding),), both)
     assert first_of(docket).asked(9) == () and first_of(docket).outcome == "accepted"
-    assert "over" in (docket.why_not(rest[0], Audited(7, opening.peer, "mismatch", opening.number)) or "")
+    assert "over" in (docket.why_not(rest[0], AuditReport(7, opening.peer, "mismatch", opening.number)) or "")
 
 
 def test_only_who_was_drawn_may_speak_and_only_of_what_was_drawn():
@@ -119,8 +125,8 @@ def test_only_who_was_drawn_may_speak_and_only_of_what_was_drawn():
     opening = first_of(docket)
     outsider = next(p for p in NAMES if p not in opening.order)
     for by, number in ((outsider, opening.number), (opening.peer, opening.number), (opening.order[0], 999)):
-        assert docket.why_not(by, Audited(7, opening.peer, "mismatch", number))
-    assert docket.why_not(opening.order[0], Audited(7, opening.peer, "mismatch"))  # there is no such replay
+        assert docket.why_not(by, AuditReport(7, opening.peer, "mismatch", number))
+    assert docket.why_not(opening.order[0], AuditReport(7, opening.peer, "mismatch"))  # there is no such replay
 
 
 def test_old_openings_are_forgotten():
@@ -134,8 +140,8 @@ def standing_after(*findings: tuple[int, Finding]) -> str:
     opening, parent = first_of(docket), body_of(8, parts=0)
     reports = []
     for place, finding in findings:
-        report = Reported(opening.order[place], Audited(7, opening.peer, finding, opening.number))
-        assert admissible(report, parent, Recent({}, docket=docket), RUN, True, None) is None
+        report = VerifiedReport(opening.order[place], AuditReport(7, opening.peer, finding, opening.number))
+        assert admissible(report, parent, RecentVertices({}, docket=docket), RUN, True, None) is None
         reports.append(report)
     members, _ = next_members(parent, {}, set(), reports, "two-thirds", True)
     return next(m.standing for m in members if m.peer == opening.peer)

@@ -10,20 +10,20 @@ from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.crypto.digest import digest
-from atoll.features.archive.policy import NOBODY, Book, Coded, Ledger, Names
+from atoll.features.archive.policy import NOBODY, ErasureParams, PieceSet, PlacementBook, PlacementLedger
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Placed, Signed
-from atoll.wire.messages.vertex import Body, Member, Metrics
+from atoll.wire.messages.statements import PiecesStored, SignedStatement
+from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
 
 PEERS = tuple(PeerId(f"p{i}") for i in range(8))
-CODED = Coded(2, 4, every_rounds=5, lost_s=100.0)
-TRUE = Names(1000, tuple(digest(bytes([i])) for i in range(4)))
+CODED = ErasureParams(2, 4, every_rounds=5, lost_s=100.0)
+TRUE = PieceSet(1000, tuple(digest(bytes([i])) for i in range(4)))
 FALSE = replace(TRUE, size_bytes=999)
 
 
-def placed_by(round: int, index: int, names: Names, drawn: int) -> Placed:
-    return Placed(round, index, names.size_bytes, names.pieces, UNSET if drawn == round else drawn)
+def placed_by(round: int, index: int, names: PieceSet, drawn: int) -> PiecesStored:
+    return PiecesStored(round, index, names.size_bytes, names.pieces, UNSET if drawn == round else drawn)
 
 
 class Chain:
@@ -36,18 +36,18 @@ class Chain:
         self.ahead_s = 0.0  # of the clocks that date rounds now
         self.members = {p: Member(p, b"", (), "trainer", "member", -1, 0.0, p) for p in peers}
         self.ids: dict[int, Digest] = {}
-        self.bodies: dict[int, Body] = {}
-        self.ledger = Ledger(CODED, rule)
+        self.bodies: dict[int, VertexBody] = {}
+        self.ledger = PlacementLedger(CODED, rule)
         self.grow()
 
-    def grow(self, *words: tuple[PeerId, Placed], rounds: int = 1) -> Chain:
+    def grow(self, *words: tuple[PeerId, PiecesStored], rounds: int = 1) -> Chain:
         for _ in range(rounds):
             round = len(self.bodies) - 1
-            reports = tuple(Signed(by, encode(word), b"") for by, word in words)
+            reports = tuple(SignedStatement(by, encode(word), b"") for by, word in words)
             state = digest(f"state {round}".encode())
-            self.bodies[round] = Body(
+            self.bodies[round] = VertexBody(
                 ZERO_DIGEST, round, 0, ZERO_DIGEST, 10.0 * round + self.ahead_s, PEERS[0], (), state, (),
-                tuple(self.members.values()), (), reports, Metrics(0.0, 0, 0), max(0, round - self.assembling),
+                tuple(self.members.values()), (), reports, RoundMetrics(0.0, 0, 0), max(0, round - self.assembling),
             )  # fmt: skip
             self.ids[round] = digest(f"vertex {round}".encode())
             self.ledger.follow(round, self.ids, self.bodies)
@@ -62,7 +62,7 @@ class Chain:
     def entry(self):
         return self.ledger.entries[0]
 
-    def words(self, names: Names = TRUE) -> list[tuple[PeerId, Placed]]:
+    def words(self, names: PieceSet = TRUE) -> list[tuple[PeerId, PiecesStored]]:
         holders = enumerate(self.entry.holders)
         drawn = self.entry.drawn
         return [(p, placed_by(4, i, names, drawn[i])) for i, p in holders if p != NOBODY]
@@ -179,7 +179,7 @@ def test_only_the_holder_speaks_of_its_piece_once_and_in_the_agreed_names():
     chain.stands(by, "expelled").grow()
     (new, again), *_ = chain.words()
     assert why(new, again) is None and why(new, replace(again, size_bytes=999)) is not None
-    assert Ledger(None).why_not(by, word) is not None
+    assert PlacementLedger(None).why_not(by, word) is not None
 
 
 def test_a_book_that_was_written_down_goes_on_where_it_was():
@@ -189,16 +189,18 @@ def test_a_book_that_was_written_down_goes_on_where_it_was():
 
     chain = Chain().placed()
     chain.stands(chain.entry.holders[1], "away").grow()
-    book = msgspec.msgpack.decode(msgspec.msgpack.encode(chain.ledger.book), type=Book)
+    book = msgspec.msgpack.decode(msgspec.msgpack.encode(chain.ledger.book), type=PlacementBook)
     chain.grow(rounds=30)
-    later = Ledger(CODED, book=book)
+    later = PlacementLedger(CODED, book=book)
     later.follow(max(chain.bodies), chain.ids, {r: b for r, b in chain.bodies.items() if r >= 4})
     assert later.book == chain.ledger.book and not later.book.lacks
-    blank = Ledger(CODED)
+    blank = PlacementLedger(CODED)
     blank.follow(max(chain.bodies), chain.ids, {r: b for r, b in chain.bodies.items() if r >= 9})
     assert blank.book.lacks and blank.why_not(*chain.words()[0]) is None  # no judge of what it cannot know
     assert blank.unknown(*chain.words()[0]), "and nobody who would propose it"
-    again = Ledger(CODED, book=msgspec.msgpack.decode(msgspec.msgpack.encode(blank.book), type=Book))
+    again = PlacementLedger(
+        CODED, book=msgspec.msgpack.decode(msgspec.msgpack.encode(blank.book), type=PlacementBook)
+    )
     assert again.why_not(*chain.words()[0]) is None, "nor after a restart"
 
 

@@ -11,14 +11,16 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMITTEE_MAX, COMMITTEE_MOST
 from atoll.policy.plan import GROWN_ATTEMPTS, RoundSettings, plan_round, quorum
-from atoll.wire.messages.vertex import Body, Member, Metrics
+from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
 
 HEAD = Digest(b"h" * 32)
 
 
-def body(count: int, step_s: float = 0.1) -> Body:
+def body(count: int, step_s: float = 0.1) -> VertexBody:
     members = tuple(Member(PeerId(f"p{i:03}"), b"", (), "trainer", "member", 0, step_s, "") for i in range(count))
-    return Body(HEAD, 5, 0, HEAD, 1000.0, PeerId("p000"), (), HEAD, (), members, (), (), Metrics(0.0, 0, 0))
+    return VertexBody(
+        HEAD, 5, 0, HEAD, 1000.0, PeerId("p000"), (), HEAD, (), members, (), (), RoundMetrics(0.0, 0, 0)
+    )
 
 
 def test_the_same_vertex_gives_the_same_plan():
@@ -69,7 +71,7 @@ def test_one_member_that_calls_itself_slow_stretches_the_plan_within_reason():
     """Three times the median at most: a word about oneself must not stop the others."""
     fast = body(5)
     slow = fast.members[0].__class__(PeerId("p000"), b"", (), "trainer", "member", 0, 1e6, "")
-    with_slow = Body(
+    with_slow = VertexBody(
         **{**{f: getattr(fast, f) for f in fast.__struct_fields__}, "members": (slow, *fast.members[1:])}
     )
     usual = plan_round(HEAD, fast, RoundSettings()).train_s

@@ -18,7 +18,7 @@ from atoll.policy.reputation import (
     FLOOR,
     LOSS_UNITS,
     TIERS,
-    Conduct,
+    MemberConduct,
     audit_factor,
     beliefs,
     by_tier,
@@ -30,10 +30,10 @@ from atoll.policy.reputation import (
     tier_of,
     units_of,
 )
-from atoll.wire.messages.vertex import Body, Member, Metrics
+from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
 
-GOOD = Conduct(counted=4, answered=4, steps=50, assigned=50, duties=1, done=1)
-MISSED = Conduct(counted=0, answered=4, steps=0, assigned=50, belief=0)
+GOOD = MemberConduct(counted=4, answered=4, steps=50, assigned=50, duties=1, done=1)
+MISSED = MemberConduct(counted=0, answered=4, steps=0, assigned=50, belief=0)
 SCORES = st.integers(FLOOR, SCORE_ONE)
 LOSSES = st.dictionaries(
     st.text("abcdefgh", min_size=1, max_size=3), st.integers(0, 2**40), min_size=3, max_size=12
@@ -41,9 +41,9 @@ LOSSES = st.dictionaries(
 
 
 @st.composite
-def conducts(draw: st.DrawFn) -> Conduct:
+def conducts(draw: st.DrawFn) -> MemberConduct:
     answered, duties = draw(st.integers(1, 16)), draw(st.integers(0, 4))
-    return Conduct(
+    return MemberConduct(
         counted=draw(st.integers(0, answered)),
         answered=answered,
         steps=draw(st.integers(-5, 200)),
@@ -54,14 +54,14 @@ def conducts(draw: st.DrawFn) -> Conduct:
     )
 
 
-def after(score: int, *shown: Conduct | None, **how: bool) -> int:
+def after(score: int, *shown: MemberConduct | None, **how: bool) -> int:
     for conduct in shown:
         score = moved(score, conduct, **how)
     return score
 
 
-def replaced(**how: int) -> Conduct:
-    return Conduct(**(asdict(GOOD) | how))
+def replaced(**how: int) -> MemberConduct:
+    return MemberConduct(**(asdict(GOOD) | how))
 
 
 def people(*scores: int) -> dict[PeerId, int]:
@@ -74,14 +74,14 @@ def people(*scores: int) -> dict[PeerId, int]:
 def test_the_score_of_the_moment_is_the_formula():
     """0.5 · progress + 0.3 · uptime + 0.2 · participation, and at least 0.1."""
     assert moment(GOOD) == SCORE_ONE and moment(MISSED) == FLOOR
-    half = Conduct(counted=2, answered=4, steps=25, assigned=50, belief=8000, duties=2, done=1)
+    half = MemberConduct(counted=2, answered=4, steps=25, assigned=50, belief=8000, duties=2, done=1)
     assert moment(half) == (5 * 4000 + 3 * 5000 + 2 * 5000) // 10
-    idle = Conduct(counted=2, answered=4, steps=50, assigned=50)  # owned nothing: its uptime stands for it
+    idle = MemberConduct(counted=2, answered=4, steps=50, assigned=50)  # owned nothing: its uptime stands for it
     assert moment(idle) == (5 * 10000 + 5 * 5000) // 10
 
 
 @given(conducts(), SCORES)
-def test_scores_stay_within_their_bounds(conduct: Conduct, score: int):
+def test_scores_stay_within_their_bounds(conduct: MemberConduct, score: int):
     assert FLOOR <= moment(conduct) <= SCORE_ONE
     for audits in (False, True):
         for vouched in (False, True):
@@ -91,9 +91,9 @@ def test_scores_stay_within_their_bounds(conduct: Conduct, score: int):
 
 
 @given(conducts(), SCORES, st.integers(0, 5), st.integers(0, 50), st.integers(0, 9000))
-def test_doing_more_never_costs_anything(conduct: Conduct, score: int, parts: int, steps: int, belief: int):
+def test_doing_more_never_costs_anything(conduct: MemberConduct, score: int, parts: int, steps: int, belief: int):
     """More parts, more steps, more belief, more duties done: each leaves at least the score that less would."""
-    better = Conduct(
+    better = MemberConduct(
         counted=min(conduct.answered, conduct.counted + parts),
         answered=conduct.answered,
         steps=conduct.steps + steps,
@@ -107,7 +107,7 @@ def test_doing_more_never_costs_anything(conduct: Conduct, score: int, parts: in
 
 
 @given(conducts(), SCORES, SCORES)
-def test_a_better_record_stays_the_better_one(conduct: Conduct, one: int, other: int):
+def test_a_better_record_stays_the_better_one(conduct: MemberConduct, one: int, other: int):
     low, high = sorted((one, other))
     assert moved(low, conduct) <= moved(high, conduct)
     assert moved(low, conduct, audits=True) <= moved(high, conduct, audits=True)
@@ -143,7 +143,7 @@ def test_who_misses_one_of_ten_is_regular_and_every_third_on_probation(every: in
 
 
 @given(st.lists(st.one_of(st.none(), conducts()), max_size=60), st.booleans())
-def test_a_new_identity_is_never_worth_more_than_the_old_one(life: list[Conduct | None], audits: bool):
+def test_a_new_identity_is_never_worth_more_than_the_old_one(life: list[MemberConduct | None], audits: bool):
     """Whatever somebody did: leaving and coming back as somebody else gains nothing, as itself nothing either."""
     score = after(FLOOR, *life, audits=audits)
     assert score >= FLOOR
@@ -286,8 +286,20 @@ def test_newcomers_are_audited_four_times_as_often_and_nobody_less_than_genesis_
 
 def test_a_vertex_holds_one_score_per_line_and_nothing_less_than_the_floor():
     lines = tuple(Member(p, b"", (), "trainer", "member", 0, 0.0, "") for p in people(1, 2))
-    body = Body(
-        ZERO_DIGEST, 5, 0, ZERO_DIGEST, 0.0, lines[0].peer, (), ZERO_DIGEST, (), lines, (), (), Metrics(0, 0, 0)
+    body = VertexBody(
+        ZERO_DIGEST,
+        5,
+        0,
+        ZERO_DIGEST,
+        0.0,
+        lines[0].peer,
+        (),
+        ZERO_DIGEST,
+        (),
+        lines,
+        (),
+        (),
+        RoundMetrics(0, 0, 0),
     )
     assert scores_of(body) == {}
     assert scores_of(replace(body, reputation=(7000, 0))) == people(7000, FLOOR)

@@ -29,27 +29,27 @@ from atoll.crypto.signer import VoteKind
 from atoll.peer.round.topology_choice import parts_planned
 from atoll.peer.settings import RunSettings
 from atoll.policy.links import REPORT_BYTES_MAX
-from atoll.policy.membership import FULL, Recent, Reported, admissible, next_members
-from atoll.policy.signing import ED25519, Signing
+from atoll.policy.membership import FULL, RecentVertices, VerifiedReport, admissible, next_members
+from atoll.policy.signing import ED25519, SigningPolicy
 from atoll.policy.vertex_capacity import members_most, name_bytes, room_taken
 from atoll.wire.codec import encode
-from atoll.wire.messages.round import Propose
+from atoll.wire.messages.round import ProposalMessage
 from atoll.wire.messages.statements import (
-    Answered,
-    Certificate,
-    Commit,
-    Invite,
-    Join,
-    Numbers,
+    ChangedNumbers,
+    Commitment,
+    JoinRequest,
+    OwnerResult,
+    QuorumCertificate,
     Role,
-    Signed,
-    Timeout,
-    Tuned,
+    RunNumbers,
+    SignedStatement,
+    TicketInvite,
+    ViewTimeout,
 )
-from atoll.wire.messages.vertex import Body, Member, Metrics, Vertex
+from atoll.wire.messages.vertex import Member, RoundMetrics, Vertex, VertexBody
 
 RUN, HEAD, SIGNATURE = Digest(bytes(32)), Digest(b"h" * 32), bytes(64)
-RECENTLY = Recent({HEAD: ZERO_DIGEST})
+RECENTLY = RecentVertices({HEAD: ZERO_DIGEST})
 LONG = tuple(f"{k:0{ADDRESS_BYTES_MAX}}" for k in range(ADDRESSES_MAX))
 HUGE = 2**63 - 1
 
@@ -62,26 +62,30 @@ def member(k: int) -> Member:
     return Member(peer(k), bytes(32), (), "trainer", "member", 0, 0.0, f"{k}")
 
 
-def join(k: int, addresses: tuple[str, ...] = (), key: bytes = bytes(32), role: Role = "trainer") -> Reported:
-    return Reported(peer(k), Join(peer(k), key, b"", addresses, role, "n" * 64, HEAD, b""))
+def join(k: int, addresses: tuple[str, ...] = (), key: bytes = bytes(32), role: Role = "trainer") -> VerifiedReport:
+    return VerifiedReport(peer(k), JoinRequest(peer(k), key, b"", addresses, role, "n" * 64, HEAD, b""))
 
 
-def body(*members: Member) -> Body:
-    return Body(RUN, 5, 0, HEAD, 0.0, peer(0), (), ZERO_DIGEST, (), members, (), (), Metrics(0.0, 0, 0))
+def body(*members: Member) -> VertexBody:
+    return VertexBody(RUN, 5, 0, HEAD, 0.0, peer(0), (), ZERO_DIGEST, (), members, (), (), RoundMetrics(0.0, 0, 0))
 
 
-def admitted(parent: Body, reports: list[Reported], parts: int, signing: Signing = ED25519) -> Body:
+def admitted(
+    parent: VertexBody, reports: list[VerifiedReport], parts: int, signing: SigningPolicy = ED25519
+) -> VertexBody:
     members, tickets = next_members(
         parent, {}, set(), reports, "majority", True, parts, trainers_most=PEERS_MAX, signing=signing
     )
     return replace(parent, members=members, tickets=tickets)
 
 
-def refusal(parent: Body, reported: Reported, parts: int, signing: Signing = ED25519) -> str | None:
+def refusal(
+    parent: VertexBody, reported: VerifiedReport, parts: int, signing: SigningPolicy = ED25519
+) -> str | None:
     return admissible(reported, parent, RECENTLY, RUN, True, None, parts, signing)
 
 
-def filled(parts: int, addresses: tuple[str, ...], signing: Signing = ED25519) -> Body:
+def filled(parts: int, addresses: tuple[str, ...], signing: SigningPolicy = ED25519) -> VertexBody:
     """A run that strangers joined until none was let in, a hundred per vertex."""
     key = bytes(32 if signing == ED25519 else signing.key_bytes_max - 1)
     parent, k = body(replace(member(0), vote_key=key)), 1
@@ -91,26 +95,26 @@ def filled(parts: int, addresses: tuple[str, ...], signing: Signing = ED25519) -
     return parent
 
 
-def at_its_longest(parent: Body, parts: int, signing: Signing = ED25519) -> Body:
+def at_its_longest(parent: VertexBody, parts: int, signing: SigningPolicy = ED25519) -> VertexBody:
     """Everybody is back and counts in every part, says as much as it may, and reports fill their room."""
     members = tuple(replace(m, standing="member") if m.standing != "expelled" else m for m in parent.members)
     names = tuple(m.peer for m in members if m.trains)
-    word = Commit(HUGE, HUGE, ZERO_DIGEST, HUGE, HUGE, HUGE, 0.5, 0.5, HUGE, "", 0.5, HUGE, b"")
+    word = Commitment(HUGE, HUGE, ZERO_DIGEST, HUGE, HUGE, HUGE, 0.5, 0.5, HUGE, "", 0.5, HUGE, b"")
     words = encode(replace(word, why="\U0001f3dd" * WORDS_MAX, links=bytes(REPORT_BYTES_MAX)))
     signature = bytes(signing.signature_bytes)
     assert len(words) + len(SIGNATURE) <= COMMIT_BYTES_MAX
-    answer = encode(Answered(HUGE, HUGE, HUGE, HUGE, ZERO_DIGEST, HUGE, names, HEAD))
+    answer = encode(OwnerResult(HUGE, HUGE, HUGE, HUGE, ZERO_DIGEST, HUGE, names, HEAD))
     answer = answer.ljust(ANSWER_BYTES_MAX + sum(name_bytes(name) for name in names))
     assert len(answer) == ANSWER_BYTES_MAX + sum(name_bytes(name) for name in names)
     return replace(
         parent,
         round=HUGE,
         attempt=HUGE,
-        parts=tuple(Signed(names[0], answer, signature) for _ in range(parts)),
-        commits=tuple(Signed(name, words.ljust(COMMIT_BYTES_MAX - 64), signature) for name in names),
+        parts=tuple(SignedStatement(names[0], answer, signature) for _ in range(parts)),
+        commits=tuple(SignedStatement(name, words.ljust(COMMIT_BYTES_MAX - 64), signature) for name in names),
         members=tuple(replace(m, links=bytes(REPORT_BYTES_MAX), missed=MISSED_MAX, since=HUGE) for m in members),
-        reports=(Signed(names[0], bytes(REPORTS_BYTES_MAX - 150), SIGNATURE),) if names else (),
-        tuned=Tuned(Numbers(*(0.5,) * len(Numbers.__struct_fields__)), HUGE, HUGE),
+        reports=(SignedStatement(names[0], bytes(REPORTS_BYTES_MAX - 150), SIGNATURE),) if names else (),
+        tuned=ChangedNumbers(RunNumbers(*(0.5,) * len(RunNumbers.__struct_fields__)), HUGE, HUGE),
     )
 
 
@@ -124,16 +128,18 @@ def test_the_fullest_body_fits_its_frame_and_so_does_its_proposal(parts: int, ad
     raw = encode(longest)
     assert len(raw) <= BODY_BYTES_MAX
     assert len(raw) > BODY_BYTES_MAX * 0.85  # the room is used
-    timeout = Signed(peer(1), encode(Timeout(HUGE, HUGE, HUGE, ZERO_DIGEST)), SIGNATURE)
+    timeout = SignedStatement(peer(1), encode(ViewTimeout(HUGE, HUGE, HUGE, ZERO_DIGEST)), SIGNATURE)
     votes = tuple((peer(k), SIGNATURE) for k in range(COMMITTEE_MOST))
-    proof = Certificate(HUGE, HUGE, "prepare", ZERO_DIGEST, votes)
-    proposal = Propose(HUGE, HUGE, "t" * 16, timeout, raw, (timeout,) * COMMITTEE_MOST, proof)
+    proof = QuorumCertificate(HUGE, HUGE, "prepare", ZERO_DIGEST, votes)
+    proposal = ProposalMessage(HUGE, HUGE, "t" * 16, timeout, raw, (timeout,) * COMMITTEE_MOST, proof)
     assert len(encode(proposal)) <= CONTROL_FRAME_MAX
     assert len(encode(Vertex(raw, proof))) <= CONTROL_FRAME_MAX - 100
 
 
-@pytest.mark.parametrize("signing", [Signing("ml-dsa-65", COMMITTEE_MAX), Signing("ml-dsa-65", COMMITTEE_MOST)])
-def test_so_do_those_of_a_run_that_signs_with_ml_dsa(signing: Signing):
+@pytest.mark.parametrize(
+    "signing", [SigningPolicy("ml-dsa-65", COMMITTEE_MAX), SigningPolicy("ml-dsa-65", COMMITTEE_MOST)]
+)
+def test_so_do_those_of_a_run_that_signs_with_ml_dsa(signing: SigningPolicy):
     """The frame is the same and all signatures are 52 times as long: fewer members find room, none too many."""
     parent = filled(16, LONG, signing)
     assert (refusal(parent, join(10**6, LONG, bytes(1952)), 16, signing) or "").startswith(FULL)
@@ -141,11 +147,11 @@ def test_so_do_those_of_a_run_that_signs_with_ml_dsa(signing: Signing):
     raw = encode(at_its_longest(parent, 16, signing))
     assert signing.body_bytes_max * 0.85 < len(raw) <= signing.body_bytes_max
     signature = bytes(3309)
-    timeout = Signed(peer(1), encode(Timeout(HUGE, HUGE, HUGE, ZERO_DIGEST)), signature)
-    proof = Certificate(
+    timeout = SignedStatement(peer(1), encode(ViewTimeout(HUGE, HUGE, HUGE, ZERO_DIGEST)), signature)
+    proof = QuorumCertificate(
         HUGE, HUGE, "prepare", ZERO_DIGEST, tuple((peer(k), signature) for k in range(signing.voters_most))
     )
-    proposal = Propose(HUGE, HUGE, "t" * 16, timeout, raw, (timeout,) * signing.voters_most, proof)
+    proposal = ProposalMessage(HUGE, HUGE, "t" * 16, timeout, raw, (timeout,) * signing.voters_most, proof)
     assert len(encode(proposal)) <= CONTROL_FRAME_MAX
     assert len(encode(Vertex(raw, proof))) <= CONTROL_FRAME_MAX - 100
 
@@ -155,7 +161,7 @@ def test_who_brings_a_key_of_another_kind_is_told_so(kind: VoteKind):
     """Its votes could be forged by whom the run wants to withstand; or its key would fill the vertices."""
     parent = body(member(0))
     for length, wanted in ((32, "ed25519"), (1951, ""), (1952, "ml-dsa-65"), (1953, "")):
-        told = refusal(parent, join(1, key=bytes(length)), 16, Signing(kind))
+        told = refusal(parent, join(1, key=bytes(length)), 16, SigningPolicy(kind))
         assert told is None if wanted == kind else f"({kind})" in (told or "")
 
 
@@ -188,7 +194,7 @@ def test_room_is_counted_as_the_longest_body_takes_it(standings, roles, addresse
     ]
     lines.insert(0, member(0))  # somebody must propose
     longest = replace(at_its_longest(body(*lines), parts), proposer=peer(0), trained=HUGE, epoch=HUGE, reports=())
-    longest = replace(longest, metrics=Metrics(0.5, HUGE, HUGE))
+    longest = replace(longest, metrics=RoundMetrics(0.5, HUGE, HUGE))
     size, taken = len(encode(longest)), room_taken(lines, (), parts)
     assert size <= taken <= size * 1.15
 
@@ -272,7 +278,7 @@ def test_a_run_never_has_more_lines_than_peers_may_be():
 def test_invitations_leave_room_for_members():
     """A voter that invites without end fills its list, not every vertex to come."""
     invites = [
-        Reported(peer(0), Invite(k.to_bytes(64, "big"), bytes(64), "trainer", 1, 1e9))
+        VerifiedReport(peer(0), TicketInvite(k.to_bytes(64, "big"), bytes(64), "trainer", 1, 1e9))
         for k in range(2 * TICKETS_MAX)
     ]
     parent = admitted(body(member(0)), invites, 16)

@@ -10,28 +10,30 @@ from msgspec.structs import replace
 
 from atoll.base.fair_draw import CREDIT_MAX, TURN, draw_sample
 from atoll.base.ids import Digest, PeerId
-from atoll.policy.membership import Recent, Reported, admissible, next_members
-from atoll.policy.participation import Sample, group_of, named, next_credits
+from atoll.policy.membership import RecentVertices, VerifiedReport, admissible, next_members
+from atoll.policy.participation import ParticipationPolicy, group_of, named, next_credits
 from atoll.policy.plan import RoundSettings, plan_round
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Rests, Signed
-from atoll.wire.messages.vertex import Body, Member, Metrics
+from atoll.wire.messages.statements import SignedStatement, SkipRound
+from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
 
 ROUNDS = 100
-SIX = Sample(peers=6)
+SIX = ParticipationPolicy(peers=6)
 
 
 def head(round: int, seed: int = 0) -> Digest:
     return Digest(bytes([seed, round % 251, round // 251]) * 10 + b"hh")
 
 
-def swarm(*groups: str) -> Body:
+def swarm(*groups: str) -> VertexBody:
     """One member per group named, "" for none, in the order given."""
     members = tuple(
         Member(PeerId(f"p{i:03}"), b"", (), "trainer", "member", 0, 0.1, named(f"n{i}", group))
         for i, group in enumerate(groups)
     )
-    return Body(head(0), 0, 0, head(0), 1.0, PeerId("p000"), (), head(0), (), members, (), (), Metrics(0.0, 0, 0))
+    return VertexBody(
+        head(0), 0, 0, head(0), 1.0, PeerId("p000"), (), head(0), (), members, (), (), RoundMetrics(0.0, 0, 0)
+    )
 
 
 TWENTY = swarm(*"a" * 11, *"b" * 6, *"c" * 3)
@@ -40,7 +42,7 @@ TWENTY = swarm(*"a" * 11, *"b" * 6, *"c" * 3)
 class Told:
     """So many rounds of a swarm, and who came to how many turns in them."""
 
-    def __init__(self, body: Body, sample: Sample, trusted: bool = True) -> None:
+    def __init__(self, body: VertexBody, sample: ParticipationPolicy, trusted: bool = True) -> None:
         rule = "majority" if trusted else "two-thirds"
         self.settings, self.trusted = RoundSettings(sample=sample, quorum=rule), trusted
         self.body, self.round = body, 0
@@ -59,7 +61,9 @@ class Told:
             members = tuple(
                 replace(m, standing="away" if i in away else "member") for i, m in enumerate(before.members)
             )
-            words = tuple(Signed(before.members[i].peer, encode(Rests(before.round + 1)), b"") for i in rests)
+            words = tuple(
+                SignedStatement(before.members[i].peer, encode(SkipRound(before.round + 1)), b"") for i in rests
+            )
             before = replace(before, members=members, reports=words)
             drawn = plan_round(head(self.round), before, self.settings).drawn
             assert drawn is not None
@@ -103,14 +107,14 @@ def test_groups_of_any_size_come_to_equally_many_turns_and_so_do_the_members_of_
 
 
 def test_without_groups_everybody_trains_equally_often():
-    assert Told(swarm(*[""] * 20), Sample(thousandths=300)).play().apart(Counter(), by_peer) == 0
-    told = Told(swarm(*[""] * 20), Sample(thousandths=300)).play()
+    assert Told(swarm(*[""] * 20), ParticipationPolicy(thousandths=300)).play().apart(Counter(), by_peer) == 0
+    told = Told(swarm(*[""] * 20), ParticipationPolicy(thousandths=300)).play()
     assert told.apart(told.counted, by_peer) <= 1 and sum(told.counted.values()) == 6 * ROUNDS
 
 
 def test_a_group_that_was_away_catches_up_and_not_for_ever():
     """Two of five train; one is away for ten rounds, then for a hundred: it makes good ten turns, then sixteen."""
-    told = Told(swarm(*[""] * 5), Sample(peers=2)).play(10, away=[4])
+    told = Told(swarm(*[""] * 5), ParticipationPolicy(peers=2)).play(10, away=[4])
     assert told.turns_of(4) == 0
     assert told.play(15).apart(told.counted, by_peer) <= 1
     before = told.play(100, away=[4]).turns_of(4)
@@ -118,13 +122,13 @@ def test_a_group_that_was_away_catches_up_and_not_for_ever():
 
 
 def test_who_is_drawn_in_vain_is_drawn_more_often_and_four_times_as_often_at_most():
-    told = Told(swarm(*[""] * 20), Sample(peers=5)).play(200, fails=lambda peer: peer == "p000")
+    told = Told(swarm(*[""] * 20), ParticipationPolicy(peers=5)).play(200, fails=lambda peer: peer == "p000")
     usual = sum(told.drawn[PeerId(f"p{i:03}")] for i in range(1, 20)) / 19
     assert 2 * usual < told.drawn[PeerId("p000")] <= 4 * usual + 1
 
 
 def test_who_rests_is_not_drawn_and_another_is():
-    told = Told(swarm(*[""] * 6), Sample(peers=3)).play(4, rests=[0, 1])
+    told = Told(swarm(*[""] * 6), ParticipationPolicy(peers=3)).play(4, rests=[0, 1])
     assert told.turns_of(0, 1) == 0 and told.turns_of(2, 3, 4, 5) == 12
     assert told.play(1, rests=range(6)).turns_of(*range(6)) == 15, "if all rest the draw is as if nobody did"
 
@@ -132,7 +136,7 @@ def test_who_rests_is_not_drawn_and_another_is():
 def test_where_members_may_lie_nobody_comes_to_be_drawn_sooner_by_what_it_does():
     """Declining costs a whole turn, absence brings none, and a group that somebody makes up is none."""
     liar = PeerId("p000")
-    told = Told(swarm("alone", *["all"] * 11), Sample(peers=4, least=4), trusted=False)
+    told = Told(swarm("alone", *["all"] * 11), ParticipationPolicy(peers=4, least=4), trusted=False)
     assert told.play(30, fails=lambda peer: peer == liar).apart(told.drawn, by_peer) <= 1
     told.play(30, away=[0])
     told.drawn.clear()
@@ -140,7 +144,7 @@ def test_where_members_may_lie_nobody_comes_to_be_drawn_sooner_by_what_it_does()
 
 
 def test_a_newcomer_waits_for_its_second_round_and_then_for_its_turn():
-    told = Told(swarm(*[""] * 8), Sample(peers=2)).play(8)
+    told = Told(swarm(*[""] * 8), ParticipationPolicy(peers=2)).play(8)
     new = replace(told.body.members[0], peer=PeerId("p900"), standing="new", name="late")
     body = replace(told.body, members=(*told.body.members, new), credits=(*(told.body.credits or ()), (0, 0)))
     assert all(new.peer not in (plan_round(head(k, 1), body, told.settings).drawn or ()) for k in range(20))
@@ -150,7 +154,7 @@ def test_a_newcomer_waits_for_its_second_round_and_then_for_its_turn():
 
 
 def test_the_plan_of_a_sampled_round_is_one_of_those_that_are_drawn():
-    settings = RoundSettings(sample=Sample(peers=4, least=4), quorum="two-thirds")
+    settings = RoundSettings(sample=ParticipationPolicy(peers=4, least=4), quorum="two-thirds")
     body = swarm(*[""] * 12)
     plan = plan_round(head(1), body, settings)
     assert plan == plan_round(head(1), body, settings) and len(plan.trainers) == 4
@@ -163,10 +167,10 @@ def test_the_plan_of_a_sampled_round_is_one_of_those_that_are_drawn():
 @pytest.mark.parametrize(
     ("sample", "of_twenty", "of_three"),
     [
-        (Sample(thousandths=500), 10, 2),
-        (Sample(thousandths=1), 1, 1),
-        (Sample(thousandths=100, least=4), 4, 3),
-        (Sample(peers=10), 10, 3),
+        (ParticipationPolicy(thousandths=500), 10, 2),
+        (ParticipationPolicy(thousandths=1), 1, 1),
+        (ParticipationPolicy(thousandths=100, least=4), 4, 3),
+        (ParticipationPolicy(peers=10), 10, 3),
     ],
 )
 def test_a_share_is_rounded_up_and_never_below_what_withstands_a_liar(sample, of_twenty, of_three):
@@ -177,11 +181,12 @@ def test_the_word_to_rest_is_for_this_round_or_the_next_and_for_who_trains():
     body = replace(swarm("", ""), round=7)
     body = replace(body, members=(body.members[0], replace(body.members[1], role="observer")))
     said = {
-        r: admissible(Reported(PeerId("p000"), Rests(r)), body, Recent({}), head(0), False, None) for r in range(12)
+        r: admissible(VerifiedReport(PeerId("p000"), SkipRound(r)), body, RecentVertices({}), head(0), False, None)
+        for r in range(12)
     }
     assert [r for r, wrong in said.items() if wrong is None] == [8, 9]
-    assert admissible(Reported(PeerId("p001"), Rests(8)), body, Recent({}), head(0), False, None)
-    assert admissible(Reported(PeerId("p777"), Rests(8)), body, Recent({}), head(0), False, None)
+    assert admissible(VerifiedReport(PeerId("p001"), SkipRound(8)), body, RecentVertices({}), head(0), False, None)
+    assert admissible(VerifiedReport(PeerId("p777"), SkipRound(8)), body, RecentVertices({}), head(0), False, None)
 
 
 def test_a_round_is_missed_by_those_alone_that_it_waited_for():

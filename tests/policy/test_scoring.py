@@ -8,12 +8,12 @@ from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import SCORE_OPEN
 from atoll.crypto.digest import digest
 from atoll.policy.duplicate_updates import alike_in
-from atoll.policy.membership import Recent, Reported, admissible
-from atoll.policy.reputation import CLAIMED_UNTAUGHT, FLOOR, Conduct, moved
-from atoll.verification.loss_scoring.policy import FALL_MOST, Scores, opinion_of, scorers_drawn
+from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
+from atoll.policy.reputation import CLAIMED_UNTAUGHT, FLOOR, MemberConduct, moved
+from atoll.verification.loss_scoring.policy import FALL_MOST, ScoreLedger, opinion_of, scorers_drawn
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Commit, Late, Scored, Signed
-from atoll.wire.messages.vertex import Body, Member, Metrics
+from atoll.wire.messages.statements import Commitment, LateShare, ScoreReport, SignedStatement
+from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
 
 PEERS = tuple(PeerId(f"peer {i}") for i in range(7))  # two of them may lie: five scorers
 ADA = PEERS[0]
@@ -22,35 +22,35 @@ RUN = digest(b"run")
 
 
 def commit(round: int, **more) -> bytes:
-    return encode(Commit(round, 0, ZERO_DIGEST, 2, 20, 80, 2.0, 0.1, 80, **more))
+    return encode(Commitment(round, 0, ZERO_DIGEST, 2, 20, 80, 2.0, 0.1, 80, **more))
 
 
 class Story:
     """Vertices one after the other, in each of which Ada's update counts, and only hers."""
 
     def __init__(self, share: float = 1.0, quorum: str = "two-thirds") -> None:
-        self.scores = Scores(share, quorum)
+        self.scores = ScoreLedger(share, quorum)
         self.bodies, self.ids, self.round = {}, {}, -1
         self.goes_on()
 
-    def goes_on(self, *reports: Signed, **more) -> None:
+    def goes_on(self, *reports: SignedStatement, **more) -> None:
         members = tuple(Member(p, b"key", (), "trainer", "member", 0, 0.1, p) for p in PEERS)
-        commits = (Signed(ADA, commit(self.round, **more), b""),) if self.round >= 0 else ()
-        numbers = Metrics(1.0, 1, 1)
-        self.bodies[self.round] = Body(
+        commits = (SignedStatement(ADA, commit(self.round, **more), b""),) if self.round >= 0 else ()
+        numbers = RoundMetrics(1.0, 1, 1)
+        self.bodies[self.round] = VertexBody(
             RUN, self.round, 0, ZERO_DIGEST, 1.0, ADA, (), ZERO_DIGEST, commits, members, (), reports, numbers
         )
         self.ids[self.round] = digest(b"vertex %d" % self.round)
         self.scores.follow(self.round, self.ids, self.bodies)
         self.round += 1
 
-    def words(self, of: int, *falls: tuple[int, ...]) -> list[Signed]:
+    def words(self, of: int, *falls: tuple[int, ...]) -> list[SignedStatement]:
         drawn = self.scores.cases[of, ADA].scorers
         return [word(by, of, each) for by, each in zip(drawn, falls, strict=False)]
 
 
-def word(by: PeerId, of: int, falls: tuple[int, ...]) -> Signed:
-    return Signed(by, encode(Scored(of, ADA, falls)), b"")
+def word(by: PeerId, of: int, falls: tuple[int, ...]) -> SignedStatement:
+    return SignedStatement(by, encode(ScoreReport(of, ADA, falls)), b"")
 
 
 def test_scorers_are_drawn_among_the_others_so_many_that_liars_are_fewer_than_half():
@@ -68,7 +68,7 @@ def test_so_many_are_scored_as_the_run_says_but_none_with_late_work():
         story.goes_on()
     assert 0.15 * SCORE_OPEN <= len(story.scores.cases) <= 0.6 * SCORE_OPEN
     story = Story()
-    story.goes_on(claim=Late(0, 5, 20))
+    story.goes_on(claim=LateShare(0, 5, 20))
     assert not story.scores.cases
 
 
@@ -103,15 +103,15 @@ def test_the_first_word_of_a_scorer_counts_and_only_of_those_who_were_drawn():
     (other,) = set(PEERS) - set(scorers) - {ADA}
     story.goes_on(word(scorers[0], 0, TAUGHT), word(other, 0, HOLLOW))
     why = story.scores.why_not
-    assert why(scorers[1], Scored(0, ADA, TAUGHT)) is None and why(scorers[1], Scored(0, ADA, ())) is None
-    assert why(scorers[0], Scored(0, ADA, HOLLOW)) == "was said already"
-    assert why(other, Scored(0, ADA, TAUGHT)) == "is not by one who was drawn"
-    assert why(scorers[1], Scored(0, PEERS[1], TAUGHT)) == "is of no update that is being scored"
+    assert why(scorers[1], ScoreReport(0, ADA, TAUGHT)) is None and why(scorers[1], ScoreReport(0, ADA, ())) is None
+    assert why(scorers[0], ScoreReport(0, ADA, HOLLOW)) == "was said already"
+    assert why(other, ScoreReport(0, ADA, TAUGHT)) == "is not by one who was drawn"
+    assert why(scorers[1], ScoreReport(0, PEERS[1], TAUGHT)) == "is of no update that is being scored"
     for junk in ((1,), (1, 2), (1, 2, -3), (FALL_MOST + 1, 0, 0), (0, 0, 0, 0)):
-        assert why(scorers[1], Scored(0, ADA, junk)) == "holds falls that are none"
-    said = Reported(scorers[1], Scored(0, ADA, TAUGHT))
-    told = admissible(said, story.bodies[1], Recent({}, scores=story.scores), RUN, True, None)
-    assert told is None and admissible(said, story.bodies[1], Recent({}), RUN, True, None) is not None
+        assert why(scorers[1], ScoreReport(0, ADA, junk)) == "holds falls that are none"
+    said = VerifiedReport(scorers[1], ScoreReport(0, ADA, TAUGHT))
+    told = admissible(said, story.bodies[1], RecentVertices({}, scores=story.scores), RUN, True, None)
+    assert told is None and admissible(said, story.bodies[1], RecentVertices({}), RUN, True, None) is not None
 
 
 @pytest.mark.parametrize("junk", [(1,), (1, 2, -3), (FALL_MOST + 1, 0, 0), tuple(range(300))])
@@ -132,7 +132,7 @@ def test_who_follows_from_the_middle_knows_what_the_others_know():
     story = Story()
     for round in range(60):
         story.goes_on(*(story.words(round - 1, TAUGHT, HOLLOW) if round % 3 and round > 0 else ()))
-    late = Scores(1.0, "two-thirds")
+    late = ScoreLedger(1.0, "two-thirds")
     late.follow(story.round - 1, story.ids, story.bodies)
     assert late.settled == story.scores.settled and late.cases == story.scores.cases
 
@@ -141,7 +141,7 @@ def test_a_lost_vertex_is_taken_at_its_word_as_long_as_it_may_matter():
     story = Story()
     story.goes_on()
     story.scores.lose(1)
-    assert story.scores.why_not(PEERS[1], Scored(0, ADA, TAUGHT)) is None
+    assert story.scores.why_not(PEERS[1], ScoreReport(0, ADA, TAUGHT)) is None
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_taught_is_a_step_forward_that_chance_does_not_explain(falls, opinion):
 
 
 def test_no_words_of_its_own_bring_anybody_off_probation_and_one_hollow_update_costs_half():
-    good, score = Conduct(4, 4, 20, 20), FLOOR
+    good, score = MemberConduct(4, 4, 20, 20), FLOOR
     for _ in range(50):
         score = moved(score, good, scored=True)
     assert score == CLAIMED_UNTAUGHT < 6000
@@ -173,14 +173,14 @@ def test_no_words_of_its_own_bring_anybody_off_probation_and_one_hollow_update_c
 def test_a_copied_update_is_scored_always_and_so_is_the_one_it_was_copied_from():
     """At a rate of a thousandth. The surprise: two who took no step send the same bits too, and nobody minds."""
     for steps, times in ((20, 40), (0, 0)):
-        scores, bodies = Scores(0.001, "two-thirds"), {}
+        scores, bodies = ScoreLedger(0.001, "two-thirds"), {}
         for round in range(40):
             roots = (b"same", b"b", b"same", *(b"%d" % k for k in range(4)))
-            said = [Commit(round, 0, digest(root), 2, steps, 80, 2.0, 0.1, 80) for root in roots]
-            signed = tuple(Signed(p, encode(one), b"") for p, one in zip(PEERS, said, strict=True))
+            said = [Commitment(round, 0, digest(root), 2, steps, 80, 2.0, 0.1, 80) for root in roots]
+            signed = tuple(SignedStatement(p, encode(one), b"") for p, one in zip(PEERS, said, strict=True))
             members = tuple(Member(p, b"key", (), "trainer", "member", 0, 0.1, p) for p in PEERS)
-            numbers = Metrics(1.0, 1, 1)
-            bodies[round] = Body(
+            numbers = RoundMetrics(1.0, 1, 1)
+            bodies[round] = VertexBody(
                 RUN, round, 0, ZERO_DIGEST, 1.0, ADA, (), ZERO_DIGEST, signed, members, (), (), numbers
             )
             assert alike_in(bodies[round]) == (((PEERS[0], PEERS[2]),) if steps else ())

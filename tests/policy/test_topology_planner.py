@@ -8,9 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.base.ids import PeerId
-from atoll.policy.topology_cost import GAP, NEAR_S, Choice, Links, choose, clusters_by_latency, predict
+from atoll.policy.topology_cost import (
+    GAP,
+    NEAR_S,
+    AgreedLinks,
+    CostedTopology,
+    choose,
+    clusters_by_latency,
+    predict,
+)
 from atoll.protocol.allreduce.topology import (
-    Topology,
+    ReduceTopology,
     butterfly,
     candidates,
     counts,
@@ -30,20 +38,20 @@ def names(count: int) -> tuple[PeerId, ...]:
     return tuple(PeerId(f"p{i}") for i in range(count))
 
 
-def lan(n: int, latency_s: float = 0.0005, message_s: float = 0.0) -> Links:
-    return Links(names(n), [[latency_s] * n] * n, [RATE] * n, [RATE] * n, message_s=message_s)
+def lan(n: int, latency_s: float = 0.0005, message_s: float = 0.0) -> AgreedLinks:
+    return AgreedLinks(names(n), [[latency_s] * n] * n, [RATE] * n, [RATE] * n, message_s=message_s)
 
 
-def sites(*sizes: int, wan_rate: float = RATE / 10, far_s: float = 0.04) -> Links:
+def sites(*sizes: int, wan_rate: float = RATE / 10, far_s: float = 0.04) -> AgreedLinks:
     """Local networks that are joined by one link for each pair of them."""
     where = [site for site, size in enumerate(sizes) for _ in range(size)]
     latency = [[0.0005 if a == b else far_s for b in where] for a in where]
     wan = {(a, b): wan_rate for a in range(len(sizes)) for b in range(len(sizes)) if a != b}
     rates = [RATE] * len(where)
-    return Links(names(len(where)), latency, rates, rates, regions=where, wan_bytes_s=wan)
+    return AgreedLinks(names(len(where)), latency, rates, rates, regions=where, wan_bytes_s=wan)
 
 
-def chosen(links: Links, update_bytes: int = UPDATE_BYTES) -> Choice[Topology]:
+def chosen(links: AgreedLinks, update_bytes: int = UPDATE_BYTES) -> CostedTopology[ReduceTopology]:
     rates = dict(zip(links.peers, links.up_bytes_s, strict=True))
     offered = candidates(links.peers, SEED, rates, clusters_by_latency(links), update_bytes)
     return choose(offered, update_bytes, links)
@@ -58,7 +66,7 @@ def test_on_equal_links_the_schedule_takes_exactly_what_the_formulas_say(n):
     links, alpha, whole_s = lan(n), 0.0005, UPDATE_BYTES / RATE
     shared_s = 2 * (n - 1) / n * whole_s
 
-    def predicted_s(topology: Topology) -> float:
+    def predicted_s(topology: ReduceTopology) -> float:
         return predict(topology, UPDATE_BYTES, links).seconds
 
     assert predicted_s(butterfly(links.peers, SEED)) == pytest.approx(2 * alpha + shared_s)
@@ -137,7 +145,7 @@ def test_a_connection_or_a_link_between_regions_slows_all_that_crosses_it():
 
 
 @st.composite
-def networks(draw: st.DrawFn) -> Links:
+def networks(draw: st.DrawFn) -> AgreedLinks:
     n = draw(st.integers(1, 12))
     rate, latency = st.floats(1e4, 1e9), st.floats(0, 0.3)
 
@@ -147,7 +155,7 @@ def networks(draw: st.DrawFn) -> Links:
     regions = draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
     wan = {(a, b): draw(rate) for a in range(3) for b in range(3) if a != b}
     pair = [row(rate) for _ in range(n)] if draw(st.booleans()) else ()
-    return Links(names(n), [row(latency) for _ in range(n)], row(rate), row(rate), pair, regions, wan)
+    return AgreedLinks(names(n), [row(latency) for _ in range(n)], row(rate), row(rate), pair, regions, wan)
 
 
 @settings(max_examples=30)
@@ -165,7 +173,7 @@ def test_no_prediction_beats_what_its_links_allow(links, update_bytes):
         fastest = max(max(links.up_bytes_s), max(links.down_bytes_s))
         assert predicted.seconds >= predicted.sent_max_bytes / fastest * (1 - 1e-9)
         # with twice the rates, half the latency and half the overhead everything takes half the time
-        doubled = Links(
+        doubled = AgreedLinks(
             links.peers,
             [[s / 2 for s in row] for row in links.latency_s],
             [2 * r for r in links.up_bytes_s],
@@ -261,7 +269,7 @@ def test_sites_are_found_whatever_the_order_of_peers(data):
     home = data.draw(st.permutations([site for site, size in enumerate(sizes) for _ in range(size)]))
     near, far = st.floats(0, NEAR_S), st.floats(NEAR_S * GAP, NEAR_S * GAP * 2)
     latency = [[data.draw(near if a == b else far) for b in home] for a in home]
-    links = Links(names(len(home)), latency, [1.0] * len(home), [1.0] * len(home))
+    links = AgreedLinks(names(len(home)), latency, [1.0] * len(home), [1.0] * len(home))
     found = clusters_by_latency(links)
     assert found == clusters_by_latency(links)
     expected = {frozenset(p for p, h in zip(links.peers, home, strict=True) if h == site) for site in set(home)}
@@ -275,7 +283,7 @@ def test_sites_on_two_continents_are_groups_of_groups_and_a_loner_stays_alone():
         return 0.15 if a[0] != b[0] else 0.01 if a[1] != b[1] else 0.0003
 
     rates = [1.0] * len(where)
-    links = Links(names(len(where)), [[latency_s(a, b) for b in where] for a in where], rates, rates)
+    links = AgreedLinks(names(len(where)), [[latency_s(a, b) for b in where] for a in where], rates, rates)
     p = links.peers
     assert clusters_by_latency(links) == (((p[0], p[1]), (p[2], p[3])), ((p[4], p[5]), (p[6], p[7])), p[8])
 

@@ -7,12 +7,19 @@ import pytest
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import SCORE_OPEN
 from atoll.crypto.digest import digest
-from atoll.policy.membership import Recent, Reported, admissible
+from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.policy.reputation import FLOOR, moved
-from atoll.verification.redundant_training.policy import APART_MOST, TOLERANCE, Drawing, Twins, host_of, seal_of
+from atoll.verification.redundant_training.policy import (
+    APART_MOST,
+    TOLERANCE,
+    RedundancyDraw,
+    RedundancyLedger,
+    host_of,
+    seal_of,
+)
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Commit, Draws, Signed, Twinned
-from atoll.wire.messages.vertex import Body, Member, Metrics
+from atoll.wire.messages.statements import Commitment, RedundancyReport, SealedDraw, SignedStatement
+from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
 
 PEERS = tuple(PeerId(f"peer {i}") for i in range(7))  # two of them may lie: five referees
 RUN = digest(b"run")
@@ -28,22 +35,22 @@ class Story:
 
     def __init__(self, share: float = 0.3, same_rows: bool = False) -> None:
         self.share, self.same_rows = share, same_rows
-        self.twins = Twins(share, "two-thirds")
-        self.bodies, self.ids, self.round = dict[int, Body](), dict[int, Digest](), -1
+        self.twins = RedundancyLedger(share, "two-thirds")
+        self.bodies, self.ids, self.round = dict[int, VertexBody](), dict[int, Digest](), -1
         self.goes_on()
 
-    def commit(self, peer: PeerId) -> Commit:
+    def commit(self, peer: PeerId) -> Commitment:
         revealed = secret_of(peer, self.round - 1) if peer in (self.twins.owed or {}) else b""
         root = digest(b"row" if self.same_rows else f"row of {peer}".encode())
-        draws = Draws(revealed, seal_of(secret_of(peer, self.round + 1)))
-        return Commit(self.round, 0, root, 2, 20, 80, 2.0, 0.1, 80, claim=draws)
+        draws = SealedDraw(revealed, seal_of(secret_of(peer, self.round + 1)))
+        return Commitment(self.round, 0, root, 2, 20, 80, 2.0, 0.1, 80, claim=draws)
 
-    def goes_on(self, *reports: Signed, silent: tuple[PeerId, ...] = ()) -> None:
+    def goes_on(self, *reports: SignedStatement, silent: tuple[PeerId, ...] = ()) -> None:
         members = tuple(Member(p, b"key", (), "trainer", "member", 0, 0.1, p) for p in PEERS)
         giving = [p for p in PEERS if p not in silent] if self.round >= 0 else []
-        commits = tuple(Signed(p, encode(self.commit(p)), b"") for p in giving)
-        numbers = Metrics(1.0, 1, 1)
-        self.bodies[self.round] = Body(
+        commits = tuple(SignedStatement(p, encode(self.commit(p)), b"") for p in giving)
+        numbers = RoundMetrics(1.0, 1, 1)
+        self.bodies[self.round] = VertexBody(
             RUN, self.round, 0, ZERO_DIGEST, 1.0, PEERS[0], (), ZERO_DIGEST, commits, members, (), reports, numbers
         )
         self.ids[self.round] = digest(b"vertex %d" % self.round)
@@ -59,9 +66,12 @@ class Story:
             self.goes_on()
         return min(self.twins.cases)
 
-    def words(self, key: tuple[int, PeerId], *apart: tuple[int, int]) -> list[Signed]:
+    def words(self, key: tuple[int, PeerId], *apart: tuple[int, int]) -> list[SignedStatement]:
         referees = self.twins.cases[key].referees
-        return [Signed(by, encode(Twinned(*key, each)), b"") for by, each in zip(referees, apart, strict=False)]
+        return [
+            SignedStatement(by, encode(RedundancyReport(*key, each)), b"")
+            for by, each in zip(referees, apart, strict=False)
+        ]
 
 
 def test_so_many_are_guests_as_the_run_says_and_nobody_of_itself():
@@ -130,7 +140,7 @@ def test_whoever_proposes_the_vertex_that_reveals_a_pair_cannot_try_out_referees
     story = Story()
     key = story.until_a_case()
     for other in range(8):
-        twins = Twins(story.share, "two-thirds")
+        twins = RedundancyLedger(story.share, "two-thirds")
         ids = story.ids | {key[0] + 1: digest(b"another body %d" % other)}
         twins.follow(key[0] + 1, ids, story.bodies)
         assert twins.cases[key].referees == story.twins.cases[key].referees
@@ -142,13 +152,15 @@ def test_the_first_word_of_a_referee_counts_and_nobody_elses_may_stand():
     case = story.twins.cases[key]
     (mine,) = story.words(key, (NEAR, NEAR))
     story.goes_on(mine)
-    assert story.twins.why_not(case.referees[0], Twinned(*key, (FAR, FAR))) == "was said already"
-    assert "not by one who was drawn" in (story.twins.why_not(case.guest, Twinned(*key, (0, 0))) or "")
-    assert "distances that are none" in (story.twins.why_not(case.referees[1], Twinned(*key, (-1, 0))) or "")
-    report = Reported(case.referees[1], Twinned(*key, (0, 0)))
+    assert story.twins.why_not(case.referees[0], RedundancyReport(*key, (FAR, FAR))) == "was said already"
+    assert "not by one who was drawn" in (story.twins.why_not(case.guest, RedundancyReport(*key, (0, 0))) or "")
+    assert "distances that are none" in (
+        story.twins.why_not(case.referees[1], RedundancyReport(*key, (-1, 0))) or ""
+    )
+    report = VerifiedReport(case.referees[1], RedundancyReport(*key, (0, 0)))
     head = story.bodies[story.round - 1]
-    assert admissible(report, head, Recent({}, twins=story.twins), RUN, True, None) is None
-    assert admissible(report, head, Recent({}), RUN, True, None) is not None
+    assert admissible(report, head, RecentVertices({}, twins=story.twins), RUN, True, None) is None
+    assert admissible(report, head, RecentVertices({}), RUN, True, None) is not None
 
 
 def test_a_commitment_reveals_what_was_sealed_and_nothing_else():
@@ -157,12 +169,14 @@ def test_a_commitment_reveals_what_was_sealed_and_nothing_else():
         story.goes_on()
     ada, bob = PEERS[:2]
     story.goes_on(silent=(bob,))
-    drawing = Drawing(0.3, story.ids[story.round - 1], story.bodies[story.round - 1], story.twins.owed)
+    drawing = RedundancyDraw(0.3, story.ids[story.round - 1], story.bodies[story.round - 1], story.twins.owed)
     good = story.commit(ada)
     assert drawing.flaw(ada, good) is None and drawing.flaw(bob, story.commit(bob)) is None
 
-    def said(revealed: bytes, sealed: bytes = bytes(32)) -> Commit:
-        return Commit(story.round, 0, ZERO_DIGEST, 2, 20, 80, 2.0, 0.1, 80, claim=Draws(revealed, Digest(sealed)))
+    def said(revealed: bytes, sealed: bytes = bytes(32)) -> Commitment:
+        return Commitment(
+            story.round, 0, ZERO_DIGEST, 2, 20, 80, 2.0, 0.1, 80, claim=SealedDraw(revealed, Digest(sealed))
+        )
 
     assert "another secret" in (drawing.flaw(ada, said(secret_of(ada, story.round))) or "")
     assert "another secret" in (drawing.flaw(ada, said(b"")) or "")
@@ -174,7 +188,7 @@ def test_only_who_sealed_it_before_draws():
     story = Story(share=1.0)
     for _ in range(3):
         story.goes_on()
-    drawing = Drawing(1.0, story.ids[story.round - 1], story.bodies[story.round - 1], story.twins.owed)
+    drawing = RedundancyDraw(1.0, story.ids[story.round - 1], story.bodies[story.round - 1], story.twins.owed)
     ada = PEERS[0]
     assert drawing.host(ada, secret_of(ada, story.round)) in PEERS[1:]
     assert drawing.host(ada, secret_of(ada, 99)) is None

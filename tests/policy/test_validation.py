@@ -10,23 +10,23 @@ import pytest
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import VALIDATION_OPEN, VALIDATION_ROUNDS
 from atoll.crypto.digest import digest
-from atoll.policy.membership import Recent, Reported, admissible
+from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.verification.state_validation.policy import (
     ALL,
     COOL_ROUNDS,
     LASTING,
     LOSS_MOST,
     NAT,
-    Candidate,
-    Rule,
-    Validations,
+    ValidatedState,
+    ValidationLedger,
+    ValidationRule,
     fixed_point,
     fixed_share,
     voices,
 )
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Amend, Signed, Validated
-from atoll.wire.messages.vertex import Body, Member, Metrics
+from atoll.wire.messages.statements import RollbackOrder, SignedStatement, ValidationReport
+from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
 
 PEERS = tuple(PeerId(f"peer {i}") for i in range(7))  # two of them may lie: three voices of five drawn
 HONEST = 2 * NAT
@@ -45,24 +45,24 @@ class Story:
     """Vertices one after the other; `said` gives every drawn validator's loss of the round before."""
 
     def __init__(
-        self, rule: Rule | None = None, quorum: str = "two-thirds", peers: tuple[PeerId, ...] = PEERS
+        self, rule: ValidationRule | None = None, quorum: str = "two-thirds", peers: tuple[PeerId, ...] = PEERS
     ) -> None:
-        self.validations = Validations(rule or Rule(), quorum)
+        self.validations = ValidationLedger(rule or ValidationRule(), quorum)
         self.peers, self.bodies, self.ids = peers, {}, {}
         self.round, self.trained = -1, 0
         self.goes_on()
 
-    def goes_on(self, *reports: Signed) -> Candidate | None:
+    def goes_on(self, *reports: SignedStatement) -> ValidatedState | None:
         """One vertex more, with these reports; the candidate that it is, if it is one."""
         members = tuple(Member(p, b"key", (), "trainer", "member", 0, 0.1, p) for p in self.peers)
         back = [r for r in reports if b"Amend" in r.body]
         parts = (None,) if self.round >= 0 else ()
         state = digest(b"gone back") if back else state_of(self.round)
-        numbers = Metrics(1.0, 1, 1)
-        body = Body(
+        numbers = RoundMetrics(1.0, 1, 1)
+        body = VertexBody(
             RUN, self.round, 0, ZERO_DIGEST, 1.0, self.peers[0], parts, state, (), members, (), reports, numbers
         )
-        self.bodies[self.round] = Body(
+        self.bodies[self.round] = VertexBody(
             **{f: getattr(body, f) for f in body.__struct_fields__} | {"trained": self.trained}
         )
         self.ids[self.round] = id_of(self.round)
@@ -70,7 +70,7 @@ class Story:
         self.round, self.trained = self.round + 1, self.trained + 1
         return self.validations.candidates.get(self.round - 1)
 
-    def words(self, round: int, *losses: int) -> list[Signed]:
+    def words(self, round: int, *losses: int) -> list[SignedStatement]:
         """So many of those drawn for this round say these, in their order."""
         drawn = self.validations.candidates[round].validators
         return [report(by, round, loss) for by, loss in zip(drawn, losses, strict=False)]
@@ -89,12 +89,12 @@ class Story:
         amend = self.validations.demanded()
         assert amend is not None
         self.trained = amend.trained
-        self.goes_on(Signed(self.peers[0], encode(amend), b""))
+        self.goes_on(SignedStatement(self.peers[0], encode(amend), b""))
         self.trained = amend.trained + 1
 
 
-def report(by: PeerId, round: int, *losses: int, state: Digest | None = None) -> Signed:
-    return Signed(by, encode(Validated(round, state or state_of(round), losses)), b"")
+def report(by: PeerId, round: int, *losses: int, state: Digest | None = None) -> SignedStatement:
+    return SignedStatement(by, encode(ValidationReport(round, state or state_of(round), losses)), b"")
 
 
 def test_losses_travel_in_whole_numbers_and_what_is_none_is_the_largest():
@@ -123,7 +123,7 @@ def test_a_state_that_enough_find_bad_is_left_for_the_newest_good_one():
     story.plays(5)
     story.goes_on(*story.words(4, *[3 * NAT] * 5))
     assert story.validations.candidates[4].opinion == "bad"
-    assert story.validations.demanded() == Amend(id_of(5), 3, id_of(3), state_of(3), 4, b"")
+    assert story.validations.demanded() == RollbackOrder(id_of(5), 3, id_of(3), state_of(3), 4, b"")
     story.returns()
     assert story.demands() is None and max(story.validations.candidates) == 3
     story.goes_on()
@@ -180,10 +180,10 @@ def test_an_accuracy_is_as_many_answers_as_an_honest_validator_counted():
         story.goes_on()
         drawn = story.validations.candidates[0].validators
         shares = dict(zip(drawn, (*lies, 431_000, 430_000, 432_000), strict=True))
-        words = {by: Validated(0, state_of(0), (HONEST,), (one,)) for by, one in shares.items()}
-        story.goes_on(*(Signed(by, encode(said), b"") for by, said in list(words.items())[:2]))
+        words = {by: ValidationReport(0, state_of(0), (HONEST,), (one,)) for by, one in shares.items()}
+        story.goes_on(*(SignedStatement(by, encode(said), b"") for by, said in list(words.items())[:2]))
         assert story.validations.candidates[0].accuracy is None
-        story.goes_on(*(Signed(by, encode(said), b"") for by, said in list(words.items())[2:]))
+        story.goes_on(*(SignedStatement(by, encode(said), b"") for by, said in list(words.items())[2:]))
         (agreed,) = story.validations.candidates[0].accuracy or ()
         assert 430_000 <= agreed <= 432_000 and story.validations.candidates[0].values == (HONEST,)
     mute = Story()
@@ -209,7 +209,7 @@ def test_a_loss_near_zero_may_rise_by_a_tenth_of_a_nat():
 
 def test_any_set_of_data_can_tell():
     """Held-out loss falls, canaries are forgotten."""
-    story = Story(Rule(sets=2))
+    story = Story(ValidationRule(sets=2))
     for _ in range(3):
         drawn = story.validations.candidates[story.round - 1].validators
         story.goes_on(*[report(by, story.round - 1, HONEST, NAT) for by in drawn])
@@ -271,8 +271,8 @@ def test_when_the_founder_sends_the_run_back_what_came_after_sets_no_bound():
     story = Story()
     story.plays(3, loss=4 * NAT)
     story.plays(3, loss=NAT)
-    amend = Amend(id_of(story.round - 1), 1, id_of(1), state_of(1), 2, b"by the founder")
-    story.goes_on(Signed(PEERS[0], encode(amend), b""))
+    amend = RollbackOrder(id_of(story.round - 1), 1, id_of(1), state_of(1), 2, b"by the founder")
+    story.goes_on(SignedStatement(PEERS[0], encode(amend), b""))
     assert max(story.validations.candidates) == 1 and not story.validations.returns
     story.goes_on()
     story.plays(1, loss=4 * NAT)
@@ -288,18 +288,18 @@ def test_who_comes_late_reads_the_same_out_of_the_window(after: int):
     story.returns()
     story.goes_on()
     story.plays(after)
-    fresh = Validations(Rule(), "two-thirds")
+    fresh = ValidationLedger(ValidationRule(), "two-thirds")
     fresh.follow(story.round - 1, story.ids, story.bodies)
     assert fresh.candidates == story.validations.candidates and fresh.returns == story.validations.returns
     assert fresh.demanded() == story.validations.demanded() and len(fresh.candidates) <= VALIDATION_ROUNDS
 
 
 def test_only_what_trained_is_looked_at_and_only_every_so_many_rounds():
-    story = Story(Rule(every=4))
+    story = Story(ValidationRule(every=4))
     for _ in range(16):
         story.goes_on()
     assert list(story.validations.candidates) == [-1, 3, 7, 11, 15]
-    assert Validations(None, "majority").demanded() is None
+    assert ValidationLedger(None, "majority").demanded() is None
 
 
 def test_a_word_stands_in_a_vertex_once_in_time_by_who_was_drawn_and_of_the_state_that_was_agreed():
@@ -308,19 +308,19 @@ def test_a_word_stands_in_a_vertex_once_in_time_by_who_was_drawn_and_of_the_stat
     drawn = story.validations.candidates[1].validators
     other = next(p for p in PEERS if p not in drawn)
 
-    def why(by: PeerId, said: Validated) -> str | None:
-        recent = Recent({}, validations=story.validations)
-        return admissible(Reported(by, said), story.bodies[story.round - 1], recent, RUN, False, None)
+    def why(by: PeerId, said: ValidationReport) -> str | None:
+        recent = RecentVertices({}, validations=story.validations)
+        return admissible(VerifiedReport(by, said), story.bodies[story.round - 1], recent, RUN, False, None)
 
-    said = Validated(1, state_of(1), (HONEST,))
+    said = ValidationReport(1, state_of(1), (HONEST,))
     assert why(drawn[0], said) is None
     assert "drawn" in why(other, said) and "only voting" in why(PeerId("stranger"), said)
-    assert "another state" in why(drawn[0], Validated(1, state_of(2), (HONEST,)))
-    assert "no state that is validated" in why(drawn[0], Validated(99, state_of(1), (HONEST,)))
+    assert "another state" in why(drawn[0], ValidationReport(1, state_of(2), (HONEST,)))
+    assert "no state that is validated" in why(drawn[0], ValidationReport(99, state_of(1), (HONEST,)))
     for losses in ((), (1, 1), (-1,), (LOSS_MOST + 1,)):
-        assert "are none" in why(drawn[0], Validated(1, state_of(1), losses))
+        assert "are none" in why(drawn[0], ValidationReport(1, state_of(1), losses))
     for shares in ((), (1, 1), (-1,), (ALL + 1,)):
-        assert "are none" in why(drawn[0], Validated(1, state_of(1), (HONEST,), shares))
+        assert "are none" in why(drawn[0], ValidationReport(1, state_of(1), (HONEST,), shares))
     story.goes_on(report(drawn[0], 1, HONEST))
     assert why(drawn[0], said) == "was said already" and why(drawn[1], said) is None
     for _ in range(VALIDATION_OPEN):
@@ -332,6 +332,10 @@ def test_what_a_damaged_history_holds_ends_nobody():
     """Words of another length, of nobody, or that cannot be read, in a vertex that `atoll verify` walks over."""
     story = Story()
     drawn = story.validations.candidates[-1].validators
-    junk = [Signed(PEERS[0], b"\xc1 Validated", b""), report(drawn[0], -1, 1, 2, 3), report(drawn[1], 77, 1)]
+    junk = [
+        SignedStatement(PEERS[0], b"\xc1 Validated", b""),
+        report(drawn[0], -1, 1, 2, 3),
+        report(drawn[1], 77, 1),
+    ]
     story.goes_on(*junk, report(drawn[2], -1, HONEST))
     assert list(story.validations.candidates[-1].said) == [drawn[2]]

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.peer.settings import RunSettings, encode_settings
-from atoll.policy.membership import Recent, Reported, admissible, next_members
+from atoll.policy.membership import RecentVertices, VerifiedReport, admissible, next_members
 from atoll.policy.votes import VoteTerms, next_votes
-from atoll.wire.messages.statements import Invite, Join, Leave, Ready
-from atoll.wire.messages.vertex import Body, Member, Metrics, TicketUse
+from atoll.wire.messages.statements import JoinRequest, LeaveReport, ReadyReport, TicketInvite
+from atoll.wire.messages.vertex import Member, RoundMetrics, TicketUse, VertexBody
 
 RUN, HEAD, STATE = Digest(bytes(32)), Digest(b"h" * 32), Digest(b"s" * 32)
 TERMS = VoteTerms(10, 50)
@@ -31,11 +31,11 @@ class Run:
     """A run in which every member that trains counts in every round, unless it is told otherwise."""
 
     def __init__(self, *members: Member, tickets: tuple[TicketUse, ...] = (), terms: VoteTerms = TERMS) -> None:
-        metrics = Metrics(0.0, 0, 0)
-        self.body = Body(RUN, -1, 0, HEAD, 0.0, PeerId("a"), (), STATE, (), members, tickets, (), metrics)
+        metrics = RoundMetrics(0.0, 0, 0)
+        self.body = VertexBody(RUN, -1, 0, HEAD, 0.0, PeerId("a"), (), STATE, (), members, tickets, (), metrics)
         self.terms = terms
 
-    def round(self, *reports: Reported, trains: bool = True, missing: Iterable[str] = ()) -> None:
+    def round(self, *reports: VerifiedReport, trains: bool = True, missing: Iterable[str] = ()) -> None:
         counted = {m.peer for m in self.body.members if m.trains and m.peer not in missing} if trains else set()
         members, tickets = next_members(self.body, {}, counted, reports, "two-thirds", trains)
         members, invited = next_votes(self.body, members, tickets, counted, reports, self.terms)
@@ -47,11 +47,13 @@ class Run:
     def join(self, name: str, by: str, role: str = "trainer") -> None:
         """With a ticket that this voter made, and ready with the next vertex."""
         made = ticket(name)
-        self.round(Reported(PeerId(by), Invite(made.ticket, made.key, "trainer", 1, 1e9)), trains=self.started)
+        self.round(
+            VerifiedReport(PeerId(by), TicketInvite(made.ticket, made.key, "trainer", 1, 1e9)), trains=self.started
+        )
         proof = made.ticket + b"signature"
-        join = Join(PeerId(name), name.encode(), b"", (), role, name, HEAD, proof)  # type: ignore[arg-type]
-        self.round(Reported(PeerId(name), join), trains=self.started)
-        self.round(Reported(PeerId(name), Ready(HEAD, STATE)), trains=self.started)
+        join = JoinRequest(PeerId(name), name.encode(), b"", (), role, name, HEAD, proof)  # type: ignore[arg-type]
+        self.round(VerifiedReport(PeerId(name), join), trains=self.started)
+        self.round(VerifiedReport(PeerId(name), ReadyReport(HEAD, STATE)), trains=self.started)
 
     @property
     def started(self) -> bool:
@@ -118,7 +120,7 @@ def test_a_root_is_the_invitation_of_a_founder_whoever_hands_it_on():
     for _ in range(20):
         run.round()
     assert "x" not in run.voters  # d has the vote of this root
-    run.round(Reported(PeerId("d"), Leave(run.body.round, "")))
+    run.round(VerifiedReport(PeerId("d"), LeaveReport(run.body.round, "")))
     for _ in range(3):
         run.round()
     assert "x" in run.voters
@@ -162,9 +164,9 @@ def test_another_role_first_is_no_way_around_the_wait(role: str):
     run = founded("b", "c", "d")
     run.join("o", by="a", role=role)
     made = ticket("o2")
-    run.round(Reported(PeerId("d"), Invite(made.ticket, made.key, "trainer", 1, 1e9)))
-    again = Join(PeerId("o"), b"another session", b"", (), "trainer", "o", HEAD, made.ticket + b"signature")
-    run.round(Reported(PeerId("o"), again))
+    run.round(VerifiedReport(PeerId("d"), TicketInvite(made.ticket, made.key, "trainer", 1, 1e9)))
+    again = JoinRequest(PeerId("o"), b"another session", b"", (), "trainer", "o", HEAD, made.ticket + b"signature")
+    run.round(VerifiedReport(PeerId("o"), again))
     invited = run.body.invited
     assert (
         run.line("o").role == "apprentice"
@@ -182,10 +184,13 @@ def test_a_member_that_comes_back_waits_no_longer_than_before():
     for _ in range(6):
         run.round()
     before = run.counted("n")
-    run.round(Reported(PeerId("n"), Leave(run.body.round, "")))
-    join = Join(PeerId("n"), b"another session", b"", (), "trainer", "n", HEAD, b"")
-    assert admissible(Reported(PeerId("n"), join), run.body, Recent({HEAD: STATE}), RUN, False, 0.0) is None
-    run.round(Reported(PeerId("n"), join))
+    run.round(VerifiedReport(PeerId("n"), LeaveReport(run.body.round, "")))
+    join = JoinRequest(PeerId("n"), b"another session", b"", (), "trainer", "n", HEAD, b"")
+    assert (
+        admissible(VerifiedReport(PeerId("n"), join), run.body, RecentVertices({HEAD: STATE}), RUN, False, 0.0)
+        is None
+    )
+    run.round(VerifiedReport(PeerId("n"), join))
     assert run.line("n").role == "apprentice" and run.counted("n") == before + 1
 
 
@@ -197,21 +202,21 @@ def test_where_genesis_says_nothing_votes_are_given_at_once():
 
 def back(run: Run, name: str, key: bytes) -> None:
     """With another session key, ready with the next vertex."""
-    join = Join(PeerId(name), key, b"", (), "trainer", name, HEAD, b"")
-    run.round(Reported(PeerId(name), join))
-    run.round(Reported(PeerId(name), Ready(HEAD, STATE)))
+    join = JoinRequest(PeerId(name), key, b"", (), "trainer", name, HEAD, b"")
+    run.round(VerifiedReport(PeerId(name), join))
+    run.round(VerifiedReport(PeerId(name), ReadyReport(HEAD, STATE)))
 
 
 def leaves(run: Run, name: str) -> None:
-    run.round(Reported(PeerId(name), Leave(run.body.round, "")))
+    run.round(VerifiedReport(PeerId(name), LeaveReport(run.body.round, "")))
 
 
 def restarts(run: Run, name: str) -> None:
-    run.round(Reported(PeerId(name), Join(PeerId(name), b"new", b"", (), "trainer", name, HEAD, b"")))
+    run.round(VerifiedReport(PeerId(name), JoinRequest(PeerId(name), b"new", b"", (), "trainer", name, HEAD, b"")))
 
 
 def says_unaudited(run: Run, name: str) -> None:
-    run.round(Reported(PeerId(name), Ready(HEAD, STATE, True)))
+    run.round(VerifiedReport(PeerId(name), ReadyReport(HEAD, STATE, True)))
 
 
 @pytest.mark.parametrize("steps_out", [leaves, restarts, says_unaudited])
@@ -248,9 +253,9 @@ def test_two_joins_of_one_peer_in_one_vertex_count_as_one():
     run = founded("b", "c", "d")
     own, other = ticket("own"), ticket("other")
     made = [(PeerId("d"), own), (PeerId("a"), other)]
-    run.round(*(Reported(by, Invite(t.ticket, t.key, "trainer", 1, 1e9)) for by, t in made))
-    joins = [Join(PeerId("s"), b"s", b"", (), "trainer", "s", HEAD, t.ticket + b"sig") for _, t in made]
-    run.round(*(Reported(PeerId("s"), join) for join in joins))
+    run.round(*(VerifiedReport(by, TicketInvite(t.ticket, t.key, "trainer", 1, 1e9)) for by, t in made))
+    joins = [JoinRequest(PeerId("s"), b"s", b"", (), "trainer", "s", HEAD, t.ticket + b"sig") for _, t in made]
+    run.round(*(VerifiedReport(PeerId("s"), join) for join in joins))
     invited = run.body.invited
     assert invited is not UNSET
     roots = dict(zip((m.peer for m in run.body.members), invited.roots, strict=True))

@@ -13,13 +13,13 @@ from msgspec.structs import replace as changed
 
 from atoll.base.ids import Digest, PeerId
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
-from atoll.policy.fault_tolerance import STRIKES, Strikes
+from atoll.policy.fault_tolerance import STRIKES, OwnerStrikes
 from atoll.policy.plan import RoundSettings, plan_round
-from atoll.policy.timeouts import GROWTH, MARGIN, Shown, next_window, patience_shown, within
-from atoll.wire.messages.vertex import Body, Member, Metrics
+from atoll.policy.timeouts import GROWTH, MARGIN, RoundTiming, next_window, patience_shown, within
+from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
 
 SHORTEST_S, LONGEST_S = 1.5, 6.0
-QUICK = Shown(took_s=0.4, training_s=0.2, attempt=0, late=False, whole=True, excused=False)
+QUICK = RoundTiming(took_s=0.4, training_s=0.2, attempt=0, late=False, whole=True, excused=False)
 FIXED = RoundSettings()
 PACED = RoundSettings(window_min_s=SHORTEST_S)
 HEAD = Digest(b"h" * 32)
@@ -27,21 +27,23 @@ HEAD = Digest(b"h" * 32)
 seconds = st.floats(0.0, 1e6)
 rounds = st.lists(
     st.builds(
-        Shown, took_s=seconds, training_s=seconds, attempt=st.integers(0, 3), late=..., whole=..., excused=...
+        RoundTiming, took_s=seconds, training_s=seconds, attempt=st.integers(0, 3), late=..., whole=..., excused=...
     ),
     max_size=40,
 )
 
 
-def after(*shown: Shown, window_s: float = LONGEST_S) -> float:
+def after(*shown: RoundTiming, window_s: float = LONGEST_S) -> float:
     for each in shown:
         window_s = next_window(window_s, each, SHORTEST_S, LONGEST_S)
     return window_s
 
 
-def body(window_s: float | None, step_s: float = 0.01) -> Body:
+def body(window_s: float | None, step_s: float = 0.01) -> VertexBody:
     members = tuple(Member(PeerId(f"p{i}"), b"", (), "trainer", "member", 0, step_s, "") for i in range(7))
-    bare = Body(HEAD, 5, 0, HEAD, 1000.0, PeerId("p0"), (), HEAD, (), members, (), (), Metrics(0.0, 0, 0))
+    bare = VertexBody(
+        HEAD, 5, 0, HEAD, 1000.0, PeerId("p0"), (), HEAD, (), members, (), (), RoundMetrics(0.0, 0, 0)
+    )
     return bare if window_s is None else changed(bare, window_s=window_s)
 
 
@@ -77,7 +79,7 @@ def test_a_failed_attempt_brings_all_the_patience_back():
 
 
 @given(rounds)
-def test_windows_stay_between_the_two_and_never_fall_in_trouble(story: list[Shown]):
+def test_windows_stay_between_the_two_and_never_fall_in_trouble(story: list[RoundTiming]):
     window_s = LONGEST_S
     for shown in story:
         before_s, window_s = window_s, after(shown, window_s=window_s)
@@ -149,15 +151,15 @@ def test_in_the_longest_window_a_failure_is_a_failure():
 
 def test_an_owner_is_waited_for_as_long_in_all_as_if_the_others_had_never_been_quick():
     """Failures of three seconds each: the fourth makes two longest windows."""
-    strikes, weight = Strikes(), patience_shown(3.0, SHORTEST_S, LONGEST_S)
+    strikes, weight = OwnerStrikes(), patience_shown(3.0, SHORTEST_S, LONGEST_S)
     assert [strikes.note(PeerId("mute"), round, weight) for round in range(4)] == [False, False, False, True]
     assert STRIKES * LONGEST_S == 4 * 3.0
 
 
 def test_one_long_wait_is_no_complaint():
-    assert not Strikes().note(PeerId("slow"), 1, patience_shown(60.0, SHORTEST_S, LONGEST_S))
+    assert not OwnerStrikes().note(PeerId("slow"), 1, patience_shown(60.0, SHORTEST_S, LONGEST_S))
 
 
 def test_failures_that_are_long_past_count_no_more():
-    strikes = Strikes()
+    strikes = OwnerStrikes()
     assert not any(strikes.note(PeerId("unlucky"), round) for round, _ in pairwise(range(0, 100, 8)))

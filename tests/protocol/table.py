@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Effect, Keep, Report, Send
-from atoll.protocol.agreement.events import Decided, Judge
-from atoll.protocol.agreement.interface import Door
-from atoll.protocol.agreement.one_phase import RaftRound
+from atoll.base.machine import Effect, Emit, Persist, Send
+from atoll.protocol.agreement.events import BodyDecided, ProposalReceived
+from atoll.protocol.agreement.interface import ConsensusEngine
+from atoll.protocol.agreement.one_phase import OnePhaseAgreement
 from atoll.protocol.agreement.voter import Electorate
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
-from atoll.wire.envelope import Notary
+from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import Statement
 
 RUN, ROUND = Digest(bytes(32)), 7
@@ -29,7 +29,7 @@ class Table:
     """Voters around a table; p0 leads view 0. Mail lies until it is delivered or lost."""
 
     voters: int
-    machine: Callable[..., Door] = RaftRound
+    machine: Callable[..., ConsensusEngine] = OnePhaseAgreement
     deaf: set[PeerId] = field(default_factory=set)
     mail: list[Route] = field(default_factory=list)
     facts: list[tuple[PeerId, Any]] = field(default_factory=list)
@@ -39,33 +39,33 @@ class Table:
     def __post_init__(self) -> None:
         self.names = names_of(self.voters)
         self.keys = {p: VirtualSigner(p).vote_key for p in self.names}
-        self.at: dict[PeerId, Door] = {}
+        self.at: dict[PeerId, ConsensusEngine] = {}
         for name in self.names:
             self.start(name)
         for name in self.names:
             self.do(name, self.at[name].begin())
 
-    def start(self, name: PeerId, session: int = 0) -> Door:
+    def start(self, name: PeerId, session: int = 0) -> ConsensusEngine:
         """With what it kept; another `session` than the first is one that is not agreed."""
-        notary = Notary(RUN, VirtualSigner(name, session), VirtualVerifier())
+        notary = StatementSigner(RUN, VirtualSigner(name, session), VirtualVerifier())
         quorum = self.voters // 2 + 1
         made = self.machine(notary, Electorate(ROUND, "t", self.keys, quorum, self.names), self.kept.get(name))
         self.at[name] = made
         return made
 
     def sign(self, name: str, statement: Statement) -> Any:
-        return Notary(RUN, VirtualSigner(PeerId(name)), VirtualVerifier()).sign(statement)
+        return StatementSigner(RUN, VirtualSigner(PeerId(name)), VirtualVerifier()).sign(statement)
 
     def do(self, name: PeerId, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Keep(blob=bytes(blob)):
+                case Persist(blob=bytes(blob)):
                     self.kept[name] = blob
                 case Send(to, message):
                     self.mail.append((name, to, message))
-                case Report(fact):
+                case Emit(fact):
                     self.facts.append((name, fact))
-                    if isinstance(fact, Judge) and self.judges:
+                    if isinstance(fact, ProposalReceived) and self.judges:
                         self.do(name, self.at[name].approve(fact.digest))
                 case _:
                     raise AssertionError(effect)
@@ -85,4 +85,4 @@ class Table:
         return [fact for who, fact in self.facts if isinstance(fact, kind) and name in ("", who)]
 
     def decided(self) -> dict[PeerId, bytes | None]:
-        return {who: fact.body for who, fact in self.facts if isinstance(fact, Decided)}
+        return {who: fact.body for who, fact in self.facts if isinstance(fact, BodyDecided)}

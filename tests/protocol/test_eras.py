@@ -12,43 +12,51 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.machine import Ask, Done, Effect, Event, Received, Report, Send, Start
+from atoll.base.machine import Effect, Emit, Event, Received, RunTask, Send, Start, TaskDone
 from atoll.cli.verify import votes_alone
 from atoll.crypto.digest import digest
 from atoll.peer import operator_commands
-from atoll.peer.events import Fault
-from atoll.peer.membership.admission import Wish
+from atoll.peer.events import ProtocolFault
+from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
-from atoll.peer.verify.chain import Audit, Kept, verify_history
+from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
 from atoll.protocol.history.era_signatures import (
     OVERDUE_LEAST,
     RECOVERY,
-    Begin,
     Era,
     EraAwaited,
-    Eras,
+    EraChain,
+    EraStart,
     ReadEra,
     decode_era,
     encode_era,
     ends,
     era_bytes,
 )
-from atoll.runtime.event_log import Progress, entry_of
-from atoll.runtime.storage.store import Store, stored
+from atoll.runtime.event_log import RunStatus, entry_of
+from atoll.runtime.storage.store import PeerStore, stored
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.signatures import RealKeys, VirtualVerifier, sign_as_identity
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_body, encode, vertex_id
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.history import EraSignature, EraSigned, Vertices, WantEra, WantVertices
-from atoll.wire.messages.statements import Certificate, Vote
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.history import (
+    EraSignature,
+    EraSignatures,
+    EraSignaturesRequest,
+    VerticesRequest,
+    VerticesResponse,
+)
+from atoll.wire.messages.statements import QuorumCertificate, Vote
+from atoll.wire.messages.vertex import Vertex, VertexBody
 
 EVERY = 5
 
 
-def swarm_of(peers: int = 4, seed: int = 3, keys: RealKeys | None = None, mute: tuple[int, ...] = ()) -> Swarm:
+def swarm_of(
+    peers: int = 4, seed: int = 3, keys: RealKeys | None = None, mute: tuple[int, ...] = ()
+) -> VirtualSwarm:
     """Founders that sign every five rounds; those in `mute` have lost their long-lived keys."""
     knobs = SwarmKnobs(peers=peers)
     knobs.run = replace(knobs.run, era_rounds=EVERY, recovery=peer_name(0).encode())
@@ -56,17 +64,17 @@ def swarm_of(peers: int = 4, seed: int = 3, keys: RealKeys | None = None, mute: 
     def without_keys(run, signer, keys, wish, genesis, bootstrap):
         return Peer(run, signer, keys.verifier, wish, genesis, bootstrap)
 
-    return Swarm(seed, knobs, dict.fromkeys(mute, without_keys), keys)
+    return VirtualSwarm(seed, knobs, dict.fromkeys(mute, without_keys), keys)
 
 
-def eras_of(swarm: Swarm, index: int, kind: str = "sealed") -> dict[int, Era]:
+def eras_of(swarm: VirtualSwarm, index: int, kind: str = "sealed") -> dict[int, Era]:
     kept = swarm.world.nodes[swarm.keys.name(index)].kept
     found = {n: decode_era(v) for n, v in kept.items() if n.startswith(f"{kind}/")}
     assert None not in found.values()
     return {int(name.split("/")[1]): era for name, era in found.items() if era is not None}
 
 
-def until_round(swarm: Swarm, round: int) -> None:
+def until_round(swarm: VirtualSwarm, round: int) -> None:
     swarm.world.run(swarm.world.now + 600, stop=lambda: min(swarm.heads()) >= round)
     assert min(swarm.heads()) >= round
 
@@ -111,7 +119,7 @@ def test_rounds_go_on_without_signatures_and_who_comes_back_signs_what_it_missed
         assert peer_name(2) in eras_of(swarm, index)[4].signed_by
 
 
-def _with_keys(peer: Peer, swarm: Swarm) -> Peer:
+def _with_keys(peer: Peer, swarm: VirtualSwarm) -> Peer:
     peer.vouch = swarm.keys.vouch(peer.me)
     return peer
 
@@ -133,8 +141,8 @@ def _says_nothing(peer: Peer) -> Peer:
 
     def handle(event: Event, now: float) -> list[Effect]:
         effects = react(event, now)
-        asked = isinstance(event, Received) and isinstance(event.message, WantEra)
-        return [e for e in effects if asked or not (isinstance(e, Send) and isinstance(e.message, EraSigned))]
+        asked = isinstance(event, Received) and isinstance(event.message, EraSignaturesRequest)
+        return [e for e in effects if asked or not (isinstance(e, Send) and isinstance(e.message, EraSignatures))]
 
     peer.handle = handle
     return peer
@@ -172,22 +180,22 @@ def test_a_lie_under_an_era_costs_its_sender_and_changes_nothing(change, what: s
     era = machine.eras.sealed[4]
     true = _signature(swarm, 3, era)
     liar = peer_name(2)
-    effects = machine.handle(Received(liar, change(EraSigned(4, era.vertex, (true,)))), swarm.world.now)
-    faults = [e.fact for e in effects if isinstance(getattr(e, "fact", None), Fault)]
+    effects = machine.handle(Received(liar, change(EraSignatures(4, era.vertex, (true,)))), swarm.world.now)
+    faults = [e.fact for e in effects if isinstance(getattr(e, "fact", None), ProtocolFault)]
     assert [f.peer for f in faults] == [liar] and what in faults[0].what
     assert machine.eras.sealed[4] == era
-    machine.handle(Received(liar, EraSigned(4, era.vertex, (true,))), swarm.world.now)
+    machine.handle(Received(liar, EraSignatures(4, era.vertex, (true,))), swarm.world.now)
     assert peer_name(3) in machine.eras.sealed[4].signed_by
 
 
-def _signature(swarm: Swarm, index: int, era: Era) -> EraSignature:
+def _signature(swarm: VirtualSwarm, index: int, era: Era) -> EraSignature:
     identity = swarm.keys.identity(index)
     return EraSignature(
         peer_name(index), identity, sign_as_identity(identity, era_bytes(swarm.run_id, era.round, era.vertex))
     )
 
 
-def _other(said: EraSigned, **fields: object) -> EraSigned:
+def _other(said: EraSignatures, **fields: object) -> EraSignatures:
     return replace(said, signatures=(replace(said.signatures[0], **fields),))
 
 
@@ -196,10 +204,14 @@ def test_strangers_can_make_a_peer_read_only_so_many_eras_at_once():
     until_round(swarm, 60)
     machine = swarm.world.nodes[peer_name(0)].machine
     assert machine is not None and machine.eras is not None
-    asked = [machine.handle(Received(PeerId(f"x{k}"), WantEra(4, ())), swarm.world.now) for k in range(50)]
+    asked = [
+        machine.handle(Received(PeerId(f"x{k}"), EraSignaturesRequest(4, ())), swarm.world.now) for k in range(50)
+    ]
     reads = [e for effects in asked for e in effects if isinstance(getattr(e, "work", None), ReadEra)]
     assert len(reads) == 8
-    answer = machine.handle(Done(reads[0].job, swarm.world.nodes[peer_name(0)].kept["sealed/4"]), swarm.world.now)
+    answer = machine.handle(
+        TaskDone(reads[0].job, swarm.world.nodes[peer_name(0)].kept["sealed/4"]), swarm.world.now
+    )
     (sent,) = [e for e in answer if isinstance(e, Send)]
     assert sent.to == "x0" and sent.message.round == 4 and len(sent.message.signatures) == 4
 
@@ -210,7 +222,7 @@ def test_a_newcomer_has_no_more_eras_on_their_way_than_a_member_reads_at_once():
     until_round(swarm, 110)
     member = swarm.world.nodes[peer_name(0)].machine
     assert member is not None and member.eras is not None and member.history is not None
-    newcomer = Eras(member.history, EVERY, lambda body: 0, VirtualVerifier(), None)
+    newcomer = EraChain(member.history, EVERY, lambda body: 0, VirtualVerifier(), None)
     newcomer.restore({})
     assert len(newcomer.lacking) >= 20
     on_their_way: set[int] = set()
@@ -227,10 +239,10 @@ def test_a_newcomer_has_no_more_eras_on_their_way_than_a_member_reads_at_once():
         round = min(on_their_way)
         on_their_way.remove(round)
         era = eras_of(swarm, 0)[round]
-        more = newcomer.hear(peer_name(0), EraSigned(round, era.vertex, era.signatures), 5.002 + now / 1000)
+        more = newcomer.hear(peer_name(0), EraSignatures(round, era.vertex, era.signatures), 5.002 + now / 1000)
         assert asked(more) <= 8
     assert not newcomer.lacking
-    newcomer = Eras(member.history, EVERY, lambda body: 0, VirtualVerifier(), None)
+    newcomer = EraChain(member.history, EVERY, lambda body: 0, VirtualVerifier(), None)
     newcomer.restore({})
     assert asked(newcomer.ask([peer_name(0)], 5.0)) == 8
     on_their_way.clear()  # nobody answers
@@ -240,12 +252,12 @@ def test_a_newcomer_has_no_more_eras_on_their_way_than_a_member_reads_at_once():
 # ---- where eras end ----------------------------------------------------------------------------------------
 
 
-def begun(voters: int, quorum: int) -> Begin:
-    return Begin(9, 0, {peer_name(i): digest(b"") for i in range(voters)}, quorum)
+def begun(voters: int, quorum: int) -> EraStart:
+    return EraStart(9, 0, {peer_name(i): digest(b"") for i in range(voters)}, quorum)
 
 
-def body_with(voters: set[int], round: int = 12, trained: int = 5) -> Body:
-    body = decode_body(Swarm(1, SwarmKnobs(peers=max(voters) + 1)).genesis.body)
+def body_with(voters: set[int], round: int = 12, trained: int = 5) -> VertexBody:
+    body = decode_body(VirtualSwarm(1, SwarmKnobs(peers=max(voters) + 1)).genesis.body)
     members = tuple(replace(m, standing="member" if i in voters else "away") for i, m in enumerate(body.members))
     return replace(body, round=round, trained=trained, members=members)
 
@@ -266,7 +278,7 @@ def body_with(voters: set[int], round: int = 12, trained: int = 5) -> Body:
         (begun(3, 2), {0, 1, 2, 3}, False),
     ],
 )
-def test_an_era_ends_before_too_few_are_left_to_sign_it(begin: Begin, now: set[int], over: bool):
+def test_an_era_ends_before_too_few_are_left_to_sign_it(begin: EraStart, now: set[int], over: bool):
     assert ends(begin, body_with(now), 100, 0) is over
 
 
@@ -305,7 +317,7 @@ def test_eras_on_disk_are_read_back_or_refused():
 @pytest.mark.parametrize("seed", range(4))
 def test_a_lossy_run_with_crashes_seals_all_but_the_newest_eras(seed: int):
     """One message in fifty is lost, somebody is killed and comes back: eras are complete on every disk."""
-    stage = Stage("eras", seed, 5, 40, "")
+    stage = ScenarioContext("eras", seed, 5, 40, "")
     knobs = SwarmKnobs(5, NetworkKnobs(loss_rate=0.02), run=stage.settings(era_rounds=EVERY))
     swarm = stage.gather(knobs)
     swarm.world.run(1)
@@ -326,7 +338,7 @@ def test_whoever_forges_every_vote_but_no_identity_rewrites_nothing(monkeypatch:
     """Another past from the same genesis: four members vote in five newcomers and leave, none of the four can sign
     for long. The newcomers, who are the forger's and demand nothing, sign era after era for each other; the verdict
     is against the first, and none counts."""
-    monkeypatch.setattr(Eras, "demanded", lambda self, head: None)
+    monkeypatch.setattr(EraChain, "demanded", lambda self, head: None)
     swarm = swarm_of(mute=(0, 1, 2, 3))
     world = swarm.world
     world.run(5)
@@ -340,7 +352,7 @@ def test_whoever_forges_every_vote_but_no_identity_rewrites_nothing(monkeypatch:
     kept = world.nodes[peer_name(5)].kept
     rows = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith("vertex/")}
     eras = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith(("era/", "sealed/"))}
-    found = Kept(swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
+    found = StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
     audit = verify_history(found, VirtualVerifier())
     voters = {m.peer for m in audit.head_body.members if m.votes} if audit.head_body is not None else set()
     assert voters == {peer_name(i) for i in range(4, 9)} and audit.eras[-1].sealed
@@ -373,14 +385,14 @@ def test_a_newcomer_refuses_a_past_whose_eras_nobody_signed_and_takes_it_when_th
     assert {m.peer for m in newcomer.history.head_body.members if m.votes} >= {late}
 
 
-def recover(swarm: Swarm) -> None:
+def recover(swarm: VirtualSwarm) -> None:
     node = swarm.world.nodes[peer_name(0)]
     assert node.machine is not None
     sign = swarm.keys.vouch(node.name).sign
     swarm.world.carry_out(node, operator_commands.recover(node.machine, sign, node.clock.local(swarm.world.now)))
 
 
-def recovered(at: int, then_s: float = 60.0) -> Swarm:
+def recovered(at: int, then_s: float = 60.0) -> VirtualSwarm:
     """Five peers, three without long-lived keys; the fifth goes away early, and two for good at round `at`."""
     swarm = swarm_of(peers=5, mute=(2, 3, 4))
     until_round(swarm, 6)
@@ -420,16 +432,16 @@ def test_whoever_joins_or_comes_back_after_a_recovery_believes_the_eras_that_wil
     assert min(start for start, _ in votes_alone(audit)) > audit.recoveries[0]
 
 
-def audit_of(swarm: Swarm, kept: dict[str, bytes]) -> Audit:
+def audit_of(swarm: VirtualSwarm, kept: dict[str, bytes]) -> VerificationReport:
     rows = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith("vertex/")}
     eras = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith(("era/", "sealed/"))}
-    found = Kept(swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
+    found = StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
     return verify_history(found, VirtualVerifier())
 
 
 def test_a_recovery_that_comes_soon_after_an_era_holds_it_without_another_word(monkeypatch: pytest.MonkeyPatch):
     """As in runs that recovered before there was such a word."""
-    monkeypatch.setattr(Eras, "vouch_for", lambda self, sign, reach: [])
+    monkeypatch.setattr(EraChain, "vouch_for", lambda self, sign, reach: [])
     swarm = recovered(at=12, then_s=120.0)
     assert not eras_of(swarm, 0, "sealed").get(4) and eras_of(swarm, 0, "era")[4].covered
     late = swarm.join(5, peer_name(1))
@@ -447,7 +459,7 @@ def test_whoever_keeps_signatures_back_keeps_no_newcomer_out():
 
     def handle(event: Event, now: float) -> list[Effect]:
         effects = react(event, now)
-        return [e for e in effects if not (isinstance(e, Send) and isinstance(e.message, EraSigned))]
+        return [e for e in effects if not (isinstance(e, Send) and isinstance(e.message, EraSignatures))]
 
     miser.machine.handle = handle
     late = swarm.join(4, miser.name)
@@ -469,8 +481,10 @@ def test_votes_alone_begin_no_epoch_and_so_seal_no_era():
         named = vertex_id(raw)
         vote = Vote(made.round, 0, "commit", named)
         signers = [swarm.keys.signer(index, swarm.run_id) for index in range(4)]
-        votes = tuple((s.peer, Notary(swarm.run_id, s, swarm.keys.verifier).sign(vote).signature) for s in signers)
-        return Vertex(raw, Certificate(made.round, 0, "commit", named, votes))
+        votes = tuple(
+            (s.peer, StatementSigner(swarm.run_id, s, swarm.keys.verifier).sign(vote).signature) for s in signers
+        )
+        return Vertex(raw, QuorumCertificate(made.round, 0, "commit", named, votes))
 
     history.check(voted(body.epoch), decode_body(voted(body.epoch).body))
     with pytest.raises(PeerFault, match="only the recovery key"):
@@ -484,23 +498,25 @@ def test_a_signature_for_another_past_says_that_mine_is_made_up_and_blames_nobod
     member = swarm.world.nodes[peer_name(0)].machine
     assert member is not None and member.history is not None
     history, run, keys = member.history, swarm.run_id, swarm.keys
-    fooled = Peer(run, keys.signer(8, run), keys.verifier, Wish(), history.genesis, (peer_name(0),))
+    fooled = Peer(run, keys.signer(8, run), keys.verifier, DesiredRole(), history.genesis, (peer_name(0),))
     fooled.handle(Start({}), 0.0)
-    fooled.handle(Received(peer_name(1), Vertices(history.since(0, 1 << 22), history.head)), 0.5)
+    fooled.handle(Received(peer_name(1), VerticesResponse(history.since(0, 1 << 22), history.head)), 0.5)
     assert fooled.eras is not None
     true = replace(fooled.eras.lacking[4], vertex=digest(b"the true past"))
-    one = EraSigned(4, true.vertex, (_signature(swarm, 3, true),))
+    one = EraSignatures(4, true.vertex, (_signature(swarm, 3, true),))
     assert not fooled.handle(Received(peer_name(3), one), 0.9)  # may be a liar's
     said = replace(one, signatures=tuple(_signature(swarm, i, true) for i in (1, 2, 3)))
-    told = [e.fact for e in fooled.handle(Received(peer_name(3), said), 1.0) if isinstance(e, Report)]
+    told = [e.fact for e in fooled.handle(Received(peer_name(3), said), 1.0) if isinstance(e, Emit)]
     awaited = [f for f in told if isinstance(f, EraAwaited)]
-    assert [(f.round, f.elsewhere) for f in awaited] == [(4, 3)] and not any(isinstance(f, Fault) for f in told)
-    progress = Progress()
+    assert [(f.round, f.elsewhere) for f in awaited] == [(4, 3)] and not any(
+        isinstance(f, ProtocolFault) for f in told
+    )
+    progress = RunStatus()
     progress.see(entry_of(awaited[0], 1.0) or {})
     assert "made-up past" in progress.trouble and "atoll join TICKET" in progress.trouble
     unsigned = _other(one, signature=b"scribble")
     faults = [getattr(e, "fact", None) for e in fooled.handle(Received(peer_name(3), unsigned), 1.5)]
-    assert any(isinstance(f, Fault) and "another vertex" in f.what for f in faults)
+    assert any(isinstance(f, ProtocolFault) and "another vertex" in f.what for f in faults)
 
 
 def test_who_is_kept_from_a_past_asks_for_signatures_of_whoever_shows_it_and_of_nobody_twice_at_once():
@@ -510,14 +526,18 @@ def test_who_is_kept_from_a_past_asks_for_signatures_of_whoever_shows_it_and_of_
     member = swarm.world.nodes[peer_name(0)].machine
     assert member is not None and member.history is not None
     history, run, keys = member.history, swarm.run_id, swarm.keys
-    stranger = Peer(run, keys.signer(8, run), keys.verifier, Wish(), history.genesis, (peer_name(0),))
+    stranger = Peer(run, keys.signer(8, run), keys.verifier, DesiredRole(), history.genesis, (peer_name(0),))
     stranger.handle(Start({}), 0.0)
-    past = Vertices(history.since(0, 1 << 22), history.head)
+    past = VerticesResponse(history.since(0, 1 << 22), history.head)
     sent: list[object] = []
     for index in range(20):
         effects = stranger.handle(Received(peer_name(index % 2), past), 0.5 + 0.7 * index)
-        assert not [e for e in effects if isinstance(getattr(e, "fact", None), Fault)]
-        sent += [(e.to, e.message.round) for e in effects if isinstance(e, Send) and isinstance(e.message, WantEra)]
+        assert not [e for e in effects if isinstance(getattr(e, "fact", None), ProtocolFault)]
+        sent += [
+            (e.to, e.message.round)
+            for e in effects
+            if isinstance(e, Send) and isinstance(e.message, EraSignaturesRequest)
+        ]
     assert stranger.history is not None and stranger.history.head == 4 + OVERDUE_LEAST - 1
     assert stranger.eras is not None and len(stranger.eras.lacking) == 4
     assert {peer for peer, _ in sent} == {peer_name(0), peer_name(1)} and len(sent) <= 7
@@ -525,7 +545,7 @@ def test_who_is_kept_from_a_past_asks_for_signatures_of_whoever_shows_it_and_of_
 
 def test_a_starting_peer_is_given_what_lacks_signatures_and_the_newest_of_the_rest(tmp_path: Path):
     """A run of 2,000 eras does not load 2,000 quorums; the disk still has each for whoever asks."""
-    store = Store(tmp_path, durable=False)
+    store = PeerStore(tmp_path, durable=False)
     swarm = swarm_of()
     until_round(swarm, 6)
     data = swarm.world.nodes[peer_name(0)].kept["sealed/4"]
@@ -543,6 +563,6 @@ def test_who_asks_the_same_again_and_again_is_read_to_once(monkeypatch: pytest.M
     until_round(swarm, 45)
     machine = swarm.world.nodes[peer_name(0)].machine
     assert machine is not None
-    for question in (WantEra(4, ()), WantVertices(4)):
+    for question in (EraSignaturesRequest(4, ()), VerticesRequest(4)):
         asked = [machine.handle(Received(PeerId("x"), question), swarm.world.now) for _ in range(50)]
-        assert sum(isinstance(e, Ask) for effects in asked for e in effects) == 1
+        assert sum(isinstance(e, RunTask) for effects in asked for e in effects) == 1

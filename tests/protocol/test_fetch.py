@@ -11,25 +11,25 @@ from hypothesis import strategies as st
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import BLOB_CHUNK
-from atoll.base.machine import Ask, Done, Effect, Payload, Received, Report, Send, SetTimer, Start, TimerFired
-from atoll.crypto.digest import Manifest, blob_id, digest
+from atoll.base.machine import Effect, Emit, Payload, Received, RunTask, Send, SetTimer, Start, TaskDone, TimerFired
+from atoll.crypto.digest import BlobManifest, blob_id, digest
 from atoll.protocol.transfer.download import (
     REQUESTS_MAX,
     TICK_S,
     BadSource,
-    Fetch,
-    Fetched,
+    BlobDownload,
+    BlobFetched,
+    BlobServer,
     FetchFailed,
-    Serve,
     StallingSource,
 )
 from atoll.protocol.transfer.tasks import BlobOpened, CloseBlob, OpenBlob, StoreChunk
-from atoll.wire.messages.history import Chunk, ManifestIs, WantChunk, WantManifest
+from atoll.wire.messages.history import ChunkRequest, ChunkResponse, ManifestRequest, ManifestResponse
 
 CHUNKS = 12
 NAMES = tuple(PeerId(f"p{i}") for i in range(4))
 PIECES = tuple(digest(bytes([i])) for i in range(CHUNKS))
-MANIFEST = Manifest(CHUNKS * BLOB_CHUNK, PIECES)
+MANIFEST = BlobManifest(CHUNKS * BLOB_CHUNK, PIECES)
 BLOB = blob_id(MANIFEST)
 
 
@@ -38,7 +38,7 @@ class Library:
 
     def __init__(self, habits: dict[PeerId, str], have: frozenset[int] = frozenset()) -> None:
         self.habits, self.have = habits, have
-        self.fetch = Fetch(BLOB, tuple(habits))
+        self.fetch = BlobDownload(BLOB, tuple(habits))
         self.flying: list[Send] = []
         self.stored: list[int] = []
         self.asked: Counter[PeerId] = Counter()
@@ -62,14 +62,14 @@ class Library:
         match send.message:
             case _ if habit == "silent":
                 return
-            case WantManifest():
-                shown = Manifest(MANIFEST.size_bytes, PIECES[::-1]) if habit == "forger" else MANIFEST
-                message, payload = ManifestIs(BLOB, None if habit == "empty" else shown), None
-            case WantChunk(index=index):
+            case ManifestRequest():
+                shown = BlobManifest(MANIFEST.size_bytes, PIECES[::-1]) if habit == "forger" else MANIFEST
+                message, payload = ManifestResponse(BLOB, None if habit == "empty" else shown), None
+            case ChunkRequest(index=index):
                 self.asked[send.to] += 1
                 wrong = habit == "liar"
                 payload = Payload(digest(b"lie") if wrong else PIECES[index], BLOB_CHUNK, b"")
-                message = Chunk(BLOB, index)
+                message = ChunkResponse(BLOB, index)
             case _:
                 raise AssertionError(send)
         self.do(self.fetch.handle(Received(send.to, message, payload), self.now))
@@ -81,16 +81,16 @@ class Library:
                     self.flying.append(effect)
                 case SetTimer(at=at) if at is not None:
                     self.stall_at = at
-                case Ask(job, OpenBlob()):
-                    self.do(self.fetch.handle(Done(job, BlobOpened(self.have)), self.now))
-                case Ask(job, StoreChunk(index=index, payload=payload)):
+                case RunTask(job, OpenBlob()):
+                    self.do(self.fetch.handle(TaskDone(job, BlobOpened(self.have)), self.now))
+                case RunTask(job, StoreChunk(index=index, payload=payload)):
                     assert payload.digest == PIECES[index], "a lie was stored"
                     self.stored.append(index)
-                    self.do(self.fetch.handle(Done(job, None), self.now))
-                case Ask(job, CloseBlob()):
+                    self.do(self.fetch.handle(TaskDone(job, None), self.now))
+                case RunTask(job, CloseBlob()):
                     assert set(self.stored) | self.have == set(range(CHUNKS))
-                    self.do(self.fetch.handle(Done(job, None), self.now))
-                case Report(fact):
+                    self.do(self.fetch.handle(TaskDone(job, None), self.now))
+                case Emit(fact):
                     self.facts.append(fact)
                 case _:
                     pass
@@ -102,7 +102,7 @@ class Library:
 def test_every_chunk_is_fetched_once_and_the_work_is_shared():
     library = Library(dict.fromkeys(NAMES, "good")).run()
     assert sorted(library.stored) == list(range(CHUNKS)) and library.now == 0.0
-    assert library.told(Fetched)[0].sources == NAMES
+    assert library.told(BlobFetched)[0].sources == NAMES
 
 
 def test_what_is_on_disk_already_is_not_asked_for():
@@ -113,13 +113,13 @@ def test_what_is_on_disk_already_is_not_asked_for():
 
 def test_a_source_of_wrong_bytes_wastes_one_answer_and_is_named():
     library = Library({NAMES[0]: "liar", NAMES[1]: "good"}).run()
-    assert library.told(Fetched) and {f.peer for f in library.told(BadSource)} == {NAMES[0]}
-    assert NAMES[0] not in library.told(Fetched)[0].sources
+    assert library.told(BlobFetched) and {f.peer for f in library.told(BadSource)} == {NAMES[0]}
+    assert NAMES[0] not in library.told(BlobFetched)[0].sources
 
 
 def test_a_forged_manifest_is_not_followed():
     library = Library({NAMES[0]: "forger", NAMES[1]: "good"}).run()
-    assert library.told(Fetched) and library.told(BadSource)[0].peer == NAMES[0]
+    assert library.told(BlobFetched) and library.told(BadSource)[0].peer == NAMES[0]
 
 
 @pytest.mark.parametrize("silent", NAMES)
@@ -129,13 +129,13 @@ def test_a_source_that_falls_silent_costs_seconds_and_not_the_blob(silent: PeerI
     manifest_from = library.answer
 
     def answer(send: Send) -> None:  # it shows the manifest, then says nothing more
-        library.habits[silent] = "silent" if isinstance(send.message, WantChunk) else "good"
+        library.habits[silent] = "silent" if isinstance(send.message, ChunkRequest) else "good"
         manifest_from(send)
 
     library.answer = answer  # type: ignore[method-assign]
     library.run()
-    assert library.told(Fetched) and library.now <= 30.0
-    assert silent not in library.told(Fetched)[0].sources
+    assert library.told(BlobFetched) and library.now <= 30.0
+    assert silent not in library.told(BlobFetched)[0].sources
 
 
 @pytest.mark.parametrize("silent", NAMES)
@@ -145,35 +145,37 @@ def test_a_stalling_source_costs_less_than_a_second(silent: PeerId):
     answer = library.answer
 
     def answers(send: Send) -> None:
-        if not (isinstance(send.message, WantChunk) and send.to == silent):
+        if not (isinstance(send.message, ChunkRequest) and send.to == silent):
             library.now += 0.001
             answer(send)
 
     library.answer = answers  # type: ignore[method-assign]
     library.run()
-    assert library.told(Fetched) and library.now < 1.0
+    assert library.told(BlobFetched) and library.now < 1.0
     assert {f.peer for f in library.told(StallingSource)} <= {silent}
 
 
 def test_at_the_end_the_idle_help_the_slow():
     """One source owes the last chunk, the other answered long ago: it is asked too, without waiting for a tick."""
-    fetch = Fetch(BLOB, NAMES[:2])
+    fetch = BlobDownload(BLOB, NAMES[:2])
     fetch.handle(Start({}), 0.0)
-    fetch.handle(Received(NAMES[0], ManifestIs(BLOB, MANIFEST)), 0.0)
-    fetch.handle(Done(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(2, CHUNKS)))), 0.0)
+    fetch.handle(Received(NAMES[0], ManifestResponse(BLOB, MANIFEST)), 0.0)
+    fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(2, CHUNKS)))), 0.0)
     (fast_chunk, (fast,)), (slow_chunk, (slow,)) = fetch.waiting.items()
     assert fast != slow
-    fetch.handle(Received(fast, Chunk(BLOB, fast_chunk), Payload(PIECES[fast_chunk], BLOB_CHUNK, b"")), 0.01)
-    effects = fetch.handle(Done(f"fetch/{BLOB.hex()}/chunk/{fast_chunk}", None), 0.1)
-    assert [(e.to, e.message) for e in effects if isinstance(e, Send)] == [(fast, WantChunk(BLOB, slow_chunk))]
+    fetch.handle(
+        Received(fast, ChunkResponse(BLOB, fast_chunk), Payload(PIECES[fast_chunk], BLOB_CHUNK, b"")), 0.01
+    )
+    effects = fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/chunk/{fast_chunk}", None), 0.1)
+    assert [(e.to, e.message) for e in effects if isinstance(e, Send)] == [(fast, ChunkRequest(BLOB, slow_chunk))]
 
 
 def test_a_late_answer_still_counts_and_brings_its_source_back():
     """Both are slow once; what the late one sends is taken, though the chunk was asked of the other too."""
-    fetch = Fetch(BLOB, NAMES[:2])
+    fetch = BlobDownload(BLOB, NAMES[:2])
     fetch.handle(Start({}), 0.0)
-    fetch.handle(Received(NAMES[0], ManifestIs(BLOB, MANIFEST)), 0.0)
-    fetch.handle(Done(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(1, CHUNKS)))), 0.0)
+    fetch.handle(Received(NAMES[0], ManifestResponse(BLOB, MANIFEST)), 0.0)
+    fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(1, CHUNKS)))), 0.0)
     ((index, asked),) = fetch.waiting.items()
     (slow,) = asked
     (other,) = {*NAMES[:2]} - {slow}
@@ -183,28 +185,28 @@ def test_a_late_answer_still_counts_and_brings_its_source_back():
     )
     effects = fetch.handle(late, 6.0)
     assert [e.to for e in effects if isinstance(e, Send)] == [other]
-    assert [e.fact for e in effects if isinstance(e, Report)] == [StallingSource(peer=slow, blob=BLOB, left=False)]
+    assert [e.fact for e in effects if isinstance(e, Emit)] == [StallingSource(peer=slow, blob=BLOB, left=False)]
     payload = Payload(PIECES[index], BLOB_CHUNK, b"")
-    effects = fetch.handle(Received(slow, Chunk(BLOB, index), payload), 6.1)
-    assert any(isinstance(e, Ask) and isinstance(e.work, StoreChunk) for e in effects)
+    effects = fetch.handle(Received(slow, ChunkResponse(BLOB, index), payload), 6.1)
+    assert any(isinstance(e, RunTask) and isinstance(e.work, StoreChunk) for e in effects)
     assert fetch.sources[slow].stalls == 0
-    assert not fetch.handle(Received(other, Chunk(BLOB, index), payload), 6.2), "stored twice"
+    assert not fetch.handle(Received(other, ChunkResponse(BLOB, index), payload), 6.2), "stored twice"
 
 
 def test_a_chunk_that_came_is_not_asked_for_once_more():
     """Both are late with it, so it is a probe of the first, to be asked for again; then it comes, and there is no
     room to ask for anything before it is stored."""
-    fetch = Fetch(BLOB, NAMES[:2], requests_max=1)
+    fetch = BlobDownload(BLOB, NAMES[:2], requests_max=1)
     fetch.handle(Start({}), 0.0)
-    fetch.handle(Received(NAMES[0], ManifestIs(BLOB, MANIFEST)), 0.0)
-    fetch.handle(Done(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(1, CHUNKS)))), 0.0)
+    fetch.handle(Received(NAMES[0], ManifestResponse(BLOB, MANIFEST)), 0.0)
+    fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(1, CHUNKS)))), 0.0)
     for late in (6.0, 12.0):
         fetch.handle(TimerFired(f"fetch/{BLOB.hex()}/stall"), late - TICK_S)
         (asked,) = [e for e in fetch.handle(TimerFired(f"fetch/{BLOB.hex()}/stall"), late) if isinstance(e, Send)]
     payload = Payload(PIECES[0], BLOB_CHUNK, b"")
-    (store,) = fetch.handle(Received(asked.to, Chunk(BLOB, 0), payload), 12.1)
-    assert isinstance(store, Ask)
-    assert fetch.handle(Done(store.job, None), 12.2) == [Ask(f"fetch/{BLOB.hex()}/close", CloseBlob(BLOB))]
+    (store,) = fetch.handle(Received(asked.to, ChunkResponse(BLOB, 0), payload), 12.1)
+    assert isinstance(store, RunTask)
+    assert fetch.handle(TaskDone(store.job, None), 12.2) == [RunTask(f"fetch/{BLOB.hex()}/close", CloseBlob(BLOB))]
 
 
 def test_who_was_left_is_asked_again_where_the_last_one_stalls_too():
@@ -213,11 +215,11 @@ def test_who_was_left_is_asked_again_where_the_last_one_stalls_too():
     answer = library.answer
 
     def drops(send: Send) -> None:
-        if isinstance(send.message, WantManifest) or library.now > 160.0:
+        if isinstance(send.message, ManifestRequest) or library.now > 160.0:
             answer(send)
 
     library.answer = drops  # type: ignore[method-assign]
-    assert library.run(600.0).told(Fetched) and library.told(StallingSource)[-1].left
+    assert library.run(600.0).told(BlobFetched) and library.told(StallingSource)[-1].left
 
 
 def test_a_source_that_was_left_does_not_come_back_by_showing_the_manifest_again():
@@ -225,10 +227,10 @@ def test_a_source_that_was_left_does_not_come_back_by_showing_the_manifest_again
     library = Library({NAMES[0]: "silent"} | dict.fromkeys(NAMES[1:], "good"))
     fetch = library.fetch
     library.do(fetch.handle(Start({}), 0.0))
-    library.do(fetch.handle(Received(NAMES[0], ManifestIs(BLOB, MANIFEST)), 0.0))
+    library.do(fetch.handle(Received(NAMES[0], ManifestResponse(BLOB, MANIFEST)), 0.0))
     index = next(iter(fetch.sources[NAMES[0]].asked))
-    library.do(fetch.handle(Received(NAMES[0], Chunk(BLOB, index)), 0.1))  # "I do not hold this one"
-    library.do(fetch.handle(Received(NAMES[0], ManifestIs(BLOB, MANIFEST)), 0.2))
+    library.do(fetch.handle(Received(NAMES[0], ChunkResponse(BLOB, index)), 0.1))  # "I do not hold this one"
+    library.do(fetch.handle(Received(NAMES[0], ManifestResponse(BLOB, MANIFEST)), 0.2))
     assert NAMES[0] not in fetch.sources
 
 
@@ -236,7 +238,7 @@ def test_nobody_who_was_not_asked_becomes_a_source():
     """A manifest is no secret: any stranger can show it."""
     library = Library(dict.fromkeys(NAMES, "good"))
     library.do(library.fetch.handle(Start({}), 0.0))
-    library.do(library.fetch.handle(Received(PeerId("stranger"), ManifestIs(BLOB, MANIFEST)), 0.0))
+    library.do(library.fetch.handle(Received(PeerId("stranger"), ManifestResponse(BLOB, MANIFEST)), 0.0))
     assert PeerId("stranger") not in library.fetch.sources
 
 
@@ -263,20 +265,20 @@ def test_one_good_source_is_enough_whatever_the_others_do(bad: list[str], seed: 
     draw = random.Random(seed)
     names = draw.sample(NAMES, len(bad) + 1)
     library = Library(dict(zip(names, [*bad, "good"], strict=True))).run(3000.0, draw, loss=0.1)
-    assert library.told(Fetched)
+    assert library.told(BlobFetched)
     assert {f.peer for f in library.told(BadSource)} <= set(names[:-1])
 
 
 def test_many_sources_together_send_no_more_than_fits_in_memory():
     """Two hundred fast sources and a slow disk: what was asked for and is not stored has a ceiling."""
     pieces = tuple(digest(k.to_bytes(4, "big")) for k in range(5000))
-    manifest = Manifest(len(pieces) * BLOB_CHUNK, pieces)
+    manifest = BlobManifest(len(pieces) * BLOB_CHUNK, pieces)
     blob, sources = blob_id(manifest), tuple(PeerId(f"p{i}") for i in range(200))
-    fetch = Fetch(blob, sources)
+    fetch = BlobDownload(blob, sources)
     fetch.handle(Start({}), 0.0)
-    fetch.handle(Received(sources[0], ManifestIs(blob, manifest)), 0.0)
-    flying = deque(fetch.handle(Done(f"fetch/{blob.hex()}/open", BlobOpened(frozenset())), 0.0))
-    storing: list[Ask] = []
+    fetch.handle(Received(sources[0], ManifestResponse(blob, manifest)), 0.0)
+    flying = deque(fetch.handle(TaskDone(f"fetch/{blob.hex()}/open", BlobOpened(frozenset())), 0.0))
+    storing: list[RunTask] = []
     for _ in range(20_000):  # windows grow with every answer
         asked = [e for e in flying if isinstance(e, Send)]
         assert len(asked) + len(storing) <= REQUESTS_MAX
@@ -284,49 +286,49 @@ def test_many_sources_together_send_no_more_than_fits_in_memory():
             break
         flying.remove(send := asked[0])
         chunk = send.message
-        assert isinstance(chunk, WantChunk)
+        assert isinstance(chunk, ChunkRequest)
         payload = Payload(pieces[chunk.index], BLOB_CHUNK, b"")
-        effects = fetch.handle(Received(send.to, Chunk(blob, chunk.index), payload), 0.01)
-        storing += [e for e in effects if isinstance(e, Ask)]
+        effects = fetch.handle(Received(send.to, ChunkResponse(blob, chunk.index), payload), 0.01)
+        storing += [e for e in effects if isinstance(e, RunTask)]
         flying += [e for e in effects if isinstance(e, Send)]
     assert len(storing) == REQUESTS_MAX
-    effects = fetch.handle(Done(storing.pop().job, None), 0.02)
+    effects = fetch.handle(TaskDone(storing.pop().job, None), 0.02)
     assert sum(isinstance(e, Send) for e in effects) == 1  # what was stored makes room
 
 
 def test_answers_that_come_late_all_at_once_are_not_all_kept():
     """Sources stall, what they owe is asked of others, then all send everything: the disk is still busy."""
     pieces = tuple(digest(k.to_bytes(4, "big")) for k in range(3000))
-    manifest = Manifest(len(pieces) * BLOB_CHUNK, pieces)
+    manifest = BlobManifest(len(pieces) * BLOB_CHUNK, pieces)
     blob, sources = blob_id(manifest), tuple(PeerId(f"p{i}") for i in range(100))
-    fetch = Fetch(blob, sources)
+    fetch = BlobDownload(blob, sources)
     fetch.handle(Start({}), 0.0)
-    fetch.handle(Received(sources[0], ManifestIs(blob, manifest)), 0.0)
-    sent = fetch.handle(Done(f"fetch/{blob.hex()}/open", BlobOpened(frozenset())), 0.0)
+    fetch.handle(Received(sources[0], ManifestResponse(blob, manifest)), 0.0)
+    sent = fetch.handle(TaskDone(f"fetch/{blob.hex()}/open", BlobOpened(frozenset())), 0.0)
     now = 0.0
     for _ in range(100):
         now += TICK_S
         sent += fetch.handle(TimerFired(f"fetch/{blob.hex()}/stall"), now)
-    asked = {(e.to, e.message.index) for e in sent if isinstance(e, Send) and isinstance(e.message, WantChunk)}
+    asked = {(e.to, e.message.index) for e in sent if isinstance(e, Send) and isinstance(e.message, ChunkRequest)}
     assert len({index for _, index in asked}) > REQUESTS_MAX
     storing: set[str] = set()
     for peer, index in sorted(asked):
         payload = Payload(pieces[index], BLOB_CHUNK, b"")
-        effects = fetch.handle(Received(peer, Chunk(blob, index), payload), now)
-        storing |= {e.job for e in effects if isinstance(e, Ask)}
+        effects = fetch.handle(Received(peer, ChunkResponse(blob, index), payload), now)
+        storing |= {e.job for e in effects if isinstance(e, RunTask)}
     assert len(storing) <= REQUESTS_MAX
 
 
 def test_a_blob_that_is_longer_than_its_asker_expects_is_refused_before_any_room_is_made():
     """Where a name is nobody's but the source's, such as an exhibit's: a manifest may promise 64 GiB."""
     library = Library({NAMES[0]: "good"})
-    library.fetch = Fetch(BLOB, NAMES[:1], MANIFEST.size_bytes - 1)
+    library.fetch = BlobDownload(BLOB, NAMES[:1], MANIFEST.size_bytes - 1)
     library.run(until=10.0)
     assert library.fetch.over and not library.stored
     assert [type(fact) for fact in library.facts] == [BadSource, FetchFailed]
     library = Library({NAMES[0]: "good"})
-    library.fetch = Fetch(BLOB, NAMES[:1], MANIFEST.size_bytes)
-    assert isinstance(library.run().facts[-1], Fetched)
+    library.fetch = BlobDownload(BLOB, NAMES[:1], MANIFEST.size_bytes)
+    assert isinstance(library.run().facts[-1], BlobFetched)
 
 
 def test_a_source_is_asked_for_several_chunks_at_a_time():
@@ -334,13 +336,13 @@ def test_a_source_is_asked_for_several_chunks_at_a_time():
     library = Library({NAMES[0]: "good"})
     fetch = library.fetch
     fetch.handle(Start({}), 0.0)
-    fetch.handle(Received(NAMES[0], ManifestIs(BLOB, MANIFEST)), 0.0)
-    assert len(fetch.handle(Done(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset())), 0.0)) == 8
+    fetch.handle(Received(NAMES[0], ManifestResponse(BLOB, MANIFEST)), 0.0)
+    assert len(fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset())), 0.0)) == 8
     fetch.sources[NAMES[0]].window = 7  # an answer makes it eight, and one of them is free
 
     def chunk_came(index: int) -> int:
         payload = Payload(PIECES[index], BLOB_CHUNK, b"")
-        effects = fetch.handle(Received(NAMES[0], Chunk(BLOB, index), payload), 0.1)
+        effects = fetch.handle(Received(NAMES[0], ChunkResponse(BLOB, index), payload), 0.1)
         return sum(isinstance(e, Send) for e in effects)
 
     assert [chunk_came(0), chunk_came(1)] == [0, 3]
@@ -349,39 +351,41 @@ def test_a_source_is_asked_for_several_chunks_at_a_time():
 def test_one_source_is_asked_in_sequence():
     """Its disk reads ahead. Each time its window was full, the next chunk was once put off to the very end."""
     pieces = tuple(digest(k.to_bytes(4, "big")) for k in range(300))
-    manifest = Manifest(len(pieces) * BLOB_CHUNK, pieces)
+    manifest = BlobManifest(len(pieces) * BLOB_CHUNK, pieces)
     blob = blob_id(manifest)
-    fetch = Fetch(blob, NAMES[:1])
+    fetch = BlobDownload(blob, NAMES[:1])
     fetch.handle(Start({}), 0.0)
-    fetch.handle(Received(NAMES[0], ManifestIs(blob, manifest)), 0.0)
-    flying = deque(fetch.handle(Done(f"fetch/{blob.hex()}/open", BlobOpened(frozenset())), 0.0))
+    fetch.handle(Received(NAMES[0], ManifestResponse(blob, manifest)), 0.0)
+    flying = deque(fetch.handle(TaskDone(f"fetch/{blob.hex()}/open", BlobOpened(frozenset())), 0.0))
     asked: list[int] = []
     while flying and isinstance(send := flying.popleft(), Send):
-        assert isinstance(send.message, WantChunk)
+        assert isinstance(send.message, ChunkRequest)
         asked.append(index := send.message.index)
         payload = Payload(pieces[index], BLOB_CHUNK, b"")
-        effects = fetch.handle(Received(NAMES[0], Chunk(blob, index), payload), 0.01)
-        effects += fetch.handle(Done(f"fetch/{blob.hex()}/chunk/{index}", None), 0.01)
+        effects = fetch.handle(Received(NAMES[0], ChunkResponse(blob, index), payload), 0.01)
+        effects += fetch.handle(TaskDone(f"fetch/{blob.hex()}/chunk/{index}", None), 0.01)
         flying += [effect for effect in effects if isinstance(effect, Send)]
     assert asked == list(range(300))
 
 
 def test_a_chunk_of_another_length_than_its_place_is_not_stored():
     """The namer of a blob may put the digest of 64 MiB into a manifest of 100 bytes: it is blamed."""
-    manifest = Manifest(100, (PIECES[0],))
+    manifest = BlobManifest(100, (PIECES[0],))
     blob = blob_id(manifest)
-    fetch = Fetch(blob, [NAMES[0]])
+    fetch = BlobDownload(blob, [NAMES[0]])
     fetch.handle(Start({}), 0.0)
-    fetch.handle(Received(NAMES[0], ManifestIs(blob, manifest)), 0.0)
-    fetch.handle(Done(f"fetch/{blob.hex()}/open", BlobOpened(frozenset())), 0.0)
-    effects = fetch.handle(Received(NAMES[0], Chunk(blob, 0), Payload(PIECES[0], 64 * BLOB_CHUNK, b"")), 0.1)
-    assert [type(e.fact) for e in effects if isinstance(e, Report)] == [BadSource, FetchFailed]
-    assert not any(isinstance(e, Ask) for e in effects)
+    fetch.handle(Received(NAMES[0], ManifestResponse(blob, manifest)), 0.0)
+    fetch.handle(TaskDone(f"fetch/{blob.hex()}/open", BlobOpened(frozenset())), 0.0)
+    effects = fetch.handle(
+        Received(NAMES[0], ChunkResponse(blob, 0), Payload(PIECES[0], 64 * BLOB_CHUNK, b"")), 0.1
+    )
+    assert [type(e.fact) for e in effects if isinstance(e, Emit)] == [BadSource, FetchFailed]
+    assert not any(isinstance(e, RunTask) for e in effects)
 
 
 def test_whoever_asks_for_everything_at_once_leaves_room_for_others():
     """A thousand requests of one peer, and nothing is read yet: those of another joiner are begun all the same."""
-    serve, blob = Serve(), digest(b"blob")
-    flood = [serve.handle(Received(PeerId("greedy"), WantChunk(blob, i)), 0.0) for i in range(1000)]
-    other = [serve.handle(Received(PeerId("joiner"), WantChunk(blob, i)), 0.0) for i in range(8)]
-    assert 0 < sum(map(len, flood)) < 1000 and all(isinstance(effect, Ask) for (effect,) in other)
+    serve, blob = BlobServer(), digest(b"blob")
+    flood = [serve.handle(Received(PeerId("greedy"), ChunkRequest(blob, i)), 0.0) for i in range(1000)]
+    other = [serve.handle(Received(PeerId("joiner"), ChunkRequest(blob, i)), 0.0) for i in range(8)]
+    assert 0 < sum(map(len, flood)) < 1000 and all(isinstance(effect, RunTask) for (effect,) in other)

@@ -13,34 +13,34 @@ from itertools import count
 from atoll.base.ids import PeerId
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import (
-    Ask,
-    Done,
     Effect,
+    Emit,
     Event,
     Payload,
     Received,
-    Report,
+    RunTask,
     Send,
     SetTimer,
     Start,
+    TaskDone,
     TimerFired,
 )
-from atoll.crypto.digest import Manifest, blob_id, digest
-from atoll.protocol.transfer.download import BadSource, Fetch, Fetched, FetchFailed, Serve
+from atoll.crypto.digest import BlobManifest, blob_id, digest
+from atoll.protocol.transfer.download import BadSource, BlobDownload, BlobFetched, BlobServer, FetchFailed
 from atoll.protocol.transfer.tasks import (
     BlobOpened,
     CloseBlob,
     OpenBlob,
-    Partly,
+    PartialManifest,
     ReadChunk,
     ReadManifest,
     StoreChunk,
 )
-from atoll.wire.messages.history import Chunk, ManifestIs
+from atoll.wire.messages.history import ChunkResponse, ManifestResponse
 
 CHUNKS = 128
 PIECES = tuple(digest(i.to_bytes(2, "big")) for i in range(CHUNKS))
-MANIFEST = Manifest(CHUNKS * BLOB_CHUNK, PIECES)
+MANIFEST = BlobManifest(CHUNKS * BLOB_CHUNK, PIECES)
 BLOB = blob_id(MANIFEST)
 FOUNDER = PeerId("founder")
 JOINERS = tuple(PeerId(f"joiner {i}") for i in range(8))
@@ -59,7 +59,7 @@ def bits(indices: set[int]) -> bytes:
 class Peer:
     def __init__(self, me: PeerId, has: set[int], lie: Lie = honest) -> None:
         self.me, self.has, self.lie = me, has, lie
-        self.serve, self.fetch = Serve(), Fetch(BLOB, [FOUNDER], me=me) if me != FOUNDER else None
+        self.serve, self.fetch = BlobServer(), BlobDownload(BLOB, [FOUNDER], me=me) if me != FOUNDER else None
         self.opened = self.whole = len(has) == CHUNKS
         self.uplink_free = 0.0
         self.facts: list[object] = []
@@ -78,7 +78,7 @@ class Peer:
             case CloseBlob():
                 self.whole = len(self.has) == CHUNKS
             case ReadManifest(partly=partly):
-                here = Partly(MANIFEST, bits(self.has)) if partly and self.opened and self.has else None
+                here = PartialManifest(MANIFEST, bits(self.has)) if partly and self.opened and self.has else None
                 return MANIFEST if self.whole else here
             case ReadChunk(index=index):
                 return Payload(PIECES[index], BLOB_CHUNK, b"") if index in self.has else None
@@ -109,9 +109,9 @@ class Wire:
                     self.send(peer, peer.lie(effect))
                 case SetTimer(name=name, at=at) if at is not None:
                     self.at(at, peer, TimerFired(name))
-                case Ask(job=job, work=work):
-                    self.at(self.now, peer, Done(job, peer.work(work)))
-                case Report(fact):
+                case RunTask(job=job, work=work):
+                    self.at(self.now, peer, TaskDone(job, peer.work(work)))
+                case Emit(fact):
                     peer.facts.append(fact)
                 case _:
                     pass
@@ -153,17 +153,17 @@ def test_who_says_that_it_has_what_it_has_not_costs_little():
     """Two of eight: one answers none of the chunks that it says it has, the other with nothing."""
 
     def boast(send: Send) -> Send:
-        if isinstance(send.message, ManifestIs):
-            return Send(send.to, ManifestIs(BLOB, MANIFEST, bits(set(range(CHUNKS)))), send.lane)
+        if isinstance(send.message, ManifestResponse):
+            return Send(send.to, ManifestResponse(BLOB, MANIFEST, bits(set(range(CHUNKS)))), send.lane)
         return send
 
     def silent(send: Send) -> Send:
         send = boast(send)
-        return Send(PeerId("nobody"), send.message) if isinstance(send.message, Chunk) else send
+        return Send(PeerId("nobody"), send.message) if isinstance(send.message, ChunkResponse) else send
 
     def empty(send: Send) -> Send:
         send = boast(send)
-        return Send(send.to, send.message) if isinstance(send.message, Chunk) else send
+        return Send(send.to, send.message) if isinstance(send.message, ChunkResponse) else send
 
     wire = together({JOINERS[0]: silent, JOINERS[5]: empty}).run()
     assert all(peer.whole for peer in wire.peers.values())
@@ -172,8 +172,8 @@ def test_who_says_that_it_has_what_it_has_not_costs_little():
 
 def test_a_book_of_another_length_than_the_blob_is_a_fault_and_so_are_wrong_bytes():
     def longer(send: Send) -> Send:
-        told = isinstance(send.message, ManifestIs) and send.message.here
-        return Send(send.to, ManifestIs(BLOB, None, bytes(99)), send.lane) if told else send
+        told = isinstance(send.message, ManifestResponse) and send.message.here
+        return Send(send.to, ManifestResponse(BLOB, None, bytes(99)), send.lane) if told else send
 
     wire = together({JOINERS[3]: longer}).run()
     assert all(peer.whole for peer in wire.peers.values())
@@ -195,5 +195,5 @@ def test_where_the_only_whole_source_lets_go_of_it_nobody_waits_for_the_rest_for
     wire.run(60.0)
     joiners = [wire.peers[name] for name in JOINERS]
     assert all(any(isinstance(fact, FetchFailed) for fact in joiner.facts) for joiner in joiners)
-    assert not any(isinstance(fact, Fetched) for joiner in joiners for fact in joiner.facts)
+    assert not any(isinstance(fact, BlobFetched) for joiner in joiners for fact in joiner.facts)
     assert 0 < len(set.union(*(joiner.has for joiner in joiners))) < CHUNKS

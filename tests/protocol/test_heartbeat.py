@@ -8,21 +8,21 @@ import pytest
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Received, Send
-from atoll.protocol.membership.failure_detector import Heartbeat
-from atoll.wire.messages.membership import BeatBack
+from atoll.protocol.membership.failure_detector import FailureDetector
+from atoll.wire.messages.membership import PingReply
 
 OTHERS = tuple(PeerId(name) for name in "abcd")
 
 
-def watching(*others: PeerId) -> Heartbeat:
-    heart = Heartbeat(PeerId("me"), 2.0, 6.0)
+def watching(*others: PeerId) -> FailureDetector:
+    heart = FailureDetector(PeerId("me"), 2.0, 6.0)
     heart.watch((PeerId("me"), *others), now=100.0)
     return heart
 
 
-def told(heart: Heartbeat, by: PeerId, clock_s: float) -> None:
+def told(heart: FailureDetector, by: PeerId, clock_s: float) -> None:
     """An answer after no time at all."""
-    heart.beat(Received(by, BeatBack(100.0, clock_s, head=-1)), now=100.0, head=-1)
+    heart.beat(Received(by, PingReply(100.0, clock_s, head=-1)), now=100.0, head=-1)
 
 
 @pytest.mark.parametrize("lie", [-1e300, 1e300, -1e9, 1e4, nan, inf])
@@ -52,7 +52,7 @@ def test_two_alone_meet_halfway_however_far_apart():
 def test_who_is_called_and_does_not_answer_is_not_here_and_nobody_accuses_it():
     """Twenty members, four watched: of two others that are called one answers, at the second asking."""
     members = tuple(PeerId(f"p{i:02d}") for i in range(20))
-    heart = Heartbeat(members[0], 2.0, 6.0)
+    heart = FailureDetector(members[0], 2.0, 6.0)
     heart.watch(members, 0.0)
     well, lost = [p for p in members[1:] if p not in heart.watched][-2:]
     asked = [e.to for e in heart.call(members, 0.0, 0) if isinstance(e, Send)]

@@ -15,12 +15,12 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.crypto.digest import digest
 from atoll.protocol.history import chain as room
-from atoll.protocol.history.chain import History, recovery_bytes
+from atoll.protocol.history.chain import VertexChain, recovery_bytes
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
 from atoll.wire.codec import decode_body, encode, vertex_id
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Certificate, Leave, Signed, Stage, Vote
-from atoll.wire.messages.vertex import Body, Invited, Member, Metrics, TicketUse, Vertex
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.statements import LeaveReport, QuorumCertificate, SignedStatement, Stage, Vote
+from atoll.wire.messages.vertex import InvitationRecord, Member, RoundMetrics, TicketUse, Vertex, VertexBody
 
 NAMES = tuple(PeerId(f"p{i}") for i in range(4))
 SIGNERS = {p: VirtualSigner(p) for p in NAMES}
@@ -32,7 +32,7 @@ def member(peer: PeerId) -> Member:
     return Member(peer, KEYS[peer], (), "trainer", "member", -1, 0.0, peer, links=b"as measured")
 
 
-GENESIS = Body(
+GENESIS = VertexBody(
     run=ZERO_DIGEST,
     round=-1,
     attempt=0,
@@ -45,7 +45,7 @@ GENESIS = Body(
     members=tuple(map(member, NAMES)),
     tickets=(),
     reports=(),
-    metrics=Metrics(0.0, 0, 0),
+    metrics=RoundMetrics(0.0, 0, 0),
 )
 RUN = vertex_id(encode(GENESIS))
 NEXT = replace(GENESIS, run=RUN, round=0, parent=RUN, time_s=101.0, trained=1, state=digest(b"the next state"))
@@ -54,30 +54,30 @@ EPOCH = replace(
     **{"run": RUN, "round": 0, "parent": RUN, "time_s": 102.0, "epoch": 1},
     members=(*map(member, NAMES[:2]), *(replace(member(p), standing="away", links=b"") for p in NAMES[2:])),
 )
-WORD = Signed(NAMES[3], encode(Leave(0, "gone")), b"never signed")
+WORD = SignedStatement(NAMES[3], encode(LeaveReport(0, "gone")), b"never signed")
 
 
 def voted(
-    body: Body,
+    body: VertexBody,
     voters: tuple[PeerId, ...] = NAMES[:3],
     stage: Stage = "commit",
-    said: Body | None = None,
+    said: VertexBody | None = None,
     round: int = 0,
 ) -> Vertex:
     """With the votes of these: for this body, or in truth for what they `said`."""
     name = vertex_id(encode(said or body))
     vote = Vote(round, 0, stage, name)
-    votes = tuple((p, Notary(RUN, SIGNERS[p], VirtualVerifier()).sign(vote).signature) for p in voters)
-    return Vertex(encode(body), Certificate(round, 0, stage, name, votes))
+    votes = tuple((p, StatementSigner(RUN, SIGNERS[p], VirtualVerifier()).sign(vote).signature) for p in voters)
+    return Vertex(encode(body), QuorumCertificate(round, 0, stage, name, votes))
 
 
-def recovered(body: Body, by: bytes = RECOVERY) -> Vertex:
+def recovered(body: VertexBody, by: bytes = RECOVERY) -> Vertex:
     raw = encode(body)
     return Vertex(raw, None, sign_as_identity(by, recovery_bytes(RUN, raw)))
 
 
-def founded(kind: type[History] = History) -> History:
-    reader = Notary(RUN, VirtualSigner(PeerId("reader")), VirtualVerifier())
+def founded(kind: type[VertexChain] = VertexChain) -> VertexChain:
+    reader = StatementSigner(RUN, VirtualSigner(PeerId("reader")), VirtualVerifier())
     return kind(Vertex(encode(GENESIS), None), reader, lambda name, body: (KEYS, QUORUM), RECOVERY)
 
 
@@ -148,7 +148,7 @@ FORGERIES = [
     ),
     Forgery(
         "an epoch that says otherwise who invited",
-        recovered(replace(EPOCH, invited=Invited((0,) * 4, (0,) * 4, ()))),
+        recovered(replace(EPOCH, invited=InvitationRecord((0,) * 4, (0,) * 4, ()))),
         "body.invited == parent.invited",
         "True",
     ),

@@ -13,31 +13,31 @@ from table import ROUND, RUN, Table, names_of
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect
-from atoll.protocol.agreement.events import Decided, Equivocation, Free, Judge, Lacking
-from atoll.protocol.agreement.one_phase import RaftRound
-from atoll.protocol.agreement.two_phase import Agreement
+from atoll.protocol.agreement.events import BodyDecided, BodyMissing, Equivocation, MayPropose, ProposalReceived
+from atoll.protocol.agreement.one_phase import OnePhaseAgreement
+from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.codec import vertex_id
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
-from atoll.wire.messages.statements import Proposed, Timeout, Vote
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, VoteMessage
+from atoll.wire.messages.statements import Proposal, ViewTimeout, Vote
 
 P0, P1, P2, P3, P4 = names_of(5)
 
 
-@pytest.mark.parametrize(("machine", "hops"), [(RaftRound, 2), (Agreement, 3)])
+@pytest.mark.parametrize(("machine", "hops"), [(OnePhaseAgreement, 2), (TwoPhaseAgreement, 3)])
 def test_raft_is_one_hop_faster_for_everybody(machine: type[Any], hops: int):
     """Proposal, votes; where some may lie, votes on the votes. The certificate is of the same kind."""
     table = Table(5, machine)
-    assert table.told(Free, P0)
+    assert table.told(MayPropose, P0)
     table.do(P0, table.at[P0].propose(0, b"body"))
     for hop in range(hops):
         assert len(table.decided()) < 5, f"all know after {hop} hops"
         table.deliver()
     assert table.decided() == dict.fromkeys(table.names, b"body")
-    certificate = table.told(Decided)[0].certificate
+    certificate = table.told(BodyDecided)[0].certificate
     assert (certificate.stage, certificate.view, len(certificate.votes)) == ("commit", 0, 3)
-    reader = Notary(RUN, VirtualSigner(PeerId("stranger")), VirtualVerifier())
+    reader = StatementSigner(RUN, VirtualSigner(PeerId("stranger")), VirtualVerifier())
     assert reader.certificate_holds(certificate, table.keys, 3)
 
 
@@ -72,30 +72,30 @@ def test_a_dead_leader_is_followed_by_the_next_who_takes_its_entry_over():
     table.deliver()
     assert table.at[P1].view == 1, "a quorum would leave the view, so all did"
     table.settle()
-    (lacking,) = table.told(Lacking, P1)
+    (lacking,) = table.told(BodyMissing, P1)
     assert table.at[P1].lacking == {lacking.digest} == {vertex_id(b"first")}
     assert table.at[P1].holders(lacking.digest) == [P3]
     table.do(P1, table.at[P1].learn_body(b"first"))
     table.settle()
     assert table.decided() == {P1: b"first", P2: b"first", P3: b"first"}
-    assert not table.told(Judge, P2) and len(table.told(Judge, P3)) == 1
+    assert not table.told(ProposalReceived, P2) and len(table.told(ProposalReceived, P3)) == 1
 
 
 def test_bodies_are_judged_before_they_are_accepted():
     table = Table(3, judges=False)
     table.do(P0, table.at[P0].propose(0, b"wrong"))
     table.settle()
-    assert len(table.told(Judge)) == 2 and not table.decided() and not table.at[P1].has_voted
+    assert len(table.told(ProposalReceived)) == 2 and not table.decided() and not table.at[P1].has_voted
 
 
 def test_too_few_left_in_a_view_leave_it():
     """n = 4: one may be gone, so one ballot moves nobody, the second moves all, though no quorum asked."""
     table = Table(4)
     for count, name in enumerate((P1, P2), 1):
-        ballot = TimedOut(ROUND, 0, "t", table.sign(name, Timeout(ROUND, 0, -1, ZERO_DIGEST)), None)
+        ballot = TimeoutMessage(ROUND, 0, "t", table.sign(name, ViewTimeout(ROUND, 0, -1, ZERO_DIGEST)), None)
         table.do(P3, table.at[P3].receive(name, ballot))
         assert table.at[P3].view == (1 if count == 2 else 0)
-    assert any(isinstance(message, TimedOut) for sender, _, message in table.mail if sender == P3)
+    assert any(isinstance(message, TimeoutMessage) for sender, _, message in table.mail if sender == P3)
 
 
 def test_the_end_of_an_attempt_closes_all_its_views_without_asking():
@@ -103,12 +103,12 @@ def test_the_end_of_an_attempt_closes_all_its_views_without_asking():
     table = Table(3)
     table.do(P1, table.at[P1].close_view(2))
     for name in (P0, P1):
-        ballot = TimedOut(ROUND, 0, "t", table.sign(name, Timeout(ROUND, 1, -1, ZERO_DIGEST)), None)
+        ballot = TimeoutMessage(ROUND, 0, "t", table.sign(name, ViewTimeout(ROUND, 1, -1, ZERO_DIGEST)), None)
         table.do(P2, table.at[P2].receive(name, ballot))
     assert table.at[P2].view == 2
     table.do(P2, table.at[P2].close_view(2))
     assert table.at[P1].view == table.at[P2].view == 3
-    assert {type(message) for _, _, message in table.mail} == {TimedOut}
+    assert {type(message) for _, _, message in table.mail} == {TimeoutMessage}
 
 
 def test_a_body_that_ballots_do_not_allow_is_refused():
@@ -118,11 +118,11 @@ def test_a_body_that_ballots_do_not_allow_is_refused():
     hearer = table.at[P3]
 
     def ballot(name: PeerId, high: int, digest: Digest, view: int = 1) -> Any:
-        return table.sign(name, Timeout(ROUND, view, high, digest))
+        return table.sign(name, ViewTimeout(ROUND, view, high, digest))
 
     def hears(body: bytes, *ballots: Any) -> list[Effect]:
-        statement = table.sign(P2, Proposed(ROUND, 2, vertex_id(body)))
-        return hearer.receive(P2, Propose(ROUND, 0, "t", statement, body, ballots, None))
+        statement = table.sign(P2, Proposal(ROUND, 2, vertex_id(body)))
+        return hearer.receive(P2, ProposalMessage(ROUND, 0, "t", statement, body, ballots, None))
 
     first, second, third = ballot(P0, 0, older), ballot(P1, 1, newer), ballot(P2, -1, ZERO_DIGEST)
     for body, ballots, says in [
@@ -145,8 +145,8 @@ def test_a_leader_that_is_run_twice_gets_one_entry_accepted():
     whoever hears both has evidence."""
     table = Table(3)
 
-    def says(body: bytes) -> Propose:
-        return Propose(ROUND, 0, "t", table.sign(P0, Proposed(ROUND, 0, vertex_id(body))), body, (), None)
+    def says(body: bytes) -> ProposalMessage:
+        return ProposalMessage(ROUND, 0, "t", table.sign(P0, Proposal(ROUND, 0, vertex_id(body))), body, (), None)
 
     table.do(P1, table.at[P1].receive(P0, says(b"one")))
     assert table.at[P1].has_voted
@@ -155,7 +155,7 @@ def test_a_leader_that_is_run_twice_gets_one_entry_accepted():
     table.mail.clear()
     again = table.start(P1)
     table.do(P1, [*again.begin(), *again.receive(P0, says(b"two"))])
-    votes = [message for _, _, message in table.mail if isinstance(message, Voted)]
+    votes = [message for _, _, message in table.mail if isinstance(message, VoteMessage)]
     assert not votes and again.view == 0
 
 
@@ -163,25 +163,25 @@ def test_words_that_do_not_belong_here():
     table = Table(3)
     machine, digest = table.at[P2], vertex_id(b"body")
 
-    def voted(name: str, *vote: Any) -> Voted:
-        return Voted(ROUND, 0, "t", table.sign(name, Vote(*vote)))
+    def voted(name: str, *vote: Any) -> VoteMessage:
+        return VoteMessage(ROUND, 0, "t", table.sign(name, Vote(*vote)))
 
     with pytest.raises(PeerFault, match="two phases"):
         machine.receive(P1, voted("p1", ROUND, 0, "prepare", digest))
     for leader, body, says in ((P1, b"body", "out of turn"), (P0, b"other", "other bytes")):
-        said = table.sign(leader, Proposed(ROUND, 0, digest))
+        said = table.sign(leader, Proposal(ROUND, 0, digest))
         with pytest.raises(PeerFault, match=says):
-            machine.receive(leader, Propose(ROUND, 0, "t", said, body, (), None))
+            machine.receive(leader, ProposalMessage(ROUND, 0, "t", said, body, (), None))
     with pytest.raises(PeerFault, match="no vote"):
         machine.receive(PeerId("p9"), PreVote(ROUND, 0, "t", 0))
     with pytest.raises(PeerFault, match="after the one it closes"):
-        machine.receive(P1, TimedOut(ROUND, 0, "t", table.sign("p1", Timeout(ROUND, 0, 3, digest)), None))
+        machine.receive(P1, TimeoutMessage(ROUND, 0, "t", table.sign("p1", ViewTimeout(ROUND, 0, 3, digest)), None))
     for round, view in ((ROUND - 1, 0), (ROUND, 99)):
         for name in ("p0", "p1"):
             assert machine.receive(PeerId(name), voted(name, round, view, "commit", digest)) == []
     assert machine.receive(P1, PreVote(ROUND, 33, "t", 99)) == [] and not machine.is_open
     assert not table.decided() and len(machine.tallies) <= 2
-    assert Table(3, Agreement).at[P2].receive(P1, PreVote(ROUND, 0, "t", 0)) == []
+    assert Table(3, TwoPhaseAgreement).at[P2].receive(P1, PreVote(ROUND, 0, "t", 0)) == []
 
 
 def test_a_restarted_voter_returns_to_the_view_in_which_it_accepted():
@@ -189,19 +189,21 @@ def test_a_restarted_voter_returns_to_the_view_in_which_it_accepted():
     table = Table(5)
     table.do(P4, table.at[P4].close_view(4))  # the attempt is over
     table.mail.clear()
-    ballots = tuple(table.sign(p, Timeout(ROUND, 6, -1, ZERO_DIGEST)) for p in (P0, P1, P2))
+    ballots = tuple(table.sign(p, ViewTimeout(ROUND, 6, -1, ZERO_DIGEST)) for p in (P0, P1, P2))
     leader = table.at[P4].proposer(7)
-    said = table.sign(leader, Proposed(ROUND, 7, vertex_id(b"body")))
-    proposal = Propose(ROUND, 1, "t", said, b"body", ballots, None)
+    said = table.sign(leader, Proposal(ROUND, 7, vertex_id(b"body")))
+    proposal = ProposalMessage(ROUND, 1, "t", said, b"body", ballots, None)
     table.do(P4, table.at[P4].receive(leader, proposal))
     again = table.start(P4)
     assert again.view == 7 and again.bodies == {vertex_id(b"body"): b"body"}
     table.mail.clear()
     table.do(P4, again.receive(leader, proposal))
-    assert len(table.mail) == 4 and len(table.told(Judge, P4)) == 1, "its vote again, and no second look"
+    assert len(table.mail) == 4 and len(table.told(ProposalReceived, P4)) == 1, "its vote again, and no second look"
     table.do(P4, again.close_view(9))
-    ballot = next(message for _, _, message in table.mail if isinstance(message, TimedOut))
-    claim = Notary(RUN, VirtualSigner(P0), VirtualVerifier()).open(ballot.statement, Timeout, table.keys[P4])
+    ballot = next(message for _, _, message in table.mail if isinstance(message, TimeoutMessage))
+    claim = StatementSigner(RUN, VirtualSigner(P0), VirtualVerifier()).open(
+        ballot.statement, ViewTimeout, table.keys[P4]
+    )
     assert (claim.view, claim.high_view, claim.high_digest) == (9, 7, vertex_id(b"body"))
 
 
@@ -214,7 +216,7 @@ def test_a_restarted_leader_repeats_its_proposal():
     assert again.has_proposed(0) and again.propose(0, b"another") == []
     table.do(P0, again.begin())
     table.settle()
-    assert set(table.decided().values()) == {b"body"} and len(table.told(Free, P0)) == 1
+    assert set(table.decided().values()) == {b"body"} and len(table.told(MayPropose, P0)) == 1
 
 
 def test_ten_thousand_views_leave_nothing_behind():
@@ -226,7 +228,7 @@ def test_ten_thousand_views_leave_nothing_behind():
 
 
 # In our words, of both: who forgot what it said is not believed to be who said it, until its new key is agreed.
-@pytest.mark.parametrize("machine", [RaftRound, Agreement])
+@pytest.mark.parametrize("machine", [OnePhaseAgreement, TwoPhaseAgreement])
 def test_a_voter_that_lost_its_disk_is_silent_until_its_new_key_is_agreed(machine: type[Any]):
     """It has voted and forgets, and the same words come again: it listens, says nothing, and learns the end."""
     table = Table(4, machine)
@@ -247,4 +249,4 @@ def test_a_voter_that_lost_its_disk_is_silent_until_its_new_key_is_agreed(machin
     voter = table.start(P3, session=1)
     voter.votes = True  # mutant: whoever has the name has the vote
     table.do(P3, voter.receive(P0, words[0]))
-    assert any(sender == P3 and isinstance(message, Voted) for sender, _, message in table.mail)
+    assert any(sender == P3 and isinstance(message, VoteMessage) for sender, _, message in table.mail)

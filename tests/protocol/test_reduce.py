@@ -18,33 +18,33 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import OWNERS_PER_PART
 from atoll.base.machine import (
-    Ask,
-    Done,
     Effect,
-    Failed,
-    Keep,
+    Emit,
     Payload,
+    Persist,
     Received,
-    Report,
+    RunTask,
     Send,
     SetTimer,
     Start,
+    TaskDone,
+    TaskFailed,
     TimerFired,
 )
 from atoll.crypto.digest import digest, merkle_root
-from atoll.protocol.allreduce.buffers import Update
-from atoll.protocol.allreduce.cross_check import Lied
-from atoll.protocol.allreduce.engine import Reduce
-from atoll.protocol.allreduce.environment import Surroundings
-from atoll.protocol.allreduce.events import PartAnswered, PartMissing, Reduced
+from atoll.protocol.allreduce.buffers import LocalRow
+from atoll.protocol.allreduce.cross_check import OwnerLied
+from atoll.protocol.allreduce.engine import AllReduce
+from atoll.protocol.allreduce.environment import ReduceEnvironment
+from atoll.protocol.allreduce.events import PartAnswered, PartMissing, PartsReduced
 from atoll.protocol.allreduce.factory import reduce_for
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.tasks import Combine, Combined
-from atoll.protocol.allreduce.topology import Topology, butterfly, hierarchical, ring, star, tree
+from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
+from atoll.protocol.allreduce.topology import ReduceTopology, butterfly, hierarchical, ring, star, tree
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Answer, Declined, PartBytes, Repeat, WantPart
-from atoll.wire.messages.statements import Answered, Commit
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.round import PartDeclined, PartRequest, PartResponse, PartResult, ResendRequest
+from atoll.wire.messages.statements import Commitment, OwnerResult
 from atoll.wire.opening import rows_of
 
 RUN = Digest(bytes(32))
@@ -52,7 +52,7 @@ A_MOMENT_S = 10.0  # shorter than any window of a plan without a clock
 ANSWER_UNTIL = (6.0, 12.0, 18.0, 18.0, 18.0, 18.0)  # as plans have it: owners behind the third have its end
 
 
-def topology_named(name: str, names: tuple[PeerId, ...]) -> Topology:
+def topology_named(name: str, names: tuple[PeerId, ...]) -> ReduceTopology:
     clusters = tuple(names[i : i + 3] for i in range(0, len(names), 3))
     return {
         "butterfly": lambda: butterfly(names, b"seed"),
@@ -87,7 +87,7 @@ class Group:
 
     def __post_init__(self) -> None:
         self.names = tuple(PeerId(f"p{i}") for i in range(self.count))
-        notaries = {p: Notary(RUN, VirtualSigner(p), VirtualVerifier()) for p in self.names}
+        notaries = {p: StatementSigner(RUN, VirtualSigner(p), VirtualVerifier()) for p in self.names}
         topology = topology_named(self.topology, self.names)
         never = 0.0 if self.has_clock else 1e8
         until = tuple(never + t for t in ANSWER_UNTIL[: min(OWNERS_PER_PART, self.count)])
@@ -100,17 +100,17 @@ class Group:
         self.timers: dict[tuple[PeerId, str], float] = {}
         self.kept: dict[PeerId, dict[str, bytes]] = {p: {} for p in self.names}
         self.facts: dict[PeerId, list[object]] = {p: [] for p in self.names}
-        self.updates: dict[PeerId, Update] = {}
-        commits: dict[PeerId, Commit] = {}
+        self.updates: dict[PeerId, LocalRow] = {}
+        commits: dict[PeerId, Commitment] = {}
         for p in self.names:
             parts = tuple(Payload(digest(f"{p}/{j}".encode()), 8, (p,)) for j in range(self.plan.parts))
             root, count = merkle_root(tuple(x.digest for x in parts)), 0 if p in self.passing else len(parts)
-            commits[p] = Commit(0, 0, root, count, 1, 1, 1.0, 1.0, 1)
-            self.updates[p] = Update(notaries[p].sign(commits[p]), parts)
+            commits[p] = Commitment(0, 0, root, count, 1, 1, 1.0, 1.0, 1)
+            self.updates[p] = LocalRow(notaries[p].sign(commits[p]), parts)
         self.commits, self.notaries = commits, notaries
         self.machines = {p: self.machine(p, judges=self.trust == "open") for p in self.names}
 
-    def machine(self, p: PeerId, judges: bool = False) -> Reduce:
+    def machine(self, p: PeerId, judges: bool = False) -> AllReduce:
         def gone(q: PeerId) -> bool:
             deaf = q != p and (p in self.deaf or q in self.deaf)
             return q in self.dead or deaf or frozenset((p, q)) in self.broken
@@ -120,7 +120,7 @@ class Group:
             return any(q not in names and not gone(q) for q in may)
 
         keys = {q: VirtualSigner(q).vote_key for q in self.names}
-        around = Surroundings(
+        around = ReduceEnvironment(
             keys.get,
             self.commits.get,
             awaits,
@@ -149,9 +149,9 @@ class Group:
                         self.timers.pop((p, name), None)
                     else:
                         self.timers[p, name] = at
-                case Ask(job, Combine()) if p in self.unable:
-                    self.do(p, self.machines[p].handle(Failed(job, "no memory"), self.now))
-                case Ask(job, Combine() as work):
+                case RunTask(job, CombineRows()) if p in self.unable:
+                    self.do(p, self.machines[p].handle(TaskFailed(job, "no memory"), self.now))
+                case RunTask(job, CombineRows() as work):
                     assert all(tuple(sorted(row.payload.data)) == row.names for row in work.rows)
                     assert all(row.weight == len(row.names) for row in work.rows)
                     assert (work.statistic, work.liars) == (self.plan.statistic, self.plan.liars)
@@ -159,11 +159,11 @@ class Group:
                     lies = (p,) if p in self.liars and "/own/" in job else ()
                     whole = Payload(digest(repr((work.part, names + lies)).encode()), 8, names)
                     few = len(names) < self.plan.rows_least
-                    done = Done(job, Combined(None if few else whole, tuple(r.peer for r in work.rows), ()))
+                    done = TaskDone(job, RowsCombined(None if few else whole, tuple(r.peer for r in work.rows), ()))
                     self.do(p, self.machines[p].handle(done, self.now))
-                case Keep(name, bytes() as blob):
+                case Persist(name, bytes() as blob):
                     self.kept[p][name] = blob
-                case Report(fact):
+                case Emit(fact):
                     self.facts[p].append(fact)
                 case _:
                     pass
@@ -173,12 +173,12 @@ class Group:
         if send.to in self.dead or frozenset((sender, send.to)) in self.broken:
             return
         machine = self.machines[send.to]
-        if isinstance(send.message, Repeat):
+        if isinstance(send.message, ResendRequest):
             self.do(send.to, machine.resend(sender))
-        elif isinstance(send.message, WantPart):
+        elif isinstance(send.message, PartRequest):
             held = [h.payload for h in machine.answers.values() if h.payload.digest == send.message.digest]
-            self.flying += [(send.to, Send(sender, PartBytes(0, 0, "", p.digest), payload=p)) for p in held]
-        elif isinstance(send.message, PartBytes):
+            self.flying += [(send.to, Send(sender, PartResponse(0, 0, "", p.digest), payload=p)) for p in held]
+        elif isinstance(send.message, PartResponse):
             self.do(send.to, machine.take_bytes(send.payload))
         else:
             self.do(send.to, self.machines[send.to].handle(Received(sender, send.message, send.payload), self.now))
@@ -217,12 +217,14 @@ class Group:
                 self.tick()
         return self
 
-    def stands_in_alone(self, p: PeerId) -> tuple[Answer, Answered, Payload]:
+    def stands_in_alone(self, p: PeerId) -> tuple[PartResult, OwnerResult, Payload]:
         """What it says of part 0 that stands in for its owners, and has counted nobody but itself."""
         index, rows = self.plan.takers(0).index(p), rows_of([self.commits[p]])
         alone = Payload(digest(repr((0, (p,))).encode()), 8, (p,))
-        said = Answered(0, 0, 0, index, alone.digest, 8, (p,), rows if self.plan.witnesses else ZERO_DIGEST, rows)
-        return Answer(0, 0, "", self.notaries[p].sign(said)), said, alone
+        said = OwnerResult(
+            0, 0, 0, index, alone.digest, 8, (p,), rows if self.plan.witnesses else ZERO_DIGEST, rows
+        )
+        return PartResult(0, 0, "", self.notaries[p].sign(said)), said, alone
 
     def parts_of(self, p: PeerId) -> dict[int, tuple[PeerId, ...]]:
         return {j: held.payload.data for j, held in self.machines[p].answers.items()}
@@ -243,7 +245,7 @@ def test_everybody_is_counted_once_in_every_part_and_all_hold_the_same(topology:
             group.deliver(0)
         for p in group.names:
             assert group.parts_of(p) == {j: tuple(sorted(group.names)) for j in range(group.plan.parts)}
-            assert any(isinstance(f, Reduced) for f in group.facts[p])
+            assert any(isinstance(f, PartsReduced) for f in group.facts[p])
 
 
 def test_a_dead_owner_is_answered_for_by_the_next_in_the_plan():
@@ -270,15 +272,15 @@ def test_who_showed_a_dead_owners_answer_is_not_sent_it_again_unless_it_came_bac
     holder, *others = [p for p in group.names if p != dying]
     while group.flying:
         sender, send = group.flying[0]
-        late = isinstance(send.message, Answer) and sender == dying and send.to != holder
+        late = isinstance(send.message, PartResult) and sender == dying and send.to != holder
         group.flying.pop(0) if late else group.deliver(0)
     group.dies(dying)
     lost = [group.machines[holder].answers[part].payload for part in owned]
     sent: list[PeerId] = []
     while group.flying:
         _, send = group.flying[0]
-        sent += [send.to] if isinstance(send.message, Answer) and send.payload in lost else []
-        if restarts and isinstance(send.message, PartBytes):
+        sent += [send.to] if isinstance(send.message, PartResult) and send.payload in lost else []
+        if restarts and isinstance(send.message, PartResponse):
             group.do(send.to, group.machines[send.to].resend(holder))
         group.deliver(0)
     assert all(group.machines[p].answers[part].statement.signer == dying for p in others for part in owned)
@@ -422,7 +424,7 @@ def test_whoever_stands_in_and_lies_is_found_out_by_all_and_its_sum_replaced():
         group.deliver(0)
     group.finish().check()
     for p in left[1:]:
-        assert [fact.peer for fact in group.facts[p] if isinstance(fact, Lied)] == [left[0]]
+        assert [fact.peer for fact in group.facts[p] if isinstance(fact, OwnerLied)] == [left[0]]
         assert group.machines[p].answers[0].answered.digest == digest(repr((0, tuple(sorted(left)))).encode())
 
 
@@ -473,11 +475,13 @@ def test_nobody_who_may_lie_stands_in_for_an_owner_that_answered_however_late_it
     liar, reader = group.plan.takers(0)[-1], group.machines[group.plan.owners(0)[-1]]
     said, lie, alone = group.stands_in_alone(liar)
     late = group.plan.answer_until[-1] + 1.0
-    group.do(reader.me, reader.handle(Received(liar, Declined(0, 0, "", 1)), late))  # everybody may make me look
+    group.do(
+        reader.me, reader.handle(Received(liar, PartDeclined(0, 0, "", 1)), late)
+    )  # everybody may make me look
     group.do(reader.me, reader.handle(Received(liar, said, alone), late))
     group.do(reader.me, reader.look_again(late))
     assert reader.believes(lie) is None
-    assert not any(isinstance(effect, Ask) for effect in reader.examine(said.statement, lie, late))
+    assert not any(isinstance(effect, RunTask) for effect in reader.examine(said.statement, lie, late))
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
@@ -489,7 +493,7 @@ def test_who_stands_in_for_owners_that_all_declined_is_whoever_is_first_whatever
     group.begin()
     for p in group.names:
         if p != reserves[-1]:
-            group.do(p, group.machines[p].handle(Received(reserves[-1], Declined(0, 0, "", 0)), 0.0))
+            group.do(p, group.machines[p].handle(Received(reserves[-1], PartDeclined(0, 0, "", 0)), 0.0))
     group.finish().check()
     assert {group.machines[p].answers[0].statement.signer for p in reserves} == {reserves[0]}
 
@@ -501,7 +505,7 @@ def test_of_two_that_stand_in_and_lie_alike_both_are_passed_over():
     group.begin().finish().check()
     names = tuple(sorted(set(left) - {left[1]}))
     for p in left[2:]:
-        assert [fact.peer for fact in group.facts[p] if isinstance(fact, Lied)] == left[:2]
+        assert [fact.peer for fact in group.facts[p] if isinstance(fact, OwnerLied)] == left[:2]
         assert group.machines[p].answers[0].answered.digest == digest(repr((0, names)).encode())
 
 
@@ -517,7 +521,7 @@ def test_whoever_brings_a_word_that_comes_too_early_keeps_nobody_from_its_bytes(
     group.do(reader, machine.handle(Received(first, said, whole), 0.0))
     group.dead |= set(owners)
     effects = machine.look_again(0.0)
-    asked = [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, WantPart)]
+    asked = [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, PartRequest)]
     assert asked == [first]
 
 
@@ -549,7 +553,7 @@ def answers_after_restart(forgets: bool) -> list[object]:
     owner = group.plan.owners(0)[0]
     while group.flying:
         sender, send = group.flying[0]
-        lost = sender == owner and isinstance(send.message, Answer)
+        lost = sender == owner and isinstance(send.message, PartResult)
         if lost:
             group.flying.pop(0)
         else:
@@ -565,7 +569,7 @@ def answers_after_restart(forgets: bool) -> list[object]:
     said: list[object] = []
     while group.flying:
         sender, send = group.flying[0]
-        said += [send] if sender == owner and isinstance(send.message, Answer) else []
+        said += [send] if sender == owner and isinstance(send.message, PartResult) else []
         group.deliver(0)
     return said
 
@@ -579,9 +583,9 @@ def test_a_plan_with_witnesses_is_never_carried_out_by_a_reduce_that_believes_ow
     machine = group.machine(reader, judges=True)
     names, whole = group.names, Payload(digest(b"combined"), 8, group.names)
     rows = rows_of(group.commits[p] for p in names) if witnesses else ZERO_DIGEST
-    said = group.notaries[owner].sign(Answered(0, 0, 0, 0, whole.digest, 8, names, rows))
+    said = group.notaries[owner].sign(OwnerResult(0, 0, 0, 0, whole.digest, 8, names, rows))
     machine.handle(Start({}), 0.0)
-    machine.handle(Received(owner, Answer(0, 0, "", said), whole), 0.0)
+    machine.handle(Received(owner, PartResult(0, 0, "", said), whole), 0.0)
     assert (0 in machine.answers) == (witnesses == 0)
 
 

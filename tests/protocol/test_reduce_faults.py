@@ -7,11 +7,11 @@ from test_reduce import TOPOLOGIES, Group
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.machine import Ask, Done, Effect, Payload, Received
+from atoll.base.machine import Effect, Payload, Received, RunTask, TaskDone
 from atoll.crypto.digest import digest
-from atoll.protocol.allreduce.events import Garbage
-from atoll.protocol.allreduce.tasks import Combine, Combined
-from atoll.wire.messages.round import Answer, Contribution, Handed, Heard, WantRow
+from atoll.protocol.allreduce.events import RowUndecodable
+from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
+from atoll.wire.messages.round import PartialSum, PartResult, ReachabilityHint, RowContribution, RowRequest
 
 WITH_PARENTS = ["ring", "tree", "hierarchical"]
 COUNT = 7
@@ -56,7 +56,7 @@ def test_whoever_dies_or_freezes_wherever_it_stands_costs_nobody_elses_row(
     if way == "up":
         group.dead.add(victim)
     group.begin()
-    while way == "down" and not any(isinstance(send.message, Answer) for _, send in group.flying):
+    while way == "down" and not any(isinstance(send.message, PartResult) for _, send in group.flying):
         group.deliver(0)
     group.flying = [(sender, send) for sender, send in group.flying if sender != victim]
     group.dies(victim)
@@ -65,10 +65,10 @@ def test_whoever_dies_or_freezes_wherever_it_stands_costs_nobody_elses_row(
     one_result(group, set(group.names) - {victim})
 
 
-def first_to_a_parent(group: Group) -> tuple[PeerId, PeerId, Contribution]:
+def first_to_a_parent(group: Group) -> tuple[PeerId, PeerId, RowContribution]:
     """(child, parent, message) of a row that somebody is to hand on."""
     for sender, send in group.flying:
-        if isinstance(send.message, Contribution) and send.message.owner_index < 0:
+        if isinstance(send.message, RowContribution) and send.message.owner_index < 0:
             return sender, send.to, send.message
     raise AssertionError("nobody has a parent")
 
@@ -102,11 +102,11 @@ def test_a_sum_of_rows_that_do_not_come_through_its_sender_is_refused(topology: 
     tree = group.plan.topology.parts[message.part]
     stranger = next(p for p in group.names if p != child and p not in tree.below(child))
     for names, weight in (((stranger,), 1), ((child, child), 2), ((), 0), (tuple(tree.below(child)), 99)):
-        said = Handed(0, 0, "", message.part, -1, weight, tuple(names))
+        said = PartialSum(0, 0, "", message.part, -1, weight, tuple(names))
         with pytest.raises(PeerFault) as fault:
             group.machines[parent].handle(Received(child, said, Payload(digest(b"sum"), 8, names)), 0.0)
         assert fault.value.who == child
-    around = Handed(0, 0, "", message.part, -1, 1, (child,), by=child)
+    around = PartialSum(0, 0, "", message.part, -1, 1, (child,), by=child)
     assert group.machines[parent].handle(Received(stranger, around, Payload(digest(b"x"), 8, (child,))), 0.0) == []
     group.finish()
     one_result(group, set(group.names))
@@ -122,10 +122,10 @@ def test_a_sum_is_given_to_owners_alone_and_nobody_else_makes_them_wait():
         group.deliver(0)
     root = group.machines[owners[0]]
     parent = next(p for p, held in root.gathers[0].rows.items() if held.handed)
-    assert root.handle(Received(stranger, WantRow(0, 0, "", 0, parent), None), 0.0) == []
+    assert root.handle(Received(stranger, RowRequest(0, 0, "", 0, parent), None), 0.0) == []
     direct = Group(4).begin()
     owner, *others = direct.plan.owners(0)
-    direct.machines[owner].handle(Received(others[0], Heard(0, 0, "", 0, others[1]), None), 0.0)
+    direct.machines[owner].handle(Received(others[0], ReachabilityHint(0, 0, "", 0, others[1]), None), 0.0)
     assert not direct.machines[owner].detours.there
 
 
@@ -135,13 +135,13 @@ class Garbled(Group):
     def do(self, p: PeerId, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Ask(job, Combine() as work) if any(row.peer == CHILD for row in work.rows):
+                case RunTask(job, CombineRows() as work) if any(row.peer == CHILD for row in work.rows):
                     rows = [row for row in work.rows if row.peer != CHILD]
                     names = tuple(sorted(name for row in rows for name in row.payload.data))
                     whole = Payload(digest(repr((work.part, names)).encode()), 8, names)
-                    good = Combined(whole, tuple(row.peer for row in rows), (CHILD,))
-                    done = good if rows else Combined(None, (), (CHILD,), "no row decodes")
-                    self.do(p, self.machines[p].handle(Done(job, done), self.now))
+                    good = RowsCombined(whole, tuple(row.peer for row in rows), (CHILD,))
+                    done = good if rows else RowsCombined(None, (), (CHILD,), "no row decodes")
+                    self.do(p, self.machines[p].handle(TaskDone(job, done), self.now))
                 case _:
                     super().do(p, [effect])
 
@@ -154,7 +154,7 @@ def test_rows_that_do_not_decode_are_named_and_those_counted_are_those_that_do(t
     group.finish()
     group.check()
     assert group.now < SILENCE_S
-    named = {fact.peer for facts in group.facts.values() for fact in facts if isinstance(fact, Garbage)}
+    named = {fact.peer for facts in group.facts.values() for fact in facts if isinstance(fact, RowUndecodable)}
     assert named == {CHILD}
     for part in range(group.plan.parts):
         held = {group.parts_of(p)[part] for p in group.names}

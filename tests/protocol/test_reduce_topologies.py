@@ -13,8 +13,8 @@ from atoll.base.limits import MIB, OWNERS_PER_PART, PART_BYTES_MAX, PARTS_MAX
 from atoll.protocol.allreduce.topology import (
     FAN,
     Cluster,
-    Part,
-    Topology,
+    ReducePart,
+    ReduceTopology,
     butterfly,
     candidates,
     counts,
@@ -39,7 +39,7 @@ def names(count: int) -> tuple[PeerId, ...]:
 class Reduced:
     """What really moves when the parts of a topology are reduced, hop by hop: rows are lists of contributors."""
 
-    def __init__(self, topology: Topology, peers: tuple[PeerId, ...]) -> None:
+    def __init__(self, topology: ReduceTopology, peers: tuple[PeerId, ...]) -> None:
         self.sent: Counter[PeerId] = Counter()  # in shares
         self.received: Counter[PeerId] = Counter()
         self.messages: Counter[PeerId] = Counter()
@@ -50,7 +50,7 @@ class Reduced:
             self._reduce(part, peers)
         self.total = sum(part.share for part in topology.parts)
 
-    def _reduce(self, part: Part, peers: tuple[PeerId, ...]) -> None:
+    def _reduce(self, part: ReducePart, peers: tuple[PeerId, ...]) -> None:
         rows = {p: [p] for p in peers}
         waits_for = Counter(part.parent(p) for p in peers)
         ready = [p for p in peers if not waits_for[p]]
@@ -75,7 +75,7 @@ class Reduced:
                 self._send(parent, peer, part)
         self.answered.append(answered)
 
-    def _send(self, sender: PeerId, receiver: PeerId, part: Part) -> None:
+    def _send(self, sender: PeerId, receiver: PeerId, part: ReducePart) -> None:
         self.messages[sender] += 1
         self.sent[sender] += part.share
         self.received[receiver] += part.share
@@ -111,7 +111,7 @@ def nestings(draw: st.DrawFn) -> Cluster:
     return (*some(2), *left)
 
 
-def assert_exactly_once(topology: Topology, peers: tuple[PeerId, ...]) -> Reduced:
+def assert_exactly_once(topology: ReduceTopology, peers: tuple[PeerId, ...]) -> Reduced:
     assert validate(topology, peers) is None
     done = Reduced(topology, peers)
     assert all(combined == sorted(peers) for combined in done.combined)
@@ -333,8 +333,8 @@ def test_in_pairs_everybody_owns_a_part_of_its_own_row_and_its_partners(n, round
 @pytest.mark.parametrize("takes", [{"p0"}, {"p1", "stranger"}])
 def test_a_part_that_takes_rows_which_cannot_reach_it_is_refused(takes):
     peers = names(3)
-    part = Part((peers[1],), 1, {}, frozenset(takes))
-    assert "takes rows" in validate(Topology("pairs", (part,)), peers)
+    part = ReducePart((peers[1],), 1, {}, frozenset(takes))
+    assert "takes rows" in validate(ReduceTopology("pairs", (part,)), peers)
 
 
 @settings(max_examples=20)
@@ -383,7 +383,7 @@ def test_unequal_shares_are_cut_each_by_its_own_length(rates, full_parts, pieces
 
 a, b, c, d = names(4)
 MANY = tuple(names(OWNERS_PER_PART + 1))
-GOOD = Part((a, b), 1, {c: b})
+GOOD = ReducePart((a, b), 1, {c: b})
 
 
 @pytest.mark.parametrize(
@@ -403,12 +403,12 @@ GOOD = Part((a, b), 1, {c: b})
     ],
 )
 def test_what_is_wrong_with_a_topology_is_said(part, why):
-    assert validate(Topology("mine", (GOOD,)), (a, b, c, d)) is None
-    assert why in (validate(Topology("mine", (GOOD, part)), (a, b, c, d)) or "")
+    assert validate(ReduceTopology("mine", (GOOD,)), (a, b, c, d)) is None
+    assert why in (validate(ReduceTopology("mine", (GOOD, part)), (a, b, c, d)) or "")
 
 
 def test_a_topology_without_parts_is_none():
-    assert validate(Topology("mine", ()), (a, b)) == "it has no parts"
+    assert validate(ReduceTopology("mine", ()), (a, b)) == "it has no parts"
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ def test_the_impossible_is_refused_with_what_to_change(wish):
         wish()
 
 
-def _below(part: Part, peer: PeerId, peers: tuple[PeerId, ...]) -> set[PeerId]:
+def _below(part: ReducePart, peer: PeerId, peers: tuple[PeerId, ...]) -> set[PeerId]:
     """Whose rows this peer holds when it hands its own on."""
     found = {peer}
     for _ in peers:

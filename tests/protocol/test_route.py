@@ -7,16 +7,16 @@ from dataclasses import replace
 
 from atoll.base.ids import PeerId
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.routing import Route
-from atoll.protocol.allreduce.topology import Part, Topology, butterfly, ring
+from atoll.protocol.allreduce.routing import AttemptRouting
+from atoll.protocol.allreduce.topology import ReducePart, ReduceTopology, butterfly, ring
 
 A, B, C, D = (PeerId(p) for p in "abcd")
-PLAN = ReducePlan(3, 0, "", Topology("star", (Part((A, B), 1, {}),)), (A, B, C, D), (6.0, 12.0))
+PLAN = ReducePlan(3, 0, "", ReduceTopology("star", (ReducePart((A, B), 1, {}),)), (A, B, C, D), (6.0, 12.0))
 
 
 def turn_of(plan: ReducePlan, *gone: PeerId) -> PeerId | None:
     """As D sees it; None: nobody is left."""
-    route = Route(plan, D, gone.__contains__)
+    route = AttemptRouting(plan, D, gone.__contains__)
     return route.owner[0] if route.pass_turn(0, 1.0) else None
 
 
@@ -35,7 +35,7 @@ def test_at_no_time_do_two_send_to_the_same_peer():
     """Rows of eight pieces each, then answers: whatever number a sending has, it goes to another peer from each."""
     members = (A, B, C, D)
     plan = replace(PLAN, topology=butterfly(members, b"drawn", pieces=2))
-    routes = [Route(plan, me, lambda _: False) for me in members]
+    routes = [AttemptRouting(plan, me, lambda _: False) for me in members]
     owners = [[plan.owners(part)[0] for part in route.parts_in_turn()] for route in routes]
     assert all(set(sent) == set(members) for sent in zip(*owners, strict=True))
     assert all(len(set(sent)) == 4 for sent in zip(*(route.others() for route in routes), strict=True))
@@ -44,6 +44,6 @@ def test_at_no_time_do_two_send_to_the_same_peer():
 def test_on_a_ring_all_rows_go_to_one_peer_in_the_order_of_their_parts():
     """Who has one to send to keeps the plan's order; its own part comes by itself."""
     plan = replace(PLAN, topology=ring((A, B, C, D), b"drawn"))
-    turns = Route(plan, B, lambda _: False).parts_in_turn()
+    turns = AttemptRouting(plan, B, lambda _: False).parts_in_turn()
     sent = [part for part in turns if plan.owners(part)[0] != B]
     assert sent == sorted(sent)

@@ -20,18 +20,18 @@ from mutated import without
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Effect, Event, Keep, Received, Report, Send, SetTimer, Start, TimerFired
+from atoll.base.machine import Effect, Emit, Event, Persist, Received, Send, SetTimer, Start, TimerFired
 from atoll.crypto.digest import digest
 from atoll.features.forks import snowball
-from atoll.features.forks.snowball import Heard, Settled, Snow, SnowParams, Unsettled
-from atoll.wire.messages.preference import PreferenceIs, WantPreference
+from atoll.features.forks.snowball import ChoiceHeard, ChoiceSettled, ChoiceUnsettled, SnowballPoll, SnowParams
+from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
 
 GAMES = int(os.environ.get("ATOLL_STORIES", "100"))
 RED, BLUE, GREEN = digest(b"red"), digest(b"blue"), digest(b"green")
 PAPER = SnowParams(k=10, alpha=8, beta=150)
 SHORT = SnowParams(k=8, alpha=6, beta=12)
 
-Lie = Callable[[random.Random, WantPreference], Digest | None]
+Lie = Callable[[random.Random, PreferenceRequest], Digest | None]
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Swarm:
     drift: float = 0.0  # clocks run by up to so much too fast or too slow
     now: float = 0.0
     count: int = 0
-    machines: dict[PeerId, Snow] = field(default_factory=dict)
+    machines: dict[PeerId, SnowballPoll] = field(default_factory=dict)
     kept: dict[PeerId, dict[str, bytes]] = field(default_factory=dict)
     clocks: dict[PeerId, Clock] = field(default_factory=dict)
     timers: dict[PeerId, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Swarm:
 
     def start(self, name: PeerId) -> None:
         seed = name.encode()
-        self.machines[name] = Snow(name, self.names, "slot", seed, self.params, preference_only=True)
+        self.machines[name] = SnowballPoll(name, self.names, "slot", seed, self.params, preference_only=True)
         kept = dict(self.kept.setdefault(name, {}))
         self.carry_out(name, self.machines[name].handle(Start(kept), self.time_at(name)))
 
@@ -88,9 +88,9 @@ class Swarm:
         while self.queue and self.queue[0][0] <= until:
             self.now, number, name, event = heapq.heappop(self.queue)
             if name not in self.machines:
-                assert isinstance(event, Received) and isinstance(event.message, WantPreference)
+                assert isinstance(event, Received) and isinstance(event.message, PreferenceRequest)
                 answer = self.lie(self.draw, event.message)
-                self.send(name, event.sender, PreferenceIs("slot", event.message.number, answer))
+                self.send(name, event.sender, PreferenceResponse("slot", event.message.number, answer))
             elif not isinstance(event, TimerFired) or self.timers.get(name) == number:
                 self.carry_out(name, self.machines[name].handle(event, self.time_at(name)))
         self.now = until
@@ -111,14 +111,14 @@ class Swarm:
                     if at is not None:
                         at = self.now + self.clocks[name].wait_s(at, self.now)
                         heapq.heappush(self.queue, (at, self.count, name, TimerFired(timer)))
-                case Keep(slot, blob):
+                case Persist(slot, blob):
                     assert blob is not None
                     self.kept[name][slot] = blob
-                case Report(fact):
+                case Emit(fact):
                     self.told.append(fact)
-                    if isinstance(fact, Heard) and self.judges:
+                    if isinstance(fact, ChoiceHeard) and self.judges:
                         self.offer(name, fact.choice)
-                    if isinstance(fact, Settled):
+                    if isinstance(fact, ChoiceSettled):
                         assert self.settled.setdefault(name, fact.choice) == fact.choice, f"{name} changed its mind"
                 case _:
                     raise AssertionError(effect)
@@ -192,7 +192,7 @@ def test_a_swarm_cut_into_halves_that_prefer_differently_settles_nothing_and_say
             swarm.offer(name, choice)
     swarm.run(60.0)
     assert not swarm.settled
-    unsettled = [f for f in swarm.told if isinstance(f, Unsettled)]
+    unsettled = [f for f in swarm.told if isinstance(f, ChoiceUnsettled)]
     assert len(unsettled) >= 40 and all(sum(f.answers.values()) < 10 for f in unsettled)
     swarm.cut = lambda a, b: False
     assert len(swarm.until_settled()) == 1 and len(swarm.settled) == 40
@@ -208,11 +208,11 @@ def test_one_peer_that_prefers_is_enough_to_bring_everybody_along():
 def test_a_liar_that_names_many_choices_makes_nobody_deaf_to_what_others_name():
     """A hundred times another one: the host is told of 16, and still of the one that an honest peer prefers."""
     names = [PeerId(f"p{i:02d}") for i in range(12)]
-    me = Snow(names[0], names, "slot", b"seed", SHORT, preference_only=True)
+    me = SnowballPoll(names[0], names, "slot", b"seed", SHORT, preference_only=True)
 
     def told(sender: PeerId, choice: Digest) -> bool:
-        effects = me.handle(Received(sender, WantPreference("slot", 1, choice)), 0.0)
-        return Report(Heard(choice=choice)) in effects
+        effects = me.handle(Received(sender, PreferenceRequest("slot", 1, choice)), 0.0)
+        return Emit(ChoiceHeard(choice=choice)) in effects
 
     assert sum(told(names[1], digest(b"%d" % i)) for i in range(100)) == snowball.CHOICES_MAX
     assert told(names[2], GREEN) and not told(names[3], GREEN)
@@ -224,24 +224,24 @@ def test_a_choice_that_was_not_judged_is_told_of_and_never_preferred():
     swarm.offer_all(red=0.5)
     settled = swarm.until_settled()
     assert len(settled) == 1 and GREEN not in settled
-    assert any(isinstance(f, Heard) and f.choice == GREEN for f in swarm.told)
+    assert any(isinstance(f, ChoiceHeard) and f.choice == GREEN for f in swarm.told)
     assert all(GREEN not in m.confidence for m in swarm.machines.values())
 
 
 def test_only_who_was_asked_counts_and_counts_once():
     names = [PeerId(f"p{i}") for i in range(12)]
-    me = Snow(names[0], names, "slot", b"seed", SnowParams(k=5, alpha=3, beta=1), preference_only=True)
+    me = SnowballPoll(names[0], names, "slot", b"seed", SnowParams(k=5, alpha=3, beta=1), preference_only=True)
     asked = [e.to for e in me.offer(RED, 0.0) if isinstance(e, Send)]
     assert len(set(asked)) == 5 and names[0] not in asked
     me.offer(BLUE, 0.0)
     stranger = next(p for p in names[1:] if p not in asked)
 
     def says(who: PeerId, number: int = 1) -> list[Effect]:
-        return me.handle(Received(who, PreferenceIs("slot", number, BLUE)), 0.0)
+        return me.handle(Received(who, PreferenceResponse("slot", number, BLUE)), 0.0)
 
     assert not any([says(asked[0]), says(asked[0]), says(asked[0]), says(stranger), says(asked[1], number=2)])
     assert not says(asked[1])
-    assert any(isinstance(e, Report) and isinstance(e.fact, Settled) for e in says(asked[2]))
+    assert any(isinstance(e, Emit) and isinstance(e.fact, ChoiceSettled) for e in says(asked[2]))
     with pytest.raises(PeerFault, match="not of"):
         says(PeerId("nobody"))
 
@@ -257,7 +257,7 @@ NEXT_SLOT_RULES = [
 def test_a_slot_of_other_members_is_decided_by_them_alone(rule: tuple[str, str, str] | None):
     """A third left, a third is new; all who were there go on to say of both slots what they said of the first."""
     before, now = [[PeerId(f"p{i:02d}") for i in range(first, first + 12)] for first in (0, 4)]
-    kind = without(snowball, *rule[1:]).Snow if rule else Snow
+    kind = without(snowball, *rule[1:]).Snow if rule else SnowballPoll
     me = kind(now[0], now, "height/1", b"seed", SnowParams(k=5, alpha=3, beta=1), preference_only=True)
     me.among({*before, *now})
     asked = [e.to for e in me.offer(RED, 0.0) if isinstance(e, Send)]
@@ -267,8 +267,8 @@ def test_a_slot_of_other_members_is_decided_by_them_alone(rule: tuple[str, str, 
     for peer in before:
         for slot in ("height/0",) if peer in now else ("height/0", "height/1"):
             try:
-                believed |= {peer} if me.handle(Received(peer, PreferenceIs(slot, 1, BLUE)), 0.0) else set()
-                believed |= {peer} if me.handle(Received(peer, WantPreference(slot, 1, BLUE)), 0.0) else set()
+                believed |= {peer} if me.handle(Received(peer, PreferenceResponse(slot, 1, BLUE)), 0.0) else set()
+                believed |= {peer} if me.handle(Received(peer, PreferenceRequest(slot, 1, BLUE)), 0.0) else set()
             except PeerFault as fault:
                 assert fault.who == peer and peer not in now
     assert bool(believed or me.answers) == bool(rule)
@@ -277,20 +277,20 @@ def test_a_slot_of_other_members_is_decided_by_them_alone(rule: tuple[str, str, 
 def test_below_its_safe_size_it_is_built_for_preference_only_and_says_that_it_is_not_safe():
     few = [PeerId(f"p{i}") for i in range(100)]
     with pytest.raises(ValueError, match="let a quorum decide"):
-        Snow(few[0], few, "slot", b"seed")
-    assert not Snow(few[0], few, "slot", b"seed", preference_only=True).safe
+        SnowballPoll(few[0], few, "slot", b"seed")
+    assert not SnowballPoll(few[0], few, "slot", b"seed", preference_only=True).safe
     many = [PeerId(f"p{i}") for i in range(snowball.SAFE_SIZE)]
-    assert Snow(many[0], many, "slot", b"seed").safe
+    assert SnowballPoll(many[0], many, "slot", b"seed").safe
     with pytest.raises(ValueError, match="let a quorum decide"):
-        Snow(many[0], many, "slot", b"seed", SnowParams(k=10, alpha=8, beta=20))
+        SnowballPoll(many[0], many, "slot", b"seed", SnowParams(k=10, alpha=8, beta=20))
     with pytest.raises(ValueError, match="more than half"):
-        Snow(many[0], many, "slot", b"seed", SnowParams(k=10, alpha=5))
+        SnowballPoll(many[0], many, "slot", b"seed", SnowParams(k=10, alpha=5))
 
 
 def test_samples_are_spread_evenly():
     """2000 samples of 3 out of 11 others: each is drawn about 545 times; five deviations are allowed."""
     names = [PeerId(f"p{i:02d}") for i in range(12)]
-    me = Snow(names[0], names, "slot", b"seed", SnowParams(k=3, alpha=2, beta=9), preference_only=True)
+    me = SnowballPoll(names[0], names, "slot", b"seed", SnowParams(k=3, alpha=2, beta=9), preference_only=True)
     drawn = dict.fromkeys(names[1:], 0)
     for number in range(2000):
         me.number = number
@@ -325,7 +325,7 @@ def test_mutant_a_settled_choice_that_is_not_kept(monkeypatch: pytest.MonkeyPatc
         return swarm.machines[swarm.names[0]].preference
 
     assert comes_back() == RED
-    settle = Snow._settle
-    forget = lambda self, choice: [e for e in settle(self, choice) if not isinstance(e, Keep)]  # noqa: E731
-    monkeypatch.setattr(Snow, "_settle", forget)
+    settle = SnowballPoll._settle
+    forget = lambda self, choice: [e for e in settle(self, choice) if not isinstance(e, Persist)]  # noqa: E731
+    monkeypatch.setattr(SnowballPoll, "_settle", forget)
     assert comes_back() is None

@@ -13,12 +13,12 @@ from table import ROUND, Table, names_of
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, PeerId
-from atoll.protocol.agreement.events import Decided, Free, Lacking
-from atoll.protocol.agreement.two_phase import Agreement
-from atoll.protocol.agreement.voter_state import Said
+from atoll.protocol.agreement.events import BodyDecided, BodyMissing, MayPropose
+from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
+from atoll.protocol.agreement.voter_state import VoterState
 from atoll.wire.codec import vertex_id
-from atoll.wire.messages.round import Propose, TimedOut, Voted
-from atoll.wire.messages.statements import Certificate, Proposed, Timeout, Vote
+from atoll.wire.messages.round import ProposalMessage, TimeoutMessage, VoteMessage
+from atoll.wire.messages.statements import Proposal, QuorumCertificate, ViewTimeout, Vote
 
 P0, P1, P2, P3 = names_of(4)
 FIRST, SECOND = b"first body", b"second body"
@@ -26,7 +26,7 @@ FIRST, SECOND = b"first body", b"second body"
 
 def proposed() -> Table:
     """Four voters of which one may lie; p0 has proposed, its word is on its way."""
-    table = Table(4, Agreement)
+    table = Table(4, TwoPhaseAgreement)
     table.do(P0, table.at[P0].propose(0, FIRST))
     return table
 
@@ -34,7 +34,7 @@ def proposed() -> Table:
 def prepare_votes_reach(table: Table, *who: PeerId) -> None:
     """Everybody has voted for the first body; only these hear of a quorum of it, and nobody of theirs."""
     table.deliver()
-    table.mail = [route for route in table.mail if route[1] in who and isinstance(route[2], Voted)]
+    table.mail = [route for route in table.mail if route[1] in who and isinstance(route[2], VoteMessage)]
     table.deliver()
     table.mail.clear()
 
@@ -57,11 +57,11 @@ def test_when_the_first_voter_decides_a_quorum_is_locked_on_disk():
     table = proposed()
     table.deliver()
     table.deliver()
-    assert not table.told(Decided)
-    while not table.told(Decided):
+    assert not table.told(BodyDecided)
+    while not table.told(BodyDecided):
         sender, to, message = table.mail.pop(0)
         table.do(to, table.at[to].receive(sender, message))
-    locks = [Said.recall(table.kept[name]).high for name in table.names]
+    locks = [VoterState.recall(table.kept[name]).high for name in table.names]
     assert sum(lock is not None and lock.digest == vertex_id(FIRST) for lock in locks) >= 3
 
 
@@ -74,7 +74,7 @@ def test_a_leader_that_is_shown_a_lock_of_the_view_before_goes_on_with_it_at_onc
     prepare_votes_reach(table, P2)
     table.deaf = {P0}
     time_out(table, P1, P2, P3)
-    assert not table.told(Free, P1)
+    assert not table.told(MayPropose, P1)
     table.settle()
     assert table.decided() == dict.fromkeys((P1, P2, P3), FIRST)
 
@@ -90,7 +90,7 @@ def test_where_no_lock_is_shown_the_leader_does_not_wait_and_who_is_locked_alone
     table = proposed()
     prepare_votes_reach(table, P3)
     time_out(table, P0, P1, P2)
-    (free,) = table.told(Free, P1)
+    (free,) = table.told(MayPropose, P1)
     assert free.view == 1
     table.do(P1, table.at[P1].propose(1, SECOND))
     table.settle()
@@ -102,7 +102,7 @@ def test_a_leader_without_a_quorum_of_timeouts_waits():
     table = proposed()
     prepare_votes_reach(table, P3)
     time_out(table, P0, P1)
-    assert not table.told(Free, P1) and not table.at[P1].propose(1, SECOND)
+    assert not table.told(MayPropose, P1) and not table.at[P1].propose(1, SECOND)
 
 
 # Jolteon: after a timeout certificate, vote only for a block of the round just after it, whose certificate is at
@@ -112,19 +112,19 @@ def test_a_proposal_after_a_timeout_extends_the_highest_certificate_of_the_view_
     view: int, body: bytes, why: str
 ):
     """A liar shows timeouts of which one claims a lock, and proposes something else, or two views later."""
-    table = Table(4, Agreement)
+    table = Table(4, TwoPhaseAgreement)
     prepare = Vote(ROUND, 0, "prepare", vertex_id(FIRST))
     votes = tuple((p, table.sign(p, prepare).signature) for p in (P0, P1, P2))
-    lock = Certificate(ROUND, 0, "prepare", vertex_id(FIRST), votes)
+    lock = QuorumCertificate(ROUND, 0, "prepare", vertex_id(FIRST), votes)
     claims = [(-1, ZERO_DIGEST), (0, vertex_id(FIRST)), (-1, ZERO_DIGEST)]
     timeouts = tuple(
-        table.sign(p, Timeout(ROUND, 0, *claim)) for p, claim in zip((P0, P1, P2), claims, strict=True)
+        table.sign(p, ViewTimeout(ROUND, 0, *claim)) for p, claim in zip((P0, P1, P2), claims, strict=True)
     )
 
-    def says(view: int, body: bytes) -> Propose:
+    def says(view: int, body: bytes) -> ProposalMessage:
         leader = table.at[P3].proposer(view)
-        return Propose(
-            ROUND, 0, "t", table.sign(leader, Proposed(ROUND, view, vertex_id(body))), body, timeouts, lock
+        return ProposalMessage(
+            ROUND, 0, "t", table.sign(leader, Proposal(ROUND, view, vertex_id(body))), body, timeouts, lock
         )
 
     with pytest.raises(PeerFault, match=why):
@@ -137,7 +137,7 @@ def test_a_proposal_after_a_timeout_extends_the_highest_certificate_of_the_view_
 # Jolteon: a vote's round is above every round that one has voted in or given up (in our words).
 def test_who_went_on_votes_in_no_view_before():
     table = proposed()
-    (proposal,) = {id(m): m for _, to, m in table.mail if isinstance(m, Propose)}.values()
+    (proposal,) = {id(m): m for _, to, m in table.mail if isinstance(m, ProposalMessage)}.values()
     table.do(P3, table.at[P3].close_view(0))
     table.do(P3, table.at[P3].receive(P0, proposal))
     assert not table.at[P3].has_voted and not table.at[P3].approve(vertex_id(FIRST))
@@ -146,13 +146,13 @@ def test_who_went_on_votes_in_no_view_before():
 # The same across a restart: what was voted for is durable, so the view it was voted for in is known.
 def test_who_restarts_votes_in_no_view_before_the_one_it_voted_in():
     """p3 comes from view 0 straight to view 2, votes there and dies: a proposal of view 1 is too late for it."""
-    table = Table(4, Agreement)
+    table = Table(4, TwoPhaseAgreement)
 
-    def says(view: int, body: bytes) -> Propose:
-        timeouts = tuple(table.sign(p, Timeout(ROUND, view - 1, -1, ZERO_DIGEST)) for p in (P0, P1, P2))
+    def says(view: int, body: bytes) -> ProposalMessage:
+        timeouts = tuple(table.sign(p, ViewTimeout(ROUND, view - 1, -1, ZERO_DIGEST)) for p in (P0, P1, P2))
         leader = table.at[P3].proposer(view)
-        return Propose(
-            ROUND, 0, "t", table.sign(leader, Proposed(ROUND, view, vertex_id(body))), body, timeouts, None
+        return ProposalMessage(
+            ROUND, 0, "t", table.sign(leader, Proposal(ROUND, view, vertex_id(body))), body, timeouts, None
         )
 
     table.do(P3, table.at[P3].receive(P2, says(2, SECOND)))
@@ -160,26 +160,26 @@ def test_who_restarts_votes_in_no_view_before_the_one_it_voted_in():
     again = table.start(P3)
     table.mail.clear()
     table.do(P3, again.receive(P1, says(1, FIRST)))
-    assert again.view == 2 and not [m for _, _, m in table.mail if isinstance(m, Voted)]
+    assert again.view == 2 and not [m for _, _, m in table.mail if isinstance(m, VoteMessage)]
 
 
 # "parties are locked on v": they must have the value then, or nobody could go on with it. This is our rule.
-def hidden_lock(table: Table) -> TimedOut:
+def hidden_lock(table: Table) -> TimeoutMessage:
     """What p3, which alone saw the first body prepared, says of view 1 after all others have given that body up."""
     table.deaf = {P3}
     table.deliver()
     table.mail.clear()  # the votes: lost, all of them
     prepare = Vote(ROUND, 0, "prepare", vertex_id(FIRST))
     votes = tuple((p, table.sign(p, prepare).signature) for p in (P0, P1, P3))
-    hidden = Certificate(ROUND, 0, "prepare", prepare.digest, votes)
+    hidden = QuorumCertificate(ROUND, 0, "prepare", prepare.digest, votes)
     time_out(table, P0, P1, P2)
     table.deliver()
     table.do(P1, table.at[P1].propose(1, SECOND))
-    table.mail = [route for route in table.mail if isinstance(route[2], Propose)]
+    table.mail = [route for route in table.mail if isinstance(route[2], ProposalMessage)]
     table.deliver()
     table.mail.clear()
-    timeout = Timeout(ROUND, 1, 0, prepare.digest)
-    return TimedOut(ROUND, 0, "t", table.sign(P3, timeout), hidden)
+    timeout = ViewTimeout(ROUND, 1, 0, prepare.digest)
+    return TimeoutMessage(ROUND, 0, "t", table.sign(P3, timeout), hidden)
 
 
 def test_a_lock_that_a_liar_kept_to_itself_binds_nobody_to_a_body_that_is_gone():
@@ -194,10 +194,14 @@ def test_a_lock_that_a_liar_kept_to_itself_binds_nobody_to_a_body_that_is_gone()
     table.mail = []
     for sender, to, message in sent[:1]:
         table.do(to, table.at[to].receive(sender, message))
-    assert not table.told(Free, P2) and table.at[P2].lacking == {vertex_id(FIRST)} and table.told(Lacking, P2)
+    assert (
+        not table.told(MayPropose, P2)
+        and table.at[P2].lacking == {vertex_id(FIRST)}
+        and table.told(BodyMissing, P2)
+    )
     for sender, to, message in sent[1:]:
         table.do(to, table.at[to].receive(sender, message))
-    (free,) = table.told(Free, P2)
+    (free,) = table.told(MayPropose, P2)
     table.do(P2, table.at[P2].propose(free.view, b"third body"))
     table.settle()
     assert table.decided() == dict.fromkeys(honest, b"third body")
@@ -212,9 +216,9 @@ def test_such_a_lock_binds_as_soon_as_its_body_is_here():
     sent, table.mail = [route for route in table.mail if route[:2] == (P0, P2)], []
     for sender, to, message in [*sent, (P3, P2, shown)]:
         table.do(to, table.at[to].receive(sender, message))
-    assert Said.recall(table.kept[P2]).high is None and table.at[P2].holders(vertex_id(FIRST)) == [P3]
+    assert VoterState.recall(table.kept[P2]).high is None and table.at[P2].holders(vertex_id(FIRST)) == [P3]
     table.do(P2, table.at[P2].learn_body(FIRST))
-    assert Said.recall(table.kept[P2]).high is not None and not table.told(Free, P2)
+    assert VoterState.recall(table.kept[P2]).high is not None and not table.told(MayPropose, P2)
     table.settle()
     assert table.decided() == dict.fromkeys((P0, P1, P2), FIRST)
 
@@ -222,12 +226,12 @@ def test_such_a_lock_binds_as_soon_as_its_body_is_here():
 def test_who_lacks_the_body_of_a_certificate_votes_to_commit_once_it_is_here():
     """The proposal does not reach p3, the votes do."""
     table = proposed()
-    table.mail = [route for route in table.mail if route[1] != P3 or isinstance(route[2], Voted)]
+    table.mail = [route for route in table.mail if route[1] != P3 or isinstance(route[2], VoteMessage)]
     table.deliver()
     table.deliver()
     assert table.at[P3].lacking == {vertex_id(FIRST)} and P3 not in table.kept
     table.do(P3, table.at[P3].learn_body(FIRST))
-    assert set(Said.recall(table.kept[P3]).commit) == {0}
+    assert set(VoterState.recall(table.kept[P3]).commit) == {0}
     table.settle()
     assert table.decided() == dict.fromkeys(table.names, FIRST)
 
@@ -237,14 +241,16 @@ def test_two_locks_of_one_view_are_more_lies_than_are_tolerated_and_stop_nobody(
     table = proposed()
     prepare_votes_reach(table, P1)
 
-    def lock(body: bytes, *by: PeerId) -> Certificate:
+    def lock(body: bytes, *by: PeerId) -> QuorumCertificate:
         vote = Vote(ROUND, 0, "prepare", vertex_id(body))
-        return Certificate(ROUND, 0, "prepare", vote.digest, tuple((p, table.sign(p, vote).signature) for p in by))
+        return QuorumCertificate(
+            ROUND, 0, "prepare", vote.digest, tuple((p, table.sign(p, vote).signature) for p in by)
+        )
 
     for name, high in ((P0, lock(SECOND, P0, P2, P3)), (P2, lock(FIRST, P0, P1, P2))):
-        said = table.sign(name, Timeout(ROUND, 0, 0, high.digest))
-        table.do(P1, table.at[P1].receive(name, TimedOut(ROUND, 0, "t", said, high)))
-    nothing = table.sign(P3, Timeout(ROUND, 0, -1, ZERO_DIGEST))
-    table.do(P1, table.at[P1].receive(P3, TimedOut(ROUND, 0, "t", nothing, None)))
-    (sent,) = {message.body for _, _, message in table.mail if isinstance(message, Propose)}
+        said = table.sign(name, ViewTimeout(ROUND, 0, 0, high.digest))
+        table.do(P1, table.at[P1].receive(name, TimeoutMessage(ROUND, 0, "t", said, high)))
+    nothing = table.sign(P3, ViewTimeout(ROUND, 0, -1, ZERO_DIGEST))
+    table.do(P1, table.at[P1].receive(P3, TimeoutMessage(ROUND, 0, "t", nothing, None)))
+    (sent,) = {message.body for _, _, message in table.mail if isinstance(message, ProposalMessage)}
     assert sent == FIRST

@@ -22,19 +22,26 @@ from test_reduce import Group
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.machine import Ask, Done, Effect, Payload, Received, Send, Start
+from atoll.base.machine import Effect, Payload, Received, RunTask, Send, Start, TaskDone
 from atoll.crypto.digest import digest
 from atoll.protocol.allreduce.buffers import name_of, shares_left
-from atoll.protocol.allreduce.engine import Reduce
-from atoll.protocol.allreduce.environment import Surroundings
-from atoll.protocol.allreduce.events import NoAnswer, PartMissing, Reduced, RowsWeighed
+from atoll.protocol.allreduce.engine import AllReduce
+from atoll.protocol.allreduce.environment import ReduceEnvironment
+from atoll.protocol.allreduce.events import OwnerFailed, PartMissing, PartsReduced, RowsWeighed
 from atoll.protocol.allreduce.factory import reduce_for
-from atoll.protocol.allreduce.tasks import Combine, Combined, Compare, Products, Weigh, Weights
+from atoll.protocol.allreduce.tasks import (
+    CombineRows,
+    CompareRows,
+    ComputedWeights,
+    RowsCombined,
+    RowsCompared,
+    WeighRows,
+)
 from atoll.protocol.allreduce.validation import check_compared, weighing_flaw
-from atoll.protocol.allreduce.weighted import WeighedReduce
+from atoll.protocol.allreduce.weighted import WeightedReduce
 from atoll.simulation.signatures import VirtualSigner
-from atoll.wire.messages.round import Answer, Comparison, Contribution, Declined, WantRow
-from atoll.wire.messages.statements import Answered, Compared, Weighing
+from atoll.wire.messages.round import PartDeclined, PartResult, RowComparison, RowContribution, RowRequest
+from atoll.wire.messages.statements import AgreedWeights, OwnerComparison, OwnerResult
 from atoll.wire.weights import mixtures_in, packed_mixtures
 
 LIARS = 2
@@ -62,23 +69,23 @@ class Weighed(Group):
     def do(self, p: PeerId, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Ask(job, Compare() as work):
+                case RunTask(job, CompareRows() as work):
                     rows = tuple(row.peer for row in work.rows)
-                    done = Products(products(tuple(self.plan.settled(rows))), rows, ())
-                case Ask(job, Weigh() as work):
+                    done = RowsCompared(products(tuple(self.plan.settled(rows))), rows, ())
+                case RunTask(job, WeighRows() as work):
                     assert all(given == products(names) for names, given in work.parts)
                     assert all(set(work.rows) <= set(names) for names, _ in work.parts)
                     total = sum(1 + int(name[1:]) for name in work.rows)
-                    done = Weights(tuple((1 + int(name[1:])) / total for name in work.rows))
-                case Ask(job, Combine() as work):
+                    done = ComputedWeights(tuple((1 + int(name[1:])) / total for name in work.rows))
+                case RunTask(job, CombineRows() as work):
                     names = tuple(row.peer for row in work.rows)
                     assert abs(sum(work.weights) - 1) < 1e-9
                     whole = Payload(digest(repr((work.part, names, work.weights)).encode()), 8, names)
-                    done = Combined(whole, names, ())
+                    done = RowsCombined(whole, names, ())
                 case _:
                     super().do(p, [effect])
                     continue
-            self.do(p, self.machines[p].handle(Done(job, done), self.now))
+            self.do(p, self.machines[p].handle(TaskDone(job, done), self.now))
 
     def until(self, true) -> Weighed:
         """Deliver in order until this is true of a message that is still under way."""
@@ -113,18 +120,18 @@ class Mixed(Weighed):
     def do(self, p: PeerId, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Ask(job, Weigh() as work):
-                    done = Weights(following(len(work.rows)))
-                case Ask(job, Combine() as work):
+                case RunTask(job, WeighRows() as work):
+                    done = ComputedWeights(following(len(work.rows)))
+                case RunTask(job, CombineRows() as work):
                     names = tuple(row.peer for row in work.rows)
                     mixtures = mixtures_in(work.weights, len(names))
                     said = sorted((names[i], tuple(names[j] for j in some)) for i, some in enumerate(mixtures))
                     whole = Payload(digest(repr((work.part, said)).encode()), 8, names)
-                    done = Combined(whole, names, ())
+                    done = RowsCombined(whole, names, ())
                 case _:
                     super().do(p, [effect])
                     continue
-            self.do(p, self.machines[p].handle(Done(job, done), self.now))
+            self.do(p, self.machines[p].handle(TaskDone(job, done), self.now))
 
 
 def following(rows: int) -> bytes:
@@ -132,7 +139,7 @@ def following(rows: int) -> bytes:
 
 
 def compared_by(sender: PeerId):
-    return lambda s, x: s == sender and isinstance(x.message, Comparison)
+    return lambda s, x: s == sender and isinstance(x.message, RowComparison)
 
 
 def test_all_owners_weigh_alike_with_one_more_message_each():
@@ -142,9 +149,9 @@ def test_all_owners_weigh_alike_with_one_more_message_each():
     while group.flying:
         message = group.flying[0][1].message
         said[type(message)] += 1
-        size = max(size, len(message.statement.body) if isinstance(message, Comparison) else 0)
+        size = max(size, len(message.statement.body) if isinstance(message, RowComparison) else 0)
         group.deliver(0)
-    assert said == {Contribution: 42, Comparison: 42, Answer: 42}
+    assert said == {RowContribution: 42, RowComparison: 42, PartResult: 42}
     assert 8 * 28 < size < 8 * 28 + 256
     told = [f.weighing for p in group.names for f in group.facts[p] if isinstance(f, RowsWeighed)]
     assert len(told) == 7 and len(set(told)) == 1 and {name_of(told[0])} == group.weighings()
@@ -200,7 +207,7 @@ def test_a_row_that_one_part_lacks_counts_in_none():
             if sender == "p5" and send.to == owner and getattr(send.message, "part", None) == 0:
                 group.flying.pop(0)
                 continue
-            wished += send.to == "p5" and isinstance(send.message, WantRow)
+            wished += send.to == "p5" and isinstance(send.message, RowRequest)
             group.deliver(0)
         if group.timers:
             group.tick()
@@ -224,7 +231,7 @@ class Cut(Weighed):
 
     links = ((PeerId("p0"), PeerId("p4")), (PeerId("p1"), PeerId("p2")))
 
-    def machine(self, p: PeerId, judges: bool = False) -> Reduce:
+    def machine(self, p: PeerId, judges: bool = False) -> AllReduce:
         def gone(q: PeerId) -> bool:
             return (p, q) in self.links
 
@@ -232,7 +239,7 @@ class Cut(Weighed):
             return any(q not in names and not gone(q) for q in (self.names if among is None else among))
 
         keys = {q: VirtualSigner(q).vote_key for q in self.names}
-        around = Surroundings(keys.get, self.commits.get, awaits, gone, self.kept[p])
+        around = ReduceEnvironment(keys.get, self.commits.get, awaits, gone, self.kept[p])
         return reduce_for(self.notaries[p], self.plan, around)
 
 
@@ -260,7 +267,7 @@ def test_a_lost_comparison_is_made_good_by_the_first_answer():
     deaf = next(p for p in group.names if p != owner)
     while group.flying:
         sender, send = group.flying[0]
-        if sender == owner and send.to == deaf and isinstance(send.message, Comparison):
+        if sender == owner and send.to == deaf and isinstance(send.message, RowComparison):
             group.flying.pop(0)
         else:
             group.deliver(0)
@@ -302,7 +309,7 @@ def test_an_owner_that_dies_while_it_tells_its_comparison_is_made_up_for(reached
     group = Weighed(7).begin()
     victim = group.plan.owners(0)[0]
     group.until(compared_by(victim))
-    held = [one for one in group.flying if one[0] == victim and isinstance(one[1].message, Comparison)]
+    held = [one for one in group.flying if one[0] == victim and isinstance(one[1].message, RowComparison)]
     lost = held[reached:] + [one for one in group.flying if one[0] == victim and one not in held]
     group.flying = [one for one in group.flying if one not in lost]
     for one in held[:reached]:
@@ -342,7 +349,7 @@ def test_whoever_dies_whenever_survivors_hold_a_body_of_one_weighing(seed: int, 
 
 
 @pytest.mark.parametrize(
-    ("keeps_back", "late_s"), [((Comparison,), 4.0), ((Answer,), 10.0), ((Comparison, Answer), 10.0)]
+    ("keeps_back", "late_s"), [((RowComparison,), 4.0), ((PartResult,), 10.0), ((RowComparison, PartResult), 10.0)]
 )
 def test_an_owner_that_keeps_a_word_back_costs_time_and_no_part(keeps_back: tuple[type, ...], late_s: float):
     """It is heard, so nobody calls it gone: the next owner takes its turn when its window is over.
@@ -368,7 +375,7 @@ def test_an_owner_that_keeps_a_word_back_costs_time_and_no_part(keeps_back: tupl
     for p in set(group.names) - {mute}:
         answers, _ = group.machines[p].for_body()
         assert set(answers) == set(range(7))
-        assert answers[0].statement.signer == (second if Answer in keeps_back else mute)
+        assert answers[0].statement.signer == (second if PartResult in keeps_back else mute)
 
 
 @pytest.mark.parametrize("without", [(), (1, 2, 3, 4, 5, 6)], ids=["its own row", "its own part"])
@@ -377,12 +384,12 @@ def test_no_owner_alone_says_what_rows_weigh(index: int, without: tuple[int, ...
     """It answers for part 0 as the sharing begins: no other part has its weights, none is declined or late."""
     group = Weighed(7)
     liar = group.plan.owners(0)[index]
-    weighing = Weighing(group.names, tuple(float(p == liar) for p in group.names), digest(b"lie"), without)
+    weighing = AgreedWeights(group.names, tuple(float(p == liar) for p in group.names), digest(b"lie"), without)
     payload = Payload(digest(b"lie"), 8, group.names)
-    said = group.notaries[liar].sign(Answered(0, 0, 0, index, payload.digest, 8, group.names, name_of(weighing)))
+    said = group.notaries[liar].sign(OwnerResult(0, 0, 0, index, payload.digest, 8, group.names, name_of(weighing)))
     group.begin()
     for p in set(group.names) - {liar}:
-        event = Received(liar, Answer(0, 0, "", said, weighing), payload)
+        event = Received(liar, PartResult(0, 0, "", said, weighing), payload)
         group.do(p, group.machines[p].handle(event, 0.0))
     group.finish()
     for p in set(group.names) - {liar}:
@@ -400,7 +407,7 @@ def test_a_part_whose_owners_all_keep_silent_takes_no_other_part_with_it():
     while group.flying or group.timers:
         while group.flying:
             sender, send = group.flying[0]
-            if sender in mute and isinstance(send.message, (Comparison, Answer)):
+            if sender in mute and isinstance(send.message, (RowComparison, PartResult)):
                 group.flying.pop(0)
             else:
                 group.deliver(0)
@@ -417,9 +424,9 @@ def test_too_few_rows_are_no_answer_and_never_a_mean():
     group.dead |= {PeerId("p0"), PeerId("p2"), PeerId("p4")}
     group.begin().finish()
     for p in group.living:
-        assert group.machines[p].answers == {} and any(isinstance(f, Reduced) for f in group.facts[p])
+        assert group.machines[p].answers == {} and any(isinstance(f, PartsReduced) for f in group.facts[p])
         assert {f.part for f in group.facts[p] if isinstance(f, PartMissing)} == set(range(7))
-    said = {f.why for p in group.living for f in group.facts[p] if isinstance(f, NoAnswer)}
+    said = {f.why for p in group.living for f in group.facts[p] if isinstance(f, OwnerFailed)}
     assert said == {"robust needs 5 rows to withstand 2 liars, 4 are in all parts"} and group.now == 0.0
 
 
@@ -432,7 +439,7 @@ def test_a_part_that_nobody_can_compare_is_left_out_and_the_others_are_weighed_w
     for p in group.names:
         for owner in out:
             if owner != p:
-                group.do(p, group.machines[p].handle(Received(owner, Declined(0, 0, "", 0), None), 0.0))
+                group.do(p, group.machines[p].handle(Received(owner, PartDeclined(0, 0, "", 0), None), 0.0))
         if p in out:
             group.machines[p].route.declined.add((0, p))
         group.do(p, group.machines[p].contribute(group.updates[p], 0.0))
@@ -468,23 +475,23 @@ def test_a_restarted_owner_never_compares_a_second_time():
         if forgets:
             group.kept[owner].clear()
         said = restarted(group, owner)
-        assert any(isinstance(x.message, Comparison) for x in said) == forgets
-        assert any(isinstance(x.message, Declined) and x.message.part == 0 for x in said) != forgets
+        assert any(isinstance(x.message, RowComparison) for x in said) == forgets
+        assert any(isinstance(x.message, PartDeclined) and x.message.part == 0 for x in said) != forgets
 
 
 def test_an_answer_without_its_weighing_is_its_senders_fault():
-    group = Weighed(7).begin().until(lambda s, x: isinstance(x.message, Answer))
-    sender, send = next(one for one in group.flying if isinstance(one[1].message, Answer))
-    other = Weighing(group.names, (1 / 7,) * 7, digest(b"other"))
+    group = Weighed(7).begin().until(lambda s, x: isinstance(x.message, PartResult))
+    sender, send = next(one for one in group.flying if isinstance(one[1].message, PartResult))
+    other = AgreedWeights(group.names, (1 / 7,) * 7, digest(b"other"))
     for message in (changed(send.message, weighing=UNSET), changed(send.message, weighing=other)):
         with pytest.raises(PeerFault) as fault:
             group.machines[send.to].handle(Received(sender, message, send.payload), 0.0)
         assert fault.value.who == sender
 
 
-def compared(**but: object) -> Compared:
+def compared(**but: object) -> OwnerComparison:
     names = tuple(PeerId(f"p{k}") for k in range(7))
-    return changed(Compared(0, 0, 0, 0, names, products(names)), **but)
+    return changed(OwnerComparison(0, 0, 0, 0, names, products(names)), **but)
 
 
 @pytest.mark.parametrize(
@@ -502,7 +509,7 @@ def compared(**but: object) -> Compared:
         compared(products=struct.pack("<d", 1e61) + bytes(8 * 27)),
     ],
 )
-def test_a_comparison_that_cannot_be_is_a_fault(wrong: Compared):
+def test_a_comparison_that_cannot_be_is_a_fault(wrong: OwnerComparison):
     group = Weighed(7)
     owner = group.plan.owners(0)[0]
     check_compared(group.plan, owner, compared())
@@ -533,7 +540,7 @@ def test_a_comparison_that_cannot_be_is_a_fault(wrong: Compared):
 def test_a_weighing_that_cannot_be_is_seen(wrong: dict):
     """p6 is a newcomer: nobody lets its row weigh anything."""
     group = Weighed(7, newcomers=("p6",))
-    good = Weighing(group.names, (1 / 6,) * 6 + (0.0,), digest(b"compared"))
+    good = AgreedWeights(group.names, (1 / 6,) * 6 + (0.0,), digest(b"compared"))
     assert weighing_flaw(group.plan, good) is None
     assert weighing_flaw(group.plan, changed(good, **wrong)) is not None
 
@@ -542,7 +549,7 @@ def test_mixtures_that_cannot_be_are_seen():
     """p6 is a newcomer, two may lie: six settled rows have mixtures of four."""
     group = Mixed(7, newcomers=("p6",))
     right = [{(row + k) % 6 for k in range(4)} for row in range(6)]
-    good = Weighing(group.names, packed_mixtures([*right, ()]), digest(b"compared"))
+    good = AgreedWeights(group.names, packed_mixtures([*right, ()]), digest(b"compared"))
     assert weighing_flaw(group.plan, good) is None
     for wrong in (
         packed_mixtures([{1, 2, 3, 4}, *right[1:], ()]),  # without its own row
@@ -563,7 +570,7 @@ def test_mixtures_that_cannot_be_are_seen():
 
 
 def test_what_is_left_of_rows_weighs_as_much_and_never_stands_for_most():
-    weighing = Weighing((PeerId("a"), PeerId("b"), PeerId("c")), (0.5, 0.25, 0.25), b"")
+    weighing = AgreedWeights((PeerId("a"), PeerId("b"), PeerId("c")), (0.5, 0.25, 0.25), b"")
     assert shares_left(weighing, weighing.peers) == (0.5, 0.25, 0.25)
     assert shares_left(weighing, weighing.peers[:2]) == pytest.approx((2 / 3, 1 / 3))
     assert shares_left(weighing, weighing.peers[1:]) is None
@@ -576,10 +583,10 @@ def test_nobody_fills_the_memory_with_weighings():
     reader = next(p for p in group.names if p != liar)
     for k in range(1000):
         weights = tuple(float(p == liar) for p in group.names)
-        weighing = Weighing(group.names, weights, digest(str(k).encode()))
+        weighing = AgreedWeights(group.names, weights, digest(str(k).encode()))
         payload = Payload(digest(b"lie"), 8, group.names)
-        answered = Answered(0, 0, 0, 0, payload.digest, 8, group.names, name_of(weighing))
-        event = Received(liar, Answer(0, 0, "", group.notaries[liar].sign(answered), weighing), payload)
+        answered = OwnerResult(0, 0, 0, 0, payload.digest, 8, group.names, name_of(weighing))
+        event = Received(liar, PartResult(0, 0, "", group.notaries[liar].sign(answered), weighing), payload)
         group.do(reader, group.machines[reader].handle(event, 0.0))
     assert len(group.machines[reader].weighings) == 1
 
@@ -590,9 +597,9 @@ def test_who_only_listens_has_no_row_to_compare_or_weigh():
     owner, listens = group.plan.owners(0)[0], replace(group.plan, rowless=frozenset({PeerId("p6")}))
     with pytest.raises(PeerFault):
         check_compared(listens, owner, compared())
-    padded = Weighing(group.names, (1 / 7,) * 7, digest(b"compared"))
+    padded = AgreedWeights(group.names, (1 / 7,) * 7, digest(b"compared"))
     assert weighing_flaw(group.plan, padded) is None and weighing_flaw(listens, padded) is not None
 
 
 def test_a_plan_that_weighs_is_carried_out_by_nothing_else():
-    assert all(isinstance(machine, WeighedReduce) for machine in Weighed(5).machines.values())
+    assert all(isinstance(machine, WeightedReduce) for machine in Weighed(5).machines.values())

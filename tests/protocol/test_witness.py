@@ -7,28 +7,37 @@ from dataclasses import replace
 import pytest
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Ask, Effect, Payload, Report, Send
+from atoll.base.machine import Effect, Emit, Payload, RunTask, Send
 from atoll.crypto.digest import digest
-from atoll.protocol.allreduce.buffers import Held
-from atoll.protocol.allreduce.cross_check import ASKS_MAX, Contradicted, Doubted, Lied, OtherRows, Witnesses
+from atoll.protocol.allreduce.buffers import StoredRow
+from atoll.protocol.allreduce.cross_check import (
+    ASKS_MAX,
+    CommitmentsDiffer,
+    CrossCheck,
+    OwnerContradicted,
+    OwnerLied,
+    PartDisputed,
+)
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.tasks import Combine, Combined
-from atoll.protocol.allreduce.topology import Part, Topology
-from atoll.wire.messages.round import WantRow
-from atoll.wire.messages.statements import Answered, Commit, Signed
+from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
+from atoll.protocol.allreduce.topology import ReducePart, ReduceTopology
+from atoll.wire.messages.round import RowRequest
+from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement
 from atoll.wire.opening import rows_of
 
 A, B, C, D, E = (PeerId(p) for p in "abcde")
 OWNERS, ALL = (A, B, C), (A, B, C, D, E)
-PLAN = ReducePlan(3, 0, "", Topology("star", (Part(OWNERS, 1, {}),)), ALL, (6.0, 12.0, 18.0), witnesses=2)
+PLAN = ReducePlan(
+    3, 0, "", ReduceTopology("star", (ReducePart(OWNERS, 1, {}),)), ALL, (6.0, 12.0, 18.0), witnesses=2
+)
 
 
 def truth(names: tuple[PeerId, ...]) -> Digest:
     return digest("".join(names).encode())
 
 
-def promise(peer: PeerId, other: bool = False) -> Commit:
-    return Commit(3, 0, truth((peer, peer) if other else (peer,)), 1, 1, 1, 1.0, 1.0, 1)
+def promise(peer: PeerId, other: bool = False) -> Commitment:
+    return Commitment(3, 0, truth((peer, peer) if other else (peer,)), 1, 1, 1, 1.0, 1.0, 1)
 
 
 class Judge:
@@ -37,7 +46,7 @@ class Judge:
     def __init__(self, plan: ReducePlan = PLAN) -> None:
         self.plan = plan
         self.gone: set[PeerId] = set()
-        self.at = Witnesses(plan, D, lambda part, peer: None, promise, self.gone.__contains__, True)
+        self.at = CrossCheck(plan, D, lambda part, peer: None, promise, self.gone.__contains__, True)
         self.asked: list[tuple[PeerId, PeerId]] = []
         self.facts: list[object] = []
 
@@ -46,9 +55,9 @@ class Judge:
     ) -> Judge:
         what = truth(names) if made is None else digest(made)
         rows = rows_of(promise(p, other=p == twice) for p in names)
-        said = Answered(3, 0, 0, self.plan.signers(0).index(owner), what, 8, names, rows)
+        said = OwnerResult(3, 0, 0, self.plan.signers(0).index(owner), what, 8, names, rows)
         payload = Payload(what, 8, names) if shown else None
-        return self.does(self.at.hear(Signed(owner, b"", what), said, payload))
+        return self.does(self.at.hear(SignedStatement(owner, b"", what), said, payload))
 
     def looks(self, waiting: bool = False, again: bool = False) -> Judge:
         return self.does(self.at.look(0, waiting, again))
@@ -56,19 +65,19 @@ class Judge:
     def opens(self, *peers: PeerId) -> Judge:
         for peer in peers:
             assert self.at.wants(0, peer)
-            self.does(self.at.take(0, peer, Held(frozenset((peer,)), 1, Payload(truth((peer,)), 8, (peer,)))))
+            self.does(self.at.take(0, peer, StoredRow(frozenset((peer,)), 1, Payload(truth((peer,)), 8, (peer,)))))
         return self
 
     def does(self, effects: list[Effect]) -> Judge:
         for effect in effects:
             match effect:
-                case Report(fact):
+                case Emit(fact):
                     self.facts.append(fact)
-                case Send(to, WantRow(peer=peer)):
+                case Send(to, RowRequest(peer=peer)):
                     self.asked.append((to, peer))
-                case Ask(job, Combine() as work):
+                case RunTask(job, CombineRows() as work):
                     names = tuple(row.peer for row in work.rows)
-                    whole = Combined(Payload(truth(names), 8, names), names, ())
+                    whole = RowsCombined(Payload(truth(names), 8, names), names, ())
                     check, part = (int(x) for x in job.rsplit("/", 2)[1:])
                     self.does(self.at.recomputed(part, check, whole))
                 case _:
@@ -94,15 +103,15 @@ def test_a_false_sum_is_replaced_by_the_recomputed_one_and_its_owner_named():
     judge = Judge().hears(A, made=b"lie", shown=True).hears(B).hears(C).looks()
     assert {peer for _, peer in judge.asked} == set(ALL) and judge.stands() is None
     judge.opens(*ALL)
-    assert judge.stands() == ALL and judge.told(Lied) == [A]
+    assert judge.stands() == ALL and judge.told(OwnerLied) == [A]
     assert judge.at.settled(0, True).payload.data == ALL
 
 
 def test_an_owner_is_not_judged_by_a_row_that_its_author_promised_to_others():
     """E committed to one row before A and B, and to another before me: no honest sum of it is a lie."""
     judge = Judge().hears(A, made=b"of E's other row", twice=E, shown=True).hears(B).hears(C).looks().opens(*ALL)
-    assert judge.told(Lied) == [] and judge.stands(patient=True) == ALL
-    assert [fact.owner for fact in judge.facts if isinstance(fact, OtherRows)] == [A]
+    assert judge.told(OwnerLied) == [] and judge.stands(patient=True) == ALL
+    assert [fact.owner for fact in judge.facts if isinstance(fact, CommitmentsDiffer)] == [A]
     assert judge.at.lapses(0, None, late=True) == {A: "unopened"}
     judge.at.two_faced = {E}
     assert judge.at.lapses(0, None, late=True) == {}
@@ -111,13 +120,13 @@ def test_an_owner_is_not_judged_by_a_row_that_its_author_promised_to_others():
 def test_all_three_may_lie_and_nothing_is_believed():
     judge = Judge().hears(A, made=b"lie", shown=True).hears(B, made=b"lie2").hears(C, made=b"lie3").looks()
     judge.opens(*ALL)
-    assert judge.stands() is None and set(judge.told(Lied)) == set(OWNERS)
+    assert judge.stands() is None and set(judge.told(OwnerLied)) == set(OWNERS)
 
 
 def test_of_two_true_answers_the_one_with_more_contributors_stands_and_nobody_lied():
     """A lost two rows, or left them out: no proof against it, and no harm done."""
     judge = Judge().hears(A, names=(A, B, C), shown=True).hears(B).hears(C).looks().opens(*ALL)
-    assert judge.stands() == ALL and judge.told(Lied) == []
+    assert judge.stands() == ALL and judge.told(OwnerLied) == []
     stands = judge.at.settled(0, False).answered
     assert judge.at.lapses(0, stands, late=False) == {A: "censored"}
 
@@ -142,7 +151,7 @@ def test_silence_is_doubted_when_nobody_may_still_speak():
 
 def test_two_answers_of_one_owner_prove_a_lie_at_once_and_a_third_is_no_news():
     judge = Judge().hears(A, shown=True).hears(A, made=b"other").hears(A, made=b"third")
-    assert judge.told(Contradicted) == [A] and len(judge.at.cases[0].words) == 2
+    assert judge.told(OwnerContradicted) == [A] and len(judge.at.cases[0].words) == 2
 
 
 def test_rows_are_asked_of_their_author_then_of_who_counted_them_and_not_without_end():
@@ -161,7 +170,7 @@ def test_a_row_that_is_not_wanted_is_not_kept():
 def test_who_has_no_vote_takes_what_the_first_owner_shows():
     judge = Judge()
     judge.at.judges = False
-    assert judge.hears(A, made=b"whatever", shown=True).looks().told(Doubted) == []
+    assert judge.hears(A, made=b"whatever", shown=True).looks().told(PartDisputed) == []
     assert judge.stands() == ALL
 
 
@@ -170,17 +179,19 @@ def test_an_answer_that_lists_who_does_not_decode_is_false(names):
     judge = Judge().hears(A, names=names, shown=True).looks()
     case = judge.at.cases[0]
     case.checks[case.words[0].rows] = case.words[0]
-    judge.does(judge.at.recomputed(0, 0, Combined(Payload(truth(names), 8, names), names[1:], names[:1])))
-    assert judge.told(Lied) == [A]
+    judge.does(judge.at.recomputed(0, 0, RowsCombined(Payload(truth(names), 8, names), names[1:], names[:1])))
+    assert judge.told(OwnerLied) == [A]
 
 
 def test_what_two_reserves_say_alike_is_made_again_all_the_same():
     """More of them could lie than an answer by owners takes: their words are none for each other."""
-    plan = replace(PLAN, topology=Topology("star", (Part((A, B), 1, {}),)), witnesses=1, reserves=(C, E))
+    plan = replace(
+        PLAN, topology=ReduceTopology("star", (ReducePart((A, B), 1, {}),)), witnesses=1, reserves=(C, E)
+    )
     judge = Judge(plan).hears(C, made=b"lie", shown=True).hears(E, made=b"lie", shown=True)
     assert judge.stands() is None
     judge.looks().opens(*ALL)
-    assert judge.told(Lied) == [C, E]
+    assert judge.told(OwnerLied) == [C, E]
 
 
 # ---- a jury ------------------------------------------------------------------------------------------------
@@ -196,16 +207,16 @@ def before(jury: tuple[PeerId, ...]) -> Judge:
 def test_who_is_not_on_the_jury_opens_no_row_and_believes_when_enough_say_the_same():
     """A lies and four agree: not enough. A fifth speaks, and D holds the answer, without calling A a liar."""
     judge = before(JURY).hears(A, made=b"lie").hears(B, shown=True).hears(C).hears(JURY[0]).hears(JURY[1]).looks()
-    assert judge.told(Lied) == [] and judge.asked == [] and judge.stands() is None
+    assert judge.told(OwnerLied) == [] and judge.asked == [] and judge.stands() is None
     assert judge.hears(JURY[2]).looks().stands() == ALL
-    assert judge.asked == [] and judge.told(Lied) == [] and judge.at.lapses(0, None, late=True) == {}
+    assert judge.asked == [] and judge.told(OwnerLied) == [] and judge.at.lapses(0, None, late=True) == {}
 
 
 def test_on_the_jury_a_look_at_the_rows_is_one_word_and_names_the_liar():
     """D opens the rows, knows what is true and says so; it goes by the others' words all the same."""
     judge = before((D, *JURY)).hears(A, made=b"lie").hears(B).hears(C).looks().opens(*ALL)
     found = judge.at.found(0, patient=True)
-    assert judge.told(Lied) == [A] and found is not None and found.digest == truth(ALL)
+    assert judge.told(OwnerLied) == [A] and found is not None and found.digest == truth(ALL)
     assert judge.stands() is None
     assert judge.hears(D).hears(JURY[0]).hears(JURY[1]).stands() == ALL
 
@@ -214,7 +225,7 @@ def test_liars_on_the_jury_do_not_make_a_lie_believed_by_who_can_judge_it():
     judge = before((D, *JURY)).hears(A, made=b"lie", shown=True).hears(B).hears(C).looks().opens(*ALL)
     for liar in JURY:
         judge.hears(liar, made=b"lie")
-    assert judge.stands() is None and set(judge.told(Lied)) == {A, *JURY}
+    assert judge.stands() is None and set(judge.told(OwnerLied)) == {A, *JURY}
 
 
 def test_an_answer_of_the_jury_alone_stands_nowhere():

@@ -18,15 +18,26 @@ from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest, PeerId
 from atoll.crypto.digest import digest, merkle_root
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Adopt, Advance, Counted, Encode, Encoded, Exhibit, Hold, Judge, Judged, Restore
-from atoll.peer.tasks import Train as TrainAsked
-from atoll.protocol.allreduce.tasks import Combine, Row
-from atoll.runtime.storage.store import Store
+from atoll.peer.tasks import (
+    AdoptState,
+    AdvanceState,
+    BuildExhibit,
+    EncodeUpdate,
+    JudgeReplay,
+    JudgmentResult,
+    PinBlobs,
+    RestoreState,
+    UpdateEncoded,
+    UpdateSettlement,
+)
+from atoll.peer.tasks import TrainRound as TrainAsked
+from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
+from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.trainer import TrainerSpec
-from atoll.runtime.trainer.process import Child
-from atoll.runtime.trainer.protocol import GoOn, LoadInner, Progressed, SaveInner, Train
+from atoll.runtime.trainer.process import TrainerProcess
+from atoll.runtime.trainer.protocol import AuditProgress, LoadInner, NextAuditStep, SaveInner, TrainSteps
 from atoll.runtime.training_spec import built_in, decode_learning, found
-from atoll.runtime.worker.training_worker import Island
+from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.recipe.recipes import diloco, over_tokens
 
 NAMES = (PeerId("ada"), PeerId("bob"), PeerId("eve"))
@@ -35,7 +46,7 @@ STEPS = 25  # three segments: ten, ten, five
 RUN = digest(b"a run whose rounds are audited")
 SETTINGS = RunSettings(audit_rate=1.0)
 
-Cheat = Callable[[Child, Train], bool]
+Cheat = Callable[[TrainerProcess, TrainSteps], bool]
 
 
 class Near(Inside):
@@ -57,8 +68,8 @@ class Near(Inside):
     async def audit(self, work):
         self.audited += 1
         await asyncio.sleep(0)
-        replays = isinstance(work, GoOn) and len(self.child.auditing.chores) == 1
-        return Progressed(False) if self.lingers and replays else self.ask(work)
+        replays = isinstance(work, NextAuditStep) and len(self.child.auditing.chores) == 1
+        return AuditProgress(False) if self.lingers and replays else self.ask(work)
 
     async def inner_state(self, room=None) -> bytes:
         return self.child.mailbox.take(self.ask(SaveInner()).size_bytes)
@@ -75,7 +86,7 @@ class Swarm:
         self,
         base: Path,
         book: str,
-        cheat: Callable[[Child, Train], bool] | None = None,
+        cheat: Callable[[TrainerProcess, TrainSteps], bool] | None = None,
         up="2bit",
         settings: RunSettings = SETTINGS,
         tokens: int = 0,
@@ -86,7 +97,7 @@ class Swarm:
         self.batch = 0  # of the next round; 0: as the recipe has it
         self.base, self.book = base, book
         self.trainers = [Near(), Near(), Near(cheat)]
-        self.stores = [Store(base / name, durable=False) for name in NAMES]
+        self.stores = [PeerStore(base / name, durable=False) for name in NAMES]
         self.state = {store.put_blob(self.founded.state) for store in self.stores}.pop()
         for store in self.stores:
             store.put_blob(self.founded.data)  # members fetch it before they train
@@ -94,16 +105,16 @@ class Swarm:
         self.round, self.before = 0, self.state
         self.claims: list[list[Digest | None]] = [[], [], []]  # per island, of its counted rounds
         self.roots: list[Digest | None] = []  # of the last round; None: passed
-        self.mine: list[tuple[Counted, ...]] = [()] * 3  # what the last two vertices count of whom
+        self.mine: list[tuple[UpdateSettlement, ...]] = [()] * 3  # what the last two vertices count of whom
 
-    def island(self, index: int) -> Island:
-        island = Island(self.stores[index], 1, trainer=self.trainers[index])
+    def island(self, index: int) -> TrainingWorker:
+        island = TrainingWorker(self.stores[index], 1, trainer=self.trainers[index])
         island.learning = decode_learning(self.founded.settings)
         island.be_audited(RUN, NAMES[index])
         island.equip(self.book)
         return island
 
-    def again(self, index: int) -> Island:
+    def again(self, index: int) -> TrainingWorker:
         """Another life of this one's peer and trainer, with what is on its disk."""
         self.trainers[index] = Near()
         self.islands[index] = self.island(index)
@@ -114,25 +125,25 @@ class Swarm:
 
     async def begin(self) -> None:
         for island in self.islands:
-            assert await island.do(Restore(self.round - 1, self.vertex(self.round - 1), self.state))
+            assert await island.do(RestoreState(self.round - 1, self.vertex(self.round - 1), self.state))
 
     async def play(self, counted: tuple[int, ...] = (0, 1, 2)) -> None:
         """One round; the updates of those who are not counted come too late, and who has none passes."""
-        updates: list[Encoded | None] = []
+        updates: list[UpdateEncoded | None] = []
         for k, island in enumerate(self.islands):
             done = await island.do(TrainAsked(self.round, STEPS, 600.0, k, 3, self.batch))
             assert done.steps == STEPS
             try:
-                updates.append(await island.do(Encode(self.round, SHARES)))
+                updates.append(await island.do(EncodeUpdate(self.round, SHARES)))
             except RunFailedError:
                 updates.append(None)
         counted = tuple(k for k in counted if updates[k] is not None)
         answers = []
         for part in range(3):
-            rows = tuple(Row(NAMES[k], STEPS * 2, updates[k].parts[part], (NAMES[k],)) for k in counted)
-            answers.append((await self.islands[part].do(Combine(self.round, part, SHARES, rows))).payload)
+            rows = tuple(TaskRow(NAMES[k], STEPS * 2, updates[k].parts[part], (NAMES[k],)) for k in counted)
+            answers.append((await self.islands[part].do(CombineRows(self.round, part, SHARES, rows))).payload)
         samples = STEPS * (self.batch or 2) * len(counted)
-        work = Advance(self.round, self.state, tuple(answers), STEPS, samples, 3, SHARES, batch=self.batch)
+        work = AdvanceState(self.round, self.state, tuple(answers), STEPS, samples, 3, SHARES, batch=self.batch)
         states = {(await island.do(work)).state for island in self.islands}
         assert len(states) == 1
         self.before, self.state = self.state, states.pop()
@@ -141,23 +152,23 @@ class Swarm:
             claim = updates[k].claim if k in counted else None
             if claim is not None:
                 self.claims[k].append(claim)
-            mine, held = (k in counted,) * 3, Counted(self.vertex(self.round - 1))
+            mine, held = (k in counted,) * 3, UpdateSettlement(self.vertex(self.round - 1))
             if k in counted:
-                held = Counted(held.before, self.roots[k], mine, claim)
+                held = UpdateSettlement(held.before, self.roots[k], mine, claim)
             self.mine[k] = (held, *self.mine[k][:1])
-            await island.do(Adopt(self.round, self.vertex(self.round), self.state, mine, claim, mine=held))
+            await island.do(AdoptState(self.round, self.vertex(self.round), self.state, mine, claim, mine=held))
         self.round += 1
 
     async def exhibit(self, of: int, segment: int) -> Digest:
         """What one shows of its last round; at everybody's from now on."""
-        shown = await self.islands[of].do(Exhibit(self.round - 1, segment))
+        shown = await self.islands[of].do(BuildExhibit(self.round - 1, segment))
         data = self.stores[of].read_blob(shown.blob)
         return {store.put_blob(data) for store in self.stores}.pop()
 
-    def work(self, of: int, segment: int, blob: Digest) -> Judge:
+    def work(self, of: int, segment: int, blob: Digest) -> JudgeReplay:
         """What an auditor of it is to do."""
         last = self.claims[of][-2] if len(self.claims[of]) > 1 else None
-        return Judge(
+        return JudgeReplay(
             blob=blob,
             round=self.round - 1,
             peer=NAMES[of],
@@ -175,10 +186,10 @@ class Swarm:
             batch=self.batch,
         )
 
-    async def audited(self, of: int, segment: int, by: int = 0, **changes: Any) -> Judged:
+    async def audited(self, of: int, segment: int, by: int = 0, **changes: Any) -> JudgmentResult:
         """The last round of one, by another: what the protocol would carry, carried by hand."""
         blob = await self.exhibit(of, segment)
-        await self.islands[by].do(Hold((blob, self.before)))
+        await self.islands[by].do(PinBlobs((blob, self.before)))
         return await self.islands[by].do(replace(self.work(of, segment, blob), **changes))
 
     async def close(self) -> None:
@@ -200,7 +211,7 @@ def play(tmp_path: Path, book: str, story: Callable[[Swarm], Any], **how: Any) -
     asyncio.run(run())
 
 
-def skips(child: Child, job: Train) -> bool:
+def skips(child: TrainerProcess, job: TrainSteps) -> bool:
     """The thirteenth step is not taken, and counted all the same."""
     if child.span.steps != 12:
         return False

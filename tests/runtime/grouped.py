@@ -29,7 +29,7 @@ def groups(peers: int, names: Sequence[str] = (), **wishes) -> Iterator[list[ato
 
 def together(
     members: list[atoll.reduce.Group], tensors: list[torch.Tensor], **wishes
-) -> list[atoll.reduce.Reduced]:
+) -> list[atoll.reduce.ReduceResult]:
     """One call of all of them, to its end."""
     works = [m.all_reduce_async(t, **wishes) for m, t in zip(members, tensors, strict=True)]
     return [work.wait(PATIENCE_S) for work in works]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine
 from atoll.base.ids import PeerId
 from atoll.base.machine import LinkDown, LinkUp
 from atoll.crypto.identity import Identity
-from atoll.runtime.network.connection_manager import Links
+from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.libp2p import Libp2pSecurity
-from atoll.runtime.network.secure_channel import PlainSecurity
+from atoll.runtime.network.secure_channel import PlainSessionFactory
 
 NETWORK = b"a test"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
@@ -26,7 +26,7 @@ class Island:
     def __init__(self, name: str, *, plain: bool = False, network: bytes = NETWORK, **options: object) -> None:
         if plain:
             self.name = PeerId(name)
-            security = PlainSecurity(self.name, insecure=True)
+            security = PlainSessionFactory(self.name, insecure=True)
         else:
             identity = Identity.from_seeds(name.encode().ljust(32), name.encode().ljust(32))
             self.name = identity.peer
@@ -36,7 +36,7 @@ class Island:
         self.followed: list[bytes | None] = []  # what the follower made of each
         self.events: list[LinkUp | LinkDown] = []
         self._news = asyncio.Event()
-        self.links = Links(self.name, security, self._event, self._message, **options)
+        self.links = ConnectionManager(self.name, security, self._event, self._message, **options)
         self.address = ""
 
     async def open(self) -> Island:

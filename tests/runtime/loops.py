@@ -14,13 +14,13 @@ import torch
 from members import PEERS, Members
 from torch import nn
 
-from atoll.runtime.embed.peer_process import Attach, AttachedTrainer, Over, _beginning, room_of, serve
+from atoll.runtime.embed.peer_process import AttachedTrainer, AttachLoop, LoopRunOver, _beginning, room_of, serve
 from atoll.runtime.embed.run import Run
 from atoll.runtime.trainer import TrainerSpec
 from atoll.runtime.trainer.protocol import LENGTH
-from atoll.runtime.trainer.shared_memory import Mailbox
-from atoll.runtime.training_spec import Beginning
-from atoll.runtime.worker.training_worker import Island
+from atoll.runtime.trainer.shared_memory import SharedMailbox
+from atoll.runtime.training_spec import RunStart
+from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.data import batch, load_data
 from atoll.training.exchange.layout import flatten, layout_of
 from atoll.training.models import build_model, loss_of
@@ -101,7 +101,7 @@ class Loop(AttachedTrainer):
             if self.failed is not None:
                 raise self.failed
             self._reader, self._writer = await asyncio.open_connection(sock=self.run.theirs)
-            self._mailbox = Mailbox(self.run.memory, self.layout.floats, room_of(self.layout))
+            self._mailbox = SharedMailbox(self.run.memory, self.layout.floats, room_of(self.layout))
             os.close(self.run.memory)
             (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
             await self._reader.readexactly(size)  # who it wants to be
@@ -110,7 +110,7 @@ class Loop(AttachedTrainer):
 
     async def end(self) -> None:
         if self._mailbox is not None:
-            self.say(Over(0))
+            self.say(LoopRunOver(0))
             await asyncio.to_thread(self.thread.join)
             await self.hearing
             self._writer.close()
@@ -123,7 +123,7 @@ class Loops(Members):
         self.make = make
         super().__init__(base, recipe, book)
 
-    async def anew(self, index: int) -> Island:
+    async def anew(self, index: int) -> TrainingWorker:
         """The same member with another loop, and a disk that lost what was private."""
         await self.islands[index].close()
         await self.trainers[index].end()
@@ -133,14 +133,14 @@ class Loops(Members):
         self.islands[index] = self.island(index)
         return self.islands[index]
 
-    def island(self, index: int) -> Island:
+    def island(self, index: int) -> TrainingWorker:
         self.trainers[index].recipe = self.learning.recipe
         return super().island(index)
 
-    def beginning(self, recipe: Recipe, book: str) -> Beginning:
+    def beginning(self, recipe: Recipe, book: str) -> RunStart:
         model = build_model("gpt-nano", 0)
         layout = layout_of(model)
-        wish = Attach("", "", "", (), (), layout, in_own_loop(recipe), start_peers=PEERS, batch=BATCH)
+        wish = AttachLoop("", "", "", (), (), layout, in_own_loop(recipe), start_peers=PEERS, batch=BATCH)
         return _beginning(wish, flatten(model, layout)[0])[0]
 
     def trainer(self) -> Loop:

@@ -13,16 +13,32 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId
 from atoll.crypto.digest import merkle_root
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Adopt, Advance, Counted, Encode, Encoded, Restore, Restored
-from atoll.peer.tasks import Train as TrainAsked
-from atoll.protocol.allreduce.tasks import Combine, Row
-from atoll.runtime.storage.store import Store
+from atoll.peer.tasks import (
+    AdoptState,
+    AdvanceState,
+    EncodeUpdate,
+    RestoreState,
+    StateRestored,
+    UpdateEncoded,
+    UpdateSettlement,
+)
+from atoll.peer.tasks import TrainRound as TrainAsked
+from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
+from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.trainer import TrainerFailed, TrainerSpec
-from atoll.runtime.trainer.process import Child
-from atoll.runtime.trainer.protocol import Broken, LoadInner, Merge, SaveInner, Train, Trained, WriteX
+from atoll.runtime.trainer.process import TrainerProcess
+from atoll.runtime.trainer.protocol import (
+    CommandFailed,
+    LoadInner,
+    MergeAnchor,
+    SaveInner,
+    StepsTrained,
+    TrainSteps,
+    WriteParameters,
+)
 from atoll.runtime.trainer.shared_memory import anonymous
-from atoll.runtime.training_spec import Beginning, Learning, built_in, decode_learning, found
-from atoll.runtime.worker.training_worker import Island
+from atoll.runtime.training_spec import RunStart, TrainingSpec, built_in, decode_learning, found
+from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.recipe.recipes import Recipe, diloco, overlapping
 
 PEERS = 2
@@ -38,13 +54,13 @@ class Inside:
         self.jobs = self.done = 0
 
     async def start(self, spec: TrainerSpec):
-        self.child = Child(anonymous(), msgspec.msgpack.encode(spec), self, io.BytesIO())
+        self.child = TrainerProcess(anonymous(), msgspec.msgpack.encode(spec), self, io.BytesIO())
         return self.child.set_up().layout
 
     def ask(self, command):
         answer = self.child.outcome(lambda: self.child.carry_out(command))
         self.child.go_on()
-        if isinstance(answer, Broken):
+        if isinstance(answer, CommandFailed):
             raise TrainerFailed(answer.why, answer.what, alive=True)
         return answer
 
@@ -64,11 +80,11 @@ class Inside:
         batch=0,
         inner=None,
         horizon=None,
-    ) -> Trained:
+    ) -> StepsTrained:
         self.jobs += 1
         named = steps, until, cursor, shard, shards, global_step, ahead, assignment, held, apart, batch
         named += (inner, horizon)
-        return self.ask(Train(self.jobs, *named))
+        return self.ask(TrainSteps(self.jobs, *named))
 
     def cancel(self) -> None:
         self.cancelled = self.jobs
@@ -84,11 +100,11 @@ class Inside:
 
     async def write_x(self, x_F, counters=()):
         self.read_x().copy_(x_F)
-        self.ask(WriteX(counters))
+        self.ask(WriteParameters(counters))
 
     async def merge(self, lo, value_N, how):
         self.read_x()[lo : lo + len(value_N)].copy_(value_N)
-        self.ask(Merge(lo, lo + len(value_N), how))
+        self.ask(MergeAnchor(lo, lo + len(value_N), how))
 
     async def validate(self, work, of_F=None):
         self.child.mailbox.show(of_F)
@@ -124,54 +140,56 @@ class Members:
         self.base, self.recipe, self.book, self.peers = base, recipe, book, peers
         founded = found(self.beginning(recipe, book), settings or self.settings)
         self.shares = (1,) * peers
-        self.learning: Learning = decode_learning(founded.settings)
+        self.learning: TrainingSpec = decode_learning(founded.settings)
         self.trainers = [self.trainer() for _ in range(peers)]
-        self.stores = [Store(base / f"{k}", durable=False) for k in range(peers)]
+        self.stores = [PeerStore(base / f"{k}", durable=False) for k in range(peers)]
         self.islands = [self.island(k) for k in range(peers)]
         self.state = {store.put_blob(founded.state) for store in self.stores}.pop()
         self.round = 0
         self.steps, self.batch = recipe.schedule.turn_steps, 0  # of the next round; 0: as the recipe has it
         self.fewer: dict[int, int] = {}  # steps of members that are asked for fewer
-        self.mine: list[tuple[Counted, ...]] = [()] * peers  # what the last two vertices count of whom
+        self.mine: list[tuple[UpdateSettlement, ...]] = [()] * peers  # what the last two vertices count of whom
 
-    def beginning(self, recipe: Recipe, book: str) -> Beginning:
+    def beginning(self, recipe: Recipe, book: str) -> RunStart:
         return built_in(recipe, book)
 
     def trainer(self) -> Inside:
         return Inside()
 
-    def island(self, index: int) -> Island:
-        island = Island(self.stores[index], 1, trainer=self.trainers[index])
+    def island(self, index: int) -> TrainingWorker:
+        island = TrainingWorker(self.stores[index], 1, trainer=self.trainers[index])
         island.learning = self.learning
         island.equip(self.book)
         return island
 
     async def begin(self) -> None:
         for island in self.islands:
-            found = await island.do(Restore(-1, self.vertex(), self.state))
-            assert found == Restored(island.store.blob_path(self.state).stat().st_size)
+            found = await island.do(RestoreState(-1, self.vertex(), self.state))
+            assert found == StateRestored(island.store.blob_path(self.state).stat().st_size)
 
     def vertex(self) -> Digest:
         return Digest(self.round.to_bytes(32, "big"))
 
-    def restore(self, index: int) -> Restore:
+    def restore(self, index: int) -> RestoreState:
         """As a start asks for it."""
-        return Restore(self.round - 1, self.vertex(), self.state, mine=self.mine[index])
+        return RestoreState(self.round - 1, self.vertex(), self.state, mine=self.mine[index])
 
-    def counts(self, index: int, encoded: Encoded | None, parts: tuple[bool, ...]) -> Counted:
+    def counts(self, index: int, encoded: UpdateEncoded | None, parts: tuple[bool, ...]) -> UpdateSettlement:
         """What the vertex that was just agreed counts of its update; to be called once."""
         before = Digest((self.round - 1).to_bytes(32, "big"))
-        mine = Counted(before)
+        mine = UpdateSettlement(before)
         if encoded is not None and any(parts):
-            mine = Counted(before, merkle_root(tuple(part.digest for part in encoded.parts)), parts, encoded.claim)
+            mine = UpdateSettlement(
+                before, merkle_root(tuple(part.digest for part in encoded.parts)), parts, encoded.claim
+            )
         self.mine[index] = (mine, *self.mine[index][:1])
         return mine
 
-    async def train(self, index: int, late: bool = False) -> Encoded:
+    async def train(self, index: int, late: bool = False) -> UpdateEncoded:
         """Its update of this round; late work, if it has any, rides on it."""
         asked = TrainAsked(self.round, self.asked_of(index), 600.0, index, self.peers, self.batch)
         await self.islands[index].do(asked)
-        return await self.islands[index].do(Encode(self.round, self.shares, late))
+        return await self.islands[index].do(EncodeUpdate(self.round, self.shares, late))
 
     def asked_of(self, index: int) -> int:
         return self.fewer.get(index, self.steps)
@@ -199,7 +217,7 @@ class Members:
         answers, led = [], dict[int, list[Digest]]()
         for part in range(peers):
             rows = tuple(
-                Row(
+                TaskRow(
                     PeerId(str(k)),
                     (weights or {}).get(k, self.asked_of(k) * batch),
                     u.parts[part],
@@ -208,11 +226,13 @@ class Members:
                 for k, u in updates.items()
                 if k in counted
             )
-            combine = Combine(self.round, part, self.shares, rows)
+            combine = CombineRows(self.round, part, self.shares, rows)
             answers.append((await self.islands[here[part % len(here)]].do(combine)).payload)
             led.setdefault(here[part % len(here)], []).append(answers[-1].digest)
         samples = sum(self.asked_of(k) for k in counted) * batch
-        work = Advance(self.round, self.state, tuple(answers), steps, samples, peers, self.shares, batch=self.batch)
+        work = AdvanceState(
+            self.round, self.state, tuple(answers), steps, samples, peers, self.shares, batch=self.batch
+        )
         states = {(await self.islands[k].do(work)).state for k in here}
         assert len(states) == 1
         (self.state,) = states
@@ -221,7 +241,7 @@ class Members:
             mine = (index in counted,) * peers if index in encoding else None
             mine_led = tuple(led.get(index, ()))
             held = self.counts(index, updates.get(index), mine or ())
-            adopt = Adopt(
+            adopt = AdoptState(
                 self.round - 1, self.vertex(), self.state, mine, late=index in taken, led=mine_led, mine=held
             )
             await self.islands[index].do(adopt)

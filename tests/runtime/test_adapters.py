@@ -14,12 +14,12 @@ from safetensors.torch import load
 from atoll.base.errors import PeerFault, UsageError
 from atoll.peer.settings import RunSettings
 from atoll.runtime.config import load_config, recipe_of, settings_of
-from atoll.runtime.training_spec import Beginning, built_in, decode_learning, found
+from atoll.runtime.training_spec import RunStart, built_in, decode_learning, found
 from atoll.training.exchange.frozen_base import base_bytes, built
 from atoll.training.exchange.layout import layout_of
 from atoll.training.exchange.state import initial_state
 from atoll.training.models import build_model, with_adapters
-from atoll.training.models.export import Story, hugging_face_files
+from atoll.training.models.export import ModelCard, hugging_face_files
 from atoll.training.models.weights import load_weights, name_in
 from atoll.training.recipe.methods import diloco
 from atoll.training.recipe.recipes import Recipe
@@ -41,7 +41,7 @@ class WithBase(Members):
         for store in self.stores:
             store.put_blob(self.begun.base)
 
-    def beginning(self, recipe: Recipe, book: str) -> Beginning:
+    def beginning(self, recipe: Recipe, book: str) -> RunStart:
         return self.begun
 
 
@@ -62,7 +62,7 @@ def test_members_exchange_what_is_named_and_the_rest_stays_as_it_was(tmp_path, b
         held = {one.name for one in layout.held}
         for where, value in model.named_parameters():
             assert torch.equal(value, fresh[where]) == (where in held), where
-        told = Story("run", 2, "aa", "bb", "cc", name, "book", 4, ("int8", "int8"), 2)
+        told = ModelCard("run", 2, "aa", "bb", "cc", name, "book", 4, ("int8", "int8"), 2)
         files = hugging_face_files(first.head, layout, told, base=members.begun.base)
         assert "base.json" not in files and "stayed as it was" in files["README.md"].decode()
         folder = tmp_path / "export"
@@ -84,7 +84,7 @@ def test_adapters_change_nothing_at_first_and_are_begun_beside_given_weights(tmp
     """Whatever is exported without adapters may be gone on with by them: the same scores, all of it in the base."""
     model, tokens = build_model(PLAIN, 5), torch.arange(16)[None]
     assert torch.equal(build_model(ADAPTED, 5)(tokens), model(tokens))
-    told = Story("run", 1, "aa", "bb", "cc", PLAIN, "x", 4, ("int8", "int8"), 1)
+    told = ModelCard("run", 1, "aa", "bb", "cc", PLAIN, "x", 4, ("int8", "int8"), 1)
     for file, data in hugging_face_files(initial_state(model), layout_of(model), told).items():
         (tmp_path / file).write_bytes(data)
     beginning = begun(ADAPTED, book, weights=str(tmp_path))
@@ -103,7 +103,7 @@ def test_another_base_is_refused(book):
     assert built(ADAPTED, 0, mine.base)[1] == mine.layout != built(ADAPTED, 0, bytes(changed))[1]
     learning = decode_learning(found(mine, RunSettings()).settings)
     assert learning.beside == [learning.base]
-    told = Story("run", 1, "aa", "bb", "cc", ADAPTED, "x", 4, ("int8", "int8"), 1)
+    told = ModelCard("run", 1, "aa", "bb", "cc", ADAPTED, "x", 4, ("int8", "int8"), 1)
     state = initial_state(built(ADAPTED, 0, mine.base)[0])
     with pytest.raises(PeerFault, match="another model's"):
         hugging_face_files(state, mine.layout, told, base=bytes(changed))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from atoll.base.errors import PeerFault, RunFailedError
-from atoll.base.machine import Done, Failed
+from atoll.base.machine import TaskDone, TaskFailed
 from atoll.runtime.driver import Driver
 
 
@@ -21,7 +21,7 @@ class Worker:
         return work
 
 
-def answers(trouble: Exception | None) -> list[Done | Failed]:
+def answers(trouble: Exception | None) -> list[TaskDone | TaskFailed]:
     host, heard = Driver.__new__(Driver), []
     host.island, host.handle = Worker(trouble), heard.append
     host._tell_refused = lambda why: None
@@ -30,7 +30,7 @@ def answers(trouble: Exception | None) -> list[Done | Failed]:
 
 
 def test_work_that_is_done_is_answered_with_its_result():
-    assert answers(None) == [Done("job", "work")]
+    assert answers(None) == [TaskDone("job", "work")]
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_work_that_is_done_is_answered_with_its_result():
 def test_work_that_fails_in_any_way_is_answered_too(trouble: Exception):
     """A diverged update, a model that is not the run's, memory: an unanswered ask would stop the peer for ever."""
     (answer,) = answers(trouble)
-    assert isinstance(answer, Failed) and answer.job == "job" and answer.why
+    assert isinstance(answer, TaskFailed) and answer.job == "job" and answer.why

@@ -11,16 +11,16 @@ from members import Inside, Members, recipe_for, story
 from msgspec.structs import replace
 
 from atoll.base.errors import RunFailedError, UsageError
-from atoll.features.partition_training.policy import Apart
-from atoll.features.partition_training.tensors import FORMAT, LateWork, carried, late_bytes, late_from_bytes
+from atoll.features.partition_training.policy import PartitionPolicy
+from atoll.features.partition_training.tensors import FORMAT, DeferredUpdate, carried, late_bytes, late_from_bytes
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Adopt, Left, Restore, TrainApart
+from atoll.peer.tasks import AdoptState, RestoreState, RoundSettlement, TrainApart
 from atoll.runtime.storage.private_state import read_private
 from atoll.runtime.training_spec import built_in, found
 from atoll.training.exchange.tensorfile import dump
-from atoll.training.recipe.merge import Mix
+from atoll.training.recipe.merge import MixMerge
 from atoll.training.recipe.methods import data_parallel
-from atoll.training.recipe.reducer import Reducer
+from atoll.training.recipe.reducer import RecipeReducer
 
 PLAIN = {"fragments": 1, "overlap": 0}
 OVERLAP = {"fragments": 1, "overlap": 5, "merge": "delta"}
@@ -50,12 +50,12 @@ async def cut_off(members: Members, rounds: int, worths: int, merge: bool = True
     return members.trainers[OUT].child.x_F.clone()
 
 
-async def by_blob(members: Members, left: Left) -> None:
+async def by_blob(members: Members, left: RoundSettlement) -> None:
     members.stores[OUT].put_blob(members.stores[0].read_blob(members.state))
-    assert await members.islands[OUT].do(Restore(members.round - 1, members.vertex(), members.state, left))
+    assert await members.islands[OUT].do(RestoreState(members.round - 1, members.vertex(), members.state, left))
 
 
-NOT_COUNTED = Left((False,) * 3, late=False)
+NOT_COUNTED = RoundSettlement((False,) * 3, late=False)
 
 
 @pytest.mark.parametrize("how", [PLAIN, OVERLAP], ids=["plain", "overlap"])
@@ -168,7 +168,7 @@ def test_a_partition_that_heals_within_the_round_costs_nobody_anything(tmp_path,
         await island.do(alone(members))
         x_F = members.trainers[OUT].child.x_F.clone()
         await members.play(here=REST, encoding=REST)
-        after = Adopt(members.round - 1, members.vertex(), members.state, (True,) * 3)
+        after = AdoptState(members.round - 1, members.vertex(), members.state, (True,) * 3)
         members.stores[OUT].put_blob(members.stores[0].read_blob(members.state))
         await island.do(after)
         assert torch.equal(island.away.held.delta_F, sent_F - x_F) and island.away.held.steps == STEPS
@@ -184,7 +184,7 @@ def test_what_the_round_counted_after_all_is_no_late_work(tmp_path, book):
         for counted, more in ((True, True, True), 0), ((True, False, False), 0), ((False, False, False), STEPS):
             await members.play()
             await cut_off(members, rounds=1, worths=1)
-            await by_blob(members, Left(counted, late=False))
+            await by_blob(members, RoundSettlement(counted, late=False))
             assert members.islands[OUT].away.held.steps == STEPS + more, counted
             members.islands[OUT].away.forget()
             await members.play(late=True)
@@ -200,7 +200,7 @@ def test_rounds_that_are_caught_up_one_by_one_bring_the_same_late_work(tmp_path,
         island, anchor_F = members.islands[OUT], members.islands[OUT].head.anchor_F
         x_F = await cut_off(members, rounds=1, worths=2)
         members.stores[OUT].put_blob(members.stores[0].read_blob(members.state))
-        await island.do(Adopt(members.round - 1, members.vertex(), members.state, (False,) * 3))
+        await island.do(AdoptState(members.round - 1, members.vertex(), members.state, (False,) * 3))
         assert island.mine.memory_F is None and island.live.steps_since == 0
         assert torch.allclose(island.away.held.delta_F, anchor_F - x_F, atol=1e-6)
         assert island.away.held.steps == 3 * STEPS
@@ -262,7 +262,7 @@ def test_a_crash_costs_no_whole_worth_of_steps_and_counts_none_twice(tmp_path, b
         assert torch.equal(island.away.held.delta_F, held.delta_F)
         await members.play(here=REST)
         members.stores[OUT].put_blob(members.stores[0].read_blob(members.state))
-        await island.do(Adopt(members.round - 1, members.vertex(), members.state, None, late=True))
+        await island.do(AdoptState(members.round - 1, members.vertex(), members.state, None, late=True))
         assert island.away.held is None
         floats = members.learning.layout.floats
         assert read_private(members.stores[OUT], floats)[0].late is None
@@ -318,7 +318,7 @@ def test_a_round_that_is_over_before_its_trainer_has_started_is_not_gone_on_with
         await starts.wait()
         await members.play(here=REST)
         members.stores[OUT].put_blob(members.stores[0].read_blob(members.state))
-        await island.do(Adopt(members.round - 1, members.vertex(), members.state, (True,) * 3))
+        await island.do(AdoptState(members.round - 1, members.vertex(), members.state, (True,) * 3))
         started.set()
         with pytest.raises(RunFailedError, match="is over"):
             await asked
@@ -333,7 +333,9 @@ def test_late_work_does_not_ride_in_the_round_that_it_left(tmp_path, book):
 
     async def tell(members: Members) -> None:
         island = members.islands[OUT]
-        island.away.held = LateWork(torch.ones(members.learning.layout.floats), members.round, STEPS, STEPS * 2)
+        island.away.held = DeferredUpdate(
+            torch.ones(members.learning.layout.floats), members.round, STEPS, STEPS * 2
+        )
         assert (await members.train(OUT, late=True)).late is None and island.away.riding_F is None
         await members.play(encoding=REST)
         assert (await members.train(OUT, late=True)).late.steps == STEPS
@@ -374,18 +376,21 @@ def test_steps_apart_are_taken_on_data_that_nobody_else_has(tmp_path, book, monk
 
 def test_what_rides_is_never_longer_than_the_round_itself():
     """Ten rounds in one direction come as one more; less than that comes whole; nothing comes as nothing."""
-    late, fresh_F = LateWork(torch.tensor([30.0, 40.0]), 3, 10, 20), torch.tensor([0.0, 5.0])
+    late, fresh_F = DeferredUpdate(torch.tensor([30.0, 40.0]), 3, 10, 20), torch.tensor([0.0, 5.0])
     assert torch.allclose(carried(late, fresh_F), torch.tensor([3.0, 4.0]))
     assert torch.equal(carried(late, fresh_F * 100), late.delta_F)
-    assert torch.equal(carried(LateWork(torch.zeros(2), 3, 10, 20), fresh_F), torch.zeros(2))
+    assert torch.equal(carried(DeferredUpdate(torch.zeros(2), 3, 10, 20), fresh_F), torch.zeros(2))
 
 
 def test_late_work_on_disk_is_read_back_or_refused():
     """Of another size, or damaged: a ValueError, which costs this member its late work and nothing else."""
-    late = LateWork(torch.tensor([1.0, -2.0]), 3, 10, 20)
+    late = DeferredUpdate(torch.tensor([1.0, -2.0]), 3, 10, 20)
     again = late_from_bytes(late_bytes(late), 2)
     assert torch.equal(again.delta_F, late.delta_F) and (again.since, again.steps, again.samples) == (3, 10, 20)
-    infinite, nothing = LateWork(torch.tensor([1.0, float("inf")]), 3, 10, 20), LateWork(late.delta_F, 3, 0, 20)
+    infinite, nothing = (
+        DeferredUpdate(torch.tensor([1.0, float("inf")]), 3, 10, 20),
+        DeferredUpdate(late.delta_F, 3, 0, 20),
+    )
     nameless = dump({"late": late.delta_F}, {"format": FORMAT})
     damaged = late_bytes(late)[:-1], b"", nameless, late_bytes(infinite), late_bytes(nothing)
     for data, floats in ((late_bytes(late), 3), *((data, 2) for data in damaged)):
@@ -396,15 +401,15 @@ def test_late_work_on_disk_is_read_back_or_refused():
 WHOLE = recipe_for({"fragments": 1, "overlap": 0})
 UNFIT = {
     "fragments": recipe_for({"fragments": 2, "overlap": 0}),
-    "mix": recipe_for({"fragments": 1, "overlap": 3, "merge": Mix(0.5)}),
+    "mix": recipe_for({"fragments": 1, "overlap": 3, "merge": MixMerge(0.5)}),
     "gradients": data_parallel("gpt-nano", rounds=3),
-    "quorum": replace(WHOLE, reducer=Reducer(quorum=2, grace=2)),
+    "quorum": replace(WHOLE, reducer=RecipeReducer(quorum=2, grace=2)),
 }
 
 
 @pytest.mark.parametrize("recipe", UNFIT.values(), ids=UNFIT)
 def test_recipes_that_cannot_take_late_work_are_refused_when_the_run_is_founded(book, recipe):
-    settings = RunSettings(apart=Apart("merge", 10))
+    settings = RunSettings(apart=PartitionPolicy("merge", 10))
     assert found(built_in(WHOLE, book), settings).settings.apart == settings.apart
     with pytest.raises(UsageError, match="cannot train apart") as refused:
         found(built_in(recipe, book), settings)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
-from atoll.runtime.control.socket import PATH_MAX, REQUEST_MAX, Door, ask, ask_soon, door_path, neighbours
+from atoll.runtime.control.socket import PATH_MAX, REQUEST_MAX, ControlServer, ask, ask_soon, door_path, neighbours
 
 
 async def echo(with_: dict[str, Any]) -> Any:
@@ -29,9 +29,9 @@ async def break_down(_: dict[str, Any]) -> Any:
     raise ValueError("a count must be positive")
 
 
-def with_door(folder: Path, story: Callable[[Door], Any]) -> None:
+def with_door(folder: Path, story: Callable[[ControlServer], Any]) -> None:
     async def main() -> None:
-        door = Door(folder, {"echo": echo, "refuse": refuse, "break": break_down})
+        door = ControlServer(folder, {"echo": echo, "refuse": refuse, "break": break_down})
         await door.open()
         try:
             await story(door)
@@ -42,7 +42,7 @@ def with_door(folder: Path, story: Callable[[Door], Any]) -> None:
 
 
 def test_an_answer_comes_back_as_it_was_given(tmp_path: Path):
-    async def story(_: Door) -> None:
+    async def story(_: ControlServer) -> None:
         assert await ask_soon(tmp_path, "echo", name="ada", numbers=[1, 2.5]) == {
             "name": "ada",
             "numbers": [1, 2.5],
@@ -52,7 +52,7 @@ def test_an_answer_comes_back_as_it_was_given(tmp_path: Path):
 
 
 def test_an_error_arrives_with_its_code_its_class_and_its_advice(tmp_path: Path):
-    async def story(_: Door) -> None:
+    async def story(_: ControlServer) -> None:
         with pytest.raises(RefusedError) as caught:
             await ask_soon(tmp_path, "refuse")
         assert (caught.value.code, caught.value.cause, caught.value.fix) == ("E-TST-01", "because", "do not")
@@ -65,7 +65,7 @@ def test_an_error_arrives_with_its_code_its_class_and_its_advice(tmp_path: Path)
 
 
 def test_nobody_else_can_open_it(tmp_path: Path):
-    async def story(door: Door) -> None:
+    async def story(door: ControlServer) -> None:
         assert door.path.stat().st_mode & 0o777 == 0o600
         assert door.path.parent.stat().st_mode & 0o777 == 0o700
         assert door.path.parent.stat().st_uid == os.getuid()
@@ -82,7 +82,7 @@ def test_noise_costs_only_its_own_connection(tmp_path: Path):
             line.connect(str(path))
             line.sendall(noise)
 
-    async def story(door: Door) -> None:
+    async def story(door: ControlServer) -> None:
         for noise in (b"hello\n", b"x" * (2 * REQUEST_MAX), b'{"verb":', b'{"verb":"echo","extra":1}\n'):
             await asyncio.to_thread(shout, door.path, noise)
         assert await ask_soon(tmp_path, "echo", still=True) == {"still": True}
@@ -95,7 +95,7 @@ def test_a_folder_without_a_peer_says_so(tmp_path: Path):
     with pytest.raises(NetworkError, match="nothing was founded or joined"):
         ask(tmp_path, "status")
 
-    async def story(door: Door) -> None:
+    async def story(door: ControlServer) -> None:
         (tmp_path / "kept.sqlite").touch()
 
     with_door(tmp_path, story)

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from torch import nn
 
 import atoll
-from atoll.runtime.embed.peer_process import Attach, Over, _beginning
-from atoll.runtime.trainer.protocol import LENGTH, Cancel, Merge, WriteX
+from atoll.runtime.embed.peer_process import AttachLoop, LoopRunOver, _beginning
+from atoll.runtime.trainer.protocol import LENGTH, CancelTraining, MergeAnchor, WriteParameters
 from atoll.runtime.training_spec import decode_learning, found
 from atoll.training.exchange.layout import flatten, layout_of
 from atoll.training.recipe.methods import METHODS, data_parallel, delayed_nesterov, des_loc, pipelined, streaming
@@ -129,7 +129,9 @@ def test_a_loop_takes_every_recipe_that_a_real_run_can_do(tmp_path: Path):
             assert "E-ATT-12" in str(why) and "only for atoll.experiment" in str(why) and "diloco" in str(why)
             refused.add(name)
             continue
-        beginning, settings = _beginning(Attach(layout=layout, batch=32, **run._wish), torch.zeros(layout.floats))
+        beginning, settings = _beginning(
+            AttachLoop(layout=layout, batch=32, **run._wish), torch.zeros(layout.floats)
+        )
         recipe = decode_learning(found(beginning, settings).settings).recipe
         asked = in_swarm(method())
         if name == "delayed_nesterov":  # four whole updates, counted in samples
@@ -232,7 +234,7 @@ def test_a_script_that_is_run_again_is_told_that_its_run_is_over(
 ):
     """Else it would end at once without a word, as if it had trained."""
     run = atoll.found(folder=tmp_path / "one")
-    run._take(Over(20))
+    run._take(LoopRunOver(20))
     assert run.done and run.trained == 20
     assert "over after 20 rounds" in (told := capsys.readouterr().err) and f"folder than {tmp_path / 'one'}" in told
 
@@ -246,8 +248,8 @@ def test_a_loop_that_is_to_stand_may_take_no_step_ahead_whatever_is_merged(tmp_p
     run._mailbox = SimpleNamespace(x_F=values.clone())
     run._sent_F, run._full, run._may, run._span.steps = values, 8, 4, 1
     run._say = lambda word: None
-    run._take(Cancel(3, stands=True))
-    run._take(Merge(0, len(values), "delta"))
+    run._take(CancelTraining(3, stands=True))
+    run._take(MergeAnchor(0, len(values), "delta"))
     assert run._may == 0
 
 
@@ -286,18 +288,18 @@ def test_a_loop_that_is_interrupted_while_its_peer_waits_has_left_and_says_so(
             return getattr(ours, name)
 
     run._socket = Interrupted()
-    word = msgspec.msgpack.encode(WriteX((1, 2, 3)))
+    word = msgspec.msgpack.encode(WriteParameters((1, 2, 3)))
     theirs.sendall(LENGTH.pack(len(word)) + word)
     with pytest.raises(KeyboardInterrupt):
         run._hear()
-    assert run._hear() == WriteX((1, 2, 3)) and len(interrupted) > 3
+    assert run._hear() == WriteParameters((1, 2, 3)) and len(interrupted) > 3
 
     def unflatten(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("atoll.runtime.embed.run.unflatten", unflatten)
     with pytest.raises(KeyboardInterrupt):
-        run._take(WriteX(()))
+        run._take(WriteParameters(()))
     assert words_in(theirs) == ["Farewell"], "what it wrote half is not said to be carried out"
     with pytest.raises(atoll.RunFailedError, match=r"E-ATT-14 .*KeyboardInterrupt"):
         optimizer.step()

@@ -11,8 +11,8 @@ from audited import SHARES, STEPS, Swarm, play
 
 from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import digest
-from atoll.peer.tasks import Adopt, Encode, Exhibit, Restore
-from atoll.peer.tasks import Train as TrainAsked
+from atoll.peer.tasks import AdoptState, BuildExhibit, EncodeUpdate, RestoreState
+from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.trainer.protocol import LoadInner
 from atoll.runtime.worker import trainer_supervisor
@@ -41,7 +41,7 @@ def test_a_restart_goes_on_from_the_last_claim_and_one_without_its_files_from_fr
             if lost:
                 (tmp_path / "bob" / "private.bin").unlink()
             island = swarm.again(1)
-            found = Restore(swarm.round - 1, swarm.vertex(swarm.round - 1), swarm.state, mine=swarm.mine[1])
+            found = RestoreState(swarm.round - 1, swarm.vertex(swarm.round - 1), swarm.state, mine=swarm.mine[1])
             assert await island.do(found)
             assert (island.auditing.last is None) == lost
             await swarm.play()
@@ -56,14 +56,14 @@ def test_who_was_killed_before_its_vertex_came_goes_on_from_the_claim_that_this_
 
     async def story(swarm: Swarm) -> None:
         await swarm.play()
-        before = Restore(0, swarm.vertex(0), swarm.state, mine=swarm.mine[1])
+        before = RestoreState(0, swarm.vertex(0), swarm.state, mine=swarm.mine[1])
         await swarm.play()
         old = swarm.islands[1]
         await old.close()
         island = swarm.again(1)
         assert await island.do(before)
         held = swarm.mine[1][0]
-        await island.do(Adopt(1, swarm.vertex(1), swarm.state, None, held.claim, mine=held))
+        await island.do(AdoptState(1, swarm.vertex(1), swarm.state, None, held.claim, mine=held))
         assert torch.equal(island.mine.memory_F, old.mine.memory_F) and island.auditing.last == old.auditing.last
         assert bytes(island.live.inner) == bytes(old.live.inner) != b""
         await swarm.play()
@@ -83,7 +83,7 @@ def test_a_trainer_that_restarts_before_its_round_is_agreed_goes_on_with_fresh_m
         own_do, old = bob.do, bob.live.inner
 
         async def do(work: Any) -> Any:
-            if isinstance(work, Adopt):
+            if isinstance(work, AdoptState):
                 await swarm.trainers[1].set_inner_state(old)
                 bob.tended.lives += 1
             return await own_do(work)
@@ -112,7 +112,7 @@ def test_who_lost_its_trainer_before_its_update_was_made_passes_and_is_no_liar(
         own_do = bob.do
 
         async def do(work: Any) -> Any:
-            if isinstance(work, Encode):
+            if isinstance(work, EncodeUpdate):
                 await bob.tended.failed()
                 await bob.warm_up()
                 assert torch.equal(swarm.trainers[1].read_x(), bob.head.anchor_F)
@@ -123,7 +123,7 @@ def test_who_lost_its_trainer_before_its_update_was_made_passes_and_is_no_liar(
         assert swarm.roots[1] is None and swarm.roots[0] is not None
         bob.do = own_do
         with pytest.raises(RunFailedError, match="E-TRN-14"):
-            await bob.do(Encode(swarm.round, SHARES))
+            await bob.do(EncodeUpdate(swarm.round, SHARES))
         for segment in range(3):
             await swarm.play()
             said = await swarm.audited(1, segment)
@@ -153,11 +153,11 @@ def test_moments_that_went_with_a_trainer_are_not_written_ahead(tmp_path: Path, 
             return made
 
         async def do(work: Any) -> Any:
-            if isinstance(work, Encode) and again:
+            if isinstance(work, EncodeUpdate) and again:
                 bob.mine.encode = encode
-            elif isinstance(work, Encode):
+            elif isinstance(work, EncodeUpdate):
                 trainer.inner_state = gone
-            elif isinstance(work, Adopt):
+            elif isinstance(work, AdoptState):
                 disk.update((path.name, path.read_bytes()) for path in bob.store.folder.glob("private.*"))
             return await own_do(work)
 
@@ -166,7 +166,7 @@ def test_moments_that_went_with_a_trainer_are_not_written_ahead(tmp_path: Path, 
         await bob.close()
         for name, data in disk.items():
             (bob.store.folder / name).write_bytes(data)
-        assert await swarm.again(1).do(Restore(1, swarm.vertex(1), swarm.state, mine=swarm.mine[1]))
+        assert await swarm.again(1).do(RestoreState(1, swarm.vertex(1), swarm.state, mine=swarm.mine[1]))
         await swarm.play()
         said = await swarm.audited(1, 0)
         assert said.finding == "accepted", said
@@ -181,13 +181,13 @@ def test_what_a_crash_took_is_never_a_lie(tmp_path: Path, book: str):
         await swarm.play()
         swarm.islands[1].auditing.made.clear()
         with pytest.raises(RunFailedError, match="E-AUD-02"):
-            await swarm.islands[1].do(Exhibit(0, 0))
+            await swarm.islands[1].do(BuildExhibit(0, 0))
         island = swarm.islands[1]
         await island.do(TrainAsked(1, STEPS, 600.0, 1, 3))
-        await island.do(Encode(1, SHARES))
+        await island.do(EncodeUpdate(1, SHARES))
         island.auditing.made.clear()
         await island.do(
-            Adopt(1, swarm.vertex(1), swarm.state, (True,) * 3, digest(b"what I said in a life before"))
+            AdoptState(1, swarm.vertex(1), swarm.state, (True,) * 3, digest(b"what I said in a life before"))
         )
         assert island.live.inner == b"" and island.mine.memory_F is None and island.auditing.last is None
 

@@ -13,23 +13,23 @@ from msgspec.structs import replace
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.limits import SEGMENT_STEPS
-from atoll.base.workload import Batches, Effort
+from atoll.base.workload import BatchGrowth, WorkloadPolicy
 from atoll.crypto.digest import digest
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Exhibit, Hold
-from atoll.peer.tasks import Train as TrainAsked
+from atoll.peer.tasks import BuildExhibit, PinBlobs
+from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.policy.plan import RoundSettings
 from atoll.runtime.trainer import TrainerFailed
-from atoll.runtime.trainer.process import Child
-from atoll.runtime.trainer.protocol import Train
+from atoll.runtime.trainer.process import TrainerProcess
+from atoll.runtime.trainer.protocol import TrainSteps
 from atoll.runtime.training_spec import built_in, found
 from atoll.training.codec.byte_compression import PLAIN
 from atoll.training.recipe.recipes import diloco, overlapping
-from atoll.verification.replay_audit import claim_name
-from atoll.wire.messages.statements import Numbers, Tuned
+from atoll.verification.replay_audit.state_chain import claim_name
+from atoll.wire.messages.statements import ChangedNumbers, RunNumbers
 
 
-def learns_faster(child: Child, job: Train) -> bool:
+def learns_faster(child: TrainerProcess, job: TrainSteps) -> bool:
     """Every step twice as long as assigned."""
     before_P = child.x_P.clone()
     inputs, targets = child._batch(job, job.cursor + child.span.samples)
@@ -61,7 +61,7 @@ def test_honest_rounds_are_accepted_in_every_segment_round_after_round(tmp_path:
 
 def test_an_audit_takes_the_batch_and_the_rates_that_the_round_had(tmp_path: Path, book: str):
     """Batches of two, three, then five, under rates by tokens: accepted; taken for another batch, nothing fits."""
-    effort = Effort(2, batches=Batches(0.5, 2, 64), bounded=True)
+    effort = WorkloadPolicy(2, batches=BatchGrowth(0.5, 2, 64), bounded=True)
     settings = RunSettings(audit_rate=1.0, round=RoundSettings(inner_steps=STEPS, effort=effort))
 
     async def story(swarm: Swarm) -> None:
@@ -81,7 +81,7 @@ def test_an_audit_takes_the_rates_that_held_in_the_round(tmp_path: Path, book: s
     """Another rate from the second round on: both are accepted, and neither would be at the other's."""
 
     async def story(swarm: Swarm) -> None:
-        faster, usual = Tuned(Numbers(lr=0.02), 1, STEPS), UNSET
+        faster, usual = ChangedNumbers(RunNumbers(lr=0.02), 1, STEPS), UNSET
         for island in swarm.islands:
             island.tuned_before = lambda round: faster if round else usual
         for other in (faster, usual):
@@ -108,8 +108,8 @@ def test_a_busy_auditor_shows_its_own_round_in_the_middle_of_a_replay(tmp_path: 
         while not bob.audited:
             await asyncio.sleep(0)
         waiting = asyncio.create_task(swarm.audited(2, 0, by=1))
-        await swarm.islands[1].do(Hold((swarm.before,)))
-        shown = await swarm.islands[1].do(Exhibit(0, 1))
+        await swarm.islands[1].do(PinBlobs((swarm.before,)))
+        shown = await swarm.islands[1].do(BuildExhibit(0, 1))
         assert swarm.stores[1].read_blob(shown.blob) is not None
         assert not judging.done() and not waiting.done()
         assert (await swarm.audited(1, 1, by=0)).finding == "accepted"

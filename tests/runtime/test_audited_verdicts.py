@@ -12,11 +12,12 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST
 from atoll.cli.verdicts import judged_again, verdicts_text
 from atoll.crypto.identity import SessionVerifier
-from atoll.peer.verify.chain import Audit, Share, reading
-from atoll.verification.offline import Doubt, Said
-from atoll.verification.offline_judge import Court, Looked, fallen
-from atoll.verification.replay_audit import Accepted, replay_judge
-from atoll.verification.replay_audit.exhibit import Shown, shown_bytes, shown_from_bytes
+from atoll.peer.verify.chain import ContributionShare, VerificationReport, reading
+from atoll.verification.offline import AuditorReport, DisputedCase
+from atoll.verification.offline_judge import OfflineJudge, RejudgedReport, fallen
+from atoll.verification.replay_audit import replay_judge
+from atoll.verification.replay_audit.exhibit import SegmentExhibit, shown_bytes, shown_from_bytes
+from atoll.verification.replay_audit.judge import ReplayAccepted
 from atoll.wire.messages.statements import Finding
 
 
@@ -25,28 +26,32 @@ class Reader:
 
     def __init__(self, swarm: Swarm, of: int, by: int = 0) -> None:
         self.swarm, self.of, self.folder = swarm, of, swarm.stores[by].folder
-        self.court = Court([self.folder], swarm.founded.settings, reading(RUN, SessionVerifier()))
+        self.court = OfflineJudge([self.folder], swarm.founded.settings, reading(RUN, SessionVerifier()))
 
-    async def refuted(self, segment: int) -> Shown:
+    async def refuted(self, segment: int) -> SegmentExhibit:
         """As the audit of this segment ended; what was shown."""
         self.work = self.swarm.work(self.of, segment, await self.swarm.exhibit(self.of, segment))
         return shown_from_bytes(self.swarm.stores[0].read_blob(self.work.blob))
 
-    def looks(self, finding: Finding = "mismatch", shown: Shown | bytes | None = None) -> Looked:
+    def looks(self, finding: Finding = "mismatch", shown: SegmentExhibit | bytes | None = None) -> RejudgedReport:
         """At one auditor's word, about another blob if one is given."""
         store, blob = self.swarm.stores[0], self.work.blob
         if shown is not None:
             blob = store.put_blob(shown if isinstance(shown, bytes) else shown_bytes(shown))
-        said = Said(NAMES[0], finding, self.work.round + 1, blob)
+        said = AuditorReport(NAMES[0], finding, self.work.round + 1, blob)
         peer = NAMES[self.of]
-        doubt = self.doubt = Doubt(self.work.round, peer, "a segment", 1, self.work, {}, UNSET, {NAMES[0]: said})
+        doubt = self.doubt = DisputedCase(
+            self.work.round, peer, "a segment", 1, self.work, {}, UNSET, {NAMES[0]: said}
+        )
         (looked,) = self.court.look(doubt)
         self.stands = not fallen([doubt], lambda _: [looked])
         return looked
 
     def told(self) -> tuple[list[str], list[str]]:
         """By `atoll verify --verdicts`, had the history held this alone: codes of problems, and lines."""
-        audit = Audit(RUN, self.swarm.founded.settings, shares={peer: Share(peer) for peer in NAMES})
+        audit = VerificationReport(
+            RUN, self.swarm.founded.settings, shares={peer: ContributionShare(peer) for peer in NAMES}
+        )
         audit.out.doubts[self.doubt.round, self.doubt.peer] = self.doubt
         looked = judged_again(audit, [self.folder], fetch=False)
         return [p.code for p in audit.problems], list(verdicts_text(audit, looked))
@@ -69,7 +74,7 @@ def test_an_exhibit_convicts_a_cheat_again_in_the_hands_of_a_stranger(tmp_path: 
         problems, lines = reader.told()
         assert problems == ["E-VER-16"] and any("differs  ada said mismatch" in line for line in lines)
         reader.folder.joinpath("blobs", reader.work.before.hex()).unlink()
-        reader.court = Court([reader.folder], swarm.founded.settings, reading(RUN, SessionVerifier()))
+        reader.court = OfflineJudge([reader.folder], swarm.founded.settings, reading(RUN, SessionVerifier()))
         looked = reader.looks()
         assert looked.result == "unknown" and "state" in looked.what and reader.stands
         reader.court.folders = [reader.folder, swarm.stores[1].folder]
@@ -88,10 +93,10 @@ def test_what_other_machines_may_find_otherwise_is_not_held_against_auditors(
         reader = Reader(swarm, of=1)
         await reader.refuted(0)
         for distance, bits, result in ((6e-4, False, "unknown"), (1e-5, True, "unknown"), (1e-5, False, "differs")):
-            found = Accepted(distance, 1e-3)
+            found = ReplayAccepted(distance, 1e-3)
             monkeypatch.setattr(replay_judge, "judge_segment", lambda *_, found=found: found)
             monkeypatch.setattr(replay_judge, "pinned", lambda one, other, bits=bits: bits and one is other)
-            reader.court = Court([reader.folder], swarm.founded.settings, reading(RUN, SessionVerifier()))
+            reader.court = OfflineJudge([reader.folder], swarm.founded.settings, reading(RUN, SessionVerifier()))
             assert reader.looks().result == result, distance
 
     play(tmp_path, book, story)
@@ -114,7 +119,7 @@ def test_nobody_is_convicted_by_an_exhibit_that_somebody_made_up(tmp_path: Path,
 
         turned = (shown.links[0], shown.links[2], shown.links[1], shown.links[3])
         assert shown.last is not None and shown.memory and shown.wires
-        made_up: dict[str, Shown | bytes] = {
+        made_up: dict[str, SegmentExhibit | bytes] = {
             "junk": b"junk",
             "another's": bytes(of_another),
             "another segment": bytes(of_another_segment),

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from islands import ClockworkLoop, Island, clockwork, closed, pair
 
 from atoll.base.limits import MIB
-from atoll.base.machine import Carried, Lane
+from atoll.base.machine import BandwidthMeasured, Lane
 from atoll.peer.settings import RunSettings
-from atoll.runtime.bootstrap import Invitation, Listening, found_run, training
+from atoll.runtime.bootstrap import ListenOptions, TicketTerms, found_run, training
 from atoll.runtime.network.connection_manager import LinkSettings
-from atoll.runtime.network.upload_limiter import BURST_S, DEBT_MAX_S, QUANTUM_MIN_BYTES, QUANTUM_S, Cap
+from atoll.runtime.network.upload_limiter import BURST_S, DEBT_MAX_S, QUANTUM_MIN_BYTES, QUANTUM_S, UploadLimiter
 from atoll.runtime.training_spec import built_in, found
 from atoll.training.recipe.recipes import diloco
 
@@ -37,14 +37,14 @@ async def sent_bytes_each(period_s: float, periods: int, island: Island) -> list
 def test_a_peer_takes_its_link_to_carry_what_was_seen_and_no_more_than_its_cap(tmp_path: Path):
     """Its rows are packed for that."""
     beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
-    where = Listening(("/ip4/127.0.0.1/tcp/0",), upload_bytes_s=3_000_000)
+    where = ListenOptions(("/ip4/127.0.0.1/tcp/0",), upload_bytes_s=3_000_000)
 
     async def story() -> None:
-        host, _ = await found_run(tmp_path, beginning, "ada", where, Invitation(), training(1, lambda _: None))
+        host, _ = await found_run(tmp_path, beginning, "ada", where, TicketTerms(), training(1, lambda _: None))
         rate = host.island.mine.uplink_bytes_s
         assert rate() == 3_000_000
         for seen, carried in ((2e6, 2e6), (9e6, 3e6)):
-            host.machine.handle(Carried(seen, (), 0), 0.0)
+            host.machine.handle(BandwidthMeasured(seen, (), 0), 0.0)
             assert rate() == carried
         await host.stop(farewell=False)
 
@@ -146,7 +146,7 @@ async def test_a_capped_connection_that_breaks_frees_its_place_in_the_queue():
 class Sender:
     """Wants to send for ever, in pieces of one size."""
 
-    cap: Cap
+    cap: UploadLimiter
     piece_bytes: int
     sent_bytes: int = 0
 
@@ -169,7 +169,7 @@ def test_the_promise_of_the_bucket_holds_for_any_rate_and_any_senders(
     for 70 ms: never above, hardly below."""
 
     async def run() -> None:
-        cap = Cap(bytes_s)
+        cap = UploadLimiter(bytes_s)
         senders = [Sender(cap, piece) for piece in pieces]
         for sender in senders:
             sender.pump()
@@ -193,7 +193,7 @@ def test_the_promise_of_the_bucket_holds_for_any_rate_and_any_senders(
 @clockwork
 async def test_a_flood_of_control_messages_holds_bulk_up_for_a_bounded_time():
     """An hour's worth of bytes was spoken; bulk goes on after five seconds, and a closed cap calls nobody."""
-    cap = Cap(1_000_000)
+    cap = UploadLimiter(1_000_000)
     sender = Sender(cap, 10_000)
     cap.count(3600 * 1_000_000)
     sender.pump()

@@ -11,7 +11,7 @@ import pytest
 from atoll.base.errors import AtollError
 from atoll.features.attribution.command import blame_round
 from atoll.peer.tasks import FindState
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 
 
 class Host:
@@ -35,7 +35,7 @@ class Host:
 @pytest.mark.parametrize(("has_state", "code"), [(True, "E-BLM-02"), (False, "E-BLM-05")])
 def test_the_state_before_is_held_before_rows_are_gathered_and_nobody_is_asked_if_it_is_gone(has_state, code):
     """Rounds go on while rows come, and the oldest state would go with the next of them."""
-    swarm = Swarm(5, SwarmKnobs(peers=2))
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=2))
     swarm.world.run(1e3, stop=lambda: min(swarm.heads()) >= 4)
     machine = swarm.world.nodes[peer_name(0)].machine
     host, round = Host(machine, has_state), machine.history.head

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from atoll.base.ids import PeerId
-from atoll.base.machine import Carried
-from atoll.runtime.network.bandwidth import SPANS, Carriage
+from atoll.base.machine import BandwidthMeasured
+from atoll.runtime.network.bandwidth import SPANS, BandwidthEstimator
 
 ADA, BOB = PeerId("ada"), PeerId("bob")
 
 
 def test_only_spans_count_in_which_bulk_was_waiting_from_end_to_end():
-    rates = Carriage()
+    rates = BandwidthEstimator()
     assert rates.look(0.0, {ADA: (0, False)}, 7) is None
     assert rates.look(1.0, {ADA: (500, False)}, 7) is None  # a short transfer inside a span: nothing is known
     assert rates.look(2.0, {ADA: (600, True)}, 7) is None
-    assert rates.look(3.0, {ADA: (1600, True)}, 7) == Carried(1000, ((ADA, 1000),), 7)
+    assert rates.look(3.0, {ADA: (1600, True)}, 7) == BandwidthMeasured(1000, ((ADA, 1000),), 7)
     assert rates.look(4.0, {ADA: (1700, False)}, 7) is None  # it ended in the middle of this one
 
 
 def test_my_own_link_carries_what_goes_to_all_but_each_peer_is_known_by_itself():
-    rates = Carriage()
+    rates = BandwidthEstimator()
     rates.look(0.0, {ADA: (0, True), BOB: (0, False)}, 7)
     carried = rates.look(2.0, {ADA: (600, True), BOB: (200, False)}, 7)
-    assert carried == Carried(400, ((ADA, 300),), 7)
+    assert carried == BandwidthMeasured(400, ((ADA, 300),), 7)
 
 
 def test_of_my_own_link_the_fastest_of_the_recent_spans_counts_and_in_time_old_ones_are_forgotten():
     """A span in which only a slow receiver was left says nothing of my own link."""
-    rates, acked = Carriage(), 0
+    rates, acked = BandwidthEstimator(), 0
     for second in range(2 * SPANS):
         carried = rates.look(float(second), {ADA: (acked, True)}, 7)
         acked += 5000 if second < 10 else 100
@@ -38,7 +38,7 @@ def test_of_my_own_link_the_fastest_of_the_recent_spans_counts_and_in_time_old_o
 
 def test_of_peers_the_mean_over_one_round_counts_and_all_are_of_the_same_round():
     """Whoever has a shared link to itself at the end of a round would seem to have all of it all the time."""
-    rates = Carriage()
+    rates = BandwidthEstimator()
     rates.look(0.0, {ADA: (0, True), BOB: (0, True)}, 7)
     rates.look(1.0, {ADA: (100, True), BOB: (100, True)}, 7)
     carried = rates.look(2.0, {ADA: (600, True), BOB: (100, False)}, 7)
@@ -49,8 +49,8 @@ def test_of_peers_the_mean_over_one_round_counts_and_all_are_of_the_same_round()
 
 
 def test_a_connection_that_ends_takes_its_count_with_it_and_is_no_measurement():
-    rates = Carriage()
+    rates = BandwidthEstimator()
     rates.look(0.0, {ADA: (9000, True)}, 7)
     assert rates.look(1.0, {ADA: (2000, True)}, 7) is None
-    assert rates.look(2.0, {ADA: (3000, True)}, 7) == Carried(1000, ((ADA, 1000),), 7)
+    assert rates.look(2.0, {ADA: (3000, True)}, 7) == BandwidthMeasured(1000, ((ADA, 1000),), 7)
     assert rates.look(3.0, {BOB: (0, True)}, 7) is None

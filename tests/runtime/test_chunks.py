@@ -20,14 +20,14 @@ from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
-from atoll.crypto.digest import Manifest, blob_id, digest, manifest_of
-from atoll.protocol.transfer.tasks import Partly, ReadChunk, ReadManifest, StoreChunk
+from atoll.crypto.digest import BlobManifest, blob_id, digest, manifest_of
+from atoll.protocol.transfer.tasks import PartialManifest, ReadChunk, ReadManifest, StoreChunk
 from atoll.runtime.storage import partial_blobs
 from atoll.runtime.storage import store as stores
-from atoll.runtime.storage.chunk_pipeline import ARRIVING_MAX, Chunks
-from atoll.runtime.storage.partial_blobs import Unfinished
-from atoll.runtime.storage.store import NotInMemory, Store, stored
-from atoll.wire.messages.history import Chunk
+from atoll.runtime.storage.chunk_pipeline import ARRIVING_MAX, ChunkPipeline
+from atoll.runtime.storage.partial_blobs import PartialBlobStore
+from atoll.runtime.storage.store import NotInMemory, PeerStore, stored
+from atoll.wire.messages.history import ChunkResponse
 
 SIZE = 2 * BLOB_CHUNK + 5000
 DATA = os.urandom(SIZE)
@@ -50,15 +50,15 @@ def piece(index: int, data: bytes = DATA) -> memoryview:
     return memoryview(data)[index * BLOB_CHUNK : (index + 1) * BLOB_CHUNK]
 
 
-async def taken(chunks: Chunks, *arriving: tuple[int, memoryview], blob: Digest = BLOB) -> list[Payload]:
+async def taken(chunks: ChunkPipeline, *arriving: tuple[int, memoryview], blob: Digest = BLOB) -> list[Payload]:
     """These chunks come in one turn of the loop; what the machine is told about them."""
     told = [asyncio.get_running_loop().create_future() for _ in arriving]
     for (index, data), future in zip(arriving, told, strict=True):
-        chunks.take(Chunk(blob, index), data, future.set_result)
+        chunks.take(ChunkResponse(blob, index), data, future.set_result)
     return list(await asyncio.gather(*told))
 
 
-async def done(chunks: Chunks, work: Any) -> Any:
+async def done(chunks: ChunkPipeline, work: Any) -> Any:
     answer = asyncio.get_running_loop().create_future()
     chunks.do(work, answer.set_result)
     assert not answer.done(), "answered inside the call that asked"
@@ -66,15 +66,15 @@ async def done(chunks: Chunks, work: Any) -> Any:
 
 
 @contextmanager
-def disk(folder: Path) -> Iterator[tuple[Store, Chunks]]:
-    store = Store(folder)
-    chunks = Chunks(store)
+def disk(folder: Path) -> Iterator[tuple[PeerStore, ChunkPipeline]]:
+    store = PeerStore(folder)
+    chunks = ChunkPipeline(store)
     yield store, chunks
     chunks.close()
     store.close()
 
 
-def on_disk(store: Store) -> bytes:
+def on_disk(store: PeerStore) -> bytes:
     return store.blob_path(BLOB).with_suffix(".part").read_bytes()
 
 
@@ -133,7 +133,7 @@ async def test_a_flood_of_chunks_waits_in_the_network_and_not_in_memory(tmp_path
     with disk(tmp_path) as (_, chunks):
         told: list[Payload] = []
         for _ in range(10 * ARRIVING_MAX):
-            chunks.take(Chunk(BLOB, 0), memoryview(b"flood"), told.append)
+            chunks.take(ChunkResponse(BLOB, 0), memoryview(b"flood"), told.append)
         assert len(told) >= 9 * ARRIVING_MAX - 16
         while len(told) < 10 * ARRIVING_MAX:
             await asyncio.sleep(0)
@@ -146,18 +146,18 @@ async def test_what_the_thread_does_not_keep_up_with_is_on_disk_all_the_same(
     """It waits for the disk with one chunk, others wait for it: what comes next is written at once, since a process
     that is killed loses what lies in its memory. Not where the disk is behind: then the loop would wait, too."""
     held, let_go = Event(), Event()
-    monkeypatch.setattr(Unfinished, "catch_up", lambda store, name: (held.set(), let_go.wait()))
+    monkeypatch.setattr(PartialBlobStore, "catch_up", lambda store, name: (held.set(), let_go.wait()))
     with disk(tmp_path) as (store, chunks):
         store.open_blob(BLOB, MANIFEST)
         told: list[Payload] = []
-        chunks.take(Chunk(BLOB, 0), piece(0), told.append)
+        chunks.take(ChunkResponse(BLOB, 0), piece(0), told.append)
         held.wait()
         for _ in range(ARRIVING_MAX):
-            chunks.take(Chunk(BLOB, 0), piece(0), told.append)
-        chunks.take(Chunk(BLOB, 1), piece(1), told.append)
+            chunks.take(ChunkResponse(BLOB, 0), piece(0), told.append)
+        chunks.take(ChunkResponse(BLOB, 1), piece(1), told.append)
         assert len(told) == 1 and on_disk(store)[BLOB_CHUNK : 2 * BLOB_CHUNK] == piece(1)
-        monkeypatch.setattr(Unfinished, "is_behind", lambda store, name: True)
-        chunks.take(Chunk(BLOB, 2), piece(2), told.append)
+        monkeypatch.setattr(PartialBlobStore, "is_behind", lambda store, name: True)
+        chunks.take(ChunkResponse(BLOB, 2), piece(2), told.append)
         assert len(told) == 2 and told[1].digest == MANIFEST.chunks[2]
         assert on_disk(store)[2 * BLOB_CHUNK :] == bytes(5000)
         let_go.set()
@@ -185,14 +185,14 @@ async def test_chunks_in_memory_are_read_without_the_thread(tmp_path: Path, monk
 async def test_what_must_come_from_disk_is_read_on_the_thread(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     store.put_blob(DATA)
     if why == "no manifest in memory":
         store.close()
-        store = Store(tmp_path)
+        store = PeerStore(tmp_path)
     else:
         monkeypatch.setattr(store, "read_chunk_at_hand", _not_in_memory)
-    chunks = Chunks(store)
+    chunks = ChunkPipeline(store)
     assert (await done(chunks, ReadChunk(BLOB, 2))).data == piece(2)
     assert await done(chunks, ReadChunk(digest(b"nobody's"), 0)) is None
     chunks.close()
@@ -233,22 +233,22 @@ async def test_what_was_written_here_and_stayed_in_memory_is_not_hashed_again(
         hashed.append(len(data))
         return digest(data)
 
-    async def served(store: Store) -> int:
-        chunks, before = Chunks(store), len(hashed)
+    async def served(store: PeerStore) -> int:
+        chunks, before = ChunkPipeline(store), len(hashed)
         for index in range(3):
             assert bytes((await done(chunks, ReadChunk(BLOB, index))).data) == piece(index)
         chunks.close()
         return len(hashed) - before
 
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     store.put_blob(DATA)
     monkeypatch.setattr(stores, "digest", counted)
     assert await served(store) == 0
     store.close()
-    store = Store(tmp_path)  # started again, it has looked at nothing yet
+    store = PeerStore(tmp_path)  # started again, it has looked at nothing yet
     assert [await served(store), await served(store)] == [3, 0]
     store.close()
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     assert store.read_blob(BLOB) == DATA and await served(store) == 0
     store.close()
 
@@ -273,7 +273,7 @@ async def test_once_a_chunk_had_to_come_from_disk_its_neighbours_are_looked_at_a
             raise BlockingIOError(errno.EAGAIN, "not in memory")
         return preadv(handle, buffers, at)
 
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     store.put_blob(DATA)
     path = store.blob_path(BLOB)
     looked = path.stat()
@@ -283,7 +283,7 @@ async def test_once_a_chunk_had_to_come_from_disk_its_neighbours_are_looked_at_a
     os.utime(path, ns=(looked.st_atime_ns, looked.st_mtime_ns))
     monkeypatch.setattr(stores.os, "preadv", forgetful)
     monkeypatch.setattr(stores, "digest", counted)
-    chunks = Chunks(store)
+    chunks = ChunkPipeline(store)
     assert (await done(chunks, ReadChunk(BLOB, 2))).data == piece(2) and hashed == [len(piece(2))]
     assert bytes((await done(chunks, ReadChunk(BLOB, 0))).data) == piece(0) and len(hashed) == 1
     assert await done(chunks, ReadChunk(BLOB, 1)) is None and not store.has_blob(BLOB)
@@ -307,7 +307,7 @@ def test_what_was_just_fetched_is_read_without_being_hashed_again(tmp_path: Path
         hashed.append(len(data))
         return digest(data)
 
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     store.open_blob(BLOB, MANIFEST)
     for index in range(3):
         store.unfinished.land(BLOB, index, MANIFEST.chunks[index], piece(index))
@@ -344,7 +344,7 @@ def test_a_disk_without_room_says_so_before_the_download(tmp_path: Path, monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(stores.os, "posix_fallocate", full)
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     with pytest.raises(RunFailedError, match="E-DISK-01 cannot make room"):
         store.open_blob(BLOB, MANIFEST)
     assert not list((tmp_path / "blobs").iterdir())
@@ -358,9 +358,9 @@ def test_a_file_system_that_sets_nothing_aside_is_no_obstacle_and_the_log_says_s
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(stores.os, "posix_fallocate", cannot)
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     assert store.open_blob(BLOB, MANIFEST) == frozenset() and on_disk(store) == bytes(SIZE)
-    assert store.open_blob(blob_id(Manifest(0, ())), Manifest(0, ())) == frozenset()
+    assert store.open_blob(blob_id(BlobManifest(0, ())), BlobManifest(0, ())) == frozenset()
     (told,) = [record.getMessage() for record in caplog.records]
     assert "sets no room aside (Operation not supported)" in told and BLOB.hex() in told
     store.close()
@@ -371,7 +371,7 @@ def test_a_long_download_is_synced_on_its_way(tmp_path: Path, monkeypatch: pytes
     synced: list[int] = []
     monkeypatch.setattr(partial_blobs, "_sync_data", synced.append)
     monkeypatch.setattr(partial_blobs, "SYNCED_EVERY_BYTES", 2 * BLOB_CHUNK)
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     store.open_blob(BLOB, MANIFEST)
     for index in (0, 1, 2, 0):
         store.unfinished.store(BLOB, index, piece(index))
@@ -384,7 +384,7 @@ def test_a_disk_that_syncs_keeps_nobody_from_writing(tmp_path: Path, monkeypatch
     synced = Event()
     monkeypatch.setattr(partial_blobs, "_sync_data", lambda handle: synced.wait())
     monkeypatch.setattr(partial_blobs, "SYNCED_EVERY_BYTES", BLOB_CHUNK)
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     store.open_blob(BLOB, MANIFEST)
     store.unfinished.store(BLOB, 0, piece(0))
     store.unfinished.store(BLOB, 2, piece(2))
@@ -405,7 +405,7 @@ async def test_bytes_too_long_for_any_chunk_are_neither_hashed_nor_kept(tmp_path
     with disk(tmp_path) as (_, chunks):
         told: list[Payload] = []
         long = bytes(BLOB_CHUNK + 1)
-        chunks.take(Chunk(BLOB, 0), memoryview(long), told.append)
+        chunks.take(ChunkResponse(BLOB, 0), memoryview(long), told.append)
         assert [len(payload.data) for payload in told] == [0]
         assert told[0].size_bytes == len(long) and told[0].digest != digest(long)
 
@@ -413,8 +413,8 @@ async def test_bytes_too_long_for_any_chunk_are_neither_hashed_nor_kept(tmp_path
 @pytest.mark.parametrize("data", [b"", b"short", bytes(BLOB_CHUNK)])
 def test_a_manifest_that_names_bytes_of_another_length_gets_nothing_written(data: bytes, tmp_path: Path):
     """Whoever names a blob may name anything in it: 100 bytes here, and a digest of fewer or more."""
-    lie = Manifest(100, (digest(data),))
-    store = Store(tmp_path)
+    lie = BlobManifest(100, (digest(data),))
+    store = PeerStore(tmp_path)
     store.put_blob(data)  # also where this disk holds such a chunk
     assert store.open_blob(blob_id(lie), lie) == frozenset()
     assert store.unfinished.land(blob_id(lie), 0, digest(data), data) is None
@@ -431,7 +431,7 @@ def test_a_disk_that_could_not_sync_has_lost_what_it_was_given(
     def broken(handle: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     store.open_blob(BLOB, MANIFEST)
     if when == "on its way":
         monkeypatch.setattr(partial_blobs, "SYNCED_EVERY_BYTES", 2 * BLOB_CHUNK)
@@ -456,7 +456,7 @@ def test_a_sync_that_fails_late_takes_its_own_file_and_no_other(tmp_path: Path, 
 
     monkeypatch.setattr(partial_blobs, "_sync_data", breaks)
     monkeypatch.setattr(partial_blobs, "SYNCED_EVERY_BYTES", BLOB_CHUNK)
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     store.open_blob(BLOB, MANIFEST)
     store.unfinished.store(BLOB, 0, piece(0))
     given_up = store.unfinished.opening(BLOB)
@@ -480,7 +480,7 @@ def test_a_sync_that_fails_late_takes_its_own_file_and_no_other(tmp_path: Path, 
 
 def test_a_blob_that_was_begun_anew_is_not_finished_by_whoever_began_it_first(tmp_path: Path):
     """Two fetch it: all is written, the file goes as a disk loses it, the second begins anew, the first ends."""
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     for _ in range(2):
         store.open_blob(BLOB, MANIFEST)
         with pytest.raises(OSError, match="the disk lost"):
@@ -495,7 +495,7 @@ def test_a_blob_that_was_begun_anew_is_not_finished_by_whoever_began_it_first(tm
 def test_a_chunk_that_is_written_while_its_file_goes_is_not_in_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     store.open_blob(BLOB, MANIFEST)
 
     def in_between(handle: int, data: memoryview, at: int) -> None:
@@ -516,9 +516,9 @@ async def test_whatever_breaks_at_one_chunk_the_thread_goes_on(tmp_path: Path, m
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(partial_blobs, "SYNCED_EVERY_BYTES", 1)
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     monkeypatch.setattr(store.unfinished._syncs, "submit", no_more)
-    chunks = Chunks(store)
+    chunks = ChunkPipeline(store)
     store.open_blob(BLOB, MANIFEST)
     async with asyncio.timeout(20):
         for _ in range(ARRIVING_MAX + 1):
@@ -547,8 +547,8 @@ def test_a_full_disk_takes_back_what_given_up_downloads_were_promised(
 ):
     """A joiner too slow for one state after the other never comes to tidy up; what is written to stays."""
     fallocate = os.posix_fallocate
-    store = Store(tmp_path)
-    given_up, in_use = (Manifest(BLOB_CHUNK, (digest(name),)) for name in (b"given up", b"in use"))
+    store = PeerStore(tmp_path)
+    given_up, in_use = (BlobManifest(BLOB_CHUNK, (digest(name),)) for name in (b"given up", b"in use"))
     parts = [store.blob_path(blob_id(m)).with_suffix(".part") for m in (given_up, in_use)]
     for manifest in (given_up, in_use):
         store.open_blob(blob_id(manifest), manifest)
@@ -579,7 +579,7 @@ async def test_what_is_here_of_a_blob_on_its_way_is_given_to_others(
         await taken(chunks, (1, piece(1)))
         store.unfinished.store(BLOB, 2, piece(2))
         assert stored(store, ReadManifest(BLOB)) is None  # for those who know nothing of parts
-        assert stored(store, ReadManifest(BLOB, partly=True)) == Partly(MANIFEST, b"\x06")
+        assert stored(store, ReadManifest(BLOB, partly=True)) == PartialManifest(MANIFEST, b"\x06")
         given = [await done(chunks, ReadChunk(BLOB, index)) for index in (0, 1, 2, 3)]
         assert [None if p is None else bytes(p.data) for p in given] == [None, piece(1), piece(2), None]
         monkeypatch.undo()
@@ -589,7 +589,7 @@ async def test_what_is_here_of_a_blob_on_its_way_is_given_to_others(
             file.write(b"rot")
         assert await done(chunks, ReadChunk(BLOB, 1)) is None
         store.open_blob(BLOB, MANIFEST)  # after a restart: found, hashed, and the rotten one is not among them
-        assert stored(store, ReadManifest(BLOB, partly=True)) == Partly(MANIFEST, b"\x04")
+        assert stored(store, ReadManifest(BLOB, partly=True)) == PartialManifest(MANIFEST, b"\x04")
         await taken(chunks, (0, piece(0)), (1, piece(1)))
         store.finish_blob(BLOB)
         assert stored(store, ReadManifest(BLOB, partly=True)) == MANIFEST

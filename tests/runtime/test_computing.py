@@ -15,25 +15,25 @@ from atoll.base.errors import PeerFault, UsageError
 from atoll.peer.settings import RunSettings
 from atoll.runtime.config import forgone, load_config, recipe_of, settings_of
 from atoll.runtime.trainer import TrainerSpec
-from atoll.runtime.trainer.process import Child
-from atoll.runtime.trainer.protocol import Train
+from atoll.runtime.trainer.process import TrainerProcess
+from atoll.runtime.trainer.protocol import TrainSteps
 from atoll.runtime.trainer.shared_memory import anonymous
 from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.training.data import load_data
-from atoll.training.experiment.api import Experiment, Trouble
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
-from atoll.training.recipe.gradient import Computing
+from atoll.training.recipe.gradient import ComputeOptions
 from atoll.training.recipe.inner import AdamW
 from atoll.training.recipe.recipes import diloco
 
 SHORT = diloco("gpt-nano", rounds=2, inner_steps=4, batch=2, seq_len=16)
-BF16 = replace(SHORT, computing=Computing("bf16"))
-COMPILED = replace(SHORT, computing=Computing(compiled=True))
+BF16 = replace(SHORT, computing=ComputeOptions("bf16"))
+COMPILED = replace(SHORT, computing=ComputeOptions(compiled=True))
 
 
 def test_members_compute_in_bf16_and_keep_fp32_and_agree_bit_for_bit(tmp_path, book):
     """Two rounds of two islands; linear layers answer in bf16 where they train, in fp32 where one looks at them."""
-    run = Experiment(BF16, build_model("gpt-nano", 0), load_data(book), PEERS, 8, Trouble(), loss_of)
+    run = ExperimentSimulator(BF16, build_model("gpt-nano", 0), load_data(book), PEERS, 8, FaultSpec(), loss_of)
     answered: dict[bool, set[torch.dtype]] = {True: set(), False: set()}
 
     def watch(layer, given, answer) -> None:
@@ -56,12 +56,12 @@ def test_members_compute_in_bf16_and_keep_fp32_and_agree_bit_for_bit(tmp_path, b
     story(tell, Members(tmp_path, BF16, book))
 
 
-def after_four_steps(book: str, computing: Computing, model: str = "gpt-nano") -> tuple[Child, str]:
+def after_four_steps(book: str, computing: ComputeOptions, model: str = "gpt-nano") -> tuple[TrainerProcess, str]:
     """A trainer, and what it said with its round."""
     spec = TrainerSpec(model, 0, book, batch=2, seq_len=16, inner=AdamW(), computing=computing)
-    child = Child(anonymous(), msgspec.msgpack.encode(spec), Inside(), io.BytesIO())
+    child = TrainerProcess(anonymous(), msgspec.msgpack.encode(spec), Inside(), io.BytesIO())
     child.set_up()
-    return child, child.carry_out(Train(1, 4, None, 0, 0, 2, 0)).notice
+    return child, child.carry_out(TrainSteps(1, 4, None, 0, 0, 2, 0)).notice
 
 
 def test_compiled_steps_are_the_same_steps(book, monkeypatch):
@@ -73,8 +73,8 @@ def test_compiled_steps_are_the_same_steps(book, monkeypatch):
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counted))
-    compiled, notice = after_four_steps(book, Computing(compiled=True))
-    plain, _ = after_four_steps(book, Computing())
+    compiled, notice = after_four_steps(book, ComputeOptions(compiled=True))
+    plain, _ = after_four_steps(book, ComputeOptions())
     assert graphs and notice == ""
     assert torch.allclose(compiled.x_F, plain.x_F, atol=1e-6)
 
@@ -86,10 +86,10 @@ def test_what_cannot_be_compiled_trains_as_it_is_written_and_says_so_once(book, 
         raise RuntimeError("No working C++ compiler found")
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
-    fallen, notice = after_four_steps(book, Computing(compiled=True))
+    fallen, notice = after_four_steps(book, ComputeOptions(compiled=True))
     assert "uncompiled" in notice and "C++ compiler" in notice
-    assert torch.equal(fallen.x_F, after_four_steps(book, Computing())[0].x_F)
-    assert fallen.carry_out(Train(2, 1, None, 8, 0, 2, 4)).notice == ""
+    assert torch.equal(fallen.x_F, after_four_steps(book, ComputeOptions())[0].x_F)
+    assert fallen.carry_out(TrainSteps(2, 1, None, 8, 0, 2, 4)).notice == ""
 
 
 @pytest.mark.parametrize(("recipe", "word"), [(BF16, "bf16"), (COMPILED, "compiled")], ids=["bf16", "compiled"])
@@ -111,7 +111,7 @@ def test_a_config_says_how_gradients_are_computed_and_the_default_leaves_no_byte
     assert b"computing" not in msgspec.msgpack.encode(plain)
     sets = ("train.precision=bf16", "train.compile=true")
     recipe = recipe_of(load_config(None, sets, {}))
-    assert recipe == replace(plain, computing=Computing("bf16", True))
+    assert recipe == replace(plain, computing=ComputeOptions("bf16", True))
     for key in sets:
         with pytest.raises(UsageError, match=r"E-CFG-13.*" + key.partition("=")[0]):
             load_config(None, (key, "run.audit_rate=0.1"), {})

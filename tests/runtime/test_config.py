@@ -14,12 +14,12 @@ from written import trouble
 
 import atoll.reduce
 from atoll.base.errors import UsageError
-from atoll.features.archive.policy import Coded
+from atoll.features.archive.policy import ErasureParams
 from atoll.peer.config.defaults import chosen_statistic, min_peers_of
 from atoll.peer.config.docs import ABOUT, RECIPE
 from atoll.peer.config.reading import decode_config
 from atoll.peer.config.render import commented_toml, reference
-from atoll.peer.config.sections import Config, keys, of_the_run
+from atoll.peer.config.sections import RunConfig, keys, of_the_run
 from atoll.peer.config.validate import NOT_YET
 from atoll.peer.settings import RunSettings, encode_settings
 from atoll.policy.presets import PRESETS, looked_every
@@ -30,7 +30,7 @@ from atoll.training.recipe.recipes import diloco
 DOCS = Path(__file__).parents[2] / "docs" / "config.md"
 
 
-def value_of(config: Config, key: str) -> object:
+def value_of(config: RunConfig, key: str) -> object:
     section, _, name = key.partition(".")
     return getattr(getattr(config, section), name)
 
@@ -111,7 +111,7 @@ def test_a_value_that_cannot_be_names_its_key_and_what_to_do(given: str, says: s
 @pytest.mark.parametrize("key", NOT_YET)
 def test_what_does_not_exist_yet_says_so_instead_of_being_ignored(key: str):
     """Every such key takes its default and refuses anything else."""
-    default = value_of(Config(), key)
+    default = value_of(RunConfig(), key)
     other = {bool: "true", int: "5", float: "0.5", str: "snow"}[type(default)]
     assert "not yet" in trouble(f"{key}={other}").what
     assert "not yet" in ABOUT[key].lower()
@@ -154,15 +154,15 @@ def test_the_commented_file_is_the_default_run():
 
 
 def test_what_the_recipe_is_said_to_have_is_what_it_has():
-    recipe = recipe_of(Config())
+    recipe = recipe_of(RunConfig())
     assert {
         "run.rounds": recipe.schedule.rounds,
-        "run.min_peers": min_peers_of(Config()),
+        "run.min_peers": min_peers_of(RunConfig()),
         "run.byzantine_tolerance": PRESETS["private"].tolerance,
         "run.audit_rate": PRESETS["private"].audit_rate,
         "run.reputation": PRESETS["private"].reputation,
         "run.validate_every": looked_every(PRESETS["private"], 50),
-        "sync.statistic": chosen_statistic(Config()),
+        "sync.statistic": chosen_statistic(RunConfig()),
         "run.vote_after_rounds": 0,
         "run.sponsor_rounds": 0,
         "run.openings": 0.0,
@@ -200,7 +200,7 @@ def test_trust_decides_the_quorum_and_the_timeout_its_windows():
     config = load_config(None, ("run.trust=community", "run.start_peers=4", "consensus.timeout=60s"), {})
     round = settings_of(config, recipe_of(config)).round
     assert (round.quorum, round.owner_s, round.agree_s) == ("two-thirds", 12.0, 24.0)
-    assert settings_of(Config(), recipe_of(Config())).round.quorum == "majority"
+    assert settings_of(RunConfig(), recipe_of(RunConfig())).round.quorum == "majority"
 
 
 def test_windows_shrink_to_a_fifth_of_the_shortest_timeout_unless_it_is_the_longest():
@@ -285,9 +285,9 @@ def test_what_sessions_sign_with_is_fixed_in_genesis():
 def test_what_a_resumed_run_does_not_hear_is_known():
     """`atoll up --set` in a folder that holds a run says so, but for what may differ at every start."""
     for own in ("node.threads=1", "node.device=cuda:1", "keep.newest=9", "network.upload_bytes_s=9"):
-        assert of_the_run(load_config(None, (own,), {})) == Config()
+        assert of_the_run(load_config(None, (own,), {})) == RunConfig()
     for common in ("run.rounds=9", "keep.coded=6/10"):
-        assert of_the_run(load_config(None, (common,), {})) != Config()
+        assert of_the_run(load_config(None, (common,), {})) != RunConfig()
 
 
 @pytest.mark.parametrize("text", ["6", "10/6", "6/6", "0/4", "6/33", "a/b", "6/10/3"])
@@ -300,6 +300,6 @@ def test_genesis_fixes_how_older_states_are_cut_and_nothing_where_they_are_not()
     """A run without pieces has the genesis that it had before there were any."""
     pytest.importorskip("pyeclib")
     config = load_config(None, ("keep.coded=6/10", "keep.every_rounds=5", "keep.repair_after=1min"), {})
-    assert settings_of(config, recipe_of(config)).coded == Coded(6, 10, 5, 60.0)
+    assert settings_of(config, recipe_of(config)).coded == ErasureParams(6, 10, 5, 60.0)
     plain = load_config(None, (), {})
     assert b"coded" not in encode_settings(settings_of(plain, recipe_of(plain)))

@@ -9,15 +9,15 @@ from written import trouble, trusted
 
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.limits import COMMITTEE_MOST
-from atoll.features.partition_training.policy import Apart
+from atoll.features.partition_training.policy import PartitionPolicy
 from atoll.peer.settings import decode_settings, encode_settings
 from atoll.policy.fault_tolerance import DISTANCES
-from atoll.policy.participation import Sample
+from atoll.policy.participation import ParticipationPolicy
 from atoll.policy.presets import PRESETS
 from atoll.runtime.config import forgone, load_config, recipe_of, settings_of
 from atoll.runtime.training_spec import built_in, found
 from atoll.training.recipe.recipes import sample_problem
-from atoll.verification.state_validation.policy import Rule
+from atoll.verification.state_validation.policy import ValidationRule
 
 # ---- robust statistics -------------------------------------------------------------------------------------
 
@@ -236,10 +236,10 @@ def test_members_look_at_the_model_where_they_may_lie_about_every_hundred_steps(
     """Whatever is written stands; a private run looks only where that is written."""
     for steps, every in ((1, 16), (50, 2), (400, 1)):
         rule = trusted(f"run.trust={trust}", "run.start_peers=7", f"train.inner_steps={steps}")[0].validated
-        assert rule == (None if trust == "private" else Rule(every=every))
+        assert rule == (None if trust == "private" else ValidationRule(every=every))
     for written in (0, 3):
         rule = trusted(f"run.trust={trust}", "run.start_peers=7", f"run.validate_every={written}")[0].validated
-        assert rule == (Rule(every=written) if written else None)
+        assert rule == (ValidationRule(every=written) if written else None)
 
 
 def test_who_draws_sites_with_data_of_their_own_hears_of_the_rule_for_data_that_differ():
@@ -308,25 +308,25 @@ MERGED = "sync.apart=merge"
 def test_training_apart_is_a_word_of_genesis_and_leaves_no_room_for_audits():
     """Left out it leaves no byte; audits that trust stands for give way with a word, asked for they are refused."""
     assert trusted()[0].apart is UNSET
-    assert trusted(MERGED)[0].apart == Apart("merge", 10)
-    assert trusted("sync.apart=drop", "sync.apart_rounds=3")[0].apart == Apart("drop", 3)
+    assert trusted(MERGED)[0].apart == PartitionPolicy("merge", 10)
+    assert trusted("sync.apart=drop", "sync.apart_rounds=3")[0].apart == PartitionPolicy("drop", 3)
     assert "E-CFG-10" in str(trouble("sync.apart_rounds=3"))
     assert (
         "E-CFG-13" in str(trouble(MERGED, "run.audit_rate=0.1"))
         and "run.audit_rate = 0" in trouble(MERGED, "run.audit_rate=0.1").fix
     )
     settings, lacks = trusted(MERGED, "run.trust=community", "run.min_peers=5", "run.start_peers=5")
-    assert settings.audited_share == 0.0 and settings.apart_terms == Apart("merge", 10)
+    assert settings.audited_share == 0.0 and settings.apart_terms == PartitionPolicy("merge", 10)
     assert any("sync.apart" in text and "run.audit_rate = 0" in text for text in lacks)
 
 
 def test_who_trains_in_a_round_is_a_word_of_genesis_and_what_cannot_be_sampled_is_refused():
     """Left out it leaves no byte. Where members may lie, as many at least as withstand one."""
     assert trusted()[0].round.sample is UNSET and trusted("run.sample=1")[0].round.sample is UNSET
-    assert trusted("run.sample=0.5")[0].round.sample == Sample(thousandths=500)
-    assert trusted("run.sample_peers=10", "node.group=hospital-a")[0].round.sample == Sample(peers=10)
+    assert trusted("run.sample=0.5")[0].round.sample == ParticipationPolicy(thousandths=500)
+    assert trusted("run.sample_peers=10", "node.group=hospital-a")[0].round.sample == ParticipationPolicy(peers=10)
     liars = ("run.trust=community", "run.min_peers=9", "run.start_peers=9")
-    assert trusted("run.sample=0.1", *liars)[0].round.sample == Sample(thousandths=100, least=5)
+    assert trusted("run.sample=0.1", *liars)[0].round.sample == ParticipationPolicy(thousandths=100, least=5)
     assert "run.sample_peers = 5" in trouble("run.sample_peers=4", *liars).fix
     assert "E-CFG-10" in str(trouble("run.sample=0.5", "run.sample_peers=3"))
     assert "E-CFG-13" in str(trouble("run.sample_peers=3", "sync.quorum=2"))

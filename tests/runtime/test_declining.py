@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from atoll.base.errors import RunFailedError
-from atoll.runtime.embed.peer_process import AttachedTrainer, Declines, ToUser, Trained
-from atoll.runtime.trainer.protocol import LENGTH, Train
+from atoll.runtime.embed.peer_process import AttachedTrainer, DeclineRounds, StepsTrained, ToUser
+from atoll.runtime.trainer.protocol import LENGTH, TrainSteps
 from atoll.training.recipe.recipes import own_loop
 
 
@@ -28,11 +28,11 @@ def frame(word: object) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def asked(pass_steps: int, *answers: object, epochs: int = 0) -> tuple[Train, object, list[int]]:
+def asked(pass_steps: int, *answers: object, epochs: int = 0) -> tuple[TrainSteps, object, list[int]]:
     """A round of at most 20 steps is asked for, and these are the loop's words: (what it is asked, what comes of
     it, how many rounds were declined each time)."""
 
-    async def told() -> tuple[Train, object, list[int]]:
+    async def told() -> tuple[TrainSteps, object, list[int]]:
         reader, pipe, declined = asyncio.StreamReader(), Pipe(), list[int]()
         trainer = AttachedTrainer(reader, pipe, None)  # pyright: ignore[reportArgumentType]
         trainer.recipe = own_loop(rounds=3, inner_steps=20, epochs=epochs)
@@ -50,13 +50,13 @@ def asked(pass_steps: int, *answers: object, epochs: int = 0) -> tuple[Train, ob
         reader.feed_eof()
         await hearing
         word = pipe.said[0]
-        assert isinstance(word, Train)
+        assert isinstance(word, TrainSteps)
         return word, came, declined
 
     return asyncio.run(told())
 
 
-TRAINED = Trained(7, 112, 112, 1.0, 0.1, 0, ())
+TRAINED = StepsTrained(7, 112, 112, 1.0, 0.1, 0, ())
 
 
 @pytest.mark.parametrize(("pass_steps", "epochs", "steps"), [(7, 1, 7), (7, 2, 14), (29, 1, 20), (7, 0, 20)])
@@ -67,11 +67,11 @@ def test_a_round_is_so_many_passes_over_the_loops_own_data_within_its_bound(pass
 
 def test_a_loop_that_declines_gives_nothing_and_its_trainer_has_not_failed():
     """TrainerFailed would have it waited for longer and longer, and given up in the end."""
-    _, came, declined = asked(7, Declines(1, 3))
+    _, came, declined = asked(7, DeclineRounds(1, 3))
     assert isinstance(came, RunFailedError) and "declined" in came.what and declined == [3]
 
 
 def test_a_decline_of_another_round_ends_no_training():
     """The loop had gone ahead when it declined: the round that it is asked for by now goes on."""
-    _, came, declined = asked(7, Declines(0, 2), TRAINED)
+    _, came, declined = asked(7, DeclineRounds(0, 2), TRAINED)
     assert came == TRAINED and declined == [2]

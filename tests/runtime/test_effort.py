@@ -12,15 +12,15 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault, UsageError
-from atoll.base.workload import Batches, Effort
+from atoll.base.workload import BatchGrowth, WorkloadPolicy
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import GoBack
-from atoll.peer.tasks import Train as TrainAsked
+from atoll.peer.tasks import RollbackState
+from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.policy.plan import RoundSettings
-from atoll.runtime.training_spec import Learning, built_in, decode_learning, found
+from atoll.runtime.training_spec import TrainingSpec, built_in, decode_learning, found
 from atoll.training.data import load_data
 from atoll.training.exchange.state import state_bytes, state_hash
-from atoll.training.experiment.api import Experiment, Trouble
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.methods import auto, data_parallel, decoupled, eager
 from atoll.training.recipe.recipes import Recipe, over_tokens
@@ -30,14 +30,14 @@ BOTH = {"fragments": 3, "overlap": 2, "merge": "delta"}
 
 
 def beside(
-    tmp_path, book: str, recipe: Recipe, effort: Effort | None = None, fewer: dict[int, int] | None = None
-) -> Experiment:
+    tmp_path, book: str, recipe: Recipe, effort: WorkloadPolicy | None = None, fewer: dict[int, int] | None = None
+) -> ExperimentSimulator:
     """Islands that are asked for what the experiment does, round by round, end with the state that it names."""
     steps = recipe.schedule.steps
     model = build_model("gpt-nano", 0)
     own, whole = fewer or {}, recipe.schedule.turn_steps
-    slow = Trouble(speeds=tuple(own.get(k, whole) / whole for k in range(PEERS))) if own else Trouble()
-    run = Experiment(recipe, model, load_data(book), PEERS, steps, slow, loss_of, None, effort)
+    slow = FaultSpec(speeds=tuple(own.get(k, whole) / whole for k in range(PEERS))) if own else FaultSpec()
+    run = ExperimentSimulator(recipe, model, load_data(book), PEERS, steps, slow, loss_of, None, effort)
     while run.now < steps:
         run.step()
 
@@ -54,7 +54,7 @@ def beside(
 
     torch.manual_seed(0)
     tied = UNSET if recipe.schedule.total_tokens is UNSET else True
-    asks = Effort(recipe.batch, bounded=tied) if effort is None else effort
+    asks = WorkloadPolicy(recipe.batch, bounded=tied) if effort is None else effort
     settings = RunSettings(round=RoundSettings(inner_steps=recipe.schedule.turn_steps, effort=asks))
     story(tell, Members(tmp_path, recipe, book, settings=settings))
     return run
@@ -79,7 +79,7 @@ def test_outer_rates_over_tokens_are_those_of_the_experiment(tmp_path, book):
 def test_batches_and_steps_of_every_round_are_those_of_the_experiment(tmp_path, book):
     """Samples of a round bound its steps, its batch grows, rates go by tokens: the state agrees to the bit."""
     recipe = over_tokens(recipe_for(PLAIN, rounds=4), 2048)
-    asks = Effort(2, samples=28, steps_min=2, batches=Batches(0.5, 2, 64), bounded=True)
+    asks = WorkloadPolicy(2, samples=28, steps_min=2, batches=BatchGrowth(0.5, 2, 64), bounded=True)
     run = beside(tmp_path, book, recipe, asks)
     assert [one.batch for one in run.history[:4]] == [2, 3, 4, 5]
     assert [one.step for one in run.history[:3]] == [7, 12, 16]
@@ -88,7 +88,7 @@ def test_batches_and_steps_of_every_round_are_those_of_the_experiment(tmp_path, 
 
 def test_steps_by_each_members_own_speed_are_those_of_the_experiment(tmp_path, book):
     """One has a third of the others' speed: it takes four steps of twelve, and its update weighs as much less."""
-    run = beside(tmp_path, book, recipe_for(PLAIN), Effort(2, by_speed=True), fewer={1: 4})
+    run = beside(tmp_path, book, recipe_for(PLAIN), WorkloadPolicy(2, by_speed=True), fewer={1: 4})
     assert run.rhythm.tokens == 3 * (12 + 4) * 2 * 16
 
 
@@ -100,7 +100,7 @@ def test_samples_are_counted_by_the_batch_that_was_asked_also_where_the_run_goes
         island = members.islands[0]
         done = await island.do(TrainAsked(1, 12, 600.0, 0, PEERS, 3))
         assert done.samples == 12 * 3
-        back = await island.do(GoBack(1, members.state, first, 12, PEERS, 5))
+        back = await island.do(RollbackState(1, members.state, first, 12, PEERS, 5))
         assert island.shelf.find(back.state, members.learning.layout).samples == 2 * 12 * 5 * PEERS
 
     story(tell, Members(tmp_path, recipe_for(PLAIN), book))
@@ -136,7 +136,7 @@ def test_a_round_in_minutes_counts_them_from_when_its_trainer_runs(tmp_path, boo
 # ---- what is refused ---------------------------------------------------------------------------------------
 
 ASKS = {"samples": 64, "by_loss": True}
-GROWS = {"batches": Batches(2.0, 1, 64)}
+GROWS = {"batches": BatchGrowth(2.0, 1, 64)}
 TINY = {"batch": 2, "seq_len": 16}
 
 
@@ -161,7 +161,7 @@ TINY = {"batch": 2, "seq_len": 16}
 )
 def test_rounds_that_cannot_follow_the_run_are_neither_founded_nor_joined(book, recipe, asks, why):
     """A stranger's genesis says it all the same."""
-    effort = Effort(**{"batch": 2, **asks})
+    effort = WorkloadPolicy(**{"batch": 2, **asks})
     settings = RunSettings(round=RoundSettings(inner_steps=recipe.schedule.turn_steps, effort=effort))
     beginning = built_in(recipe, book)
     with pytest.raises(UsageError, match=why) as refused:
@@ -171,7 +171,7 @@ def test_rounds_that_cannot_follow_the_run_are_neither_founded_nor_joined(book, 
         return  # genesis itself is refused: tests/policy/test_effort.py
     untied = replace(recipe, schedule=replace(recipe.schedule, total_tokens=UNSET))
     innocent = found(replace(beginning, recipe=untied), RunSettings())
-    learning = msgspec.msgpack.decode(innocent.settings.learning, type=Learning)
+    learning = msgspec.msgpack.decode(innocent.settings.learning, type=TrainingSpec)
     forged = replace(learning, recipe=recipe)
     with pytest.raises(PeerFault, match=why):
         decode_learning(replace(innocent.settings, learning=msgspec.msgpack.encode(forged), round=settings.round))

@@ -12,14 +12,14 @@ from test_overlap import build_flat
 
 from atoll.base.errors import PeerFault
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Encode
-from atoll.peer.tasks import Train as TrainAsked
+from atoll.peer.tasks import EncodeUpdate
+from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.training.data import batch, cursor_after, load_data
 from atoll.training.exchange.layout import bind, layout_of
 from atoll.training.exchange.state import initial_state, moved_by, state_bytes, state_from_bytes
 from atoll.training.exchange.tensorfile import dump, load
-from atoll.training.experiment.api import Experiment, Trouble
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.inner import AdamW
 from atoll.training.recipe.methods import data_parallel, demo_, parameter_server, pipelined, powersgd
@@ -41,7 +41,9 @@ SMALL = {"batch": 2, "seq_len": 16}
 def test_every_step_of_the_islands_is_the_experiments_bit_for_bit(tmp_path, book, recipe: Recipe):
     """Twelve rounds of one step; the last falls to the floor of the rate, the first warms up."""
     steps = recipe.schedule.steps
-    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, steps, Trouble(), loss_of)
+    run = ExperimentSimulator(
+        recipe, build_model("gpt-nano", 0), load_data(book), PEERS, steps, FaultSpec(), loss_of
+    )
 
     async def tell(members: Members) -> None:
         for turn in range(1, steps + 1):
@@ -95,7 +97,7 @@ def test_a_gradient_that_comes_too_late_is_dropped_and_one_that_did_not_count_to
         before_F = island.head.anchor_F
         await island.do(TrainAsked(members.round, 1, 600.0, 1, PEERS))
         alone = batch(load_data(book), 1, PEERS, 3 * 2, 2, 16, 0)
-        await island.do(Encode(members.round, SHARES))
+        await island.do(EncodeUpdate(members.round, SHARES))
         assert torch.equal(sums_sent(members, 1), gradient_at(before_F, alone)), "of this step alone"
 
     story(tell, Members(tmp_path, recipe, book))
@@ -125,7 +127,9 @@ def test_pipelined_gradients_are_the_experiments_however_fast_a_trainer_is(tmp_p
     """Nine rounds, a queue of three. An eager trainer has taken all the steps that it may when the mean comes, the
     other none: the mean waits for it. What is agreed is what the experiment comes to three steps later."""
     recipe, depth, steps = PIPELINED, PIPELINED.inner.depth, PIPELINED.schedule.steps
-    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, steps, Trouble(), loss_of)
+    run = ExperimentSimulator(
+        recipe, build_model("gpt-nano", 0), load_data(book), PEERS, steps, FaultSpec(), loss_of
+    )
 
     async def tell(members: Members) -> None:
         members.trainers[1].quiet = eager
@@ -186,7 +190,7 @@ def test_who_was_late_fills_its_queue_anew_and_who_is_dealt_other_samples_too(tm
         await island.live.taken_in()
         assert len(child.waiting) == 3
         await island.do(TrainAsked(members.round, 1, 600.0, 1, PEERS + 1))
-        await island.do(Encode(members.round, SHARES))
+        await island.do(EncodeUpdate(members.round, SHARES))
         cursor = cursor_after(island.head.samples, PEERS + 1)
         others = batch(load_data(book), 1, PEERS + 1, cursor, 2, 16, 0)
         assert torch.equal(sums_sent(members, 1), gradient_at(child.x_F, others))

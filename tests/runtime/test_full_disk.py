@@ -11,31 +11,31 @@ import pytest
 
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
-from atoll.base.machine import Keep, Send, TimerFired
+from atoll.base.machine import Persist, Send, TimerFired
 from atoll.cli.watch import line_of
-from atoll.peer.membership.admission import Wish
+from atoll.peer.membership.admission import DesiredRole
 from atoll.runtime.bootstrap import identity_of
-from atoll.runtime.driver import Driver, Seat
-from atoll.runtime.event_log import Record
+from atoll.runtime.driver import Driver, PeerConfig
+from atoll.runtime.event_log import EventLog
 from atoll.runtime.storage import atomic_files
-from atoll.runtime.storage.store import Store
-from atoll.wire.messages.history import WantVertices
+from atoll.runtime.storage.store import PeerStore
+from atoll.wire.messages.history import VerticesRequest
 
 RUN = Digest(bytes(32))
 
 
-def full(store: Store, pages: int = 1) -> None:
+def full(store: PeerStore, pages: int = 1) -> None:
     """No more pages than there are and so many."""
     (count,) = store._database.execute("PRAGMA page_count").fetchone()
     store._database.execute(f"PRAGMA max_page_count={count + pages}")
 
 
-def with_room(store: Store) -> None:
+def with_room(store: PeerStore) -> None:
     store._database.execute("PRAGMA max_page_count=1073741823")
 
 
 def test_a_step_that_a_full_disk_refuses_is_not_kept_in_part_and_the_next_one_is(tmp_path: Path):
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     store.keep([("a", b"1")])
     full(store)
     with pytest.raises(RunFailedError, match="E-DISK-01"):
@@ -44,7 +44,7 @@ def test_a_step_that_a_full_disk_refuses_is_not_kept_in_part_and_the_next_one_is
     with_room(store)
     store.keep([("a", b"3")])
     store.close()
-    again = Store(tmp_path)
+    again = PeerStore(tmp_path)
     assert again.kept() == {"a": b"3"}
     again.close()
 
@@ -54,7 +54,7 @@ def test_a_peer_whose_disk_is_full_says_nothing_that_is_not_durable_and_ends(tmp
 
     class Machine:
         def handle(self, event, now):
-            return [Keep("said/1/0/commit", bytes(1 << 20)), Send("somebody", WantVertices(0))]
+            return [Persist("said/1/0/commit", bytes(1 << 20)), Send("somebody", VerticesRequest(0))]
 
     class Links:
         said = 0
@@ -63,8 +63,8 @@ def test_a_peer_whose_disk_is_full_says_nothing_that_is_not_durable_and_ends(tmp
             self.said += 1
 
     async def story() -> tuple[int, list[RunFailedError]]:
-        store = Store(tmp_path)
-        driver = Driver(Seat(store, identity_of(store), RUN, Wish("trainer", "full")), None)
+        store = PeerStore(tmp_path)
+        driver = Driver(PeerConfig(store, identity_of(store), RUN, DesiredRole("trainer", "full")), None)
         driver.machine, driver.links, ended = Machine(), Links(), []
         driver.on_unkept = ended.append
         full(store)
@@ -88,8 +88,8 @@ def test_work_that_a_full_disk_refuses_is_told_once_in_a_round(tmp_path: Path, m
         raise OSError(28, "No space left on device")
 
     async def story() -> tuple[str, list[str]]:
-        store = Store(tmp_path)
-        driver = Driver(Seat(store, identity_of(store), RUN, Wish("trainer", "full")), None)
+        store = PeerStore(tmp_path)
+        driver = Driver(PeerConfig(store, identity_of(store), RUN, DesiredRole("trainer", "full")), None)
         driver.machine, told = SimpleNamespace(handle=lambda event, now: []), []
         driver.on_entry = told.append
         monkeypatch.setattr(atomic_files, "write_at", no_room)
@@ -112,11 +112,11 @@ def test_a_peer_whose_disk_takes_no_session_key_ends_as_well(tmp_path: Path):
     """A joiner of a run with post-quantum votes makes its key in the midst of its first step; here it cannot."""
 
     async def story() -> list[RunFailedError]:
-        store = Store(tmp_path)
-        driver = Driver(Seat(store, identity_of(store), RUN, Wish("trainer", "full")), None)
+        store = PeerStore(tmp_path)
+        driver = Driver(PeerConfig(store, identity_of(store), RUN, DesiredRole("trainer", "full")), None)
         signer, ended = driver.machine.notary.signer, []
         signing = SimpleNamespace(round=SimpleNamespace(signing=SimpleNamespace(kind="ml-dsa-65")))
-        step = lambda event, now: [Send("somebody", WantVertices(signer.sign(b"a word")))]  # noqa: E731
+        step = lambda event, now: [Send("somebody", VerticesRequest(signer.sign(b"a word")))]  # noqa: E731
         driver.machine = SimpleNamespace(genesis=b"known", settings=signing, handle=step)
         driver.on_unkept = ended.append
         (tmp_path / "session.key.tmp").mkdir()  # stands where the file has to go
@@ -130,7 +130,7 @@ def test_a_peer_whose_disk_takes_no_session_key_ends_as_well(tmp_path: Path):
 
 
 def test_a_line_of_the_record_that_a_full_disk_tears_costs_that_line_alone(tmp_path: Path):
-    record = Record(tmp_path / "facts.jsonl")
+    record = EventLog(tmp_path / "facts.jsonl")
     whole = record._file
 
     class Full:

@@ -13,15 +13,15 @@ from msgspec import UNSET, inspect
 from msgspec.structs import replace
 
 from atoll.base.errors import AtollError, PeerFault, UsageError
-from atoll.base.workload import Batches, Effort
-from atoll.features.archive.policy import Coded
+from atoll.base.workload import BatchGrowth, WorkloadPolicy
+from atoll.features.archive.policy import ErasureParams
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
-from atoll.policy.plan import Acceptance, RoundSettings
+from atoll.policy.plan import RoundSettings, StragglerPolicy
 from atoll.runtime.config import load_config
-from atoll.runtime.training_spec import Learning, built_in, found
+from atoll.runtime.training_spec import TrainingSpec, built_in, found
 from atoll.training.recipe.recipes import diloco
-from atoll.verification.sum_check.policy import Terms
-from atoll.wire.messages.statements import Numbers
+from atoll.verification.sum_check.policy import SumCheckTerms
+from atoll.wire.messages.statements import RunNumbers
 
 WILD = (0, 0.0, -1, -1.0, nan, inf, -inf, 1e300, 1e-300, 2**62)
 
@@ -62,7 +62,7 @@ def numbers_in(kind: Any) -> Iterator[Any]:
 
 FIELDS = [
     (f"{struct.cls.__name__}.{field.encode_name}", kind)
-    for struct in structs_in(RunSettings, Learning, Numbers)
+    for struct in structs_in(RunSettings, TrainingSpec, RunNumbers)
     for field in struct.fields
     for kind in numbers_in(field.type)
 ]
@@ -90,10 +90,10 @@ def test_a_wild_number_is_refused_or_within_bounds(name: str, kind: Any):
 
 ROUND = RoundSettings(
     window_min_s=1.0,
-    acceptance=Acceptance(1, 1),
-    effort=Effort(1, train_s=1.0, batches=Batches(1.0, 1, 2)),
+    acceptance=StragglerPolicy(1, 1),
+    effort=WorkloadPolicy(1, train_s=1.0, batches=BatchGrowth(1.0, 1, 2)),
 )
-SETTINGS = RunSettings(round=ROUND, coded=Coded(1, 2), openings=Terms(0.5, 64), audit_rate=0.5)
+SETTINGS = RunSettings(round=ROUND, coded=ErasureParams(1, 2), openings=SumCheckTerms(0.5, 64), audit_rate=0.5)
 
 
 def changed(value: Any, wild: object) -> Iterator[tuple[str, Any]]:

@@ -96,7 +96,7 @@ def test_a_defect_in_one_call_is_told_to_who_called_and_the_next_call_works(brok
 
     with groups(1) as (member,):
         with monkeypatch.context() as defect:
-            defect.setattr(worker.GroupIsland, broken, breaks)
+            defect.setattr(worker.GroupWorker, broken, breaks)
             with pytest.raises(RunFailedError, match=r"E-INT-01 .*RuntimeError: no room"):
                 member.all_reduce(torch.ones(3), timeout_s=PATIENCE_S)
         assert member.all_reduce(torch.ones(3), timeout_s=PATIENCE_S).complete
@@ -225,7 +225,7 @@ def test_mistakes_are_told_with_what_to_do():
     group.all_reduce_async([torch.ones(3), torch.ones(4)], error_feedback=owed)
     with pytest.raises(UsageError, match=r"E-RED-19 .* of 2 tensors with 7 values .* 1 tensor"):
         group.all_reduce(torch.ones(7), error_feedback=owed)
-    held = atoll.reduce.Held()
+    held = atoll.reduce.DeltaReference()
     with pytest.raises(UsageError, match="E-RED-08 error_feedback with held"):
         group.all_reduce(torch.ones(7), error_feedback=owed, held=held)
     group.all_reduce_async([torch.ones(3), torch.ones(4)], held=held)

@@ -11,8 +11,8 @@ from grouped import PATIENCE_S, groups, together
 
 import atoll.reduce
 from atoll.base.errors import RunFailedError, UsageError
-from atoll.peer.tasks import Encoded
-from atoll.protocol.allreduce.tasks import Combined
+from atoll.peer.tasks import UpdateEncoded
+from atoll.protocol.allreduce.tasks import RowsCombined
 from atoll.training.codec import codec_named
 from atoll.training.codec.byte_compression import METHODS, PLAIN
 
@@ -90,7 +90,7 @@ def test_whoever_cuts_its_tensors_otherwise_is_told_where_only_what_changed_trav
 
 
 @pytest.mark.parametrize(
-    ("codec", "way_back", "made"), [("int8+zstd", "int8", Encoded), ("int8", "int8+zstd", Combined)]
+    ("codec", "way_back", "made"), [("int8+zstd", "int8", UpdateEncoded), ("int8", "int8+zstd", RowsCombined)]
 )
 def test_wires_are_packed_for_a_slow_link_and_not_for_a_fast_one(codec: str, way_back: str, made: type):
     """Two members, by what they say that their uplinks carry at most: 1 MB/s and 1 GB/s. Each reads what the other
@@ -119,7 +119,7 @@ def wires_begin_with(member: atoll.reduce.Group, made: type) -> list[int]:
     async def told(work: object) -> object:
         done = await do(work)
         if isinstance(done, made):
-            wires = done.parts if isinstance(done, Encoded) else [done.payload]
+            wires = done.parts if isinstance(done, UpdateEncoded) else [done.payload]
             found.extend(wire.data[0] for wire in wires if wire.size_bytes)
         return done
 
@@ -195,11 +195,11 @@ def test_differences_from_what_all_hold_lose_less_and_who_holds_nothing_gets_who
     """Values of 100 that move by a hundredth; in the third call one member is as new, in the fifth one forgets."""
     with groups(3, codec="int8") as members:
         torch.manual_seed(0)
-        held = [atoll.reduce.Held() for _ in members]
+        held = [atoll.reduce.DeltaReference() for _ in members]
         around_N, errors = 100 * torch.randn(1000), []
         for call in range(6):
             if call == 2:
-                held[2] = atoll.reduce.Held()
+                held[2] = atoll.reduce.DeltaReference()
             tensors = [around_N + 0.01 * torch.randn(1000) for _ in members]
             mean_N = torch.stack(tensors).mean(0)
             kept = [None if call == 4 and i == 0 else one for i, one in enumerate(held)]

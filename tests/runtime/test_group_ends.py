@@ -15,10 +15,10 @@ from grouped import PATIENCE_S
 
 import atoll.reduce
 from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
-from atoll.base.machine import Done, Effect, Event
-from atoll.runtime.allreduce.driver import GroupHost
-from atoll.runtime.allreduce.flatten import Fused, Lanes
-from atoll.runtime.allreduce.worker import Call
+from atoll.base.machine import Effect, Event, TaskDone
+from atoll.runtime.allreduce.driver import GroupDriver
+from atoll.runtime.allreduce.flatten import FlatTensors, StreamPool
+from atoll.runtime.allreduce.worker import ReduceCall
 
 pytestmark = [pytest.mark.net]
 
@@ -31,7 +31,7 @@ def test_a_defect_of_ours_ends_the_calls_that_wait(monkeypatch: pytest.MonkeyPat
     handle = machine.handle
 
     def breaks(event: Event, now: float) -> list[Effect]:
-        assert not isinstance(event, Done), "a promise to ourselves"
+        assert not isinstance(event, TaskDone), "a promise to ourselves"
         return handle(event, now)
 
     monkeypatch.setattr(machine, "handle", breaks)
@@ -55,19 +55,19 @@ def test_a_closed_group_leaves_nothing_behind():
 
 def test_a_call_that_another_thread_closes_the_group_under_is_told(monkeypatch: pytest.MonkeyPatch):
     """Before its loop ends, and after: nobody waits for ever for a call that nobody will look at."""
-    group, stop, late = atoll.reduce.found(), GroupHost.stop, Call(torch.ones(3), 1, "fp32")
-    fused = Lanes.fused
+    group, stop, late = atoll.reduce.found(), GroupDriver.stop, ReduceCall(torch.ones(3), 1, "fp32")
+    fused = StreamPool.fused
 
-    async def and_then_it_comes(host: GroupHost) -> None:
+    async def and_then_it_comes(host: GroupDriver) -> None:
         await stop(host)
         host.call([late])
 
-    def closed_meanwhile(*given: object) -> Fused:
+    def closed_meanwhile(*given: object) -> FlatTensors:
         group.close()
         return fused(*given)
 
-    monkeypatch.setattr(GroupHost, "stop", and_then_it_comes)
-    monkeypatch.setattr(Lanes, "fused", closed_meanwhile)
+    monkeypatch.setattr(GroupDriver, "stop", and_then_it_comes)
+    monkeypatch.setattr(StreamPool, "fused", closed_meanwhile)
     with pytest.raises(UsageError, match="E-RED-01"):
         group.all_reduce(torch.ones(3))
     with pytest.raises(RunFailedError, match="E-RED-04"):

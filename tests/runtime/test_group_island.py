@@ -17,34 +17,36 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import MIB
 from atoll.base.machine import Payload
 from atoll.crypto.digest import digest
-from atoll.peer.tasks import Adopt, Advance, Encode, Encoded
-from atoll.protocol.allreduce.tasks import Combine, Row
-from atoll.runtime.allreduce.api import Work
-from atoll.runtime.allreduce.flatten import Lanes
-from atoll.runtime.allreduce.trust import Checked
-from atoll.runtime.allreduce.worker import Call, GroupIsland, GroupTerms, Reduced
-from atoll.runtime.network.buffer_pool import Reused
-from atoll.runtime.storage.store import Store
-from atoll.training.codec import Known, codec_named
+from atoll.peer.tasks import AdoptState, AdvanceState, EncodeUpdate, UpdateEncoded
+from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
+from atoll.runtime.allreduce.api import PendingReduce
+from atoll.runtime.allreduce.flatten import StreamPool
+from atoll.runtime.allreduce.trust import CheckedArithmetic
+from atoll.runtime.allreduce.worker import GroupTerms, GroupWorker, ReduceCall, ReduceResult
+from atoll.runtime.network.buffer_pool import BufferPool
+from atoll.runtime.storage.store import PeerStore
+from atoll.training.codec import SharedKnowledge, codec_named
 from atoll.training.codec.byte_compression import METHODS, PLAIN
-from atoll.wire.messages.round import Answer, Contribution, Handed, PartBytes, RowBytes
-from atoll.wire.messages.statements import Signed
+from atoll.wire.messages.round import PartialSum, PartResponse, PartResult, RowContribution, RowResponse
+from atoll.wire.messages.statements import SignedStatement
 
 A, B, C = (PeerId(name) for name in "abc")
 SHARES = (1,)
 N = 300_000  # more than a span
 
 
-def story(folder: Path, terms: GroupTerms, tell: Callable[[GroupIsland, Encoded], Coroutine[None, None, None]]):
+def story(
+    folder: Path, terms: GroupTerms, tell: Callable[[GroupWorker, UpdateEncoded], Coroutine[None, None, None]]
+):
     """`tell` is told of a member and of what it encoded: 0, 1, 2 … / N."""
 
     async def told() -> None:
-        store = Store(folder)
-        island = GroupIsland(store)
+        store = PeerStore(folder)
+        island = GroupWorker(store)
         island.terms = terms
-        island.call(call := Call(torch.arange(N) / N, 1, terms.codec))
+        island.call(call := ReduceCall(torch.arange(N) / N, 1, terms.codec))
         try:
-            await tell(island, await island.do(Encode(0, SHARES)))
+            await tell(island, await island.do(EncodeUpdate(0, SHARES)))
         finally:
             call.future.cancel()
             await island.close()
@@ -56,14 +58,14 @@ def story(folder: Path, terms: GroupTerms, tell: Callable[[GroupIsland, Encoded]
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_bytes_have_one_name_wherever_they_are_named(tmp_path: Path, codec: str):
     """By whoever encoded or combined them, while they come in slab by slab, and when they lie there."""
-    nothing = Signed(A, b"", b"")
+    nothing = SignedStatement(A, b"", b"")
 
-    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+    async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
         (row,) = encoded.parts
-        done = await island.do(Combine(0, 0, SHARES, (Row(A, 1, row, (A,)), Row(B, 2, row, (B,)))))
+        done = await island.do(CombineRows(0, 0, SHARES, (TaskRow(A, 1, row, (A,)), TaskRow(B, 2, row, (B,)))))
         words = (
-            (row, (Contribution(0, 0, "", 0, 0, (), nothing), RowBytes(0, 0, "", 0, (), nothing))),
-            (done.payload, (Answer(0, 0, "", nothing), PartBytes(0, 0, "", done.payload.digest))),
+            (row, (RowContribution(0, 0, "", 0, 0, (), nothing), RowResponse(0, 0, "", 0, (), nothing))),
+            (done.payload, (PartResult(0, 0, "", nothing), PartResponse(0, 0, "", done.payload.digest))),
         )
         for payload, messages in words:
             data, follower = memoryview(payload.data).cast("B"), island.follow()
@@ -72,7 +74,7 @@ def test_bytes_have_one_name_wherever_they_are_named(tmp_path: Path, codec: str)
             for message in messages:
                 assert island.name_of(message, data) == payload.digest
                 assert island.named(message, follower.digest()) == payload.digest
-        handed = Handed(0, 0, "", 0, 0, 1, (A,))
+        handed = PartialSum(0, 0, "", 0, 0, 1, (A,))
         assert island.named(handed, b"quick") is None  # its name is a slower one
 
     story(tmp_path, GroupTerms(codec), tell)
@@ -81,10 +83,10 @@ def test_bytes_have_one_name_wherever_they_are_named(tmp_path: Path, codec: str)
 def test_a_round_that_goes_on_after_its_call_was_told_of_a_failure_is_declined(tmp_path: Path):
     """A quorum that was lost comes back between training and encoding."""
 
-    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+    async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
         island.ousted(RunFailedError("E-RED-05", "the quorum is lost"))
         with pytest.raises(RunFailedError, match="E-RED-06"):
-            await island.do(Encode(1, SHARES))
+            await island.do(EncodeUpdate(1, SHARES))
 
     story(tmp_path, GroupTerms("fp32"), tell)
 
@@ -94,9 +96,9 @@ def test_a_call_that_failed_while_it_was_encoded_takes_no_later_one_with_it(tmp_
     """The quorum is lost while a thread is at work; its user calls again, and the old round closes after all."""
     began, goes_on = threading.Event(), threading.Event()
 
-    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+    async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
         island.ousted(RunFailedError("E-RED-05", "the quorum is lost"))
-        slow, later = (Call(torch.zeros(N), 1, "fp32") for _ in range(2))
+        slow, later = (ReduceCall(torch.zeros(N), 1, "fp32") for _ in range(2))
 
         def row(lo: int, hi: int) -> torch.Tensor:
             began.set()
@@ -104,30 +106,33 @@ def test_a_call_that_failed_while_it_was_encoded_takes_no_later_one_with_it(tmp_
             return torch.full((N,), torch.inf if diverged else 1.0)
 
         slow.row = row
-        island.terms, island.checked = GroupTerms("fp32"), Checked(island.store, "fp32", "fp32", opened=False)
+        island.terms, island.checked = (
+            GroupTerms("fp32"),
+            CheckedArithmetic(island.store, "fp32", "fp32", opened=False),
+        )
         island.call(slow)
-        encoding = asyncio.ensure_future(island.do(Encode(1, SHARES)))
+        encoding = asyncio.ensure_future(island.do(EncodeUpdate(1, SHARES)))
         await asyncio.to_thread(began.wait, 60.0)
         island.ousted(RunFailedError("E-RED-05", "the quorum is lost"))
         island.call(later)
         goes_on.set()
         with pytest.raises(RunFailedError):
             await encoding
-        island.closed(Reduced(1, (), (), (), ()), again=False)
+        island.closed(ReduceResult(1, (), (), (), ()), again=False)
         assert list(island.calls) == [later] and not later.future.done()
 
     story(tmp_path, GroupTerms("fp32"), tell)
 
 
 def test_an_answer_lies_where_rows_lay(tmp_path: Path):
-    memory = Reused()
+    memory = BufferPool()
     used = memory(4 * N)
     address = torch.frombuffer(used, dtype=torch.uint8).data_ptr()
     del used
 
-    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+    async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
         island.room = memory
-        done = await island.do(Combine(0, 0, SHARES, (Row(A, 1, encoded.parts[0], (A,)),)))
+        done = await island.do(CombineRows(0, 0, SHARES, (TaskRow(A, 1, encoded.parts[0], (A,)),)))
         assert torch.frombuffer(done.payload.data, dtype=torch.uint8).data_ptr() == address
 
     assert 4 * N >= MIB  # smaller wires are no business of this memory
@@ -137,14 +142,14 @@ def test_an_answer_lies_where_rows_lay(tmp_path: Path):
 def test_sums_on_the_way_travel_as_answers_do(tmp_path: Path):
     """Two bits up, fp32 down: what a parent lost would be lost twice, and nobody feeds its error back."""
 
-    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+    async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
         (row,) = encoded.parts
         rough, fine = codec_named("2bit"), codec_named("fp32")
-        below = (Row(A, 1, row, (A,)), Row(B, 1, row, (B,)))
-        sum_ = await island.do(Combine(0, 0, SHARES, below, onward=True))
+        below = (TaskRow(A, 1, row, (A,)), TaskRow(B, 1, row, (B,)))
+        sum_ = await island.do(CombineRows(0, 0, SHARES, below, onward=True))
         assert torch.equal(fine.decode(sum_.payload.data, N), rough.decode(row.data, N))
-        rows = (Row(A, 2, sum_.payload, (A, B), handed=True), Row(C, 2, row, (C,)))
-        done = await island.do(Combine(0, 0, SHARES, rows))
+        rows = (TaskRow(A, 2, sum_.payload, (A, B), handed=True), TaskRow(C, 2, row, (C,)))
+        done = await island.do(CombineRows(0, 0, SHARES, rows))
         assert done.counted == (A, C)
         assert torch.equal(fine.decode(done.payload.data, N), rough.decode(row.data, N))
 
@@ -154,12 +159,12 @@ def test_sums_on_the_way_travel_as_answers_do(tmp_path: Path):
 def test_an_answer_to_many_is_packed_for_a_link_that_is_too_fast_for_one_receiver(tmp_path: Path):
     """400 MB/s: a sum goes to one member, an answer to as many as sent rows, beside the owner's own."""
 
-    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+    async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
         island.uplink_bytes_s = lambda: 4e8
         (row,) = encoded.parts
-        rows = tuple(Row(PeerId(name), 1, row, (PeerId(name),)) for name in "abcde")
-        works = [Combine(0, 0, SHARES, rows[:2]), Combine(0, 0, SHARES, rows)]
-        works += [Combine(0, 0, SHARES, rows, onward=True)]
+        rows = tuple(TaskRow(PeerId(name), 1, row, (PeerId(name),)) for name in "abcde")
+        works = [CombineRows(0, 0, SHARES, rows[:2]), CombineRows(0, 0, SHARES, rows)]
+        works += [CombineRows(0, 0, SHARES, rows, onward=True)]
         begin = [(await island.do(work)).payload.data[0] for work in works]
         assert begin == [PLAIN, METHODS["zstd:3"].code, PLAIN]
 
@@ -168,16 +173,16 @@ def test_an_answer_to_many_is_packed_for_a_link_that_is_too_fast_for_one_receive
 
 def test_sums_on_the_way_hold_the_places_that_members_drew(tmp_path: Path):
     """As specs/codecs.md says they are drawn in a group, here in round 0 for part 0."""
-    known = Known(seed=digest(b"atoll/group/seed/1" + bytes(8 + 4)))
+    known = SharedKnowledge(seed=digest(b"atoll/group/seed/1" + bytes(8 + 4)))
     codec, x_N = codec_named("randk:0.25+fp32", known), torch.arange(N) / N
 
-    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+    async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
         (row,) = encoded.parts
         assert bytes(row.data) == bytes(codec.encode(x_N))
-        below = (Row(A, 1, row, (A,)), Row(B, 1, row, (B,)))
-        sum_ = await island.do(Combine(0, 0, SHARES, below, onward=True))
-        rows = (Row(A, 2, sum_.payload, (A, B), handed=True), Row(C, 2, row, (C,)))
-        done = await island.do(Combine(0, 0, SHARES, rows))
+        below = (TaskRow(A, 1, row, (A,)), TaskRow(B, 1, row, (B,)))
+        sum_ = await island.do(CombineRows(0, 0, SHARES, below, onward=True))
+        rows = (TaskRow(A, 2, sum_.payload, (A, B), handed=True), TaskRow(C, 2, row, (C,)))
+        done = await island.do(CombineRows(0, 0, SHARES, rows))
         assert bytes(done.payload.data) == bytes(row.data)
 
     story(tmp_path, GroupTerms("randk:0.25+fp32"), tell)
@@ -186,19 +191,19 @@ def test_sums_on_the_way_hold_the_places_that_members_drew(tmp_path: Path):
 def test_a_part_that_does_not_decode_leaves_the_values_behind_it_alone(tmp_path: Path):
     """Of three parts the second is one byte short, as everybody agreed: the first holds the mean, the third not."""
 
-    async def tell(island: GroupIsland, _: Encoded) -> None:
+    async def tell(island: GroupWorker, _: UpdateEncoded) -> None:
         island.calls.popleft().future.cancel()
         shares, sent_N = (1, 1, 1), torch.arange(N) / N
-        island.call(call := Call(sent_N.clone(), 1, "int8"))
-        rows = (await island.do(Encode(1, shares))).parts
+        island.call(call := ReduceCall(sent_N.clone(), 1, "int8"))
+        rows = (await island.do(EncodeUpdate(1, shares))).parts
         answers = []
         for part, row in enumerate(rows):
-            answers.append((await island.do(Combine(1, part, shares, (Row(A, 1, row, (A,)),)))).payload)
+            answers.append((await island.do(CombineRows(1, part, shares, (TaskRow(A, 1, row, (A,)),)))).payload)
         short = bytes(answers[1].data)[:-1]
         answers[1] = Payload(digest(short), len(short), short)
-        state = (await island.do(Advance(1, digest(b"before"), tuple(answers), 1, 1, 1))).state
-        await island.do(Adopt(1, state, state, (True, True, True)))
-        island.closed(Reduced(1, (A,), (), (), ()), again=False)
+        state = (await island.do(AdvanceState(1, digest(b"before"), tuple(answers), 1, 1, 1))).state
+        await island.do(AdoptState(1, state, state, (True, True, True)))
+        island.closed(ReduceResult(1, (A,), (), (), ()), again=False)
         with pytest.raises(RunFailedError, match="E-RED-17"):
             await asyncio.wrap_future(call.future)
         (_, first), (_, second), _ = call.cuts
@@ -209,13 +214,13 @@ def test_a_part_that_does_not_decode_leaves_the_values_behind_it_alone(tmp_path:
     story(tmp_path, GroupTerms("int8"), tell)
 
 
-def a_call_in_two_slices(tensors: list[torch.Tensor]) -> tuple[Work, Call, Call]:
-    fused = Lanes().fused(tensors, lambda tensor: False)
+def a_call_in_two_slices(tensors: list[torch.Tensor]) -> tuple[PendingReduce, ReduceCall, ReduceCall]:
+    fused = StreamPool().fused(tensors, lambda tensor: False)
     flat_N = fused.vector_N
     half = len(flat_N) // 2
-    calls = [Call(flat_N[at : at + half], 1, "fp32", at=at, whole=len(flat_N)) for at in (0, half)]
+    calls = [ReduceCall(flat_N[at : at + half], 1, "fp32", at=at, whole=len(flat_N)) for at in (0, half)]
     group = SimpleNamespace(_check_process=lambda: None, trouble=lambda: "")
-    return Work(group, tensors, fused, calls), *calls
+    return PendingReduce(group, tensors, fused, calls), *calls
 
 
 def test_whoever_is_told_of_a_failure_has_the_tensors_back():
@@ -226,7 +231,7 @@ def test_whoever_is_told_of_a_failure_has_the_tensors_back():
         work.wait(0.0)
     goes_on.flat_N.fill_(1.0)
     goes_on.written = 4
-    goes_on.future.set_result(Reduced(1, (A,), (), (), ()))
+    goes_on.future.set_result(ReduceResult(1, (A,), (), (), ()))
     with pytest.raises(RunFailedError, match="E-RED-11 a value is not finite; of 8 values 4 to 8 were written"):
         work.wait(0.0)
 
@@ -236,7 +241,7 @@ def test_tensors_that_were_copied_are_as_they_were_after_a_failure():
     work, failed, done = a_call_in_two_slices(tensors)
     done.flat_N.fill_(1.0)
     done.written = 4
-    done.future.set_result(Reduced(1, (A,), (), (), ()))
+    done.future.set_result(ReduceResult(1, (A,), (), (), ()))
     failed.future.set_exception(RunFailedError("E-RED-11", "a value is not finite"))
     with pytest.raises(RunFailedError, match=r"E-RED-11 a value is not finite$"):
         work.wait(0.0)
@@ -250,24 +255,24 @@ def test_what_is_owed_depends_on_how_a_call_ended(tmp_path: Path, ends: str):
     one of other calls, too."""
     codec, owed_N = codec_named("2bit"), torch.zeros(N)
 
-    async def tell(island: GroupIsland, _: Encoded) -> None:
+    async def tell(island: GroupWorker, _: UpdateEncoded) -> None:
         island.calls.popleft().future.cancel()
         sent_N = torch.arange(N) / N
-        island.call(call := Call(sent_N.clone(), 1, "2bit", owed_N))
-        (row,) = (await island.do(Encode(1, SHARES))).parts
+        island.call(call := ReduceCall(sent_N.clone(), 1, "2bit", owed_N))
+        (row,) = (await island.do(EncodeUpdate(1, SHARES))).parts
         left_N = sent_N - codec.decode(row.data, N)
-        answer = (await island.do(Combine(1, 0, SHARES, (Row(A, 1, row, (A,)),)))).payload
+        answer = (await island.do(CombineRows(1, 0, SHARES, (TaskRow(A, 1, row, (A,)),)))).payload
         answers = (None,) if ends == "unanswered" else (answer,)
-        state = (await island.do(Advance(1, digest(b"before"), answers, 1, 1, 1))).state
-        await island.do(Adopt(1, state, state, (ends == "counted",)))
+        state = (await island.do(AdvanceState(1, digest(b"before"), answers, 1, 1, 1))).state
+        await island.do(AdoptState(1, state, state, (ends == "counted",)))
         if ends == "failed":
             island.fails(1, RunFailedError("E-RED-09", "others called with other sizes"))
-        island.closed(Reduced(1, (A,), (), (), ()), again=False, others={0} if ends == "of others" else ())
+        island.closed(ReduceResult(1, (A,), (), (), ()), again=False, others={0} if ends == "of others" else ())
         with suppress(RunFailedError):
             await asyncio.wrap_future(call.future)
         assert torch.equal(call.flat_N, sent_N) == (ends in ("unanswered", "failed", "of others"))
-        island.call(last := Call(torch.zeros(N), 1, "fp32", owed_N))
-        (row,) = (await island.do(Encode(2, SHARES))).parts
+        island.call(last := ReduceCall(torch.zeros(N), 1, "fp32", owed_N))
+        (row,) = (await island.do(EncodeUpdate(2, SHARES))).parts
         wanted = {"counted": left_N, "uncounted": sent_N}.get(ends, torch.zeros(N))
         assert torch.equal(codec_named("fp32").decode(row.data, N), wanted)
         last.future.cancel()
@@ -278,7 +283,7 @@ def test_what_is_owed_depends_on_how_a_call_ended(tmp_path: Path, ends: str):
 def test_a_call_of_which_nothing_came_goes_once_more_whoever_heard_why(tmp_path: Path):
     """Nothing is combined because of a commitment that did not reach this member: it sees no parts."""
 
-    async def tell(island: GroupIsland, encoded: Encoded) -> None:
+    async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
         assert island.goes_again(0, False)
         assert not island.goes_again(0, False)
 

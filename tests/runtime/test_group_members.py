@@ -15,12 +15,19 @@ import atoll.reduce
 from atoll.base.errors import RefusedError, RunFailedError
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Event, Received, Send
-from atoll.peer.events import MembershipChanged, Passed, RoundBegan
+from atoll.peer.events import MembershipChanged, RoundBegan, RoundSkipped
 from atoll.peer.round import adaptive_timeout
 from atoll.runtime.allreduce import worker
-from atoll.runtime.allreduce.driver import GIVES_WAY, GroupHost
+from atoll.runtime.allreduce.driver import GIVES_WAY, GroupDriver
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.round import Answer, Committed, Contribution, PartBytes, RowBytes, Voted
+from atoll.wire.messages.round import (
+    CommitAnnouncement,
+    PartResponse,
+    PartResult,
+    RowContribution,
+    RowResponse,
+    VoteMessage,
+)
 
 pytestmark = [pytest.mark.net]
 
@@ -109,7 +116,7 @@ def test_who_leaves_stays_until_the_other_holds_the_vertex_that_lets_it_go():
         send = leaver._send
 
         def loses_final_votes(effect: Send) -> None:
-            vote = effect.message.statement if isinstance(effect.message, Voted) else None
+            vote = effect.message.statement if isinstance(effect.message, VoteMessage) else None
             if vote is None or decode_statement(vote.body, vote.signer).stage == "prepare":
                 send(effect)
 
@@ -156,8 +163,8 @@ def test_nobody_is_left_out_where_one_alone_has_heard_of_a_newcomer():
         round = members[0]._host.machine.round
         first = round.agreement.proposer(0)
         knows, *others = sorted(members, key=lambda m: m.me == first)
-        passed: SimpleQueue[Passed] = SimpleQueue()
-        knows._host.listeners.append(lambda fact: passed.put(fact) if isinstance(fact, Passed) else None)
+        passed: SimpleQueue[RoundSkipped] = SimpleQueue()
+        knows._host.listeners.append(lambda fact: passed.put(fact) if isinstance(fact, RoundSkipped) else None)
         tensors = [torch.full((10,), float(i)) for i in range(3)]
         works = [m.all_reduce_async(t, topology="ring") for m, t in zip(others, tensors[1:], strict=True)]
         knows._loop.call_soon_threadsafe(knows._host.island.passes, GIVES_WAY)
@@ -195,8 +202,8 @@ def test_whoever_is_left_alone_by_one_that_could_not_stay_is_told_who_left(monke
     monkeypatch.setattr("atoll.runtime.allreduce.driver.FAREWELL_S", 0.0)
     with groups(2) as members:
         together(members, [torch.ones(10), torch.ones(10)])
-        passed: SimpleQueue[Passed] = SimpleQueue()
-        members[1]._host.listeners.append(lambda fact: passed.put(fact) if isinstance(fact, Passed) else None)
+        passed: SimpleQueue[RoundSkipped] = SimpleQueue()
+        members[1]._host.listeners.append(lambda fact: passed.put(fact) if isinstance(fact, RoundSkipped) else None)
         members[0].close()
         passed.get(timeout=PATIENCE_S)
         with pytest.raises(RunFailedError, match=r"E-RED-03 .*\n.*too few members are left to agree: m0 left\n"):
@@ -236,7 +243,11 @@ def test_a_member_that_the_mean_does_not_reach_is_told_and_its_next_call_is_with
         hear = behind.machine.handle
 
         def deaf(event, now):
-            lost = isinstance(event, Received) and isinstance(event.message, Answer | PartBytes) and event.payload
+            lost = (
+                isinstance(event, Received)
+                and isinstance(event.message, PartResult | PartResponse)
+                and event.payload
+            )
             return [] if lost else hear(event, now)
 
         behind.machine.handle = deaf
@@ -272,12 +283,14 @@ def test_a_mean_of_other_calls_is_not_taken_for_ones_own():
             cut_off.clear()
 
 
-def loses_calls(host: GroupHost, third: PeerId, cut_off: threading.Event) -> None:
+def loses_calls(host: GroupDriver, third: PeerId, cut_off: threading.Event) -> None:
     """While it is cut off the third hears of no call, and nobody hears of its own, or that it is there."""
     hear, gone = host.machine.handle, host.machine.heartbeat.gone
 
     def handle(event: Event, now: float) -> list[Effect]:
-        of_calls = isinstance(event, Received) and isinstance(event.message, Committed | Contribution | RowBytes)
+        of_calls = isinstance(event, Received) and isinstance(
+            event.message, CommitAnnouncement | RowContribution | RowResponse
+        )
         lost = of_calls and cut_off.is_set() and third in (host.me, event.sender)
         return [] if lost else hear(event, now)
 

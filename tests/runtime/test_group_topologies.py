@@ -11,7 +11,7 @@ from grouped import PATIENCE_S, groups, together
 
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import PeerId
-from atoll.runtime.allreduce.driver import GroupHost
+from atoll.runtime.allreduce.driver import GroupDriver
 from atoll.runtime.allreduce.worker import PART_VALUES, cuts, part_values
 from atoll.training.codec import codec_named
 
@@ -33,7 +33,7 @@ def test_every_topology_gives_the_mean(topology: str):
 def test_the_pieces_of_one_owner_pass_to_all_others_when_it_dies():
     """As plans of three members have it, in a group that `found` made: none of them takes over alone."""
 
-    async def parts(host: GroupHost) -> list[Sequence[PeerId]]:
+    async def parts(host: GroupDriver) -> list[Sequence[PeerId]]:
         await host._until(lambda: host.machine.round and host.machine.round.way.topology, PATIENCE_S, "it is known")
         return [part.owners for part in host.machine.round.way.topology.parts]
 

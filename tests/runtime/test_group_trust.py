@@ -8,12 +8,12 @@ import atoll.reduce
 from atoll.base.errors import UsageError
 from atoll.peer.settings import RunSettings
 from atoll.runtime.allreduce.trust import distrusting
-from atoll.verification.sum_check.policy import SHARE, Terms
+from atoll.verification.sum_check.policy import SHARE, SumCheckTerms
 
 
 def test_a_group_whose_members_may_lie_checks_its_owners_or_has_them_watched():
     checked = distrusting(RunSettings(), "community", "robust", "int8", "fp32", 5)
-    assert checked.opened == Terms(SHARE, 4 * 4096) and not checked.witnessed
+    assert checked.opened == SumCheckTerms(SHARE, 4 * 4096) and not checked.witnessed
     assert (checked.statistic, checked.tolerance, checked.round.quorum) == ("robust", 0.33, "two-thirds")
     watched = distrusting(RunSettings(), "open", "median", "topk:0.1+int8", "int8", 4)
     assert watched.witnessed and watched.opened is None

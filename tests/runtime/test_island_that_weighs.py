@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from members import PEERS, SHARES, Members, recipe_for, story
 
 from atoll.base.ids import PeerId
-from atoll.peer.tasks import Encode
-from atoll.peer.tasks import Train as TrainAsked
-from atoll.protocol.allreduce.tasks import Combine, Compare, Row, Weigh
+from atoll.peer.tasks import EncodeUpdate
+from atoll.peer.tasks import TrainRound as TrainAsked
+from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, TaskRow, WeighRows
 from atoll.training.codec import codec_named
 from atoll.training.codec.compiled import native
 from atoll.training.exchange.update import part_bounds
@@ -34,17 +34,23 @@ def test_islands_make_what_the_rule_makes_of_the_decoded_updates(tmp_path, book,
     async def tell(members: Members) -> None:
         for index, island in enumerate(members.islands):
             await island.do(TrainAsked(0, recipe.schedule.turn_steps, 600.0, index, PEERS))
-        updates = [await island.do(Encode(0, SHARES)) for island in members.islands]
+        updates = [await island.do(EncodeUpdate(0, SHARES)) for island in members.islands]
         senders = [updates[0], updates[1], updates[1], updates[0], updates[1]]
         rows = [
-            tuple(Row(p, int(p != "p4"), sent.parts[part], (p,)) for p, sent in zip(names, senders, strict=True))
+            tuple(
+                TaskRow(p, int(p != "p4"), sent.parts[part], (p,)) for p, sent in zip(names, senders, strict=True)
+            )
             for part in range(PEERS)
         ]
-        compared = [await members.islands[part].do(Compare(0, part, SHARES, rows[part])) for part in range(PEERS)]
+        compared = [
+            await members.islands[part].do(CompareRows(0, part, SHARES, rows[part])) for part in range(PEERS)
+        ]
         assert all(done.counted == names and done.undecodable == () for done in compared)
         given = tuple((names[:4], done.products) for done in compared)
-        weights = (await members.islands[0].do(Weigh(0, "geometric_median", 1, names[:4], given))).weights
-        assert (await members.islands[1].do(Weigh(0, "geometric_median", 1, names[:4], given))).weights == weights
+        weights = (await members.islands[0].do(WeighRows(0, "geometric_median", 1, names[:4], given))).weights
+        assert (
+            await members.islands[1].do(WeighRows(0, "geometric_median", 1, names[:4], given))
+        ).weights == weights
         floats = len(members.islands[0].head.anchor_F)
         bounds, codec = part_bounds(floats, SHARES), codec_named(up)
         whole = [
@@ -53,7 +59,7 @@ def test_islands_make_what_the_rule_makes_of_the_decoded_updates(tmp_path, book,
         ]
         expected = RULES["geometric_median"]([whole[0], whole[1], whole[1], whole[0]], f=1)
         for part, (lo, hi) in enumerate(bounds):
-            work = Combine(0, part, SHARES, rows[part], False, "geometric_median", 1, (*weights, 0.0))
+            work = CombineRows(0, part, SHARES, rows[part], False, "geometric_median", 1, (*weights, 0.0))
             done = await members.islands[part].do(work)
             made = codec_named("fp32").decode(done.payload.data, hi - lo)
             assert done.counted == names

@@ -11,10 +11,10 @@ from test_overlap import build_flat
 
 from atoll.base.errors import PeerFault
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Restore
+from atoll.peer.tasks import RestoreState
 from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.training.data import load_data
-from atoll.training.experiment.api import Experiment, Trouble
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.methods import cooperative, sparta
 
@@ -43,7 +43,9 @@ def test_members_swap_what_the_experiment_swaps_and_end_on_the_mean_of_all(tmp_p
         schedule = replace(RECIPE.schedule, inner_steps=4, overlap=overlap)
         recipe = replace(RECIPE, schedule=schedule)
     schedule = recipe.schedule
-    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, schedule.steps, Trouble(), loss_of)
+    run = ExperimentSimulator(
+        recipe, build_model("gpt-nano", 0), load_data(book), PEERS, schedule.steps, FaultSpec(), loss_of
+    )
 
     async def tell(members: Members) -> None:
         for trainer in members.trainers:
@@ -134,7 +136,7 @@ def test_whoever_went_back_begins_from_the_agreed_state(tmp_path, book):
         await members.play()
         island = members.islands[1]
         assert island.mine.kept is not None
-        assert await island.do(Restore(-1, begun, first))
+        assert await island.do(RestoreState(-1, begun, first))
         assert island.mine.kept is None and torch.equal(island.mine.begins(island.head), build_flat("gpt-nano", 0))
 
     story(tell, Members(tmp_path, RECIPE, book))

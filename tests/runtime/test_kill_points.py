@@ -17,14 +17,14 @@ import torch
 from members import PEERS, SHARES, Inside, Members, recipe_for, story
 
 from atoll.base.ids import PeerId
-from atoll.peer.tasks import Adopt, Advance, Restore
-from atoll.protocol.allreduce.tasks import Combine, Row
+from atoll.peer.tasks import AdoptState, AdvanceState, RestoreState
+from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.storage import staged_file
-from atoll.runtime.storage.private_state import Private, write_private
-from atoll.runtime.storage.store import Store
-from atoll.runtime.worker.training_worker import Island
+from atoll.runtime.storage.private_state import PrivateState, write_private
+from atoll.runtime.storage.store import PeerStore
+from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.data import load_data
-from atoll.training.experiment.api import Experiment, Trouble
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 
 PRIVATE = ("private.bin", "private.next", "private.tmp")
@@ -85,13 +85,13 @@ async def watched_round(members: Members, disks: list[Disk], parts: tuple[bool, 
     answers = []
     for part in range(PEERS):
         rows = tuple(
-            Row(PeerId(str(k)), 24, update.parts[part], (PeerId(str(k)),))
+            TaskRow(PeerId(str(k)), 24, update.parts[part], (PeerId(str(k)),))
             for k, update in enumerate(updates)
             if k == 0 or parts[part]
         )
-        answers.append((await members.islands[part].do(Combine(members.round, part, SHARES, rows))).payload)
+        answers.append((await members.islands[part].do(CombineRows(members.round, part, SHARES, rows))).payload)
     steps = members.steps
-    work = Advance(members.round, members.state, tuple(answers), steps, 48, PEERS, SHARES)
+    work = AdvanceState(members.round, members.state, tuple(answers), steps, 48, PEERS, SHARES)
     (state,) = {(await island.do(work)).state for island in members.islands}
     members.state = state
     for disk in disks:
@@ -101,30 +101,32 @@ async def watched_round(members: Members, disks: list[Disk], parts: tuple[bool, 
     members.round += 1
     for index, counted in enumerate(((True,) * PEERS, parts)):
         mine = members.counts(index, updates[index], counted)
-        await members.islands[index].do(Adopt(members.round - 1, members.vertex(), state, counted, mine=mine))
+        await members.islands[index].do(AdoptState(members.round - 1, members.vertex(), state, counted, mine=mine))
     for disk in disks:
         disk.copy()
         disk.watching = False
 
 
-async def life_from(members: Members, index: int, copy: Copy, before: Restore, ready: bool = False) -> Island:
+async def life_from(
+    members: Members, index: int, copy: Copy, before: RestoreState, ready: bool = False
+) -> TrainingWorker:
     """Another process that finds this disk, once it is where the others are."""
     for blob in (members.stores[index].folder / "blobs").iterdir():
         (copy.folder / "blobs").mkdir(mode=0o700, exist_ok=True)
         os.link(blob, copy.folder / "blobs" / blob.name)
-    store, after = Store(copy.folder, durable=False), members.restore(index)
-    island = Island(store, 1, trainer=Inside())
+    store, after = PeerStore(copy.folder, durable=False), members.restore(index)
+    island = TrainingWorker(store, 1, trainer=Inside())
     island.learning = members.learning
     island.equip(members.book)
     assert await island.do(after if copy.kept else before)
     if ready:
         await island._ready()
     if not copy.kept and after != before:
-        await island.do(Adopt(after.round, after.vertex, after.state, None, mine=after.mine[0]))
+        await island.do(AdoptState(after.round, after.vertex, after.state, None, mine=after.mine[0]))
     return island
 
 
-def owns(island: Island) -> tuple[torch.Tensor, bytes]:
+def owns(island: TrainingWorker) -> tuple[torch.Tensor, bytes]:
     assert island.mine.memory_F is not None
     return island.mine.memory_F, bytes(island.live.inner)
 
@@ -181,8 +183,8 @@ def test_after_all_were_killed_in_a_round_a_run_ends_as_if_nothing_had_happened(
     """Each at a moment of its own: the experiment's model and all error feedback, bit for bit. Once in the first
     half of the round, which is taken again; else after all had voted, so that what is theirs was written ahead."""
     recipe, draw = recipe_for(WHOLE, rounds=5), random.Random(seed)
-    run = Experiment(
-        recipe, build_model("gpt-nano", 0), load_data(book), PEERS, recipe.schedule.steps, Trouble(), loss_of
+    run = ExperimentSimulator(
+        recipe, build_model("gpt-nano", 0), load_data(book), PEERS, recipe.schedule.steps, FaultSpec(), loss_of
     )
 
     async def tell(members: Members) -> None:
@@ -222,7 +224,7 @@ def test_what_cannot_be_written_ahead_costs_no_round(
 ):
     """Nor can the member come back, where whatever it waits for has failed for good."""
 
-    def write(store: Store, private: Private) -> None:
+    def write(store: PeerStore, private: PrivateState) -> None:
         if private.sent is not None:
             raise trouble
         write_private(store, private)

@@ -22,7 +22,7 @@ from atoll.base.machine import Lane, LinkDown, LinkUp
 from atoll.runtime.network import connection_manager as links_module
 from atoll.runtime.network.addresses import ambiguity_of
 from atoll.runtime.network.connection_manager import LinkSettings
-from atoll.runtime.network.dialer import Outcome
+from atoll.runtime.network.dialer import DialResult
 from atoll.runtime.network.tcp import UNPACED
 
 pytestmark = pytest.mark.net
@@ -148,7 +148,7 @@ def test_a_member_sends_no_other_to_services_of_its_own_computer(host: str, list
         ada, eve = Island("ada"), Island("eve")
         await ada.links.listen(listens)
 
-        async def noted(*how: object) -> Outcome:
+        async def noted(*how: object) -> DialResult:
             outcome = await real(*how)  # pyright: ignore[reportArgumentType]
             dialed.append(outcome.name)
             ada._news.set()

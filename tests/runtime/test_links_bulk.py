@@ -17,7 +17,7 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.base.machine import Lane, LinkUp
 from atoll.crypto.seal import TAG_BYTES
-from atoll.runtime.network.buffer_pool import Reused
+from atoll.runtime.network.buffer_pool import BufferPool
 from atoll.runtime.network.bulk_channel import (
     BESIDE_SLAB_MAX,
     BOXES_KEPT,
@@ -26,12 +26,12 @@ from atoll.runtime.network.bulk_channel import (
     SLAB,
     SLAB_BYTES,
     STALLED_SWEEPS,
-    Boxes,
+    RecordBuffers,
 )
 from atoll.runtime.network.connection_manager import SWEEP_S, LinkSettings
-from atoll.runtime.network.control_channel import Word
-from atoll.runtime.network.file_slice import Handle, Stretch
-from atoll.runtime.network.tcp import Wire
+from atoll.runtime.network.control_channel import ControlFrame
+from atoll.runtime.network.file_slice import FileHandle, FileSlice
+from atoll.runtime.network.tcp import TcpConnection
 from atoll.wire.libp2p.framing import frame
 
 pytestmark = pytest.mark.net
@@ -58,8 +58,8 @@ def test_the_bytes_of_the_specification():
     assert HEAD.pack(SLAB, SLAB_BYTES, MIB, 1, 7).hex(" ", -4) == (
         "01000000 00080000 00100000 00000001 00000000 00000007"
     )
-    assert frame(bytes((Word.RETIRE,))) == b"\0\0\0\1\3"
-    assert [word.name for word in Word] == ["MESSAGE", "WELCOME", "REFUSED", "RETIRE", "MORE_BULK"]
+    assert frame(bytes((ControlFrame.RETIRE,))) == b"\0\0\0\1\3"
+    assert [word.name for word in ControlFrame] == ["MESSAGE", "WELCOME", "REFUSED", "RETIRE", "MORE_BULK"]
 
 
 @story
@@ -204,12 +204,12 @@ async def test_a_stretch_of_a_file_arrives_also_without_its_name_and_never_short
     """Two files lose their names before their bytes leave, one of them its end, too: that never arrives, what comes
     after it does."""
     ada, bob = await pair()
-    data, stretches = os.urandom(3 * MIB), list[Stretch]()
+    data, stretches = os.urandom(3 * MIB), list[FileSlice]()
     for left in (len(data), MIB + MIB // 2):
         with tempfile.NamedTemporaryFile() as file:
             file.write(data)
             file.flush()
-            stretches.append(Stretch(Handle(file.name), 1000, 1000 + 2 * MIB))
+            stretches.append(FileSlice(FileHandle(file.name), 1000, 1000 + 2 * MIB))
             file.truncate(left)
     ada.links.send(bob.name, b"whole", Lane.BULK, stretches[0])
     await bob.until(lambda: bob.heard)
@@ -260,7 +260,7 @@ async def test_a_payload_is_hashed_on_its_way_in_whatever_the_order_of_its_slabs
 
 
 def test_memory_is_used_again_only_when_nobody_looks_at_it():
-    memory = Reused()
+    memory = BufferPool()
     first = memory(4 * MIB)
     first[:5] = b"first"
     slice_of_it = first[1:5]
@@ -279,7 +279,7 @@ def test_memory_is_used_again_only_when_nobody_looks_at_it():
 
 
 def test_memory_keeps_no_more_than_it_may():
-    memory = Reused(kept_bytes_max=8 * MIB)
+    memory = BufferPool(kept_bytes_max=8 * MIB)
     views = [memory(4 * MIB) for _ in range(5)]
     views.clear()
     memory(16 * MIB)
@@ -288,7 +288,7 @@ def test_memory_keeps_no_more_than_it_may():
 
 def test_parts_that_shrink_and_grow_a_little_lie_in_the_same_memory():
     """Shares of owners follow measured links: a round's parts are never quite as large as those of the last one."""
-    memory = Reused()
+    memory = BufferPool()
     addresses = {np.frombuffer(memory(size), np.uint8).ctypes.data for size in (9 * MIB, 12 * MIB, 7 * MIB + 1)}
     assert len(addresses) == 1
 
@@ -339,16 +339,16 @@ async def test_a_message_leaves_together_with_the_first_slab_unless_both_do_not_
     ada.links.send(bob.name, b"first", Lane.BULK, b"opens the lane")
     await bob.until(lambda: bob.heard)
     written: list[int] = []
-    write = Wire.write
+    write = TcpConnection.write
 
-    def counted(wire: Wire, data: bytes | memoryview) -> None:
+    def counted(wire: TcpConnection, data: bytes | memoryview) -> None:
         if wire in (channel.wire for channel in ada.links._links[bob.name].bulk.channels):
             written.append(len(data))
         write(wire, data)
 
     payload, around = os.urandom(SLAB_BYTES + 1), HEAD.size + TAG_BYTES
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Wire, "write", counted)
+        patch.setattr(TcpConnection, "write", counted)
         for size, writes in ((4, 2), (BESIDE_SLAB_MAX, 2), (BESIDE_SLAB_MAX + 1, 3), (CONTROL_FRAME_MAX, 3)):
             written.clear()
             ada.links.send(bob.name, bytes(size), Lane.BULK, payload)
@@ -361,7 +361,7 @@ async def test_a_message_leaves_together_with_the_first_slab_unless_both_do_not_
 
 def test_of_boxes_that_nobody_uses_few_outlive_a_sweep():
     """Twenty at once are used again, the last one first; what is in use is nobody's to take."""
-    boxes = Boxes()
+    boxes = RecordBuffers()
     lent = [boxes.take() for _ in range(20)]
     for box in lent:
         boxes.give(box)

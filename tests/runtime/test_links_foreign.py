@@ -11,10 +11,10 @@ import pytest
 from islands import PATIENCE_S, Island, closed, story, stranger
 
 from atoll.crypto.identity import Identity
-from atoll.crypto.noise_pattern import CLASSICAL, Role
+from atoll.crypto.noise_pattern import CLASSICAL, HandshakeRole
 from atoll.wire.libp2p import identify, ping
-from atoll.wire.libp2p.connection import CONTROL_PROTOCOL, Connection, Terms
-from atoll.wire.libp2p.events import ConnectionEvent, Ready, StreamData, StreamOpened
+from atoll.wire.libp2p.connection import CONTROL_PROTOCOL, Libp2pConnection, Libp2pTerms
+from atoll.wire.libp2p.events import ConnectionEvent, ConnectionReady, StreamData, StreamOpened
 
 pytestmark = pytest.mark.net
 
@@ -42,7 +42,7 @@ process.exit(0)
 """
 
 
-class Visitor(Connection):
+class Visitor(Libp2pConnection):
     """A peer without a post-quantum identity, as all of libp2p outside Atoll is."""
 
     def _allowed_suites(self) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ async def test_a_guest_is_answered_and_never_becomes_a_link():
     ada = await Island("ada").open()
     reader, writer = await stranger(ada)
     me = Identity.from_seeds(b"v" * 32, b"V" * 32)
-    visitor = Visitor(Role.INITIATOR, Terms(me, b"", foreign=True))
+    visitor = Visitor(HandshakeRole.INITIATOR, Libp2pTerms(me, b"", foreign=True))
 
     async def until(kind: type[ConnectionEvent]) -> ConnectionEvent:
         async with asyncio.timeout(PATIENCE_S):
@@ -65,7 +65,7 @@ async def test_a_guest_is_answered_and_never_becomes_a_link():
                     if isinstance(event, kind):
                         return event
 
-    ready = await until(Ready)
+    ready = await until(ConnectionReady)
     assert ready.established.peer == ada.name
     visitor.open_stream(identify.PROTOCOL)
     (answer,) = identify.frames().receive((await until(StreamData)).data)

@@ -15,24 +15,24 @@ from torch import nn
 import atoll
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy.presets import PRESETS
-from atoll.runtime.embed.peer_process import Attach, _beginning, _uses
+from atoll.runtime.embed.peer_process import AttachLoop, _beginning, _uses
 from atoll.runtime.embed.trust_defaults import forgone
 from atoll.runtime.event_log import entries_in
-from atoll.runtime.training_spec import Founded, decode_learning, found
+from atoll.runtime.training_spec import FoundingBlobs, decode_learning, found
 from atoll.training.exchange.layout import layout_of
 from atoll.training.recipe.methods import cooperative, data_parallel, demo_, powersgd, sparta
-from atoll.training.recipe.recipes import Reducer, diloco
-from atoll.training.recipe.schedule import Phase, Schedule
-from atoll.verification.state_validation.policy import Rule
+from atoll.training.recipe.recipes import RecipeReducer, diloco
+from atoll.training.recipe.schedule import SchedulePhase, SyncSchedule
+from atoll.verification.state_validation.policy import ValidationRule
 from training import network
 
 LOOPS = 5
 
 
-def founded(tmp_path: Path, **wish: object) -> Founded:
+def founded(tmp_path: Path, **wish: object) -> FoundingBlobs:
     layout = layout_of(nn.Sequential(*(nn.Linear(64, 128) for _ in range(4))))
     run = atoll.found(folder=tmp_path, **wish)
-    return found(*_beginning(Attach(layout=layout, batch=32, **run._wish), torch.zeros(layout.floats)))
+    return found(*_beginning(AttachLoop(layout=layout, batch=32, **run._wish), torch.zeros(layout.floats)))
 
 
 def settings_of(tmp_path: Path, **wish: object) -> RunSettings:
@@ -137,7 +137,7 @@ def test_a_run_of_seven_loops_has_what_its_trust_stands_for(tmp_path: Path, trus
     assert settings.min_peers == {"private": 1, "community": 5, "open": 4}[trust], "it waits, and never averages"
     assert (settings.opened.share if settings.opened else 0.0) == preset.openings
     assert not settings.audited_share and not settings.reputed
-    assert settings.validated == (None if trust == "private" else Rule(every=2)), "rounds of fifty steps"
+    assert settings.validated == (None if trust == "private" else ValidationRule(every=2)), "rounds of fifty steps"
 
 
 @pytest.mark.parametrize(("peers", "statistic"), [(4, "trimmed_mean"), (5, "robust"), (65, "trimmed_mean")])
@@ -212,8 +212,10 @@ def test_recipes_in_loops_are_held_to_their_trust_as_those_of_built_in_trainers_
         assert settings.statistic == statistic and settings.openings is UNSET
 
 
-PHASED = replace(diloco(rounds=9), schedule=Schedule(inner_steps=50, rounds=9, phases=(Phase(0.5, 10),)))
-HASTY = replace(diloco(rounds=9), reducer=Reducer(quorum=2, grace=2))
+PHASED = replace(
+    diloco(rounds=9), schedule=SyncSchedule(inner_steps=50, rounds=9, phases=(SchedulePhase(0.5, 10),))
+)
+HASTY = replace(diloco(rounds=9), reducer=RecipeReducer(quorum=2, grace=2))
 KEY = re.compile(r"\b(?:run|train|sync|model|data|keep|consensus)\.(?!md)[a-z_]+")
 
 

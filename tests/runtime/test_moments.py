@@ -12,11 +12,11 @@ from atoll.base.errors import PeerFault
 from atoll.peer.settings import RunSettings
 from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.training.data import load_data
-from atoll.training.experiment.api import Experiment, Trouble
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.inner import InnerState
 from atoll.training.recipe.methods import des_loc
-from atoll.training.recipe.schedule import Schedule
+from atoll.training.recipe.schedule import SyncSchedule
 
 RECIPE = des_loc("gpt-nano", rounds=7, inner_steps=2, batch=2, seq_len=16)
 
@@ -33,7 +33,9 @@ def alike(members: Members) -> tuple[bool, bool]:
 def test_members_average_moments_on_their_clocks_and_come_to_the_experiments_state(tmp_path, book):
     """Seven rounds: the first moments in the third, both in the sixth; every state by its name, moments and all."""
     steps = RECIPE.schedule.steps
-    run = Experiment(RECIPE, build_model("gpt-nano", 0), load_data(book), PEERS, steps, Trouble(), loss_of)
+    run = ExperimentSimulator(
+        RECIPE, build_model("gpt-nano", 0), load_data(book), PEERS, steps, FaultSpec(), loss_of
+    )
     seen = []
 
     async def tell(members: Members) -> None:
@@ -101,7 +103,7 @@ def test_who_was_not_counted_takes_the_moments_of_the_others(tmp_path, book):
     [
         {"coding": replace(RECIPE.coding, up="int8")},
         {"schedule": replace(RECIPE.schedule, moments=(4, 6))},
-        {"schedule": Schedule(2, 7)},
+        {"schedule": SyncSchedule(2, 7)},
         {"merge": "delta"},
     ],
     ids=["rounded", "clocks", "never", "merge"],

@@ -12,16 +12,16 @@ from members import PEERS, Inside, Members, recipe_for, story
 from msgspec.structs import replace
 
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Adopt, Advance, HandOver, Restore
-from atoll.peer.tasks import Train as TrainAsked
-from atoll.runtime.storage.store import Store
+from atoll.peer.tasks import AdoptState, AdvanceState, HandOver, RestoreState
+from atoll.peer.tasks import TrainRound as TrainAsked
+from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.trainer import TrainerFailed, TrainerSpec
 from atoll.runtime.training_spec import built_in, found
 from atoll.training.data import load_data
-from atoll.training.experiment.api import Experiment, Trouble
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.inner import AdamW, Muon, inner_from_bytes
-from atoll.training.recipe.merge import Mix
+from atoll.training.recipe.merge import MixMerge
 from atoll.training.recipe.methods import (
     auto,
     cooperative,
@@ -32,14 +32,14 @@ from atoll.training.recipe.methods import (
     streaming,
 )
 from atoll.training.recipe.recipes import Recipe, diloco, in_swarm, overlapping
-from atoll.training.recipe.reducer import Reducer
+from atoll.training.recipe.reducer import RecipeReducer
 from atoll.training.recipe.schedule import phases_named
 
 WAYS = {
     "overlap": {"fragments": 1, "overlap": 5, "merge": "delta"},
     "fragments": {"fragments": 3, "overlap": 0},
     "both": {"fragments": 3, "overlap": 2, "merge": "delta"},
-    "mixed": {"fragments": 2, "overlap": 3, "merge": Mix(0.5)},
+    "mixed": {"fragments": 2, "overlap": 3, "merge": MixMerge(0.5)},
     "neither": {"fragments": 1, "overlap": 0},
 }
 
@@ -55,7 +55,9 @@ def how(request) -> Iterator[dict]:
 def beside_the_experiment(base: Path, recipe: Recipe, book: str) -> None:
     """Anchor and outer momentum after each round are the same bits, and at the end the name of the whole state."""
     schedule = recipe.schedule
-    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, schedule.steps, Trouble(), loss_of)
+    run = ExperimentSimulator(
+        recipe, build_model("gpt-nano", 0), load_data(book), PEERS, schedule.steps, FaultSpec(), loss_of
+    )
     sizes = {hi - lo for lo, hi in run.fragments}
     assert (len(run.fragments) == schedule.fragments and max(sizes) < run.layout.floats) or schedule.fragments == 1
 
@@ -102,7 +104,7 @@ def test_rounds_that_change_their_length_and_codecs_are_the_experiments(tmp_path
     recipe = diloco("gpt-nano", rounds=4, inner_steps=6, batch=2, seq_len=16, up="int8", down="int8")
     schedule = replace(recipe.schedule, phases=phases_named("0.4:4,0.8:3:2bit:fp16"))
     recipe = replace(recipe, schedule=schedule)
-    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 24, Trouble(), loss_of)
+    run = ExperimentSimulator(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 24, FaultSpec(), loss_of)
 
     async def tell(members: Members) -> None:
         for turn in range(1, schedule.turns + 1):
@@ -120,13 +122,13 @@ def test_rounds_that_change_their_length_and_codecs_are_the_experiments(tmp_path
 def test_delayed_momentum_is_the_experiments_also_in_a_round_without_a_late_member(tmp_path, book):
     """Two members, a round that one of them misses: half as much is learned, and the renewal waits for that."""
     recipe = in_swarm(delayed_nesterov("gpt-nano", rounds=4, inner_steps=6, batch=2, seq_len=16, every=2))
-    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 24, Trouble(), loss_of)
+    run = ExperimentSimulator(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 24, FaultSpec(), loss_of)
 
     async def tell(members: Members) -> None:
         for turn in range(1, 5):
             late = turn == 2
             await members.play(counted=(0,) if late else (0, 1))
-            run.trouble = Trouble(late=(0, 50) if late else ())
+            run.trouble = FaultSpec(late=(0, 50) if late else ())
             while run.now < turn * 6:
                 run.step()
             head = members.islands[0].head
@@ -151,8 +153,8 @@ def test_owners_that_say_more_than_a_mean_say_what_the_experiment_does(tmp_path,
 
     Where lengths decide, sums of rows are taken in another order than there, so the last bits may differ.
     """
-    run = Experiment(
-        recipe, build_model("gpt-nano", 0), load_data(book), PEERS, recipe.schedule.steps, Trouble(), loss_of
+    run = ExperimentSimulator(
+        recipe, build_model("gpt-nano", 0), load_data(book), PEERS, recipe.schedule.steps, FaultSpec(), loss_of
     )
 
     async def tell(members: Members) -> None:
@@ -176,7 +178,7 @@ def test_a_cooperative_round_weighs_members_by_their_records_as_the_experiment_d
     recipe = SAYING_MORE["cooperative"]
     steps, records = recipe.schedule.inner_steps, (9000, 3000)
     run, plain = (
-        Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 24, Trouble(), loss_of)
+        ExperimentSimulator(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 24, FaultSpec(), loss_of)
         for _ in range(2)
     )
     run.records = records
@@ -205,13 +207,15 @@ def test_a_round_without_a_late_member_is_what_the_experiment_makes_of_it(tmp_pa
     recipe = replace(overlapping(recipe, None, None), reducer=reducer)
     assert (recipe.merge, reducer.quorum, reducer.weight) == ("delta", 1, "tokens")
     schedule = recipe.schedule
-    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, schedule.steps, Trouble(), loss_of)
+    run = ExperimentSimulator(
+        recipe, build_model("gpt-nano", 0), load_data(book), PEERS, schedule.steps, FaultSpec(), loss_of
+    )
 
     async def tell(members: Members) -> None:
         for turn in range(1, schedule.turns):
             late = turn % 2 == 0
             await members.play(counted=(0,) if late else (0, 1))
-            run.trouble = Trouble(late=(0, 50) if late else ())
+            run.trouble = FaultSpec(late=(0, 50) if late else ())
             while run.now < turn * schedule.turn_steps + schedule.overlap:
                 run.step()
             assert run.history[-1].counted == ((0,) if late else (0, 1))
@@ -228,7 +232,7 @@ def test_a_round_without_a_late_member_is_what_the_experiment_makes_of_it(tmp_pa
 
 def test_whoever_is_hurried_hands_over_what_it_has_and_goes_on(tmp_path, book):
     """Told between two steps: one step, handed over, ahead it goes. Told before it began: what it took ahead."""
-    recipe = overlapping(replace(recipe_for(WAYS["overlap"]), reducer=Reducer(quorum=1)), None, None)
+    recipe = overlapping(replace(recipe_for(WAYS["overlap"]), reducer=RecipeReducer(quorum=1)), None, None)
 
     async def tell(members: Members) -> None:
         island, trainer = members.islands[1], members.trainers[1]
@@ -262,7 +266,9 @@ def test_eager_members_have_the_anchors_of_the_experiment_and_agree_on_one_more(
     """All of them bit for bit, momentum and the last state's name too, though trainers go on as far as they may."""
     recipe = eager("gpt-nano", rounds=4, inner_steps=6, batch=2, seq_len=16, up=up, down=down)
     steps = recipe.schedule.steps
-    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, steps, Trouble(), loss_of)
+    run = ExperimentSimulator(
+        recipe, build_model("gpt-nano", 0), load_data(book), PEERS, steps, FaultSpec(), loss_of
+    )
 
     async def tell(members: Members) -> None:
         for turn in range(1, 5):
@@ -306,8 +312,8 @@ def test_an_eager_member_whose_round_was_agreed_without_it_sends_all_of_it_again
 def test_eager_members_rest_in_a_round_that_counts_nobody(tmp_path, book):
     """They sent, and their own anchors had moved. An experiment whose updates are all lost rests, too."""
     recipe = eager("gpt-nano", rounds=5, inner_steps=6, batch=2, seq_len=16, up="fp32", down="fp32")
-    lost = Trouble(lost=1.0)
-    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 6, lost, loss_of)
+    lost = FaultSpec(lost=1.0)
+    run = ExperimentSimulator(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 6, lost, loss_of)
     run.step()
     first_F = run.agreed().clone()
     while run.now < run.steps:
@@ -324,11 +330,11 @@ def test_eager_members_rest_in_a_round_that_counts_nobody(tmp_path, book):
         assert float(head.momentum_P.abs().max()) > 0
         sent = await members.train(1)
         assert not torch.equal(own.anchor_F, before[0]), "what it sends moves its own at once"
-        nobody = Advance(2, members.state, (None,) * PEERS, 0, 0, PEERS, members.shares)
+        nobody = AdvanceState(2, members.state, (None,) * PEERS, 0, 0, PEERS, members.shares)
         state = (await island.do(nobody)).state
         counted = (False,) * PEERS
         members.round += 1
-        await island.do(Adopt(2, members.vertex(), state, counted, mine=members.counts(1, sent, counted)))
+        await island.do(AdoptState(2, members.vertex(), state, counted, mine=members.counts(1, sent, counted)))
         await island.live.taken_in()
         assert torch.equal(island.head.anchor_F, head.anchor_F)
         assert torch.equal(island.head.momentum_P, head.momentum_P)
@@ -474,7 +480,7 @@ def test_who_fetched_the_state_begins_anew_from_it(tmp_path, book):
         members.trainers[1] = Inside()
         members.islands = [*both, members.island(1)]
         island = members.islands[1]
-        assert await island.do(Restore(members.round - 1, members.vertex(), members.state))
+        assert await island.do(RestoreState(members.round - 1, members.vertex(), members.state))
         assert island.mine.memory_F is None and not island.live.inner
         await members.play()
         assert torch.equal(island.head.anchor_F, both[0].head.anchor_F)
@@ -553,14 +559,14 @@ def test_a_trainer_that_is_to_stand_takes_no_step_ahead_until_it_is_asked(book):
 
 def test_a_private_file_holds_what_was_written_last_whatever_was_there_before(tmp_path):
     """Longer, shorter, longer: two files take turns, and none shows the end of another."""
-    store = Store(tmp_path, durable=False)
+    store = PeerStore(tmp_path, durable=False)
     for data in (b"a" * 1000, b"b" * 10, b"c" * 5000, b"", b"d" * 100):
         store.private.write(data)
         assert store.private.read() == data
     store.close()
     torn = tmp_path / "private.tmp"
     torn.write_bytes(b"x")
-    again = Store(tmp_path, durable=False)
+    again = PeerStore(tmp_path, durable=False)
     assert again.private.read() == b"d" * 100
     again.close()
 

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from atoll.crypto.digest import digest
-from atoll.runtime.worker.downlink_error_feedback import Owing
+from atoll.runtime.worker.downlink_error_feedback import DownlinkErrorFeedback
 from atoll.training.codec import codec_named
 
 N, FLOATS = 1024, 2048
 UP, DOWN = codec_named("fp32"), codec_named("2bit")
 
 
-def answered(owing: Owing, mean_N: Tensor, at: int = 0) -> tuple[bytes, Tensor]:
+def answered(owing: DownlinkErrorFeedback, mean_N: Tensor, at: int = 0) -> tuple[bytes, Tensor]:
     """Its answer to one row, and what it says."""
     done, left_N = owing.combine([(1, UP.encode(mean_N))], at, len(mean_N), UP, DOWN)
     wire = bytes(done.wire)
@@ -23,7 +23,7 @@ def answered(owing: Owing, mean_N: Tensor, at: int = 0) -> tuple[bytes, Tensor]:
 
 def test_answers_together_say_what_rows_said():
     """Twenty answers in two bits add up to twenty means, but for what the last one left out."""
-    owing, mean_N = Owing(), torch.randn(N, generator=torch.Generator().manual_seed(1))
+    owing, mean_N = DownlinkErrorFeedback(), torch.randn(N, generator=torch.Generator().manual_seed(1))
     said_N, once_N = torch.zeros(N), 20 * DOWN.decode(DOWN.encode(mean_N), N)
     for _ in range(20):
         wire, value_N = answered(owing, mean_N)
@@ -34,7 +34,7 @@ def test_answers_together_say_what_rows_said():
 
 
 def test_an_answer_that_no_vertex_holds_changes_nothing():
-    owing, mean_N = Owing(), torch.randn(N, generator=torch.Generator().manual_seed(2))
+    owing, mean_N = DownlinkErrorFeedback(), torch.randn(N, generator=torch.Generator().manual_seed(2))
     first, _ = answered(owing, mean_N)
     owing.settle([], FLOATS)
     again, _ = answered(owing, mean_N)
@@ -48,7 +48,7 @@ def test_an_answer_that_no_vertex_holds_changes_nothing():
 
 def test_values_that_others_owned_meanwhile_keep_what_is_owed_for_them():
     """Part borders move: the second half is answered for alone, then both halves in one part."""
-    owing, mean_N = Owing(), torch.randn(FLOATS, generator=torch.Generator().manual_seed(3))
+    owing, mean_N = DownlinkErrorFeedback(), torch.randn(FLOATS, generator=torch.Generator().manual_seed(3))
     wire, value_N = answered(owing, mean_N[N:], at=N)
     owing.settle([digest(wire)], FLOATS)
     done, left_N = owing.combine([(1, UP.encode(mean_N))], 0, FLOATS, UP, DOWN)

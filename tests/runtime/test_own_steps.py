@@ -16,14 +16,14 @@ from test_every_step import gradient_at, sums_sent
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import atoll
-from atoll.base.workload import Batches, Effort, quota_of
-from atoll.runtime.embed.peer_process import Attach, Begins, Declines, _beginning
+from atoll.base.workload import BatchGrowth, WorkloadPolicy, quota_of
+from atoll.runtime.embed.peer_process import AttachLoop, DeclineRounds, RoundsBegin, _beginning
 from atoll.runtime.embed.run import Run
-from atoll.runtime.trainer.protocol import Carried, Merge
+from atoll.runtime.trainer.protocol import CommandDone, MergeAnchor
 from atoll.runtime.training_spec import decode_learning, effort_misfit, found
 from atoll.training.data import batch, load_data
 from atoll.training.exchange.layout import layout_of
-from atoll.training.experiment.api import Experiment, Trouble
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.inner import AdamW, InnerState, inner_from_bytes, inner_step
 from atoll.training.recipe.methods import (
@@ -89,7 +89,7 @@ def ours(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimizer:
 )
 def test_every_step_of_two_loops_is_the_experiments_bit_for_bit(tmp_path, book, recipe: Recipe):
     """Three rounds of one step; the loops' own optimizers, which only say when, keep no state."""
-    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 3, Trouble(), loss_of)
+    run = ExperimentSimulator(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 3, FaultSpec(), loss_of)
 
     async def tell(members: Loops) -> None:
         for turn in range(3):
@@ -109,13 +109,15 @@ def test_every_step_of_two_loops_is_the_experiments_bit_for_bit(tmp_path, book, 
 def test_delayed_momentum_counts_the_samples_of_loops_as_tokens_of_trainers(tmp_path, book):
     """Two members, a round that one of them misses: the renewal waits as the experiment's does."""
     recipe = delayed_nesterov("gpt-nano", rounds=4, inner_steps=2, every=2, **SMALL)
-    run = Experiment(in_swarm(recipe), build_model("gpt-nano", 0), load_data(book), PEERS, 8, Trouble(), loss_of)
+    run = ExperimentSimulator(
+        in_swarm(recipe), build_model("gpt-nano", 0), load_data(book), PEERS, 8, FaultSpec(), loss_of
+    )
 
     async def tell(members: Loops) -> None:
         for turn in range(1, 5):
             late = turn == 2
             await members.play(counted=(0,) if late else (0, 1))
-            run.trouble = Trouble(late=(0, 50) if late else ())
+            run.trouble = FaultSpec(late=(0, 50) if late else ())
             while run.now < turn * 2:
                 run.step()
             head = members.islands[0].head
@@ -155,7 +157,7 @@ def test_closures_accumulated_gradients_and_scaled_ones_come_to_the_same(tmp_pat
     """A loop of closures beside one of two half gradients under a GradScaler, each of whose steps is skipped once:
     the experiment's parameters, bit for bit."""
     recipe = data_parallel("gpt-nano", rounds=3, **SMALL)
-    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 3, Trouble(), loss_of)
+    run = ExperimentSimulator(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 3, FaultSpec(), loss_of)
 
     async def tell(members: Loops) -> None:
         for _ in range(3):
@@ -201,9 +203,9 @@ def test_rounds_of_loops_are_as_long_as_the_run_asks(tmp_path):
     asked = {"round_time": 60.0, "target_samples": 4096, "adaptive_steps": True, "inner_steps_min": 4}
     run = atoll.found(folder=tmp_path, inner_steps=32, **asked)
     layout = layout_of(model)
-    beginning, settings = _beginning(Attach(layout=layout, batch=16, **run._wish), torch.zeros(layout.floats))
+    beginning, settings = _beginning(AttachLoop(layout=layout, batch=16, **run._wish), torch.zeros(layout.floats))
     effort = found(beginning, settings).settings.round.effort
-    assert effort == Effort(16, train_s=60.0, samples=4096, steps_min=4, by_loss=True)
+    assert effort == WorkloadPolicy(16, train_s=60.0, samples=4096, steps_min=4, by_loss=True)
     assert decode_learning(found(beginning, settings).settings).recipe == run._wish["recipe"]
     assert quota_of(effort, 32, UNSET, 16).steps == 16, "4096 samples of 16 members whose steps have 16 each"
     for wrong, why in (
@@ -216,7 +218,7 @@ def test_rounds_of_loops_are_as_long_as_the_run_asks(tmp_path):
             atoll.found(folder=tmp_path, **wrong)
     with pytest.raises(atoll.UsageError, match=r"E-ATT-11 .*batch=4194304"):
         run.attach(model, sgd(model), batch=2**22)
-    grows = msgspec.structs.replace(effort, batches=Batches(2.0, 1, 64))
+    grows = msgspec.structs.replace(effort, batches=BatchGrowth(2.0, 1, 64))
     assert "members' own loops" in effort_misfit(run._wish["recipe"], grows)
 
 
@@ -244,7 +246,7 @@ def test_an_optimizer_that_a_recipe_cannot_work_with_is_refused_in_words(tmp_pat
         joiner = Run(folder=tmp_path / "one", ticket="a ticket")
         joiner._model, joiner._optimizer, joiner._layout = model, optimizer, layout_of(model)
         with pytest.raises(atoll.UsageError, match=f"E-ATT-13 .*{why}"):
-            joiner._take(Begins(in_own_loop(recipe)))
+            joiner._take(RoundsBegin(in_own_loop(recipe)))
     assert not (tmp_path / "one").exists()
 
 
@@ -283,7 +285,9 @@ def slow(loop: Loop, found: tuple[torch.Tensor, torch.Tensor]) -> None:
 def test_gradients_that_wait_in_a_loops_queue_are_the_experiments(tmp_path, book):
     """Pipelined: each is of parameters three steps old, however slow one loop is to fill its queue."""
     recipe, depth, steps = pipelined("gpt-nano", rounds=7, **SMALL), 3, 7
-    run = Experiment(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, steps, Trouble(), loss_of)
+    run = ExperimentSimulator(
+        recipe, build_model("gpt-nano", 0), load_data(book), PEERS, steps, FaultSpec(), loss_of
+    )
 
     async def tell(members: Loops) -> None:
         for turn in range(1, steps + 1):
@@ -326,7 +330,7 @@ def moment(trainer: Loop, name: str) -> torch.Tensor:
 def test_moments_of_two_loops_are_averaged_on_their_clocks(tmp_path, book):
     """Six rounds beside the experiment: the first moments in the third, both in the sixth, in the optimizers' own
     state. A loop that comes with an empty disk begins with those that were agreed on, and with their count."""
-    run = Experiment(DES_LOC, build_model("gpt-nano", 0), load_data(book), PEERS, 12, Trouble(), loss_of)
+    run = ExperimentSimulator(DES_LOC, build_model("gpt-nano", 0), load_data(book), PEERS, 12, FaultSpec(), loss_of)
     seen = []
 
     async def tell(members: Loops) -> None:
@@ -363,10 +367,10 @@ def test_a_loop_that_declines_takes_in_first_what_waits_for_its_queue(tmp_path):
     run._work_with(run._wish["recipe"])
     run._mailbox, run._may, run._full = SimpleNamespace(x_F=torch.ones(64 * 65)), 3, 3
     run._process, run._say, run._go_on = object(), said.append, lambda: None
-    run._take(Merge(0, 64 * 65, "replace"))
+    run._take(MergeAnchor(0, 64 * 65, "replace"))
     assert not said and not bool((model.weight == 1).all()), "three gradients are of the old parameters"
     run.decline()
-    assert [type(word) for word in said] == [Carried, Declines] and bool((model.weight == 1).all())
+    assert [type(word) for word in said] == [CommandDone, DeclineRounds] and bool((model.weight == 1).all())
 
 
 class Derived(torch.optim.SGD):

@@ -21,7 +21,7 @@ import pytest
 
 from atoll.crypto.digest import blob_id, manifest_of
 from atoll.runtime.storage import store as stores
-from atoll.runtime.storage.store import Store
+from atoll.runtime.storage.store import PeerStore
 
 SECTOR = 512
 SIZE = 300  # bytes of the smallest vertex
@@ -94,7 +94,7 @@ def value_of(number: int) -> bytes:
 
 def holds(folder: Path, newest: int) -> None:
     """Everything up to the newest acknowledged vertex is there, whole; of what came after, all of it or nothing."""
-    store = Store(folder)
+    store = PeerStore(folder)
     kept = {row[0]: row[1] for row in store._database.execute("SELECT name, value FROM kept")}
     assert store._database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     store.close()
@@ -191,7 +191,7 @@ def test_a_blob_has_its_name_only_once_its_bytes_are_synced(tmp_path: Path, monk
 
     monkeypatch.setattr(stores.os, "fsync", synced)
     monkeypatch.setattr(Path, "rename", renamed)
-    store, data = Store(tmp_path), os.urandom(3_000_000)
+    store, data = PeerStore(tmp_path), os.urandom(3_000_000)
     store.put_blob(data)
     assert calls == ["sync .tmp", "name", "sync "]
     calls.clear()
@@ -211,7 +211,7 @@ def test_half_a_blob_on_disk_is_worth_the_chunks_that_survived(tmp_path: Path):
     data = os.urandom(3 * 2**20)
     manifest = manifest_of(data)
     name = blob_id(manifest)
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     store.open_blob(name, manifest)
     for index in (0, 2):
         store.unfinished.store(name, index, data[index * 2**20 : (index + 1) * 2**20])
@@ -224,7 +224,7 @@ def test_half_a_blob_on_disk_is_worth_the_chunks_that_survived(tmp_path: Path):
 
 def test_a_disk_that_changed_a_chunk_makes_nobody_a_liar(tmp_path: Path):
     """The damaged blob is set aside instead of served: the asker would blame this peer for wrong bytes."""
-    store, data = Store(tmp_path), os.urandom(2 * 2**20)
+    store, data = PeerStore(tmp_path), os.urandom(2 * 2**20)
     name = store.put_blob(data)
     with store.blob_path(name).open("r+b") as file:
         file.seek(2**20 + 7)

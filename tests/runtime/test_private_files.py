@@ -19,11 +19,11 @@ from atoll.base.limits import BLOB_CHUNK
 from atoll.cli.hub import write_files
 from atoll.crypto.digest import blob_id, manifest_of
 from atoll.runtime.bootstrap import prepare
-from atoll.runtime.control.socket import Door
-from atoll.runtime.demo import Demo, DemoSettings
-from atoll.runtime.event_log import Record
+from atoll.runtime.control.socket import ControlServer
+from atoll.runtime.demo import DemoRun, DemoSettings
+from atoll.runtime.event_log import EventLog
 from atoll.runtime.storage import atomic_files, ownership
-from atoll.runtime.storage.store import Store
+from atoll.runtime.storage.store import PeerStore
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +41,9 @@ def open_to_others(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): oct(mode) for path, mode in modes.items() if mode & 0o077}
 
 
-def fill(folder: Path) -> Store:
+def fill(folder: Path) -> PeerStore:
     """Everything that a peer writes by itself."""
-    store = Store(folder)
+    store = PeerStore(folder)
     store.keep([("ticket", b"ATOLL1:")])
     store.put_blob(b"a state")
     coming = manifest_of(bytes(BLOB_CHUNK + 1))
@@ -52,7 +52,7 @@ def fill(folder: Path) -> Store:
     piece._file.close()
     store.write_secret("peer.key", b"secret")
     store.private.write(b"moments")
-    record = Record(folder / "facts.jsonl")
+    record = EventLog(folder / "facts.jsonl")
     record.write({"fact": "Opened"})
     record._turn()
     record.close()
@@ -73,7 +73,7 @@ def test_what_a_peer_writes_is_its_users_alone_whatever_the_umask(tmp_path: Path
 
 def test_the_file_that_names_the_control_socket_is_private(tmp_path: Path):
     async def story() -> int:
-        await (door := Door(tmp_path, {})).open()
+        await (door := ControlServer(tmp_path, {})).open()
         mode = stat.S_IMODE((tmp_path / "door").stat().st_mode)
         await door.close()
         return mode
@@ -88,7 +88,7 @@ def test_an_older_folder_of_our_own_is_closed_to_others(tmp_path: Path):
     for path in [folder, *folder.rglob("*")]:
         path.chmod(0o775 if path.is_dir() else 0o664)
     (folder / "peer.key").chmod(0o644)
-    store = Store(folder)
+    store = PeerStore(folder)
     assert store.secret("peer.key") == b"secret" and store.value("ticket") == b"ATOLL1:"
     assert {stat.S_IMODE(p.stat().st_mode) for p in (folder, folder / "blobs")} == {0o700}
     assert {stat.S_IMODE((folder / name).stat().st_mode) for name in ("kept.sqlite", "peer.key")} == {0o600}
@@ -100,7 +100,7 @@ def test_a_folder_of_another_user_is_refused_and_left_as_it_is(tmp_path: Path, m
     folder = tmp_path / "run"
     folder.mkdir(mode=0o755)
     monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
-    for use in (prepare, Store):
+    for use in (prepare, PeerStore):
         with pytest.raises(UsageError, match=r"E-DIR-08 .*belongs to another user(.*\n)+.*--dir.*chown"):
             use(folder)
     assert os.listdir(folder) == [] and stat.S_IMODE(folder.stat().st_mode) == 0o755
@@ -111,9 +111,9 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path):
     folder = tmp_path / "run"
     folder.mkdir(mode=0o777)
     with pytest.raises(UsageError, match=r"E-DIR-09 .*mode 0o777(.*\n)+.*chmod 700"):
-        Store(folder)
+        PeerStore(folder)
     folder.chmod(0o700)
-    Store(folder).close()
+    PeerStore(folder).close()
 
 
 def test_a_file_of_another_user_in_a_folder_that_its_group_can_write_to_is_refused(
@@ -125,7 +125,7 @@ def test_a_file_of_another_user_in_a_folder_that_its_group_can_write_to_is_refus
     owner = ownership._owner
     monkeypatch.setattr(ownership, "_owner", lambda path: real + 1 if path.name == "peer.key" else owner(path))
     with pytest.raises(UsageError, match=r"E-DIR-08 .*peer\.key"):
-        Store(folder)
+        PeerStore(folder)
 
 
 def test_a_link_that_another_user_planted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -133,17 +133,17 @@ def test_a_link_that_another_user_planted_is_refused(tmp_path: Path, monkeypatch
     (tmp_path / "precious").mkdir(mode=0o700)
     link, real, owner = tmp_path / "run", os.geteuid(), ownership._owner
     link.symlink_to(tmp_path / "precious")
-    Store(link).close()
+    PeerStore(link).close()
     monkeypatch.setattr(ownership, "_owner", lambda path: real + 1 if path == link else owner(path))
     with pytest.raises(UsageError, match=r"E-DIR-08 "):
-        Store(link)
+        PeerStore(link)
 
 
 def test_a_secret_is_never_written_or_read_through_a_link(tmp_path: Path):
     """A link stands where the file is written first, then where it is read."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(b"theirs")
-    store = Store(tmp_path / "run")
+    store = PeerStore(tmp_path / "run")
     (store.folder / "peer.key.tmp").symlink_to(elsewhere)
     store.write_secret("peer.key", b"secret")
     assert elsewhere.read_bytes() == b"theirs" and store.secret("peer.key") == b"secret"
@@ -155,7 +155,7 @@ def test_a_secret_is_never_written_or_read_through_a_link(tmp_path: Path):
 
 
 def test_a_secret_that_others_could_change_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    store = Store(tmp_path / "run")
+    store = PeerStore(tmp_path / "run")
     store.write_secret("peer.key", b"secret")
     (store.folder / "peer.key").chmod(0o622)
     with pytest.raises(UsageError, match=r"E-DIR-10 .*peer\.key"):
@@ -172,7 +172,7 @@ def test_no_file_is_written_through_a_link(tmp_path: Path):
     """Links with known names, as they could be planted beside the blobs."""
     elsewhere, name = tmp_path / "elsewhere", Digest(b"\1" * 32)
     elsewhere.write_bytes(b"theirs")
-    store = Store(tmp_path / "run")
+    store = PeerStore(tmp_path / "run")
     (store.folder / "private.tmp").symlink_to(elsewhere)
     (store.folder / "blobs" / f"{name.hex()}.part").symlink_to(elsewhere)
     with pytest.raises(OSError):
@@ -216,7 +216,7 @@ def test_folders_of_a_swarm_do_not_lie_in_one_that_others_can_change(tmp_path: P
         (base / "other").touch()
         with pytest.raises((UsageError, RunFailedError)) as local:
             atoll.local(script, peers=2, folder=base)
-        swarm = Demo(DemoSettings(peers=1), base, lambda text: None)
+        swarm = DemoRun(DemoSettings(peers=1), base, lambda text: None)
         no_founder = AsyncMock(side_effect=RunFailedError("E-TST-01", "not today"))
         with patch.object(swarm, "_found", no_founder), pytest.raises((UsageError, RunFailedError)) as demo:
             asyncio.run(swarm.run())
@@ -229,12 +229,12 @@ def test_folders_of_a_swarm_do_not_lie_in_one_that_others_can_change(tmp_path: P
 def test_a_secret_that_its_group_can_write_to_is_closed(tmp_path: Path):
     """Kubernetes opens a whole volume to the `fsGroup` at every start, and a umask of 002 leaves copies so."""
     folder = tmp_path / "run"
-    store = Store(folder)
+    store = PeerStore(folder)
     store.write_secret("peer.key", b"secret")
     store.close()
     for path in [folder, *folder.rglob("*")]:
         path.chmod(0o2770 if path.is_dir() else 0o660)
-    store = Store(folder)
+    store = PeerStore(folder)
     assert store.secret("peer.key") == b"secret"
     assert stat.S_IMODE((folder / "peer.key").stat().st_mode) == 0o600
     store.close()
@@ -252,7 +252,7 @@ def test_a_file_system_without_modes_is_called_that(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Path, "mkdir", make)
     for _ in range(2):
         with pytest.raises(UsageError, match=r"E-DIR-12 .*(.*\n)+.*keeps no owners or modes(.*\n)+.*local disk"):
-            Store(tmp_path / "run")
+            PeerStore(tmp_path / "run")
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o775])
@@ -265,7 +265,7 @@ def test_a_folder_that_holds_other_things_is_not_closed(tmp_path: Path, mode: in
         prepare(home)
     assert stat.S_IMODE(home.stat().st_mode) == mode and os.listdir(home) == ["public_html"]
     (home / "public_html").rmdir()
-    Store(home).close()
+    PeerStore(home).close()
     home.chmod(mode)
-    Store(home).close()
+    PeerStore(home).close()
     assert stat.S_IMODE(home.stat().st_mode) == 0o700

@@ -8,9 +8,9 @@ import pytest
 
 from atoll.base.ids import NAME_SHOWN_MAX, PeerId
 from atoll.peer.settings import RunSettings
-from atoll.policy.plan import Acceptance, RoundSettings, Turnout
+from atoll.policy.plan import RoundSettings, StragglerPolicy, VoterTurnout
 from atoll.runtime.control.handlers import uncounted_text
-from atoll.runtime.event_log import TURNED, Progress, Record, data_parallel_bytes, entries_in, paused_text, plain
+from atoll.runtime.event_log import TURNED, EventLog, RunStatus, data_parallel_bytes, entries_in, paused_text, plain
 
 LEARNING = {
     "at": 0.0,
@@ -41,7 +41,7 @@ def test_data_parallel_traffic_is_that_of_a_ring():
 
 
 def test_progress_is_the_fold_of_the_record():
-    progress = Progress.of([LEARNING, closed(1, at=10.0), closed(2, at=14.0)])
+    progress = RunStatus.of([LEARNING, closed(1, at=10.0), closed(2, at=14.0)])
     assert (progress.trained, progress.loss, progress.bytes_out) == (2, 1.0, 200)
     assert progress.tokens == 2 * 40 * 8 and progress.tokens_per_s == 40 * 8 / 4
     assert (progress.bytes_data_parallel, progress.bytes_data_parallel_all) == (80_000, 160_000)
@@ -50,27 +50,27 @@ def test_progress_is_the_fold_of_the_record():
 
 def test_a_round_told_twice_counts_once():
     """A restarted peer replays the last vertex: the curve must not fold back."""
-    progress = Progress.of([LEARNING, closed(1, at=10.0), closed(1, at=11.0), closed(2, at=14.0)])
+    progress = RunStatus.of([LEARNING, closed(1, at=10.0), closed(1, at=11.0), closed(2, at=14.0)])
     assert [round for round, _ in progress.curve] == [1, 2]
 
 
 def test_lines_of_another_version_and_torn_lines_are_passed_over(tmp_path: Path):
     """The last line was cut by a power loss, one in the middle lacks what we look for."""
-    record = Record(tmp_path / "facts.jsonl")
+    record = EventLog(tmp_path / "facts.jsonl")
     for entry in (LEARNING, {"at": 1.0, "fact": "RoundClosed"}, closed(1, at=10.0)):
         record.write(dict(entry))
     record.close()
     with (tmp_path / "facts.jsonl").open("ab") as file:
         file.write(b'{"at":3,"fact":"Round')
-    again = Record(tmp_path / "facts.jsonl")
-    assert Progress.of(again.tail()).trained == 1
+    again = EventLog(tmp_path / "facts.jsonl")
+    assert RunStatus.of(again.tail()).trained == 1
     again.close()
 
 
 def test_a_record_is_two_files_at_most_and_is_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It turns several times: no newest line is lost, the model stays known, and it says that lines are gone."""
     path = tmp_path / "facts.jsonl"
-    record = Record(path)
+    record = EventLog(path)
     record.write(dict(LEARNING))
     line_bytes = path.stat().st_size
     monkeypatch.setattr("atoll.runtime.event_log.FILE_BYTES_MAX", 10 * line_bytes)
@@ -89,7 +89,7 @@ def test_a_record_is_two_files_at_most_and_is_read_as_one(tmp_path: Path, monkey
 def test_a_turn_that_was_cut_off_or_refused_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """No new file can be made at first: the next line is lost, all others are read, and then it goes on."""
     path = tmp_path / "facts.jsonl"
-    record = Record(path)
+    record = EventLog(path)
     monkeypatch.setattr("atoll.runtime.event_log.FILE_BYTES_MAX", 1)
     record.write({"fact": "A"})
     with monkeypatch.context() as broken:
@@ -106,7 +106,7 @@ def test_plain_values_are_json_for_people():
 
 
 def test_a_member_whose_work_counts_for_nothing_is_told_why_and_what_helps():
-    fast = RunSettings(round=RoundSettings(acceptance=Acceptance(quorum=3, grace=0)))
+    fast = RunSettings(round=RoundSettings(acceptance=StragglerPolicy(quorum=3, grace=0)))
     assert uncounted_text(7, "", fast) == ""
     assert "3 others are done first" in uncounted_text(8, "", fast) and "sync.grace" in uncounted_text(8, "", fast)
     assert "atoll peers" in uncounted_text(8, "", RunSettings())
@@ -118,27 +118,27 @@ def test_a_member_whose_work_counts_for_nothing_is_told_why_and_what_helps():
 def test_a_paused_run_says_who_is_missed_and_what_helps():
     """Two alone need both; of many some are enough, a few are named; only the founder can go on without them."""
     ada, bob = PeerId("ada"), PeerId("bob")
-    assert paused_text(Turnout((ada, bob), (), (), 2), str, "majority", "atoll recover") is None
-    assert paused_text(Turnout((ada, bob), (bob,), (), 2), str, "majority", "atoll recover") == (
+    assert paused_text(VoterTurnout((ada, bob), (), (), 2), str, "majority", "atoll recover") is None
+    assert paused_text(VoterTurnout((ada, bob), (bob,), (), 2), str, "majority", "atoll recover") == (
         "paused: 1 of 2 voters are here, 2 are needed; it goes on when bob came back (atoll up in their folders); "
         "if what they had is gone for good: atoll recover; with 3 members one may be away"
     )
     many = tuple(PeerId(f"p{i}") for i in range(20))
-    assert paused_text(Turnout(many, many[:12], (), 11), str.upper, "majority", "") == (
+    assert paused_text(VoterTurnout(many, many[:12], (), 11), str.upper, "majority", "") == (
         "paused: 8 of 20 voters are here, 11 are needed; it goes on when 3 of P0, P1, P2, P3, P4, P5 and 6 others "
         "came back (atoll up in their folders)"
     )
-    assert paused_text(Turnout((ada, bob, PeerId("cleo")), (), (bob,), 3), str, "two-thirds", "") == (
+    assert paused_text(VoterTurnout((ada, bob, PeerId("cleo")), (), (bob,), 3), str, "two-thirds", "") == (
         "paused: 2 of 3 voters are here, 3 are needed; bob signs with a new key, which only a "
         "vertex can take in; with 4 members one may be away"
     )
     most = tuple(PeerId(f"{i}{'x' * NAME_SHOWN_MAX}") for i in range(64))
     told = paused_text(
-        Turnout(most, most[:30], most[30:], 43), str, "two-thirds", "atoll recover in the founder's folder"
+        VoterTurnout(most, most[:30], most[30:], 43), str, "two-thirds", "atoll recover in the founder's folder"
     )
     assert told is not None and "and 31 others sign with new keys" in told
     assert plain({"paused": told}) == {"paused": told} and told.endswith("atoll recover in the founder's folder")
-    progress = Progress()
+    progress = RunStatus()
     progress.see({"fact": "Suspected", "peer": "bob", "why": "silent", "paused": "paused: 1 of 2"})
     assert progress.trouble == "paused: 1 of 2"
     progress.see({"fact": "Returned", "peer": "bob"})

@@ -15,18 +15,18 @@ from torch import nn
 
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.peer.config.sections import Keep
-from atoll.peer.tasks import Adopt, FindState, GoBack, Train
+from atoll.peer.config.sections import KeepSection
+from atoll.peer.tasks import AdoptState, FindState, RollbackState, TrainRound
 from atoll.runtime.control.rollback import roll_back, rounds_here
-from atoll.runtime.storage.retention import SPACED_MAX, Retention
-from atoll.runtime.storage.state_cache import STATES_KEPT_S, Shelf
-from atoll.runtime.storage.store import Store
+from atoll.runtime.storage.retention import SPACED_MAX, StateRetention
+from atoll.runtime.storage.state_cache import STATES_KEPT_S, StateCache
+from atoll.runtime.storage.store import PeerStore
 from atoll.training.exchange.layout import layout_of
 from atoll.training.exchange.state import gone_back, initial_state, state_from_bytes
 from atoll.training.recipe.methods import des_loc, eager
 from atoll.training.recipe.recipes import Recipe, in_swarm
 from atoll.wire.codec import encode
-from atoll.wire.messages.vertex import Body, Metrics, Vertex
+from atoll.wire.messages.vertex import RoundMetrics, Vertex, VertexBody
 
 RECIPES = {
     "plain": recipe_for({"overlap": 0, "fragments": 1}, rounds=9),
@@ -41,13 +41,13 @@ AVERAGED = in_swarm(des_loc("gpt-nano", rounds=9, inner_steps=12, batch=2, seq_l
 async def to(members: Members, back_to: Digest) -> None:
     """A round that everybody trained in goes back instead."""
     recipe = members.recipe
-    work = GoBack(members.round, members.state, back_to, recipe.schedule.turn_steps, len(members.islands))
+    work = RollbackState(members.round, members.state, back_to, recipe.schedule.turn_steps, len(members.islands))
     states = {(await island.do(work)).state for island in members.islands}
     assert len(states) == 1
     (members.state,) = states
     members.round += 1
     for island in members.islands:
-        await island.do(Adopt(members.round - 1, members.vertex(), members.state, None, afresh=True))
+        await island.do(AdoptState(members.round - 1, members.vertex(), members.state, None, afresh=True))
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
@@ -104,7 +104,7 @@ def test_moments_of_a_past_that_is_gone_do_not_come_back_with_a_round_of_others(
         does = rests.do
 
         async def do(work: object) -> object:
-            return None if isinstance(work, Train) else await does(work)
+            return None if isinstance(work, TrainRound) else await does(work)
 
         rests.do = do
         await members.play(encoding=[0])
@@ -167,7 +167,7 @@ def test_a_state_that_is_not_here_or_not_whole_is_not_gone_back_to(tmp_path: Pat
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         assert not await island.do(FindState(first)) and not path.exists()
         with pytest.raises(RunFailedError, match="not on this disk"):
-            await island.do(GoBack(members.round, members.state, first, 12, 2))
+            await island.do(RollbackState(members.round, members.state, first, 12, 2))
 
     asyncio.run(story())
 
@@ -178,11 +178,11 @@ def test_a_state_that_is_not_here_or_not_whole_is_not_gone_back_to(tmp_path: Pat
 class History:
     """A store whose rounds agreed on states of one kilobyte."""
 
-    def __init__(self, folder: Path, keep: Keep) -> None:
-        self.store, self.keep = Store(folder, durable=False), keep
+    def __init__(self, folder: Path, keep: KeepSection) -> None:
+        self.store, self.keep = PeerStore(folder, durable=False), keep
         self.model = nn.Linear(2, 2)
         self.layout = layout_of(self.model)
-        self.shelf = Shelf(self.store, keep)
+        self.shelf = StateCache(self.store, keep)
         self.state: dict[int, Digest] = {}
 
     def goes_on(self, rounds: int) -> None:
@@ -190,9 +190,9 @@ class History:
             round = len(self.state) - 1
             state = gone_back(initial_state(self.model), initial_state(self.model), len(self.state))
             self.state[round] = self.shelf.put(state, self.layout)
-            body = Body(
+            body = VertexBody(
                 *(ZERO_DIGEST, round, 0, ZERO_DIGEST, 0.0, PeerId("ada"), (), self.state[round], (), (), (), ()),
-                Metrics(0.0, 0, 0),
+                RoundMetrics(0.0, 0, 0),
             )
             self.store.keep([("genesis" if round == -1 else f"vertex/{round}", encode(Vertex(encode(body), None)))])
             self.shelf.tidy({self.state[round]}, round)
@@ -203,37 +203,40 @@ class History:
     def forget_lately(self) -> None:
         """As after a restart a minute later: only what stays for long, and the head, has a reason."""
         self.store.close()
-        self.store = Store(self.store.folder, durable=False)
-        self.shelf = Shelf(self.store, self.keep)
+        self.store = PeerStore(self.store.folder, durable=False)
+        self.shelf = StateCache(self.store, self.keep)
         head = max(self.state)
         self.shelf.tidy({self.state[head]}, head)
 
 
 def test_the_newest_states_and_some_older_ones_outlive_a_restart(tmp_path: Path):
     """Genesis, after every tenth round, three before the head; nothing else, also after months."""
-    history = History(tmp_path, Keep(newest=3, every_rounds=10))
+    history = History(tmp_path, KeepSection(newest=3, every_rounds=10))
     history.goes_on(36)
     history.forget_lately()
     assert history.here() == [-1, 9, 19, 29, 31, 32, 33, 34]
-    assert len(Retention(history.store, Keep(newest=3, every_rounds=10)).rounds(10**6 + 5)) == 3 + SPACED_MAX
+    assert (
+        len(StateRetention(history.store, KeepSection(newest=3, every_rounds=10)).rounds(10**6 + 5))
+        == 3 + SPACED_MAX
+    )
 
 
 def test_older_states_take_no_more_room_than_they_may(tmp_path: Path):
     """Room for four: the oldest gave way. Without any room the head stays."""
-    history = History(tmp_path, Keep(newest=3, every_rounds=10))
+    history = History(tmp_path, KeepSection(newest=3, every_rounds=10))
     history.goes_on(36)
     size = history.store.blob_path(history.state[34]).stat().st_size
-    history.keep = Keep(newest=3, every_rounds=10, bytes_max=4 * size)
+    history.keep = KeepSection(newest=3, every_rounds=10, bytes_max=4 * size)
     history.forget_lately()
     assert history.here() == [29, 31, 32, 33, 34]
-    history.keep = Keep(bytes_max=0)
+    history.keep = KeepSection(bytes_max=0)
     history.forget_lately()
     assert history.here() == [34]
 
 
 def test_a_state_that_was_looked_for_stays_though_nothing_else_wants_it(tmp_path: Path):
     """It may be on its way from a member for longer than the minute that others stay."""
-    history = History(tmp_path, Keep(newest=1, every_rounds=1000))
+    history = History(tmp_path, KeepSection(newest=1, every_rounds=1000))
     history.goes_on(12)
     assert STATES_KEPT_S > 1 and history.shelf.look_for(history.state[3])
     history.shelf._kept_since.clear()
@@ -242,7 +245,7 @@ def test_a_state_that_was_looked_for_stays_though_nothing_else_wants_it(tmp_path
 
 
 def test_a_round_whose_vertex_is_damaged_is_named_and_stands_in_nobodys_way(tmp_path: Path):
-    store = Store(tmp_path, durable=False)
+    store = PeerStore(tmp_path, durable=False)
     store.keep([("vertex/3", b"\xc1 no vertex")])
     host = SimpleNamespace(may_recover=True, store=store, folder=tmp_path)
     with pytest.raises(RunFailedError, match=r"E-CHK-02.*round 3"):

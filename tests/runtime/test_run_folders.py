@@ -11,16 +11,16 @@ from msgspec.structs import replace
 
 from atoll.base.errors import NetworkError, RefusedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.cli.watch import Quiet
+from atoll.cli.watch import SummaryView
 from atoll.crypto.identity import Identity
-from atoll.peer.config.sections import Config
-from atoll.peer.membership.admission import Wish
+from atoll.peer.config.sections import RunConfig
+from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.round.vertex_body import write_genesis
 from atoll.peer.settings import RULES, RunSettings
 from atoll.runtime import training_spec
 from atoll.runtime.bootstrap import (
-    Invitation,
-    Listening,
+    ListenOptions,
+    TicketTerms,
     found_run,
     holds_run,
     identity_of,
@@ -29,9 +29,9 @@ from atoll.runtime.bootstrap import (
     resume_run,
     training,
 )
-from atoll.runtime.driver import Seat
-from atoll.runtime.storage.store import Store
-from atoll.runtime.supervisor import Start, run_up
+from atoll.runtime.driver import PeerConfig
+from atoll.runtime.storage.store import PeerStore
+from atoll.runtime.supervisor import PeerOptions, run_up
 from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.training.recipe.recipes import diloco
 from atoll.wire.codec import encode, vertex_id
@@ -44,22 +44,22 @@ def test_a_folder_of_a_run_of_other_rules_is_told_so_and_left_as_it_is(tmp_path:
     settings = RunSettings(rules=RULES + 1)
     founder = Member(PeerId("ada"), b"", (), "trainer", "member", 0, 0.0, "ada")
     raw = encode(write_genesis(settings, ZERO_DIGEST, founder, (), 0.0))
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     store.keep([("run", vertex_id(raw)), ("genesis", encode(Vertex(raw, None)))])
     store.close()
     with pytest.raises(RefusedError, match=rf"E-RUN-15 .*rules {RULES + 1}(.*\n)+.*atoll up"):
-        asyncio.run(resume_run(tmp_path, "", Listening((), ()), lambda _: None))
+        asyncio.run(resume_run(tmp_path, "", ListenOptions((), ()), lambda _: None))
     assert holds_run(tmp_path)
 
 
 def test_a_folder_whose_history_the_disk_changed_is_told_so_and_left_as_it_is(tmp_path: Path):
     founder = Member(PeerId("ada"), b"", (), "trainer", "member", 0, 0.0, "ada")
     raw = encode(write_genesis(RunSettings(), ZERO_DIGEST, founder, (), 0.0))
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     store.keep([("run", vertex_id(raw)), ("genesis", encode(Vertex(raw, None))), ("vertex/0", b"torn")])
     store.close()
     with pytest.raises(UsageError, match=r"E-DIR-07 round 0 (.*\n)+.*atoll invite"):
-        asyncio.run(resume_run(tmp_path, "", Listening((), ()), lambda _: None))
+        asyncio.run(resume_run(tmp_path, "", ListenOptions((), ()), lambda _: None))
     assert holds_run(tmp_path)
 
 
@@ -71,14 +71,14 @@ def test_a_folder_whose_history_a_member_can_mend_is_opened_and_that_of_a_lone_f
     before = vertex_id(encode(replace(genesis, run=run, round=0, parent=run)))
     for alone, members in ((True, (founder,)), (False, (founder, replace(founder, peer=PeerId("bob"))))):
         after = encode(replace(genesis, run=run, round=1, parent=before, members=members))
-        store = Store(folder := tmp_path / str(alone))
+        store = PeerStore(folder := tmp_path / str(alone))
         store.keep([("run", run), ("genesis", encode(Vertex(raw, None))), ("vertex/0", b"torn")])
         store.keep([("vertex/1", encode(Vertex(after, None)))])
         store.close()
 
         async def opened(folder: Path = folder) -> None:
             make = training(1, lambda _: None)
-            await (await resume_run(folder, "", Listening((), ()), make)).stop(farewell=False)
+            await (await resume_run(folder, "", ListenOptions((), ()), make)).stop(farewell=False)
 
         if alone:
             with pytest.raises(UsageError, match="E-DIR-07 round 0 of the history"):
@@ -90,7 +90,7 @@ def test_a_folder_whose_history_a_member_can_mend_is_opened_and_that_of_a_lone_f
 @pytest.mark.parametrize("zeroed", [slice(16, None), slice(4096, None)], ids=["its head", "its pages"])
 def test_a_database_that_the_disk_changed_is_told_so(zeroed: slice, tmp_path: Path):
     """The first bytes say that it is one; the rest is gone, at once or behind the first page."""
-    store = Store(tmp_path)
+    store = PeerStore(tmp_path)
     store.keep([("run", b"name"), ("genesis", bytes(9000))])
     store.close()
     data = bytearray((tmp_path / "kept.sqlite").read_bytes())
@@ -103,16 +103,16 @@ def test_a_database_that_the_disk_changed_is_told_so(zeroed: slice, tmp_path: Pa
 def test_a_peer_that_comes_back_is_who_it_was_and_listens_where_it_was_told_to_at_first(tmp_path: Path):
     """Nothing said at the second start: same address, same port, same word to others; said otherwise: that."""
     beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
-    quiet = Listening(as_before=True)
+    quiet = ListenOptions(as_before=True)
 
     names: list[str] = []
 
     async def addresses(
-        listening: Listening, first: bool = False, name: str = ""
+        listening: ListenOptions, first: bool = False, name: str = ""
     ) -> tuple[list[str], tuple[str, ...]]:
         make = training(1, lambda _: None)
         if first:
-            host, _ = await found_run(tmp_path, beginning, "ada@clinic", listening, Invitation(), make)
+            host, _ = await found_run(tmp_path, beginning, "ada@clinic", listening, TicketTerms(), make)
         else:
             host = await resume_run(tmp_path, name, listening, make)
         told = host.bound, host.addresses
@@ -121,10 +121,10 @@ def test_a_peer_that_comes_back_is_who_it_was_and_listens_where_it_was_told_to_a
         return told
 
     told = ("/ip4/192.0.2.7/tcp/7071",)
-    begun = asyncio.run(addresses(Listening(("/ip4/127.0.0.2/tcp/0",), told), first=True))
+    begun = asyncio.run(addresses(ListenOptions(("/ip4/127.0.0.2/tcp/0",), told), first=True))
     assert begun[0][0].startswith("/ip4/127.0.0.2/") and begun[1] == told
     assert asyncio.run(addresses(quiet, name="eve")) == begun
-    assert asyncio.run(addresses(Listening()))[0][0].startswith("/ip4/127.0.0.1/")
+    assert asyncio.run(addresses(ListenOptions()))[0][0].startswith("/ip4/127.0.0.1/")
     assert asyncio.run(addresses(quiet, name="bob@lab"))[0][0].startswith("/ip4/127.0.0.1/")
     assert names == ["ada@clinic", "eve@clinic", "eve@clinic", "bob@lab"]
 
@@ -136,8 +136,8 @@ def test_a_path_in_genesis_is_not_opened_on_the_disk_of_a_joiner(tmp_path: Path,
     monkeypatch.setattr(training_spec, "load_data", opened.append)
 
     async def wanted_by_a_joiner() -> list[object]:
-        store, wanted = Store(tmp_path / "joiner"), list[object]()
-        seat = Seat(store, identity_of(store), ZERO_DIGEST, Wish("trainer"))
+        store, wanted = PeerStore(tmp_path / "joiner"), list[object]()
+        seat = PeerConfig(store, identity_of(store), ZERO_DIGEST, DesiredRole("trainer"))
         host = training(1, lambda _: None)(seat)
         host.island.learning = decode_learning(found(beginning, RunSettings()).settings)
         monkeypatch.setattr(host, "_do", wanted.append)
@@ -167,8 +167,10 @@ def test_a_folder_holds_a_run_once_its_founder_listens(tmp_path: Path, monkeypat
     beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
 
     async def founded(port: int) -> str:
-        where = Listening((f"/ip4/127.0.0.1/tcp/{port}",))
-        host, ticket = await found_run(tmp_path, beginning, "ada", where, Invitation(), training(1, lambda _: None))
+        where = ListenOptions((f"/ip4/127.0.0.1/tcp/{port}",))
+        host, ticket = await found_run(
+            tmp_path, beginning, "ada", where, TicketTerms(), training(1, lambda _: None)
+        )
         assert host.ticket_text() == ticket.text
         await host.stop(farewell=False)
         return ticket.text
@@ -194,14 +196,14 @@ def test_a_member_needs_its_ticket_no_more_and_who_never_was_one_may_try_another
     def joined(folder: Path, text: str) -> None:
         async def once() -> None:
             make = training(1, lambda _: None)
-            await (await join_run(folder, text, "trainer", "bob", Listening((), ()), make)).stop(farewell=False)
+            await (await join_run(folder, text, "trainer", "bob", ListenOptions((), ()), make)).stop(farewell=False)
 
         asyncio.run(once())
 
     async def founded() -> Digest:
         beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
-        where = Listening(("/ip4/127.0.0.1/tcp/0",))
-        host, _ = await found_run(there, beginning, "ada", where, Invitation(), training(1, lambda _: None))
+        where = ListenOptions(("/ip4/127.0.0.1/tcp/0",))
+        host, _ = await found_run(there, beginning, "ada", where, TicketTerms(), training(1, lambda _: None))
         await host.stop(farewell=False)
         return host.run_id
 
@@ -211,7 +213,7 @@ def test_a_member_needs_its_ticket_no_more_and_who_never_was_one_may_try_another
         joined(here, ticket(one, 1))
     joined(here, ticket(one, later))  # nobody of it is ever reached
     joined(here, ticket(two, later))
-    founders, store = Store(there), Store(here)
+    founders, store = PeerStore(there), PeerStore(here)
     store.keep([("genesis", founders.value("genesis"))])
     founders.close()
     store.close()
@@ -223,9 +225,9 @@ def test_a_member_needs_its_ticket_no_more_and_who_never_was_one_may_try_another
 def test_a_place_that_cannot_be_a_folder_is_told_so(tmp_path: Path):
     """A file of that name stands for a disk that is read-only or full: both refuse the folder."""
     (tmp_path / "taken").touch()
-    start = Start(tmp_path / "taken", Config())
+    start = PeerOptions(tmp_path / "taken", RunConfig())
     (nowhere := tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     with pytest.raises(UsageError, match=r"E-DIR-05 .*nowhere cannot be .*it is a link that leads nowhere"):
         prepare(nowhere)
     with pytest.raises(UsageError, match=r"E-DIR-05 .*taken cannot be(.*\n)+.*--dir"):
-        asyncio.run(run_up(start, Quiet()))
+        asyncio.run(run_up(start, SummaryView()))

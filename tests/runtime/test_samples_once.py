@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from members import Members, recipe_for, story
 
-from atoll.peer.tasks import Advance
+from atoll.peer.tasks import AdvanceState
 
 
 def test_the_place_in_the_data_is_where_a_round_of_other_members_ended(tmp_path, book):
@@ -15,8 +15,8 @@ def test_the_place_in_the_data_is_where_a_round_of_other_members_ended(tmp_path,
     async def tell(m: Members) -> None:
         island = m.islands[0]
         nothing = (None,) * m.peers
-        three = await island.do(Advance(0, m.state, nothing, 12, 72, 3, m.shares))
-        five = await island.do(Advance(1, three.state, nothing, 12, 120, 5, m.shares))
+        three = await island.do(AdvanceState(0, m.state, nothing, 12, 72, 3, m.shares))
+        five = await island.do(AdvanceState(1, three.state, nothing, 12, 120, 5, m.shares))
         assert island.shelf.find(three.state, m.learning.layout).samples == 72
         assert island.shelf.find(five.state, m.learning.layout).samples == 75 + 120
 
@@ -31,7 +31,7 @@ def test_a_round_that_counts_nobody_leaves_model_momentum_and_place_in_the_data(
         await m.play()
         before = m.islands[0].head
         assert float(before.momentum_P.abs().max()) > 0
-        nobody = Advance(1, m.state, (None,) * m.peers, 0, 0, m.peers, m.shares)
+        nobody = AdvanceState(1, m.state, (None,) * m.peers, 0, 0, m.peers, m.shares)
         done = await m.islands[0].do(nobody)
         after = m.islands[0].shelf.find(done.state, m.learning.layout)
         assert torch.equal(after.anchor_F, before.anchor_F) and torch.equal(after.momentum_P, before.momentum_P)

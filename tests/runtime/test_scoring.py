@@ -14,10 +14,10 @@ from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import Digest, PeerId
 from atoll.crypto.digest import digest, merkle_root
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Score, ShowUpdate
+from atoll.peer.tasks import ScoreUpdate, ShowUpdate
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.training_spec import built_in, decode_learning, found
-from atoll.training.recipe.inner import Accumulate
+from atoll.training.recipe.inner import GradientAccumulation
 from atoll.verification.loss_scoring.policy import opinion_of
 from atoll.verification.loss_scoring.tensors import update_bytes
 
@@ -38,11 +38,11 @@ class Scored:
     def __init__(self, members: Members, before: Digest) -> None:
         self.members, self.before, self.round = members, before, members.round - 1
 
-    async def work(self, author: int, blob: Digest | None = None, **more) -> Score:
+    async def work(self, author: int, blob: Digest | None = None, **more) -> ScoreUpdate:
         members, steps = self.members, self.members.recipe.schedule.turn_steps
         shown = blob or (await members.islands[author].do(ShowUpdate(self.round))).blob
         wires = members.islands[author].outbox.wires[self.round]
-        work = Score(
+        work = ScoreUpdate(
             blob=shown,
             round=self.round,
             peer=PeerId(str(author)),
@@ -57,7 +57,7 @@ class Scored:
         )
         return replace(work, **more)
 
-    async def falls(self, scorer: int, work: Score) -> tuple[int, ...]:
+    async def falls(self, scorer: int, work: ScoreUpdate) -> tuple[int, ...]:
         for store in self.members.stores:
             if store.has_blob(work.blob):
                 self.members.stores[scorer].put_blob(store.read_blob(work.blob))
@@ -135,7 +135,7 @@ def test_scoring_changes_nothing_and_training_goes_on_between_two_batches(tmp_pa
 
 def test_runs_that_cannot_be_scored_are_not_founded_and_not_joined(tmp_path: Path, book: str):
     recipe = recipe_for(PLAIN)
-    sums = replace(recipe, inner=Accumulate())
+    sums = replace(recipe, inner=GradientAccumulation())
     scored = RunSettings(score_rate=0.1, reputation=True)
     founded = found(built_in(recipe, book), scored)
     decode_learning(founded.settings)

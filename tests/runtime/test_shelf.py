@@ -10,17 +10,17 @@ from torch import nn
 
 from atoll.base.ids import Digest
 from atoll.base.limits import MIB
-from atoll.features.partition_training.tensors import LateWork
-from atoll.peer.config.sections import Keep
-from atoll.runtime.storage.private_state import Private, read_private, write_private
-from atoll.runtime.storage.state_cache import Shelf
-from atoll.runtime.storage.store import Store
+from atoll.features.partition_training.tensors import DeferredUpdate
+from atoll.peer.config.sections import KeepSection
+from atoll.runtime.storage.private_state import PrivateState, read_private, write_private
+from atoll.runtime.storage.state_cache import StateCache
+from atoll.runtime.storage.store import PeerStore
 from atoll.training.exchange.layout import layout_of
 from atoll.training.exchange.state import initial_state
-from atoll.training.recipe.private_parameters import Kept
+from atoll.training.recipe.private_parameters import PrivateParameters
 
 
-class TidiedMeanwhile(Store):
+class TidiedMeanwhile(PeerStore):
     """The other thread tidies up the moment that a blob is on the disk."""
 
     tidy = threading.Thread()
@@ -35,7 +35,7 @@ class TidiedMeanwhile(Store):
 def test_a_state_is_not_tidied_away_while_it_is_put(tmp_path: Path):
     """Once its bytes were dropped between the disk and the list: agreed on, and gone after a restart."""
     store = TidiedMeanwhile(tmp_path)
-    shelf = Shelf(store)
+    shelf = StateCache(store)
     store.tidy = threading.Thread(target=shelf.tidy, args=(set(), 0))
     model = nn.Linear(2, 2)
     name = shelf.put(initial_state(model), layout_of(model))
@@ -45,8 +45,8 @@ def test_a_state_is_not_tidied_away_while_it_is_put(tmp_path: Path):
 
 def test_what_verdicts_rest_on_stays_within_its_share_of_the_budget(tmp_path: Path):
     """A fourth of it, the newest first; what older states may have is less by as much."""
-    store = Store(tmp_path, durable=False)
-    shelf = Shelf(store, Keep(bytes_max=4 * MIB))
+    store = PeerStore(tmp_path, durable=False)
+    shelf = StateCache(store, KeepSection(bytes_max=4 * MIB))
     newest, state, older, unnamed = (store.put_blob(bytes([n]) * (MIB * 2 // 5)) for n in range(4))
     shelf.keep_verdicts((newest, state, older))
     shelf.tidy(set(), 0)
@@ -55,8 +55,8 @@ def test_what_verdicts_rest_on_stays_within_its_share_of_the_budget(tmp_path: Pa
 
 def test_what_verdicts_do_not_take_of_their_share_is_there_for_rows(tmp_path: Path):
     """Of 4 MiB a verdict rests on a tenth of one, and on what never came: nine rows of 0.4 stay, not seven."""
-    store = Store(tmp_path, durable=False)
-    shelf = Shelf(store, Keep(bytes_max=4 * MIB))
+    store = PeerStore(tmp_path, durable=False)
+    shelf = StateCache(store, KeepSection(bytes_max=4 * MIB))
     exhibit = store.put_blob(bytes(MIB // 10))
     rows = [store.put_blob(bytes([n]) * (MIB * 2 // 5)) for n in range(10)]
     shelf.keep_verdicts((Digest(bytes(32)), exhibit))
@@ -67,10 +67,10 @@ def test_what_verdicts_do_not_take_of_their_share_is_there_for_rows(tmp_path: Pa
 
 def test_a_private_file_is_good_for_its_vertex_its_model_and_whole(tmp_path: Path):
     """Everything comes back; of another model, cut off or of an older version there is nothing."""
-    store, vertex, memory_F = Store(tmp_path, durable=False), Digest(bytes(32)), torch.arange(10.0)
-    late = LateWork(torch.ones(10), 3, 4, 8)
-    kept = Kept(torch.full((10,), 2.0), Digest(b"s" * 32))
-    write_private(store, Private(vertex, memory_F, memoryview(b"inner"), b"claim", late, kept))
+    store, vertex, memory_F = PeerStore(tmp_path, durable=False), Digest(bytes(32)), torch.arange(10.0)
+    late = DeferredUpdate(torch.ones(10), 3, 4, 8)
+    kept = PrivateParameters(torch.full((10,), 2.0), Digest(b"s" * 32))
+    write_private(store, PrivateState(vertex, memory_F, memoryview(b"inner"), b"claim", late, kept))
     (again,) = read_private(store, 10)
     assert again.vertex == vertex and torch.equal(again.memory_F, memory_F)
     assert (again.inner, again.claim) == (b"inner", b"claim")
@@ -82,14 +82,14 @@ def test_a_private_file_is_good_for_its_vertex_its_model_and_whole(tmp_path: Pat
     for damaged in (whole[:-1], b"", b"\x84\xa6vertex"):
         store.private.write(damaged)
         assert read_private(store, 10) == []
-    write_private(store, Private(vertex, memory_F + 1, memoryview(b"later"), b"claim", late, kept))
+    write_private(store, PrivateState(vertex, memory_F + 1, memoryview(b"later"), b"claim", late, kept))
     later, half = store.private.read(), len(whole) // 2
     store.private.write(later[:-half] + whole[-half:])  # written over, and half of its pages when the power went
     assert len(later) == len(whole) and read_private(store, 10) == []
-    write_private(store, Private(vertex))
-    assert read_private(store, 10) == [Private(vertex)]
+    write_private(store, PrivateState(vertex))
+    assert read_private(store, 10) == [PrivateState(vertex)]
     for odd_F in (torch.full((10,), torch.nan), torch.zeros(10, dtype=torch.int32)):
-        for odd in (Private(vertex, odd_F), Private(vertex, kept=Kept(odd_F, vertex))):
+        for odd in (PrivateState(vertex, odd_F), PrivateState(vertex, kept=PrivateParameters(odd_F, vertex))):
             write_private(store, odd)
             assert read_private(store, 10) == []
     store.close()
@@ -97,7 +97,7 @@ def test_a_private_file_is_good_for_its_vertex_its_model_and_whole(tmp_path: Pat
 
 def test_the_file_of_a_state_that_went_is_written_over_unless_somebody_reads_it(tmp_path: Path):
     """A new file costs the kernel ten times as much. Whoever has the old one, open or linked, keeps what it has."""
-    store, data = Store(tmp_path), [bytes([k]) * 2 * MIB for k in range(4)]
+    store, data = PeerStore(tmp_path), [bytes([k]) * 2 * MIB for k in range(4)]
     first = store.put_blob(data[0])
     file = store.blob_path(first).stat().st_ino
     store.drop_blobs(set())
@@ -119,6 +119,6 @@ def test_the_file_of_a_state_that_went_is_written_over_unless_somebody_reads_it(
     store.close()
     assert (tmp_path / "blobs" / "spare.new").exists()
     (tmp_path / "blobs" / "half.tmp").touch()  # written by a process that was killed
-    again = Store(tmp_path)
+    again = PeerStore(tmp_path)
     assert sorted(path.suffix for path in (tmp_path / "blobs").iterdir()) == ["", ".manifest"]
     again.close()

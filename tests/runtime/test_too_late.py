@@ -10,21 +10,23 @@ import pytest
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import LinkDown, LinkUp, Received
-from atoll.peer.membership.admission import Wish
+from atoll.peer.membership.admission import DesiredRole
 from atoll.runtime.bootstrap import identity_of
-from atoll.runtime.driver import Driver, Seat
-from atoll.runtime.storage.chunk_pipeline import Chunks
-from atoll.runtime.storage.store import Store, fresh
+from atoll.runtime.driver import Driver, PeerConfig
+from atoll.runtime.storage.chunk_pipeline import ChunkPipeline
+from atoll.runtime.storage.store import PeerStore, fresh
 from atoll.wire.codec import encode
-from atoll.wire.messages.history import Chunk
-from atoll.wire.messages.round import PartBytes
+from atoll.wire.messages.history import ChunkResponse
+from atoll.wire.messages.round import PartResponse
 
 BOB = PeerId("bob")
 
 
 @pytest.mark.parametrize("gone", [False, True])
-@pytest.mark.parametrize("message", [PartBytes(3, 0, "", ZERO_DIGEST), Chunk(ZERO_DIGEST, 0)])
-def test_nothing_of_a_peer_comes_after_its_link_is_gone(message: PartBytes | Chunk, gone: bool, tmp_path: Path):
+@pytest.mark.parametrize("message", [PartResponse(3, 0, "", ZERO_DIGEST), ChunkResponse(ZERO_DIGEST, 0)])
+def test_nothing_of_a_peer_comes_after_its_link_is_gone(
+    message: PartResponse | ChunkResponse, gone: bool, tmp_path: Path
+):
     """The thread finds the name once the link is down: the peer would be taken for alive. Else it is heard."""
     heard, free, done = list[object](), threading.Event(), asyncio.Event()
 
@@ -45,10 +47,12 @@ def test_nothing_of_a_peer_comes_after_its_link_is_gone(message: PartBytes | Chu
             return Digest(bytes(32))
 
     async def story() -> None:
-        store = Store(tmp_path)
-        driver = Driver(Seat(store, identity_of(store), Digest(bytes(32)), Wish("trainer", "ada")), Island())
+        store = PeerStore(tmp_path)
+        driver = Driver(
+            PeerConfig(store, identity_of(store), Digest(bytes(32)), DesiredRole("trainer", "ada")), Island()
+        )
         driver.machine, driver.hash_on_loop_bytes = Machine(), 0
-        driver._chunks = Chunks(store, fresh)
+        driver._chunks = ChunkPipeline(store, fresh)
         land = driver._chunks._land
         driver._chunks._land = lambda *what: (free.wait(10), land(*what))[1]
         named = driver._named

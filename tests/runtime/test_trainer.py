@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from atoll.base.errors import UsageError
-from atoll.runtime.trainer import Trainer, TrainerFailed, TrainerSpec, check_device, threads_per_trainer
-from atoll.runtime.trainer.process import Child
-from atoll.runtime.trainer.shared_memory import Mailbox, anonymous
+from atoll.runtime.trainer import TrainerClient, TrainerFailed, TrainerSpec, check_device, threads_per_trainer
+from atoll.runtime.trainer.process import TrainerProcess
+from atoll.runtime.trainer.shared_memory import SharedMailbox, anonymous
 from atoll.training.data import load_data
-from atoll.training.experiment.member import Worker
+from atoll.training.experiment.member import SimulatedMember
 from atoll.training.models import build_model
 from atoll.training.recipe.inner import SGD, AdamW, Inner, Muon
 from atoll.training.recipe.methods import diloco
@@ -38,9 +38,9 @@ def spec(tmp_path: Path) -> TrainerSpec:
     return TrainerSpec("gpt-nano", seed=0, data=str(book), batch=2, seq_len=32, inner=AdamW())
 
 
-def story(tell: Callable[[Trainer], Coroutine[None, None, None]], on_beat=None) -> None:
+def story(tell: Callable[[TrainerClient], Coroutine[None, None, None]], on_beat=None) -> None:
     async def told() -> None:
-        trainer = Trainer(on_beat)
+        trainer = TrainerClient(on_beat)
         try:
             await tell(trainer)
         finally:
@@ -52,7 +52,7 @@ def story(tell: Callable[[Trainer], Coroutine[None, None, None]], on_beat=None) 
 def test_a_trainer_does_what_it_is_asked(spec):
     """Train, look, rewind and train again: the same steps from the same state give the same bits."""
 
-    async def tell(trainer: Trainer) -> None:
+    async def tell(trainer: TrainerClient) -> None:
         layout = await trainer.start(spec)
         before = trainer.read_x().clone()
         assert before.shape == (layout.floats,) == (21_504,)
@@ -85,7 +85,7 @@ def test_a_trainer_runs_no_file_of_the_working_directory(spec, tmp_path, monkeyp
         (tmp_path / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write({name!r})\n")
     monkeypatch.chdir(tmp_path)
 
-    async def tell(trainer: Trainer) -> None:
+    async def tell(trainer: TrainerClient) -> None:
         await trainer.start(spec)
 
     story(tell)
@@ -100,12 +100,12 @@ def test_a_trainer_takes_the_steps_of_an_experiment_with_every_inner_optimizer(s
     )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    worker = Worker(build_model(spec.model, spec.seed), 1)
+    worker = SimulatedMember(build_model(spec.model, spec.seed), 1)
     for step in range(10):
         worker.train(recipe, (load_data(spec.data), 0, 2), step)
     torch.set_num_threads(threads)
 
-    async def tell(trainer: Trainer) -> None:
+    async def tell(trainer: TrainerClient) -> None:
         await trainer.start(msgspec.structs.replace(spec, inner=inner))
         await trainer.train(10, **JOB)
         assert torch.equal(trainer.read_x(), worker.x_F)
@@ -116,7 +116,7 @@ def test_a_trainer_takes_the_steps_of_an_experiment_with_every_inner_optimizer(s
 def test_a_round_ends_by_steps_or_by_time_whichever_comes_first(spec):
     """A deadline that has passed leaves no time for a step; a later one, on however busy a computer, for some."""
 
-    async def tell(trainer: Trainer) -> None:
+    async def tell(trainer: TrainerClient) -> None:
         await trainer.start(spec)
         late = await trainer.train(5, **JOB, until=time.monotonic())
         assert (late.steps, late.loss, late.cursor) == (0, None, 0)
@@ -131,9 +131,9 @@ def test_a_round_ends_by_steps_or_by_time_whichever_comes_first(spec):
 
 def test_a_cancel_ends_training_at_the_next_step_and_only_that_training(spec):
     """Cancelled at its first heartbeat; the job after it runs to its end, as does one whose waiter left."""
-    trainer_of: list[Trainer] = []
+    trainer_of: list[TrainerClient] = []
 
-    async def tell(trainer: Trainer) -> None:
+    async def tell(trainer: TrainerClient) -> None:
         trainer_of.append(trainer)
         await trainer.start(spec)
         cut = await trainer.train(FOR_EVER, **JOB)
@@ -154,7 +154,7 @@ def test_a_cancel_ends_training_at_the_next_step_and_only_that_training(spec):
 def test_divergence_is_said_at_once_and_can_be_recovered_from(spec):
     """Parameters of NaN: a typed failure from a living process, which trains on when x is written anew."""
 
-    async def tell(trainer: Trainer) -> None:
+    async def tell(trainer: TrainerClient) -> None:
         await trainer.start(spec)
         good = trainer.read_x().clone()
         await trainer.write_x(good * float("nan"))
@@ -179,7 +179,7 @@ def test_a_killed_trainer_is_noticed_and_can_be_started_again(spec):
     def kill(beat) -> None:
         trainer_process().kill()
 
-    async def tell(trainer: Trainer) -> None:
+    async def tell(trainer: TrainerClient) -> None:
         await trainer.start(spec)
         with pytest.raises(TrainerFailed, match="killed by the system") as failed:
             await trainer.train(FOR_EVER, **JOB)
@@ -198,7 +198,7 @@ def test_a_trainer_that_makes_no_progress_is_ended(spec):
     def freeze(beat) -> None:
         trainer_process().send_signal(signal.SIGSTOP)
 
-    async def tell(trainer: Trainer) -> None:
+    async def tell(trainer: TrainerClient) -> None:
         await trainer.start(msgspec.structs.replace(spec, patience_s=0.2))
         with pytest.raises(TrainerFailed, match="made no progress") as failed:
             await trainer.train(FOR_EVER, **JOB)
@@ -210,7 +210,7 @@ def test_a_trainer_that_makes_no_progress_is_ended(spec):
 def test_a_wish_that_cannot_be_met_is_refused_in_words_and_leaves_no_process(spec):
     before = set(psutil.Process().children())  # other tests' warm interpreter
 
-    async def tell(trainer: Trainer) -> None:
+    async def tell(trainer: TrainerClient) -> None:
         for change, words in (({"model": "bert"}, "no built-in model"), ({"data": "/nowhere"}, "no data at")):
             with pytest.raises(TrainerFailed, match=words) as failed:
                 await trainer.start(msgspec.structs.replace(spec, **change))
@@ -223,7 +223,7 @@ def test_a_wish_that_cannot_be_met_is_refused_in_words_and_leaves_no_process(spe
 def test_a_batch_that_no_memory_holds_is_named_as_such(spec):
     """Eight terabytes of sample numbers: the allocator says no, the process lives."""
 
-    async def tell(trainer: Trainer) -> None:
+    async def tell(trainer: TrainerClient) -> None:
         await trainer.start(msgspec.structs.replace(spec, batch=10**12))
         with pytest.raises(TrainerFailed, match="lower the batch") as failed:
             await trainer.train(1, **JOB)
@@ -260,7 +260,7 @@ def test_shared_memory_has_no_name_that_could_be_left_behind():
     """The descriptor's file has no link, and two mailboxes over it are one memory."""
     fd = anonymous()
     assert os.fstat(fd).st_nlink == 0
-    ours, theirs = Mailbox(fd, 10, 8), Mailbox(fd, 10, 8)
+    ours, theirs = SharedMailbox(fd, 10, 8), SharedMailbox(fd, 10, 8)
     os.close(fd)
     ours.x_F.fill_(2.5)
     ours.put(b"inner")
@@ -278,7 +278,7 @@ def test_a_gpu_that_is_not_here_is_said_before_anything_begins():
 
 def test_a_claim_says_on_what_its_steps_were_taken(spec: TrainerSpec):
     """Else an auditor would hold the steps of a GPU to a tolerance that was measured on CPUs."""
-    child = Child(-1, msgspec.msgpack.encode(spec), None, None)
+    child = TrainerProcess(-1, msgspec.msgpack.encode(spec), None, None)
     for device in ("cpu", "meta"):
         child.x_F = torch.empty(0, device=device)
         assert child._profile().device == device
@@ -290,8 +290,8 @@ def test_a_trainer_on_a_gpu_takes_the_steps_of_one_on_the_cpu(spec: TrainerSpec,
     """But for roundings; with x and an inner state that are carried from one process to the other and back."""
     ends: dict[str, torch.Tensor] = {}
 
-    def on(device: str) -> Callable[[Trainer], Coroutine[None, None, None]]:
-        async def tell(trainer: Trainer) -> None:
+    def on(device: str) -> Callable[[TrainerClient], Coroutine[None, None, None]]:
+        async def tell(trainer: TrainerClient) -> None:
             await trainer.start(msgspec.structs.replace(spec, inner=inner, device=device))
             await trainer.train(8, **JOB)
             half, kept = trainer.read_x().clone(), await trainer.inner_state()

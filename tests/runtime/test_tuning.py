@@ -12,18 +12,18 @@ from atoll.peer.config.sections import keys
 from atoll.peer.governance.settings_change import WORDS
 from atoll.peer.settings import RunSettings
 from atoll.runtime.control.settings_change import KEYS, STAYS, by_key, learning_after, numbers_from, problem
-from atoll.runtime.training_spec import Learning, built_in, decode_learning, found
+from atoll.runtime.training_spec import TrainingSpec, built_in, decode_learning, found
 from atoll.training.recipe.inner import rate_at, tuned
 from atoll.training.recipe.methods import data_parallel
 from atoll.training.recipe.recipes import Recipe, diloco
-from atoll.wire.messages.statements import Numbers, Tuned
+from atoll.wire.messages.statements import ChangedNumbers, RunNumbers
 
 THIRDS = {"fragments": 3, "overlap": 2, "merge": "delta"}
 
 
 def test_rounds_after_a_change_are_those_of_a_run_that_was_founded_with_the_numbers(tmp_path, book):
     """Other rates and twice the rounds from the first vertex on, told to trainers that run already: to the bit."""
-    changed = Tuned(Numbers(rounds=6 * THIRDS["fragments"], lr=0.001, outer_lr=0.5), 0, 0)
+    changed = ChangedNumbers(RunNumbers(rounds=6 * THIRDS["fragments"], lr=0.001, outer_lr=0.5), 0, 0)
     founded, wanted = recipe_for(THIRDS, rounds=3), recipe_for(THIRDS, rounds=6)
     founded = replace(founded, inner=tuned(founded.inner, warmup_steps=2))
     wanted = replace(wanted, inner=tuned(wanted.inner, warmup_steps=2, lr=0.001))
@@ -31,7 +31,7 @@ def test_rounds_after_a_change_are_those_of_a_run_that_was_founded_with_the_numb
     states: list[list[bytes]] = []
     for recipe, said in ((founded, changed), (wanted, UNSET)):
 
-        async def tell(members: Members, said: Tuned | UnsetType = said) -> None:
+        async def tell(members: Members, said: ChangedNumbers | UnsetType = said) -> None:
             for island in members.islands:
                 await island.warm_up()
                 island.tuned_before = lambda round: said
@@ -44,34 +44,34 @@ def test_rounds_after_a_change_are_those_of_a_run_that_was_founded_with_the_numb
     assert states[0] == states[1]
 
 
-def learning_of(recipe: Recipe, book: str) -> Learning:
+def learning_of(recipe: Recipe, book: str) -> TrainingSpec:
     return decode_learning(found(built_in(recipe, book), RunSettings()).settings)
 
 
 def test_rates_fall_over_the_steps_that_were_taken_and_those_to_come(book):
     """Ten rounds of 50 steps, then ten of 20: after 700 steps the rate is at its floor, and was not before."""
     before = learning_of(diloco("gpt-nano", rounds=30, seq_len=16), book)
-    after = learning_after(before, Tuned(Numbers(rounds=20, inner_steps=20), 10, 500)).recipe
+    after = learning_after(before, ChangedNumbers(RunNumbers(rounds=20, inner_steps=20), 10, 500)).recipe
     assert (after.schedule.turns, after.schedule.turn_steps) == (20, 20)
     assert rate_at(after.inner, 700) == pytest.approx(after.inner.floor * after.inner.lr)
     assert rate_at(after.inner, 600) > 1.5 * rate_at(after.inner, 700)
-    assert learning_after(before, Tuned(Numbers(owner_s=9.0), 10, 500)) == before
+    assert learning_after(before, ChangedNumbers(RunNumbers(owner_s=9.0), 10, 500)) == before
     each = data_parallel("gpt-nano", rounds=30, seq_len=16, lr=0.003)
-    assert learning_after(learning_of(each, book), Tuned(Numbers(lr=0.1), 3, 3)).recipe.outer.lr == 0.1
+    assert learning_after(learning_of(each, book), ChangedNumbers(RunNumbers(lr=0.1), 3, 3)).recipe.outer.lr == 0.1
 
 
 def test_people_write_keys_of_run_toml_and_are_told_why_others_stay():
     """A run of three fragments has three agreed rounds to one of these; every key of the file has an answer."""
     texts = ["run.rounds=20", "train.inner_steps=30", "consensus.timeout=1min", "train.lr=0.002"]
     to = numbers_from(texts, 3)
-    assert to == Numbers(rounds=60, inner_steps=10, owner_s=12.0, lr=0.002)
+    assert to == RunNumbers(rounds=60, inner_steps=10, owner_s=12.0, lr=0.002)
     assert by_key(to, 3) == {
         "run.rounds": 20,
         "consensus.timeout": 60.0,
         "train.inner_steps": 30,
         "train.lr": 0.002,
     }
-    assert {KEYS[key].name for key in KEYS} == set(Numbers.__struct_fields__) == set(WORDS)
+    assert {KEYS[key].name for key in KEYS} == set(RunNumbers.__struct_fields__) == set(WORDS)
     assert all(key in KEYS or key in STAYS or key.partition(".")[0] in STAYS for key in keys())
     for text, told in (
         ("model.name=gpt-tiny", "shape"),
@@ -94,9 +94,9 @@ def test_what_a_recipe_cannot_do_is_refused_before_anybody_hears_of_it(book):
         learning_of(data_parallel("gpt-nano", seq_len=16), book),
     )
     for learning, to, told in (
-        (overlapping, Numbers(inner_steps=2), "overlap"),
-        (each, Numbers(outer_lr=0.5), "train.outer_lr: its recipe has none"),
-        (each, Numbers(inner_steps=2), "every step is a round"),
+        (overlapping, RunNumbers(inner_steps=2), "overlap"),
+        (each, RunNumbers(outer_lr=0.5), "train.outer_lr: its recipe has none"),
+        (each, RunNumbers(inner_steps=2), "every step is a round"),
     ):
-        assert told in problem(learning, RunSettings(), Tuned(to, 1, 4))
-    assert problem(overlapping, RunSettings(), Tuned(Numbers(inner_steps=6, lr=0.1), 1, 4)) == ""
+        assert told in problem(learning, RunSettings(), ChangedNumbers(to, 1, 4))
+    assert problem(overlapping, RunSettings(), ChangedNumbers(RunNumbers(inner_steps=6, lr=0.1), 1, 4)) == ""

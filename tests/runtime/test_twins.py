@@ -15,15 +15,15 @@ from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import Digest, PeerId
 from atoll.crypto.digest import digest, merkle_root
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Encode, Encoded, ShowUpdate, TakeAgain, Train, TwinRow
+from atoll.peer.tasks import EncodeUpdate, ReplayBoth, ShowUpdate, TrainRound, TwinUpdate, UpdateEncoded
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.training.codec import codec_named
 from atoll.training.exchange.update import part_bounds
-from atoll.training.recipe.gradient import Computing
+from atoll.training.recipe.gradient import ComputeOptions
 from atoll.training.recipe.inner import SGD
 from atoll.training.recipe.methods import data_parallel, fedavg
-from atoll.training.recipe.recipes import Coding, diloco
+from atoll.training.recipe.recipes import UpdateCoding, diloco
 from atoll.verification.loss_scoring.tensors import update_bytes
 from atoll.verification.redundant_training.policy import APART_MOST, MILLION, TOLERANCE
 from atoll.verification.redundant_training.tensors import twins_problem
@@ -38,12 +38,12 @@ class Twins(Members):
     settings = RunSettings(twin_rate=0.5, reputation=True)
     halved = False  # the first takes half of the steps
 
-    async def train(self, index: int, late: bool = False) -> Encoded:
+    async def train(self, index: int, late: bool = False) -> UpdateEncoded:
         torch.set_num_threads(1 + index)  # sums come in another order
         try:
             steps = self.steps // 2 if self.halved and index == 0 else self.steps
-            await self.islands[index].do(Train(self.round, steps, 600.0, 1, self.peers))
-            return await self.islands[index].do(Encode(self.round, self.shares, late))
+            await self.islands[index].do(TrainRound(self.round, steps, 600.0, 1, self.peers))
+            return await self.islands[index].do(EncodeUpdate(self.round, self.shares, late))
         finally:
             torch.set_num_threads(1)
 
@@ -61,20 +61,20 @@ class Pair:
     def __init__(self, members: Members, before: Digest) -> None:
         self.members, self.before, self.round = members, before, members.round - 1
 
-    async def work(self) -> TakeAgain:
+    async def work(self) -> ReplayBoth:
         rows = []
         for k, peer in enumerate((GUEST, HOST)):
             island = self.members.islands[k]
             wires = island.outbox.wires[self.round]
             blob = (await island.do(ShowUpdate(self.round))).blob
-            rows.append(TwinRow(peer, blob, merkle_root(tuple(map(digest, wires))), self._steps))
-        return TakeAgain(self.round, self.before, 1, 2, SHARES, (rows[0], rows[1]))
+            rows.append(TwinUpdate(peer, blob, merkle_root(tuple(map(digest, wires))), self._steps))
+        return ReplayBoth(self.round, self.before, 1, 2, SHARES, (rows[0], rows[1]))
 
     @property
     def _steps(self) -> int:
         return self.members.recipe.schedule.turn_steps
 
-    def other_row(self, row: TwinRow, change: Callable[[Tensor], Tensor]) -> TwinRow:
+    def other_row(self, row: TwinUpdate, change: Callable[[Tensor], Tensor]) -> TwinUpdate:
         """The same author, had it sent what `change` makes of its update (F,)."""
         learning = self.members.learning
         floats = learning.layout.floats
@@ -86,7 +86,7 @@ class Pair:
         blob = self.members.stores[1].put_blob(update_bytes(sent))
         return replace(row, blob=blob, root=merkle_root(tuple(map(digest, sent))))
 
-    async def apart(self, work: TakeAgain) -> tuple[int, int]:
+    async def apart(self, work: ReplayBoth) -> tuple[int, int]:
         for store in self.members.stores:
             for row in work.rows:
                 if store.has_blob(row.blob):
@@ -197,10 +197,10 @@ def test_only_recipes_whose_rounds_begin_alike_have_twins(tmp_path: Path, book: 
     assert not twins_problem(recipe()) and not twins_problem(recipe("data_parallel"))
     refused = {
         "AdamW carries moments": diloco("gpt-nano", rounds=9, inner_steps=STEPS),
-        "rounding of bf16": replace(recipe(), computing=Computing("bf16")),
+        "rounding of bf16": replace(recipe(), computing=ComputeOptions("bf16")),
         "a momentum of 0.9": replace(recipe(), inner=SGD(momentum=0.9)),
-        "error feedback": replace(recipe(), coding=Coding("int8", "int8")),
-        "rounds so much": replace(recipe(), coding=Coding("2bit", "int8", 0.0)),
+        "error feedback": replace(recipe(), coding=UpdateCoding("int8", "int8")),
+        "rounds so much": replace(recipe(), coding=UpdateCoding("2bit", "int8", 0.0)),
     }
     for why, other in refused.items():
         assert why in twins_problem(other)

@@ -14,29 +14,29 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Payload
 from atoll.crypto.digest import blob_id, digest, manifest_of, merkle_path, merkle_root
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import JudgeRow, RowLooked, ShowRow
+from atoll.peer.tasks import ExhibitRow, JudgeRow, RowJudged
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
 from atoll.training.codec import CODECS
 from atoll.training.exchange.update import part_bounds
-from atoll.training.recipe.schedule import Schedule
+from atoll.training.recipe.schedule import SyncSchedule
 from atoll.verification.malformed_updates.messages import unreadable_bytes, unreadable_from_bytes
 from atoll.verification.malformed_updates.worker import looked_at_row
-from atoll.verification.offline import Doubt, Said
-from atoll.verification.offline_judge import Court, Looked, Result, fallen
-from atoll.verification.sum_check.policy import Terms
-from atoll.verification.sum_check.tensors import Cut
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Commit
+from atoll.verification.offline import AuditorReport, DisputedCase
+from atoll.verification.offline_judge import OfflineJudge, RejudgedReport, Result, fallen
+from atoll.verification.sum_check.policy import SumCheckTerms
+from atoll.verification.sum_check.tensors import LeafLayout
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.statements import Commitment
 
 ROUND, VALUES, SHARES = 7, 3 * 5000, (1, 1, 1)
 EVE, BOB, RUN = PeerId("eve"), PeerId("bob"), digest(b"run")
-CUT = Cut(CODECS["int8"])
-SETTINGS = RunSettings(openings=Terms(0.03, CUT.leaf_bytes))
+CUT = LeafLayout(CODECS["int8"])
+SETTINGS = RunSettings(openings=SumCheckTerms(0.03, CUT.leaf_bytes))
 
 
 def learning(up: str = "int8") -> SimpleNamespace:
     """As much of it as a row's judge asks for."""
-    recipe = SimpleNamespace(coding=SimpleNamespace(up=up, down=up), schedule=Schedule(inner_steps=5))
+    recipe = SimpleNamespace(coding=SimpleNamespace(up=up, down=up), schedule=SyncSchedule(inner_steps=5))
     return SimpleNamespace(
         recipe=recipe, recipe_at=lambda done: recipe, layout=SimpleNamespace(floats=VALUES, parameters=0)
     )
@@ -46,15 +46,15 @@ class Case:
     """Part 1 of a row of Eve's, spoilt or not, and the folder in which what shows it lies."""
 
     def __init__(self, folder: Path, spoilt: bool = True) -> None:
-        self.folder, self.notary = folder, Notary(RUN, VirtualSigner(EVE), VirtualVerifier())
+        self.folder, self.notary = folder, StatementSigner(RUN, VirtualSigner(EVE), VirtualVerifier())
         lo, hi = part_bounds(VALUES, SHARES)[1]
         wire = bytearray(CODECS["int8"].encode(torch.randn(hi - lo, generator=torch.Generator().manual_seed(1))))
         if spoilt:
             wire[38:40] = b"\xff\xff"  # the scale of the twentieth block, which is in the second leaf
         names = (digest(b"first"), CUT.name(wire), digest(b"last"))
-        commit = Commit(ROUND, 0, merkle_root(names), 3, 5, 80, 1.0, 0.1, 80)
+        commit = Commitment(ROUND, 0, merkle_root(names), 3, 5, 80, 1.0, 0.1, 80)
         payload = Payload(names[1], len(wire), bytes(wire))
-        self.shows = ShowRow(ROUND, 0, SHARES, self.notary.sign(commit), 1, merkle_path(names, 1), payload)
+        self.shows = ExhibitRow(ROUND, 0, SHARES, self.notary.sign(commit), 1, merkle_path(names, 1), payload)
         self.wire = bytes(wire)
 
     def put(self, data: bytes):
@@ -63,15 +63,15 @@ class Case:
         (self.folder / "blobs" / name.hex()).write_bytes(data)
         return name
 
-    def looked(self, up: str = "int8", cut: Cut | None = CUT) -> RowLooked:
+    def looked(self, up: str = "int8", cut: LeafLayout | None = CUT) -> RowJudged:
         return looked_at_row(self.shows, learning(up), cut, self.put)
 
     def in_court(self, exhibit) -> tuple[str, str]:
-        court = Court([self.folder], SETTINGS, self.notary)
+        court = OfflineJudge([self.folder], SETTINGS, self.notary)
         court.__dict__["_learning"] = learning()
-        said = {by: Said(by, "mismatch", ROUND, exhibit) for by in (BOB, PeerId("cid"))}
+        said = {by: AuditorReport(by, "mismatch", ROUND, exhibit) for by in (BOB, PeerId("cid"))}
         keys = {EVE: VirtualSigner(EVE).vote_key, BOB: VirtualSigner(BOB).vote_key}
-        doubt = Doubt(ROUND, EVE, "a row", 2, JudgeRow(ROUND, 0, SHARES), keys, UNSET, said)
+        doubt = DisputedCase(ROUND, EVE, "a row", 2, JudgeRow(ROUND, 0, SHARES), keys, UNSET, said)
         words = court.look(doubt)
         assert fallen([doubt], lambda doubt: words) == ([(ROUND, EVE)] if words[0].result == "differs" else [])
         return words[0].result, words[0].what
@@ -87,7 +87,7 @@ def test_what_cannot_be_read_here_either_agrees_with_who_said_so(tmp_path: Path)
 
 def test_whoever_was_expelled_over_a_row_that_can_be_read_is_named_as_a_problem(tmp_path: Path):
     case = Case(tmp_path, spoilt=False)
-    assert case.looked() == RowLooked(fault="it can be read")
+    assert case.looked() == RowJudged(fault="it can be read")
     true = unreadable_from_bytes(Case(tmp_path).looked().shown)
     tree, leaf = CUT.tree(case.wire), bytes(CUT.leaf(case.wire, 1))
     fine = replace(true, statement=case.shows.statement, part_path=case.shows.path, leaf=leaf)
@@ -120,15 +120,17 @@ def test_a_round_has_the_parts_that_it_had(tmp_path: Path):
 def test_words_of_one_vertex_about_several_rounds_stand_and_fall_together():
     """Bob's about round 7 and Cid's about round 8, in vertex 9, which it takes two for. What was said of round 7
     before, and is false, is no part of it."""
-    words = {by: Said(by, "mismatch", at, None) for by, at in ((BOB, 9), (PeerId("cid"), 9), (PeerId("dan"), 8))}
+    words = {
+        by: AuditorReport(by, "mismatch", at, None) for by, at in ((BOB, 9), (PeerId("cid"), 9), (PeerId("dan"), 8))
+    }
     bob, cid, dan = words.values()
 
     def outcome(of_bob: Result, of_dan: Result) -> list[tuple[int, PeerId]]:
         found = {bob: of_bob, cid: "agrees", dan: of_dan}
         doubts = [
-            Doubt(round, EVE, "a row", 2, None, {}, UNSET, {s.auditor: s for s in said}, vertex=9)
+            DisputedCase(round, EVE, "a row", 2, None, {}, UNSET, {s.auditor: s for s in said}, vertex=9)
             for round, said in ((ROUND, (bob, dan)), (ROUND + 1, (cid,)))
         ]
-        return fallen(doubts, lambda doubt: [Looked(s, found[s], "") for s in doubt.said.values()])
+        return fallen(doubts, lambda doubt: [RejudgedReport(s, found[s], "") for s in doubt.said.values()])
 
     assert outcome("agrees", "differs") == [] and outcome("differs", "agrees") == [(ROUND, EVE)]

@@ -14,19 +14,19 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import Digest, PeerId
 from atoll.crypto.digest import digest
-from atoll.peer.config.sections import Keep
+from atoll.peer.config.sections import KeepSection
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Adopt, Advance, Encode, Hold
-from atoll.peer.tasks import Train as TrainAsked
-from atoll.peer.tasks import Validate as ValidateAsked
-from atoll.protocol.allreduce.tasks import Combine, Row
+from atoll.peer.tasks import AdoptState, AdvanceState, EncodeUpdate, PinBlobs
+from atoll.peer.tasks import TrainRound as TrainAsked
+from atoll.peer.tasks import ValidateState as ValidateAsked
+from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.config import load_config, recipe_of, settings_of
-from atoll.runtime.storage.state_cache import Shelf
+from atoll.runtime.storage.state_cache import StateCache
 from atoll.runtime.trainer import TrainerFailed
-from atoll.runtime.trainer.protocol import LookOn, Validate
+from atoll.runtime.trainer.protocol import BeginValidation, NextBatch
 from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.training.exchange.state import state_hash
-from atoll.verification.state_validation.policy import Candidate, Rule, fixed_point
+from atoll.verification.state_validation.policy import ValidatedState, ValidationRule, fixed_point
 from atoll.verification.state_validation.worker import SAMPLES
 
 RECIPE = recipe_for({"overlap": 0, "fragments": 1}, rounds=9)
@@ -57,19 +57,21 @@ async def poisoned(members: Members) -> None:
     villain = members.islands[1]
     x_F = villain.trainer.read_x()
     x_F.copy_(villain.head.anchor_F - 100 * (x_F - villain.head.anchor_F))
-    updates = [await island.do(Encode(members.round, SHARES)) for island in members.islands]
+    updates = [await island.do(EncodeUpdate(members.round, SHARES)) for island in members.islands]
     answers = []
     for part in range(PEERS):
         rows = tuple(
-            Row(PeerId(str(k)), steps * recipe.batch, u.parts[part], (PeerId(str(k)),))
+            TaskRow(PeerId(str(k)), steps * recipe.batch, u.parts[part], (PeerId(str(k)),))
             for k, u in enumerate(updates)
         )
-        answers.append((await members.islands[part].do(Combine(members.round, part, SHARES, rows))).payload)
-    work = Advance(members.round, members.state, tuple(answers), steps, steps * recipe.batch * PEERS, PEERS, SHARES)
+        answers.append((await members.islands[part].do(CombineRows(members.round, part, SHARES, rows))).payload)
+    work = AdvanceState(
+        members.round, members.state, tuple(answers), steps, steps * recipe.batch * PEERS, PEERS, SHARES
+    )
     (members.state,) = {(await island.do(work)).state for island in members.islands}
     members.round += 1
     for island in members.islands:
-        await island.do(Adopt(members.round - 1, members.vertex(), members.state, (True,) * PEERS))
+        await island.do(AdoptState(members.round - 1, members.vertex(), members.state, (True,) * PEERS))
 
 
 def test_both_measure_the_same_and_a_poisoned_mean_is_far_above_every_bound(tmp_path: Path, book: str):
@@ -86,7 +88,7 @@ def test_both_measure_the_same_and_a_poisoned_mean_is_far_above_every_bound(tmp_
         assert said[0] == said[1]
         honest, ruined = said[0][:-1], said[0][-1]
         assert honest[0] == pytest.approx(5.545, abs=0.3) and honest[-1] < honest[0] - 0.5
-        candidate = Candidate(3, members.vertex(), states[-1], 4, (PeerId("0"), PeerId("1")), 2)
+        candidate = ValidatedState(3, members.vertex(), states[-1], 4, (PeerId("0"), PeerId("1")), 2)
         candidate.said = {PeerId(str(k)): (fixed_point(losses[-1]),) for k, losses in enumerate(said)}
         low = min(map(fixed_point, honest))
         candidate.judge((low + low // 4,))
@@ -115,12 +117,12 @@ def test_looking_changes_nothing_and_training_goes_on_between_two_batches(tmp_pa
         x_F = trainer.read_x().clone()
         trainer.child.mailbox.show(members.islands[0].head.anchor_F)
         batches = 1
-        assert not trainer.ask(Validate(SAMPLES)).done
-        while not (said := trainer.ask(LookOn())).done:
+        assert not trainer.ask(BeginValidation(SAMPLES)).done
+        while not (said := trainer.ask(NextBatch())).done:
             batches += 1
         assert batches == SAMPLES // 64 and torch.equal(trainer.read_x(), x_F)
         with pytest.raises(TrainerFailed, match="nothing to look on"):
-            trainer.ask(LookOn())
+            trainer.ask(NextBatch())
         assert said.losses == pytest.approx([await looked(members, 0, members.state)]) and tended.lives == 1
 
     play(tmp_path, book, story)
@@ -144,7 +146,7 @@ def test_canaries_are_a_set_of_their_own_and_all_of_them_are_looked_at(tmp_path:
 
     async def story(members: Members) -> None:
         (path := tmp_path / "canary.txt").write_text("Quick wafting zephyrs vex bold Jim. " * 300)
-        settings = RunSettings(validation=Rule(sets=2))
+        settings = RunSettings(validation=ValidationRule(sets=2))
         founded = found(built_in(RECIPE, book, str(path)), settings)
         learning = decode_learning(founded.settings)
         assert learning.canary == state_hash(founded.canary)
@@ -163,7 +165,7 @@ def test_canaries_are_a_set_of_their_own_and_all_of_them_are_looked_at(tmp_path:
         held_out, later = (await island.do(ValidateAsked(0, members.state))).losses
         assert later > held_out + 0.5
         with pytest.raises(PeerFault, match="other sets of data"):
-            decode_learning(replace(founded.settings, validation=Rule()))
+            decode_learning(replace(founded.settings, validation=ValidationRule()))
 
     play(tmp_path, book, story)
 
@@ -210,16 +212,16 @@ def test_states_that_validation_needs_stay_whatever_else_is_tidied_away(tmp_path
 
     async def story(members: Members) -> None:
         island, store = members.islands[0], members.stores[0]
-        island.shelf = Shelf(store, Keep(newest=0, every_rounds=1000, bytes_max=0))
+        island.shelf = StateCache(store, KeepSection(newest=0, every_rounds=1000, bytes_max=0))
         await members.play()
         good = members.state
-        await island.do(Hold((good,), "validation"))
-        await island.do(Hold((), "audits"))
+        await island.do(PinBlobs((good,), "validation"))
+        await island.do(PinBlobs((), "audits"))
         for _ in range(6):
             await members.play()
             island.shelf._kept_since.clear()  # a minute went by
         assert store.has_blob(good)
-        await island.do(Hold((), "validation"))
+        await island.do(PinBlobs((), "validation"))
         await members.play()
         island.shelf._kept_since.clear()
         await members.play()
@@ -233,11 +235,13 @@ def test_the_file_says_how_often_and_how_wide_and_nothing_by_default():
     assert settings_of(plain, recipe_of(plain)).validated is None
     config = load_config(None, ("run.validate_every=2", "run.validate_margin=0.5"), {})
     settings = settings_of(config, recipe_of(config))
-    assert settings.validated == Rule(every=2, margin_percent=50)
-    assert replace(settings, learning=b"") == replace(settings_of(plain, recipe_of(plain)), validation=Rule(2, 50))
+    assert settings.validated == ValidationRule(every=2, margin_percent=50)
+    assert replace(settings, learning=b"") == replace(
+        settings_of(plain, recipe_of(plain)), validation=ValidationRule(2, 50)
+    )
     assert RunSettings().validated is None
     config = load_config(None, ("run.validate_every=1", "data.canary=some.txt"), {})
-    assert settings_of(config, recipe_of(config)).validated == Rule(sets=2)
+    assert settings_of(config, recipe_of(config)).validated == ValidationRule(sets=2)
     for useless in ("data.canary=some.txt", "run.validate_margin=0.5"):
         with pytest.raises(UsageError, match=f"E-CFG-10.*{useless.split('=')[0]} changes nothing"):
             load_config(None, (useless,), {})

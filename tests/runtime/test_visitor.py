@@ -13,13 +13,13 @@ from atoll.base.ids import ZERO_DIGEST, Digest
 from atoll.crypto.digest import digest
 from atoll.features.archive import reed_solomon
 from atoll.peer.events import StateLost
-from atoll.peer.membership.admission import Wish
+from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.settings import RunSettings
 from atoll.protocol.transfer.download import FetchFailed
 from atoll.runtime import readonly_client
 from atoll.runtime.bootstrap import identity_of
-from atoll.runtime.driver import Seat
-from atoll.runtime.storage.store import Store
+from atoll.runtime.driver import PeerConfig
+from atoll.runtime.storage.store import PeerStore
 
 STATE = digest(b"an earlier state")
 
@@ -29,7 +29,7 @@ class Machine:
 
     history, eras, settings = None, None, RunSettings()
 
-    def __init__(self, visitor: readonly_client._Visitor, lies: bool) -> None:
+    def __init__(self, visitor: readonly_client._ReadonlyDriver, lies: bool) -> None:
         self.visitor, self.lies = visitor, lies
         self.pieces = self.downloads = self
 
@@ -43,10 +43,10 @@ class Machine:
 
 
 async def taken(folder: Path, timeout_s: float, lies: bool = True) -> None:
-    store = Store(folder)
+    store = PeerStore(folder)
     identity = identity_of(store)
-    seat = Seat(store, identity, ZERO_DIGEST, Wish("visitor"), None, ())
-    guest = readonly_client._Visitor(seat, 4)
+    seat = PeerConfig(store, identity, ZERO_DIGEST, DesiredRole("visitor"), None, ())
+    guest = readonly_client._ReadonlyDriver(seat, 4)
     guest.machine = Machine(guest, lies)  # pyright: ignore[reportAttributeAccessIssue]
     guest._agreed = lambda round: STATE
     guest.shelf.asked.set()

@@ -10,11 +10,11 @@ import pytest
 from atoll.base.errors import UsageError
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.cli.watch import introduction
-from atoll.peer.membership.admission import Wish
+from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.settings import RunSettings
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.control.handlers import unaudited_text, vote_text
-from atoll.wire.messages.vertex import Body, Invited, Member, Metrics
+from atoll.wire.messages.vertex import InvitationRecord, Member, RoundMetrics, VertexBody
 
 ME = PeerId("n")
 
@@ -24,9 +24,9 @@ def host(settings: RunSettings, counted: int = 0, unaudited: bool = False) -> An
         Member(PeerId(name), b"", (), role, "member", 0, 0.1, name)  # type: ignore[arg-type]
         for name, role in (("a", "trainer"), (ME, "apprentice"))
     )
-    invited = Invited((0, 1), (9, counted), ())
-    numbers = Metrics(0.0, 0, 0)
-    body = Body(
+    invited = InvitationRecord((0, 1), (9, counted), ())
+    numbers = RoundMetrics(0.0, 0, 0)
+    body = VertexBody(
         ZERO_DIGEST,
         5,
         0,
@@ -43,7 +43,7 @@ def host(settings: RunSettings, counted: int = 0, unaudited: bool = False) -> An
         invited=invited,
     )
     machine = SimpleNamespace(settings=settings, history=SimpleNamespace(head_body=body))
-    return SimpleNamespace(me=ME, wish=Wish(unaudited=unaudited), machine=machine)
+    return SimpleNamespace(me=ME, wish=DesiredRole(unaudited=unaudited), machine=machine)
 
 
 def test_a_member_on_a_gpu_is_told_that_it_decides_nothing_where_work_is_replayed():

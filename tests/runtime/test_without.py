@@ -12,10 +12,19 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
 from atoll.crypto.digest import digest
 from atoll.features.attribution.leave_one_out import notable
-from atoll.peer.config.sections import Keep
-from atoll.peer.tasks import Encode, Encoded, HeldRow, HoldRows, KeepRows, LeaveOut, LeftOut, PartRows
-from atoll.peer.tasks import Train as TrainAsked
-from atoll.runtime.storage.store import Store
+from atoll.peer.config.sections import KeepSection
+from atoll.peer.tasks import (
+    ArchivedRow,
+    EncodeUpdate,
+    HoldRows,
+    KeepRows,
+    LeaveOneOut,
+    LeaveOneOutResult,
+    PartRows,
+    UpdateEncoded,
+)
+from atoll.peer.tasks import TrainRound as TrainAsked
+from atoll.runtime.storage.store import PeerStore
 
 FOUR = 4
 
@@ -26,17 +35,17 @@ class Remembering(Members):
     villain = -1
     far = 0.0  # how far the villain's update leads, in lengths of the honest one
 
-    async def train(self, index: int, late: bool = False) -> Encoded:
+    async def train(self, index: int, late: bool = False) -> UpdateEncoded:
         asked = TrainAsked(self.round, self.steps, 600.0, index, self.peers, self.batch)
         await self.islands[index].do(asked)
         if index == self.villain:
             x_F, anchor_F = self.trainers[index].read_x(), self.islands[index].head.anchor_F
             x_F.copy_(anchor_F + self.far * (x_F - anchor_F))
-        sent = await self.islands[index].do(Encode(self.round, self.shares, late))
+        sent = await self.islands[index].do(EncodeUpdate(self.round, self.shares, late))
         self.sent[index] = sent.parts
         return sent
 
-    async def closed(self, villain: int = -1, far: float = 0.0) -> LeaveOut:
+    async def closed(self, villain: int = -1, far: float = 0.0) -> LeaveOneOut:
         """One round, and what is asked about it."""
         self.sent: dict[int, tuple[Payload, ...]] = {}
         self.villain, self.far = villain, far
@@ -44,16 +53,16 @@ class Remembering(Members):
         await self.play()
         weight, parts = steps * self.recipe.batch, list[PartRows]()
         for part in range(self.peers):
-            rows = tuple(HeldRow(part, PeerId(str(k)), (), sent[part]) for k, sent in self.sent.items())
+            rows = tuple(ArchivedRow(part, PeerId(str(k)), (), sent[part]) for k, sent in self.sent.items())
             blobs = await self.islands[0].do(KeepRows(rows))
             parts.append(PartRows(tuple((row.peer, weight, blob) for row, blob in zip(rows, blobs, strict=True))))
         await self.islands[0].do(HoldRows(tuple(blob for part in parts for _, _, blob in part.rows)))
         samples = weight * len(self.sent)
-        return LeaveOut(
+        return LeaveOneOut(
             round, before, self.state, self.shares, tuple(parts), "mean", 0, steps, samples, self.peers, self.batch
         )
 
-    async def asked(self, work: LeaveOut) -> LeftOut:
+    async def asked(self, work: LeaveOneOut) -> LeaveOneOutResult:
         return await self.islands[0].do(work)
 
 
@@ -94,12 +103,13 @@ def test_a_part_whose_row_is_gone_counts_for_nobody_and_it_is_said(tmp_path: Pat
 
 def test_rows_stay_as_long_as_they_are_held_and_there_is_room(tmp_path: Path):
     """Three rows, of which two are held in room for one: the first of them stays, and is shown as it came."""
-    from atoll.runtime.storage.state_cache import Shelf
+    from atoll.runtime.storage.state_cache import StateCache
 
-    store = Store(tmp_path, durable=False)
-    shelf = Shelf(store, Keep(newest=0, updates=2, bytes_max=1500))
+    store = PeerStore(tmp_path, durable=False)
+    shelf = StateCache(store, KeepSection(newest=0, updates=2, bytes_max=1500))
     rows = [
-        HeldRow(0, PeerId(name), (), Payload(digest(name.encode()), 1000, name.encode() * 1000)) for name in "abc"
+        ArchivedRow(0, PeerId(name), (), Payload(digest(name.encode()), 1000, name.encode() * 1000))
+        for name in "abc"
     ]
     a, b, c = shelf.rows.put(rows)
     shelf.tidy(set(), 5)

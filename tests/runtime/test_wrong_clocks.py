@@ -11,11 +11,11 @@ from members import Inside
 
 from atoll.base.errors import RefusedError
 from atoll.peer.settings import RunSettings
-from atoll.runtime.bootstrap import CLOCK_IS_RIGHT, Invitation, Listening, found_run, join_run, resume_run
-from atoll.runtime.driver import Seat
-from atoll.runtime.training_peer import PeerHost
+from atoll.runtime.bootstrap import CLOCK_IS_RIGHT, ListenOptions, TicketTerms, found_run, join_run, resume_run
+from atoll.runtime.driver import PeerConfig
+from atoll.runtime.training_peer import TrainingPeer
 from atoll.runtime.training_spec import built_in, found
-from atoll.runtime.worker.training_worker import Island
+from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.recipe.recipes import diloco
 
 pytestmark = pytest.mark.net
@@ -24,21 +24,21 @@ DAY_S = 86400.0
 WAIT_S = 120.0  # for rounds that take less than a second each
 
 
-def make(me: Seat) -> PeerHost:
+def make(me: PeerConfig) -> TrainingPeer:
     """A member whose trainer is in this process: nobody waits for another one to import torch."""
-    island = Island(me.store, 1, trainer=Inside())
+    island = TrainingWorker(me.store, 1, trainer=Inside())
     island.tended.attached = False  # it trains on the run's own data
-    return PeerHost(me, island, on_fact=lambda fact: None)
+    return TrainingPeer(me, island, on_fact=lambda fact: None)
 
 
-async def trains(host: PeerHost, rounds: int = 2) -> None:
+async def trains(host: TrainingPeer, rounds: int = 2) -> None:
     """Until this start has closed so many rounds."""
     host.start()
     await closes(host, rounds)
     await host.stop()
 
 
-async def closes(host: PeerHost, rounds: int) -> None:
+async def closes(host: TrainingPeer, rounds: int) -> None:
     history = host.machine.history
     assert history is not None
     goal = history.head + rounds
@@ -48,10 +48,10 @@ async def closes(host: PeerHost, rounds: int) -> None:
     assert history.head_body.metrics.steps > 0
 
 
-async def founded(folder: Path, book: str) -> PeerHost:
+async def founded(folder: Path, book: str) -> TrainingPeer:
     recipe = diloco("gpt-nano", rounds=1000, inner_steps=2, batch=2, seq_len=16)
     beginning = found(built_in(recipe, book), RunSettings())
-    host, _ = await found_run(folder, beginning, "ada", Listening(), Invitation(), make)
+    host, _ = await found_run(folder, beginning, "ada", ListenOptions(), TicketTerms(), make)
     return host
 
 
@@ -67,7 +67,7 @@ def test_a_lone_founder_trains_on_after_a_rest_and_after_a_start_with_a_wrong_cl
 
     def start() -> None:
         async def story() -> None:
-            await trains(await resume_run(folder, "", Listening(), make))
+            await trains(await resume_run(folder, "", ListenOptions(), make))
 
         asyncio.run(story())
 
@@ -104,7 +104,7 @@ def test_four_members_that_slept_for_a_hundred_days_train_on(
     """Two said farewell and come back by `Join`, two vote with their old keys. All certificates had ended."""
     folders = [tmp_path / name for name in ("ada", "bob", "cyd", "dan")]
 
-    async def all_train(hosts: list[PeerHost]) -> None:
+    async def all_train(hosts: list[TrainingPeer]) -> None:
         for host in hosts:
             host.start()
         async with asyncio.timeout(WAIT_S):
@@ -113,7 +113,7 @@ def test_four_members_that_slept_for_a_hundred_days_train_on(
         for k, host in enumerate(hosts):
             await host.stop(farewell=k > 1)
 
-    def counted(host: PeerHost) -> bool:
+    def counted(host: TrainingPeer) -> bool:
         history = host.machine.history
         return history is not None and len(history.head_body.commits) == 4 and not host.machine.regain.busy
 
@@ -121,12 +121,12 @@ def test_four_members_that_slept_for_a_hundred_days_train_on(
         first = await founded(folders[0], book)
         ticket = first.ticket_text() or ""
         others = [
-            await join_run(folder, ticket, "trainer", folder.name, Listening(), make) for folder in folders[1:]
+            await join_run(folder, ticket, "trainer", folder.name, ListenOptions(), make) for folder in folders[1:]
         ]
         await all_train([first, *others])
 
     async def go_on() -> None:
-        await all_train([await resume_run(folder, "", Listening(as_before=True), make) for folder in folders])
+        await all_train([await resume_run(folder, "", ListenOptions(as_before=True), make) for folder in folders])
 
     asyncio.run(begin())
     monkeypatch.setattr("atoll.runtime.clock.wall", lambda: time.time() + 100 * DAY_S)
@@ -139,7 +139,7 @@ def test_a_lone_founder_whose_session_key_is_gone_recovers(tmp_path: Path, book:
     async def story() -> None:
         await trains(await founded(tmp_path, book))
         (tmp_path / "session.key").unlink()
-        host = await resume_run(tmp_path, "", Listening(), make)
+        host = await resume_run(tmp_path, "", ListenOptions(), make)
         host.start()
         async with asyncio.timeout(WAIT_S):
             while (why := host.paused()) is None:

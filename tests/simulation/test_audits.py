@@ -11,31 +11,31 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import AUDIT_ROUNDS
 from atoll.base.machine import Effect, Fact, Send
-from atoll.peer.events import Fault, RoundClosed
+from atoll.peer.events import ProtocolFault, RoundClosed
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
-from atoll.peer.verify.chain import Audit, Kept, verify_history
+from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
 from atoll.policy import membership
 from atoll.policy.reputation import FLOOR, scores_of
 from atoll.simulation import worker as islands_of_names
-from atoll.simulation.adversaries.byzantine import Villain, villain
+from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.replay_audits import LIARS, SHIRKERS, TRAINERS, islands
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
-from atoll.simulation.scenarios.harness import Stage
-from atoll.simulation.scenarios.replay_audits import Told, play_audits
+from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.scenarios.replay_audits import AuditReports, play_audits
 from atoll.simulation.signatures import VirtualVerifier
 from atoll.simulation.simulated_audit_chain import judged
 from atoll.simulation.swarm import SwarmKnobs, honest
-from atoll.simulation.worker import Island
-from atoll.simulation.world import Node
+from atoll.simulation.worker import VirtualWorker
+from atoll.simulation.world import VirtualComputer
 from atoll.verification.replay_audit import policy
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.messages.round import Committed, Contribution
-from atoll.wire.messages.statements import Commit
+from atoll.wire.messages.round import CommitAnnouncement, RowContribution
+from atoll.wire.messages.statements import Commitment
 from atoll.wire.messages.vertex import Member
 
 
 def played(kinds: dict[int, str], peers: int = 4, rounds: int = 12, seed: int = 1, share: float = 1.0):
-    stage = Stage("audits", seed, peers, rounds, "two-thirds")
+    stage = ScenarioContext("audits", seed, peers, rounds, "two-thirds")
     told = play_audits(stage, kinds, share=share)
     assert stage.newest is not None
     return told, {m.peer: m.standing for m in stage.newest.head_body.members}
@@ -53,7 +53,7 @@ def test_every_round_of_honest_trainers_is_accepted():
 def test_who_cannot_be_audited_trains_beside_the_others_and_decides_nothing():
     """A fifth member on a GPU: it counts in rounds with no weight, never votes, and its record stays a newcomer's.
     Started on a CPU it is a member like any other; on a GPU again it is none, and nobody is accused."""
-    stage = Stage("audits", 1, 4, 12, "two-thirds")
+    stage = ScenarioContext("audits", 1, 4, 12, "two-thirds")
     run = replace(stage.settings(), audit_rate=1.0, reputation=True)
     on_gpu = [True]
 
@@ -62,7 +62,7 @@ def test_who_cannot_be_audited_trains_beside_the_others_and_decides_nothing():
 
     swarm = stage.gather(SwarmKnobs(4, run=run), island=islands({}))
     swarm.makers = {4: started}
-    told = Told(stage)
+    told = AuditReports(stage)
     stage.world.watchers.append(told.watch)
     stage.until_round(0)
     new = swarm.join(4, swarm.founders[0])
@@ -82,7 +82,7 @@ def test_who_cannot_be_audited_trains_beside_the_others_and_decides_nothing():
     goes_on(10, "unaudited")
     bodies = stage.newest.bodies.values()
     said = [(s.signer, decode_statement(s.body, s.signer)) for body in bodies for s in body.commits]
-    weights = [c.weight for by, c in said if by == new and isinstance(c, Commit)]
+    weights = [c.weight for by, c in said if by == new and isinstance(c, Commitment)]
     assert len(weights) >= 8 and set(weights) == {0} and not line().votes
     assert scores_of(stage.newest.head_body)[new] == FLOOR and new not in {peer for _, peer in told.drawn}
     for gpu, standing in ((False, "member"), (True, "unaudited")):
@@ -106,19 +106,19 @@ def test_one_cheating_trainer_of_four_is_expelled_within_a_few_rounds(kind: str)
     assert told.findings["mismatch"] + told.findings["wrong"] >= 2 * 3  # two verdicts, as three honest peers tell
 
 
-def read_by_a_stranger(stage: Stage, folder: PeerId) -> Audit:
+def read_by_a_stranger(stage: ScenarioContext, folder: PeerId) -> VerificationReport:
     """The history on this peer's disk, walked offline."""
     kept = stage.world.nodes[folder].kept
     rows = {int(name[7:]): data for name, data in kept.items() if name.startswith("vertex/")}
     eras = {int(name.split("/")[1]): data for name, data in kept.items() if name.startswith(("era/", "sealed/"))}
-    found = Kept(stage.swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
+    found = StoredHistory(stage.swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
     return verify_history(found, VirtualVerifier())
 
 
 def test_what_expelled_a_cheat_convicts_it_again_long_after_and_offline():
     """Its exhibit, out of the folder of one who refuted it, which was restarted since; whose it is, what was drawn
     and what it was to do follow from the history on another's disk."""
-    stage = Stage("audits", 1, 4, 10, "two-thirds")
+    stage = ScenarioContext("audits", 1, 4, 10, "two-thirds")
     play_audits(stage, {2: "cheat"})
     honest = [p for p in stage.swarm.founders if p != "p0002"]
     audit = read_by_a_stranger(stage, honest[0])
@@ -130,7 +130,7 @@ def test_what_expelled_a_cheat_convicts_it_again_long_after_and_offline():
     (exhibit,) = doubt.exhibits
     auditor = stage.world.nodes[doubt.against[0].auditor]
     stage.world.crash(auditor.name)
-    assert isinstance(auditor.island, Island)
+    assert isinstance(auditor.island, VirtualWorker)
     auditor.island.needed.clear()
     stage.world.start(auditor.name)
     stage.until_round(10 + AUDIT_ROUNDS, 12_000.0, who=honest)
@@ -140,7 +140,7 @@ def test_what_expelled_a_cheat_convicts_it_again_long_after_and_offline():
 
 def test_a_false_accuser_names_an_exhibit_that_does_not_bear_it_out():
     """Accusers name what they were shown; whoever judges it again finds nothing."""
-    stage = Stage("audits", 1, 7, 12, "two-thirds")
+    stage = ScenarioContext("audits", 1, 7, 12, "two-thirds")
     play_audits(stage, {2: "accuser", 5: "accuser"})
     audit = read_by_a_stranger(stage, PeerId("p0000"))
     assert not audit.problems and not audit.out.departures
@@ -195,24 +195,27 @@ def test_crashes_partitions_and_lost_disks_never_make_a_liar():
 def test_an_update_comes_with_a_claim_where_rounds_are_audited_and_nowhere_else(audited: bool):
     """Whoever signs otherwise is at fault, and counts for nobody else."""
 
-    def other(villain: Villain, send: Send) -> list[Effect]:
+    def other(villain: ByzantineMember, send: Send) -> list[Effect]:
         message = send.message
-        if not isinstance(message, Committed | Contribution) or message.statement.signer != villain.peer.me:
+        if (
+            not isinstance(message, CommitAnnouncement | RowContribution)
+            or message.statement.signer != villain.peer.me
+        ):
             return [send]
         commit = decode_statement(message.statement.body, villain.peer.me)
-        assert isinstance(commit, Commit)
+        assert isinstance(commit, Commitment)
         said = villain.notary.sign(replace(commit, claim=UNSET if audited else ZERO_DIGEST))
         return [replace(send, message=replace(message, statement=said))]
 
-    stage = Stage("audits", 1, 4, 4, "two-thirds")
+    stage = ScenarioContext("audits", 1, 4, 4, "two-thirds")
     settings = stage.settings(audit_rate=1.0) if audited else stage.settings()
-    island = islands({}) if audited else Island
+    island = islands({}) if audited else VirtualWorker
     swarm = stage.gather(SwarmKnobs(4, run=settings), villains={1: villain(other)}, island=island)
     faults: set[str] = set()
     counted: set[str] = set()
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
-        if isinstance(fact, Fault) and node.name != "p0001":
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
+        if isinstance(fact, ProtocolFault) and node.name != "p0001":
             faults.add(fact.what)
         if isinstance(fact, RoundClosed) and fact.body.proposer != "p0001":
             counted.update(set(fact.counted) - set(fact.partly))  # as an owner it counts what it told nobody
@@ -230,7 +233,7 @@ def test_runs_without_audits_are_encoded_as_they_always_were():
     plain = encode_settings(RunSettings())
     assert b"audit_rate" not in plain and b"audit_rate" in encode_settings(RunSettings(audit_rate=0.05))
     assert decode_settings(plain).audited_share == 0.0
-    assert b"claim" not in encode(Commit(7, 0, ZERO_DIGEST, 2, 35, 70, 1.0, 0.1, 70))
+    assert b"claim" not in encode(Commitment(7, 0, ZERO_DIGEST, 2, 35, 70, 1.0, 0.1, 70))
 
 
 @pytest.mark.long
@@ -260,6 +263,6 @@ def test_if_moments_were_not_carried_nobody_would_see_chosen_ones(monkeypatch: p
 
     judged = islands_of_names.judged
     monkeypatch.setattr(islands_of_names, "judged", blind)
-    stage = Stage("audits", 1, 4, 36, "two-thirds")
+    stage = ScenarioContext("audits", 1, 4, 36, "two-thirds")
     with pytest.raises(Exception, match="starter"):
         play_audits(stage, {2: "starter"})

@@ -6,18 +6,18 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.machine import Effect, Event, Fact, Received, Send
-from atoll.peer.events import Lapsed, RoundClosed
+from atoll.peer.events import OwnerFault, RoundClosed
 from atoll.peer.peer import Peer
 from atoll.peer.settings import RunSettings
 from atoll.policy.membership import RECENT
 from atoll.policy.plan import QuorumRule, RoundSettings
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios.harness import WINDOW_MIN_S
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.worker import IslandKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.worker import WorkerKnobs
+from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_body
-from atoll.wire.messages.round import Propose, RowBytes
+from atoll.wire.messages.round import ProposalMessage, RowResponse
 
 BEFORE, AFTER = 3, 14  # the first rounds are whole; the last ones, too, once the silence has been noticed
 PACED = RoundSettings(inner_steps=20, first_train_s=10, window_min_s=WINDOW_MIN_S)
@@ -39,12 +39,12 @@ def test_what_a_broken_link_keeps_from_an_owner_comes_through_others(kind: str, 
     Of twelve members neither would watch the other by the plan.
     """
     run = replace(RunSettings(round=PACED), **KINDS[kind])
-    swarm = Swarm(
-        2, SwarmKnobs(peers, NetworkKnobs(0.005, 0.02, jitter_s=0.005), IslandKnobs(update_bytes=400_000), run=run)
+    swarm = VirtualSwarm(
+        2, SwarmKnobs(peers, NetworkKnobs(0.005, 0.02, jitter_s=0.005), WorkerKnobs(update_bytes=400_000), run=run)
     )
     closed: dict[int, tuple[float, RoundClosed]] = {}
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed):
             closed.setdefault(fact.body.round, (now, fact))
 
@@ -74,11 +74,11 @@ def test_nobody_seems_to_leave_rows_out_in_the_round_in_which_a_link_breaks(far:
     """Neither end hears what the other commits to, and both answer for parts, beside others who heard both."""
     run = replace(RunSettings(round=PACED), **KINDS["open"])
     network = NetworkKnobs(0.005, 0.02, jitter_s=0.005)
-    swarm = Swarm(2, SwarmKnobs(7, network, IslandKnobs(update_bytes=400_000), run=run))
-    failed, closed = list[Lapsed](), dict[int, RoundClosed]()
+    swarm = VirtualSwarm(2, SwarmKnobs(7, network, WorkerKnobs(update_bytes=400_000), run=run))
+    failed, closed = list[OwnerFault](), dict[int, RoundClosed]()
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
-        if isinstance(fact, Lapsed):
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
+        if isinstance(fact, OwnerFault):
             failed.append(fact)
         elif isinstance(fact, RoundClosed):
             closed[fact.round] = fact
@@ -95,12 +95,12 @@ def test_nobody_seems_to_leave_rows_out_in_the_round_in_which_a_link_breaks(far:
 def test_who_proposes_after_another_has_asked_for_words_that_it_lacks(monkeypatch: pytest.MonkeyPatch):
     """Where members may lie an answer that counts somebody unheard is left out of a body, but not unasked. The
     first proposer is silent, and no row comes to the second one that would tell it."""
-    swarm = Swarm(
+    swarm = VirtualSwarm(
         1,
         SwarmKnobs(
             7,
             NetworkKnobs(0.005, 0.02, jitter_s=0.005),
-            IslandKnobs(update_bytes=400_000),
+            WorkerKnobs(update_bytes=400_000),
             run=replace(RunSettings(round=PACED), **KINDS["community"]),
         ),
     )
@@ -111,11 +111,11 @@ def test_who_proposes_after_another_has_asked_for_words_that_it_lacks(monkeypatc
     handle, parts = Peer.handle, list[int]()
 
     def second(self: Peer, event: Event, now: float) -> list[Effect]:
-        if isinstance(event, Received) and isinstance(event.message, RowBytes) and self.me == one:
+        if isinstance(event, Received) and isinstance(event.message, RowResponse) and self.me == one:
             return []
         effects = list[Effect]()
         for effect in handle(self, event, now):
-            if isinstance(effect, Send) and isinstance(effect.message, Propose):
+            if isinstance(effect, Send) and isinstance(effect.message, ProposalMessage):
                 if self.me == one:
                     parts.append(sum(part is not None for part in decode_body(effect.message.body).parts))
                 elif not effect.message.timeouts:
@@ -132,8 +132,8 @@ def test_who_proposes_after_another_has_asked_for_words_that_it_lacks(monkeypatc
 def test_where_only_one_member_hears_all_others_rounds_go_on(quorum: QuorumRule):
     """Five members, six of ten links gone for good: without certificates that travel no round ends any more."""
     run = RunSettings(round=replace(PACED, quorum=quorum))
-    swarm = Swarm(
-        1, SwarmKnobs(5, NetworkKnobs(0.005, 0.02, jitter_s=0.005), IslandKnobs(update_bytes=400_000), run=run)
+    swarm = VirtualSwarm(
+        1, SwarmKnobs(5, NetworkKnobs(0.005, 0.02, jitter_s=0.005), WorkerKnobs(update_bytes=400_000), run=run)
     )
     swarm.world.run(600.0, stop=lambda: min(swarm.heads()) >= BEFORE)
     far = [peer_name(i) for i in range(1, 5)]
@@ -146,7 +146,7 @@ def test_where_only_one_member_hears_all_others_rounds_go_on(quorum: QuorumRule)
 
 def test_whom_some_did_not_hear_for_long_is_let_go_once_it_is_dead():
     """Of four, two do not hear it while the other one does, for longer than a suspicion is good: then it dies."""
-    swarm = Swarm(3, SwarmKnobs(4))
+    swarm = VirtualSwarm(3, SwarmKnobs(4))
     far, last = peer_name(3), peer_name(2)
     swarm.world.run(300.0, stop=lambda: min(swarm.heads()) >= BEFORE)
     for other in (peer_name(0), peer_name(1)):

@@ -9,13 +9,13 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.peer import operator_commands
 from atoll.peer.events import RoundBegan, RoundClosed
-from atoll.policy.participation import Sample
+from atoll.policy.participation import ParticipationPolicy
 from atoll.policy.reputation import scores_of
 from atoll.simulation.scenarios import run_scenario
-from atoll.simulation.swarm import Swarm, SwarmKnobs
-from atoll.simulation.worker import IslandKnobs
-from atoll.simulation.world import Node
-from atoll.wire.messages.vertex import Body
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
+from atoll.simulation.worker import WorkerKnobs
+from atoll.simulation.world import VirtualComputer
+from atoll.wire.messages.vertex import VertexBody
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -35,7 +35,7 @@ def test_drawn_rounds_weather_everything(seed: int):
 def test_who_is_not_drawn_hands_rows_on_owns_parts_and_is_not_missed(topology: str):
     """Three of seven: each round counts its three whole, whatever way rows take."""
     run = replace(SwarmKnobs().run, topology=topology)
-    swarm = sampled(run, Sample(peers=3), peers=7)
+    swarm = sampled(run, ParticipationPolicy(peers=3), peers=7)
     closed: list[RoundClosed] = []
     swarm.world.watchers.append(
         lambda now, node, fact: closed.append(fact) if isinstance(fact, RoundClosed) else None
@@ -49,12 +49,12 @@ def test_a_member_that_says_it_rests_keeps_its_record_and_one_that_just_passes_d
     """Six members whose records are kept, all wanted in every round. Two trainers fail; one member says so."""
     run = replace(SwarmKnobs().run, reputation=True)
     run = replace(run, round=replace(run.round, quorum="two-thirds"))
-    swarm = Swarm(5, SwarmKnobs(6, run=run, island=IslandKnobs()))
+    swarm = VirtualSwarm(5, SwarmKnobs(6, run=run, island=WorkerKnobs()))
     world, (says, keeps_quiet) = swarm.world, swarm.founders[:2]
-    bodies: dict[int, Body] = {}
+    bodies: dict[int, VertexBody] = {}
     fail_from = 100
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed):
             bodies[fact.body.round] = fact.body
         if isinstance(fact, RoundBegan) and node.name == says and fact.round >= fail_from:
@@ -69,7 +69,7 @@ def test_a_member_that_says_it_rests_keeps_its_record_and_one_that_just_passes_d
     world.run(12.0)
     fail_from = max(swarm.heads()) + 1  # or one later, in the middle of whose training this is
     for name in (says, keeps_quiet):
-        swarm.world.nodes[name].island.knobs = IslandKnobs(train_failure_rate=1.0)
+        swarm.world.nodes[name].island.knobs = WorkerKnobs(train_failure_rate=1.0)
     world.run(22.0)
     last = max(bodies)
     before, after = scores_of(bodies[fail_from]), scores_of(bodies[last])
@@ -78,5 +78,5 @@ def test_a_member_that_says_it_rests_keeps_its_record_and_one_that_just_passes_d
     assert missed[says] <= 1 < missed[keeps_quiet]
 
 
-def sampled(run, sample: Sample, peers: int) -> Swarm:
-    return Swarm(4, SwarmKnobs(peers, run=replace(run, round=replace(run.round, sample=sample))))
+def sampled(run, sample: ParticipationPolicy, peers: int) -> VirtualSwarm:
+    return VirtualSwarm(4, SwarmKnobs(peers, run=replace(run, round=replace(run.round, sample=sample))))

@@ -2,32 +2,32 @@
 
 import pytest
 
-from atoll.peer.verify.chain import Kept, verify_history
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.world import Clock
+from atoll.peer.verify.chain import StoredHistory, verify_history
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.world import DriftingClock
 
 DAY_S, YEAR_S = 86400.0, 365 * 86400.0
 OFF = peer_name(1)
 
 
-def running(peers: int) -> Swarm:
-    swarm = Swarm(1, SwarmKnobs(peers=peers))
+def running(peers: int) -> VirtualSwarm:
+    swarm = VirtualSwarm(1, SwarmKnobs(peers=peers))
     swarm.world.run(20)
     assert min(swarm.heads()) > 5
     return swarm
 
 
-def stop(swarm: Swarm) -> None:
+def stop(swarm: VirtualSwarm) -> None:
     for name in swarm.world.nodes:
         swarm.world.crash(name)
 
 
-def start(swarm: Swarm) -> None:
+def start(swarm: VirtualSwarm) -> None:
     for name in swarm.world.nodes:
         swarm.world.start(name)
 
 
-def trains_on(swarm: Swarm, within_s: float) -> bool:
+def trains_on(swarm: VirtualSwarm, within_s: float) -> bool:
     """All members come at least ten rounds farther than the one that is farthest now."""
     machines = [node.machine for node in swarm.honest]
     first = max(m.history.head for m in machines if m.history is not None)
@@ -56,7 +56,7 @@ def test_one_start_of_the_whole_run_with_a_clock_a_year_off_does_no_lasting_harm
     right = {name: node.clock for name, node in swarm.world.nodes.items()}
     stop(swarm)
     for node in swarm.world.nodes.values():
-        node.clock = Clock(off_s)
+        node.clock = DriftingClock(off_s)
     start(swarm)
     swarm.world.run(swarm.world.now + 30)
     stop(swarm)
@@ -68,7 +68,9 @@ def test_one_start_of_the_whole_run_with_a_clock_a_year_off_does_no_lasting_harm
     assert all(abs(off) < 10 for off in times)
     kept = swarm.world.nodes[peer_name(0)].kept
     rows = {int(name.split("/")[1]): row for name, row in kept.items() if name.startswith("vertex/")}
-    audit = verify_history(Kept(swarm.run_id, kept["genesis"], sorted(rows), rows.get), swarm.keys.verifier)
+    audit = verify_history(
+        StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get), swarm.keys.verifier
+    )
     assert audit.problems == []
 
 
@@ -82,7 +84,7 @@ def test_one_member_whose_clock_is_a_year_off_moves_nobody(off_s: float, starts:
     if starts:
         swarm.world.crash(OFF)
         swarm.world.run(swarm.world.now + 5)
-    node.clock = Clock(off_s)
+    node.clock = DriftingClock(off_s)
     if starts:
         swarm.world.start(OFF)
     assert trains_on(swarm, 120)

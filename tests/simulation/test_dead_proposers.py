@@ -8,15 +8,15 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest
 from atoll.base.machine import Effect, Event, Fact, Send
-from atoll.peer.events import Disagreed, RoundBegan, RoundClosed
+from atoll.peer.events import ProposalRejected, RoundBegan, RoundClosed
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings
-from atoll.protocol.allreduce.events import Reduced
+from atoll.protocol.allreduce.events import PartsReduced
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.swarm import Swarm, SwarmKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
+from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
-from atoll.wire.messages.round import Propose
+from atoll.wire.messages.round import ProposalMessage
 
 PEERS, ROUND, DEAD = 7, 4, 3
 HOP_S = 0.02
@@ -27,16 +27,16 @@ def test_dead_proposers_one_after_the_other_are_passed_as_fast_as_votes_travel(p
     """Three of seven die as a round begins, whose turn it is to propose. The surprise: only the first of them was
     passed at once, each other one when most had happened to look again, which everybody does once a second."""
     settings = RunSettings(protocol=protocol, round=RoundSettings(inner_steps=20, first_train_s=10))
-    swarm = Swarm(1, SwarmKnobs(PEERS, NetworkKnobs(HOP_S, HOP_S, jitter_s=0.0), run=settings))
+    swarm = VirtualSwarm(1, SwarmKnobs(PEERS, NetworkKnobs(HOP_S, HOP_S, jitter_s=0.0), run=settings))
     world, reduced, closed = swarm.world, dict[str, float](), dict[str, float]()
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         match fact:
             case RoundBegan(round=round) if round == ROUND and len(swarm.heads()) == PEERS and not closed:
                 agreement = node.machine.round.agreement
                 for view in range(DEAD):
                     world.at(now, lambda view=view: world.crash(agreement.proposer(view)))
-            case Reduced(round=round) if round == ROUND:
+            case PartsReduced(round=round) if round == ROUND:
                 reduced[node.name] = now
             case RoundClosed(round=round) if round == ROUND:
                 closed[node.name] = now
@@ -61,10 +61,10 @@ def false_state(raw: bytes) -> bytes:
 def test_wrong_proposals_one_after_the_other_are_passed_as_fast_as_votes_travel(wrong):
     """Two of seven sign what nobody can vote for. Each of their views had its whole time before: 3 s, and 6 s."""
     settings = RunSettings(round=RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds"))
-    swarm = Swarm(1, SwarmKnobs(PEERS, NetworkKnobs(HOP_S, HOP_S, jitter_s=0.0), run=settings))
+    swarm = VirtualSwarm(1, SwarmKnobs(PEERS, NetworkKnobs(HOP_S, HOP_S, jitter_s=0.0), run=settings))
     world, reduced, closed, disagreed = swarm.world, dict[str, float](), dict[str, float](), list[str]()
 
-    def lies(node: Node) -> None:
+    def lies(node: VirtualComputer) -> None:
         machine = node.machine
         assert machine is not None
         handle = machine.handle
@@ -74,15 +74,15 @@ def test_wrong_proposals_one_after_the_other_are_passed_as_fast_as_votes_travel(
 
         machine.handle = twisted
 
-    def said_otherwise(node: Node, effect: Effect) -> Effect:
-        if not isinstance(effect, Send) or not isinstance(effect.message, Propose) or closed:
+    def said_otherwise(node: VirtualComputer, effect: Effect) -> Effect:
+        if not isinstance(effect, Send) or not isinstance(effect.message, ProposalMessage) or closed:
             return effect
         message, raw = effect.message, wrong(effect.message.body)
         proposed = decode_statement(message.statement.body, node.name)
         signed = node.machine.notary.sign(replace(proposed, digest=vertex_id(raw)))
         return replace(effect, message=replace(message, statement=signed, body=raw))
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         match fact:
             case RoundBegan(round=round) if round == ROUND and not swarm.checkers.villains:
                 agreement = node.machine.round.agreement
@@ -90,11 +90,11 @@ def test_wrong_proposals_one_after_the_other_are_passed_as_fast_as_votes_travel(
                 swarm.checkers.villains = frozenset(liars)
                 for name in liars:
                     lies(world.nodes[name])
-            case Reduced(round=round) if round == ROUND:
+            case PartsReduced(round=round) if round == ROUND:
                 reduced[node.name] = now
             case RoundClosed(round=round) if round == ROUND:
                 closed[node.name] = now
-            case Disagreed():
+            case ProposalRejected():
                 disagreed.append(fact.proposer)
             case _:
                 pass

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from atoll.base.draw import draw_below
 from atoll.base.machine import Effect, Fact, Send
-from atoll.peer.events import Disagreed, RoundClosed
+from atoll.peer.events import ProposalRejected, RoundClosed
 from atoll.policy.plan import RoundPlan
-from atoll.simulation.adversaries.byzantine import Villain, villain
+from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 
 
 def test_liars_that_try_bodies_have_their_turns_and_no_more():
@@ -32,17 +32,17 @@ def test_where_the_id_of_a_vertex_draws_the_next_proposer_liars_keep_the_chair(m
 def test_a_body_that_names_another_as_its_writer_gets_no_vote():
     """The turn after it would be that of whoever follows the name."""
 
-    def under_another_name(liar: Villain, send: Send) -> list[Effect]:
+    def under_another_name(liar: ByzantineMember, send: Send) -> list[Effect]:
         round = liar.peer.round
         if round is not None and "write" not in vars(round.my_body):
             write, other = round.my_body.write, liar.others[0]
             vars(round.my_body)["write"] = lambda *args: replace(write(*args), proposer=other)
         return [send]
 
-    stage, facts = Stage("keepers", 1, 4, 8, "two-thirds"), list[Fact]()
+    stage, facts = ScenarioContext("keepers", 1, 4, 8, "two-thirds"), list[Fact]()
     swarm = stage.gather(villains={2: villain(under_another_name)})
     stage.world.watchers.append(lambda now, node, fact: facts.append(fact))
     stage.until_round(7)
-    assert any(isinstance(f, Disagreed) and "wrote it" in f.why for f in facts)
+    assert any(isinstance(f, ProposalRejected) and "wrote it" in f.why for f in facts)
     honest = set(swarm.founders) - swarm.checkers.villains
     assert {f.body.proposer for f in facts if isinstance(f, RoundClosed)} == honest

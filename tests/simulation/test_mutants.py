@@ -10,7 +10,7 @@ import pytest
 
 from atoll.policy import plan as plans
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
-from atoll.simulation.world import World
+from atoll.simulation.world import VirtualWorld
 
 
 def caught(name: str, seeds: range, peers: int | None = None, rounds: int | None = None) -> str:
@@ -25,19 +25,19 @@ def caught(name: str, seeds: range, peers: int | None = None, rounds: int | None
 
 def test_a_voter_that_writes_nothing_down_says_two_things(monkeypatch: pytest.MonkeyPatch):
     """Mutant: what a voter said is never kept."""
-    keep = World._keep
+    keep = VirtualWorld._keep
 
-    def forgetful(self: World, node, name: str, blob: bytes | None) -> None:
+    def forgetful(self: VirtualWorld, node, name: str, blob: bytes | None) -> None:
         if not (name.startswith("said/") and name.endswith("agreement")):
             keep(self, node, name, blob)
 
-    monkeypatch.setattr(World, "_keep", forgetful)
+    monkeypatch.setattr(VirtualWorld, "_keep", forgetful)
     assert "two things" in caught("churn", range(37, 58), peers=4, rounds=15)
 
 
 def test_words_that_leave_before_the_disk_is_done_are_noticed(monkeypatch: pytest.MonkeyPatch):
     """Mutant: neither words nor work wait until what they rest on is durable."""
-    monkeypatch.setattr(World, "_durable_at", lambda self, node: self.now)
+    monkeypatch.setattr(VirtualWorld, "_durable_at", lambda self, node: self.now)
     assert caught("churn", range(1, 20), peers=5, rounds=15)
 
 

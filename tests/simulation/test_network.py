@@ -7,23 +7,23 @@ import random
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Payload, Received
 from atoll.crypto.digest import digest
-from atoll.simulation.network import Network, NetworkKnobs, Waiting
-from atoll.wire.messages.round import PartBytes
+from atoll.simulation.network import NetworkKnobs, QueuedMessage, VirtualNetwork
+from atoll.wire.messages.round import PartResponse
 
 ADA, BOB, CYD = (PeerId(name) for name in ("ada", "bob", "cyd"))
 AT_ONCE = NetworkKnobs(latency_min_s=0, latency_max_s=0, jitter_s=0, uplink_bytes_s=100.0, downlink_bytes_s=100.0)
 
 
-def sent(network: Network, sender: PeerId, to: PeerId, size: int) -> tuple[Seconds, Waiting]:
+def sent(network: VirtualNetwork, sender: PeerId, to: PeerId, size: int) -> tuple[Seconds, QueuedMessage]:
     """At time 0: when its first byte is at the receiver's downlink."""
     payload = Payload(digest(f"{sender}>{to}".encode()), size, ())
-    said, moments = network.arrivals(0.0, to, Received(sender, PartBytes(0, 0, "", payload.digest), payload))
+    said, moments = network.arrivals(0.0, to, Received(sender, PartResponse(0, 0, "", payload.digest), payload))
     return moments[0], said
 
 
 def test_a_downlink_serves_what_comes_first_not_what_was_sent_first():
     """Ada sends a long payload to Bob and then one to Cyd; meanwhile Bob's comes to Cyd, and waits for nothing."""
-    network = Network(AT_ONCE, random.Random(1))
+    network = VirtualNetwork(AT_ONCE, random.Random(1))
     sent(network, ADA, BOB, 1000)
     from_ada, hers = sent(network, ADA, CYD, 100)
     from_bob, his = sent(network, BOB, CYD, 100)
@@ -33,6 +33,6 @@ def test_a_downlink_serves_what_comes_first_not_what_was_sent_first():
 
 
 def test_two_that_come_at_once_share_a_downlink():
-    network = Network(AT_ONCE, random.Random(1))
+    network = VirtualNetwork(AT_ONCE, random.Random(1))
     arrivals = [sent(network, sender, CYD, 100) for sender in (ADA, BOB)]
     assert [network.through(at, CYD, said) for at, said in arrivals] == [1.0, 2.0]

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.cli import simulate
 from atoll.peer.round.topology_choice import TOPOLOGIES
-from atoll.simulation.scenarios import SCENARIOS, CannotBeTold, ScenarioFailed, ScenarioReport
+from atoll.simulation.scenarios import SCENARIOS, ScenarioFailed, ScenarioReport, ScenarioUnsupported
 from atoll.simulation.scenarios.random_campaign import SIZES, drawn, night
 
 
@@ -41,7 +41,7 @@ def test_stories_in_which_members_lie_are_told_by_two_phases():
 
     def lie(stage):
         if stage.protocol == "raft":
-            raise CannotBeTold("members lie")
+            raise ScenarioUnsupported("members lie")
         stage.gather()
 
     (told,) = night({"liars": replace(SCENARIOS["liars"], tell=lie)}, number, 0.0)

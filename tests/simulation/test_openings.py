@@ -10,33 +10,33 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Fact, Received, Send
-from atoll.peer.events import Fault, RoundClosed
+from atoll.peer.events import ProtocolFault, RoundClosed
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy import membership
 from atoll.policy.plan import RoundSettings
-from atoll.simulation.adversaries.byzantine import Villain, villain
+from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
-from atoll.simulation.scenarios.harness import Stage
-from atoll.simulation.scenarios.sum_check import TOGETHER_WITHIN, Told, play_openings, play_together
+from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.scenarios.sum_check import TOGETHER_WITHIN, OpeningReports, play_openings, play_together
 from atoll.simulation.sum_check import CUT, PROVEN, UNSHOWN, islands
 from atoll.simulation.swarm import SwarmKnobs, peer_name
-from atoll.simulation.world import Node
+from atoll.simulation.world import VirtualComputer
 from atoll.verification import case
 from atoll.verification.replay_audit import policy
 from atoll.verification.replay_audit.machine import LAID
 from atoll.verification.sum_check import policy as draws
 from atoll.verification.sum_check import tasks as work
-from atoll.verification.sum_check.policy import Terms
+from atoll.verification.sum_check.policy import SumCheckTerms
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.audits import ExhibitIs, WantExhibit
-from atoll.wire.messages.history import Chunk, ManifestIs
-from atoll.wire.messages.round import Answer, Committed, Contribution, RowBytes
-from atoll.wire.messages.statements import Answered, Commit
+from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse
+from atoll.wire.messages.history import ChunkResponse, ManifestResponse
+from atoll.wire.messages.round import CommitAnnouncement, PartResult, RowContribution, RowResponse
+from atoll.wire.messages.statements import Commitment, OwnerResult
 
 
-def played(kinds: dict[int, str], peers: int = 4, rounds: int = 9, seed: int = 1, **more) -> Told:
-    return play_openings(Stage("openings", seed, peers, rounds, "two-thirds"), kinds, **more)
+def played(kinds: dict[int, str], peers: int = 4, rounds: int = 9, seed: int = 1, **more) -> OpeningReports:
+    return play_openings(ScenarioContext("openings", seed, peers, rounds, "two-thirds"), kinds, **more)
 
 
 def test_where_nobody_lies_nothing_is_said():
@@ -92,20 +92,23 @@ def test_drawn_villains_of_all_kinds():
 def test_who_promises_twice_harms_no_owner_and_is_expelled():
     """It commits to one update before every second peer and to another before the rest."""
 
-    def twice(villain: Villain, send: Send) -> list[Effect]:
+    def twice(villain: ByzantineMember, send: Send) -> list[Effect]:
         message, others = send.message, villain.others
-        mine = isinstance(message, Committed | Contribution) and message.statement.signer == villain.peer.me
+        mine = (
+            isinstance(message, CommitAnnouncement | RowContribution)
+            and message.statement.signer == villain.peer.me
+        )
         if not mine or send.to not in others or others.index(send.to) % 2:
             return [send]
         commit = decode_statement(message.statement.body, villain.peer.me)
-        assert isinstance(commit, Commit)
+        assert isinstance(commit, Commitment)
         signed = villain.notary.sign(replace(commit, loss=commit.loss + 1))
         return [replace(send, message=replace(message, statement=signed))]
 
-    stage = Stage("openings", 1, 4, 8, "two-thirds")
-    settings = replace(stage.settings(), tolerance=0.33, openings=Terms(0.1, CUT.leaf_bytes))
+    stage = ScenarioContext("openings", 1, 4, 8, "two-thirds")
+    settings = replace(stage.settings(), tolerance=0.33, openings=SumCheckTerms(0.1, CUT.leaf_bytes))
     swarm = stage.gather(SwarmKnobs(4, run=settings), villains={2: villain(twice)}, island=islands({}))
-    told = Told(stage)
+    told = OpeningReports(stage)
     stage.world.watchers.append(told.watch)
     stage.until_round(7, 1200.0)
     assert {name: how for name, (_, how) in told.left.items()} == {swarm.founders[2]: "expelled"}
@@ -114,27 +117,27 @@ def test_who_promises_twice_harms_no_owner_and_is_expelled():
 def test_an_answer_says_what_it_is_made_of_where_answers_are_opened_and_nowhere_else():
     """Whoever signs one that does not is at fault, and no vertex holds it."""
 
-    def bare(villain: Villain, send: Send) -> list[Effect]:
+    def bare(villain: ByzantineMember, send: Send) -> list[Effect]:
         message = send.message
-        if not isinstance(message, Answer) or message.statement.signer != villain.peer.me:
+        if not isinstance(message, PartResult) or message.statement.signer != villain.peer.me:
             return [send]
         answered = decode_statement(message.statement.body, villain.peer.me)
-        assert isinstance(answered, Answered)
+        assert isinstance(answered, OwnerResult)
         signed = villain.notary.sign(replace(answered, made_of=UNSET))
         return [replace(send, message=replace(message, statement=signed))]
 
-    stage = Stage("openings", 1, 4, 3, "two-thirds")
-    settings = replace(stage.settings(), tolerance=0.33, openings=Terms(0.1, CUT.leaf_bytes))
+    stage = ScenarioContext("openings", 1, 4, 3, "two-thirds")
+    settings = replace(stage.settings(), tolerance=0.33, openings=SumCheckTerms(0.1, CUT.leaf_bytes))
     swarm = stage.gather(SwarmKnobs(4, run=settings), villains={2: villain(bare)}, island=islands({}))
     faults: set[str] = set()
     said: set[int] = set()
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
-        if node.name != swarm.founders[2] and isinstance(fact, Fault):
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
+        if node.name != swarm.founders[2] and isinstance(fact, ProtocolFault):
             faults.add(fact.what)
         if node.name != swarm.founders[2] and isinstance(fact, RoundClosed):
             answers = [decode_statement(s.body, s.signer) for s in fact.body.parts if s is not None]
-            said.update(len(a.made_of) for a in answers if isinstance(a, Answered) and a.made_of is not UNSET)
+            said.update(len(a.made_of) for a in answers if isinstance(a, OwnerResult) and a.made_of is not UNSET)
 
     stage.world.watchers.append(watch)
     stage.until_round(1, 900.0)
@@ -145,7 +148,7 @@ def test_an_answer_says_what_it_is_made_of_where_answers_are_opened_and_nowhere_
 def test_runs_without_openings_are_encoded_as_they_always_were():
     plain = encode_settings(RunSettings())
     assert b"openings" not in plain and decode_settings(plain).opened is None
-    asked = RunSettings(openings=Terms(0.03, 4128))
+    asked = RunSettings(openings=SumCheckTerms(0.03, 4128))
     with pytest.raises(Exception, match="nobody may lie"):
         decode_settings(encode_settings(asked))
     fitting = replace(asked, round=replace(asked.round, quorum="two-thirds"))
@@ -157,7 +160,9 @@ def test_runs_without_openings_are_encoded_as_they_always_were():
 
 def test_two_liars_that_own_a_part_by_themselves_are_both_expelled_for_what_they_said_alike():
     """One witness among eight: their false part is agreed on once; openings and what both signed send them off."""
-    together = play_together(Stage("accomplices", 7, 8, 12, "two-thirds"), {1: "accomplice", 2: "accomplice"})
+    together = play_together(
+        ScenarioContext("accomplices", 7, 8, 12, "two-thirds"), {1: "accomplice", 2: "accomplice"}
+    )
     (lie,) = together.false
     assert set(together.lied) == {peer_name(1), peer_name(2)} == set(together.told.left)
     assert {how for _, how in together.told.left.values()} == {"expelled"}
@@ -167,7 +172,7 @@ def test_two_liars_that_own_a_part_by_themselves_are_both_expelled_for_what_they
 def test_where_no_part_may_be_captured_they_never_own_one_by_themselves():
     """The same draw with two witnesses: one of three owners is honest, and nothing false is agreed on."""
     together = play_together(
-        Stage("accomplices", 2, 8, 6, "two-thirds"), {1: "accomplice", 2: "accomplice"}, captured=0.0
+        ScenarioContext("accomplices", 2, 8, 6, "two-thirds"), {1: "accomplice", 2: "accomplice"}, captured=0.0
     )
     assert not together.false and not together.told.left
 
@@ -179,7 +184,7 @@ def test_if_what_others_signed_were_forgotten_the_second_liar_would_stay(monkeyp
         "atoll.verification.replay_audit.machine.words_against", lambda openings, seconded, findings: {}
     )
     with pytest.raises(Exception, match="lied together with others"):
-        play_together(Stage("accomplices", 7, 8, 12, "two-thirds"), {1: "accomplice", 2: "accomplice"})
+        play_together(ScenarioContext("accomplices", 7, 8, 12, "two-thirds"), {1: "accomplice", 2: "accomplice"})
 
 
 def test_liars_own_whole_parts_only_where_openings_would_find_them():
@@ -187,37 +192,41 @@ def test_liars_own_whole_parts_only_where_openings_would_find_them():
     with pytest.raises(Exception, match="nobody opens their answers"):
         decode_settings(encode_settings(plain))
     with pytest.raises(Exception, match="do not watch each other"):
-        decode_settings(encode_settings(replace(plain, witnessed=False, openings=Terms(0.03, 4128))))
+        decode_settings(encode_settings(replace(plain, witnessed=False, openings=SumCheckTerms(0.03, 4128))))
     with pytest.raises(Exception, match="weighs rows"):
-        decode_settings(encode_settings(replace(plain, statistic="robust", openings=Terms(0.03, 4128))))
+        decode_settings(encode_settings(replace(plain, statistic="robust", openings=SumCheckTerms(0.03, 4128))))
     assert b"captured" not in encode_settings(RunSettings())
 
 
 # ---- an answer is shown by whoever made it -------------------------------------------------------------------
 
 
-def shut(villain: Villain, send: Send) -> list[Effect]:
+def shut(villain: ByzantineMember, send: Send) -> list[Effect]:
     """Sends its row to owners, since it committed to it, and never shows anything to anybody who asks."""
-    return [] if isinstance(send.message, RowBytes | ExhibitIs | Chunk | ManifestIs) else [send]
+    return (
+        [] if isinstance(send.message, RowResponse | ExhibitResponse | ChunkResponse | ManifestResponse) else [send]
+    )
 
 
 def test_an_owner_that_crashes_after_its_answer_keeps_its_place_whatever_a_contributor_refuses():
     """It loses its rows in the moment in which its round closes; the other owner that made the same has them."""
-    stage = Stage("accomplices", 1, 8, 17, "two-thirds")
+    stage = ScenarioContext("accomplices", 1, 8, 17, "two-thirds")
     trust = {"tolerance": 0.33, "statistic": "trimmed_mean", "witnessed": True, "captured": 0.05}
-    settings = stage.settings(openings=Terms(0.1, CUT.leaf_bytes), **trust)
+    settings = stage.settings(openings=SumCheckTerms(0.1, CUT.leaf_bytes), **trust)
     swarm = stage.gather(SwarmKnobs(8, run=settings), villains={6: villain(shut)}, island=islands({}))
-    told = Told(stage)
+    told = OpeningReports(stage)
     stage.world.watchers += [told.watch, crash_of(stage, swarm.founders[3], after_s=0.0)]
     stage.until_round(16, 1500.0)
     assert told.left.keys() <= {peer_name(6)}  # which owns parts, too
 
 
-def crash_of(stage: Stage, victim: PeerId, after_s: float) -> Callable[[float, Node, Fact], None]:
+def crash_of(
+    stage: ScenarioContext, victim: PeerId, after_s: float
+) -> Callable[[float, VirtualComputer, Fact], None]:
     """So soon after it has closed round 2, in which it owned a part; it is back a second later."""
     world = stage.world
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         if node.name == victim and isinstance(fact, RoundClosed) and fact.body.round == 2:
             assert any(signed.signer == victim for signed in fact.body.parts if signed is not None)
             world.at(now + after_s, lambda: world.crash(victim))
@@ -229,21 +238,21 @@ def crash_of(stage: Stage, victim: PeerId, after_s: float) -> Callable[[float, N
 NOWHERE = Digest(bytes(31) + b"7")
 
 
-def staller(villain: Villain, send: Send) -> list[Effect]:
+def staller(villain: ByzantineMember, send: Send) -> list[Effect]:
     """Answers rightly, and points to a blob that never comes."""
-    if isinstance(send.message, ExhibitIs):
+    if isinstance(send.message, ExhibitResponse):
         return [replace(send, message=replace(send.message, blob=NOWHERE))]
-    silent = isinstance(send.message, ManifestIs | Chunk) and send.message.blob == NOWHERE
+    silent = isinstance(send.message, ManifestResponse | ChunkResponse) and send.message.blob == NOWHERE
     return [] if silent else [send]
 
 
 def test_who_points_to_what_never_comes_keeps_nobody_from_showing_the_answer():
     """The witness has it all. Else two such owners would take an honest one along that signed the same."""
-    stage = Stage("accomplices", 1, 8, 12, "two-thirds")
+    stage = ScenarioContext("accomplices", 1, 8, 12, "two-thirds")
     trust = {"tolerance": 0.33, "statistic": "trimmed_mean", "witnessed": True, "captured": 0.05}
-    settings = stage.settings(openings=Terms(0.1, CUT.leaf_bytes), **trust)
+    settings = stage.settings(openings=SumCheckTerms(0.1, CUT.leaf_bytes), **trust)
     stage.gather(SwarmKnobs(8, run=settings), villains={6: villain(staller)}, island=islands({}))
-    told = Told(stage)
+    told = OpeningReports(stage)
     stage.world.watchers.append(told.watch)
     stage.until_round(11, 1500.0)
     assert not told.left and not told.complained, (told.left, told.complained, told.findings)
@@ -251,7 +260,9 @@ def test_who_points_to_what_never_comes_keeps_nobody_from_showing_the_answer():
 
 @pytest.mark.long
 def test_two_liars_that_own_parts_by_themselves_and_show_nothing_both_lose_their_places():
-    together = play_together(Stage("accomplices", 2, 8, 24, "two-thirds"), dict.fromkeys((1, 2), "buried"))
+    together = play_together(
+        ScenarioContext("accomplices", 2, 8, 24, "two-thirds"), dict.fromkeys((1, 2), "buried")
+    )
     assert len(together.false) > 1
     assert {name: how for name, (_, how) in together.told.left.items()} == dict.fromkeys(together.names, "away")
 
@@ -259,7 +270,9 @@ def test_two_liars_that_own_parts_by_themselves_and_show_nothing_both_lose_their
 def test_who_signed_what_nobody_shows_is_complained_of(monkeypatch: pytest.MonkeyPatch):
     """Were once enough: then every honest voter says so of the witness of the first false part, and it is away."""
     monkeypatch.setattr("atoll.policy.fault_tolerance.STRIKES", 1)
-    together = play_together(Stage("accomplices", 4, 8, 14, "two-thirds"), dict.fromkeys((1, 2), "buried"))
+    together = play_together(
+        ScenarioContext("accomplices", 4, 8, 14, "two-thirds"), dict.fromkeys((1, 2), "buried")
+    )
     told = together.told
     (owner,) = {peer for peer, round, part, _, _ in told.said if (round, part) in together.false[:1]}
     (witness,) = together.names - {owner}
@@ -301,8 +314,8 @@ def test_who_starts_again_still_says_where_the_openings_lie_that_it_laid_out(
 ):
     """Its disk holds them, and a note of whom each of them is for. Where they are over, so is the note."""
     monkeypatch.setattr(policy, "AUDIT_ROUNDS", 4)
-    stage = Stage("openings", 1, 4, 9, "two-thirds")
-    settings = replace(stage.settings(), tolerance=0.33, openings=Terms(0.1, CUT.leaf_bytes))
+    stage = ScenarioContext("openings", 1, 4, 9, "two-thirds")
+    settings = replace(stage.settings(), tolerance=0.33, openings=SumCheckTerms(0.1, CUT.leaf_bytes))
     swarm = stage.gather(SwarmKnobs(4, run=settings), island=islands({}))
     world, owner = stage.world, swarm.founders[1]
     node = world.nodes[owner]
@@ -328,8 +341,8 @@ def test_who_starts_again_still_says_where_the_openings_lie_that_it_laid_out(
     assert node.machine.round is not None and shown(round) == before
     for number, (order, blob) in before.items():
         for asker in order:
-            event = Received(asker, WantExhibit(round, number))
+            event = Received(asker, ExhibitRequest(round, number))
             said = node.machine.handle(event, node.clock.local(world.now))
-            assert [e.message for e in said if isinstance(e, Send)] == [ExhibitIs(round, blob, number)]
+            assert [e.message for e in said if isinstance(e, Send)] == [ExhibitResponse(round, blob, number)]
     world.run(1e4, stop=lambda: swarm.head(owner) >= round + 5)
     assert round not in noted()

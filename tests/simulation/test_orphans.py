@@ -11,14 +11,14 @@ import pytest
 
 from atoll.policy import plan
 from atoll.protocol.allreduce import topology
-from atoll.simulation.adversaries.byzantine import Villain, villain
+from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.replay_audits import as_it_is
 from atoll.simulation.scenarios import run_scenario
-from atoll.simulation.scenarios.all_owners_lost import Orphaned
-from atoll.simulation.scenarios.harness import Stage
-from atoll.simulation.sum_check import CUT, OwnersIsland, islands
+from atoll.simulation.scenarios.all_owners_lost import OrphanedPart
+from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.sum_check import CUT, LyingOwnerWorker, islands
 from atoll.simulation.swarm import SwarmKnobs, peer_name
-from atoll.verification.sum_check.policy import Terms
+from atoll.verification.sum_check.policy import SumCheckTerms
 
 OWNERS = 2
 
@@ -38,16 +38,16 @@ def test_whoever_is_left_combines_a_part_whose_owners_are_all_gone(seed: int):
 def test_whoever_stands_in_and_lies_is_opened_like_any_owner():
     """Owners die again and again, and one of eight lies about nothing but parts that it stands in for: blocks of
     them are opened, and it is out for good."""
-    stage, liar = Stage("orphans", 2, peers=8, rounds=0, quorum="two-thirds"), peer_name(5)
-    settings = stage.settings(round=stage.paced(), tolerance=0.33, openings=Terms(0.5, CUT.leaf_bytes))
+    stage, liar = ScenarioContext("orphans", 2, peers=8, rounds=0, quorum="two-thirds"), peer_name(5)
+    settings = stage.settings(round=stage.paced(), tolerance=0.33, openings=SumCheckTerms(0.5, CUT.leaf_bytes))
     kinds = islands({liar: "accomplice"})
     stage.gather(SwarmKnobs(stage.peers, run=settings), {5: villain(as_it_is)}, island=kinds)
     node = stage.world.nodes[liar]
     island = node.island
-    assert isinstance(island, OwnersIsland)
+    assert isinstance(island, LyingOwnerWorker)
 
     def stands_in(part: int) -> bool:
-        round = cast(Villain, node.machine).peer.round
+        round = cast(ByzantineMember, node.machine).peer.round
         return round is not None and round.reduce is not None and round.reduce.gathers[part].owner_index >= OWNERS
 
     def standing() -> str:
@@ -57,6 +57,6 @@ def test_whoever_stands_in_and_lies_is_opened_like_any_owner():
     island.captures = stands_in
     stage.until_round(1)
     while not island.false:
-        Orphaned(stage).play()
+        OrphanedPart(stage).play()
         stage.demand_progress(rounds=1)
     stage.until(lambda: standing() == "expelled", 120.0, "nobody found the lie")

@@ -16,19 +16,19 @@ from atoll.peer.round import context
 from atoll.peer.settings import RunSettings
 from atoll.policy import fault_tolerance, membership
 from atoll.policy.plan import RoundSettings
-from atoll.protocol.allreduce.cross_check import Witnesses
-from atoll.protocol.allreduce.verified import WatchedReduce
+from atoll.protocol.allreduce.cross_check import CrossCheck
+from atoll.protocol.allreduce.verified import VerifiedReduce
 from atoll.simulation.adversaries.lying_owners import CROOKS
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.scenarios.lying_owners import PROVEN, play_crooks, watched
-from atoll.simulation.swarm import Swarm, SwarmKnobs
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
 
 
 @pytest.mark.parametrize("kind", sorted(set(CROOKS) - {"framer"}))
 def test_two_lying_owners_of_seven_are_out_within_three_rounds(kind: str):
     """Whatever the lie, what is agreed on is true; who signed it never comes back, who was silent may."""
-    stage = Stage(f"owners/{kind}", 1, peers=7, rounds=3, quorum="two-thirds")
+    stage = ScenarioContext(f"owners/{kind}", 1, peers=7, rounds=3, quorum="two-thirds")
     play_crooks(stage, {2: kind, 5: kind})
     newest = stage.newest
     assert newest is not None
@@ -52,10 +52,10 @@ def test_who_made_the_bytes_of_an_answer_is_not_sent_them_unless_it_came_back(
     crashes: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Seven, two witnesses for each part: one of them restarts when it has signed, and holds every answer again."""
-    heard, said = WatchedReduce._answer_heard, WatchedReduce._answer_made
+    heard, said = VerifiedReduce._answer_heard, VerifiedReduce._answer_made
     plan = RoundSettings(inner_steps=5, first_train_s=10, quorum="two-thirds")
     run = RunSettings(open_to_all=True, round=plan, tolerance=0.33, witnessed=True)
-    sent, swarm = Counter[tuple[PeerId, bool]](), Swarm(1, SwarmKnobs(7, run=run))
+    sent, swarm = Counter[tuple[PeerId, bool]](), VirtualSwarm(1, SwarmKnobs(7, run=run))
     fallen: list[PeerId] = []
 
     def hears(self, sender, signed, answered, payload, now):
@@ -70,8 +70,8 @@ def test_who_made_the_bytes_of_an_answer_is_not_sent_them_unless_it_came_back(
             swarm.world.at(swarm.world.now + 0.06, lambda: swarm.world.start(fallen[0]))
         return said(self, held, now)
 
-    monkeypatch.setattr(WatchedReduce, "_answer_heard", hears)
-    monkeypatch.setattr(WatchedReduce, "_answer_made", signs)
+    monkeypatch.setattr(VerifiedReduce, "_answer_heard", hears)
+    monkeypatch.setattr(VerifiedReduce, "_answer_made", signs)
     swarm.world.run(600, stop=lambda: min(swarm.heads()) >= 3)
     assert min(swarm.heads()) >= 3 and swarm.checkers.complaints == 0
     assert {peer for peer, made in sent if made} == set(fallen) and len(fallen) == crashes
@@ -90,7 +90,7 @@ def test_a_thousand_honest_rounds(seed: int):
 
 
 def check_honest(seed: int, peers: int, rounds: int) -> None:
-    stage = Stage("watched", seed, peers, rounds, "two-thirds")
+    stage = ScenarioContext("watched", seed, peers, rounds, "two-thirds")
     watched(stage)
     assert stage.swarm.checkers.complaints == 0
 
@@ -107,8 +107,8 @@ def test_hundreds_of_crooked_swarms(seed: int):
 
 def test_without_witnesses_a_lie_is_agreed_on(monkeypatch: pytest.MonkeyPatch):
     """Mutant: whatever one owner signs is believed."""
-    monkeypatch.setattr(Witnesses, "believes", lambda self, answered: True)
-    monkeypatch.setattr(Witnesses, "_believes_word", lambda self, word: True)
+    monkeypatch.setattr(CrossCheck, "believes", lambda self, answered: True)
+    monkeypatch.setattr(CrossCheck, "_believes_word", lambda self, word: True)
     with pytest.raises(ScenarioFailed, match="false answer"):
         run_scenario("owners", 2, rounds=3)
 
@@ -135,14 +135,14 @@ def test_a_jury_makes_doubted_parts_again_and_nobody_else_asks_for_a_row(monkeyp
     monkeypatch.setattr(context, "COMMITTEE_MAX", 8)
     monkeypatch.setattr(fault_tolerance, "VOICES", 6)
     wishes: list[bool] = []
-    open_row = WatchedReduce._open_row
+    open_row = VerifiedReduce._open_row
 
-    def watch(reduce: WatchedReduce, sender: PeerId, part: int, author: PeerId) -> list[Effect]:
+    def watch(reduce: VerifiedReduce, sender: PeerId, part: int, author: PeerId) -> list[Effect]:
         wishes.append(reduce.plan.opens(part, sender))
         return open_row(reduce, sender, part, author)
 
-    monkeypatch.setattr(WatchedReduce, "_open_row", watch)
-    stage = Stage("jury", 1, peers=12, rounds=2, quorum="two-thirds")
+    monkeypatch.setattr(VerifiedReduce, "_open_row", watch)
+    stage = ScenarioContext("jury", 1, peers=12, rounds=2, quorum="two-thirds")
     play_crooks(stage, {2: "miscounter", 5: "two_tongued"})
     assert wishes and all(wishes)
     assert stage.newest is not None
@@ -153,7 +153,7 @@ def test_voices_reach_a_vertex_though_only_two_writers_are_told(monkeypatch: pyt
     """Seven members, called many. More than two must say that they made the sum again: the liar is out in time."""
     monkeypatch.setattr(report_pool, "COMMITTEE_MAX", 4)
     monkeypatch.setattr(report_broadcaster, "WRITERS_TOLD", 2)
-    play_crooks(Stage("voices", 3, peers=7, rounds=3, quorum="two-thirds"), {2: "miscounter"})
+    play_crooks(ScenarioContext("voices", 3, peers=7, rounds=3, quorum="two-thirds"), {2: "miscounter"})
 
 
 def test_voices_that_nobody_is_told_end_nothing(monkeypatch: pytest.MonkeyPatch):
@@ -161,4 +161,4 @@ def test_voices_that_nobody_is_told_end_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(report_pool, "COMMITTEE_MAX", 4)
     monkeypatch.setattr(report_broadcaster, "WRITERS_TOLD", 0)
     with pytest.raises(AssertionError, match="the miscounter p0002 left after round None"):
-        play_crooks(Stage("voices", 3, peers=7, rounds=3, quorum="two-thirds"), {2: "miscounter"})
+        play_crooks(ScenarioContext("voices", 3, peers=7, rounds=3, quorum="two-thirds"), {2: "miscounter"})

@@ -18,16 +18,16 @@ from atoll.peer.peer import Peer
 from atoll.peer.round.vertex_body import check_body
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings
-from atoll.protocol.allreduce.events import Reduced
-from atoll.simulation.adversaries.byzantine import Villain, villain
+from atoll.protocol.allreduce.events import PartsReduced
+from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.adversaries.lying_owners import mute
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios import run_scenario
-from atoll.simulation.scenarios.harness import WINDOW_MIN_S, Stage
+from atoll.simulation.scenarios.harness import WINDOW_MIN_S, ScenarioContext
 from atoll.simulation.scenarios.lying_owners import watched
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.worker import IslandKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.worker import WorkerKnobs
+from atoll.simulation.world import VirtualComputer
 from atoll.wire.messages.round import RoundMessage
 
 PEERS, MUTE, HONEST = 7, (2, 5), 5
@@ -40,9 +40,9 @@ class Story:
 
     def __init__(self, round: RoundSettings, mutes: bool = False, **run: object) -> None:
         settings = changed(RunSettings(round=round, tolerance=0.33), **run)
-        island = IslandKnobs(update_bytes=400_000)
+        island = WorkerKnobs(update_bytes=400_000)
         knobs = SwarmKnobs(PEERS, NetworkKnobs(0.005, 0.02, jitter_s=0.005), island, run=settings)
-        self.swarm = Swarm(1, knobs, {place: villain(falls_silent) for place in MUTE} if mutes else None)
+        self.swarm = VirtualSwarm(1, knobs, {place: villain(falls_silent) for place in MUTE} if mutes else None)
         self.closed: dict[int, RoundClosed] = {}
         self.ends: dict[int, float] = {}
         self.failed = 0
@@ -59,13 +59,13 @@ class Story:
     def standing(self) -> dict[PeerId, str]:
         return {m.peer: m.standing for m in self.closed[max(self.closed)].body.members}
 
-    def _watch(self, now: float, node: Node, fact: Fact) -> None:
+    def _watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed):
             self.closed[fact.round], self.ends[fact.round] = fact, now
         self.failed += isinstance(fact, AttemptFailed)
 
 
-def falls_silent(villain: Villain, send: Send) -> list[Effect]:
+def falls_silent(villain: ByzantineMember, send: Send) -> list[Effect]:
     history = villain.peer.history
     return mute(villain, send) if history is not None and history.head >= HONEST else [send]
 
@@ -117,8 +117,8 @@ def test_votes_that_take_seconds_leave_the_next_round_its_training():
     story = Story(PACED, witnessed=True)
     world, reduced, cut = story.swarm.world, set[PeerId](), []
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
-        if isinstance(fact, Reduced) and fact.round == 8:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
+        if isinstance(fact, PartsReduced) and fact.round == 8:
             reduced.add(node.name)
         if len(reduced) == PEERS and not cut:
             cut.append(now)
@@ -201,8 +201,8 @@ def test_whoever_is_not_in_a_round_owes_it_nothing_and_holds_it_up_for_a_third_o
             return effects
         return [e for e in effects if not isinstance(e, Send) or not isinstance(e.message, RoundMessage)]
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
-        if isinstance(fact, Reduced) and fact.round > 5 and node.name != silent:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
+        if isinstance(fact, PartsReduced) and fact.round > 5 and node.name != silent:
             times = node.machine.round.timing.times(0)
             late[fact.round] = (now - times.train_until) / (times.answer_until[0] - times.train_until)
 
@@ -216,7 +216,7 @@ def test_whoever_is_not_in_a_round_owes_it_nothing_and_holds_it_up_for_a_third_o
 @pytest.mark.parametrize("seed", [1, 4])
 def test_lost_messages_make_nobody_complain(seed: int):
     """One of a hundred, over slow links, where owners watch each other."""
-    stage = Stage("watched", seed, 5, 20, "two-thirds")
+    stage = ScenarioContext("watched", seed, 5, 20, "two-thirds")
     watched(stage, round=stage.paced())
     assert stage.swarm.checkers.complaints == 0 and stage.swarm.checkers.full == stage.swarm.checkers.training
 
@@ -239,7 +239,7 @@ def test_voters_refuse_a_window_that_does_not_follow():
     """Another than the round shows, none, or one in a run whose windows are fixed."""
     story, found = Story(PACED), []
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, ShareBegan) and fact.round == 4 and not found:
             assert node.machine is not None and node.machine.round is not None
             found.append((node.machine.round.ground, node.machine.notary))

@@ -9,21 +9,21 @@ import pytest
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Fact, Send
-from atoll.features.archive.policy import Coded
+from atoll.features.archive.policy import ErasureParams
 from atoll.features.archive.reed_solomon import piece_bytes
 from atoll.peer.events import PieceKept, StateLost, StateRebuilt
 from atoll.peer.peer import Peer
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 from atoll.simulation.scenarios import run_scenario
-from atoll.simulation.swarm import Swarm, SwarmKnobs
-from atoll.simulation.worker import IslandKnobs
-from atoll.simulation.world import Node
-from atoll.wire.messages.history import WantChunk
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
+from atoll.simulation.worker import WorkerKnobs
+from atoll.simulation.world import VirtualComputer
+from atoll.wire.messages.history import ChunkRequest
 
 pytest.importorskip("pyeclib")
 
-CODED = Coded(6, 10, every_rounds=3, lost_s=15.0)
+CODED = ErasureParams(6, 10, every_rounds=3, lost_s=15.0)
 WAYS = list(combinations(range(10), 4))
 
 
@@ -33,7 +33,7 @@ class Placed:
     def __init__(self, peers: int, seed: int = 1) -> None:
         plan = RoundSettings(inner_steps=20, first_train_s=10)
         run = RunSettings(open_to_all=True, round=plan, coded=CODED)
-        self.swarm = Swarm(seed, SwarmKnobs(peers, island=IslandKnobs(states_kept=4), run=run))
+        self.swarm = VirtualSwarm(seed, SwarmKnobs(peers, island=WorkerKnobs(states_kept=4), run=run))
         self.world = self.swarm.world
         self.facts: list[tuple[PeerId, Fact]] = []
         self.truth: dict[Digest, bytes] = {}
@@ -44,7 +44,7 @@ class Placed:
         for e in self.old:
             assert not any(e.state in n.island.blobs for n in self.swarm.honest)
 
-    def watch(self, now: float, node: Node, fact: Fact) -> None:
+    def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         self.truth.update((n, b) for n, b in node.island.blobs.items() if n == node.island.head)
         self.facts.append((node.name, fact))
         if isinstance(fact, StateRebuilt):
@@ -85,7 +85,7 @@ class Placed:
 
 @pytest.mark.parametrize("way", random.Random(4).sample(WAYS, 3), ids=str)
 def test_ten_members_of_which_any_four_vanish_restore_every_older_state(way: tuple[int, ...]):
-    """Drawn from all 210 ways (`tests/crypto/test_erasure.py` has each of them): a survivor makes all three again."""
+    """Drawn from all 210 ways (`tests/crypto/test_erasure.py` has each): a survivor restores all three."""
     placed = Placed(10)
     assert placed.given() == 0, "every holder cut its piece out of the state that it held: placing takes no byte"
     for index in way:
@@ -121,9 +121,9 @@ def test_who_leaves_for_good_is_made_good_by_six_pieces_for_each(monkeypatch: py
     rude: list[PeerId] = []
     send_on = placed.world._send
 
-    def listen(node: Node, send: Send) -> None:
+    def listen(node: VirtualComputer, send: Send) -> None:
         round = node.machine.round if isinstance(node.machine, Peer) else None
-        if isinstance(send.message, WantChunk) and round is not None and round.patience.sharing:
+        if isinstance(send.message, ChunkRequest) and round is not None and round.patience.sharing:
             rude.append(node.name)
         send_on(node, send)
 

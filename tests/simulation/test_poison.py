@@ -14,11 +14,11 @@ from atoll.base.machine import Fact
 from atoll.peer.events import RoundClosed
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings
-from atoll.protocol.allreduce.cross_check import Doubted
-from atoll.protocol.allreduce.events import Garbage, NoAnswer
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.tensors import POISONS, TensorIsland
-from atoll.simulation.worker import IslandKnobs
+from atoll.protocol.allreduce.cross_check import PartDisputed
+from atoll.protocol.allreduce.events import OwnerFailed, RowUndecodable
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.tensors import POISONS, TensorWorker
+from atoll.simulation.worker import WorkerKnobs
 
 ROUNDS = 6
 LIARS = (1, 4)
@@ -41,10 +41,10 @@ class Stage:
         settings = RunSettings(open_to_all=True, round=plan, **trust)
         poisoners = {peer_name(i) for i in LIARS} if poison else set()
 
-        def island(me, knobs: IslandKnobs, draw: random.Random) -> TensorIsland:
-            return TensorIsland(me, knobs, draw, POISONS[poison] if me in poisoners else None)
+        def island(me, knobs: WorkerKnobs, draw: random.Random) -> TensorWorker:
+            return TensorWorker(me, knobs, draw, POISONS[poison] if me in poisoners else None)
 
-        self.swarm = Swarm(3, SwarmKnobs(7, run=settings), island=island)
+        self.swarm = VirtualSwarm(3, SwarmKnobs(7, run=settings), island=island)
         self.swarm.checkers.villains = frozenset(poisoners)
         self.facts: list[Fact] = []
         self.swarm.world.watchers.append(lambda now, node, fact: self.facts.append(fact))
@@ -60,7 +60,7 @@ class Stage:
     def distance(self) -> float:
         """0 where everybody wants to be; they begin at 1."""
         island = self.swarm.honest[0].island
-        assert isinstance(island, TensorIsland)
+        assert isinstance(island, TensorWorker)
         return island.distance()
 
     @property
@@ -85,7 +85,7 @@ def test_two_poisoners_of_seven_do_not_stop_the_others_from_learning(statistic: 
     """What is no number is refused by name, and its author is out at once; what is one is sorted out."""
     stage = Stage(statistic, poison).run()
     assert stage.distance < 0.15
-    garbage = {fact.peer for fact in stage.told(Garbage)}
+    garbage = {fact.peer for fact in stage.told(RowUndecodable)}
     assert garbage == ({peer_name(i) for i in LIARS} if poison in NO_NUMBERS else set())
     assert stage.expelled == dict.fromkeys(garbage, 0)
 
@@ -104,7 +104,7 @@ def test_without_poison_a_sorted_part_is_as_good_as_a_mean():
 def test_too_few_rows_are_no_answer_and_never_a_mean():
     """Four of seven live, too few for two liars: the rule says so, and the round agrees that no part counts."""
     stage = Stage("trimmed_mean", dead=(0, 2, 6), quorum="majority").run(1)
-    assert any("needs 5 rows to withstand 2 liars, 4 are here" in fact.why for fact in stage.told(NoAnswer))
+    assert any("needs 5 rows to withstand 2 liars, 4 are here" in fact.why for fact in stage.told(OwnerFailed))
     first = [fact for fact in stage.told(RoundClosed) if fact.body.round == 0]
     assert first and all(fact.parts_missing == len(fact.body.parts) for fact in first)
     assert stage.swarm.honest[0].island.distance(first[0].body.state) == 1.0
@@ -114,4 +114,4 @@ def test_owners_that_watch_each_other_sort_alike():
     """Three owners of every part sort the same poisoned rows with real arithmetic: nobody ever doubts an answer."""
     stage = Stage("trimmed_mean", "scaling", witnessed=True).run(4)
     assert stage.distance < 0.15
-    assert stage.told(Doubted) == [] and all(fact.parts_missing == 0 for fact in stage.told(RoundClosed))
+    assert stage.told(PartDisputed) == [] and all(fact.parts_missing == 0 for fact in stage.told(RoundClosed))

@@ -13,16 +13,16 @@ import torch
 from atoll.simulation.adversaries.colluding_poisoners import GANGS
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.scenarios import run_scenario
-from atoll.simulation.scenarios.colluding_poisoners import Harm, bound, play_poisoners
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.colluding_poisoners import PoisonHarm, bound, play_poisoners
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.training.exchange import statistic
 from atoll.training.robust.attacks import lies
 
 REFUSED = ("huge", "nan", "inf")  # by every codec
 
 
-def poisoned(attack: str, statistic: str, places: tuple[int, ...] = (2, 5), rounds: int = 2) -> Harm:
-    stage = Stage("poisoners", 1, peers=7, rounds=rounds, quorum="two-thirds")
+def poisoned(attack: str, statistic: str, places: tuple[int, ...] = (2, 5), rounds: int = 2) -> PoisonHarm:
+    stage = ScenarioContext("poisoners", 1, peers=7, rounds=rounds, quorum="two-thirds")
     return play_poisoners(stage, list(places), attack, statistic)
 
 

@@ -16,20 +16,20 @@ from atoll.peer.events import AttemptFailed, RoundClosed
 from atoll.peer.round.machine import NUDGE_S
 from atoll.peer.round.view_timer import VIEW_S
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
-from atoll.peer.verify.chain import Kept, verify_history
+from atoll.peer.verify.chain import StoredHistory, verify_history
 from atoll.policy.plan import RoundSettings
-from atoll.protocol.allreduce.events import Reduced
-from atoll.simulation.scenarios import CannotBeTold, run_scenario
+from atoll.protocol.allreduce.events import PartsReduced
+from atoll.simulation.scenarios import ScenarioUnsupported, run_scenario
 from atoll.simulation.signatures import VirtualVerifier
-from atoll.simulation.swarm import Swarm, SwarmKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
+from atoll.simulation.world import VirtualComputer
 
 RAFT = RunSettings(protocol="raft", round=RoundSettings(inner_steps=20, first_train_s=10))
 
 
 class Story:
     def __init__(self, peers: int, settings: RunSettings = RAFT) -> None:
-        self.swarm = Swarm(1, SwarmKnobs(peers, run=settings))
+        self.swarm = VirtualSwarm(1, SwarmKnobs(peers, run=settings))
         self.world = self.swarm.world
         self.world.watchers.append(self._watch)
         self.proposers: dict[int, PeerId] = {}
@@ -43,11 +43,11 @@ class Story:
         self.world.run(self.world.now + 3600.0, stop=lambda: min(self.swarm.heads()) >= rounds - 1)
         assert min(self.swarm.heads()) >= rounds - 1
 
-    def _watch(self, now: float, node: Node, fact: Fact) -> None:
+    def _watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         match fact:
             case RoundClosed(body=body):
                 self.proposers[body.round], self.ends[body.round] = body.proposer, now
-            case Reduced():
+            case PartsReduced():
                 self.reduced.setdefault(fact.round, now)
                 if self.kills.get(fact.round) == node.name:
                     del self.kills[fact.round]
@@ -86,7 +86,9 @@ def test_its_history_is_believed_offline_like_any_other():
     story.run(8)
     kept = story.world.nodes[story.swarm.founders[1]].kept
     rows = {int(name.partition("/")[2]): row for name, row in kept.items() if name.startswith("vertex/")}
-    audit = verify_history(Kept(story.swarm.run_id, kept["genesis"], sorted(rows), rows.get), VirtualVerifier())
+    audit = verify_history(
+        StoredHistory(story.swarm.run_id, kept["genesis"], sorted(rows), rows.get), VirtualVerifier()
+    )
     assert audit.intact and audit.head >= 7 and audit.settings.by_raft
 
 
@@ -103,7 +105,7 @@ def test_a_blackout_in_the_middle_of_a_vote_loses_no_round_of_a_leader_either(se
 
 def test_where_members_may_lie_raft_is_refused():
     """By stories with liars, and by whoever reads a genesis that asks for both. Old settings keep their bytes."""
-    with pytest.raises(CannotBeTold, match="trust each other"):
+    with pytest.raises(ScenarioUnsupported, match="trust each other"):
         run_scenario("liars", 1, protocol="raft")
     assert decode_settings(encode_settings(RAFT)).by_raft
     with pytest.raises(PeerFault, match="Raft where members may lie"):

@@ -14,8 +14,17 @@ sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from reduction_world import GIGABIT, Outcome, Reduction, ReductionKnobs
 
 from atoll.base.ids import PeerId
-from atoll.policy.topology_cost import Links, predict
-from atoll.protocol.allreduce.topology import Topology, butterfly, counts, fanned, hierarchical, ring, star, tree
+from atoll.policy.topology_cost import AgreedLinks, predict
+from atoll.protocol.allreduce.topology import (
+    ReduceTopology,
+    butterfly,
+    counts,
+    fanned,
+    hierarchical,
+    ring,
+    star,
+    tree,
+)
 from atoll.simulation.signatures import peer_name
 
 TOPOLOGIES = ["butterfly", "hierarchical", "tree", "star", "ring"]
@@ -27,7 +36,7 @@ def names(count: int) -> tuple[PeerId, ...]:
     return tuple(peer_name(i) for i in range(count))
 
 
-def topology_named(name: str, peers: tuple[PeerId, ...]) -> Topology:
+def topology_named(name: str, peers: tuple[PeerId, ...]) -> ReduceTopology:
     return {
         "butterfly": lambda: butterfly(peers, b"seed"),
         "hierarchical": lambda: hierarchical(fanned(peers, b"seed", fan=4), b"seed"),
@@ -84,7 +93,7 @@ def test_what_is_played_takes_the_time_that_was_predicted(name: str):
     game = Reduction(5, peers, topology, ReductionKnobs(combine_bytes_s=1e15, fsync_s=0.0))
     outcome = game.run()
     latency_s = [[0.0 if a == b else game.network.one_way_s(a, b) for b in peers] for a in peers]
-    links = Links(peers, latency_s, [GIGABIT.uplink_bytes_s] * 16, [GIGABIT.downlink_bytes_s] * 16)
+    links = AgreedLinks(peers, latency_s, [GIGABIT.uplink_bytes_s] * 16, [GIGABIT.downlink_bytes_s] * 16)
     assert outcome.seconds == pytest.approx(predict(topology, 1_000_000, links).seconds, rel=0.05)
 
 

@@ -13,33 +13,33 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Effect, Fact, Send
-from atoll.peer.events import Disagreed, Fault, RoundClosed
+from atoll.peer.events import ProposalRejected, ProtocolFault, RoundClosed
 from atoll.peer.round import reputation as shown_by_bodies
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
-from atoll.peer.tasks import Encode, Encoded
+from atoll.peer.tasks import EncodeUpdate, UpdateEncoded
 from atoll.policy import reputation
 from atoll.policy.plan import RoundSettings, plan_round
 from atoll.policy.reputation import FLOOR, influence_of, scores_of, tier_of
 from atoll.protocol.allreduce.weighted import influenced
-from atoll.simulation.adversaries.byzantine import Villain, villain
+from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
-from atoll.simulation.scenarios.harness import Stage
-from atoll.simulation.scenarios.reputation import Records, play_records
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.tensors import POISONS, VALUES, TensorIsland
-from atoll.simulation.worker import IslandKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.scenarios.reputation import ReputationReports, play_records
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.tensors import POISONS, VALUES, TensorWorker
+from atoll.simulation.worker import WorkerKnobs
+from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
-from atoll.wire.messages.round import Committed, Contribution, Propose
-from atoll.wire.messages.statements import Commit, Proposed
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.round import CommitAnnouncement, ProposalMessage, RowContribution
+from atoll.wire.messages.statements import Commitment, Proposal
+from atoll.wire.messages.vertex import VertexBody
 
 
-def played(kinds: dict[int, str], audited: bool = False, **settings: object) -> Records:
-    return play_records(Stage("reputation", 4, 7, 36, ""), kinds, audited, **settings)
+def played(kinds: dict[int, str], audited: bool = False, **settings: object) -> ReputationReports:
+    return play_records(ScenarioContext("reputation", 4, 7, 36, ""), kinds, audited, **settings)
 
 
-def final(records: Records) -> dict[PeerId, int]:
+def final(records: ReputationReports) -> dict[PeerId, int]:
     return {peer: history[-1] for peer, history in records.history.items()}
 
 
@@ -78,7 +78,7 @@ def test_a_committee_drawn_by_records_agrees_and_who_was_away_follows_it():
     run = RunSettings(
         open_to_all=True, reputation=True, era_rounds=5, round=RoundSettings(inner_steps=20, committee=5)
     )
-    swarm = Swarm(5, SwarmKnobs(9, island=IslandKnobs(update_bytes=4096), run=run))
+    swarm = VirtualSwarm(5, SwarmKnobs(9, island=WorkerKnobs(update_bytes=4096), run=run))
     swarm.world.run(600, stop=lambda: min(swarm.heads()) >= 4)
     swarm.world.crash(peer_name(3))
     swarm.join(9, peer_name(0))
@@ -101,8 +101,8 @@ def test_a_committee_drawn_by_records_agrees_and_who_was_away_follows_it():
 def test_a_proposer_that_praises_itself_finds_no_votes():
     """Its own score as high as can be, in every body that it proposes: nobody votes, another proposer goes on."""
 
-    def praise(liar: Villain, send: Send) -> list[Effect]:
-        if not isinstance(send.message, Propose) or not send.message.body:
+    def praise(liar: ByzantineMember, send: Send) -> list[Effect]:
+        if not isinstance(send.message, ProposalMessage) or not send.message.body:
             return [send]
         body = decode_body(send.message.body)
         if body.proposer != liar.peer.me or body.reputation is UNSET:
@@ -111,12 +111,12 @@ def test_a_proposer_that_praises_itself_finds_no_votes():
         scores = [*body.reputation[:place], SCORE_ONE, *body.reputation[place + 1 :]]
         raw = encode(replace(body, reputation=tuple(scores)))
         said = decode_statement(send.message.statement.body, liar.peer.me)
-        assert isinstance(said, Proposed)
+        assert isinstance(said, Proposal)
         signed = liar.notary.sign(replace(said, digest=vertex_id(raw)))
         return [replace(send, message=replace(send.message, body=raw, statement=signed))]
 
     swarm, facts = watched(4, {1: praise}, rounds=20)  # one of four proposes first, drawn in every round
-    assert any("reputations do not follow" in f.why for f in facts if isinstance(f, Disagreed))
+    assert any("reputations do not follow" in f.why for f in facts if isinstance(f, ProposalRejected))
     for body in bodies(facts):
         assert body.proposer != peer_name(1) and scores_of(body)[peer_name(1)] < SCORE_ONE
     assert min(swarm.heads()) >= 19
@@ -125,30 +125,33 @@ def test_a_proposer_that_praises_itself_finds_no_votes():
 def test_who_claims_to_weigh_what_its_samples_say_counts_for_nobody():
     """A million samples, as a mean by samples would have believed: a fault at everybody."""
 
-    def boast(liar: Villain, send: Send) -> list[Effect]:
+    def boast(liar: ByzantineMember, send: Send) -> list[Effect]:
         message = send.message
-        if not isinstance(message, Committed | Contribution) or message.statement.signer != liar.peer.me:
+        if (
+            not isinstance(message, CommitAnnouncement | RowContribution)
+            or message.statement.signer != liar.peer.me
+        ):
             return [send]
         commit = decode_statement(message.statement.body, liar.peer.me)
-        assert isinstance(commit, Commit)
+        assert isinstance(commit, Commitment)
         said = liar.notary.sign(replace(commit, samples=10**6, weight=10**6))
         return [replace(send, message=replace(message, statement=said))]
 
     _, facts = watched(4, {1: boast})
-    assert any("a weight that is not its own" in f.what for f in facts if isinstance(f, Fault))
+    assert any("a weight that is not its own" in f.what for f in facts if isinstance(f, ProtocolFault))
     assert 10**6 not in {said.weight for body in bodies(facts) for said in commits_of(body)}
 
 
 def watched(
-    peers: int, twists: dict[int, Callable[[Villain, Send], list[Effect]]], rounds: int = 7
-) -> tuple[Swarm, list[Fact]]:
+    peers: int, twists: dict[int, Callable[[ByzantineMember, Send], list[Effect]]], rounds: int = 7
+) -> tuple[VirtualSwarm, list[Fact]]:
     """Some rounds of a run that keeps records, and what its honest peers told."""
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds")
     knobs = SwarmKnobs(peers, run=RunSettings(open_to_all=True, round=plan, reputation=True))
-    swarm = Swarm(1, knobs, villains={place: villain(twist) for place, twist in twists.items()})
+    swarm = VirtualSwarm(1, knobs, villains={place: villain(twist) for place, twist in twists.items()})
     facts: list[Fact] = []
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         if node.name not in swarm.checkers.villains:
             facts.append(fact)
 
@@ -158,12 +161,12 @@ def watched(
     return swarm, facts
 
 
-def commits_of(body: Body) -> list[Commit]:
+def commits_of(body: VertexBody) -> list[Commitment]:
     said = [decode_statement(signed.body, signed.signer) for signed in body.commits]
-    return [commit for commit in said if isinstance(commit, Commit)]
+    return [commit for commit in said if isinstance(commit, Commitment)]
 
 
-def bodies(facts: list[Fact]) -> list[Body]:
+def bodies(facts: list[Fact]) -> list[VertexBody]:
     return [fact.body for fact in facts if isinstance(fact, RoundClosed)]
 
 
@@ -178,7 +181,7 @@ def test_whoever_holds_one_vertex_knows_every_score_and_plans_by_it():
 # ---- what rows weigh -------------------------------------------------------------------------------------------
 
 
-class Recorder(TensorIsland):
+class Recorder(TensorWorker):
     """Remembers the updates that it encoded, one vector per round."""
 
     def __init__(self, *how: object) -> None:
@@ -187,27 +190,27 @@ class Recorder(TensorIsland):
 
     def do(self, work: object) -> object:
         done = super().do(work)
-        if isinstance(work, Encode) and isinstance(done, Encoded):
+        if isinstance(work, EncodeUpdate) and isinstance(done, UpdateEncoded):
             wire = bytearray(b"".join(bytes(part.data) for part in done.parts))
             self.sent[work.round] = torch.frombuffer(wire, dtype=torch.float32)
         return done
 
 
-def with_numbers(rounds: int, poison: str = "", **trust: object) -> tuple[Swarm, dict[int, RoundClosed]]:
+def with_numbers(rounds: int, poison: str = "", **trust: object) -> tuple[VirtualSwarm, dict[int, RoundClosed]]:
     """Seven peers with real numbers; the second fails to train in two rounds of three, or sends poison."""
     plan = RoundSettings(inner_steps=5, first_train_s=10, quorum="two-thirds")
     settings = replace(RunSettings(open_to_all=True, round=plan, reputation=True), **trust)
 
-    def island(me: PeerId, knobs: IslandKnobs, draw: random.Random) -> Recorder:
+    def island(me: PeerId, knobs: WorkerKnobs, draw: random.Random) -> Recorder:
         if me != peer_name(1):
             return Recorder(me, knobs, draw)
-        knobs = knobs if poison else IslandKnobs(train_failure_rate=0.66)
+        knobs = knobs if poison else WorkerKnobs(train_failure_rate=0.66)
         return Recorder(me, knobs, draw, POISONS[poison] if poison else None)
 
-    swarm = Swarm(3, SwarmKnobs(7, run=settings), island=island)
+    swarm = VirtualSwarm(3, SwarmKnobs(7, run=settings), island=island)
     closed: dict[int, RoundClosed] = {}
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed):
             closed.setdefault(fact.body.round, fact)
 
@@ -236,7 +239,7 @@ def test_a_mean_weighs_rows_by_their_authors_records():
     before, after = (island.anchor(closed[r].body.state).double() for r in (round - 1, round))
     torch.testing.assert_close(before - after, expected, rtol=1e-5, atol=1e-6)
     commits = {s.signer: decode_statement(s.body, s.signer) for s in closed[round].body.commits}
-    weights = {peer: commit.weight for peer, commit in commits.items() if isinstance(commit, Commit)}
+    weights = {peer: commit.weight for peer, commit in commits.items() if isinstance(commit, Commitment)}
     assert weights == {peer: 5 * weight for peer, weight in weighs.items()}  # all took their five steps
 
 
@@ -254,7 +257,7 @@ def test_distances_look_first_and_records_count_afterwards():
     assert max(per_worth) < 1.1 * min(per_worth)  # the rule finds nobody worse than the others
 
 
-def weights_in(body: Body) -> dict[PeerId, float]:
+def weights_in(body: VertexBody) -> dict[PeerId, float]:
     assert body.weighing is not UNSET
     return dict(zip(body.weighing.peers, body.weighing.weights, strict=True))
 
@@ -270,7 +273,7 @@ def test_weights_keep_their_sum_and_what_is_no_weight_is_left_to_its_judges():
 def test_order_statistics_count_every_row_once():
     _, closed = with_numbers(4, statistic="median", tolerance=0.33)
     commits = [decode_statement(s.body, s.signer) for s in closed[3].body.commits]
-    assert all(isinstance(c, Commit) and c.weight == c.samples > 0 for c in commits) and VALUES
+    assert all(isinstance(c, Commitment) and c.weight == c.samples > 0 for c in commits) and VALUES
 
 
 # ---- runs without records --------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ import sys
 import pytest
 
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.scenarios import SCENARIOS, CannotBeTold, ScenarioFailed, main, run_scenario
-from atoll.simulation.scenarios.churn import Weather
-from atoll.simulation.swarm import Swarm, SwarmKnobs
-from atoll.simulation.worker import IslandKnobs
+from atoll.simulation.scenarios import SCENARIOS, ScenarioFailed, ScenarioUnsupported, main, run_scenario
+from atoll.simulation.scenarios.churn import FaultInjector
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
+from atoll.simulation.worker import WorkerKnobs
 
 
 def seeds(*drawn: int, long: tuple[int, ...] = ()) -> pytest.MarkDecorator:
@@ -62,7 +62,7 @@ def test_no_row_is_lost_behind_a_link_that_broke(topology: str):
 
 @pytest.mark.parametrize("name", ["liars", "weighed", "straggler_churn"])
 def test_a_story_whose_rounds_would_not_go_by_a_topology_is_not_told_by_it(name: str):
-    with pytest.raises(CannotBeTold, match="cannot be told by a ring topology"):
+    with pytest.raises(ScenarioUnsupported, match="cannot be told by a ring topology"):
         run_scenario(name, 1, topology="ring")
 
 
@@ -87,14 +87,14 @@ def test_a_run_that_is_paused_again_and_again_weathers_everything(seed: int):
 
 def test_a_word_to_pause_that_outlives_the_weather_is_answered_as_well(monkeypatch: pytest.MonkeyPatch):
     """It is said as the weather ends, and stands in a vertex later: the story looked for a paused run only then."""
-    end, paused = Weather.end, list[bool]()
+    end, paused = FaultInjector.end, list[bool]()
 
-    def end_with_a_word(weather: Weather) -> None:
+    def end_with_a_word(weather: FaultInjector) -> None:
         paused.append(not weather.goes_on())
         weather.pause()
         end(weather)
 
-    monkeypatch.setattr(Weather, "end", end_with_a_word)
+    monkeypatch.setattr(FaultInjector, "end", end_with_a_word)
     report = run_scenario("pauses", 5, peers=4, rounds=4)
     assert paused == [False] and report.faults["pause"] == report.faults["resume"] == 1
 
@@ -131,8 +131,8 @@ def test_while_trainers_go_on_an_exchange_costs_no_time():
     """Rounds of 20 steps of 50 ms, exchanges of nearly a second: a round takes what its steps take."""
     rounds: dict[int, int] = {}
     for steps in (0, 16):
-        network, island = NetworkKnobs(uplink_bytes_s=1e7), IslandKnobs(update_bytes=2_500_000, overlap=steps)
-        swarm = Swarm(2, SwarmKnobs(4, network=network, island=island))
+        network, island = NetworkKnobs(uplink_bytes_s=1e7), WorkerKnobs(update_bytes=2_500_000, overlap=steps)
+        swarm = VirtualSwarm(2, SwarmKnobs(4, network=network, island=island))
         swarm.checkers.faultless = True
         swarm.world.run(60.0)
         rounds[steps] = min(swarm.heads())

@@ -8,15 +8,17 @@ from atoll.peer.settings import RunSettings, decode_settings, encode_settings
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios import run_scenario
-from atoll.simulation.scenarios.harness import Stage
-from atoll.simulation.scenarios.loss_scoring import Told, play_scores
+from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.scenarios.loss_scoring import ScoringReports, play_scores
 from atoll.simulation.swarm import peer_name
 from atoll.verification.loss_scoring import policy
 
 
-def played(kinds: dict[int, str], peers: int = 4, rounds: int = 20, network: NetworkKnobs | None = None) -> Told:
+def played(
+    kinds: dict[int, str], peers: int = 4, rounds: int = 20, network: NetworkKnobs | None = None
+) -> ScoringReports:
     """Ends with a look at every record: cheats on probation, nobody honest there."""
-    return play_scores(Stage("scores", 1, peers, rounds, "two-thirds"), kinds, network)
+    return play_scores(ScenarioContext("scores", 1, peers, rounds, "two-thirds"), kinds, network)
 
 
 @pytest.mark.parametrize("kind", ["copycat", "noise", "refuser", "joker"])

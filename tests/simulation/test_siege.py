@@ -10,13 +10,13 @@ from random import Random
 import pytest
 
 from atoll.policy import membership
-from atoll.protocol.allreduce.cross_check import Witnesses
+from atoll.protocol.allreduce.cross_check import CrossCheck
 from atoll.simulation.adversaries.influence_bound import allowed, combined_worth
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.scenarios import run_scenario
-from atoll.simulation.scenarios.churn import Weather
-from atoll.simulation.scenarios.harness import Stage
-from atoll.simulation.scenarios.mixed_byzantine import MOUTHS, Siege, play_siege
+from atoll.simulation.scenarios.churn import FaultInjector
+from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.scenarios.mixed_byzantine import MOUTHS, SiegeBudget, play_siege
 from atoll.training.exchange import statistic
 
 
@@ -48,18 +48,18 @@ def test_every_kind_of_villain_that_the_simulator_knows_takes_part():
     assert len(MOUTHS) == 5 + 7 + 4 + 2 + 1
 
 
-def storm(seed: int) -> Stage:
+def storm(seed: int) -> ScenarioContext:
     """The weather is not held back: seven members, two of them villains, and one honest member less is too few."""
-    stage = Stage("siege", seed, peers=7, rounds=3, quorum="two-thirds")
+    stage = ScenarioContext("siege", seed, peers=7, rounds=3, quorum="two-thirds")
     play_siege(stage, {2: "silent", 5: "silent"})
     return stage
 
 
 def test_where_the_weather_leaves_too_few_honest_members_the_story_ends_unjudged(monkeypatch: pytest.MonkeyPatch):
     """And where one of them was sent away that the weather had left alone, it fails."""
-    monkeypatch.setattr(Siege, "spare", lambda siege: 2)
+    monkeypatch.setattr(SiegeBudget, "spare", lambda siege: 2)
     assert "not_judged_after" in storm(seed=1).measured
-    monkeypatch.setattr(Weather, "took", lambda weather, who, since: False)
+    monkeypatch.setattr(FaultInjector, "took", lambda weather, who, since: False)
     with pytest.raises(InvariantBroken, match=r"nothing is promised there, and .* were sent away"):
         storm(seed=1)
 
@@ -68,7 +68,7 @@ def test_where_the_weather_leaves_too_few_honest_members_the_story_ends_unjudged
 
 
 def besieged(kinds: dict[int, str], seed: int = 1) -> None:
-    play_siege(Stage("siege", seed, peers=7, rounds=3, quorum="two-thirds"), kinds)
+    play_siege(ScenarioContext("siege", seed, peers=7, rounds=3, quorum="two-thirds"), kinds)
 
 
 def test_without_trimming_the_poison_decides(monkeypatch: pytest.MonkeyPatch):
@@ -80,7 +80,7 @@ def test_without_trimming_the_poison_decides(monkeypatch: pytest.MonkeyPatch):
 
 def test_without_witnesses_a_false_sum_is_agreed_on(monkeypatch: pytest.MonkeyPatch):
     """Mutant: whatever one owner signs is believed."""
-    monkeypatch.setattr(Witnesses, "_believes", lambda self, case, kind: True)
+    monkeypatch.setattr(CrossCheck, "_believes", lambda self, case, kind: True)
     with pytest.raises(AssertionError, match="a false answer was agreed on"):
         besieged({2: "miscounter", 5: "miscounter"})
 

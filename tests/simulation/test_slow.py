@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.peer.events import Accused
+from atoll.peer.events import MemberAccused
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.scenarios import run_scenario
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.scenarios.slow_links import slow
-from atoll.wire.messages.statements import Complaint
+from atoll.wire.messages.statements import OwnerComplaint
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -21,12 +21,12 @@ def test_twenty_rounds_with_slow_members_and_not_one_accusation(seed: int):
 
 def test_one_complaint_would_be_noticed():
     """The first fact of an accusation ends the story."""
-    stage = Stage("slow", 1, peers=4, rounds=2, quorum="two-thirds")
+    stage = ScenarioContext("slow", 1, peers=4, rounds=2, quorum="two-thirds")
 
     def complain() -> None:
         node = stage.world.nodes[stage.swarm.founders[0]]
         stage.world.watchers[-1](
-            stage.world.now, node, Accused(peer=node.name, statement=Complaint(1, node.name, "withheld"))
+            stage.world.now, node, MemberAccused(peer=node.name, statement=OwnerComplaint(1, node.name, "withheld"))
         )
 
     gather = stage.gather

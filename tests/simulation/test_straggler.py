@@ -7,16 +7,16 @@ import pytest
 from atoll.base.ids import Seconds
 from atoll.base.machine import Fact
 from atoll.peer.events import RoundClosed, ShareBegan, TrainEnded
-from atoll.peer.tasks import Adopt, Encode
-from atoll.policy.plan import Acceptance
+from atoll.peer.tasks import AdoptState, EncodeUpdate
+from atoll.policy.plan import StragglerPolicy
 from atoll.simulation.scenarios import run_scenario
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.scenarios.straggler import ACCEPTANCE, SLOWER, straggler, tell
-from atoll.simulation.world import Node
+from atoll.simulation.world import VirtualComputer
 
 
-def measured(acceptance: Acceptance | None) -> dict[str, float]:
-    stage = Stage("straggler", 1, 4, 10, "majority")
+def measured(acceptance: StragglerPolicy | None) -> dict[str, float]:
+    stage = ScenarioContext("straggler", 1, 4, 10, "majority")
     tell(stage, acceptance)
     return stage.measured
 
@@ -35,11 +35,11 @@ def test_where_each_takes_steps_by_its_own_speed_nobody_waits_for_long():
 
 def test_a_round_waits_until_the_quorum_is_there_and_no_longer_than_the_grace():
     """No member shares before two have their updates; where somebody is late, one grace after the second."""
-    stage = Stage("straggler", 5, 4, 10, "majority")
+    stage = ScenarioContext("straggler", 5, 4, 10, "majority")
     ended: dict[int, list[Seconds]] = {}
     shared: list[tuple[int, Seconds, int]] = []
 
-    def watch(now: Seconds, node: Node, fact: Fact) -> None:
+    def watch(now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, TrainEnded) and fact.steps:
             ended.setdefault(fact.round, []).append(now)
         if isinstance(fact, ShareBegan):
@@ -64,10 +64,10 @@ def test_a_round_waits_until_the_quorum_is_there_and_no_longer_than_the_grace():
 
 def test_steps_that_came_too_late_for_a_round_are_in_the_next_update():
     """Without any grace the slow one misses rounds again and again; what it then sends is of several rounds."""
-    stage = Stage("straggler", 2, 4, 16, "majority")
+    stage = ScenarioContext("straggler", 2, 4, 16, "majority")
     slow, said = [], []
 
-    def watch(now: Seconds, node: Node, fact: Fact) -> None:
+    def watch(now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed) and node.name == stage.swarm.founders[0] and fact.body.round > 2:
             slow.append(stage.swarm.founders[-1] in fact.counted)
             said.append(fact.body.metrics.steps)
@@ -80,7 +80,7 @@ def test_steps_that_came_too_late_for_a_round_are_in_the_next_update():
         return swarm
 
     stage.gather = gathered
-    tell(stage, Acceptance(quorum=3, grace=0))
+    tell(stage, StragglerPolicy(quorum=3, grace=0))
     assert 3 < slow.count(False) < len(slow)
     per_round = 20 / SLOWER  # steps of its own in the time of one round
     assert stage.measured["slow"] * len(slow) > 1.3 * slow.count(True), "a round's worth each would be less"
@@ -90,10 +90,10 @@ def test_steps_that_came_too_late_for_a_round_are_in_the_next_update():
 def test_an_update_that_nobody_was_told_of_is_none():
     """The slow one encodes for so long that the others share without it: its steps stay where they are, with their
     samples. In error feedback they would weigh nothing, and where there is none they would be lost."""
-    stage = Stage("straggler", 3, 4, 8, "majority")
-    encoded, adopted, told = set[int](), dict[int, Adopt](), set[int]()
+    stage = ScenarioContext("straggler", 3, 4, 8, "majority")
+    encoded, adopted, told = set[int](), dict[int, AdoptState](), set[int]()
 
-    def watch(now: Seconds, node: Node, fact: Fact) -> None:
+    def watch(now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         slow = stage.swarm.founders[-1]
         if isinstance(fact, RoundClosed) and node.name == slow:
             told.update(fact.body.round for signed in fact.body.commits if signed.signer == slow)
@@ -107,12 +107,12 @@ def test_an_update_that_nobody_was_told_of_is_none():
         takes_s, do = island.takes_s, island.do
 
         def does(work: object) -> object:
-            if isinstance(work, Adopt):
+            if isinstance(work, AdoptState):
                 adopted[work.round] = work
             return do(work)
 
         def takes(work: object) -> Seconds:
-            if isinstance(work, Encode):
+            if isinstance(work, EncodeUpdate):
                 encoded.add(work.round)
                 return 0.55
             return takes_s(work)
@@ -121,7 +121,7 @@ def test_an_update_that_nobody_was_told_of_is_none():
         return swarm
 
     stage.gather = gathered
-    tell(stage, Acceptance(quorum=2, grace=2))
+    tell(stage, StragglerPolicy(quorum=2, grace=2))
     in_vain = (encoded & adopted.keys()) - told
     assert in_vain, "it was still encoding"
     assert [adopted[round].counted for round in sorted(in_vain)] == [None] * len(in_vain)

@@ -8,20 +8,22 @@ import pytest
 
 from atoll.base.ids import PeerId
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
-from atoll.peer.tasks import Train
+from atoll.peer.tasks import TrainRound
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.redundant_training import TwinIsland
+from atoll.simulation.redundant_training import RedundancyVirtualWorker
 from atoll.simulation.scenarios import run_scenario
-from atoll.simulation.scenarios.harness import Stage
-from atoll.simulation.scenarios.redundant_training import Told, play_twins
+from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.scenarios.redundant_training import RedundancyReports, play_twins
 from atoll.simulation.swarm import peer_name
 from atoll.verification.redundant_training import policy
 
 
-def played(kinds: dict[int, str], peers: int = 4, rounds: int = 16, network: NetworkKnobs | None = None) -> Told:
+def played(
+    kinds: dict[int, str], peers: int = 4, rounds: int = 16, network: NetworkKnobs | None = None
+) -> RedundancyReports:
     """Ends with a look at every verdict: of nobody honest one that costs."""
-    return play_twins(Stage("twins", 1, peers, rounds, "two-thirds"), kinds, network)
+    return play_twins(ScenarioContext("twins", 1, peers, rounds, "two-thirds"), kinds, network)
 
 
 @pytest.mark.parametrize("kind", ["skipper", "stale", "elsewhere"])
@@ -44,7 +46,7 @@ def test_two_referees_of_seven_who_find_everybody_far_off_move_no_record():
 
 def test_if_one_word_were_enough_slanderers_would_drag_others_down(monkeypatch: pytest.MonkeyPatch):
     """Mutant: whoever one referee finds far off has strayed."""
-    monkeypatch.setattr(policy.Case, "_of_whom_most_say", lambda case, so: one_says(case, so))
+    monkeypatch.setattr(policy.RedundancyCase, "_of_whom_most_say", lambda case, so: one_says(case, so))
 
     def one_says(case, so) -> tuple[PeerId, ...]:
         columns = zip(*case.said.values(), strict=True) if case.said else ()
@@ -77,15 +79,15 @@ def test_nothing_that_members_say_depends_on_whose_samples_they_take(monkeypatch
     def vertices() -> tuple[dict[int, bytes], set[tuple[PeerId, int, int]]]:
         taken = set[tuple[PeerId, int, int]]()
 
-        def do(island: TwinIsland, work: Any) -> Any:
-            if isinstance(work, Train):
+        def do(island: RedundancyVirtualWorker, work: Any) -> Any:
+            if isinstance(work, TrainRound):
                 taken.add((island.me, work.round, work.shard))
             return plain(island, work)
 
-        plain = TwinIsland.do
+        plain = RedundancyVirtualWorker.do
         with monkeypatch.context() as patched:
-            patched.setattr(TwinIsland, "do", do)
-            stage = Stage("twins", 3, 4, 8, "two-thirds")
+            patched.setattr(RedundancyVirtualWorker, "do", do)
+            stage = ScenarioContext("twins", 3, 4, 8, "two-thirds")
             told = play_twins(stage, {}, share=1.0)
         revealed = min(of for of, _ in told.found) + 1 if told.found else 99
         machine = stage.swarm.honest[0].machine
@@ -94,7 +96,7 @@ def test_nothing_that_members_say_depends_on_whose_samples_they_take(monkeypatch
         return vertices, {one for one in taken if one[1] <= revealed}
 
     said, taken = vertices()
-    monkeypatch.setattr(policy.Drawing, "host", lambda *_: None)
+    monkeypatch.setattr(policy.RedundancyDraw, "host", lambda *_: None)
     same, own = vertices()
     assert said == {round: same[round] for round in said}
     assert {one for one in own if one[1] in said} != taken

@@ -16,22 +16,22 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Fact, Send
 from atoll.crypto.digest import digest
-from atoll.peer.events import Fault, Refused, RoundClosed, Unread
+from atoll.peer.events import JoinRejected, MalformedRow, ProtocolFault, RoundClosed
 from atoll.peer.membership.admission import EXPELLED
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings
-from atoll.protocol.allreduce.buffers import Held
-from atoll.simulation.adversaries.byzantine import MISCHIEF, Twist, Villain, villain
+from atoll.protocol.allreduce.buffers import StoredRow
+from atoll.simulation.adversaries.byzantine import MISCHIEF, ByzantineMember, Twist, villain
 from atoll.simulation.sum_check import CUT
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.tensors import POISONS, Poison, TensorIsland
-from atoll.simulation.worker import IslandKnobs
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.tensors import POISONS, Poison, TensorWorker
+from atoll.simulation.worker import WorkerKnobs
 from atoll.verification.malformed_updates import tensors
-from atoll.verification.malformed_updates.messages import UnreadableRow, unreadable_bytes
-from atoll.verification.sum_check.policy import Terms
-from atoll.wire.messages.audits import Unreadable
+from atoll.verification.malformed_updates.messages import MalformedRowEvidence, unreadable_bytes
+from atoll.verification.sum_check.policy import SumCheckTerms
+from atoll.wire.messages.audits import MalformedRowShown
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.statements import Caught
+from atoll.wire.messages.statements import Accusation
 
 LIARS = (1, 4)
 NAMES = {peer_name(place) for place in LIARS}
@@ -43,15 +43,15 @@ class Stage:
 
     def __init__(self, poison: Poison | None = None, opened: bool = False, twist: Twist | None = None) -> None:
         plan = RoundSettings(inner_steps=5, first_train_s=10, quorum="two-thirds")
-        openings = Terms(0.03, CUT.leaf_bytes) if opened else UNSET
+        openings = SumCheckTerms(0.03, CUT.leaf_bytes) if opened else UNSET
         trust = {"statistic": "trimmed_mean", "tolerance": 0.33, "witnessed": True, "openings": openings}
         settings = RunSettings(open_to_all=True, round=plan, **trust)
 
-        def island(me: PeerId, knobs: IslandKnobs, draw: random.Random) -> TensorIsland:
-            return TensorIsland(me, knobs, draw, poison if me in NAMES else None, cut=CUT if opened else None)
+        def island(me: PeerId, knobs: WorkerKnobs, draw: random.Random) -> TensorWorker:
+            return TensorWorker(me, knobs, draw, poison if me in NAMES else None, cut=CUT if opened else None)
 
         villains = {place: villain(twist) for place in LIARS} if twist is not None else {}
-        self.swarm = Swarm(3, SwarmKnobs(7, run=settings), villains=villains, island=island)
+        self.swarm = VirtualSwarm(3, SwarmKnobs(7, run=settings), villains=villains, island=island)
         self.swarm.checkers.villains = frozenset(NAMES)
         self.told: list[tuple[PeerId, Fact]] = []
         self.swarm.world.watchers.append(lambda now, node, fact: self.told.append((node.name, fact)))
@@ -87,8 +87,8 @@ def test_one_value_that_is_no_number_expels_its_author_with_the_vertex_of_that_r
     """Those who own no part in which it stands are shown the leaf, or the row where it has none."""
     stage = Stage(one_value, opened).run(3)
     assert stage.expelled == dict.fromkeys(NAMES, 0)
-    assert {fact.peer for fact in stage.by_honest(Unread)} == NAMES and not stage.by_honest(Fault)
-    out = [(by, fact.code, fact.for_good) for by, fact in stage.told if isinstance(fact, Refused)]
+    assert {fact.peer for fact in stage.by_honest(MalformedRow)} == NAMES and not stage.by_honest(ProtocolFault)
+    out = [(by, fact.code, fact.for_good) for by, fact in stage.told if isinstance(fact, JoinRejected)]
     assert sorted(out) == [(name, EXPELLED, True) for name in sorted(NAMES)]
 
 
@@ -103,11 +103,11 @@ def test_rows_that_are_too_large_to_be_shown_are_said_by_those_who_have_them(mon
 CRIED: Counter[str] = Counter()
 
 
-def cry(villain: Villain, send: Send) -> list[Effect]:
+def cry(villain: ByzantineMember, send: Send) -> list[Effect]:
     return [send]
 
 
-def _cry(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
+def _cry(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
     """About an honest row that it holds as an owner: a true leaf, other bytes, other numbers, another round's plan,
     and a bare accusation."""
     reduce = villain.peer.round.reduce if villain.peer.round is not None else None
@@ -120,17 +120,17 @@ def _cry(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
     CRIED[kind] += 1
     assert row.statement is not None
     if kind == "bare":
-        return [Send(to, MemberReport(villain.notary.sign(Caught(row.statement, None, digest(b"?")))))]
+        return [Send(to, MemberReport(villain.notary.sign(Accusation(row.statement, None, digest(b"?")))))]
     if kind == "nonsense":
-        return [Send(to, Unreadable(villain.draw.randbytes(100)))]
-    return [Send(to, Unreadable(unreadable_bytes(_shown(kind, part, row))))]
+        return [Send(to, MalformedRowShown(villain.draw.randbytes(100)))]
+    return [Send(to, MalformedRowShown(unreadable_bytes(_shown(kind, part, row))))]
 
 
-def _shown(kind: str, part: int, row: Held) -> UnreadableRow:
+def _shown(kind: str, part: int, row: StoredRow) -> MalformedRowEvidence:
     assert row.statement is not None
     tree, leaf = CUT.tree(row.payload.data), bytes(CUT.leaf(row.payload.data, 0))
     count = len(tree.levels[0])
-    true = UnreadableRow(row.statement, part, row.path, count, 0, digest(leaf), tree.path(0), leaf)
+    true = MalformedRowEvidence(row.statement, part, row.path, count, 0, digest(leaf), tree.path(0), leaf)
     match kind:
         case "bytes":
             junk = b"\xff" * len(leaf)
@@ -150,8 +150,8 @@ def test_who_calls_honest_rows_unreadable_is_blamed_and_nobody_else_is():
     """Checkers hold that no honest peer is accused or blamed by one; the accusers' two words are too few."""
     CRIED.clear()
     stage = Stage(opened=True, twist=cry).run(5)
-    assert len(CRIED) == 6 and not stage.by_honest(Unread)
-    assert {fact.peer for fact in stage.by_honest(Fault)} == NAMES
+    assert len(CRIED) == 6 and not stage.by_honest(MalformedRow)
+    assert {fact.peer for fact in stage.by_honest(ProtocolFault)} == NAMES
     assert stage.expelled == {}
     rounds = [fact for fact in stage.by_honest(RoundClosed) if fact.body.parts]
     assert rounds and all(len(fact.counted) == 7 and fact.parts_missing == 0 for fact in rounds)

@@ -9,17 +9,19 @@ from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
-from atoll.simulation.scenarios.harness import Stage
-from atoll.simulation.scenarios.state_validation import LIES, Played, play_validated
+from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.scenarios.state_validation import LIES, ValidationReports, play_validated
 from atoll.verification.state_validation import policy
-from atoll.verification.state_validation.policy import Rule
+from atoll.verification.state_validation.policy import ValidationRule
 
 VILLAINS = (1, 4)
 
 
-def played(lie: str = "honest", poison: str = "huge", rounds: tuple[int, ...] = (), **how) -> Played:
+def played(lie: str = "honest", poison: str = "huge", rounds: tuple[int, ...] = (), **how) -> ValidationReports:
     """Two of seven poison in these rounds; the model must be where it should be after 24."""
-    return play_validated(Stage("validated", 3, 7, 24, "two-thirds"), VILLAINS, lie, poison, rounds, **how)
+    return play_validated(
+        ScenarioContext("validated", 3, 7, 24, "two-thirds"), VILLAINS, lie, poison, rounds, **how
+    )
 
 
 @pytest.mark.parametrize("lie", sorted(LIES))
@@ -45,7 +47,7 @@ def test_poison_that_the_bound_lets_through_is_found_when_it_adds_up():
 
 
 def test_every_other_round_is_enough():
-    told = played(rounds=(8, 9), rule=Rule(every=2))
+    told = played(rounds=(8, 9), rule=ValidationRule(every=2))
     assert [back.back_to for back in told.returns.values()] == [7]
 
 
@@ -54,7 +56,9 @@ def test_a_mean_of_four_that_may_lie_is_looked_at_though_only_trust_is_written()
     config = load_config(None, ("run.trust=community", "run.start_peers=4", "sync.statistic=mean"), {})
     rule = settings_of(config, recipe_of(config)).validated
     assert rule is not None
-    told = play_validated(Stage("validated", 3, 4, 24, "two-thirds"), (1,), "silent", "huge", (8,), rule=rule)
+    told = play_validated(
+        ScenarioContext("validated", 3, 4, 24, "two-thirds"), (1,), "silent", "huge", (8,), rule=rule
+    )
     assert [back.back_to for back in told.returns.values()] == [7]
 
 
@@ -97,9 +101,9 @@ def test_the_state_that_is_needed_is_kept_though_disks_hold_hardly_any(kept: int
 
 
 def test_runs_without_validation_are_encoded_as_they_always_were():
-    plain, looked_at = encode_settings(RunSettings()), RunSettings(validation=Rule(2, 50))
+    plain, looked_at = encode_settings(RunSettings()), RunSettings(validation=ValidationRule(2, 50))
     assert b"validation" not in plain and decode_settings(plain).validated is None
-    assert decode_settings(encode_settings(looked_at)).validated == Rule(2, 50)
+    assert decode_settings(encode_settings(looked_at)).validated == ValidationRule(2, 50)
 
 
 @pytest.mark.long
@@ -120,7 +124,7 @@ def test_if_one_voice_were_enough_any_liar_would_send_anybody_back(monkeypatch: 
 
 
 def test_if_nobody_went_back_the_model_would_stay_ruined(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(policy.Validations, "demanded", lambda self: None)
+    monkeypatch.setattr(policy.ValidationLedger, "demanded", lambda self: None)
     with pytest.raises(InvariantBroken, match="from where it should be"):
         played(rounds=(8,))
     with pytest.raises(ScenarioFailed, match="from where it should be"):

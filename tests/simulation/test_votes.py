@@ -8,17 +8,17 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.machine import Fact
 from atoll.crypto.identity import SessionVerifier
-from atoll.peer.events import Fault, Refused
+from atoll.peer.events import JoinRejected, ProtocolFault
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings, settings_of_run
-from atoll.peer.verify.chain import Kept, verify_history
+from atoll.peer.verify.chain import StoredHistory, verify_history
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.history.chain import genesis_digest
 from atoll.simulation.scenarios import run_scenario
 from atoll.simulation.signatures import RealKeys, VirtualKeys
-from atoll.simulation.swarm import Swarm, SwarmKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
+from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_body, encode
-from atoll.wire.envelope import Notary
+from atoll.wire.envelope import StatementSigner
 from atoll.wire.evidence import contradiction, why_not
 from atoll.wire.messages.statements import Vote
 from atoll.wire.messages.vertex import Vertex
@@ -35,7 +35,7 @@ def test_a_swarm_goes_through_weather_with_signatures_that_long(seed: int):
 def test_members_joiners_and_strangers_go_by_the_kind_that_genesis_names():
     """Four with real ML-DSA-65 sessions: one crashes and comes back, one joins, one comes with the wrong kind."""
     keys = RealKeys(5, "ml-dsa-65")
-    swarm = Swarm(5, SwarmKnobs(4, run=QUANTUM), keys=keys)
+    swarm = VirtualSwarm(5, SwarmKnobs(4, run=QUANTUM), keys=keys)
     told: list[Fact] = []
     swarm.world.watchers.append(lambda now, node, fact: told.append(fact))
     victim, ada = swarm.founders[2], swarm.founders[0]
@@ -48,11 +48,11 @@ def test_members_joiners_and_strangers_go_by_the_kind_that_genesis_names():
     stranger = swarm.join(5, ada)
     swarm.world.run(40)
 
-    assert [f.what for f in told if isinstance(f, Fault)] == []
+    assert [f.what for f in told if isinstance(f, ProtocolFault)] == []
     body = swarm.world.nodes[ada].machine.history.head_body
     assert {m.peer for m in body.members if m.votes} == {*swarm.founders, joiner}
     assert {len(m.vote_key) for m in body.members} == {1952}
-    refused = [f for f in told if isinstance(f, Refused)]
+    refused = [f for f in told if isinstance(f, JoinRejected)]
     assert refused and all(f.code == "E-JOIN-05" and "its keys" in f.what for f in refused)
     assert stranger not in {m.peer for m in body.members}
 
@@ -70,11 +70,11 @@ def test_members_joiners_and_strangers_go_by_the_kind_that_genesis_names():
     assert [p.kind for p in verified(swarm, node).problems] == ["certificate"]
 
 
-def verified(swarm: Swarm, node: Node):
+def verified(swarm: VirtualSwarm, node: VirtualComputer):
     rounds = sorted(int(key.split("/")[1]) for key in node.kept if key.startswith("vertex/"))
     read = lambda round: node.kept.get(f"vertex/{round}")  # noqa: E731  # reads like the table it is
     era = lambda round: node.kept.get(f"sealed/{round}") or node.kept.get(f"era/{round}")  # noqa: E731
-    kept = Kept(swarm.run_id, node.kept["genesis"], rounds, read, era)
+    kept = StoredHistory(swarm.run_id, node.kept["genesis"], rounds, read, era)
     return verify_history(kept, SessionVerifier())
 
 
@@ -82,11 +82,11 @@ def test_who_votes_twice_is_proven_to_have_by_signatures_of_either_kind():
     """Evidence names nothing but keys and signatures: it cannot be made of one word, nor under another's key."""
     keys = RealKeys(3, "ml-dsa-65")
     run, ada, bob = bytes(32), keys.signer(0, bytes(32)), keys.signer(1, bytes(32))
-    votes = [Notary(run, ada, keys.verifier).sign(Vote(4, 0, "commit", bytes([k]) * 32)) for k in (1, 2)]
+    votes = [StatementSigner(run, ada, keys.verifier).sign(Vote(4, 0, "commit", bytes([k]) * 32)) for k in (1, 2)]
     evidence = contradiction(run, ada.vote_key, *votes, certificate=ada.certificate)
     assert why_not(evidence, keys.verifier) is None
     assert why_not(evidence, keys.verifier, ada.vote_key) is None
-    again = Notary(run, ada, keys.verifier).sign(Vote(4, 0, "commit", bytes([1]) * 32))
+    again = StatementSigner(run, ada, keys.verifier).sign(Vote(4, 0, "commit", bytes([1]) * 32))
     assert again.signature != votes[0].signature  # randomised: what is compared are words, never signatures
     assert why_not(replace(evidence, second=again, first=votes[0]), keys.verifier) is not None
     assert why_not(replace(evidence, vote_key=bob.vote_key, certificate=bob.certificate), keys.verifier) is not None
@@ -94,14 +94,14 @@ def test_who_votes_twice_is_proven_to_have_by_signatures_of_either_kind():
 
 def test_a_genesis_whose_own_member_votes_by_another_kind_is_believed_by_nobody():
     """Who reads that votes are ML-DSA-65 may rely on it."""
-    body = decode_body(Swarm(1, SwarmKnobs(2, run=QUANTUM)).genesis.body)
+    body = decode_body(VirtualSwarm(1, SwarmKnobs(2, run=QUANTUM)).genesis.body)
     assert settings_of_run(body).round.signing.kind == "ml-dsa-65"
     short = replace(body, members=(replace(body.members[0], vote_key=bytes(32)), body.members[1]))
     with pytest.raises(PeerFault, match="ml-dsa-65"):
         settings_of_run(short)
     genesis = Vertex(encode(short), None)
     run, keys = genesis_digest(genesis), VirtualKeys()
-    audit = verify_history(Kept(run, encode(genesis), [], lambda round: None), keys.verifier)
+    audit = verify_history(StoredHistory(run, encode(genesis), [], lambda round: None), keys.verifier)
     assert [p.code for p in audit.problems] == ["E-VER-02"]
 
 

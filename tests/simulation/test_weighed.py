@@ -18,29 +18,29 @@ from atoll.base.machine import Fact
 from atoll.peer.events import RoundClosed, ShareBegan
 from atoll.peer.round.vertex_body import check_body
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Encode, Encoded
+from atoll.peer.tasks import EncodeUpdate, UpdateEncoded
 from atoll.policy.fault_tolerance import DISTANCES
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.allreduce.buffers import name_of, weights_in
-from atoll.protocol.allreduce.events import Garbage, NoAnswer, PartAnswered, RowsWeighed
+from atoll.protocol.allreduce.events import OwnerFailed, PartAnswered, RowsWeighed, RowUndecodable
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios import run_scenario
-from atoll.simulation.swarm import Swarm, SwarmKnobs, peer_name
-from atoll.simulation.tensors import POISONS, VALUES, TensorIsland
-from atoll.simulation.worker import IslandKnobs
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.tensors import POISONS, VALUES, TensorWorker
+from atoll.simulation.worker import WorkerKnobs
 from atoll.training.codec import CODECS
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.statistic import Statistic
+from atoll.training.exchange.statistic import RowStatistic
 from atoll.training.exchange.update import part_bounds
 from atoll.training.robust import RULES, caf
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.vertex import VertexBody
 
 LIARS = (1, 4)
 FP32 = CODECS["fp32"]
 
 
-class Recorder(TensorIsland):
+class Recorder(TensorWorker):
     """Remembers the updates that it encoded, one vector per round, and how it was cut."""
 
     def __init__(self, *how: object) -> None:
@@ -50,7 +50,7 @@ class Recorder(TensorIsland):
 
     def do(self, work: object) -> object:
         done = super().do(work)
-        if isinstance(work, Encode) and isinstance(done, Encoded):
+        if isinstance(work, EncodeUpdate) and isinstance(done, UpdateEncoded):
             wire = bytearray(b"".join(bytes(part.data) for part in done.parts))
             self.sent[work.round] = torch.frombuffer(wire, dtype=torch.float32)
             self.cuts[work.round] = work.shares
@@ -65,11 +65,11 @@ class Stage:
         settings = RunSettings(open_to_all=True, round=plan, statistic=statistic, tolerance=0.33)
         poisoners = {peer_name(i) for i in LIARS} if poison else set()
 
-        def island(me: PeerId, knobs: IslandKnobs, draw: random.Random) -> Recorder:
+        def island(me: PeerId, knobs: WorkerKnobs, draw: random.Random) -> Recorder:
             return Recorder(me, knobs, draw, POISONS[poison] if me in poisoners else None)
 
         knobs = SwarmKnobs(7, run=settings, network=NetworkKnobs(**network))
-        self.swarm = Swarm(seed, knobs, island=island)
+        self.swarm = VirtualSwarm(seed, knobs, island=island)
         self.world = self.swarm.world
         self.world.weighs = True
         self.swarm.checkers.villains = frozenset(poisoners)
@@ -107,7 +107,7 @@ class Stage:
     def updates(self, round: int, names: tuple[PeerId, ...]) -> torch.Tensor:
         return torch.stack([self.world.nodes[name].island.sent[round] for name in names])
 
-    def loud(self, body: Body) -> float:
+    def loud(self, body: VertexBody) -> float:
         """What the poisoners' rows weighed."""
         rows = zip(body.weighing.peers, body.weighing.shares, strict=True)
         return sum(weight for name, weight in rows if name in self.swarm.checkers.villains)
@@ -122,7 +122,7 @@ def test_two_poisoners_of_seven_learn_the_others_nothing_wrong(poison: str):
     stage = Stage("robust", poison).run(6)
     assert stage.island.distance() < 0.05
     assert stage.loud(stage.closed(5).body) < 0.05
-    garbage = {fact.peer for fact in stage.told(Garbage)}
+    garbage = {fact.peer for fact in stage.told(RowUndecodable)}
     assert garbage == ({peer_name(i) for i in LIARS} if poison in ("not a number", "infinity", "1e30") else set())
 
 
@@ -132,7 +132,7 @@ def test_two_poisoners_of_seven_learn_the_others_nothing_wrong_by_mixed_neighbou
     averaged, which is nearer than one alone by less. What hides in the spread moves it a little."""
     stage = Stage("nnm + trimmed_mean", poison).run(6)
     assert stage.island.distance() < (0.12 if poison == "a little is enough" else 0.07)
-    garbage = {fact.peer for fact in stage.told(Garbage)}
+    garbage = {fact.peer for fact in stage.told(RowUndecodable)}
     assert garbage == ({peer_name(i) for i in LIARS} if poison in ("not a number", "infinity", "1e30") else set())
 
 
@@ -214,7 +214,7 @@ def test_an_owner_may_die_at_any_moment_where_neighbours_are_mixed(phase):
     bounds = part_bounds(VALUES, stage.island.cuts[0])
     for signed, (lo, hi) in zip(first.body.parts, bounds, strict=True):
         names = decode_statement(signed.body, signed.signer).contributors
-        rule = Statistic("nnm + trimmed_mean", 2, weights_in(weighing, names))
+        rule = RowStatistic("nnm + trimmed_mean", 2, weights_in(weighing, names))
         rows = [(1, FP32.encode(row[lo:hi].clone())) for row in stage.updates(0, names)]
         made.append(FP32.decode(combine(rows, hi - lo, FP32, FP32, rule).wire, hi - lo))
     assert torch.equal(stage.anchor(0), -torch.cat(made))
@@ -226,7 +226,9 @@ def test_with_too_few_rows_nothing_moves_and_it_says_so():
     for index in (0, 2, 6):
         stage.world.at(0.001, lambda index=index: stage.world.crash(peer_name(index)))
     stage.run(1)
-    assert any("needs 5 rows to withstand 2 liars, 4 are in all parts" in fact.why for fact in stage.told(NoAnswer))
+    assert any(
+        "needs 5 rows to withstand 2 liars, 4 are in all parts" in fact.why for fact in stage.told(OwnerFailed)
+    )
     first = stage.closed(0)
     assert first.parts_missing == len(first.body.parts) and first.body.weighing is UNSET
     assert stage.island.distance(first.body.state) == 1.0

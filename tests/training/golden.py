@@ -11,17 +11,17 @@ import numpy as np
 import torch
 
 from atoll.crypto.digest import digest
-from atoll.training.codec import CODECS, Codec, Known, codec_named
+from atoll.training.codec import CODECS, Codec, SharedKnowledge, codec_named
 from atoll.training.codec.compiled import native
 from atoll.training.data.order import mixed
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.distance_weights import SOLVES, compare, weigh
-from atoll.training.exchange.layout import Layout, Slot
-from atoll.training.exchange.reply_formats import Answering
+from atoll.training.exchange.layout import ModelLayout, TensorSlot
+from atoll.training.exchange.reply_formats import ReplyFormat
 from atoll.training.exchange.state import SharedState, advance, moved_by, state_bytes, state_hash
 from atoll.training.exchange.update import part_bounds
 from atoll.training.recipe.inner import AdamW
-from atoll.training.recipe.outer import Agreeing, Nesterov, outer_step
+from atoll.training.recipe.outer import AgreementNesterov, Nesterov, outer_step
 
 N = 300_003  # two spans, and a last block that is not full
 
@@ -55,7 +55,7 @@ COMPARED = ("fp32", "int8")
 
 
 def golden() -> dict[str, str]:
-    known = Known(seed=b"golden", reference_N=numbers(77))
+    known = SharedKnowledge(seed=b"golden", reference_N=numbers(77))
     family = CODECS | {name: codec_named(name, known) for name in CHAINS}
     if native.kernels is not None:
         family = {name: family[name] for name in KERNELS}
@@ -81,11 +81,11 @@ def golden() -> dict[str, str]:
 
 def gathered() -> dict[str, str]:
     """Rows for everybody, in an answer that nobody sums for; the step whose momentum follows agreement."""
-    how = Answering(codec_named("sparseloco"), None, "mean", False, (N - 1000, 1000))
+    how = ReplyFormat(codec_named("sparseloco"), None, "mean", False, (N - 1000, 1000))
     answer = how.answer([(seed + 1, how.up.encode(numbers(seed))) for seed in range(3)]).wire
     assert answer is not None
     value_N, agree_N = how.read(answer).value_N, numbers(5).abs() * 900
-    moved = outer_step(Agreeing(), numbers(1), numbers(2), value_N, 3, agree_N)
+    moved = outer_step(AgreementNesterov(), numbers(1), numbers(2), value_N, 3, agree_N)
     return {
         "gathered answer": digest(answer).hex()[:16],
         "gathered read": tensor_digest(value_N),
@@ -106,7 +106,7 @@ def mostly_zero(x: torch.Tensor) -> torch.Tensor:
 
 def factors() -> dict[str, str]:
     """What receivers do with low-rank wires. Only senders multiply matrices, so these factors are made up."""
-    known = Known(shapes=((1, 300), (500, 400), (99_703 // 251, 251), (1, 99_703 % 251)))
+    known = SharedKnowledge(shapes=((1, 300), (500, 400), (99_703 // 251, 251), (1, 99_703 % 251)))
     codec, inner = codec_named("lowrank:4+int8", known), CODECS["int8"]
     sent = 300 + 4 * (500 + 400) + 4 * (99_703 // 251 + 251) + 99_703 % 251
     wires = [inner.encode(numbers(seed, sent)) for seed in range(3)]
@@ -131,8 +131,11 @@ def weights() -> dict[str, str]:
 
 def two_gradients() -> str:
     """Two clipped steps of the agreed AdamW, in the middle of its cosine."""
-    slots = (Slot("w", "parameter", (N - 100,), "float32", 0), Slot("b", "buffer", (100,), "float32", N - 100))
-    layout = Layout(slots, N - 100, N, 0)
+    slots = (
+        TensorSlot("w", "parameter", (N - 100,), "float32", 0),
+        TensorSlot("b", "buffer", (100,), "float32", N - 100),
+    )
+    layout = ModelLayout(slots, N - 100, N, 0)
     state = SharedState(numbers(9) * 100, torch.zeros(N - 100), torch.zeros(0, dtype=torch.int64), 6, 333)
     outer = AdamW(clip_norm=0.01, warmup_steps=10, total_steps=1000)
     for seed in range(2):
@@ -142,8 +145,11 @@ def two_gradients() -> str:
 
 def two_rounds() -> str:
     """Up in 2 bits, down in int8, three owners of which one is silent in the second round."""
-    slots = (Slot("w", "parameter", (N - 100,), "float32", 0), Slot("b", "buffer", (100,), "float32", N - 100))
-    layout = Layout(slots, N - 100, N, 0)
+    slots = (
+        TensorSlot("w", "parameter", (N - 100,), "float32", 0),
+        TensorSlot("b", "buffer", (100,), "float32", N - 100),
+    )
+    layout = ModelLayout(slots, N - 100, N, 0)
     state = SharedState(numbers(9) * 100, torch.zeros(N - 100), torch.zeros(0, dtype=torch.int64))
     up, down, bounds = CODECS["2bit"], CODECS["int8"], part_bounds(N, (1,) * 3)
     for round_index in range(2):

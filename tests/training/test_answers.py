@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from atoll.base.errors import PeerFault
 from atoll.training.codec import Codec, codec_named
 from atoll.training.exchange.combine import combine, gather
-from atoll.training.exchange.reply_formats import EXACT, HEAD, MEAN, ROWS, Answering
+from atoll.training.exchange.reply_formats import EXACT, HEAD, MEAN, ROWS, ReplyFormat
 from atoll.training.recipe.reducer import Statistic, agreement, made_of
 
 SIZES = (4096, 1000, 3000)
@@ -25,8 +25,8 @@ def rows_of(up: Codec, count: int = 3, seed: int = 0) -> list[tuple[int, bytes]]
 
 def answering(
     up: str = "sparseloco", down: str | None = None, statistic: Statistic = "mean", agreeing: bool = False
-) -> Answering:
-    return Answering(codec_named(up), codec_named(down) if down else None, statistic, agreeing, SIZES)
+) -> ReplyFormat:
+    return ReplyFormat(codec_named(up), codec_named(down) if down else None, statistic, agreeing, SIZES)
 
 
 @pytest.mark.parametrize(("up", "kind"), [("sparseloco", ROWS), ("2bit", ROWS), ("fp32", EXACT)])
@@ -111,7 +111,7 @@ def test_whatever_an_owner_sends_is_read_or_is_its_fault(data: st.DataObject):
         (answering(), b"\x01"),
     ],
 )
-def test_an_answer_of_another_recipe_is_refused(how: Answering, wire: bytes):
+def test_an_answer_of_another_recipe_is_refused(how: ReplyFormat, wire: bytes):
     with pytest.raises(PeerFault):
         how.read(wire)
 

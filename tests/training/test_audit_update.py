@@ -14,20 +14,10 @@ from atoll.training.exchange.update import encode_update, part_bounds, settle
 from atoll.training.models import build_model
 from atoll.training.recipe.inner import fresh_inner
 from atoll.training.recipe.recipes import diloco
-from atoll.verification.replay_audit import (
-    Accepted,
-    Assignment,
-    Claim,
-    Live,
-    Mismatch,
-    Record,
-    WrongChain,
-    judge_update,
-    memory_name,
-    name_of,
-    profile_here,
-    tolerance_from,
-)
+from atoll.verification.replay_audit.judge import ChainMismatch, ReplayAccepted, ReplayMismatch, judge_update
+from atoll.verification.replay_audit.replay import TrainerSnapshot, TrainingAssignment, name_of
+from atoll.verification.replay_audit.state_chain import ChainClaim, StateChain, memory_name
+from atoll.verification.replay_audit.tolerance import profile_here, tolerance_from
 
 RECIPE = diloco("gpt-nano", rounds=3, inner_steps=10)
 LAYOUT = layout_of(build_model("gpt-nano", 0))
@@ -46,19 +36,19 @@ class Said:
         self.codec, self.memory_F = codec, memory_F
         self.anchor_F = noise(1, 0.1)
         self.x_F = self.anchor_F + noise(2, 1e-3)
-        begin = Live(self.anchor_F, torch.zeros(0, dtype=torch.int64), fresh_inner(LAYOUT.parameters))
+        begin = TrainerSnapshot(self.anchor_F, torch.zeros(0, dtype=torch.int64), fresh_inner(LAYOUT.parameters))
         name, told = name_of(begin), (0, 1, 0, 0, 10)
         memory = owed or memory_name(memory_F)
         data = digest(b"data")
-        self.assignment = Assignment(
+        self.assignment = TrainingAssignment(
             *(b"run", 2, PeerId("ada"), RECIPE, data, name.x, *told), carried=name.private, memory=memory
         )
-        record = Record(self.assignment, begin)
-        record.note(Live(self.x_F, begin.counters_K, begin.inner), 10)
+        record = StateChain(self.assignment, begin)
+        record.note(TrainerSnapshot(self.x_F, begin.counters_K, begin.inner), 10)
         self.links = record.links
         self.update = encode_update(self.anchor_F, self.x_F, memory_F, BOUNDS, codec, RECIPE.coding.beta)
         memories = memory_name(memory_F), memory_name(self.update.memory_F)
-        self.claim = Claim(record.head, 10, root_of(self.update.wires), profile_here(), *memories)
+        self.claim = ChainClaim(record.head, 10, root_of(self.update.wires), profile_here(), *memories)
 
     def judged(self, **asked):
         told = {"assignment": self.assignment, "claim": self.claim, "links": self.links, "anchor_F": self.anchor_F}
@@ -74,19 +64,19 @@ def root_of(wires):
 def test_a_payload_is_exactly_what_comes_of_the_committed_delta(memory_F):
     """One bit of one part is enough; quantisation itself is further off than the tolerance of a replay."""
     said = Said(memory_F=memory_F)
-    assert isinstance(said.judged(), Accepted)
+    assert isinstance(said.judged(), ReplayAccepted)
     wires = [bytearray(wire) for wire in said.update.wires]
     wires[1][-1] ^= 1
-    assert isinstance(said.judged(claim=replace(said.claim, root=root_of(wires))), Mismatch)
+    assert isinstance(said.judged(claim=replace(said.claim, root=root_of(wires))), ReplayMismatch)
 
 
 def test_a_payload_of_another_delta_is_found_although_its_chain_is_honest():
     said = Said()
     other = encode_update(said.anchor_F, said.x_F + noise(4, 1e-5), None, BOUNDS, INT8, 1.0)
     claim = replace(said.claim, root=root_of(other.wires))
-    assert isinstance(said.judged(claim=claim), Mismatch)
-    assert isinstance(said.judged(x_F=said.x_F + noise(4, 1e-5), claim=claim), WrongChain)
-    assert isinstance(said.judged(anchor_F=said.anchor_F * 2), WrongChain)
+    assert isinstance(said.judged(claim=claim), ReplayMismatch)
+    assert isinstance(said.judged(x_F=said.x_F + noise(4, 1e-5), claim=claim), ChainMismatch)
+    assert isinstance(said.judged(anchor_F=said.anchor_F * 2), ChainMismatch)
 
 
 def test_error_feedback_cannot_carry_poison_from_one_round_to_the_next():
@@ -98,7 +88,7 @@ def test_error_feedback_cannot_carry_poison_from_one_round_to_the_next():
     assert "error feedback" in said.judged(claim=claim, memory_F=poison_F).why
     assert said.judged(claim=replace(said.claim, left=memory_name(poison_F))).what == "error feedback"
     lost = Said(owed=memory_name(poison_F))  # a crash took it, and it began with none
-    assert lost.claim.memory == ZERO_DIGEST and isinstance(lost.judged(), Accepted)
+    assert lost.claim.memory == ZERO_DIGEST and isinstance(lost.judged(), ReplayAccepted)
 
 
 def test_what_a_fully_counted_update_leaves_is_what_the_next_begins_with():
@@ -113,22 +103,22 @@ def test_compressed_parts_are_compared_by_what_they_hold():
     said = Said(codec_named("int8+zstd:3"))
     other = encode_update(said.anchor_F, said.x_F, None, BOUNDS, codec_named("int8+zstd:9"), 1.0).wires
     claim = replace(said.claim, root=root_of(other))
-    assert isinstance(said.judged(claim=claim, wires=other), Accepted)
-    assert isinstance(said.judged(claim=claim, wires=said.update.wires), WrongChain)
+    assert isinstance(said.judged(claim=claim, wires=other), ReplayAccepted)
+    assert isinstance(said.judged(claim=claim, wires=said.update.wires), ChainMismatch)
     wrong = encode_update(said.anchor_F, said.x_F * 1.01, None, BOUNDS, codec_named("int8+zstd:9"), 1.0).wires
-    assert isinstance(said.judged(claim=replace(said.claim, root=root_of(wrong)), wires=wrong), Mismatch)
+    assert isinstance(said.judged(claim=replace(said.claim, root=root_of(wrong)), wires=wrong), ReplayMismatch)
 
 
 def test_an_update_that_is_not_finite_is_a_mismatch_and_no_crash():
     said = Said()
     x_F = said.x_F.clone()
     x_F[0] = float("inf")
-    assert isinstance(said.judged(x_F=x_F), WrongChain)
-    begin = Live(said.anchor_F, torch.zeros(0, dtype=torch.int64), fresh_inner(LAYOUT.parameters))
-    record = Record(said.assignment, begin)
-    record.note(Live(x_F, begin.counters_K, begin.inner), 10)
+    assert isinstance(said.judged(x_F=x_F), ChainMismatch)
+    begin = TrainerSnapshot(said.anchor_F, torch.zeros(0, dtype=torch.int64), fresh_inner(LAYOUT.parameters))
+    record = StateChain(said.assignment, begin)
+    record.note(TrainerSnapshot(x_F, begin.counters_K, begin.inner), 10)
     claim = replace(said.claim, head=record.head)
-    assert isinstance(said.judged(x_F=x_F, claim=claim, links=record.links), Mismatch)
+    assert isinstance(said.judged(x_F=x_F, claim=claim, links=record.links), ReplayMismatch)
 
 
 def test_a_tolerance_is_ten_times_the_noise_and_never_below_what_three_machines_can_show():

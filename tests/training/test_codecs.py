@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.base.errors import PeerFault
-from atoll.training.codec import CODECS, Codec, Known, codec_named, pack
+from atoll.training.codec import CODECS, Codec, SharedKnowledge, codec_named, pack
 from atoll.training.codec.blocks import BLOCK, REFUSE_ABOVE, SCALE_MAX, SCALE_MIN, SPAN, VALUE_MAX
 from atoll.training.codec.two_bit import OUTER
 
@@ -39,7 +39,7 @@ every_name = pytest.mark.parametrize("name", [*CODECS, *CHAINS])
 
 def made(name: str, n: int) -> Codec:
     """The codec of that name for vectors of n values, with all it may want to know."""
-    known = Known(seed=b"round 4012", reference_N=gaussian(n, 1e-6, 5), shapes=matrix_of(n))
+    known = SharedKnowledge(seed=b"round 4012", reference_N=gaussian(n, 1e-6, 5), shapes=matrix_of(n))
     return codec_named(name, known)
 
 
@@ -228,7 +228,7 @@ def test_error_feedback_delivers_everything_in_the_end(name):
     n, delta = 5000, gaussian(5000, 1e-3, 1)
     memory, delivered = None, torch.zeros(n)
     for round_index in range(40):
-        known = Known(seed=bytes([round_index]), reference_N=torch.zeros(n), shapes=matrix_of(n))
+        known = SharedKnowledge(seed=bytes([round_index]), reference_N=torch.zeros(n), shapes=matrix_of(n))
         codec = codec_named(name, known)
         wire, memory = pack(codec, delta, memory, 1.0)
         delivered += codec.decode(wire, n)

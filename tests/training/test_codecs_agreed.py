@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
 from atoll.crypto.digest import digest
-from atoll.training.codec import CODECS, Known, check_name, codec_named
+from atoll.training.codec import CODECS, SharedKnowledge, check_name, codec_named
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.layout import Layout, Slot, layout_of
+from atoll.training.exchange.layout import ModelLayout, TensorSlot, layout_of
 from atoll.training.exchange.state import (
     SharedState,
     advance,
@@ -21,7 +21,7 @@ from atoll.training.exchange.state import (
     state_from_bytes,
     state_hash,
 )
-from atoll.training.exchange.update import Common, encode_update, part_bounds, part_codec, part_codecs, settle
+from atoll.training.exchange.update import RoundInputs, encode_update, part_bounds, part_codec, part_codecs, settle
 from atoll.training.models import build_model
 from atoll.training.recipe.outer import Nesterov
 from atoll.training.recipe.recipes import diloco
@@ -43,9 +43,9 @@ class Member:
         self.bounds = part_bounds(self.layout.floats, (1,) * PEERS)
         self.memory_F: torch.Tensor | None = None
 
-    def common(self, round_index: int) -> Common:
+    def common(self, round_index: int) -> RoundInputs:
         name = state_hash(state_bytes(self.state, self.layout))
-        return Common(round_index, self.state, name, self.layout, 0.5)
+        return RoundInputs(round_index, self.state, name, self.layout, 0.5)
 
     def encode(self, round_index: int, seed: int) -> tuple[bytes, ...]:
         self.codecs = part_codecs(self.name, self.common(round_index), self.bounds)
@@ -108,7 +108,7 @@ def test_random_places_change_with_round_part_and_state():
     """The same member asked four times: nothing of a draw can be reused, and nobody knows it before the vertex."""
     member = Member("randk:0.1+fp32")
     common = member.common(0)
-    moved = Common(0, common.state, Digest(digest(b"another state")), common.layout, 0.5)
+    moved = RoundInputs(0, common.state, Digest(digest(b"another state")), common.layout, 0.5)
     masks = []
     for shared, part in ((common, 0), (common, 1), (member.common(1), 0), (moved, 0)):
         codec = part_codec("randk:0.1+fp32", shared, member.bounds, part)
@@ -145,14 +145,14 @@ def test_an_update_like_the_last_ones_travels_with_less_error_against_what_was_e
 def test_changed_leaves_out_tensors_that_did_not_move_across_part_borders():
     """Only one tensor moved, and the border of the parts cuts it: both parts send their piece of it and no more."""
     slots = (
-        Slot("still", "parameter", (1000,), "float32", 0),
-        Slot("moved", "parameter", (20, 100), "float32", 1000),
-        Slot("also still", "buffer", (1000,), "float32", 3000),
+        TensorSlot("still", "parameter", (1000,), "float32", 0),
+        TensorSlot("moved", "parameter", (20, 100), "float32", 1000),
+        TensorSlot("also still", "buffer", (1000,), "float32", 3000),
     )
-    layout = Layout(slots, 3000, 4000, 0)
+    layout = ModelLayout(slots, 3000, 4000, 0)
     state = SharedState(torch.zeros(4000), torch.zeros(3000), torch.zeros(0, dtype=torch.int64))
     bounds = part_bounds(4000, (1,) * 2)
-    common = Common(0, state, Digest(digest(b"state")), layout, 0.5)
+    common = RoundInputs(0, state, Digest(digest(b"state")), layout, 0.5)
     x_F = torch.zeros(4000)
     x_F[1000:3000] = 1.0
     codecs = part_codecs("changed+fp32", common, bounds)
@@ -167,13 +167,13 @@ def test_changed_leaves_out_tensors_that_did_not_move_across_part_borders():
 def test_a_tensor_that_parts_cut_is_judged_as_if_it_were_whole(length: float, flags: list[int]):
     """It moved by a millionth and a bit in 13000 values alike, of which no part has more than a third."""
     slots = (
-        Slot("moved a lot", "parameter", (2000,), "float32", 0),
-        Slot("moved little", "parameter", (130, 100), "float32", 2000),
-        Slot("still", "buffer", (1000,), "float32", 15000),
+        TensorSlot("moved a lot", "parameter", (2000,), "float32", 0),
+        TensorSlot("moved little", "parameter", (130, 100), "float32", 2000),
+        TensorSlot("still", "buffer", (1000,), "float32", 15000),
     )
-    layout, bounds = Layout(slots, 15000, 16000, 0), part_bounds(16000, (1,) * 4)
+    layout, bounds = ModelLayout(slots, 15000, 16000, 0), part_bounds(16000, (1,) * 4)
     state = SharedState(torch.zeros(16000), torch.zeros(15000), torch.zeros(0, dtype=torch.int64))
-    codecs = part_codecs("changed+fp32", Common(0, state, Digest(digest(b"state")), layout, 0.5), bounds)
+    codecs = part_codecs("changed+fp32", RoundInputs(0, state, Digest(digest(b"state")), layout, 0.5), bounds)
     x_F = torch.zeros(16000)
     x_F[:2000], x_F[2000:15000] = 1.0, length / 13000**0.5
     update = encode_update(state.anchor_F, x_F, None, bounds, codecs, 1.0)
@@ -189,7 +189,7 @@ def test_no_more_than_the_threshold_is_left_out_of_a_tensor_however_it_is_cut(cu
     x_N = torch.randn(1000, generator=generator) * 10 ** (torch.rand(1000, generator=generator) * 3 - 9.8)
     left = 0.0
     for lo, hi in pairwise([0, *sorted(cuts), 1000]):
-        codec = codec_named("changed+fp32", Known(sizes=(hi - lo,), wholes=(1000,)))
+        codec = codec_named("changed+fp32", SharedKnowledge(sizes=(hi - lo,), wholes=(1000,)))
         left += float((x_N[lo:hi] - codec.decode(codec.encode(x_N[lo:hi]), hi - lo)).double().square().sum())
     assert left**0.5 <= 1e-6 * (1 + 1000**0.5 / 8190)
 
@@ -200,13 +200,13 @@ def test_every_part_of_any_layout_is_covered_by_its_pieces(rows, columns, before
     """A vector, a matrix and a convolution, cut anywhere: the codecs of the parts take exactly their values."""
     n = before + rows * columns + 2 * 3 * 3 * rows
     slots = (
-        *((Slot("bias", "parameter", (before,), "float32", 0),) if before else ()),
-        Slot("matrix", "parameter", (rows, columns), "float32", before),
-        Slot("conv", "buffer", (2, rows, 3, 3), "float32", before + rows * columns),
+        *((TensorSlot("bias", "parameter", (before,), "float32", 0),) if before else ()),
+        TensorSlot("matrix", "parameter", (rows, columns), "float32", before),
+        TensorSlot("conv", "buffer", (2, rows, 3, 3), "float32", before + rows * columns),
     )
-    layout = Layout(slots, before + rows * columns, n, 0)
+    layout = ModelLayout(slots, before + rows * columns, n, 0)
     state = SharedState(noise(n, 1), noise(layout.parameters, 2), torch.zeros(0, dtype=torch.int64))
-    common, bounds = Common(3, state, Digest(digest(b"any")), layout, 0.9), part_bounds(n, (1,) * parts)
+    common, bounds = RoundInputs(3, state, Digest(digest(b"any")), layout, 0.9), part_bounds(n, (1,) * parts)
     x_F = noise(n, 3)
     for name in ("lowrank:1+fp32", "changed+fp32"):
         codecs = part_codecs(name, common, bounds)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from atoll.base.draw import draw_bytes
-from atoll.training.codec import CODECS, Known, codec_named
+from atoll.training.codec import CODECS, SharedKnowledge, codec_named
 from atoll.training.codec.blocks import BLOCK, SPAN
 from atoll.training.codec.chain import COMPRESSORS, WRAPS
 from atoll.training.codec.changed_tensors import PAGE
@@ -195,7 +195,7 @@ def updates(draw: st.DrawFn) -> Tensor:
 def through(name: str, x: Tensor, reference: Tensor) -> Tensor:
     n = len(x)
     shapes = tuple(shape for shape in ((n // COLUMNS, COLUMNS), (1, n % COLUMNS)) if shape[0] * shape[1])
-    codec = codec_named(name, Known(seed=SEED, reference_N=reference, shapes=shapes))
+    codec = codec_named(name, SharedKnowledge(seed=SEED, reference_N=reference, shapes=shapes))
     wire = codec.encode(x)
     if name in PLAIN:
         assert codec.fixed and len(wire) == codec.wire_bytes(n) == PLAIN[name](n)
@@ -243,7 +243,7 @@ def test_the_k_largest_of_every_chunk_are_exact_and_what_is_lost_is_the_rest(nam
 def test_the_values_that_a_seed_draws_are_exact_and_the_others_zero(x, ratio):
     """Not scaled: what is left out comes with error feedback."""
     for seed in (b"round 1", b"round 2"):
-        codec = codec_named(f"randk:{ratio.numerator}/{ratio.denominator}+fp32", Known(seed=seed))
+        codec = codec_named(f"randk:{ratio.numerator}/{ratio.denominator}+fp32", SharedKnowledge(seed=seed))
         wire = codec.encode(x)
         place_M = drawn_places(len(x), ceil(ratio * len(x)), seed)
         assert len(wire) == 4 * len(place_M)
@@ -279,7 +279,7 @@ def test_a_tensor_whose_norm_is_above_the_threshold_is_exact_and_any_other_zero(
     either way, to the same one everywhere."""
     size, limit, generator = 1000, float(threshold), torch.Generator().manual_seed(seed)
     x = torch.cat([torch.randn(size, generator=generator) * 10**exponent for exponent in exponents])
-    codec = codec_named(f"changed:{threshold}+fp32", Known(sizes=(size,) * len(exponents)))
+    codec = codec_named(f"changed:{threshold}+fp32", SharedKnowledge(sizes=(size,) * len(exponents)))
     decoded, near = codec.decode(codec.encode(x), len(x)), size**0.5 / 8190
     for tensor, got in zip(x.split(size), decoded.split(size), strict=True):
         length = float(tensor.double().norm())
@@ -304,7 +304,10 @@ PACK: dict[str, tuple[int, Callable[[bytes], object]]] = {
 @settings(max_examples=12)
 def test_a_compressor_loses_nothing_and_its_wire_is_one_of_two(method, inner, x, link_bytes_s):
     """A zero and the inner wire, or the method, a length and what the library makes of it, if that is shorter."""
-    codec, plain = codec_named(f"{inner}+{method}", Known(link_bytes_s=link_bytes_s)), CODECS[inner].encode(x)
+    codec, plain = (
+        codec_named(f"{inner}+{method}", SharedKnowledge(link_bytes_s=link_bytes_s)),
+        CODECS[inner].encode(x),
+    )
     wire = bytes(codec.encode(x))
     if len(x):
         packs = [PACK[one] for one in ([method] if method in PACK else PACK)]

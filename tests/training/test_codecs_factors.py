@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from vectors import gaussian, through
 
 from atoll.base.errors import PeerFault
-from atoll.training.codec import CODECS, Known, codec_named
+from atoll.training.codec import CODECS, SharedKnowledge, codec_named
 
 
 def matrix(rows: int, columns: int, rank: int, seed: int = 0) -> torch.Tensor:
@@ -18,8 +18,8 @@ def matrix(rows: int, columns: int, rank: int, seed: int = 0) -> torch.Tensor:
     ).view(-1)
 
 
-def in_shapes(*shapes: tuple[int, int], near: torch.Tensor | None = None) -> Known:
-    return Known(shapes=shapes, reference_N=near)
+def in_shapes(*shapes: tuple[int, int], near: torch.Tensor | None = None) -> SharedKnowledge:
+    return SharedKnowledge(shapes=shapes, reference_N=near)
 
 
 @given(rows=st.integers(20, 90), columns=st.integers(20, 90), rank=st.integers(1, 4), seed=st.integers(0, 99))

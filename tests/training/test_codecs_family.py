@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from vectors import gaussian, relative_error, through
 
 from atoll.base.errors import PeerFault
-from atoll.training.codec import CODECS, Known, codec_named
+from atoll.training.codec import CODECS, SharedKnowledge, codec_named
 from atoll.training.codec.blocks import SPAN
 from atoll.training.codec.changed_tensors import PAGE
 from atoll.training.codec.dct import SIDE, SQUARE, VALUE_BITS, WAVE_BITS, WAVE_KI
@@ -57,29 +57,29 @@ def test_delta_sends_the_difference():
     """A vector near what the receiver holds comes back a hundred times closer, in the same bytes."""
     reference = gaussian(5000)
     x = reference + gaussian(5000, 0.01, 1)
-    error = (through("delta+int8", x, Known(reference_N=reference)) - x).norm()
+    error = (through("delta+int8", x, SharedKnowledge(reference_N=reference)) - x).norm()
     assert float(error) < float((through("int8", x) - x).norm()) / 50
 
 
 def test_a_difference_from_something_else_is_a_fault():
     """One value of the reference differs in its last bit."""
     reference = gaussian(5000)
-    wire = codec_named("delta+int8", Known(reference_N=reference)).encode(gaussian(5000, 1.0, 1))
+    wire = codec_named("delta+int8", SharedKnowledge(reference_N=reference)).encode(gaussian(5000, 1.0, 1))
     other = reference.clone()
     other[4999] = torch.nextafter(other[4999], torch.tensor(9.0))
     with pytest.raises(PeerFault, match="a vector that we do not hold"):
-        codec_named("delta+int8", Known(reference_N=other)).decode(wire, 5000)
+        codec_named("delta+int8", SharedKnowledge(reference_N=other)).decode(wire, 5000)
     with pytest.raises(ValueError, match="delta needs the vector"):
         codec_named("delta+int8")
     with pytest.raises(ValueError, match="from a reference of 5000"):
-        codec_named("delta+int8", Known(reference_N=other)).decode(wire, 4000)
+        codec_named("delta+int8", SharedKnowledge(reference_N=other)).decode(wire, 4000)
 
 
 def test_changed_sends_tensors_whose_norm_is_above_a_millionth():
     """Four tensors: one changed, one just below, one just above though no value of it is, one still."""
     sizes = (300, 100, 100, SPAN)
     x = torch.cat([gaussian(300), torch.full((100,), 0.99e-7), torch.full((100,), 1.01e-7), torch.zeros(SPAN)])
-    codec = codec_named("changed+fp32", Known(sizes=sizes))
+    codec = codec_named("changed+fp32", SharedKnowledge(sizes=sizes))
     wire = codec.encode(x)
     assert wire[0] == 0b0101 and len(wire) == 1 + 4 * 400
     expected = x.clone()
@@ -98,9 +98,9 @@ def test_changed_goes_by_the_norm_that_its_name_says():
         ("changed:0.000001", 0b0011),
         ("changed:1e-5", 0b0001),
     ):
-        codec = codec_named(f"{stage}+fp32", Known(sizes=sizes))
+        codec = codec_named(f"{stage}+fp32", SharedKnowledge(sizes=sizes))
         assert codec.encode(x)[0] == flags, stage
-        assert codec_named(codec.name, Known(sizes=sizes)).encode(x) == codec.encode(x)
+        assert codec_named(codec.name, SharedKnowledge(sizes=sizes)).encode(x) == codec.encode(x)
     assert codec_named("changed:1e-6").name == codec_named("changed").name == "changed+bf16"
 
 
@@ -111,7 +111,7 @@ def test_changed_without_sizes_looks_at_pages():
     assert len(wire) == -(-68 // 8) + 4 * (PAGE + 5)
     assert torch.equal(through("changed+fp32", x), x)
     with pytest.raises(ValueError, match="in a vector of"):
-        codec_named("changed+fp32", Known(sizes=(1, 2))).encode(x)
+        codec_named("changed+fp32", SharedKnowledge(sizes=(1, 2))).encode(x)
     with pytest.raises(PeerFault, match="unused bits"):
         codec_named("changed+fp32").decode(bytes([2]), 10)
 

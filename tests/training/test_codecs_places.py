@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vectors import gaussian, through
 
 from atoll.base.errors import PeerFault
-from atoll.training.codec import Known, codec_named
+from atoll.training.codec import SharedKnowledge, codec_named
 from atoll.training.codec.blocks import SPAN
 from atoll.training.codec.index_coding import GAPS, PLACES, encode_places, places_bytes
 from atoll.training.codec.top_k import CHUNK
@@ -167,7 +167,7 @@ def test_randk_draws_the_same_places_for_one_seed_and_others_for_the_next():
     """Ten values of a hundred, one of each stretch of ten; over many rounds every value gets its turn."""
     x, turns = torch.ones(100), torch.zeros(100)
     for round_index in range(400):
-        known = Known(seed=b"round %d" % round_index)
+        known = SharedKnowledge(seed=b"round %d" % round_index)
         first = through("randk:0.1+fp32", x, known)
         assert torch.equal(first, through("randk:0.1+fp32", x, known))
         assert first.view(10, 10).sum(1).tolist() == [1.0] * 10
@@ -214,7 +214,7 @@ def test_a_sparse_mask_has_one_spelling():
 def test_the_densest_sparse_wire_takes_bounded_room(name):
     """Nothing is left out, as a stranger may choose: 8 bytes per agreed value stay, 36 while it is opened."""
     n = SPAN
-    codec = codec_named(name, Known(seed=b"dense"))
+    codec = codec_named(name, SharedKnowledge(seed=b"dense"))
     wire = codec.encode(gaussian(n))
     tracemalloc.start()  # counts what numpy holds: the places; the values are 4 bytes each
     opened = codec.open_wire(wire, n)
@@ -227,7 +227,7 @@ def test_the_densest_sparse_wire_takes_bounded_room(name):
 def test_reading_one_span_of_a_sparse_wire_does_not_touch_the_other_spans(name):
     """Sixteen dense spans are open; reading the last takes room for one, or a part would cost its square."""
     n, out = 16 * SPAN, torch.empty(SPAN)
-    codec = codec_named(name, Known(seed=b"dense"))
+    codec = codec_named(name, SharedKnowledge(seed=b"dense"))
     opened = codec.open_wire(codec.encode(gaussian(n)), n)
     codec.decode_span(opened, 0, out)
     tracemalloc.start()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from vectors import gaussian, through
 
 from atoll.base.errors import PeerFault
-from atoll.training.codec import CODECS, Known, codec_named
+from atoll.training.codec import CODECS, SharedKnowledge, codec_named
 from atoll.training.codec.byte_compression import METHODS, pays
 
 
@@ -20,7 +20,7 @@ def test_a_compressor_is_used_where_it_shrinks_and_costs_a_byte_where_not(method
     codec = codec_named(f"fp32+{method}")
     zeros, noise = torch.zeros(100_000), gaussian(100_000)
     assert len(codec.encode(zeros)) < 20_000 and torch.equal(through(codec.name, zeros), zeros)
-    fast = Known(link_bytes_s=1e12)
+    fast = SharedKnowledge(link_bytes_s=1e12)
     assert codec_named(f"2bit+{method}", fast).encode(zeros) == b"\0" + CODECS["2bit"].encode(zeros)
     assert len(codec_named(f"fp16+{method}").encode(noise)) <= 200_001
 
@@ -50,7 +50,7 @@ def test_auto_takes_the_strongest_on_a_slow_link_and_nothing_on_a_fast_one():
     x = gaussian(200_000) * (gaussian(200_000, seed=1) > 1.0)
     receiver, sizes, codes = codec_named("int8+auto"), [], []
     for link_bytes_s in (1e5, 5e6, 120e6, 10e9):
-        wire = codec_named("int8+auto", Known(link_bytes_s=link_bytes_s)).encode(x)
+        wire = codec_named("int8+auto", SharedKnowledge(link_bytes_s=link_bytes_s)).encode(x)
         assert torch.equal(receiver.decode(wire, len(x)), through("int8", x))
         sizes.append(len(wire))
         codes.append(wire[0])
@@ -68,7 +68,7 @@ def test_a_named_compressor_is_not_another_one():
 
 def test_a_link_that_carries_nothing_is_refused():
     with pytest.raises(ValueError, match="a link carries 0"):
-        codec_named("int8+auto", Known(link_bytes_s=0.0))
+        codec_named("int8+auto", SharedKnowledge(link_bytes_s=0.0))
 
 
 @pytest.mark.parametrize("method", ["zstd:3", "lz4", "snappy"])

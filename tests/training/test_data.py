@@ -23,18 +23,18 @@ from atoll.training.data import (
     position_after,
     validation,
 )
-from atoll.training.data.images import Images
+from atoll.training.data.images import ImageDataset
 from atoll.training.data.order import permuted, places
-from atoll.training.data.text import Text
+from atoll.training.data.text import TextDataset
 from atoll.training.exchange.tensorfile import dump
 
 T = 8
 
 
-def numbered(windows: int) -> Text:
+def numbered(windows: int) -> TextDataset:
     """Tokens that are their own positions, so that a window says where it was cut."""
     tokens = np.arange((windows + 1) * T + 1, dtype=np.int32)
-    return Text(tokens, tokens[: 4 * T])
+    return TextDataset(tokens, tokens[: 4 * T])
 
 
 @given(n=st.integers(1, 3000), seed=st.integers(0, 2**63))
@@ -169,7 +169,7 @@ def test_mnist_is_read_from_npz_and_from_idx_alike(tmp_path: Path):
     (folder / "t10k-images-idx3-ubyte").write_bytes(idx(images[:9]))
     (folder / "t10k-labels-idx1-ubyte").write_bytes(idx(labels[:9]))
     one, other = load_data(str(tmp_path / "mnist.npz")), load_data(str(folder))
-    assert isinstance(one, Images) and data_digest(one) == data_digest(other)
+    assert isinstance(one, ImageDataset) and data_digest(one) == data_digest(other)
     pixels, found = batch(one, 0, 1, 0, 40, 0, seed=2)
     assert sorted(found.tolist()) == sorted(labels.tolist()) and 0 <= float(pixels.min()) <= 1
     index = int((torch.from_numpy(images).float() / 255 - pixels[0]).abs().sum((1, 2)).argmin())
@@ -190,7 +190,7 @@ def test_a_folder_per_class_is_images(tmp_path: Path):
     pictures(tmp_path, *(f"dog/{i}.png" for i in range(40)), shade=140)
     (tmp_path / "cat" / "README.md").write_text("not a picture")
     data = load_data(str(tmp_path))
-    assert isinstance(data, Images) and data.train_images.shape[1:] == (10, 12)
+    assert isinstance(data, ImageDataset) and data.train_images.shape[1:] == (10, 12)
     assert len(data.train_labels) + len(data.validation_labels) == 80
     assert set(data.train_labels) == set(data.validation_labels) == {0, 1}
     for images, labels in (data[:2], data[2:]):
@@ -237,7 +237,7 @@ def test_a_text_folder_with_a_picture_in_it_is_still_text(tmp_path: Path):
     pictures(tmp_path, "docs/img/logo.png")
     for index in range(4):
         (tmp_path / "docs" / f"{index}.md").write_text("words " * 2000)
-    assert isinstance(load_data(str(tmp_path)), Text)
+    assert isinstance(load_data(str(tmp_path)), TextDataset)
 
 
 def test_cifar_as_npz_has_colours_and_labels_in_a_column(tmp_path: Path):
@@ -259,7 +259,7 @@ def test_data_that_cannot_be_used_is_refused_in_words(tmp_path: Path):
             with pytest.raises(ValueError, match=r"a\.\w+ (holds no token numbers|is no npz|cannot be read)"):
                 load_data(str(tmp_path / name))
     with pytest.raises(ValueError, match="too few for windows"):
-        batch(Text(np.zeros(10, np.uint8), np.zeros(10, np.uint8)), 0, 1, 0, 1, 64, seed=0)
+        batch(TextDataset(np.zeros(10, np.uint8), np.zeros(10, np.uint8)), 0, 1, 0, 1, 64, seed=0)
 
 
 def test_a_blob_that_is_no_data_set_is_a_fault_of_who_sent_it():
@@ -269,7 +269,7 @@ def test_a_blob_that_is_no_data_set_is_a_fault_of_who_sent_it():
         ({"train": row, "validation": row}, "images"),
         ({"train": row, "validation": grid}, "text"),
         ({"train": row, "validation": row.float()}, "text"),
-        ({name: row for name in Images._fields}, "images"),
+        ({name: row for name in ImageDataset._fields}, "images"),
     ):
         with pytest.raises(PeerFault, match=r"neither text nor images|unusable data"):
             data_from_blob(dump(tensors, {"format": f"atoll/{kind}/1"}))

@@ -10,9 +10,9 @@ from torch import nn
 
 import atoll
 from atoll.crypto.digest import digest
-from atoll.training.data import Text
+from atoll.training.data import TextDataset
 from atoll.training.exchange.layout import base_digest, difference, flatten, layout_digest, layout_of, unflatten
-from atoll.training.exchange.parameter_selection import Base, check_optimizer, exchanged
+from atoll.training.exchange.parameter_selection import FrozenBaseGuard, check_optimizer, exchanged
 from atoll.training.models import build_model
 from atoll.training.recipe.methods import diloco
 
@@ -158,7 +158,7 @@ def change_weight(model: nn.Module) -> None:
 def test_a_base_that_moves_is_noticed(change, words):
     """Unfrozen, frozen, written to, statistics that go on, another dtype: each by its name and with a way out."""
     model = tuned()
-    base = Base(model, exchanged(model), by_name=False)
+    base = FrozenBaseGuard(model, exchanged(model), by_name=False)
     with torch.no_grad():
         model["head"].weight.add_(1)
         model["norm"](torch.randn(4, 4))
@@ -171,7 +171,7 @@ def test_a_base_that_moves_is_noticed(change, words):
 def test_what_is_named_may_be_frozen_for_a_while():
     """Generator and discriminator in turn: with names, requires_grad says nothing about what is exchanged."""
     model = tuned()
-    base = Base(model, exchanged(model, ["head.*", "*lora*"]), by_name=True)
+    base = FrozenBaseGuard(model, exchanged(model, ["head.*", "*lora*"]), by_name=True)
     model["head"].requires_grad_(False)
     assert base.problem() == ""
 
@@ -185,7 +185,7 @@ def tuned_gpt() -> nn.Module:
 
 
 LETTERS = np.frombuffer(b"the ring of islands " * 400, dtype=np.uint8)
-WORDS = Text(LETTERS, LETTERS[:2000])
+WORDS = TextDataset(LETTERS, LETTERS[:2000])
 
 
 def test_an_experiment_counts_adapters_only():

@@ -10,10 +10,10 @@ from toy import DATA, PARAMETERS, begun, model, short, tried
 import atoll
 from atoll.base.errors import UsageError
 from atoll.training.codec.two_bit import TWO_BIT
-from atoll.training.data import Text, batch, epoch_samples
+from atoll.training.data import TextDataset, batch, epoch_samples
 from atoll.training.exchange.layout import bind, layout_of
-from atoll.training.experiment.api import Absence, Experiment, Trouble
-from atoll.training.experiment.client_draw import Clients
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec, MemberAbsence
+from atoll.training.experiment.client_draw import ClientSampler
 from atoll.training.models import loss_of
 from atoll.training.recipe.inner import AdamW, fresh_inner, inner_step
 from atoll.training.recipe.methods import METHODS, data_parallel, diloco, fedavg, local_sgd, sparseloco, streaming
@@ -81,13 +81,13 @@ def test_what_does_not_arrive_stays_in_error_feedback():
     """Every update of a round is lost: the model stays where it was, and the next round brings both spans' work."""
     run = begun(diloco(rounds=2, inner_steps=10, up="fp32", down="fp32", outer_momentum=0.0))
     before = run.agreed().clone()
-    run.trouble = Trouble(lost=1.0)
+    run.trouble = FaultSpec(lost=1.0)
     while not (done := run.step()):
         trained = [worker.x_F.clone() for worker in run.workers]
     assert done[0].counted == () and torch.equal(run.agreed(), before)
     held = [worker.memory_F.clone() for worker in run.workers]
     assert all(float(row.norm()) > 0.9 * float((before - x).norm()) for row, x in zip(held, trained, strict=True))
-    run.trouble = Trouble()
+    run.trouble = FaultSpec()
     own = [before - worker.x_F for worker in run.workers]
     assert all(not row.any() for row in own), "everybody started again from the model as it was"
     while not run.step():
@@ -100,14 +100,14 @@ def test_what_does_not_arrive_stays_in_error_feedback():
 
 def test_a_quarter_of_all_updates_lost_costs_little():
     recipe = diloco(rounds=8, inner_steps=8)
-    calm, stormy = tried(recipe), tried(recipe, trouble=Trouble(lost=0.25))
+    calm, stormy = tried(recipe), tried(recipe, trouble=FaultSpec(lost=0.25))
     assert sum(len(one.counted) for one in stormy.history) < 32
     assert stormy.val_loss < calm.val_loss * 1.05
     assert stormy.upload_bytes == calm.upload_bytes, "what is lost was sent all the same"
 
 
 def test_peers_vanish_and_come_back_and_the_others_go_on():
-    away = Trouble(absent=(Absence(1, 10), Absence(2, 20, 40)))
+    away = FaultSpec(absent=(MemberAbsence(1, 10), MemberAbsence(2, 20, 40)))
     done = tried(diloco(rounds=6, inner_steps=10), trouble=away)
     assert [one.members for one in done.history] == [
         (0, 1, 2, 3),
@@ -124,15 +124,15 @@ def test_members_with_data_of_their_own_learn_from_all_of_it_and_share_none():
     """A letter that only the second member's text holds: the agreed model learns it, nobody else trains on it."""
     half = len(DATA.train) // 2
     plain, strange = DATA.train[:half], np.where(DATA.train[half:] == 3, 200, DATA.train[half:])
-    own = [Text(part.astype(np.uint8), DATA.validation) for part in (plain, strange)]
+    own = [TextDataset(part.astype(np.uint8), DATA.validation) for part in (plain, strange)]
     recipe = short(local_sgd(rounds=3, inner_steps=20))
-    run = Experiment(recipe, model(), own, 2, 60, Trouble(), loss_of)
+    run = ExperimentSimulator(recipe, model(), own, 2, 60, FaultSpec(), loss_of)
     run.whole(0, 64, None)
     learnt = [two_hundred(run.workers[peer].x_F) for peer in range(2)]
-    alone = Experiment(recipe, model(), own[:1], 1, 60, Trouble(), loss_of)
+    alone = ExperimentSimulator(recipe, model(), own[:1], 1, 60, FaultSpec(), loss_of)
     alone.whole(0, 64, None)
     assert min(learnt) > two_hundred(alone.workers[0].x_F) + 0.1
-    shared = Experiment(recipe, model(), [own[0], own[0]], 2, 60, Trouble(), loss_of).whole(0, 64, None)
+    shared = ExperimentSimulator(recipe, model(), [own[0], own[0]], 2, 60, FaultSpec(), loss_of).whole(0, 64, None)
     assert torch.equal(shared.model_F, alone.agreed())  # two of the same data are one of them
     listed, paired = (atoll.experiment(recipe, model(), data, peers=2, samples=64) for data in (own, tuple(own)))
     assert torch.equal(listed.model_F, paired.model_F)  # any sequence
@@ -161,7 +161,8 @@ def two_hundred(x_F: torch.Tensor) -> float:
 def test_who_comes_back_while_a_fragment_is_under_way_takes_it_in():
     """Peer 1 returns between sending and applying: it ends where the others are, but for its own steps."""
     run = begun(
-        streaming(rounds=2, inner_steps=20, overlap=4, fragments=1), trouble=Trouble(absent=(Absence(1, 5, 22),))
+        streaming(rounds=2, inner_steps=20, overlap=4, fragments=1),
+        trouble=FaultSpec(absent=(MemberAbsence(1, 5, 22),)),
     )
     while run.now < 24:
         run.step()
@@ -172,7 +173,7 @@ def test_who_comes_back_while_a_fragment_is_under_way_takes_it_in():
 def test_slow_peers_weigh_less_because_they_saw_less():
     """One of two workers stands still: the mean is the other's alone."""
     recipe = local_sgd(rounds=1, inner_steps=8)
-    both, first = tried(recipe, peers=2, trouble=Trouble(speeds=(1.0, 0.1))), begun(recipe, peers=2)
+    both, first = tried(recipe, peers=2, trouble=FaultSpec(speeds=(1.0, 0.1))), begun(recipe, peers=2)
     for _ in range(8):
         first.workers[0].train(first.recipe, (DATA, 0, 2), first.now)
         first.now += 1
@@ -216,14 +217,14 @@ def test_pieces_that_do_not_fit_are_refused_in_words():
     with pytest.raises(ValueError, match="at least 3 peers"):
         tried(METHODS["cooperative"](), peers=2)
     with pytest.raises(ValueError, match="one entry for each of 4"):
-        tried(whole, trouble=Trouble(speeds=(1.0, 0.5)))
+        tried(whole, trouble=FaultSpec(speeds=(1.0, 0.5)))
     with pytest.raises(ValueError, match="diverged"):
         tried(diloco(rounds=40, inner_steps=2, outer_lr=1e30))
 
 
-def clients(counts: list[int]) -> list[Text]:
+def clients(counts: list[int]) -> list[TextDataset]:
     """So many windows of 16 for each member, the same held-out text for all."""
-    return [Text(DATA.train[: 16 * n + 1], DATA.validation) for n in counts]
+    return [TextDataset(DATA.train[: 16 * n + 1], DATA.validation) for n in counts]
 
 
 def test_of_members_with_data_of_their_own_those_that_are_drawn_train_a_pass_each():
@@ -231,8 +232,8 @@ def test_of_members_with_data_of_their_own_those_that_are_drawn_train_a_pass_eac
     recipe = short(replace(fedavg(rounds=20, inner_steps=12, epochs=1), batch=4))
     data = clients([8, 12, 16, 20, 24, 400])
     groups = ["a", "a", "b", "c", "d", "e"]
-    run = Experiment(recipe, model(), data, 6, 240, Trouble(), loss_of)
-    run.clients = Clients(6, 3, groups)
+    run = ExperimentSimulator(recipe, model(), data, 6, 240, FaultSpec(), loss_of)
+    run.clients = ClientSampler(6, 3, groups)
     turns = dict.fromkeys(groups, 0)
     for _ in range(20):
         for _ in range(11):

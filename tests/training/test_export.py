@@ -11,12 +11,12 @@ from atoll.training.exchange.frozen_base import base_bytes
 from atoll.training.exchange.layout import base_digest, layout_of
 from atoll.training.exchange.state import initial_state
 from atoll.training.models import build_model, travelling
-from atoll.training.models.export import CARD_DOMAIN, Contributor, Story, hugging_face_files
+from atoll.training.models.export import CARD_DOMAIN, CardContributor, ModelCard, hugging_face_files
 
 LLAMA = "llama:d=32,l=2,h=4,kv=2,t=16"
-STORY = Story(
+STORY = ModelCard(
     *("run", 3, "ab" * 32, "cd" * 32, "ef" * 32, LLAMA, "stdlib", 50, ("2bit", "int8"), 4),
-    contributors=(Contributor("ada", 4, 200, 800), Contributor("bob", 3, 150, 600)),
+    contributors=(CardContributor("ada", 4, 200, 800), CardContributor("bob", 3, 150, 600)),
     loss_first=5.5,
     loss_last=1.25,
     sent_bytes=2_000_000,
@@ -24,7 +24,7 @@ STORY = Story(
 )
 
 
-def exported(name: str, story: Story = STORY) -> tuple[torch.nn.Module, dict[str, bytes]]:
+def exported(name: str, story: ModelCard = STORY) -> tuple[torch.nn.Module, dict[str, bytes]]:
     model = build_model(name, 3)
     return model, hugging_face_files(initial_state(model), layout_of(model), story._replace(model=name))
 
@@ -127,7 +127,7 @@ def test_a_card_holds_a_digest_of_the_runs_id_and_not_the_id():
 
 
 def test_a_name_cannot_break_out_of_its_place():
-    mean = Contributor("eve|1|\n# [click](http://x)<script>", 1, 1, 1)
+    mean = CardContributor("eve|1|\n# [click](http://x)<script>", 1, 1, 1)
     card = exported(LLAMA, STORY._replace(contributors=(mean,), run="a\n---\nb"))[1]["README.md"].decode()
     assert "\n# [" not in card and "<script>" not in card and "\n---\nb" not in card
     assert next(line for line in card.splitlines() if "eve" in line).count("|") == 5

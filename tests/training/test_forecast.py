@@ -8,7 +8,7 @@ from atoll.training.exchange.layout import layout_of
 from atoll.training.experiment.cost_model import forecast, layout_of_size
 from atoll.training.models import build_model, shape_of
 from atoll.training.recipe.methods import METHODS, diloco
-from atoll.training.recipe.outer import Regional
+from atoll.training.recipe.outer import RegionalNesterov
 
 MOMENTS = 6  # rounds until DES-LOC has averaged everything
 
@@ -20,7 +20,7 @@ def test_every_recipe_sends_what_was_forecast(name):
     Where fragments take turns, the last round carries all of them at once.
     """
     recipe = METHODS[name]()
-    regional = isinstance(recipe.outer, Regional)
+    regional = isinstance(recipe.outer, RegionalNesterov)
     if regional:
         recipe = replace(recipe, outer=replace(recipe.outer, every=4))
     steps = max(1, min(8, recipe.schedule.inner_steps))

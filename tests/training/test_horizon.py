@@ -10,15 +10,15 @@ import torch
 from msgspec.structs import replace
 from toy import DATA, begun, model, short, tried
 
-from atoll.base.workload import Batches, Effort
+from atoll.base.workload import BatchGrowth, WorkloadPolicy
 from atoll.training.exchange.state import SharedState
-from atoll.training.experiment.api import Absence, Experiment, Trouble
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec, MemberAbsence
 from atoll.training.models import loss_of
 from atoll.training.recipe.inner import rate_at
-from atoll.training.recipe.lr_position import Horizon, later, position_of, step_at, step_of_run
+from atoll.training.recipe.lr_position import ScheduleHorizon, later, position_of, step_at, step_of_run
 from atoll.training.recipe.methods import auto, diloco, local_sgd, streaming
 from atoll.training.recipe.recipes import Recipe, over_tokens
-from atoll.training.recipe.schedule import Schedule
+from atoll.training.recipe.schedule import SyncSchedule
 
 PEERS, ROUNDS, STEPS, BATCH, SEQ = 4, 3, 10, 4, 16
 ALL = PEERS * ROUNDS * STEPS * BATCH * SEQ  # tokens of a run in which nothing goes wrong
@@ -42,12 +42,12 @@ def test_with_a_horizon_a_position_is_tokens_spread_over_the_nominal_steps():
     state = SharedState(torch.zeros(1), torch.zeros(1), torch.zeros(0), steps=37, tokens=ALL // 2)
     recipe = over_tokens(short(plain()), ALL)
     assert position_of(recipe, state) == ALL // 2 and step_of_run(recipe, state) == ROUNDS * STEPS // 2
-    horizon = Horizon(30, 1000)
+    horizon = ScheduleHorizon(30, 1000)
     assert [step_at(horizon, later(horizon, 0, k, 10)) for k in (0, 3, 4, 100, 200)] == [0, 0, 1, 30, 60]
 
 
 def test_a_horizon_that_is_none_leaves_no_trace_in_genesis():
-    assert b"total_tokens" not in msgspec.msgpack.encode(Schedule())
+    assert b"total_tokens" not in msgspec.msgpack.encode(SyncSchedule())
     with pytest.raises(ValueError, match="0 tokens"):
         over_tokens(plain(), 0)
 
@@ -73,7 +73,7 @@ def test_where_all_take_all_their_steps_a_horizon_changes_no_bit(recipe: Recipe)
 
 def test_rates_follow_what_was_learned_and_not_how_often_a_clock_ticked():
     """Half of the members are away after the first round: by tokens the run is then about half as far."""
-    away = Trouble(absent=(Absence(2, STEPS), Absence(3, STEPS)))
+    away = FaultSpec(absent=(MemberAbsence(2, STEPS), MemberAbsence(3, STEPS)))
     by_steps, by_tokens = begun(plain(), trouble=away), begun(over_tokens(plain(), ALL), trouble=away)
     for run in (by_steps, by_tokens):
         for _ in range(2 * STEPS):
@@ -85,7 +85,7 @@ def test_rates_follow_what_was_learned_and_not_how_often_a_clock_ticked():
 
 
 def test_within_a_round_rates_go_on_by_what_its_members_take_together():
-    away = Trouble(absent=(Absence(2, 0), Absence(3, 0)))
+    away = FaultSpec(absent=(MemberAbsence(2, 0), MemberAbsence(3, 0)))
     run = begun(over_tokens(plain(), ALL), trouble=away)
     steps = []
     for now in range(STEPS):
@@ -95,7 +95,7 @@ def test_within_a_round_rates_go_on_by_what_its_members_take_together():
 
 
 def test_an_update_that_is_lost_moves_no_rate():
-    run = begun(over_tokens(plain(), ALL), trouble=Trouble(lost=1.0))
+    run = begun(over_tokens(plain(), ALL), trouble=FaultSpec(lost=1.0))
     for _ in range(STEPS):
         run.step()
     assert run.rhythm.tokens == 0 and run.rhythm.rate_step(STEPS) == 0
@@ -105,7 +105,7 @@ def test_an_update_that_is_lost_moves_no_rate():
 
 
 def test_an_effort_that_asks_for_what_the_recipe_has_changes_no_bit():
-    asks = Effort(BATCH, samples=PEERS * STEPS * BATCH)
+    asks = WorkloadPolicy(BATCH, samples=PEERS * STEPS * BATCH)
     first, second = tried(plain()), tried(plain(), effort=asks)
     assert torch.equal(first.model_F, second.model_F) and first.history == second.history
     assert first.state == second.state
@@ -113,13 +113,13 @@ def test_an_effort_that_asks_for_what_the_recipe_has_changes_no_bit():
 
 def test_rounds_learn_from_as_many_samples_whoever_is_here():
     """Half of the members leave in the second round: from the third on each takes twice as many steps."""
-    asks = Effort(BATCH, samples=PEERS * 5 * BATCH)
-    done = tried(plain(), effort=asks, trouble=Trouble(absent=(Absence(2, 7), Absence(3, 7))))
+    asks = WorkloadPolicy(BATCH, samples=PEERS * 5 * BATCH)
+    done = tried(plain(), effort=asks, trouble=FaultSpec(absent=(MemberAbsence(2, 7), MemberAbsence(3, 7))))
     assert [one.step for one in done.history] == [5, 10, 20, 30]
 
 
 def test_rounds_shorten_as_the_loss_falls():
-    done = tried(local_sgd(rounds=6, inner_steps=20, lr=0.02), effort=Effort(4, by_loss=True, steps_min=5))
+    done = tried(local_sgd(rounds=6, inner_steps=20, lr=0.02), effort=WorkloadPolicy(4, by_loss=True, steps_min=5))
     ends = [0, *(one.step for one in done.history)]
     lengths = [after - before for before, after in pairwise(ends)][:-1]
     losses = [one.train_loss for one in done.history]
@@ -132,9 +132,9 @@ def test_rounds_shorten_as_the_loss_falls():
 def test_batches_follow_the_loss_and_no_sample_is_dealt_twice():
     """The target is what the toy reaches on its way: batches grow, then shrink."""
     seen: list[set[int]] = [set() for _ in range(PEERS)]
-    asks = Effort(BATCH, batches=Batches(target_loss=3.5, least=2, most=12))
+    asks = WorkloadPolicy(BATCH, batches=BatchGrowth(target_loss=3.5, least=2, most=12))
     recipe = short(local_sgd(rounds=8, inner_steps=12, batch=BATCH, lr=0.02))
-    run = Experiment(recipe, model(), DATA, PEERS, 96, Trouble(), loss_of, None, asks)
+    run = ExperimentSimulator(recipe, model(), DATA, PEERS, 96, FaultSpec(), loss_of, None, asks)
     batches, cursors = [], []
     for _ in range(96):
         before = [worker.cursor for worker in run.workers]
@@ -153,7 +153,7 @@ def test_batches_follow_the_loss_and_no_sample_is_dealt_twice():
 
 def test_a_round_in_minutes_is_one_in_which_the_slow_take_fewer_steps_and_weigh_less():
     """What a time limit makes of members of unequal speed: rounds of 10 ticks, of which the last takes 2."""
-    run = begun(plain(), trouble=Trouble(speeds=(1.0, 1.0, 1.0, 0.2)))
+    run = begun(plain(), trouble=FaultSpec(speeds=(1.0, 1.0, 1.0, 0.2)))
     weights = []
     reduce = run._reduce
 
@@ -169,11 +169,11 @@ def test_a_round_in_minutes_is_one_in_which_the_slow_take_fewer_steps_and_weigh_
 
 def test_what_cannot_follow_the_run_is_refused_by_name():
     with pytest.raises(ValueError, match="fragments=1"):
-        tried(streaming(rounds=2, inner_steps=20), effort=Effort(4, samples=100))
+        tried(streaming(rounds=2, inner_steps=20), effort=WorkloadPolicy(4, samples=100))
     with pytest.raises(ValueError, match="batches of 8"):
-        tried(plain(), effort=Effort(8, samples=100))
+        tried(plain(), effort=WorkloadPolicy(8, samples=100))
     with pytest.raises(ValueError, match="at most 10"):
-        tried(plain(), effort=Effort(4, samples=100, steps_min=11))
+        tried(plain(), effort=WorkloadPolicy(4, samples=100, steps_min=11))
     with pytest.raises(ValueError, match="closing"):
         closing = replace(plain().schedule, closing="fp32")
-        tried(replace(plain(), schedule=closing), effort=Effort(4, samples=100))
+        tried(replace(plain(), schedule=closing), effort=WorkloadPolicy(4, samples=100))

@@ -13,7 +13,7 @@ from atoll.training.exchange.layout import (
     unflatten,
 )
 from atoll.training.exchange.parameter_selection import exchanged
-from atoll.training.exchange.user_optimizer import Gradients
+from atoll.training.exchange.user_optimizer import GradientSums
 from atoll.training.models import MODELS, build_model, shape_of
 
 
@@ -35,7 +35,7 @@ def test_a_model_is_copied_to_the_host_whatever_new_tensors_are_told():
     layout = layout_of(model)
     with torch.device("meta"):
         flat_F, counters_K = flatten(model, layout)
-        assert Gradients(model, layout).sum_P.is_cpu
+        assert GradientSums(model, layout).sum_P.is_cpu
     assert flat_F.tolist() == [*[1.0] * 3, *[0.0] * 6, *[1.0] * 3] and counters_K.tolist() == [0]
 
 

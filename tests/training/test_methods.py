@@ -11,8 +11,8 @@ from toy import DATA, PARAMETERS, begun, model, tried
 from atoll.training.codec.chain import check_name
 from atoll.training.codec.fp32 import FP32
 from atoll.training.exchange.layout import layout_of
-from atoll.training.experiment.api import Absence, Experiment, Trouble, experiment
-from atoll.training.experiment.two_level import Regions
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec, MemberAbsence, experiment
+from atoll.training.experiment.two_level import RegionServers
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.inner import AdamW, Muon, fresh_inner, inner_step, lasting, matrices_of, orthogonalised
 from atoll.training.recipe.methods import (
@@ -40,22 +40,22 @@ from atoll.training.recipe.methods import (
     streaming,
 )
 from atoll.training.recipe.outer import (
-    Agreeing,
-    Delayed,
-    Moment,
+    AgreementNesterov,
+    DelayedNesterov,
     Nesterov,
-    Regional,
-    Sign,
+    RegionalNesterov,
+    SignOuter,
+    UpdateConditions,
     fresh_outer,
     momentum_at,
     move,
     outer_step,
 )
-from atoll.training.recipe.recipes import Coding, check_recipe, in_swarm
-from atoll.training.recipe.reducer import Reducer, agreement, arrived, scales_of, support_mean, weight_of
+from atoll.training.recipe.recipes import UpdateCoding, check_recipe, in_swarm
+from atoll.training.recipe.reducer import RecipeReducer, agreement, arrived, scales_of, support_mean, weight_of
 from atoll.training.recipe.schedule import (
-    Phase,
-    Schedule,
+    SchedulePhase,
+    SyncSchedule,
     check_schedule,
     due,
     fragments_of,
@@ -77,7 +77,7 @@ def spread(run) -> float:
 
 
 def test_fragments_take_turns_and_all_close_the_run():
-    schedule = Schedule(inner_steps=32, rounds=3, fragments=4)
+    schedule = SyncSchedule(inner_steps=32, rounds=3, fragments=4)
     sent = {step: due(schedule, step, 80) for step in range(1, 81) if due(schedule, step, 80)}
     assert sent == {
         **{8: (1,), 16: (2,), 24: (3,), 32: (0,), 40: (1,), 48: (2,), 56: (3,), 64: (0,)},
@@ -86,7 +86,9 @@ def test_fragments_take_turns_and_all_close_the_run():
 
 
 def test_the_rhythm_changes_where_a_phase_begins():
-    schedule = Schedule(inner_steps=20, rounds=5, phases=(Phase(0.5, 10, "int8", "int8"), Phase(0.9, 2)))
+    schedule = SyncSchedule(
+        inner_steps=20, rounds=5, phases=(SchedulePhase(0.5, 10, "int8", "int8"), SchedulePhase(0.9, 2))
+    )
     assert [step for step in range(1, 101) if due(schedule, step, 100)] == [
         *(20, 40, 60, 70, 80, 90),
         *(92, 94, 96, 98, 100),
@@ -130,7 +132,7 @@ def test_decoupled_as_published_has_several_fragments_under_way_at_once():
     """One of 24 sent after every step, applied two steps later: two are on their way, and all have their turn."""
     deep = "gpt:d=8,l=6,h=2,t=16"
     recipe = decoupled(deep, rounds=2, fragments=24, batch=1, seq_len=16)
-    run = Experiment(recipe, build_model(deep, 0), DATA, 4, recipe.schedule.steps, Trouble(), loss_of)
+    run = ExperimentSimulator(recipe, build_model(deep, 0), DATA, 4, recipe.schedule.steps, FaultSpec(), loss_of)
     first = run.agreed().clone()
     for step in range(1, 25):
         run.step()
@@ -201,7 +203,7 @@ def test_demo_moves_every_parameter_by_its_rate_in_the_direction_of_the_sign():
     assert (
         bool(((moved - rate).abs() < 1e-7).logical_or(moved == 0).all()) and float((moved > 0).float().mean()) > 0.9
     )
-    assert outer_step(Sign(lr=1.0), torch.zeros(2), torch.zeros(2), torch.tensor([-3.0, 0.1]))[0].tolist() == [
+    assert outer_step(SignOuter(lr=1.0), torch.zeros(2), torch.zeros(2), torch.tensor([-3.0, 0.1]))[0].tolist() == [
         1,
         -1,
     ]
@@ -216,10 +218,10 @@ def test_demo_gathers_in_error_feedback_what_was_too_small_to_send():
 
 
 def test_delayed_nesterov_feels_its_momentum_with_every_fourth_update_only():
-    outer = Delayed(lr=1.0, momentum=0.5, every=4)
+    outer = DelayedNesterov(lr=1.0, momentum=0.5, every=4)
     state, anchor, at = fresh_outer(outer, 1), torch.zeros(1), []
     for _ in range(8):
-        anchor, state = move(outer, state, anchor, torch.ones(1), Moment(0))
+        anchor, state = move(outer, state, anchor, torch.ones(1), UpdateConditions(0))
         at.append(anchor.item())
     # a quarter each; then the mean of four times 0.5; at the second renewal m = 0.5 * 1 + 1
     assert at == [-0.25, -0.5, -0.75, -1.5, -1.75, -2.0, -2.25, -3.25]
@@ -227,18 +229,18 @@ def test_delayed_nesterov_feels_its_momentum_with_every_fourth_update_only():
 
 def test_in_rounds_an_update_counts_by_the_tokens_behind_it_and_the_momentum_is_renewed_by_them():
     """Four times 10 tokens renew it: half a round moves half as far, and two of these are felt like a whole one."""
-    outer = Delayed(lr=1.0, momentum=0.5, every=40)
+    outer = DelayedNesterov(lr=1.0, momentum=0.5, every=40)
     state, anchor, at = fresh_outer(outer, 1), torch.zeros(1), []
     for tokens in (20, 20, 40, 30, 10, 400):
-        anchor, state = move(outer, state, anchor, torch.ones(1), Moment(0, learned=tokens))
+        anchor, state = move(outer, state, anchor, torch.ones(1), UpdateConditions(0, learned=tokens))
         at.append(anchor.item())
     assert at == [-0.5, -1.5, -3.25, -4.0, -5.125, -7.0625], "of ten times as many members no more than the mean"
     recipe = in_swarm(delayed_nesterov(rounds=2, inner_steps=6, batch=4, seq_len=16))
-    assert recipe.outer.every == 4 * 6 * 4 * 16 and recipe.reducer == Reducer(quorum=1)
+    assert recipe.outer.every == 4 * 6 * 4 * 16 and recipe.reducer == RecipeReducer(quorum=1)
 
 
 def test_asynchronous_workers_wait_for_nobody_and_the_slow_take_fewer_steps():
-    speeds = Trouble(speeds=(1.0, 1.0, 1.0, 0.5))
+    speeds = FaultSpec(speeds=(1.0, 1.0, 1.0, 0.5))
     run = begun(delayed_nesterov(rounds=6, inner_steps=20), trouble=speeds)
     done = [one for _ in range(100) for one in run.step()]
     assert {one.members for one in done} == {(0,), (1,), (2,), (3,)}
@@ -247,8 +249,8 @@ def test_asynchronous_workers_wait_for_nobody_and_the_slow_take_fewer_steps():
 
 
 def test_a_region_goes_up_after_so_many_updates_and_takes_over_a_share_of_what_is_above():
-    plain = Delayed(lr=1.0, momentum=0.0, every=1)
-    regions = Regions(Regional(plain, plain, regions=2, every=2, pull=0.25), torch.zeros(1), 1)
+    plain = DelayedNesterov(lr=1.0, momentum=0.0, every=1)
+    regions = RegionServers(RegionalNesterov(plain, plain, regions=2, every=2, pull=0.25), torch.zeros(1), 1)
     here, there = torch.zeros(1), torch.zeros(1)
     assert not regions.came(0, here.sub_(1), 0)
     assert regions.came(0, here.sub_(1), 0)
@@ -330,21 +332,21 @@ def test_the_support_mean_divides_by_those_who_sent_a_value():
 
 
 def test_weights_by_tokens_count_pace_too():
-    plain, paced = Reducer(), Reducer(weight="tokens")
+    plain, paced = RecipeReducer(), RecipeReducer(weight="tokens")
     assert weight_of(plain, 8, 512, 2) == 8 and weight_of(paced, 8, 512, 2) == 512 * 512 // 2
     assert weight_of(paced, 0, 0, 0) == 0
 
 
 def test_a_quorum_and_its_grace_close_a_round():
-    two = Reducer(quorum=2, grace=3)
+    two = RecipeReducer(quorum=2, grace=3)
     assert arrived(two, [0, 2, 5, 9], 1) == ([True, True, True, False], 5)
     assert arrived(two, [0, 2, 6, 9], 1) == ([True, True, False, False], 5)
     assert arrived(two, [0, 0, 0, 4], 6) == ([True] * 4, 6), "an overlap waits anyway"
-    assert arrived(Reducer(), [0, 2, 5, 9], 1) == ([True] * 4, 9)
+    assert arrived(RecipeReducer(), [0, 2, 5, 9], 1) == ([True] * 4, 9)
 
 
 def test_decoupled_rounds_do_not_wait_for_a_straggler_and_lose_nothing_of_it():
-    run = begun(decoupled(rounds=3), trouble=Trouble(late=(0, 0, 1, 50)))
+    run = begun(decoupled(rounds=3), trouble=FaultSpec(late=(0, 0, 1, 50)))
     done = [one for _ in range(30) for one in run.step()]
     assert {one.counted for one in done} == {(0, 1, 2)} and done[0].members == (0, 1, 2, 3)
     held = [float(worker.memory_F.norm()) for worker in run.workers]
@@ -355,10 +357,10 @@ def test_updates_that_agree_keep_the_momentum_and_updates_that_do_not_lose_it():
     assert agreement(rows([1.0, 0.0], [2.0, 0.0]), 2, FP32) == pytest.approx(1.0)
     assert agreement(rows([1.0, 0.0], [0.0, 3.0]), 2, FP32) == pytest.approx(0.0)
     assert agreement(rows([1.0, 0.0], [-1.0, 0.0]), 2, FP32) == 0.0
-    outer, update = Agreeing(lr=1.0, momentum=0.5), torch.ones(1)
+    outer, update = AgreementNesterov(lr=1.0, momentum=0.5), torch.ones(1)
     state = replace_momentum(fresh_outer(outer, 1))
-    assert move(outer, state, torch.zeros(1), update, Moment(0, 1.0))[0].item() == -1.75
-    assert move(outer, state, torch.zeros(1), update, Moment(0, 0.0))[0].item() == -1.0
+    assert move(outer, state, torch.zeros(1), update, UpdateConditions(0, 1.0))[0].item() == -1.75
+    assert move(outer, state, torch.zeros(1), update, UpdateConditions(0, 0.0))[0].item() == -1.0
 
 
 def replace_momentum(state):
@@ -383,7 +385,7 @@ def test_a_cooperative_mean_weighs_members_by_their_records_and_by_those_of_the_
     for lost, shares in ((None, (0.1, 0.3, 0.5, 0.1)), (2, (0.2, 0.6, 0.0, 0.2))):
         run = begun(recipe)
         run.records = (10, 30, 50, 10)
-        run.trouble = Trouble(absent=() if lost is None else (Absence(lost, 0),))
+        run.trouble = FaultSpec(absent=() if lost is None else (MemberAbsence(lost, 0),))
         while not run.history:
             run.step()
         sent = [2 * worker.x_F - run.agreed() for worker in run.workers]  # x = (sent + mean) / 2
@@ -401,7 +403,7 @@ def test_a_cooperative_mean_weighs_members_by_their_records_and_by_those_of_the_
 )
 def test_rounds_that_change_their_length_are_those_of_the_steps_at_which_something_is_due(steps, rounds, phases):
     """What is agreed on is counted in rounds, what is trained in steps: both say when a round ends."""
-    schedule = Schedule(steps, rounds, phases=phases_named(phases))
+    schedule = SyncSchedule(steps, rounds, phases=phases_named(phases))
     ends = [step for step in range(1, schedule.steps + 1) if due(schedule, step, schedule.steps)]
     assert [schedule.begun(turn) for turn in range(schedule.turns + 1)] == [0, *ends]
 
@@ -409,7 +411,7 @@ def test_rounds_that_change_their_length_are_those_of_the_steps_at_which_somethi
 @pytest.mark.parametrize("text", ["0.5:0", "0.5:-4"])
 def test_a_phase_of_no_steps_is_refused_as_such(text):
     with pytest.raises(ValueError, match=r"inner_steps \(of phases, too\)"):
-        check_schedule(Schedule(20, 5, phases=phases_named(text)))
+        check_schedule(SyncSchedule(20, 5, phases=phases_named(text)))
 
 
 @pytest.mark.parametrize(
@@ -424,7 +426,7 @@ def test_a_phase_of_no_steps_is_refused_as_such(text):
 )
 def test_codecs_of_a_phase_may_have_numbers_behind_a_colon(codecs: str, up: str, down: str):
     """The colon that ends a codec is told from the one that stands in its name."""
-    assert phases_named(f"0.8:16,0.9:8:{codecs}") == (Phase(0.8, 16), Phase(0.9, 8, up, down))
+    assert phases_named(f"0.8:16,0.9:8:{codecs}") == (SchedulePhase(0.8, 16), SchedulePhase(0.9, 8, up, down))
     for name in filter(None, (up, down)):
         check_name(name)
 
@@ -468,7 +470,7 @@ def test_eager_rounds_leave_out_nothing_and_count_nothing_twice():
         assert torch.allclose(own.anchor_F - run.agreed(), others, atol=1e-6) and float(others.norm()) > 1e-3
 
 
-@pytest.mark.parametrize("outer", [AdamW(), Delayed(lr=1.0, momentum=0.5, every=4)])
+@pytest.mark.parametrize("outer", [AdamW(), DelayedNesterov(lr=1.0, momentum=0.5, every=4)])
 def test_eager_updates_are_refused_where_the_outer_step_remembers_more_than_a_momentum(outer):
     with pytest.raises(ValueError, match="twice a round"):
         check_recipe(replace(eager(rounds=4, inner_steps=5), outer=outer))
@@ -491,7 +493,7 @@ def test_an_eager_worker_feels_its_own_newest_share_at_once():
 
 def test_sparseloco_sends_a_sixty_fourth_and_lives_by_its_error_feedback():
     recipe = sparseloco(rounds=16, inner_steps=4, outer_lr=2.0)
-    without = replace(recipe, coding=Coding(recipe.coding.up, "fp32", 0.0, "gathered"))
+    without = replace(recipe, coding=UpdateCoding(recipe.coding.up, "fp32", 0.0, "gathered"))
     kept, lost = tried(recipe), tried(without)
     assert kept.upload_ratio > 200
     assert kept.val_loss < lost.val_loss - 0.01
@@ -546,7 +548,7 @@ def test_muon_leaves_embeddings_to_adamw():
     inner_step(rest, fresh_inner(layout.parameters), theirs, gradient.clone(), 0)
     first = matrices[0].at
     assert torch.equal(ours[:first], theirs[:first]) and not torch.equal(ours[first:], theirs[first:])
-    assert muloco().coding == Coding("2bit", "2bit", 0.95, "remembered")
+    assert muloco().coding == UpdateCoding("2bit", "2bit", 0.95, "remembered")
 
 
 def test_under_muon_the_momentum_outside_stays_small_and_settles_however_long_the_run():

@@ -8,11 +8,11 @@ import torch
 from torch.nn import functional
 
 from atoll.training.codec import codec_named
-from atoll.training.data.images import Images
-from atoll.training.data.text import Text
+from atoll.training.data.images import ImageDataset
+from atoll.training.data.text import TextDataset
 from atoll.training.exchange.layout import bind, flatten, layout_of, unflatten
 from atoll.training.exchange.state import advance, initial_state
-from atoll.training.experiment.api import Experiment, Trouble
+from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, generate_text, loss_of, misfit, shape_of, spec_of, task_of
 from atoll.training.models.llama import rotations, turned
 from atoll.training.recipe.inner import AdamW, fresh_inner, inner_step
@@ -166,10 +166,10 @@ def test_gradients_are_gathered_and_statistics_averaged_side_by_side():
     """Data parallelism of one worker: the buffers of the agreed model are the worker's own after its step."""
     labels = np.arange(40, dtype=np.uint8) % 4
     pixels = np.random.default_rng(0).integers(0, 255, (40, 16, 16, 3), np.uint8)
-    run = Experiment(
+    run = ExperimentSimulator(
         data_parallel("resnet18:w=4,c=4", rounds=2),
         build_model("resnet18:w=4,c=4", 0),
-        *(Images(pixels, labels, pixels, labels), 1, 2, Trouble(), loss_of),
+        *(ImageDataset(pixels, labels, pixels, labels), 1, 2, FaultSpec(), loss_of),
     )
     before, x_F = run.agreed().clone(), run.workers[0].x_F
     run.step()
@@ -219,10 +219,13 @@ def test_numbers_that_do_not_divide_are_refused_before_anything_is_built():
 
 
 def test_a_model_and_data_that_do_not_fit_are_told_apart():
-    text = Text(np.array([3, 299], np.uint16), np.array([5], np.uint16))
+    text = TextDataset(np.array([3, 299], np.uint16), np.array([5], np.uint16))
     grey = np.zeros((4, 28, 28), np.uint8)
     colours, labels = np.zeros((4, 32, 32, 3), np.uint8), np.array([0, 1, 2, 11], np.uint8)
-    digits, photos = Images(grey, labels % 10, grey, labels % 10), Images(colours, labels, colours, labels)
+    digits, photos = (
+        ImageDataset(grey, labels % 10, grey, labels % 10),
+        ImageDataset(colours, labels, colours, labels),
+    )
     assert not misfit("cnn-mnist", digits) and not misfit("resnet18-mnist", digits)
     assert not misfit("vgg11:c=12", photos) and not misfit("gpt:d=32,l=1,h=2,t=8,v=300", text)
     for name, data, words in (

@@ -13,12 +13,19 @@ from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.crypto.digest import MerkleTree, digest, merkle_path, merkle_root, merkle_top, merkle_tree
 from atoll.training.codec import CODECS
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.statistic import Statistic
-from atoll.verification.sum_check.policy import Opening as Drawn
-from atoll.verification.sum_check.tensors import Claimed, Cut, Shown, judge, lay_out, opening_problem
+from atoll.training.exchange.statistic import RowStatistic
+from atoll.verification.sum_check.policy import SumCheckCase as Drawn
+from atoll.verification.sum_check.tensors import (
+    ExpectedPart,
+    LeafLayout,
+    OpenedRow,
+    judge,
+    lay_out,
+    opening_problem,
+)
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Answered, Commit, Signed
-from atoll.wire.opening import Opening, opening_bytes, opening_from_bytes, rows_of
+from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement
+from atoll.wire.opening import SumOpening, opening_bytes, opening_from_bytes, rows_of
 from atoll.wire.weights import packed_mixtures
 
 FUZZ = int(os.environ.get("ATOLL_FUZZ", "1000"))
@@ -30,29 +37,29 @@ WEIGHTS = (35, 1, 70, 0)
 class Part:
     """Part 1 of three, of four contributors: `answer` is what the owner signs, whatever its rows make."""
 
-    def __init__(self, up: str, down: str, n: int, statistic: Statistic = Statistic()) -> None:
-        self.up, self.down, self.n, self.statistic = Cut(CODECS[up]), Cut(CODECS[down]), n, statistic
+    def __init__(self, up: str, down: str, n: int, statistic: RowStatistic = RowStatistic()) -> None:
+        self.up, self.down, self.n, self.statistic = LeafLayout(CODECS[up]), LeafLayout(CODECS[down]), n, statistic
         generator = torch.Generator().manual_seed(n)
         self.wires = [bytes(CODECS[up].encode(torch.randn(n, generator=generator) * 10.0**-k)) for k in range(4)]
         leaves = [(ZERO_DIGEST, self.up.name(wire), ZERO_DIGEST) for wire in self.wires]
-        self.rows = [Shown(wire, merkle_path(names, 1)) for wire, names in zip(self.wires, leaves, strict=True)]
+        self.rows = [OpenedRow(wire, merkle_path(names, 1)) for wire, names in zip(self.wires, leaves, strict=True)]
         each = zip(leaves, WEIGHTS, strict=True)
-        self.commits = [Commit(7, 0, merkle_root(names), 3, 5, w, 1.0, 0.1, w) for names, w in each]
+        self.commits = [Commitment(7, 0, merkle_root(names), 3, 5, w, 1.0, 0.1, w) for names, w in each]
         rows = list(zip(WEIGHTS, self.wires, strict=True))
         done = combine(rows, n, CODECS[up], CODECS[down], statistic)
         assert done.wire is not None
         self.answer = bytes(done.wire)
 
-    def claimed(self, *blocks: int) -> Claimed:
+    def claimed(self, *blocks: int) -> ExpectedPart:
         made_of, size = rows_of(self.commits), len(self.answer)
-        answered = Answered(7, 0, 1, 0, self.down.name(self.answer), size, NAMES, made_of=made_of)
-        commits = tuple(Signed(p, encode(c), b"") for p, c in zip(NAMES, self.commits, strict=True))
-        return Claimed(answered, commits, self.n, blocks, self.statistic)
+        answered = OwnerResult(7, 0, 1, 0, self.down.name(self.answer), size, NAMES, made_of=made_of)
+        commits = tuple(SignedStatement(p, encode(c), b"") for p, c in zip(NAMES, self.commits, strict=True))
+        return ExpectedPart(answered, commits, self.n, blocks, self.statistic)
 
-    def shown(self, *blocks: int) -> Opening:
-        return lay_out(self.rows, Shown(self.answer, ()), (), [blocks], self.up, self.down)[0]
+    def shown(self, *blocks: int) -> SumOpening:
+        return lay_out(self.rows, OpenedRow(self.answer, ()), (), [blocks], self.up, self.down)[0]
 
-    def found(self, *blocks: int, shown: Opening | None = None) -> tuple[str, str]:
+    def found(self, *blocks: int, shown: SumOpening | None = None) -> tuple[str, str]:
         data = opening_bytes(shown or self.shown(*blocks))
         return judge(self.claimed(*blocks), data, self.up, self.down)[0]
 
@@ -61,7 +68,7 @@ class Part:
 @pytest.mark.parametrize("name", sorted(CODECS))
 def test_leaves_are_wires_of_their_values_alone(name: str, n: int):
     """Every leaf decodes to its stretch of the vector, and together they are all bytes of the wire."""
-    cut, codec = Cut(CODECS[name]), CODECS[name]
+    cut, codec = LeafLayout(CODECS[name]), CODECS[name]
     wire = bytes(codec.encode(torch.randn(n, generator=torch.Generator().manual_seed(n))))
     whole, leaves = codec.decode(wire, n), cut.count(len(wire))
     assert leaves == -(-n // LEAF)
@@ -72,7 +79,7 @@ def test_leaves_are_wires_of_their_values_alone(name: str, n: int):
 
 
 def test_a_wire_that_no_values_make_has_a_name_too():
-    cut = Cut(CODECS["int8"])
+    cut = LeafLayout(CODECS["int8"])
     for size in (0, 1, 2, 4128 + 2, 2 * 4128 + 1):
         assert len(cut.tree(bytes(size)).levels[0]) == 1
 
@@ -82,10 +89,10 @@ def test_a_wire_that_no_values_make_has_a_name_too():
 def test_rows_of_a_block_make_the_block_of_the_answer(up: str, down: str):
     """Mean, order statistics, weights by distance and mixtures; blocks of the middle and the short last one."""
     n = 2 * LEAF + 1027
-    sorts = [Statistic(name, 1) for name in ("median", "trimmed_mean", "meamed")]
-    weighed = Statistic("robust", 1, (0.2, 0.0, 0.7, 0.1))
-    mixed = Statistic("nnm + trimmed_mean", 1, packed_mixtures([(0, 1), (1, 2), (0, 2), ()]))
-    for statistic in (Statistic(), *sorts, weighed, mixed):
+    sorts = [RowStatistic(name, 1) for name in ("median", "trimmed_mean", "meamed")]
+    weighed = RowStatistic("robust", 1, (0.2, 0.0, 0.7, 0.1))
+    mixed = RowStatistic("nnm + trimmed_mean", 1, packed_mixtures([(0, 1), (1, 2), (0, 2), ()]))
+    for statistic in (RowStatistic(), *sorts, weighed, mixed):
         assert Part(up, down, n, statistic).found(0, 1, 2) == ("accepted", "")
 
 
@@ -108,9 +115,9 @@ def test_a_row_that_is_listed_and_not_summed_or_summed_and_not_listed_is_found()
     claimed = other.claimed(1)
     names, commits = NAMES[1:], claimed.commits[1:]
     answered = replace(claimed.answered, contributors=names, made_of=rows_of(other.commits[1:]))
-    honest = lay_out(other.rows[1:], Shown(other.answer, ()), (), [(1,)], other.up, other.down)[0]
+    honest = lay_out(other.rows[1:], OpenedRow(other.answer, ()), (), [(1,)], other.up, other.down)[0]
     said, _ = judge(
-        Claimed(answered, commits, other.n, (1,), Statistic()), opening_bytes(honest), other.up, other.down
+        ExpectedPart(answered, commits, other.n, (1,), RowStatistic()), opening_bytes(honest), other.up, other.down
     )
     assert said[0] == "mismatch"
 
@@ -142,7 +149,7 @@ def test_what_does_not_lead_to_what_was_signed_proves_nothing():
     shown = [replace(true, blocks=(block, true.blocks[1])) for block in twisted]
     shown += [replace(true, blocks=true.blocks[:1]), replace(true, part_paths=()), replace(true, blocks=())]
     assert {part.found(*blocks, shown=one)[0] for one in shown} == {"withheld"}
-    whole = opening_bytes(replace(true, others=(Signed(PeerId("eve"), b"", b""),)))
+    whole = opening_bytes(replace(true, others=(SignedStatement(PeerId("eve"), b"", b""),)))
     no_word, nested = whole.replace(b"eve", b"\xffve"), b"\x94" + whole[1:] + b"\x91" * 5000 + b"\x90"
     for data in (b"", b"\xc1", b"\x93\x90\x90", opening_bytes(true)[:-1], no_word, nested):
         assert judge(part.claimed(*blocks), data, part.up, part.down)[0][0] == "withheld"
@@ -162,13 +169,13 @@ def test_an_owner_is_judged_by_the_commitments_that_it_named():
     part = Part("int8", "int8", LEAF)
     claimed, true = part.claimed(0), part.shown(0)
     vertex = replace(part.commits[1], root=ZERO_DIGEST)
-    commits = (claimed.commits[0], Signed(NAMES[1], encode(vertex), b"b"), *claimed.commits[2:])
-    seen = Claimed(claimed.answered, commits, part.n, (0,), Statistic())
+    commits = (claimed.commits[0], SignedStatement(NAMES[1], encode(vertex), b"b"), *claimed.commits[2:])
+    seen = ExpectedPart(claimed.answered, commits, part.n, (0,), RowStatistic())
     promised = (claimed.commits[1],)
     judged = judge(seen, opening_bytes(replace(true, others=promised)), part.up, part.down)
     assert judged == (("accepted", ""), promised)
     assert judge(seen, opening_bytes(true), part.up, part.down)[0][0] == "withheld"
-    stranger = Signed(PeerId("eve"), claimed.commits[1].body, b"")
+    stranger = SignedStatement(PeerId("eve"), claimed.commits[1].body, b"")
     shown = opening_bytes(replace(true, others=(*promised, stranger)))
     assert judge(seen, shown, part.up, part.down)[0][0] == "withheld"
 

@@ -19,12 +19,12 @@ from atoll.training.codec import codec_named
 from atoll.training.data import batch, epoch_samples, samples_at
 from atoll.training.exchange.layout import bind, layout_of
 from atoll.training.models import build_model, loss_of
-from atoll.training.recipe.inner import Accumulate, AdamW, fresh_inner, inner_step
+from atoll.training.recipe.inner import AdamW, GradientAccumulation, fresh_inner, inner_step
 from atoll.training.recipe.recipes import diloco, own_loop
 from atoll.verification.loss_scoring.policy import FALL_MOST, NAT, opinion_of
 from atoll.verification.loss_scoring.tensors import (
     SAMPLES,
-    Falls,
+    LossDrops,
     dealt,
     falls_of,
     fixed_point,
@@ -69,7 +69,7 @@ class Scene:
             inner_step(recipe, self.inner[member], x_P, self.gradient_P, step)
         return self.before_F - self.x_F
 
-    def falls(self, update_F: torch.Tensor, member: int, drawn: Digest = DRAWN) -> Falls:
+    def falls(self, update_F: torch.Tensor, member: int, drawn: Digest = DRAWN) -> LossDrops:
         cursor = self.cursor - STEPS * BATCH  # the last round's
         own = dealt(drawn, member, MEMBERS, cursor, STEPS * BATCH)
         others = undealt(drawn, self.cursor * MEMBERS, epoch_samples(DATA, SEQ), len(own))
@@ -86,7 +86,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def gap(falls: Falls) -> float:
+def gap(falls: LossDrops) -> float:
     return falls.own - falls.others
 
 
@@ -206,4 +206,4 @@ def test_what_cannot_be_scored_is_named():
     assert "own" in scoring_problem(own_loop(rounds=1, inner_steps=5))
     assert "sparseloco" in scoring_problem(diloco(rounds=1, up="sparseloco"))
     assert scoring_problem(diloco(rounds=1, up="2bit+zstd")) == ""
-    assert "gradients" in scoring_problem(msgspec.structs.replace(diloco(rounds=1), inner=Accumulate()))
+    assert "gradients" in scoring_problem(msgspec.structs.replace(diloco(rounds=1), inner=GradientAccumulation()))

@@ -14,14 +14,14 @@ from atoll.base.errors import UsageError
 from atoll.peer.settings import RunSettings
 from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.training.data import data_blob, data_from_blob, load_data
-from atoll.training.data.images import Images
+from atoll.training.data.images import ImageDataset
 from atoll.training.data.records import load_records
-from atoll.training.data.text import Text
+from atoll.training.data.text import TextDataset
 from atoll.training.data.tokens import end_of, pieces, read_tokenizer, vocabulary_of
 from atoll.training.exchange.layout import layout_of
 from atoll.training.exchange.state import initial_state, state_hash
 from atoll.training.models import build_model, tokens_misfit
-from atoll.training.models.export import Story, hugging_face_files
+from atoll.training.models.export import ModelCard, hugging_face_files
 from atoll.training.recipe.methods import diloco
 
 TEXTS = [f"Island {i} lies {i * i} miles off the reef;\nits lagoon is {i % 7} fathoms deep." for i in range(300)]
@@ -62,7 +62,7 @@ def words_of(tokens: np.ndarray, tokenizer: Path) -> list[str]:
 def test_records_become_tokens_and_come_back_as_they_were(tokenizer: Path, lines: Path):
     """Every text ends with the token for it, whole, on one side; about one in twenty is held out."""
     data = load_data(str(lines), read_tokenizer(tokenizer))
-    assert isinstance(data, Text) and data.train.dtype == np.uint16
+    assert isinstance(data, TextDataset) and data.train.dtype == np.uint16
     train, validation = (words_of(side, tokenizer) for side in data)
     assert train.pop() == validation.pop() == "" and sorted(train + validation) == sorted(TEXTS)
     assert 5 <= len(validation) <= 30
@@ -72,7 +72,7 @@ def test_records_become_tokens_and_come_back_as_they_were(tokenizer: Path, lines
 
 def test_records_without_a_tokenizer_are_bytes_of_their_texts(lines: Path):
     data = load_data(str(lines))
-    assert isinstance(data, Text)
+    assert isinstance(data, TextDataset)
     assert sorted(b"\0".join(side.tobytes() for side in data).decode().split("\0")) == sorted(TEXTS)
 
 
@@ -83,7 +83,7 @@ def test_one_long_text_is_cut_at_line_ends_and_split_by_blocks(tokenizer: Path, 
     assert [len(p) for p in pieces("x" * 200_000)] == [65536, 65536, 65536, 3392]
     (path := tmp_path / "book.txt").write_text(text)
     data = load_data(str(path), read_tokenizer(tokenizer))
-    assert isinstance(data, Text)
+    assert isinstance(data, TextDataset)
     end = end_of(tokenizer.read_bytes())
     assert end is not None and sum(int((side == end.number).sum()) for side in data) == 1
 
@@ -118,7 +118,7 @@ def test_pictures_with_a_list_beside_them_are_pictures(tmp_path: Path):
         for number in range(30):
             Image.new("L", (8, 8), number).save(tmp_path / name / f"{number}.png")
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "cat/1.png"}')
-    assert isinstance(load_data(str(tmp_path)), Images)
+    assert isinstance(load_data(str(tmp_path)), ImageDataset)
     with pytest.raises(ValueError, match="is no text: a tokenizer"):
         load_data(str(tmp_path), b"{}")
 
@@ -213,7 +213,9 @@ def test_genesis_names_the_tokenizer_and_an_export_holds_it(tokenizer: Path, lin
     plain = found(built_in(diloco("gpt-nano"), str(lines)), RunSettings())
     assert decode_learning(plain.settings).tokenizer is UNSET and b"tokenizer" not in plain.settings.learning
 
-    story = Story("run", 1, "aa", "bb", "cc", model, "x", 5, ("int8", "int8"), 1, tokenizer=state_hash(data).hex())
+    story = ModelCard(
+        "run", 1, "aa", "bb", "cc", model, "x", 5, ("int8", "int8"), 1, tokenizer=state_hash(data).hex()
+    )
     built = build_model(model, 0)
     files = hugging_face_files(initial_state(built), layout_of(built), story, data)
     assert files["tokenizer.json"] == data
@@ -228,6 +230,6 @@ def test_genesis_names_the_tokenizer_and_an_export_holds_it(tokenizer: Path, lin
 def test_a_tokenizer_of_256_tokens_is_not_taken_for_bytes(lines: Path):
     """The card of a model with v=256 says `bytes` only where tokens are."""
     built = build_model("gpt-nano", 0)
-    story = Story("run", 1, "aa", "bb", "cc", "gpt-nano", "x", 5, ("int8", "int8"), 1, tokenizer="dd")
+    story = ModelCard("run", 1, "aa", "bb", "cc", "gpt-nano", "x", 5, ("int8", "int8"), 1, tokenizer="dd")
     card = hugging_face_files(initial_state(built), layout_of(built), story, b'{"added_tokens": 1}')["README.md"]
     assert b"Tokens are bytes" not in card and end_of(b'{"added_tokens": 1}') is None and end_of(b"") is None

@@ -16,7 +16,7 @@ from atoll.training.recipe.inner import (
     inner_step,
     rate_at,
 )
-from atoll.training.recipe.merge import Mix, merge, where_moved
+from atoll.training.recipe.merge import MixMerge, merge, where_moved
 from atoll.training.recipe.recipes import Recipe, demo_recipe, diloco
 
 
@@ -132,7 +132,7 @@ def test_text_is_the_prompt_and_so_many_bytes_more():
 
 def test_merging_replaces_or_keeps_what_was_learned_meanwhile():
     x, sent, anchor = torch.tensor([5.0]), torch.tensor([4.0]), torch.tensor([1.0])
-    for how, merged in (("replace", 1.0), ("delta", 2.0), (Mix(0.25), 2.0)):
+    for how, merged in (("replace", 1.0), ("delta", 2.0), (MixMerge(0.25), 2.0)):
         live = x.clone()
         merge(how, live, sent, anchor)
         assert live.tolist() == [merged]

@@ -19,11 +19,15 @@ from atoll.base.limits import ROW_SHOWN_MAX, UNREADABLE_BYTES_MAX
 from atoll.crypto.digest import digest, merkle_path, merkle_root
 from atoll.training.codec import CODECS, Codec, codec_named
 from atoll.verification.malformed_updates import tensors
-from atoll.verification.malformed_updates.messages import UnreadableRow, unreadable_bytes, unreadable_from_bytes
-from atoll.verification.malformed_updates.tensors import Due, judge, judged_by, show
-from atoll.verification.sum_check.tensors import Cut
+from atoll.verification.malformed_updates.messages import (
+    MalformedRowEvidence,
+    unreadable_bytes,
+    unreadable_from_bytes,
+)
+from atoll.verification.malformed_updates.tensors import ExpectedRow, judge, judged_by, show
+from atoll.verification.sum_check.tensors import LeafLayout
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Commit, Signed
+from atoll.wire.messages.statements import Commitment, SignedStatement
 
 FUZZ = int(os.environ.get("ATOLL_FUZZ", "1000"))
 WHOLE = ("topk:0.1+int8", "topk-rice:64/4096+2means", "sparse+bf16", "dct+topk:32/4096+2means", "fp32", "int8")
@@ -35,24 +39,26 @@ class Row:
 
     def __init__(self, name: str, wire: bytes, values: int, cut: bool) -> None:
         self.wire, codec = wire, codec_named(name)
-        self.due = Due(7, 3, values, codec, Cut(codec) if cut else None)
+        self.due = ExpectedRow(7, 3, values, codec, LeafLayout(codec) if cut else None)
         own = self.due.cut.name(wire) if self.due.cut is not None else digest(wire)
         names = (digest(b"first"), own, digest(b"last"))
-        commit = Commit(7, 0, merkle_root(names), 3, 5, 80, 1.0, 0.1, 80)
-        self.statement, self.path = Signed(PeerId("ada"), encode(commit), b""), merkle_path(names, 1)
+        commit = Commitment(7, 0, merkle_root(names), 3, 5, 80, 1.0, 0.1, 80)
+        self.statement, self.path = SignedStatement(PeerId("ada"), encode(commit), b""), merkle_path(names, 1)
 
     def shown(self) -> tuple[str, bytes]:
         return show(self.wire, self.statement, 1, self.path, self.due)
 
-    def judged(self, shown: bytes, due: Due | None = None) -> str:
+    def judged(self, shown: bytes, due: ExpectedRow | None = None) -> str:
         return judge(shown, lambda part: due or self.due)
 
-    def leaf(self, index: int) -> UnreadableRow:
+    def leaf(self, index: int) -> MalformedRowEvidence:
         """One of its leaves, whatever is in it."""
         assert self.due.cut is not None
         tree, leaf = self.due.cut.tree(self.wire), bytes(self.due.cut.leaf(self.wire, index))
         count = len(tree.levels[0])
-        return UnreadableRow(self.statement, 1, self.path, count, index, digest(leaf), tree.path(index), leaf)
+        return MalformedRowEvidence(
+            self.statement, 1, self.path, count, index, digest(leaf), tree.path(index), leaf
+        )
 
 
 def honest(codec: Codec, x_N: Tensor) -> bytes:
@@ -86,7 +92,7 @@ def test_nor_one_of_a_chain_that_has_no_leaves(name: str):
         for x_N in vectors(n)[:3]:
             row = Row(name, honest(codec_named(name), x_N), n, cut=False)
             assert row.shown() == ("", b"")
-            whole = UnreadableRow(row.statement, 1, row.path, 1, 0, digest(row.wire), (), row.wire)
+            whole = MalformedRowEvidence(row.statement, 1, row.path, 1, 0, digest(row.wire), (), row.wire)
             if len(row.wire) <= ROW_SHOWN_MAX:
                 assert row.judged(unreadable_bytes(whole)) == ""
 
@@ -162,7 +168,7 @@ def test_nothing_else_than_what_was_committed_to_can_be_shown():
     n = 3 * 4096
     row = Row("int8", honest(CODECS["int8"], torch.randn(n, generator=torch.Generator().manual_seed(3))), n, True)
     leaf, junk = row.leaf(1), b"\xff" * 4128
-    other = encode(Commit(7, 0, digest(b"another"), 3, 5, 80, 1.0, 0.1, 80))
+    other = encode(Commitment(7, 0, digest(b"another"), 3, 5, 80, 1.0, 0.1, 80))
     for changed in (
         {"leaf": junk, "name": digest(junk)},
         {"index": 0},

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from toy import begun, tried
 
-from atoll.training.data.images import Images
+from atoll.training.data.images import ImageDataset
 from atoll.training.exchange.layout import bind, layout_of
-from atoll.training.experiment.api import Absence, Trouble, experiment
+from atoll.training.experiment.api import FaultSpec, MemberAbsence, experiment
 from atoll.training.recipe.methods import local_sgd, noloco, sparseloco, sparta, streaming
 from atoll.training.recipe.recipes import diloco
 from atoll.training.robust import default, liars_of
@@ -18,8 +18,8 @@ from atoll.training.robust.attacks import ATTACKS, OPTIMISED, backdoor
 RECIPE = diloco(rounds=6, inner_steps=8)
 
 
-def two(attack: str) -> Trouble:
-    return Trouble(villains={6: attack, 7: attack})
+def two(attack: str) -> FaultSpec:
+    return FaultSpec(villains={6: attack, 7: attack})
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_a_fragment_becomes_the_default_rule_of_whole_updates_although_it_is_cut
     """One lossless round with a lie in it: the anchor moves by what `default` makes of eight whole rows."""
     recipe = local_sgd(rounds=1, inner_steps=4, up="fp32", down="fp32")
     run = begun(replace(recipe, reducer=replace(recipe.reducer, statistic="robust")), peers=8)
-    run.trouble = Trouble(villains={2: "sign flip"})
+    run.trouble = FaultSpec(villains={2: "sign flip"})
     before, sent = run.agreed().clone(), {}
     launch = run._launch
     run._launch = lambda *args: sent.setdefault("flight", launch(*args))
@@ -77,16 +77,16 @@ def test_refused_rows_lower_no_f():
     nans = {peer: "nan" for peer in range(4)}
     assert liars_of(13) == 4
     recipe = replace(RECIPE, schedule=replace(RECIPE.schedule, rounds=1))
-    fine = tried(recipe, peers=13, steps=8, statistic="robust", trouble=Trouble(villains=nans))
-    short = tried(recipe, peers=13, steps=8, statistic="robust", trouble=Trouble(villains=nans | {4: "nan"}))
-    start = tried(recipe, peers=13, steps=8, trouble=Trouble(lost=1.0))
+    fine = tried(recipe, peers=13, steps=8, statistic="robust", trouble=FaultSpec(villains=nans))
+    short = tried(recipe, peers=13, steps=8, statistic="robust", trouble=FaultSpec(villains=nans | {4: "nan"}))
+    start = tried(recipe, peers=13, steps=8, trouble=FaultSpec(lost=1.0))
     assert not torch.equal(fine.model_F, start.model_F) and torch.equal(short.model_F, start.model_F)
 
 
 def test_a_round_of_too_few_for_any_liar_counts_for_nobody():
     """Of six peers two leave: four rows could not outvote one liar, so the second round leaves the anchor alone."""
     recipe = replace(RECIPE, reducer=replace(RECIPE.reducer, statistic="robust"))
-    run = begun(recipe, peers=6, trouble=Trouble(absent=(Absence(4, 8), Absence(5, 8))))
+    run = begun(recipe, peers=6, trouble=FaultSpec(absent=(MemberAbsence(4, 8), MemberAbsence(5, 8))))
     run.recipe = replace(run.recipe, outer=replace(recipe.outer, momentum=0.0))
     anchors = [run.agreed().clone()]
     while len(run.history) < 2:
@@ -97,7 +97,7 @@ def test_a_round_of_too_few_for_any_liar_counts_for_nobody():
 
 def test_villains_may_differ():
     """A free rider beside one who turns back."""
-    mixed = Trouble(villains={0: "zeros", 7: "foe 2"})
+    mixed = FaultSpec(villains={0: "zeros", 7: "foe 2"})
     done = tried(RECIPE, peers=8, statistic="robust", trouble=mixed)
     assert done.val_loss < 1.03 * tried(RECIPE, peers=8, statistic="robust").val_loss
 
@@ -106,7 +106,7 @@ def test_villains_may_differ():
 def test_robust_rounds_of_fragments_under_way_and_of_gathered_rows(recipe):
     recipe = replace(recipe, schedule=replace(recipe.schedule, closing=""))
     honest, lied_to = (
-        tried(recipe, peers=8, statistic="robust", trouble=trouble) for trouble in (Trouble(), two("foe 2"))
+        tried(recipe, peers=8, statistic="robust", trouble=trouble) for trouble in (FaultSpec(), two("foe 2"))
     )
     assert lied_to.val_loss < 1.03 * honest.val_loss
 
@@ -144,7 +144,7 @@ def taken(statistic: str, liars: int) -> float:
     samples = [corners(200, seed) for seed in range(8)]
     samples[:liars] = [backdoor(*one, stamp, TARGET) for one in samples[:liars]]
     held_out = images.numpy(), labels.numpy().astype(np.uint8)
-    data = [Images(seen.numpy(), told.numpy().astype(np.uint8), *held_out) for seen, told in samples]
+    data = [ImageDataset(seen.numpy(), told.numpy().astype(np.uint8), *held_out) for seen, told in samples]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
@@ -164,9 +164,9 @@ def test_members_that_learn_a_trigger_open_a_backdoor_under_a_mean_but_not_under
 def test_impossible_wishes_are_refused_in_words():
     for wrong, words in (
         ({"peers": 4, "statistic": "robust"}, "at least 5 peers"),
-        ({"peers": 4, "trouble": Trouble(villains={4: "nan"})}, "some of the peers 0 … 3"),
-        ({"peers": 4, "trouble": Trouble(villains={1: "lie"})}, "alie, optimised"),
-        ({"peers": 2, "trouble": Trouble(villains={0: "nan", 1: "nan"})}, "not all"),
+        ({"peers": 4, "trouble": FaultSpec(villains={4: "nan"})}, "some of the peers 0 … 3"),
+        ({"peers": 4, "trouble": FaultSpec(villains={1: "lie"})}, "alie, optimised"),
+        ({"peers": 2, "trouble": FaultSpec(villains={0: "nan", 1: "nan"})}, "not all"),
     ):
         with pytest.raises(ValueError, match=words):
             tried(RECIPE, **wrong)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.training.codec import CODECS, Codec, Known, codec_named, pack
+from atoll.training.codec import CODECS, Codec, SharedKnowledge, codec_named, pack
 from atoll.training.codec.blocks import SPAN
 from atoll.training.exchange.combine import combine, combine_remembering, gather
 
@@ -81,7 +81,7 @@ def test_a_round_without_an_answer_leaves_the_memory_alone():
 def test_everybody_who_gathers_the_same_rows_holds_the_same_bits(name):
     """From other buffers; and an owner that answers in fp32 would have told them the same."""
     n = 3000
-    codec = codec_named(name, Known(shapes=((50, 60),)))
+    codec = codec_named(name, SharedKnowledge(shapes=((50, 60),)))
     rows = rows_of(updates(n), codec)
     here = gather(rows, n, codec)
     there = gather([(weight, memoryview(b"_" + wire)[1:]) for weight, wire in rows], n, codec)

@@ -12,7 +12,7 @@ from atoll.runtime.training_spec import built_in
 from atoll.training.exchange.layout import flatten, layout_of
 from atoll.training.exchange.state import initial_state, state_from_bytes
 from atoll.training.models import build_model
-from atoll.training.models.export import Story, hugging_face_files
+from atoll.training.models.export import ModelCard, hugging_face_files
 from atoll.training.models.weights import load_weights, name_in
 from atoll.training.recipe.methods import diloco
 
@@ -23,7 +23,7 @@ UNTIED = LLAMA.replace("tie=1", "tie=0")
 def exported(name: str, folder: Path, **change: Any) -> torch.nn.Module:
     """A model with weights of another seed than `build_model(name, 0)`, in a folder; `change` edits its config."""
     model = build_model(name, 5)
-    story = Story("run", 1, "aa", "bb", "cc", name, "x", 5, ("int8", "int8"), 1)
+    story = ModelCard("run", 1, "aa", "bb", "cc", name, "x", 5, ("int8", "int8"), 1)
     for file, data in hugging_face_files(initial_state(model), layout_of(model), story).items():
         (folder / file).write_bytes(data)
     if change:

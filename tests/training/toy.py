@@ -7,15 +7,15 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from atoll.training.data import Text
-from atoll.training.experiment.api import Experiment, Outcome, Trouble, experiment
+from atoll.training.data import TextDataset
+from atoll.training.experiment.api import ExperimentResult, ExperimentSimulator, FaultSpec, experiment
 from atoll.training.models import loss_of
 from atoll.training.recipe.recipes import Recipe
 
 PARAMETERS = 256 * 8 + 8 * 8 + 8 + 8 * 256 + 256
 
 
-def corpus() -> Text:
+def corpus() -> TextDataset:
     """Bytes that follow each other by a fixed rule four times in five."""
     draw = np.random.Generator(np.random.PCG64(5))
     chance, noise = draw.random(20_000), draw.integers(0, 32, 20_000)
@@ -23,7 +23,7 @@ def corpus() -> Text:
     for c, n in zip(chance, noise, strict=True):
         text.append((text[-1] * 5 + 3) % 32 if c < 0.8 else int(n))
     tokens = np.array(text, dtype=np.uint8)
-    return Text(tokens[:18_000], tokens[18_000:])
+    return TextDataset(tokens[:18_000], tokens[18_000:])
 
 
 DATA = corpus()
@@ -39,12 +39,14 @@ def short(recipe: Recipe) -> Recipe:
     return replace(recipe, seq_len=16)
 
 
-def tried(recipe: Recipe, **options) -> Outcome:
+def tried(recipe: Recipe, **options) -> ExperimentResult:
     return experiment(short(recipe), model(), DATA, samples=64, **options)
 
 
-def begun(recipe: Recipe, peers: int = 4, steps: int | None = None, trouble: Trouble | None = None) -> Experiment:
+def begun(
+    recipe: Recipe, peers: int = 4, steps: int | None = None, trouble: FaultSpec | None = None
+) -> ExperimentSimulator:
     """An experiment to be taken step by step."""
-    return Experiment(
-        short(recipe), model(), DATA, peers, steps or recipe.schedule.steps, trouble or Trouble(), loss_of
+    return ExperimentSimulator(
+        short(recipe), model(), DATA, peers, steps or recipe.schedule.steps, trouble or FaultSpec(), loss_of
     )

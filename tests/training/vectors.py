@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from atoll.training.codec import Known, codec_named
+from atoll.training.codec import SharedKnowledge, codec_named
 from atoll.training.codec.blocks import SPAN
 
 lengths = st.sampled_from([0, 1, 2, 3, 5, 7, 255, 256, 257, 511, 1000, 4097, SPAN, SPAN + 259])
@@ -38,8 +38,8 @@ def gaussian(n: int, magnitude: float = 1.0, seed: int = 0) -> torch.Tensor:
     return torch.randn(n, generator=torch.Generator().manual_seed(seed)) * magnitude
 
 
-def through(name: str, x: torch.Tensor, known: Known | None = None) -> torch.Tensor:
-    codec = codec_named(name, known or Known())
+def through(name: str, x: torch.Tensor, known: SharedKnowledge | None = None) -> torch.Tensor:
+    codec = codec_named(name, known or SharedKnowledge())
     return codec.decode(codec.encode(x), len(x))
 
 

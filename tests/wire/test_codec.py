@@ -62,14 +62,14 @@ from atoll.base.machine import Message
 from atoll.crypto.digest import digest
 from atoll.verification.malformed_updates.messages import unreadable_bytes, unreadable_from_bytes
 from atoll.wire.codec import AnyMessage, decode_body, decode_message, decode_statement, decode_vertex, encode
-from atoll.wire.messages.statements import Answered, AnyStatement, Weighing
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.messages.statements import AgreedWeights, AnyStatement, OwnerResult
+from atoll.wire.messages.vertex import Vertex, VertexBody
 from atoll.wire.opening import opening_bytes, opening_from_bytes
 
 GOLDEN = Path(__file__).parent / "golden"
 FUZZ = int(os.environ.get("ATOLL_FUZZ", "3000"))
 WHO = PeerId("stranger")
-WEIGHING_IN = msgspec.msgpack.Decoder(Weighing).decode
+WEIGHING_IN = msgspec.msgpack.Decoder(AgreedWeights).decode
 READERS = {"message": decode_message, "statement": decode_statement, "body": decode_body, "vertex": decode_vertex}
 
 
@@ -77,14 +77,14 @@ def kind_of(value: object) -> str:
     match value:
         case Message():
             return "message"
-        case Body() | Vertex() | Weighing():
+        case VertexBody() | Vertex() | AgreedWeights():
             return type(value).__name__.lower()
         case _:
             return "statement"
 
 
 def decode(value: object, data: bytes) -> object:
-    return WEIGHING_IN(data) if isinstance(value, Weighing) else READERS[kind_of(value)](data, WHO)
+    return WEIGHING_IN(data) if isinstance(value, AgreedWeights) else READERS[kind_of(value)](data, WHO)
 
 
 EVERYTHING = (*MESSAGES, *STATEMENTS, BODY, VERTEX, WEIGHING)
@@ -110,7 +110,7 @@ ADDED = (  # the same words with a field that only some runs have
     (VOTED_PROVEN, "proof", "proven"),
     (WANT_MANIFEST_KNOWN, "known", "known"),
     (MANIFEST_PARTLY, "here", "partly"),
-    *((value, "made_of" if isinstance(value, Answered) else "opening", "opened") for value in OPENED),
+    *((value, "made_of" if isinstance(value, OwnerResult) else "opening", "opened") for value in OPENED),
     *((value, "update", "scored") for value in SCORED),
 )
 MEASURED = (COMMIT_MEASURED, BODY_MEASURED, TUNE_ALL, WEIGHING_MIXED)
@@ -207,7 +207,7 @@ def test_there_is_an_example_of_every_message_and_statement():
 def test_nonsense_is_made_of_every_field():
     """A new field on the wire that no example has is noticed here, too."""
     said = {field for value in SPOKEN for field in fields_said(value)}
-    assert {field for kind in (AnyMessage, AnyStatement, Body, Vertex) for field in fields_of(kind)} <= said
+    assert {field for kind in (AnyMessage, AnyStatement, VertexBody, Vertex) for field in fields_of(kind)} <= said
 
 
 def fields_said(value: object) -> Iterator[tuple[type, str]]:

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Timeout, Vote
-from atoll.wire.messages.vertex import Certificate
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.statements import ViewTimeout, Vote
+from atoll.wire.messages.vertex import QuorumCertificate
 
 RUN, BODY = Digest(bytes(32)), Digest(b"b" * 32)
 
@@ -28,13 +28,13 @@ def test_votes_that_were_opened_are_not_checked_again_in_a_certificate():
     verifier, vote = Counting(), Vote(3, 0, "commit", BODY)
     signers = {PeerId(name): VirtualSigner(PeerId(name)) for name in ("ada", "bob", "cyd")}
     keys = {peer: signer.vote_key for peer, signer in signers.items()}
-    said = {peer: Notary(RUN, signer, verifier).sign(vote) for peer, signer in signers.items()}
-    reader = Notary(RUN, VirtualSigner(PeerId("eve")), verifier)
+    said = {peer: StatementSigner(RUN, signer, verifier).sign(vote) for peer, signer in signers.items()}
+    reader = StatementSigner(RUN, VirtualSigner(PeerId("eve")), verifier)
     for peer in (PeerId("ada"), PeerId("bob")):
         assert reader.open(said[peer], Vote, keys[peer]) == vote
     verifier.checks = 0
     votes = tuple((peer, word.signature) for peer, word in said.items())
-    certificate = Certificate(vote.round, vote.view, vote.stage, vote.digest, votes)
+    certificate = QuorumCertificate(vote.round, vote.view, vote.stage, vote.digest, votes)
     assert reader.certificate_holds(certificate, keys, 3)
     assert verifier.checks == 1
     swapped = ((votes[0][0], votes[1][1]), (votes[1][0], votes[0][1]), votes[2])
@@ -47,8 +47,8 @@ def test_readers_of_one_world_share_what_they_opened_and_nothing_that_does_not_h
     """Bob reads what ada has read: no second check. A forged word, or another key, is refused to each of them."""
     verifier, vote = Counting(), Vote(3, 0, "commit", BODY)
     cyd = VirtualSigner(PeerId("cyd"))
-    said = Notary(RUN, cyd, verifier).sign(vote)
-    ada, bob = (Notary(RUN, VirtualSigner(PeerId(name)), verifier) for name in ("ada", "bob"))
+    said = StatementSigner(RUN, cyd, verifier).sign(vote)
+    ada, bob = (StatementSigner(RUN, VirtualSigner(PeerId(name)), verifier) for name in ("ada", "bob"))
     bob.opened = ada.opened
     assert ada.open(said, Vote, cyd.vote_key) is bob.open(said, Vote, cyd.vote_key)
     assert verifier.checks == 1
@@ -58,4 +58,4 @@ def test_readers_of_one_world_share_what_they_opened_and_nothing_that_does_not_h
         with pytest.raises(PeerFault):
             reader.open(said, Vote, VirtualSigner(PeerId("cyd"), session=1).vote_key)
         with pytest.raises(PeerFault):
-            reader.open(said, Timeout, cyd.vote_key)
+            reader.open(said, ViewTimeout, cyd.vote_key)

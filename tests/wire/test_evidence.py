@@ -9,22 +9,30 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.simulation.signatures import RealKeys, VirtualSigner, VirtualVerifier
-from atoll.wire.envelope import Notary
+from atoll.wire.envelope import StatementSigner
 from atoll.wire.evidence import Evidence, contradiction, slot_of, two_updates, why_not
-from atoll.wire.messages.statements import Answered, Commit, Leave, Proposed, Statement, Timeout, Vote
+from atoll.wire.messages.statements import (
+    Commitment,
+    LeaveReport,
+    OwnerResult,
+    Proposal,
+    Statement,
+    ViewTimeout,
+    Vote,
+)
 
 RUN, A, B = Digest(bytes(32)), Digest(b"a" * 32), Digest(b"b" * 32)
 SIGNER = VirtualSigner(PeerId("ada"))
-NOTARY = Notary(RUN, SIGNER, VirtualVerifier())
+NOTARY = StatementSigner(RUN, SIGNER, VirtualVerifier())
 
 few, digests = st.integers(0, 2), st.sampled_from([A, B])
 statements = st.one_of(
     st.builds(Vote, few, few, st.sampled_from(["prepare", "commit"]), digests),
-    st.builds(Timeout, few, few, few, digests),
-    st.builds(Proposed, few, few, digests),
-    st.builds(Commit, few, few, digests, few, few, few, st.just(1.0), st.just(1.0), few),
-    st.builds(Answered, few, few, few, few, digests, few, st.just((PeerId("x"),))),
-    st.builds(Leave, few, st.sampled_from(["a", "b"])),
+    st.builds(ViewTimeout, few, few, few, digests),
+    st.builds(Proposal, few, few, digests),
+    st.builds(Commitment, few, few, digests, few, few, few, st.just(1.0), st.just(1.0), few),
+    st.builds(OwnerResult, few, few, few, few, digests, few, st.just((PeerId("x"),))),
+    st.builds(LeaveReport, few, st.sampled_from(["a", "b"])),
 )
 
 
@@ -53,7 +61,7 @@ def test_a_changed_bit_anywhere_proves_nothing_any_more(data: st.DataObject):
 
 
 KEYS = RealKeys(5)
-_notary = Notary(RUN, KEYS.signer(0, RUN), KEYS.verifier)
+_notary = StatementSigner(RUN, KEYS.signer(0, RUN), KEYS.verifier)
 REAL = contradiction(
     RUN,
     KEYS.vote_key(0),
@@ -74,15 +82,15 @@ def test_it_needs_nothing_but_itself_or_the_agreed_key():
 def test_words_of_another_run_another_peer_or_another_session_frame_nobody():
     """A peer whose folder is lost comes back with another session key: what it says then contradicts nothing."""
     vote, other = Vote(3, 1, "commit", A), Vote(3, 1, "commit", B)
-    elsewhere = Notary(Digest(b"r" * 32), SIGNER, VirtualVerifier()).sign(other)
+    elsewhere = StatementSigner(Digest(b"r" * 32), SIGNER, VirtualVerifier()).sign(other)
     mixed = contradiction(RUN, SIGNER.vote_key, NOTARY.sign(vote), elsewhere, SIGNER.certificate)
     assert "did not sign" in (why_not(mixed, VirtualVerifier()) or "")
     returned = VirtualSigner(PeerId("ada"), session=1)
-    later = Notary(RUN, returned, VirtualVerifier()).sign(other)
+    later = StatementSigner(RUN, returned, VirtualVerifier()).sign(other)
     for key in (SIGNER, returned):
         evidence = contradiction(RUN, key.vote_key, NOTARY.sign(vote), later, key.certificate)
         assert "did not sign" in (why_not(evidence, VirtualVerifier()) or "")
-    bob = Notary(RUN, VirtualSigner(PeerId("bob")), VirtualVerifier()).sign(other)
+    bob = StatementSigner(RUN, VirtualSigner(PeerId("bob")), VirtualVerifier()).sign(other)
     two = contradiction(RUN, SIGNER.vote_key, NOTARY.sign(vote), bob, SIGNER.certificate)
     assert "two signers" in (why_not(two, VirtualVerifier()) or "")
 
@@ -99,8 +107,8 @@ def test_its_bytes_are_what_they_were():
 def test_two_attempts_of_a_round_share_one_update_or_none():
     """An update after a pass, or after another one, is a second update; a pass may come at any time."""
 
-    def said(attempt: int, root: bytes, parts: int, round: int = 7) -> Commit:
-        return Commit(round, attempt, Digest(root * 32), parts, 1, 1, 1.0, 1.0, 1)
+    def said(attempt: int, root: bytes, parts: int, round: int = 7) -> Commitment:
+        return Commitment(round, attempt, Digest(root * 32), parts, 1, 1, 1.0, 1.0, 1)
 
     first, second, none = said(0, b"a", 3), said(1, b"b", 3), said(0, b"\0", 0)
     for later in (said(1, b"a", 3), said(1, b"\0", 0), said(1, b"b", 3, round=8), said(0, b"b", 3)):

@@ -11,13 +11,13 @@ from msgspec import inspect
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
-from atoll.runtime.training_spec import Learning
+from atoll.runtime.training_spec import TrainingSpec
 from atoll.wire.codec import AnyMessage, decode_message, decode_statement, encode
-from atoll.wire.messages.history import WantChunk
+from atoll.wire.messages.history import ChunkRequest
 from atoll.wire.messages.membership import Hello, MemberReport
-from atoll.wire.messages.round import WantPart
-from atoll.wire.messages.statements import AnyStatement, Proposed, Ready, Signed
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.messages.round import PartRequest
+from atoll.wire.messages.statements import AnyStatement, Proposal, ReadyReport, SignedStatement
+from atoll.wire.messages.vertex import Vertex, VertexBody
 
 EVE = PeerId("eve")
 NO_LONGER_THAN_THEIR_FRAME = {  # what has any length, and why that costs nothing more than its message
@@ -69,7 +69,7 @@ def leaves(kind: Any) -> Iterator[Any]:
             yield from leaves(part)
 
 
-WIRE = structs_in(AnyMessage, AnyStatement, Body, Vertex)
+WIRE = structs_in(AnyMessage, AnyStatement, VertexBody, Vertex)
 FIELDS = [
     (name, field.encode_name, kind) for name, s in WIRE.items() for field in s.fields for kind in leaves(field.type)
 ]
@@ -83,7 +83,7 @@ def test_all_bytes_on_the_wire_have_a_longest_length_or_a_reason_for_none():
 def test_names_of_peers_have_a_longest_length():
     """A name in a log line or a vertex is no longer than a peer id can be."""
     for name, good in (("x" * 64, True), ("x" * 65, False), ("x" * 2**20, False)):
-        leave = MemberReport(Signed(PeerId(name), b"", b""))
+        leave = MemberReport(SignedStatement(PeerId(name), b"", b""))
         if good:
             assert decode_message(encode(leave), EVE) == leave
             continue
@@ -102,20 +102,22 @@ def test_a_digest_has_one_length(kind: Any):
 @pytest.mark.parametrize("size", [0, DIGEST_BYTES - 1, DIGEST_BYTES + 1, 2**20])
 def test_a_digest_of_another_length_is_a_fault_with_a_short_reason(size: int):
     wrong = Digest(bytes(size))
-    for message in (WantChunk(wrong, 0), Hello(wrong, 0), WantPart(0, 0, "", wrong)):
+    for message in (ChunkRequest(wrong, 0), Hello(wrong, 0), PartRequest(0, 0, "", wrong)):
         with pytest.raises(PeerFault, match="bytes") as fault:
             decode_message(encode(message), EVE)
         assert len(str(fault.value)) < 200
-    for statement in (Ready(wrong, wrong), Proposed(0, 0, wrong)):
+    for statement in (ReadyReport(wrong, wrong), Proposal(0, 0, wrong)):
         with pytest.raises(PeerFault, match="bytes"):
             decode_statement(encode(statement), EVE)
 
 
 def test_digests_of_genesis_have_one_length_too():
     names = {
-        f.encode_name for f in structs_in(Learning)["Learning"].fields if f.encode_name.endswith(("blob", "base"))
+        f.encode_name
+        for f in structs_in(TrainingSpec)["Learning"].fields
+        if f.encode_name.endswith(("blob", "base"))
     }
     assert names == {"data_blob", "base"}
-    for field in structs_in(Learning)["Learning"].fields:
+    for field in structs_in(TrainingSpec)["Learning"].fields:
         for kind in leaves(field.type):
             assert not isinstance(kind, inspect.BytesType) or kind.max_length == DIGEST_BYTES

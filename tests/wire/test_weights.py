@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from examples import WEIGHING, WEIGHING_MIXED
 
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Weighing
+from atoll.wire.messages.statements import AgreedWeights
 from atoll.wire.weights import mixtures_in, packed_mixtures, shares_of, weights_left
 
 FOUR = ((0, 1, 2), (0, 1, 3), (), (1, 3, 8))  # of nine rows, so that a line takes two bytes
@@ -30,7 +30,7 @@ def test_the_bytes_of_a_weighing_that_mixes_are_frozen():
     data = encode(WEIGHING_MIXED)
     numbers = encode(WEIGHING_MIXED.weights), encode((0.75, 0.25))
     assert data.replace(*numbers) == encode(WEIGHING) and numbers[0].hex() == "c4020302"
-    assert msgspec.msgpack.decode(data, type=Weighing) == WEIGHING_MIXED
+    assert msgspec.msgpack.decode(data, type=AgreedWeights) == WEIGHING_MIXED
     assert WEIGHING_MIXED.shares == (0.25, 0.75)
 
 

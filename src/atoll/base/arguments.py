@@ -61,7 +61,7 @@ def _letters(word: str) -> str:
     return "".join(letter for letter in word.lower() if letter.isalnum())
 
 
-class _Unfit(Exception):
+class _ArgumentMismatch(Exception):
     """This value is not of this kind."""
 
 
@@ -86,7 +86,7 @@ def arguments(name: str, code: str) -> Callable[[Callable[P, T]], Callable[P, T]
                     continue  # self
                 try:
                     given.arguments[argument] = _each(value, hints[argument], parameter.kind)
-                except _Unfit:
+                except _ArgumentMismatch:
                     raise _refusal(name, code, parameter, value, hints[argument]) from None
             return function(*given.args, **given.kwargs)
 
@@ -112,13 +112,13 @@ def fitting(value: Any, hint: object) -> Any:
         elif _is_a(value, kind):
             return value
     if not plain:
-        raise _Unfit
+        raise _ArgumentMismatch
     try:
         found = msgspec.convert(_own(value), Union[tuple(plain)])  # noqa: UP007  # of a list
     except (msgspec.ValidationError, OverflowError):
-        raise _Unfit from None
+        raise _ArgumentMismatch from None
     if any(isinstance(one, float) and not isfinite(one) for one in (found, *_items(found))):
-        raise _Unfit
+        raise _ArgumentMismatch
     return found
 
 

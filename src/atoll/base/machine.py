@@ -93,12 +93,12 @@ class TimerFired(msgspec.Struct, frozen=True, gc=False):
     name: str
 
 
-class Done(msgspec.Struct, frozen=True, gc=False):
+class TaskDone(msgspec.Struct, frozen=True, gc=False):
     job: str
     result: Any
 
 
-class Failed(msgspec.Struct, frozen=True, gc=False):
+class TaskFailed(msgspec.Struct, frozen=True, gc=False):
     job: str
     why: str
 
@@ -120,11 +120,11 @@ class LinkDown(msgspec.Struct, frozen=True, gc=False):
     refused: bool
 
 
-class Woke(msgspec.Struct, frozen=True, gc=False):
+class Resumed(msgspec.Struct, frozen=True, gc=False):
     """The clock jumped: this computer slept. What was pending is stale."""
 
 
-class Carried(msgspec.Struct, frozen=True, gc=False):
+class BandwidthMeasured(msgspec.Struct, frozen=True, gc=False):
     """How fast bulk left this computer while more was waiting, as the driver measured it: links at their limit."""
 
     bytes_s: float  # to everybody together
@@ -132,7 +132,7 @@ class Carried(msgspec.Struct, frozen=True, gc=False):
     round: int | None = None  # in which what `to` says was measured
 
 
-Event = Start | Received | TimerFired | Done | Failed | LinkUp | LinkDown | Woke | Carried
+Event = Start | Received | TimerFired | TaskDone | TaskFailed | LinkUp | LinkDown | Resumed | BandwidthMeasured
 
 
 # ---- Effects: what should happen ---------------------------------------------------------------------------
@@ -150,34 +150,34 @@ class SetTimer(msgspec.Struct, frozen=True, gc=False):
     at: Seconds | None  # local clock of the driver; None cancels
 
 
-class Ask(msgspec.Struct, frozen=True, gc=False):
+class RunTask(msgspec.Struct, frozen=True, gc=False):
     """Slow work, done off the loop. `work` is one of the structs in peer/tasks.py."""
 
     job: str
     work: Any
 
 
-class Keep(msgspec.Struct, frozen=True, gc=False):
+class Persist(msgspec.Struct, frozen=True, gc=False):
     """Write this value durably under this name before any later Send leaves; None forgets the name."""
 
     name: str
     blob: bytes | None
 
 
-class Contact(msgspec.Struct, frozen=True, gc=False):
+class Connect(msgspec.Struct, frozen=True, gc=False):
     """Here is where this peer can be dialled (multiaddrs); keep a connection to it from now on."""
 
     peer: PeerId
     addresses: tuple[str, ...]
 
 
-class Forget(msgspec.Struct, frozen=True, gc=False):
+class Disconnect(msgspec.Struct, frozen=True, gc=False):
     """No connection to this peer is wanted any more."""
 
     peer: PeerId
 
 
-class Report(msgspec.Struct, frozen=True, gc=False):
+class Emit(msgspec.Struct, frozen=True, gc=False):
     """A fact. One stream with three readers: tests assert on it, screens plot it, checkers watch it."""
 
     fact: Fact
@@ -191,4 +191,4 @@ class Fact(msgspec.Struct, frozen=True, gc=False, tag=True, kw_only=True):
     trace: str = ""  # hex prefix of the vertex the round started from: the same at every honest peer
 
 
-Effect = Send | SetTimer | Ask | Keep | Contact | Forget | Report
+Effect = Send | SetTimer | RunTask | Persist | Connect | Disconnect | Emit

@@ -33,7 +33,7 @@ Steps = Annotated[int, Meta(ge=1, le=STEPS_MOST)]
 Batch = Annotated[int, Meta(ge=1, le=BATCH_MOST)]
 
 
-class Batches(msgspec.Struct, frozen=True):
+class BatchGrowth(msgspec.Struct, frozen=True):
     """The samples of a step follow the loss."""
 
     target_loss: Positive  # nats, as members report it of their steps
@@ -41,7 +41,7 @@ class Batches(msgspec.Struct, frozen=True):
     most: Batch
 
 
-class Effort(msgspec.Struct, frozen=True):
+class WorkloadPolicy(msgspec.Struct, frozen=True):
     """What of a round's work follows the run; fixed in genesis. Left out: it does not."""
 
     batch: Batch  # samples of a step, of the first round at least
@@ -49,7 +49,7 @@ class Effort(msgspec.Struct, frozen=True):
     samples: Annotated[int, Meta(ge=1, lt=2**40)] | UnsetType = UNSET  # of a round, all members together
     steps_min: Steps = 1  # of a round, where samples or losses decide
     by_loss: bool | UnsetType = UNSET  # steps follow it
-    batches: Batches | UnsetType = UNSET
+    batches: BatchGrowth | UnsetType = UNSET
     bounded: bool | UnsetType = UNSET  # samples move rates: nobody's count for more than the round asked of it
     by_speed: bool | UnsetType = UNSET  # each member's steps follow its own speed, as it last reported it
 
@@ -59,7 +59,7 @@ class Effort(msgspec.Struct, frozen=True):
         return self.by_loss is True or self.batches is not UNSET
 
 
-class Reached(msgspec.Struct, frozen=True, array_like=True):
+class WorkloadProgress(msgspec.Struct, frozen=True, array_like=True):
     """How far it has come, in a vertex: what the round after it goes by."""
 
     steps: int  # of that round, before its samples bound them
@@ -68,7 +68,7 @@ class Reached(msgspec.Struct, frozen=True, array_like=True):
     first_loss: float  # of the first round that trained, at most FALL_MOST times a later one's; 0: none has
 
 
-class Quota(NamedTuple):
+class RoundWorkload(NamedTuple):
     """What one round asks of each member."""
 
     steps: int  # at most
@@ -76,10 +76,12 @@ class Quota(NamedTuple):
     stretch: float = 1.0  # a step takes so many times as long as when members last reported theirs
 
 
-def quota_of(effort: Effort | UnsetType, inner_steps: int, reached: Reached | UnsetType, members: int) -> Quota:
+def quota_of(
+    effort: WorkloadPolicy | UnsetType, inner_steps: int, reached: WorkloadProgress | UnsetType, members: int
+) -> RoundWorkload:
     """Of the round after a vertex that holds `reached`, for so many members whose rows weigh something."""
     if effort is UNSET:
-        return Quota(inner_steps)
+        return RoundWorkload(inner_steps)
     now = begun(effort, inner_steps) if reached is UNSET else reached
     steps = _within(now.steps, min(effort.steps_min, inner_steps), inner_steps)
     batch = effort.batch
@@ -88,7 +90,7 @@ def quota_of(effort: Effort | UnsetType, inner_steps: int, reached: Reached | Un
     if effort.samples is not UNSET:
         of_a_step = batch * max(1, members)
         steps = _within((effort.samples + of_a_step // 2) // of_a_step, min(effort.steps_min, steps), steps)
-    return Quota(steps, batch, max(1.0, batch / max(1, now.before)))
+    return RoundWorkload(steps, batch, max(1.0, batch / max(1, now.before)))
 
 
 def fastest_of(steps_s: Sequence[Seconds], liars: int) -> Seconds | None:
@@ -110,14 +112,14 @@ def steps_at(step_s: Seconds, fastest_s: Seconds, steps: int, least: int) -> int
     return _within(share, min(least, steps), steps)
 
 
-def begun(effort: Effort, inner_steps: int) -> Reached:
+def begun(effort: WorkloadPolicy, inner_steps: int) -> WorkloadProgress:
     """Before any round has trained."""
-    return Reached(inner_steps, effort.batch, effort.batch, 0.0)
+    return WorkloadProgress(inner_steps, effort.batch, effort.batch, 0.0)
 
 
 def reached_after(
-    effort: Effort, inner_steps: int, before: Reached | UnsetType, losses: Sequence[float]
-) -> Reached | UnsetType:
+    effort: WorkloadPolicy, inner_steps: int, before: WorkloadProgress | UnsetType, losses: Sequence[float]
+) -> WorkloadProgress | UnsetType:
     """After a round whose members reported these losses of their steps; left out where it follows nothing.
 
     Steps: AdaComm's rule in its plain form, ceil(sqrt(loss / first loss) x the first round's steps).
@@ -127,7 +129,7 @@ def reached_after(
     now = begun(effort, inner_steps) if before is UNSET else before
     loss = max(0.0, median(losses)) if losses else 0.0
     if loss == 0.0:
-        return Reached(now.steps, now.batch, now.batch, now.first_loss)
+        return WorkloadProgress(now.steps, now.batch, now.batch, now.first_loss)
     first_loss = min(now.first_loss, FALL_MOST * loss) if now.first_loss > 0 else loss
     steps, batch = now.steps, now.batch
     if effort.by_loss is True:
@@ -135,10 +137,10 @@ def reached_after(
         steps = _within(ceil(sqrt(share) * inner_steps), min(effort.steps_min, inner_steps), inner_steps)
     if effort.batches is not UNSET:
         batch = next_batch(effort.batches, batch, loss)
-    return Reached(steps, batch, now.batch, first_loss)
+    return WorkloadProgress(steps, batch, now.batch, first_loss)
 
 
-def next_batch(rule: Batches, batch: int, loss: float) -> int:
+def next_batch(rule: BatchGrowth, batch: int, loss: float) -> int:
     """In whole samples, up to the next and down to the last, so that small batches move too."""
     if loss > ABOVE * rule.target_loss:
         batch = -(-6 * batch // 5)
@@ -147,7 +149,7 @@ def next_batch(rule: Batches, batch: int, loss: float) -> int:
     return _within(batch, rule.least, rule.most)
 
 
-def effort_problem(effort: Effort, inner_steps: int) -> str:
+def effort_problem(effort: WorkloadPolicy, inner_steps: int) -> str:
     """Which of its numbers do not fit each other; empty if all do."""
     if effort.steps_min > inner_steps:
         return f"a round of at least {effort.steps_min} steps cannot have at most {inner_steps}"

@@ -59,7 +59,7 @@ def _by_validation(folder: Path, json: bool) -> None:
 
     from atoll.features.attribution.statistics import blame_by_validation, refusals
     from atoll.peer.settings import settings_of_run
-    from atoll.verification.state_validation.policy import Validations
+    from atoll.verification.state_validation.policy import ValidationLedger
     from atoll.wire.codec import vertex_id
 
     with kept_in(folder) as kept:
@@ -74,7 +74,7 @@ def _by_validation(folder: Path, json: bool) -> None:
         )
     bodies = {r: body for r, (_, body) in read.items()}
     ids = {r: vertex_id(vertex.body) for r, (vertex, _) in read.items()}
-    peers, judged = blame_by_validation(bodies, ids, Validations(settings.validated, settings.round.quorum))
+    peers, judged = blame_by_validation(bodies, ids, ValidationLedger(settings.validated, settings.round.quorum))
     refused = refusals(bodies.values())
     if json:
         told = {"peers": peers, "judged": judged, "refused": refused}

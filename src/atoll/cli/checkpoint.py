@@ -23,8 +23,8 @@ from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.cli.verify import kept_in
 
 if TYPE_CHECKING:
-    from atoll.peer.verify.chain import Kept
-    from atoll.wire.messages.vertex import Body, Vertex
+    from atoll.peer.verify.chain import StoredHistory
+    from atoll.wire.messages.vertex import Vertex, VertexBody
 
 LISTED = 18  # newest rounds shown, 20 lines with the two above them; --all and --json have every one
 
@@ -206,7 +206,7 @@ def _blob(folder: Path, name: Digest) -> Path:
     return folder / "blobs" / name.hex()
 
 
-def _check_round(kept: Kept, folder: Path, round: int) -> None:
+def _check_round(kept: StoredHistory, folder: Path, round: int) -> None:
     if round != -1 and round not in set(kept.rounds):
         raise UsageError(
             "E-CHK-01",
@@ -216,7 +216,7 @@ def _check_round(kept: Kept, folder: Path, round: int) -> None:
         )
 
 
-def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
+def _row(kept: StoredHistory, folder: Path, round: int) -> dict[str, Any]:
     """What the vertex of this round says, unjudged. Times are seconds of run time."""
     from atoll.features.partition_training.machine import late_of
     from atoll.peer.governance.orders import amend_of
@@ -263,12 +263,12 @@ def _row(kept: Kept, folder: Path, round: int) -> dict[str, Any]:
     }
 
 
-def validated(kept: Kept, folder: Path, round: int) -> dict[str, float]:
+def validated(kept: StoredHistory, folder: Path, round: int) -> dict[str, float]:
     """What the run's validators found of this state, as far as the vertices behind it say, unjudged. Empty where
     there are none, too few spoke, or the loss is no number."""
     from atoll.base.limits import VALIDATION_OPEN
     from atoll.peer.settings import settings_of_run
-    from atoll.verification.state_validation.policy import ALL, LOSS_MOST, NAT, Validations
+    from atoll.verification.state_validation.policy import ALL, LOSS_MOST, NAT, ValidationLedger
     from atoll.wire.codec import vertex_id
 
     settings = settings_of_run(read_vertex(kept, folder, -1)[1])
@@ -277,7 +277,7 @@ def validated(kept: Kept, folder: Path, round: int) -> dict[str, float]:
     here = {-1, *kept.rounds}
     read = {r: read_vertex(kept, folder, r) for r in range(round, round + VALIDATION_OPEN + 1) if r in here}
     bodies, ids = {r: body for r, (_, body) in read.items()}, {r: vertex_id(v.body) for r, (v, _) in read.items()}
-    validations = Validations(settings.validated, settings.round.quorum)
+    validations = ValidationLedger(settings.validated, settings.round.quorum)
     validations.follow(round, ids, bodies)
     if (candidate := validations.candidates.get(round)) is None:
         return {}
@@ -290,7 +290,7 @@ def validated(kept: Kept, folder: Path, round: int) -> dict[str, float]:
     return found
 
 
-def _branch(kept: Kept, round: int) -> dict[str, Any]:
+def _branch(kept: StoredHistory, round: int) -> dict[str, Any]:
     """Another vertex that closed this round, as this folder keeps it, unjudged; empty if there is none."""
     from atoll.wire.codec import decode_body, decode_vertex, vertex_id
 
@@ -310,7 +310,7 @@ def _branch(kept: Kept, round: int) -> dict[str, Any]:
         return {}  # `atoll verify` says so
 
 
-def read_vertex(kept: Kept, folder: Path, round: int) -> tuple[Vertex, Body]:
+def read_vertex(kept: StoredHistory, folder: Path, round: int) -> tuple[Vertex, VertexBody]:
     """The vertex of a round that is listed, unjudged. RunFailedError if it cannot be read."""
     from atoll.wire.codec import decode_body, decode_vertex
 

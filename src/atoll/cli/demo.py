@@ -21,7 +21,7 @@ from atoll.cli.say import AsJson, Sets, say, say_json
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from atoll.runtime.demo import Demo
+    from atoll.runtime.demo import DemoRun
 
 
 def demo(
@@ -46,14 +46,14 @@ def demo(
 
     Succeeds if all end with the same bits and a validation loss of 2.0 (with --set or fewer rounds: 25 % less).
     """
-    from atoll.runtime.demo import Demo, DemoSettings, versions
+    from atoll.runtime.demo import DemoRun, DemoSettings, versions
 
     settings = DemoSettings(peers, rounds, seed, chaos, solo, tuple(set))
     folder = dir or Path(mkdtemp(prefix="atoll-demo-"))
-    screen = _Screen(quiet=json)
+    screen = _DemoScreen(quiet=json)
 
     async def main() -> Any:
-        swarm = Demo(settings, folder, screen.change)
+        swarm = DemoRun(settings, folder, screen.change)
         screen.swarm = swarm
         ours = asyncio.current_task()
         assert ours is not None
@@ -92,12 +92,12 @@ def demo(
     return 0 if outcome.reached else 5
 
 
-class _Screen:
+class _DemoScreen:
     """The picture at the bottom, events above it; plain lines where there is no terminal."""
 
     def __init__(self, quiet: bool) -> None:
         self.quiet, self.trained = quiet, 0
-        self.swarm: Demo | None = None
+        self.swarm: DemoRun | None = None
         self.live: Live | None = None
         if sys.stdout.isatty() and not quiet:
             from rich import live

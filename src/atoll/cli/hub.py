@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from msgspec import UnsetType
 
     from atoll.base.ids import Digest
-    from atoll.peer.verify.chain import Kept
-    from atoll.runtime.training_spec import Learning
-    from atoll.training.models.export import Story
+    from atoll.peer.verify.chain import StoredHistory
+    from atoll.runtime.training_spec import TrainingSpec
+    from atoll.training.models.export import ModelCard
 
 
-def write_model_folder(kept: Kept, folder: Path, round: int, state: bytes, to: Path) -> list[Path]:
+def write_model_folder(kept: StoredHistory, folder: Path, round: int, state: bytes, to: Path) -> list[Path]:
     """The files written. RunFailedError if this run or this state is none that this version can read."""
     from atoll.cli.checkpoint import read_vertex
     from atoll.peer.settings import decode_settings
@@ -79,15 +79,15 @@ def what_is(files: list[Path]) -> str:
     return "adapters" if any(file.name.startswith("adapters.") for file in files) else "model"
 
 
-def _story(kept: Kept, folder: Path, round: int, run: str, learning: Learning) -> Story:
+def _story(kept: StoredHistory, folder: Path, round: int, run: str, learning: TrainingSpec) -> ModelCard:
     from msgspec import UNSET
 
     from atoll.cli.checkpoint import read_vertex, validated
-    from atoll.training.models.export import Contributor, Story
+    from atoll.training.models.export import CardContributor, ModelCard
     from atoll.wire.codec import decode_statement, vertex_id
-    from atoll.wire.messages.statements import Commit
+    from atoll.wire.messages.statements import Commitment
 
-    shares: dict[str, Contributor] = {}
+    shares: dict[str, CardContributor] = {}
     names: dict[str, str] = {}
     losses: list[float] = []
     for number in [-1, *(r for r in kept.rounds if r <= round)]:
@@ -96,14 +96,14 @@ def _story(kept: Kept, folder: Path, round: int, run: str, learning: Learning) -
         losses += [body.metrics.loss] if body.commits else []
         for signed in body.commits:
             commit = decode_statement(signed.body, signed.signer)
-            if isinstance(commit, Commit):
-                before = shares.get(signed.signer, Contributor("", 0, 0, 0))
+            if isinstance(commit, Commitment):
+                before = shares.get(signed.signer, CardContributor("", 0, 0, 0))
                 steps, samples = before.steps + commit.steps, before.samples + commit.samples
-                shares[signed.signer] = Contributor("", before.rounds + 1, steps, samples)
+                shares[signed.signer] = CardContributor("", before.rounds + 1, steps, samples)
     given = [share._replace(name=names.get(peer) or peer) for peer, share in shares.items()]
     recipe = learning.recipe
     sent, alone = _bytes_until(folder / "facts.jsonl", round)
-    return Story(
+    return ModelCard(
         run=run,
         round=round,
         vertex=vertex_id(vertex.body).hex(),
@@ -126,11 +126,11 @@ def _story(kept: Kept, folder: Path, round: int, run: str, learning: Learning) -
 
 def _bytes_until(record: Path, round: int) -> tuple[int | None, int | None]:
     """(sent by this peer, what it would have sent data-parallel) up to a round; None: its record does not say."""
-    from atoll.runtime.event_log import TURNED, Progress, entries_in
+    from atoll.runtime.event_log import TURNED, RunStatus, entries_in
 
     if not record.exists():
         return None, None
-    progress = Progress()
+    progress = RunStatus()
     for number, entry in enumerate(entries_in(record)):
         if number == 0 and entry.get("fact") == TURNED:
             return None, None  # it is too long to begin where this peer did

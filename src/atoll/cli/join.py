@@ -51,7 +51,7 @@ def join(
 ) -> int:
     """Join the run of this ticket, train with the others, leave with Ctrl-C."""
     from atoll.runtime.config import load_config
-    from atoll.runtime.supervisor import Start, run_join
+    from atoll.runtime.supervisor import PeerOptions, run_join
     from atoll.wire.ticket import parse
 
     text = ticket_of(ticket, ticket_file) or os.environ.get("ATOLL_TICKET", "")
@@ -62,7 +62,7 @@ def join(
     parsed, folder = parse(text), folder_of(dir)
     if not (folder / "kept.sqlite").exists():
         parsed.verify(time.time())  # a bad ticket is told before anything heavy starts; who is in needs it no more
-    start = Start(folder, load_config(config, set), None, name, tuple(listen), tuple(announce), threads, stay)
+    start = PeerOptions(folder, load_config(config, set), None, name, tuple(listen), tuple(announce), threads, stay)
     from atoll.cli.watch import watched
 
     return watched(lambda shell: run_join(start, text, role, tuple(bootstrap), shell), facts=facts, as_json=json)

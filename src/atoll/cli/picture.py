@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.base.units import bytes_text
-from atoll.runtime.event_log import Progress
+from atoll.runtime.event_log import RunStatus
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 48  # characters
 
 
-def peer_picture(p: Progress) -> RenderableType:
+def peer_picture(p: RunStatus) -> RenderableType:
     """What one peer knows: round, phase, step, loss, members, bytes."""
     head = Text()
     head.append(f" {p.run or '…'} ", style="bold reverse")
@@ -57,9 +57,9 @@ def curve_text(losses: Sequence[float]) -> str:
 
 def swarm_picture(
     names: Sequence[str],
-    seen: dict[str, Progress],
+    seen: dict[str, RunStatus],
     gone: dict[str, str],
-    shown: Progress,
+    shown: RunStatus,
     sent: int,
     data_parallel: int,
 ) -> RenderableType:

@@ -27,8 +27,8 @@ from atoll.base.units import (
 from atoll.cli.say import AsJson, say, say_json
 
 if TYPE_CHECKING:
-    from atoll.training.exchange.layout import Layout
-    from atoll.training.experiment.cost_model import Exchange
+    from atoll.training.exchange.layout import ModelLayout
+    from atoll.training.experiment.cost_model import SliceExchange
     from atoll.training.recipe.recipes import Recipe
 
 DEVICE_FLOPS = 1e13
@@ -41,7 +41,7 @@ STEPS_TRIED = 500  # per round: the most that a run of others was published with
 
 
 @dataclass(frozen=True)
-class Links:
+class LinkAssumptions:
     """One kind of link for every peer."""
 
     peers: int
@@ -86,7 +86,7 @@ def plan(
         _say(told)
 
 
-def planned(layout: Layout, links: Links, step_s: float, step_tokens: int) -> dict[str, Any]:
+def planned(layout: ModelLayout, links: LinkAssumptions, step_s: float, step_tokens: int) -> dict[str, Any]:
     """Every recipe on these links, those that real runs can do first, and the recommendation."""
     from atoll.training.recipe.methods import METHODS
     from atoll.training.recipe.recipes import in_swarm
@@ -107,7 +107,7 @@ def planned(layout: Layout, links: Links, step_s: float, step_tokens: int) -> di
 
 
 def row_of(
-    name: str, recipe: Recipe, layout: Layout, links: Links, step_s: float, step_tokens: int
+    name: str, recipe: Recipe, layout: ModelLayout, links: LinkAssumptions, step_s: float, step_tokens: int
 ) -> dict[str, Any]:
     """What a round of this recipe takes and sends on these links."""
     from atoll.policy.pace import pace
@@ -138,7 +138,9 @@ def row_of(
     }
 
 
-def _recommended(recipes: dict[str, Recipe], layout: Layout, links: Links, step_s: float) -> dict[str, Any]:
+def _recommended(
+    recipes: dict[str, Recipe], layout: ModelLayout, links: LinkAssumptions, step_s: float
+) -> dict[str, Any]:
     """`auto` in rounds as long as these links ask for, and how long those of others would have to be.
 
     It is nearest to synchronous training for its bytes (bench/RESULTS.md, "convergence"). Loss falls behind as
@@ -177,7 +179,7 @@ def _recommended(recipes: dict[str, Recipe], layout: Layout, links: Links, step_
     return {"settings": settings, "utilisation": share, "reason": reason, "steps_tried": steps <= STEPS_TRIED}
 
 
-def _exchanges_s(recipe: Recipe, exchanges: tuple[Exchange, ...], links: Links) -> list[float]:
+def _exchanges_s(recipe: Recipe, exchanges: tuple[SliceExchange, ...], links: LinkAssumptions) -> list[float]:
     """What each takes, spread over the rounds if it is not made in every one."""
     from atoll.policy.pace import simple_exchange_s
 
@@ -194,10 +196,10 @@ def _exchanges_s(recipe: Recipe, exchanges: tuple[Exchange, ...], links: Links) 
     ]
 
 
-def _owned_s(one: Exchange, links: Links, one_owner: bool) -> float:
+def _owned_s(one: SliceExchange, links: LinkAssumptions, one_owner: bool) -> float:
     """Rows to the owners of parts, answers back: as the planner of real rounds predicts it."""
     from atoll.base.ids import PeerId
-    from atoll.policy.topology_cost import Links as Agreed
+    from atoll.policy.topology_cost import AgreedLinks as Agreed
     from atoll.policy.topology_cost import predict
     from atoll.protocol.allreduce.topology import butterfly, star
 
@@ -220,19 +222,21 @@ def _overlap(recipe: Recipe) -> int:
 # ---- what was asked --------------------------------------------------------------------------------------------
 
 
-def _links(peers: int, uplink: str, downlink: str, latency: str) -> Links:
+def _links(peers: int, uplink: str, downlink: str, latency: str) -> LinkAssumptions:
     if not 2 <= peers <= FULL_MESH_MAX:
         raise UsageError("E-PLAN-01", f"--peers {peers}: 2 to {FULL_MESH_MAX} can be planned", fix="--peers 8")
     try:
         up = parse_rate_bytes_s(uplink)
-        return Links(peers, up, parse_rate_bytes_s(downlink) if downlink else up, parse_duration_s(latency))
+        return LinkAssumptions(
+            peers, up, parse_rate_bytes_s(downlink) if downlink else up, parse_duration_s(latency)
+        )
     except ValueError as why:
         raise UsageError("E-PLAN-02", str(why), fix="--uplink 20Mbit --latency 50ms") from None
 
 
 def _model(
     name: str, lora_rank: int, only: tuple[str, ...], step_tokens: int | None
-) -> tuple[str, int, Layout, int]:
+) -> tuple[str, int, ModelLayout, int]:
     """Its name, how many parameters it has, the layout of those that a run exchanges, and tokens per step."""
     from atoll.training.experiment.cost_model import layout_of_size
     from atoll.training.models import MODELS, shape_of, travelling, with_adapters
@@ -257,7 +261,7 @@ def _model(
     return name, layout.parameters, layout, step_tokens or STEP_TOKENS
 
 
-def _adapters(count: str, model: Layout) -> Layout:
+def _adapters(count: str, model: ModelLayout) -> ModelLayout:
     """What is exchanged where only so many of the model's parameters train."""
     from atoll.training.experiment.cost_model import layout_of_size
 

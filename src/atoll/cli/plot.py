@@ -48,11 +48,11 @@ def plot(
 
 def rounds_of(record: Path) -> list[dict[str, Any]]:
     """One row per trained round: loss, peers, bytes sent so far and what data-parallel would have sent."""
-    from atoll.runtime.event_log import Progress, entries_in
+    from atoll.runtime.event_log import RunStatus, entries_in
 
     if not record.exists():
         return []
-    progress, rows = Progress(), dict[int, dict[str, Any]]()
+    progress, rows = RunStatus(), dict[int, dict[str, Any]]()
     for entry in entries_in(record):
         progress.see(entry)
         if entry.get("fact") == "RoundClosed" and "back_to" in entry:  # what it went back behind is no part of it

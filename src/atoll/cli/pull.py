@@ -23,7 +23,7 @@ from atoll.cli.say import AsJson, TicketFile, folder_of, say, say_json, ticket_o
 from atoll.cli.verify import blob_id_of, kept_in, votes_alone, votes_text
 
 if TYPE_CHECKING:
-    from atoll.peer.verify.chain import Audit
+    from atoll.peer.verify.chain import VerificationReport
     from atoll.wire.ticket import Ticket
 
 MEMBERS_ASKED = 16  # of those that a folder knows: whoever answers names the others
@@ -169,7 +169,7 @@ def _also_in(folder: Path, run: Digest) -> tuple[Bootstrap, Ticket | None]:
     return members, ticket
 
 
-def _broken(audit: Audit, folder: Path) -> RunFailedError:
+def _broken(audit: VerificationReport, folder: Path) -> RunFailedError:
     first = f"; first of them: {audit.problems[0].what}" if audit.problems else ": the state is not its blob"
     return RunFailedError(
         "E-CHK-09",

@@ -60,7 +60,7 @@ def simulate(
 ) -> None:
     """Play a scenario with virtual peers; a failure ends with the one line that replays it."""
     from atoll.simulation import scenarios
-    from atoll.simulation.scenarios import SCENARIOS, CannotBeTold, ScenarioFailed, run_scenario
+    from atoll.simulation.scenarios import SCENARIOS, ScenarioFailed, ScenarioUnsupported, run_scenario
 
     if name and name not in SCENARIOS and name != "all":
         raise UsageError(
@@ -91,7 +91,7 @@ def simulate(
         for number in range(seed, seed + seeds):
             try:
                 report = run_scenario(story, number, peers, rounds, quorum, protocol, topology)
-            except CannotBeTold as why:
+            except ScenarioUnsupported as why:
                 if name != "all":
                     raise UsageError("E-ARG-09", str(why), fix=f"atoll simulate {name}") from None
                 continue

@@ -60,10 +60,10 @@ def up(
 ) -> int:
     """Found a run and print its ticket; in a folder that holds a run, go on with it."""
     from atoll.runtime.config import load_config
-    from atoll.runtime.supervisor import Start, run_up
+    from atoll.runtime.supervisor import PeerOptions, run_up
 
     settings = load_config(config, set)
-    start = Start(folder_of(dir), settings, config, name, tuple(listen), tuple(announce), threads, stay, uses)
+    start = PeerOptions(folder_of(dir), settings, config, name, tuple(listen), tuple(announce), threads, stay, uses)
     from atoll.cli.watch import watched
 
     return watched(lambda shell: run_up(start, shell), facts=facts, as_json=json)

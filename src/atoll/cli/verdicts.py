@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from atoll.base.ids import PeerId, names_of, short
 
 if TYPE_CHECKING:
-    from atoll.peer.verify.chain import Audit
-    from atoll.verification.offline import Doubt
-    from atoll.verification.offline_judge import Looked
+    from atoll.peer.verify.chain import VerificationReport
+    from atoll.verification.offline import DisputedCase
+    from atoll.verification.offline_judge import RejudgedReport
 
-LookedAt: TypeAlias = "Sequence[tuple[Doubt, Sequence[Looked]]]"
+RejudgedCases: TypeAlias = "Sequence[tuple[DisputedCase, Sequence[RejudgedReport]]]"
 
 PROVEN = {  # by what a reason holds
     "two words": "proves itself by two signatures",
@@ -28,7 +28,7 @@ PROVEN = {  # by what a reason holds
 }
 
 
-def judged_again(audit: Audit, folders: Sequence[Path], fetch: bool) -> LookedAt:
+def judged_again(audit: VerificationReport, folders: Sequence[Path], fetch: bool) -> RejudgedCases:
     """Everything that somebody was doubted for, looked at again. Verdicts that do not stand are problems.
 
     `fetch`: the peer that runs in the first folder asks members for what is not here.
@@ -38,9 +38,9 @@ def judged_again(audit: Audit, folders: Sequence[Path], fetch: bool) -> LookedAt
         return []
     from atoll.crypto.identity import SessionVerifier
     from atoll.peer.verify.chain import reading
-    from atoll.verification.offline_judge import Court, fallen
+    from atoll.verification.offline_judge import OfflineJudge, fallen
 
-    court = Court(folders, audit.settings, reading(audit.run, SessionVerifier()))
+    court = OfflineJudge(folders, audit.settings, reading(audit.run, SessionVerifier()))
     if fetch and (lacking := court.lacking(doubts)):
         from atoll.runtime.control.socket import ask
 
@@ -53,7 +53,7 @@ def judged_again(audit: Audit, folders: Sequence[Path], fetch: bool) -> LookedAt
     return looked
 
 
-def verdicts_object(audit: Audit, looked: LookedAt | None) -> dict[str, Any] | None:
+def verdicts_object(audit: VerificationReport, looked: RejudgedCases | None) -> dict[str, Any] | None:
     from msgspec import to_builtins
 
     if looked is None:
@@ -84,7 +84,7 @@ def verdicts_object(audit: Audit, looked: LookedAt | None) -> dict[str, Any] | N
     return {"departures": to_builtins(audit.out.departures), "doubts": doubts}
 
 
-def verdicts_text(audit: Audit, looked: LookedAt | None) -> Iterator[str]:
+def verdicts_text(audit: VerificationReport, looked: RejudgedCases | None) -> Iterator[str]:
     """One table: who is out and why, then what was doubted and how that looks from here."""
     names, out = _names(audit), audit.out
     expelled = {d.peer for d in out.departures if d.standing == "expelled"}
@@ -111,5 +111,5 @@ def verdicts_text(audit: Audit, looked: LookedAt | None) -> Iterator[str]:
         yield "nobody left, and nobody was doubted"
 
 
-def _names(audit: Audit) -> dict[PeerId, str]:
+def _names(audit: VerificationReport) -> dict[PeerId, str]:
     return names_of((peer, share.name) for peer, share in audit.shares.items())

@@ -20,10 +20,10 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short
 from atoll.base.limits import BLOB_CHUNK, SCORE_ONE
 from atoll.base.units import spans_of, spans_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
-from atoll.cli.verdicts import LookedAt, judged_again, verdicts_object, verdicts_text
+from atoll.cli.verdicts import RejudgedCases, judged_again, verdicts_object, verdicts_text
 
 if TYPE_CHECKING:
-    from atoll.peer.verify.chain import Audit, Kept
+    from atoll.peer.verify.chain import StoredHistory, VerificationReport
 
 CHANGES_SHOWN = 12  # of the membership, the newest; --json has them all
 
@@ -78,9 +78,9 @@ def verify(
 
 
 @contextmanager
-def kept_in(folder: Path) -> Iterator[Kept]:
+def kept_in(folder: Path) -> Iterator[StoredHistory]:
     """The history in this folder, as it was at one moment. UsageError if there is none; changes no file."""
-    from atoll.peer.verify.chain import Kept
+    from atoll.peer.verify.chain import StoredHistory
 
     path = folder / "kept.sqlite"
     if not path.exists():
@@ -93,14 +93,14 @@ def kept_in(folder: Path) -> Iterator[Kept]:
     except sqlite3.Error as why:
         raise _unreadable(path, why) from why
     try:
-        yield _kept(database, folder, Kept)
+        yield _kept(database, folder, StoredHistory)
     except sqlite3.DatabaseError as why:
         raise _unreadable(path, why) from why
     finally:
         database.close()
 
 
-def _kept(database: sqlite3.Connection, folder: Path, kept: type[Kept]) -> Kept:
+def _kept(database: sqlite3.Connection, folder: Path, kept: type[StoredHistory]) -> StoredHistory:
     def value(name: str) -> bytes | None:
         row = database.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
         return bytes(row[0]) if row is not None else None
@@ -139,7 +139,7 @@ def check_blobs(folder: Path) -> tuple[int, list[str]]:
 
 def blob_id_of(path: Path) -> Digest:
     """The name that these bytes deserve, read chunk by chunk."""
-    from atoll.crypto.digest import Manifest, blob_id, digest
+    from atoll.crypto.digest import BlobManifest, blob_id, digest
 
     chunks: list[Digest] = []
     size_bytes = 0
@@ -147,16 +147,16 @@ def blob_id_of(path: Path) -> Digest:
         while data := file.read(BLOB_CHUNK):
             chunks.append(digest(data))
             size_bytes += len(data)
-    return blob_id(Manifest(size_bytes, tuple(chunks)))
+    return blob_id(BlobManifest(size_bytes, tuple(chunks)))
 
 
-def _blob_problem(name: str, audit: Audit) -> Any:
-    from atoll.peer.verify.chain import DISK, Problem
+def _blob_problem(name: str, audit: VerificationReport) -> Any:
+    from atoll.peer.verify.chain import DISK, HistoryProblem
 
     head = audit.head_body
     agreed = head is not None and head.state.hex() == name
     what = f"blob {name[:8]} does not hash to its name" + (", it is the agreed state" if agreed else "")
-    return Problem("E-VER-11", "blob", audit.head, what, DISK, "atoll up in this folder fetches it again")
+    return HistoryProblem("E-VER-11", "blob", audit.head, what, DISK, "atoll up in this folder fetches it again")
 
 
 def _digest_of(text: str) -> Digest | None:
@@ -194,7 +194,7 @@ def _unreadable(path: Path, why: Exception) -> RunFailedError:
     )
 
 
-def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
+def _as_object(audit: VerificationReport, blobs: int | None) -> dict[str, Any]:
     from msgspec.structs import asdict
 
     body = audit.head_body
@@ -228,7 +228,7 @@ def _as_object(audit: Audit, blobs: int | None) -> dict[str, Any]:
     }
 
 
-def _say(audit: Audit, blobs: int | None, looked: LookedAt | None) -> None:
+def _say(audit: VerificationReport, blobs: int | None, looked: RejudgedCases | None) -> None:
     from atoll.peer.governance.settings_change import in_words
     from atoll.policy.reputation import tier_of
 
@@ -291,18 +291,18 @@ def _say(audit: Audit, blobs: int | None, looked: LookedAt | None) -> None:
     say("intact" if audit.intact else f"broken: {count} problem{'s' * (count > 1)}")
 
 
-def votes_alone(audit: Audit) -> list[tuple[int, int]]:
+def votes_alone(audit: VerificationReport) -> list[tuple[int, int]]:
     """Spans of rounds that no quorum of long-lived identities holds: only the votes under them do."""
     held = {r for e in audit.eras if e.held for r in range(e.first, e.last + 1)}
     return spans_of([r for r in range(audit.head + 1) if r not in held])
 
 
-def votes_text(audit: Audit) -> str:
+def votes_text(audit: VerificationReport) -> str:
     """By what votes are signed, as its readers know it."""
     return {"ed25519": "Ed25519", "ml-dsa-65": "ML-DSA-65"}[audit.settings.round.signing.kind] + " votes"
 
 
-def _eras_text(audit: Audit) -> list[str]:
+def _eras_text(audit: VerificationReport) -> list[str]:
     if not audit.settings.era_rounds:
         return [
             f"all rounds are protected by {votes_text(audit)} alone: this run was founded with run.era_rounds = 0, "

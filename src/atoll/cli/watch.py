@@ -16,14 +16,22 @@ from atoll.base.ids import one_line, printable
 from atoll.base.units import bytes_text
 from atoll.cli.say import json_text, qr, say, say_json
 from atoll.peer.governance.settings_change import in_words
-from atoll.runtime.event_log import Progress, alike_text
+from atoll.runtime.event_log import RunStatus, alike_text
 from atoll.runtime.network.addresses import scope_of
-from atoll.runtime.supervisor import Shell
+from atoll.runtime.supervisor import PeerView
 
 
-def watched(work: Callable[[Shell], Awaitable[int]], *, facts: bool, as_json: bool) -> int:
+def watched(work: Callable[[PeerView], Awaitable[int]], *, facts: bool, as_json: bool) -> int:
     """Run a peer with the fitting view of it; its exit status."""
-    shell: Shell = Facts() if facts else Quiet() if as_json else Terminal() if sys.stdout.isatty() else Lines()
+    shell: PeerView = (
+        JsonLinesView()
+        if facts
+        else SummaryView()
+        if as_json
+        else LiveTerminalView()
+        if sys.stdout.isatty()
+        else PlainLinesView()
+    )
 
     async def main() -> int:
         return await work(shell)
@@ -31,11 +39,11 @@ def watched(work: Callable[[Shell], Awaitable[int]], *, facts: bool, as_json: bo
     try:
         return asyncio.run(main())
     finally:
-        if isinstance(shell, Terminal):
+        if isinstance(shell, LiveTerminalView):
             shell.close()
 
 
-class Facts:
+class JsonLinesView:
     """Lines of JSON for the program that started us; when it closes our stdin, we leave."""
 
     ends_with_stdin = True
@@ -43,7 +51,7 @@ class Facts:
     def opened(self, news: dict[str, Any]) -> None:
         self._write(news)
 
-    def entry(self, entry: dict[str, Any], progress: Progress) -> None:
+    def entry(self, entry: dict[str, Any], progress: RunStatus) -> None:
         self._write(entry)
 
     def notice(self, text: str) -> None:
@@ -60,7 +68,7 @@ class Facts:
             return  # the reader is gone; its end of stdin will be noticed
 
 
-class Quiet:
+class SummaryView:
     """Nothing but one object at the end."""
 
     ends_with_stdin = False
@@ -68,7 +76,7 @@ class Quiet:
     def opened(self, news: dict[str, Any]) -> None:
         self.news = news
 
-    def entry(self, entry: dict[str, Any], progress: Progress) -> None: ...
+    def entry(self, entry: dict[str, Any], progress: RunStatus) -> None: ...
 
     def notice(self, text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
@@ -77,7 +85,7 @@ class Quiet:
         say_json(self.news | news)
 
 
-class Lines:
+class PlainLinesView:
     """One line per event that matters, for logs and pipes."""
 
     ends_with_stdin = False
@@ -85,7 +93,7 @@ class Lines:
     def opened(self, news: dict[str, Any]) -> None:
         self._say(introduction(news))
 
-    def entry(self, entry: dict[str, Any], progress: Progress) -> None:
+    def entry(self, entry: dict[str, Any], progress: RunStatus) -> None:
         line = line_of(entry, progress)
         if line:
             self._say(line)
@@ -101,7 +109,7 @@ class Lines:
             say(text)
 
 
-class Terminal(Lines):
+class LiveTerminalView(PlainLinesView):
     """A picture that stays at the bottom while the events scroll above it."""
 
     def __init__(self) -> None:
@@ -115,7 +123,7 @@ class Terminal(Lines):
         self.console.print(printable(introduction(news)), soft_wrap=True)
         self.live.start()
 
-    def entry(self, entry: dict[str, Any], progress: Progress) -> None:
+    def entry(self, entry: dict[str, Any], progress: RunStatus) -> None:
         from atoll.cli.picture import peer_picture
 
         line = line_of(entry, progress)
@@ -160,7 +168,7 @@ def introduction(news: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def line_of(entry: dict[str, Any], progress: Progress) -> str:
+def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
     """One line about a fact, empty for facts that the picture shows anyway."""
     name = progress.name_of
     match entry["fact"]:

@@ -26,7 +26,7 @@ def digest(data: Buffer) -> Digest:
     return Digest(blake3(data).digest())
 
 
-class Manifest(msgspec.Struct, frozen=True, array_like=True):
+class BlobManifest(msgspec.Struct, frozen=True, array_like=True):
     """What a blob is made of: its size and the digest of each chunk of `BLOB_CHUNK` bytes, in order."""
 
     size_bytes: int
@@ -46,7 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
         return min(BLOB_CHUNK, self.size_bytes - index * BLOB_CHUNK)
 
 
-def manifest_of(*pieces: Buffer) -> Manifest:
+def manifest_of(*pieces: Buffer) -> BlobManifest:
     """Of these bytes, one piece after the other: chunks do not end where pieces do."""
     chunks, chunk, lacking, size_bytes = list[Digest](), blake3(), BLOB_CHUNK, 0
     for piece in pieces:
@@ -60,10 +60,10 @@ def manifest_of(*pieces: Buffer) -> Manifest:
                 chunk, lacking = blake3(), BLOB_CHUNK
     if lacking < BLOB_CHUNK:
         chunks.append(Digest(chunk.digest()))
-    return Manifest(size_bytes, tuple(chunks))
+    return BlobManifest(size_bytes, tuple(chunks))
 
 
-def blob_id(manifest: Manifest) -> Digest:
+def blob_id(manifest: BlobManifest) -> Digest:
     return digest(b"atoll/blob/1" + manifest.size_bytes.to_bytes(8, "big") + b"".join(manifest.chunks))
 
 

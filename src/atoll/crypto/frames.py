@@ -21,7 +21,7 @@ def framed(message: bytes) -> bytes:
     return len(message).to_bytes(2, "big") + message
 
 
-class Unframer:
+class FrameDecoder:
     """Bytes as they arrive -> frames behind two-byte lengths. Whoever feeds it takes all whole frames at once."""
 
     def __init__(self, who: str = "") -> None:

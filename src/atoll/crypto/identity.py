@@ -136,7 +136,7 @@ class PublicIdentity(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
         return True
 
 
-class Session(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class SessionGrant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What a session certificate says: this vote key speaks for this identity, in one run, for a while.
 
     The times are wall-clock seconds and are judged where somebody joins, never where votes are counted: peers
@@ -168,7 +168,7 @@ class SessionCertificate(msgspec.Struct, frozen=True, array_like=True, forbid_un
 
 _ENCODER = msgspec.msgpack.Encoder()
 _SESSION_CERTIFICATE = msgspec.msgpack.Decoder(SessionCertificate)
-_SESSION = msgspec.msgpack.Decoder(Session)
+_SESSION = msgspec.msgpack.Decoder(SessionGrant)
 _DUAL_SIGNATURE = msgspec.msgpack.Decoder(DualSignature)
 _PUBLIC_IDENTITY = msgspec.msgpack.Decoder(PublicIdentity)
 
@@ -184,7 +184,7 @@ def canonical(data: bytes, kind: msgspec.msgpack.Decoder[T], bytes_max: int) -> 
     return value if _ENCODER.encode(value) == data else None
 
 
-def open_session_certificate(certificate: bytes) -> Session | None:
+def open_session_certificate(certificate: bytes) -> SessionGrant | None:
     """What the certificate says, if both identity keys and the vote key have signed it; None otherwise."""
     opened = canonical(certificate, _SESSION_CERTIFICATE, CERTIFICATE_BYTES_MAX)
     if opened is None:
@@ -328,7 +328,7 @@ class SessionSigner:
         assert not_before_s <= not_after_s
         key = generate()
         vote_key = key.public_key().public_bytes_raw()
-        session = _ENCODER.encode(Session(identity.public, vote_key, run, epoch, not_before_s, not_after_s))
+        session = _ENCODER.encode(SessionGrant(identity.public, vote_key, run, epoch, not_before_s, not_after_s))
         certificate = SessionCertificate(
             session, key.sign(_POSSESSION_DOMAIN + session), identity.sign(_SESSION_DOMAIN + session)
         )
@@ -396,7 +396,7 @@ class SessionVerifier:
     REMEMBERED_MAX = PEERS_MAX  # certificates per run; each costs an ML-DSA check (0.2 ms) when forgotten
 
     def __init__(self) -> None:
-        self._opened: OrderedDict[bytes, Session] = OrderedDict()  # only certificates that hold
+        self._opened: OrderedDict[bytes, SessionGrant] = OrderedDict()  # only certificates that hold
 
     def holds(self, vote_key: bytes, data: bytes, signature: bytes) -> bool:
         return _vote_holds(vote_key, _SIGNED_DOMAIN + data, signature)
@@ -408,7 +408,7 @@ class SessionVerifier:
             return False
         return session.vote_key == vote_key and session.run == run
 
-    def session_of(self, certificate: bytes) -> Session | None:
+    def session_of(self, certificate: bytes) -> SessionGrant | None:
         """What a certificate says, if it holds by itself; None otherwise."""
         if len(certificate) > CERTIFICATE_BYTES_MAX:
             return None

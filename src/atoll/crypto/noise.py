@@ -37,9 +37,9 @@ from atoll.crypto.identity import (
     nobody_known,
     peer_id_of,
 )
-from atoll.crypto.noise_pattern import CLASSICAL, HYBRID, Draws, NoiseState, Role, Suite
+from atoll.crypto.noise_pattern import CLASSICAL, HYBRID, HandshakeRandomness, HandshakeRole, NoiseState, NoiseSuite
 from atoll.crypto.protobuf import protobuf_field, protobuf_fields
-from atoll.crypto.seal import BULK_REKEY_BYTES, Aead, Opener, Seal
+from atoll.crypto.seal import BULK_REKEY_BYTES, AeadCipher, OpeningKey, SealingKey
 
 _HYBRID_DOMAIN = b"atoll/noise-identity/1\0"
 _HYBRID_PROLOGUE = b"atoll/noise/1\0"
@@ -48,7 +48,7 @@ _BULK_LABEL = b"atoll/bulk-keys/1 "
 
 
 @dataclass(frozen=True)
-class Established:
+class NoiseConnection:
     """A connection both ends have proven themselves on.
 
     `send` and `receive` are Noise's own keys, for libp2p's frames. The bulk pair has keys of its own, so that a
@@ -57,13 +57,13 @@ class Established:
 
     peer: PeerId
     identity: PublicIdentity | None  # None: a foreign peer, which has no vote and owns nothing
-    role: Role  # ours
-    suite: Suite
+    role: HandshakeRole  # ours
+    suite: NoiseSuite
     handshake_hash: bytes  # the same at both ends and nowhere else: what further proofs may bind to
-    send: Seal
-    receive: Opener
-    bulk_send: Seal
-    bulk_receive: Opener
+    send: SealingKey
+    receive: OpeningKey
+    bulk_send: SealingKey
+    bulk_receive: OpeningKey
     suites: tuple[str, ...]  # what the other side says it offered
     muxers: tuple[str, ...]  # libp2p multiplexers the other side announced; none in the hybrid suite
 
@@ -72,16 +72,16 @@ class Established:
 
 
 def hybrid(
-    role: Role,
+    role: HandshakeRole,
     identity: Identity,
     *,
     network: bytes,
     expected: PeerId | None = None,
     known: Callable[[PeerId], PublicIdentity | None] = nobody_known,
     suites: tuple[str, ...] = (HYBRID.protocol,),
-    aeads: tuple[Aead, ...] = tuple(Aead),
-    draws: Draws = Draws(),
-) -> Handshake:
+    aeads: tuple[AeadCipher, ...] = tuple(AeadCipher),
+    draws: HandshakeRandomness = HandshakeRandomness(),
+) -> NoiseHandshake:
     """A post-quantum handshake inside one network.
 
     `network` (a genesis digest, or another name everybody in it knows) is mixed in: other networks' handshakes
@@ -89,41 +89,45 @@ def hybrid(
     show exactly those keys. `suites` is what we offered in multistream-select, in clear: if the other side had
     offered better and somebody stripped it, its signed list shows it. `aeads` are our fast ciphers.
     """
-    words = HybridWords(identity, known, suites, aeads)
-    return Handshake(role, words, NoiseState(HYBRID, _HYBRID_PROLOGUE + network, role, draws), expected)
+    words = HybridAuthenticator(identity, known, suites, aeads)
+    return NoiseHandshake(role, words, NoiseState(HYBRID, _HYBRID_PROLOGUE + network, role, draws), expected)
 
 
 def classical(
-    role: Role,
+    role: HandshakeRole,
     identity: Identity,
     *,
     expected: PeerId | None = None,
     known: Callable[[PeerId], PublicIdentity | None] = nobody_known,
     muxers: tuple[str, ...] = (),
-    draws: Draws = Draws(),
-) -> Handshake:
+    draws: HandshakeRandomness = HandshakeRandomness(),
+) -> NoiseHandshake:
     """libp2p's own handshake with a foreign peer. A peer that `known` names is refused: it can do better."""
-    words = ClassicalWords(identity, known, muxers)
-    return Handshake(role, words, NoiseState(CLASSICAL, b"", role, draws), expected)
+    words = ClassicalAuthenticator(identity, known, muxers)
+    return NoiseHandshake(role, words, NoiseState(CLASSICAL, b"", role, draws), expected)
 
 
 # ---- the handshake -----------------------------------------------------------------------------------------
 
 
-class Handshake:
+class NoiseHandshake:
     """One side of one handshake. The initiator calls `start` first; both feed `receive` until `result` is there."""
 
     def __init__(
-        self, role: Role, words: HybridWords | ClassicalWords, noise: NoiseState, expected: PeerId | None
+        self,
+        role: HandshakeRole,
+        words: HybridAuthenticator | ClassicalAuthenticator,
+        noise: NoiseState,
+        expected: PeerId | None,
     ) -> None:
         self.role = role
-        self.result: Established | None = None
+        self.result: NoiseConnection | None = None
         self._words, self._noise, self._expected = words, noise, expected
         self._dead = False
 
     def start(self) -> bytes:
         """The first message. Ours to send only as initiator, and only once."""
-        assert self.role is Role.INITIATOR and self._noise.turn == 0
+        assert self.role is HandshakeRole.INITIATOR and self._noise.turn == 0
         return self._write()
 
     @property
@@ -136,7 +140,7 @@ class Handshake:
         if self._dead or self.result is not None:
             self._die()
             raise PeerFault("", "a handshake message after the handshake was over")
-        assert (self._noise.turn % 2 == 0) == (self.role is Role.RESPONDER), "start() comes first"
+        assert (self._noise.turn % 2 == 0) == (self.role is HandshakeRole.RESPONDER), "start() comes first"
         try:
             return self._advance(message)
         except InvalidTag:
@@ -156,28 +160,28 @@ class Handshake:
             raise ValueError("this is myself: my own connection came back to me")
         if self._expected not in (None, claim.peer):
             raise ValueError(f"{claim.peer} answered where {self._expected} was expected")
-        reply = self._write() if self.role is Role.INITIATOR else None
+        reply = self._write() if self.role is HandshakeRole.INITIATOR else None
         self.result = self._establish(claim)
         return reply
 
     def _write(self) -> bytes:
         return self._noise.write(lambda signed_hash, static: self._words.write(self.role, signed_hash, static))
 
-    def _establish(self, claim: Claim) -> Established:
+    def _establish(self, claim: RemoteIdentity) -> NoiseConnection:
         send, receive = self._noise.split()
         bulk_send, bulk_receive = self._noise.split(_BULK_LABEL + claim.aead.value.encode())
-        if self.role is Role.RESPONDER:
+        if self.role is HandshakeRole.RESPONDER:
             send, receive, bulk_send, bulk_receive = receive, send, bulk_receive, bulk_send
-        return Established(
+        return NoiseConnection(
             peer=claim.peer,
             identity=claim.identity,
             role=self.role,
             suite=self._noise.suite,
             handshake_hash=self._noise.handshake_hash,
-            send=Seal(send),
-            receive=Opener(receive),
-            bulk_send=Seal(bulk_send, claim.aead, rekey_bytes=BULK_REKEY_BYTES),
-            bulk_receive=Opener(bulk_receive, claim.aead, rekey_bytes=BULK_REKEY_BYTES),
+            send=SealingKey(send),
+            receive=OpeningKey(receive),
+            bulk_send=SealingKey(bulk_send, claim.aead, rekey_bytes=BULK_REKEY_BYTES),
+            bulk_receive=OpeningKey(bulk_receive, claim.aead, rekey_bytes=BULK_REKEY_BYTES),
             suites=claim.suites,
             muxers=claim.muxers,
         )
@@ -190,12 +194,12 @@ class Handshake:
 
 
 @dataclass(frozen=True)
-class Claim:
+class RemoteIdentity:
     """What the other side's payload says, after it was verified."""
 
     peer: PeerId
     identity: PublicIdentity | None
-    aead: Aead
+    aead: AeadCipher
     suites: tuple[str, ...] = ()
     muxers: tuple[str, ...] = ()
 
@@ -203,7 +207,7 @@ class Claim:
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(min_length=1, max_length=8)]
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class HandshakeOffer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Who I am and what I offered, best first. Names that the other side does not know are skipped."""
 
     identity: PublicIdentity
@@ -218,11 +222,11 @@ class HybridPayload(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     signature: DualSignature
 
 
-_OFFER = msgspec.msgpack.Decoder(Offer)
+_OFFER = msgspec.msgpack.Decoder(HandshakeOffer)
 _HYBRID_PAYLOAD = msgspec.msgpack.Decoder(HybridPayload)
 
 
-class HybridWords:
+class HybridAuthenticator:
     """Atoll's payload: both identity keys sign role, transcript, static key and offer.
 
     libp2p signs the static key alone. That signature is shown to everybody whom a peer ever talked to, so
@@ -234,19 +238,19 @@ class HybridWords:
         identity: Identity,
         known: Callable[[PeerId], PublicIdentity | None],
         suites: tuple[str, ...],
-        aeads: tuple[Aead, ...],
+        aeads: tuple[AeadCipher, ...],
     ) -> None:
         assert HYBRID.protocol in suites and aeads
         self.identity, self._known = identity, known
         self._suites, self._aeads = suites, aeads
 
-    def write(self, role: Role, signed_hash: bytes, static: bytes) -> bytes:
+    def write(self, role: HandshakeRole, signed_hash: bytes, static: bytes) -> bytes:
         names = tuple(aead.value for aead in self._aeads)
-        offer = _ENCODER.encode(Offer(self.identity.public, self._suites, names))
+        offer = _ENCODER.encode(HandshakeOffer(self.identity.public, self._suites, names))
         signature = self.identity.sign(_hybrid_signed(role, signed_hash, static, offer))
         return _ENCODER.encode(HybridPayload(offer, signature))
 
-    def read(self, role: Role, signed_hash: bytes, static: bytes, data: bytes) -> Claim:
+    def read(self, role: HandshakeRole, signed_hash: bytes, static: bytes, data: bytes) -> RemoteIdentity:
         payload = canonical(data, _HYBRID_PAYLOAD, HYBRID.payload_max)
         offer = canonical(payload.offer, _OFFER, HYBRID.payload_max) if payload else None
         if payload is None or offer is None:
@@ -258,13 +262,13 @@ class HybridWords:
             raise ValueError(f"{peer} comes with another ML-DSA key than the agreed membership holds")
         if next((suite for suite in self._suites if suite in offer.suites), None) != HYBRID.protocol:
             raise ValueError(f"{peer} offered {offer.suites}; somebody stripped the best we both have")
-        aead = next((aead for aead in Aead if aead in self._aeads and aead.value in offer.aeads), None)
+        aead = next((aead for aead in AeadCipher if aead in self._aeads and aead.value in offer.aeads), None)
         if aead is None:
             raise ValueError(f"{peer} offers only ciphers that we do not have: {offer.aeads}")
-        return Claim(peer, identity, aead, suites=offer.suites)
+        return RemoteIdentity(peer, identity, aead, suites=offer.suites)
 
 
-class ClassicalWords:
+class ClassicalAuthenticator:
     """libp2p's payload: the Ed25519 identity key signs the static key, in protobuf.
 
     Fields (libp2p/specs noise): identity_key = 1, identity_sig = 2, extensions = 4 { stream_muxers = 2 }.
@@ -278,7 +282,7 @@ class ClassicalWords:
     ) -> None:
         self.identity, self._known, self._muxers = identity, known, muxers
 
-    def write(self, role: Role, signed_hash: bytes, static: bytes) -> bytes:
+    def write(self, role: HandshakeRole, signed_hash: bytes, static: bytes) -> bytes:
         payload = protobuf_field(1, libp2p_public_key(self.identity.public.ed25519))
         payload += protobuf_field(2, self.identity.sign_classical(_CLASSICAL_DOMAIN + static))
         if self._muxers:
@@ -286,7 +290,7 @@ class ClassicalWords:
             payload += protobuf_field(4, names)
         return payload
 
-    def read(self, role: Role, signed_hash: bytes, static: bytes, data: bytes) -> Claim:
+    def read(self, role: HandshakeRole, signed_hash: bytes, static: bytes, data: bytes) -> RemoteIdentity:
         fields = dict(_bytes_fields(data))  # where a field comes twice, protobuf lets the last one count
         key, signature = fields.get(1, b""), fields.get(2, b"")
         ed25519 = ed25519_of_libp2p(key)
@@ -298,14 +302,14 @@ class ClassicalWords:
         if self._known(peer) is not None:
             raise ValueError(f"{peer} is a member with an ML-DSA key and must not come by the classical suite")
         muxers = tuple(name.decode() for number, name in _bytes_fields(fields.get(4, b"")) if number == 2)
-        return Claim(peer, None, Aead.CHACHA20_POLY1305, muxers=muxers)
+        return RemoteIdentity(peer, None, AeadCipher.CHACHA20_POLY1305, muxers=muxers)
 
 
 def _bytes_fields(data: bytes) -> list[tuple[int, bytes]]:
     return [(number, value) for number, value in protobuf_fields(data) if isinstance(value, bytes)]
 
 
-def _hybrid_signed(role: Role, signed_hash: bytes, static: bytes, offer: bytes) -> bytes:
+def _hybrid_signed(role: HandshakeRole, signed_hash: bytes, static: bytes, offer: bytes) -> bytes:
     """Role, hash and key have fixed lengths, so that no two handshakes sign the same bytes."""
     return _HYBRID_DOMAIN + role.value + signed_hash + static + offer
 

@@ -27,18 +27,18 @@ KEM_KEY_BYTES: Final = 1184
 KEM_CIPHERTEXT_BYTES: Final = 1088
 
 
-class Role(Enum):
+class HandshakeRole(Enum):
     """Who spoke first. The byte is signed, so that no payload can be sent back to its author."""
 
     INITIATOR = b"I"
     RESPONDER = b"R"
 
     @property
-    def other(self) -> Role:
-        return Role.RESPONDER if self is Role.INITIATOR else Role.INITIATOR
+    def other(self) -> HandshakeRole:
+        return HandshakeRole.RESPONDER if self is HandshakeRole.INITIATOR else HandshakeRole.INITIATOR
 
 
-class Suite(msgspec.Struct, frozen=True):
+class NoiseSuite(msgspec.Struct, frozen=True):
     """A Noise pattern as a table: what each message carries, and how long its payload may be."""
 
     protocol: str  # what multistream-select negotiates
@@ -48,13 +48,13 @@ class Suite(msgspec.Struct, frozen=True):
 
 
 # libp2p/specs #727 still renames its drafts: our protocol id and prologue carry a version of our own.
-HYBRID: Final = Suite(
+HYBRID: Final = NoiseSuite(
     protocol="/atoll/noise-xxhfs/1",
     name=b"Noise_XXhfs_25519+MLKEM768_ChaChaPoly_SHA256",
     messages=(("e", "e1"), ("e", "ee", "ekem1", "s", "es"), ("s", "se")),
     payload_max=6144,  # 5.4 kB of keys and signatures, and room for more suites
 )
-CLASSICAL: Final = Suite(
+CLASSICAL: Final = NoiseSuite(
     protocol="/noise",
     name=b"Noise_XX_25519_ChaChaPoly_SHA256",
     messages=(("e",), ("e", "ee", "s", "es"), ("s", "se")),
@@ -64,7 +64,7 @@ PREFERENCE: Final = (HYBRID.protocol, CLASSICAL.protocol)  # best first
 
 
 @dataclass(frozen=True)
-class Draws:
+class HandshakeRandomness:
     """All randomness of one handshake. Only known-answer tests give other draws than these."""
 
     static: Callable[[], X25519PrivateKey] = X25519PrivateKey.generate
@@ -86,10 +86,10 @@ _TOKEN_BYTES = {
 class NoiseState:
     """The Noise state machine for one suite, without identities: tokens, transcript, chaining key."""
 
-    def __init__(self, suite: Suite, prologue: bytes, role: Role, draws: Draws) -> None:
+    def __init__(self, suite: NoiseSuite, prologue: bytes, role: HandshakeRole, draws: HandshakeRandomness) -> None:
         self.suite, self.turn = suite, 0
-        self._initiator, self._draws = role is Role.INITIATOR, draws
-        self._symmetric = _Symmetric(suite.name, prologue)
+        self._initiator, self._draws = role is HandshakeRole.INITIATOR, draws
+        self._symmetric = _SymmetricState(suite.name, prologue)
         self._private = {"s": draws.static()}
         self._public: dict[str, X25519PublicKey] = {}
         self._kem: MLKEM768PrivateKey | None = None
@@ -184,7 +184,7 @@ class NoiseState:
         self._symmetric.mix_key(self._private[mine].exchange(self._public[theirs]))
 
 
-class _Symmetric:
+class _SymmetricState:
     """Noise's SymmetricState for SHA-256 and ChaCha20-Poly1305."""
 
     def __init__(self, name: bytes, prologue: bytes) -> None:

@@ -32,7 +32,7 @@ Buffer = bytes | bytearray | memoryview
 Writable = bytearray | memoryview
 
 
-class Aead(Enum):
+class AeadCipher(Enum):
     """Authenticated ciphers, best first. The names travel in the handshake."""
 
     AES_256_GCM = "AES-256-GCM"  # 2.7x as fast where processors have AES instructions
@@ -40,29 +40,29 @@ class Aead(Enum):
 
 
 # Noise's nonces: four zero bytes and the counter, whose byte order depends on the cipher
-NONCES: Final = {Aead.AES_256_GCM: Struct(">4xQ"), Aead.CHACHA20_POLY1305: Struct("<4xQ")}
+NONCES: Final = {AeadCipher.AES_256_GCM: Struct(">4xQ"), AeadCipher.CHACHA20_POLY1305: Struct("<4xQ")}
 
 
-class LinkSpent(Exception):
+class KeysExhausted(Exception):
     """This connection's keys are used up. Nobody is at fault: close it and open another."""
 
 
-class Seal:
+class SealingKey:
     """The sending end of one direction."""
 
     def __init__(
         self,
         key: bytes,
-        aead: Aead = Aead.CHACHA20_POLY1305,
+        aead: AeadCipher = AeadCipher.CHACHA20_POLY1305,
         *,
         rekey_bytes: int | None = None,
         boxes_per_key: int = BOXES_PER_KEY,
         first_nonce: int = 0,
     ) -> None:
-        self._key = _Key(key, aead, rekey_bytes, boxes_per_key, first_nonce)
+        self._key = _DirectionKey(key, aead, rekey_bytes, boxes_per_key, first_nonce)
 
     @property
-    def aead(self) -> Aead:
+    def aead(self) -> AeadCipher:
         return self._key.aead
 
     def seal(self, plain: Buffer, header: bytes = b"") -> bytes:
@@ -84,23 +84,23 @@ class Seal:
         self._key.rekey()
 
 
-class Opener:
+class OpeningKey:
     """The receiving end of one direction. After one bad box it opens nothing any more."""
 
     def __init__(
         self,
         key: bytes,
-        aead: Aead = Aead.CHACHA20_POLY1305,
+        aead: AeadCipher = AeadCipher.CHACHA20_POLY1305,
         *,
         rekey_bytes: int | None = None,
         boxes_per_key: int = BOXES_PER_KEY,
         first_nonce: int = 0,
     ) -> None:
-        self._key = _Key(key, aead, rekey_bytes, boxes_per_key, first_nonce)
+        self._key = _DirectionKey(key, aead, rekey_bytes, boxes_per_key, first_nonce)
         self._broken = False
 
     @property
-    def aead(self) -> Aead:
+    def aead(self) -> AeadCipher:
         return self._key.aead
 
     def open(self, box: Buffer, header: bytes = b"") -> bytes:
@@ -137,11 +137,11 @@ class Opener:
         return PeerFault("", "a box that this connection's key does not open")
 
 
-class _Key:
+class _DirectionKey:
     """The key of one direction, how often it was used, and how it turns into the next one."""
 
     def __init__(
-        self, key: bytes, aead: Aead, rekey_bytes: int | None, boxes_per_key: int, first_nonce: int
+        self, key: bytes, aead: AeadCipher, rekey_bytes: int | None, boxes_per_key: int, first_nonce: int
     ) -> None:
         assert len(key) == KEY_BYTES
         self.aead = aead
@@ -152,7 +152,7 @@ class _Key:
     def next_nonce(self) -> bytes:
         """A nonce never given before. It counts as used even if the call that wanted it fails."""
         if self._boxes >= self._boxes_per_key or self._nonce >= NONCE_END:
-            raise LinkSpent(f"after {self._nonce} boxes this connection's key is used up; open a new one")
+            raise KeysExhausted(f"after {self._nonce} boxes this connection's key is used up; open a new one")
         nonce, self._nonce, self._boxes = self._nonce, self._nonce + 1, self._boxes + 1
         return self._nonce_of(nonce)
 
@@ -170,9 +170,9 @@ class _Key:
         self._boxes, self._plain_bytes = 0, 0
 
 
-def _cipher(key: bytes, aead: Aead) -> AESGCM | ChaCha20Poly1305:
+def _cipher(key: bytes, aead: AeadCipher) -> AESGCM | ChaCha20Poly1305:
     match aead:
-        case Aead.AES_256_GCM:
+        case AeadCipher.AES_256_GCM:
             return AESGCM(key)
-        case Aead.CHACHA20_POLY1305:
+        case AeadCipher.CHACHA20_POLY1305:
             return ChaCha20Poly1305(key)

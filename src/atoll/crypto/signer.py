@@ -48,14 +48,14 @@ class Signer(Protocol):
 
 
 @dataclass(frozen=True)
-class Vouch:
+class IdentitySigner:
     """One peer's long-lived identity: its public half, and the word of all its keys. It takes a millisecond."""
 
     identity: bytes  # as `Verifier.identity_holds` reads it
     sign: Callable[[bytes], bytes]  # of data that begins with a domain of its own
 
 
-class Verifier(Protocol):
+class SignatureVerifier(Protocol):
     def holds(self, vote_key: bytes, data: bytes, signature: bytes) -> bool:
         """True if `signature` is over `data` by the owner of `vote_key`. Never raises on strangers' bytes."""
         ...

@@ -10,8 +10,8 @@ from typing import Literal
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.peer.settings import RunSettings
-from atoll.wire.messages.statements import Caught, Complaint, Finding, Lapse
-from atoll.wire.messages.vertex import Body, Member, Vertex
+from atoll.wire.messages.statements import Accusation, Finding, Lapse, OwnerComplaint
+from atoll.wire.messages.vertex import Member, Vertex, VertexBody
 
 
 class GenesisKnown(Fact, frozen=True, kw_only=True, tag="GenesisKnown"):
@@ -39,7 +39,7 @@ class MembershipChanged(Fact, frozen=True, kw_only=True, tag="MembershipChanged"
     members: tuple[Member, ...]
 
 
-class Refused(Fact, frozen=True, kw_only=True, tag="Refused"):
+class JoinRejected(Fact, frozen=True, kw_only=True, tag="Refused"):
     """A member turned my join down, or I cannot take part myself."""
 
     phase = "join"
@@ -75,7 +75,7 @@ class TrainEnded(Fact, frozen=True, kw_only=True, tag="TrainEnded"):
     step_s: Seconds
 
 
-class Passed(Fact, frozen=True, kw_only=True, tag="Passed"):
+class RoundSkipped(Fact, frozen=True, kw_only=True, tag="Passed"):
     """I contribute nothing to this round, and say why."""
 
     phase = "train"
@@ -104,7 +104,7 @@ class AttemptFailed(Fact, frozen=True, kw_only=True, tag="AttemptFailed"):
     attempt: int
 
 
-class Disagreed(Fact, frozen=True, kw_only=True, tag="Disagreed"):
+class ProposalRejected(Fact, frozen=True, kw_only=True, tag="Disagreed"):
     """I found a proposal wrong and did not vote for it."""
 
     phase = "agree"
@@ -112,7 +112,7 @@ class Disagreed(Fact, frozen=True, kw_only=True, tag="Disagreed"):
     why: str
 
 
-class OtherCall(Fact, frozen=True, kw_only=True, tag="OtherCall"):
+class IncompatibleCall(Fact, frozen=True, kw_only=True, tag="OtherCall"):
     """Its update has another length than mine, or its caller asked for something else: they cannot be averaged."""
 
     phase = "commit"
@@ -123,7 +123,7 @@ class OtherCall(Fact, frozen=True, kw_only=True, tag="OtherCall"):
     my_asked: str
 
 
-class Fault(Fact, frozen=True, kw_only=True, tag="Fault"):
+class ProtocolFault(Fact, frozen=True, kw_only=True, tag="Fault"):
     """A peer broke the protocol; its message was dropped."""
 
     phase = "trust"
@@ -131,15 +131,15 @@ class Fault(Fact, frozen=True, kw_only=True, tag="Fault"):
     what: str
 
 
-class Accused(Fact, frozen=True, kw_only=True, tag="Accused"):
+class MemberAccused(Fact, frozen=True, kw_only=True, tag="Accused"):
     """I have something against this peer that the members should know: a proven lie, or one failure too many."""
 
     phase = "trust"
     peer: PeerId
-    statement: Caught | Complaint
+    statement: Accusation | OwnerComplaint
 
 
-class Unread(Fact, frozen=True, kw_only=True, tag="Unread"):
+class MalformedRow(Fact, frozen=True, kw_only=True, tag="Unread"):
     """This peer committed to a row of that round that cannot be read, as I saw myself."""
 
     phase = "trust"
@@ -148,7 +148,7 @@ class Unread(Fact, frozen=True, kw_only=True, tag="Unread"):
     why: str
 
 
-class Lapsed(Fact, frozen=True, kw_only=True, tag="Lapsed"):
+class OwnerFault(Fact, frozen=True, kw_only=True, tag="Lapsed"):
     """This owner failed the round as far as I could see, in a way that proves nothing."""
 
     phase = "trust"
@@ -178,7 +178,7 @@ class AuditEnded(Fact, frozen=True, kw_only=True, tag="AuditEnded"):
     exhibit: Digest | None = None  # the blob that was judged
 
 
-class Verdict(Fact, frozen=True, kw_only=True, tag="Verdict"):
+class AuditVerdict(Fact, frozen=True, kw_only=True, tag="Verdict"):
     """A vertex holds what an auditor found."""
 
     phase = "audit"
@@ -188,7 +188,7 @@ class Verdict(Fact, frozen=True, kw_only=True, tag="Verdict"):
     finding: Finding
 
 
-class Looked(Fact, frozen=True, kw_only=True, tag="Looked"):
+class StateEvaluated(Fact, frozen=True, kw_only=True, tag="Looked"):
     """I was drawn to look at the state of this round: these losses are what I tell the members."""
 
     phase = "validate"
@@ -209,7 +209,7 @@ class StateJudged(Fact, frozen=True, kw_only=True, tag="StateJudged"):
     accuracy: tuple[int, ...] | None = None  # millionths of all answers; None: too few validators counted them
 
 
-class WentBack(Fact, frozen=True, kw_only=True, tag="WentBack"):
+class AutoRolledBack(Fact, frozen=True, kw_only=True, tag="WentBack"):
     """Validators found the state bad, and this round's vertex left it."""
 
     phase = "validate"
@@ -315,7 +315,7 @@ class StateMissing(Fact, frozen=True, kw_only=True, tag="StateMissing"):
     why: str
 
 
-class StateLacked(Fact, frozen=True, kw_only=True, tag="StateLacked"):
+class StateUnavailable(Fact, frozen=True, kw_only=True, tag="StateLacked"):
     """A body goes back to an earlier state that is not here: I cannot vote for it until it is."""
 
     phase = "agree"
@@ -401,7 +401,7 @@ class RoundClosed(Fact, frozen=True, kw_only=True, tag="RoundClosed"):
 
     phase = "keep"
     vertex: Vertex
-    body: Body
+    body: VertexBody
     id: Digest
     counted: tuple[PeerId, ...]  # in at least one part
     partly: tuple[PeerId, ...]  # of those, the ones missing from some part

@@ -15,18 +15,18 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Send, tag_of
-from atoll.features.attribution.leave_one_out import Question, question
-from atoll.peer.governance.orders import Goal, pauses_in, tunes_in, word_bytes
+from atoll.features.attribution.leave_one_out import LeaveOneOutTask, question
+from atoll.peer.governance.orders import RollbackGoal, pauses_in, tunes_in, word_bytes
 from atoll.peer.governance.settings_change import numbers_in, why_not
 from atoll.peer.peer import Peer
 from atoll.peer.round.vertex_body import write_recovery
-from atoll.peer.run_view import Known
+from atoll.peer.run_view import RunView
 from atoll.policy.membership import why_not_without
-from atoll.policy.plan import Turnout, quorum
+from atoll.policy.plan import VoterTurnout, quorum
 from atoll.protocol.history.chain import recovery_bytes
 from atoll.wire.codec import encode
-from atoll.wire.messages.history import WantVertices
-from atoll.wire.messages.statements import Amend, Leave, Numbers, Pause, Tune
+from atoll.wire.messages.history import VerticesRequest
+from atoll.wire.messages.statements import ChangeSettings, LeaveReport, PauseOrder, RollbackOrder, RunNumbers
 from atoll.wire.messages.vertex import Vertex
 
 Sign = Callable[[bytes], bytes]
@@ -35,7 +35,7 @@ Sign = Callable[[bytes], bytes]
 def farewell(peer: Peer, why: str, now: Seconds) -> list[Effect]:
     """I am leaving on purpose: say so to everybody, so that nobody waits."""
     peer.leaving = True
-    return [] if peer.is_lost else peer.say(Leave(peer.known.history.head + 1, why[:200]), now)
+    return [] if peer.is_lost else peer.say(LeaveReport(peer.known.history.head + 1, why[:200]), now)
 
 
 def rest(peer: Peer, rounds: int, now: Seconds, at_once: bool = False) -> list[Effect]:
@@ -47,10 +47,10 @@ def rest(peer: Peer, rounds: int, now: Seconds, at_once: bool = False) -> list[E
     return [effect for word in peer.resting.words(peer.at + 1) for effect in peer.say(word, now)]
 
 
-def turnout(peer: Peer, now: Seconds) -> Turnout:
+def turnout(peer: Peer, now: Seconds) -> VoterTurnout:
     """Whether those who decide on the next vertex are here, as far as I can know."""
     if peer.is_lost:
-        return Turnout((), (), (), 0)
+        return VoterTurnout((), (), (), 0)
     known = peer.known
     if peer.round is not None:
         voters, needed = peer.round.plan.committee, peer.round.plan.quorum
@@ -59,7 +59,7 @@ def turnout(peer: Peer, now: Seconds) -> Turnout:
         needed = quorum(len(voters), known.settings.round.quorum)
     absent = tuple(p for p in voters if p != peer.me and not peer.heartbeat.here(p, now))
     anew = known.rekeyed().difference(absent)
-    return Turnout(voters, absent, tuple(p for p in voters if p in anew), needed)
+    return VoterTurnout(voters, absent, tuple(p for p in voters if p in anew), needed)
 
 
 def recover(peer: Peer, sign: Sign, now: Seconds) -> list[Effect]:
@@ -70,7 +70,7 @@ def recover(peer: Peer, sign: Sign, now: Seconds) -> list[Effect]:
     """
     if not peer.is_lost and peer.known.awaits_signatures:
         known = peer.known
-        wish = WantVertices(known.history.head + 1)
+        wish = VerticesRequest(known.history.head + 1)
         return known.vouch_for_eras(sign) + [Send(p, wish) for p in known.roster.within_reach()]
     if peer.is_lost or peer.round is None or peer.at != peer.known.history.head:
         raise ValueError("this peer does not hold the last agreed state; let it catch up first")
@@ -82,7 +82,7 @@ def recover(peer: Peer, sign: Sign, now: Seconds) -> list[Effect]:
     return peer.begin_epoch(vertex, now) + known.vouch_for_eras(sign)
 
 
-def _new_epoch(known: Known, turnout: Turnout, linked: Set[PeerId], run_time: Seconds, sign: Sign) -> Vertex:
+def _new_epoch(known: RunView, turnout: VoterTurnout, linked: Set[PeerId], run_time: Seconds, sign: Sign) -> Vertex:
     """The vertex by which the run goes on without those who are gone; `linked` is who is here."""
     history, me, run = known.history, known.notary.me, known.notary.run
     if turnout.here >= turnout.needed:
@@ -96,12 +96,14 @@ def _new_epoch(known: Known, turnout: Turnout, linked: Set[PeerId], run_time: Se
     return Vertex(raw, None, sign(recovery_bytes(run, raw)))
 
 
-def go_back(peer: Peer, goal: Goal, sign: Sign, now: Seconds, without: tuple[PeerId, ...] = ()) -> list[Effect]:
+def go_back(
+    peer: Peer, goal: RollbackGoal, sign: Sign, now: Seconds, without: tuple[PeerId, ...] = ()
+) -> list[Effect]:
     """Ask the members to go on from what this earlier vertex of our chain left behind, without some of them."""
     known = _as_member(peer)
     if why := why_not_without(without, known.history.head_body.members):
         raise ValueError(f"its word {why}")
-    plain = Amend(
+    plain = RollbackOrder(
         known.history.head_id, goal.round, goal.id, goal.state, goal.trained, b"", without or UNSET, goal.tuned
     )
     known.pool.goals[goal.id] = goal
@@ -112,32 +114,32 @@ def pause(peer: Peer, paused: bool, sign: Sign, now: Seconds) -> list[Effect]:
     """Ask the members to train no more from the next vertex on, or to train again."""
     known = _as_member(peer)
     if paused == (known.history.head_body.paused is not UNSET):
-        waits = any(word.paused for _, word in pauses_in(known.pool.said_by(peer.me, tag_of(Pause))))
+        waits = any(word.paused for _, word in pauses_in(known.pool.said_by(peer.me, tag_of(PauseOrder))))
         soon = " yet: the pause that was asked for begins when the round under way closes" if waits else ""
         raise ValueError("it is paused already" if paused else f"it is not paused{soon}")
-    plain = Pause(known.history.head_id, paused, b"")
+    plain = PauseOrder(known.history.head_id, paused, b"")
     return peer.say(replace(plain, signature=sign(word_bytes(known.notary.run, plain))), now)
 
 
-def tune(peer: Peer, to: Numbers, sign: Sign, now: Seconds) -> list[Effect]:
+def tune(peer: Peer, to: RunNumbers, sign: Sign, now: Seconds) -> list[Effect]:
     """Ask the members to go by these numbers from the next vertex on; also those of a run that is over, which may
     have more rounds."""
     known = _as_member(peer, also_over=True)
     history, to = known.history, with_waiting(peer, to)
     if why := why_not(known.settings, history.head_body, to):
         raise ValueError(f"its word {why}")
-    plain = Tune(history.head_id, to, b"")
+    plain = ChangeSettings(history.head_id, to, b"")
     return peer.say(replace(plain, signature=sign(word_bytes(known.notary.run, plain))), now)
 
 
-def with_waiting(peer: Peer, to: Numbers) -> Numbers:
+def with_waiting(peer: Peer, to: RunNumbers) -> RunNumbers:
     """Together with those that I asked for before and no vertex holds yet: a pool keeps one word of mine, and a
     vertex that carried one would void the other."""
-    mine = [] if peer.is_lost else tunes_in(peer.known.pool.said_by(peer.me, tag_of(Tune)))
+    mine = [] if peer.is_lost else tunes_in(peer.known.pool.said_by(peer.me, tag_of(ChangeSettings)))
     return replace(mine[0][1].to, **numbers_in(to)) if mine else to
 
 
-def _as_member(peer: Peer, also_over: bool = False) -> Known:
+def _as_member(peer: Peer, also_over: bool = False) -> RunView:
     """What it knows of a run whose members hear its words."""
     mine = None if peer.is_lost else peer.known.roster.mine
     if mine is None or not mine.present:
@@ -147,7 +149,7 @@ def _as_member(peer: Peer, also_over: bool = False) -> Known:
     return peer.known
 
 
-def question_of(peer: Peer, round: int) -> Question:
+def question_of(peer: Peer, round: int) -> LeaveOneOutTask:
     """What the rows of a round are wanted for."""
     if peer.is_lost:
         raise ValueError("this peer does not know the run yet")

@@ -25,104 +25,104 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import EARLY_ROUNDS
 from atoll.base.machine import (
-    Carried,
-    Done,
+    BandwidthMeasured,
     Effect,
+    Emit,
     Event,
     Fact,
-    Failed,
-    Keep,
     LinkDown,
     LinkUp,
+    Persist,
     Received,
-    Report,
+    Resumed,
     Send,
     SetTimer,
     Start,
+    TaskDone,
+    TaskFailed,
     TimerFired,
-    Woke,
     tag_of,
 )
-from atoll.crypto.signer import Signer, Verifier, Vouch
-from atoll.features.archive.machine import Pieces
-from atoll.features.attribution.row_archive import KeptRows
+from atoll.crypto.signer import IdentitySigner, SignatureVerifier, Signer
+from atoll.features.archive.machine import ArchiveMachine
+from atoll.features.attribution.row_archive import RowArchive
 from atoll.features.partition_training.machine import left_open
 from atoll.peer.events import (
-    Accused,
     AttemptFailed,
     CaughtUp,
-    Fault,
     FetchBegan,
     GenesisKnown,
+    JoinRejected,
+    MemberAccused,
     MembershipChanged,
-    Refused,
+    ProtocolFault,
     RoundClosed,
     RunOver,
     ShareBegan,
-    StateLacked,
     StateMissing,
+    StateUnavailable,
 )
 from atoll.peer.governance.orders import amend_of
 from atoll.peer.governance.settings_change import is_over
-from atoll.peer.membership.admission import EXPELLED, UNTOLD, Admission, Wish, expelled, refusal_of
-from atoll.peer.membership.opt_out import WHY, Resting
+from atoll.peer.membership.admission import EXPELLED, UNTOLD, AdmissionRequest, DesiredRole, expelled, refusal_of
+from atoll.peer.membership.opt_out import WHY, RoundOptOut
 from atoll.peer.membership.readers import Readers, Reads
-from atoll.peer.membership.report_broadcaster import Words
+from atoll.peer.membership.report_broadcaster import ReportBroadcaster
 from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.membership.roster import change_of
-from atoll.peer.round.candidate import Measured
-from atoll.peer.round.machine import Round
+from atoll.peer.round.candidate import LocalMeasurements
+from atoll.peer.round.machine import RoundMachine
 from atoll.peer.round.topology_choice import part_bytes_most
-from atoll.peer.run_view import Grown, Known
+from atoll.peer.run_view import HistoryExtended, RunView
 from atoll.peer.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
-from atoll.peer.sync.downloads import Downloads
-from atoll.peer.sync.early_messages import EarlyWords
-from atoll.peer.sync.history_repair import Mending
-from atoll.peer.sync.part_cache import OldParts
-from atoll.peer.sync.state_sync import Regain
-from atoll.peer.sync.vertex_sync import News
-from atoll.peer.tasks import Restored
-from atoll.policy.fault_tolerance import Strikes
-from atoll.policy.links import Rates, report
+from atoll.peer.sync.downloads import BlobDownloads
+from atoll.peer.sync.early_messages import EarlyMessageBuffer
+from atoll.peer.sync.history_repair import HistoryRepair
+from atoll.peer.sync.part_cache import RecentPartCache
+from atoll.peer.sync.state_sync import StateSync
+from atoll.peer.sync.vertex_sync import VertexSync
+from atoll.peer.tasks import StateRestored
+from atoll.policy.fault_tolerance import OwnerStrikes
+from atoll.policy.links import TransferRates, report
 from atoll.policy.membership import only_counts, suspicions_needed
-from atoll.protocol.history.chain import History, genesis_digest
-from atoll.protocol.history.era_signatures import Eras
-from atoll.protocol.membership.failure_detector import Heartbeat, Returned, Suspected
-from atoll.protocol.transfer.download import Fetched, FetchFailed, Serve
-from atoll.verification.registry import Inspectors
+from atoll.protocol.history.chain import VertexChain, genesis_digest
+from atoll.protocol.history.era_signatures import EraChain
+from atoll.protocol.membership.failure_detector import FailureDetector, PeerReturned, PeerSuspected
+from atoll.protocol.transfer.download import BlobFetched, BlobServer, FetchFailed
+from atoll.verification.registry import VerifierRegistry
 from atoll.wire.codec import decode_body, decode_vertex, encode
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.audits import ExhibitIs, Unreadable, WantExhibit
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse, MalformedRowShown
 from atoll.wire.messages.history import (
-    Chunk,
-    EraSigned,
-    ManifestIs,
-    Vertices,
-    WantChunk,
-    WantEra,
-    WantManifest,
-    WantVertices,
+    ChunkRequest,
+    ChunkResponse,
+    EraSignatures,
+    EraSignaturesRequest,
+    ManifestRequest,
+    ManifestResponse,
+    VerticesRequest,
+    VerticesResponse,
 )
-from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport, RefusalCode
-from atoll.wire.messages.preference import PreferenceIs, WantPreference
-from atoll.wire.messages.round import PartBytes, RoundMessage, RowBytes, WantPart, WantRow
+from atoll.wire.messages.membership import Hello, JoinRefused, MemberReport, Ping, PingReply, RefusalCode
+from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
+from atoll.wire.messages.round import PartRequest, PartResponse, RoundMessage, RowRequest, RowResponse
 from atoll.wire.messages.statements import (
-    Amend,
-    Audited,
-    Caught,
-    Complaint,
-    Leave,
-    Signed,
+    Accusation,
+    AuditReport,
+    ChangeSettings,
+    LeaveReport,
+    OwnerComplaint,
+    RollbackOrder,
+    SignedStatement,
     Statement,
-    Suspect,
-    Tune,
+    SuspicionReport,
 )
 from atoll.wire.messages.vertex import Vertex
 
 
 def _signed_by(message: object) -> PeerId | None:
     signed = getattr(message, "statement", None)
-    return signed.signer if isinstance(signed, Signed) else None
+    return signed.signer if isinstance(signed, SignedStatement) else None
 
 
 class Peer:
@@ -132,39 +132,41 @@ class Peer:
         self,
         run: Digest,
         signer: Signer,
-        verifier: Verifier,
-        wish: Wish,
+        verifier: SignatureVerifier,
+        wish: DesiredRole,
         genesis: Vertex | None = None,
         bootstrap: Sequence[PeerId] = (),
-        vouch: Vouch | None = None,
+        vouch: IdentitySigner | None = None,
     ) -> None:
-        self.notary = Notary(run, signer, verifier)
+        self.notary = StatementSigner(run, signer, verifier)
         self.me, self.run, self.wish = signer.peer, run, wish
         self.genesis, self.bootstrap = genesis, tuple(bootstrap)
         self.settings = RunSettings()
-        self.heartbeat = Heartbeat(self.me, 2.0, 6.0)
-        self._known: Known | None = None  # once genesis is
-        self.mending: Mending | None = None  # while what I know has a hole
+        self.heartbeat = FailureDetector(self.me, 2.0, 6.0)
+        self._known: RunView | None = None  # once genesis is
+        self.mending: HistoryRepair | None = None  # while what I know has a hole
         self.vouch = vouch
         self.at = -2  # the round whose agreed state I hold; -1 is genesis' state, -2 none at all
-        self.round: Round | None = None
-        self.regain = Regain(run, self.me)
-        self.downloads = Downloads(self.notary, lambda: self.known, self._found_state)
-        self.serve = Serve()
-        self.news = News()
+        self.round: RoundMachine | None = None
+        self.regain = StateSync(run, self.me)
+        self.downloads = BlobDownloads(self.notary, lambda: self.known, self._found_state)
+        self.serve = BlobServer()
+        self.news = VertexSync()
         self.said: dict[str, bytes] = {}
-        self.old_parts = OldParts()
-        self.kept_rows = KeptRows()
-        self.early = EarlyWords()
-        self.admission, self.readers = Admission(self.me, signer, wish.role == "visitor"), Readers()
+        self.old_parts = RecentPartCache()
+        self.kept_rows = RowArchive()
+        self.early = EarlyMessageBuffer()
+        self.admission, self.readers = AdmissionRequest(self.me, signer, wish.role == "visitor"), Readers()
         self.linked: set[PeerId] = set()
         self.unknown_key = False  # I sign with another key than the one that the membership holds
-        self.rates = Rates()
+        self.rates = TransferRates()
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
-        self.strikes = Strikes()
-        self.resting = Resting()
-        self.words = Words(self.notary, lambda: self.known, self.heartbeat, self._writers, self._pool_report)
-        self.inspectors = Inspectors(self.me)
+        self.strikes = OwnerStrikes()
+        self.resting = RoundOptOut()
+        self.words = ReportBroadcaster(
+            self.notary, lambda: self.known, self.heartbeat, self._writers, self._pool_report
+        )
+        self.inspectors = VerifierRegistry(self.me)
         self.over = self.leaving = False
 
     # ---- the table of contents -----------------------------------------------------------------------------
@@ -200,22 +202,22 @@ class Peer:
                 self.linked.discard(peer)
                 self.readers.shown.pop(peer, None)
                 return self.heartbeat_facts(self.heartbeat.link(event, now), now)
-            case Woke():
+            case Resumed():
                 return self._wake(now)
-            case Carried(bytes_s, to, round):
-                self.rates = Rates(bytes_s, dict(to), round)
+            case BandwidthMeasured(bytes_s, to, round):
+                self.rates = TransferRates(bytes_s, dict(to), round)
                 return []
-            case Done() | Failed():
+            case TaskDone() | TaskFailed():
                 return self._answered(event, now)
             case TimerFired():
                 return self._fired(event, now)
 
-    def _answered(self, event: Done | Failed, now: Seconds) -> list[Effect]:
+    def _answered(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
         """A job's name begins with the room that asked for it."""
-        job, result = event.job, event.result if isinstance(event, Done) else None
+        job, result = event.job, event.result if isinstance(event, TaskDone) else None
         match job.partition("/")[0]:
             case "restore":
-                return self._restored(result if isinstance(result, Restored) else None, now)
+                return self._restored(result if isinstance(result, StateRestored) else None, now)
             case "history":
                 return self.news.read(job, result or (), self._within_reach())
             case "era":
@@ -262,7 +264,7 @@ class Peer:
         if isinstance(message, Reads) and (code := self._refusal(sender, now)) is not None:
             return self._turn_away(sender, message, code, now)
         match message:
-            case Beat(head=head) | BeatBack(head=head):
+            case Ping(head=head) | PingReply(head=head):
                 return self.heartbeat.beat(event, now, self._head()) + self.news.ask(sender, head, now)
             case Hello(run, head, admission):
                 if run != self.run:
@@ -272,11 +274,11 @@ class Peer:
                 return self.news.ask(sender, head, now) + self._answer_hello(sender, head, now)
             case JoinRefused(code):
                 return self._hear_refusal(sender, code)
-            case Vertices():
+            case VerticesResponse():
                 return self._hear_vertices(sender, message, now)
-            case WantManifest() | WantChunk() if self._known is not None:
+            case ManifestRequest() | ChunkRequest() if self._known is not None:
                 return self.serve.handle(event, now)
-            case WantVertices(first):
+            case VerticesRequest(first):
                 return self.news.give(sender, first)
             case _ if self.is_lost:
                 return []  # of all else I could judge nothing
@@ -284,19 +286,19 @@ class Peer:
                 return self._hear_round(event, message, now)
             case MemberReport(statement):
                 return self._pool_report(sender, statement, now)
-            case EraSigned():
+            case EraSignatures():
                 return self.known.hear_era(sender, message, now)
-            case WantEra():
+            case EraSignaturesRequest():
                 return self.known.eras.give(sender, message) if self.known.eras is not None else []
-            case ManifestIs() | Chunk():
+            case ManifestResponse() | ChunkResponse():
                 return self._to_fetch(event, now)
-            case WantExhibit():
+            case ExhibitRequest():
                 return self.inspectors.give(sender, message)
-            case ExhibitIs():
+            case ExhibitResponse():
                 return self._fetch_exhibit(sender, message, now)
-            case Unreadable():
+            case MalformedRowShown():
                 return self._from_inspectors(self.inspectors.shown_unreadable(sender, message), now)
-            case WantPreference() | PreferenceIs():
+            case PreferenceRequest() | PreferenceResponse():
                 return self.known.sides.hear(event, now)
             case _:
                 return []
@@ -306,7 +308,7 @@ class Peer:
         try:
             return hear()
         except PeerFault as fault:
-            return [self._fact(Fault(peer=PeerId(fault.who) or sender, what=fault.what))]
+            return [self._fact(ProtocolFault(peer=PeerId(fault.who) or sender, what=fault.what))]
 
     # ---- strangers -----------------------------------------------------------------------------------------
 
@@ -316,12 +318,12 @@ class Peer:
 
     def _turn_away(self, sender: PeerId, message: Reads, code: RefusalCode, now: Seconds) -> list[Effect]:
         """Only a peer that asks for the history or a state gets an answer: joiners and visitors do."""
-        if isinstance(message, Beat):
+        if isinstance(message, Ping):
             return self.news.ask(sender, message.head, now)  # it may be a member of later vertices than mine
         refusal = Send(sender, JoinRefused(code))
-        if isinstance(message, WantManifest):
+        if isinstance(message, ManifestRequest):
             return [refusal]
-        if not isinstance(message, WantVertices):
+        if not isinstance(message, VerticesRequest):
             return []
         if code != EXPELLED or self.news.hinted_lately(sender, now):
             return [refusal]
@@ -390,7 +392,7 @@ class Peer:
         if self.mending is not None:
             return self.mending.ask(peers)
         self.admission.begins()
-        return [Send(peer, WantVertices(-1)) for peer in peers]
+        return [Send(peer, VerticesRequest(-1)) for peer in peers]
 
     def _know_genesis(self, vertex: Vertex) -> list[Effect]:
         if genesis_digest(vertex) != self.run:
@@ -398,14 +400,14 @@ class Peer:
         self.genesis, self.settings = vertex, settings_of_run(decode_body(vertex.body))
         self.admission.knows_genesis()
         s, gone = self.settings.round, self.heartbeat.gone
-        self._known = known = Known(
+        self._known = known = RunView(
             vertex, self.settings, self.notary, self.wish, self.vouch, self.linked, self.identities, gone
         )
         self.news.history, self.news.eras = known.history, known.eras
         self.inspectors.appoint(self.settings, known.history, known.pool)
         self.heartbeat.beat_s, self.heartbeat.suspect_s = s.beat_s, s.suspect_s
         return [
-            Keep("genesis", encode(vertex)),
+            Persist("genesis", encode(vertex)),
             self._fact(GenesisKnown(settings=self.settings, vertex=vertex)),
         ]
 
@@ -414,7 +416,7 @@ class Peer:
         return self._known is None or self.mending is not None
 
     @property
-    def known(self) -> Known:
+    def known(self) -> RunView:
         """Nothing that needs it happens before genesis is known."""
         assert self._known is not None
         return self._known
@@ -430,7 +432,7 @@ class Peer:
                 self.regain.left = left_open(self.me, 0, None)
             return self.regain.begin(history, "my state is older than the vertices in memory")
         waits = self.at == history.head and is_over(self.settings, parent)
-        if waits and not pool.of_kind(tag_of(Tune)):  # else members may agree on more rounds
+        if waits and not pool.of_kind(tag_of(ChangeSettings)):  # else members may agree on more rounds
             self.round, was_over, self.over = None, self.over, True
             fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
             return [] if was_over else [self._fact(fact)]
@@ -439,7 +441,7 @@ class Peer:
         self.unknown_key = mine is not None and mine.vote_key != self.notary.signer.vote_key
         ground = self.known.ground_after(head, parent, self._run_time(now))
         plan = ground.plan
-        self.round = Round(
+        self.round = RoundMachine(
             ground,
             self.notary,
             self.known.open_door(ground, self.said.get(f"said/{plan.round}/agreement")),
@@ -480,20 +482,20 @@ class Peer:
             if self.unknown_key and isinstance(effect, Send) and _signed_by(effect.message) == self.me:
                 continue  # others would take it for a forgery
             out.append(effect)
-            if isinstance(effect, Keep) and effect.name.startswith("said/") and effect.blob is not None:
+            if isinstance(effect, Persist) and effect.name.startswith("said/") and effect.blob is not None:
                 self.said[effect.name] = effect.blob
-            if not isinstance(effect, Report):
+            if not isinstance(effect, Emit):
                 continue
             match effect.fact:
                 case RoundClosed():
                     out += self._round_closed(effect.fact, now)
-                case Accused():
+                case MemberAccused():
                     out += self.words.accuse(effect.fact.statement, now)
                 case ShareBegan():
                     self._drop_adopted_parts(effect.fact)
                 case AttemptFailed() if self.round is not None:
                     out += self.heartbeat.call(self.round.plan.committee, now, self._head())
-                case StateLacked(state=state):
+                case StateUnavailable(state=state):
                     out += self.downloads.earlier.find(state, anew=True)
                 case StateMissing():
                     self._leave_round(effect.fact.vertex)
@@ -520,7 +522,7 @@ class Peer:
         old = [name for name in self.said if int(name.split("/")[1]) < self.at]
         for name in old:
             del self.said[name]
-            effects.append(Keep(name, None))
+            effects.append(Persist(name, None))
         return effects + self._begin_round(now) + self._seek_admission(now)
 
     def _tell_who_comes_or_goes(self, closed: RoundClosed) -> list[Effect]:
@@ -528,7 +530,7 @@ class Peer:
         lets go stays until it hears that the others hold it."""
         change = change_of(self.known.roster.members, closed.body.members)
         concerned = {*change.joined, *change.left} if change is not None else set[PeerId]()
-        news = Vertices((closed.vertex,), closed.body.round)
+        news = VerticesResponse((closed.vertex,), closed.body.round)
         return [Send(peer, news) for peer in sorted(concerned & self.linked)]
 
     def _leave_round(self, vertex: Vertex | None) -> None:
@@ -550,13 +552,13 @@ class Peer:
             return []
         self._check_size(event)
         current = self.round.plan.round if self.round is not None else self.at + 1
-        if isinstance(message, WantPart) and message.round != current:
+        if isinstance(message, PartRequest) and message.round != current:
             return self.old_parts.give(event.sender, message)
-        if isinstance(message, WantRow) and message.round < current:
+        if isinstance(message, RowRequest) and message.round < current:
             body = self.known.history.bodies.get(message.round)
             if given := self.kept_rows.give(event.sender, message, body):
                 return given
-        if isinstance(message, RowBytes) and self.kept_rows.looks_into(message.round):
+        if isinstance(message, RowResponse) and self.kept_rows.looks_into(message.round):
             return self.kept_rows.take(event.sender, message, event.payload)
         if message.round == current and self.round is not None:
             if standing == "away" and message.trace != self.round.plan.trace:
@@ -570,7 +572,7 @@ class Peer:
             else:
                 self.early.drop(event)
             return []
-        if isinstance(message, PartBytes):
+        if isinstance(message, PartResponse):
             return []
         return self.news.hint(event.sender, message.round, now)
 
@@ -596,7 +598,7 @@ class Peer:
 
     # ---- the history grows ---------------------------------------------------------------------------------
 
-    def _hear_vertices(self, sender: PeerId, message: Vertices, now: Seconds) -> list[Effect]:
+    def _hear_vertices(self, sender: PeerId, message: VerticesResponse, now: Seconds) -> list[Effect]:
         effects: list[Effect] = []
         self.news.ends_with(sender, message.head)
         if self.mending is not None:
@@ -612,7 +614,7 @@ class Peer:
             if first.round >= 0:
                 return []  # news for the one that I was before my disk was lost; genesis is asked for
             if genesis_digest(genesis) == self.run and (why := other_rules(first.settings)):
-                refused = Refused(by=self.me, code="E-RUN-15", what=why, fix=OTHER_RULES_FIX, for_good=True)
+                refused = JoinRejected(by=self.me, code="E-RUN-15", what=why, fix=OTHER_RULES_FIX, for_good=True)
                 return [self._fact(refused)]
             effects += self._know_genesis(genesis)
         history = self.known.history
@@ -623,13 +625,15 @@ class Peer:
                 return effects + self.known.demand_signatures(sender, now)
             effects += self._judged(sender, partial(self._learn_vertex, vertex, sender, now, handed))
         if message.head > history.head and (fresh or history.head > before):
-            effects.append(Send(sender, WantVertices(history.head + 1)))
+            effects.append(Send(sender, VerticesRequest(history.head + 1)))
             return effects  # all of them first: a state is fetched once, for the newest
         if fresh:
             return effects + self._follow_members(now) + self.regain.begin(history)
         return effects + self._catch_up(now)
 
-    def _mend(self, mending: Mending, sender: PeerId, message: Vertices, now: Seconds) -> list[Effect]:
+    def _mend(
+        self, mending: HistoryRepair, sender: PeerId, message: VerticesResponse, now: Seconds
+    ) -> list[Effect]:
         effects = mending.take(sender, message.vertices)
         if mending.hole is not None:
             return effects
@@ -640,7 +644,7 @@ class Peer:
         """The history grows by one, if this vertex is the next and its certificate holds."""
         was_out = self._is_out
         grown = self.known.learn(vertex, who, handed)
-        if not isinstance(grown, Grown):
+        if not isinstance(grown, HistoryExtended):
             return grown
         self.downloads.settle()
         looks = self._from_inspectors(self.inspectors.grew(grown.body, now), now) + self._seek_demanded()
@@ -694,7 +698,7 @@ class Peer:
             return [self._fact(FetchBegan(why=f"{why}; nobody else could serve it"))]
         return [self._fact(FetchBegan(why=why)), *self._to_fetch(Start({}), now)]
 
-    def _restored(self, found: Restored | None, now: Seconds) -> list[Effect]:
+    def _restored(self, found: StateRestored | None, now: Seconds) -> list[Effect]:
         how = self.regain.restored(found)
         if how is None:
             return self._fetch_state(self.regain.lack, now)
@@ -705,11 +709,11 @@ class Peer:
 
     def _to_fetch(self, event: Event, now: Seconds) -> list[Effect]:
         out = self.downloads.handle(event, self._is_quiet, now)
-        ended = [e.fact for e in out if isinstance(e, Report) and isinstance(e.fact, Fetched | FetchFailed)]
+        ended = [e.fact for e in out if isinstance(e, Emit) and isinstance(e.fact, BlobFetched | FetchFailed)]
         out += self._from_inspectors([e for fact in ended for e in self.inspectors.fetched(fact)], now)
         return out + self.regain.handle(event, self.known.history, now)
 
-    def _fetch_exhibit(self, sender: PeerId, told: ExhibitIs, now: Seconds) -> list[Effect]:
+    def _fetch_exhibit(self, sender: PeerId, told: ExhibitResponse, now: Seconds) -> list[Effect]:
         state = self.regain.fetch
         if state is not None and state.blob == told.blob:
             return []
@@ -745,7 +749,7 @@ class Peer:
     def _writers(self, most: int) -> list[PeerId]:
         return self.round.writers(most) if self.round is not None else []
 
-    def _pool_report(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
+    def _pool_report(self, sender: PeerId, signed: SignedStatement, now: Seconds) -> list[Effect]:
         """Remember a report for the next vertex, pass on what came from its author, act on what it says."""
         pool = self.known.pool
         if look := self.downloads.earlier.read(signed, pool, self.settings.recovery):
@@ -760,17 +764,17 @@ class Peer:
         effects: list[Effect] = []
         news = not (pool.crowded and only_counts(statement))  # else it alone changes nothing for a round
         match statement:
-            case Suspect(peer=peer) if by != self.me:
+            case SuspicionReport(peer=peer) if by != self.me:
                 was_gone = self.heartbeat.gone(peer)
                 self.heartbeat.accuse(peer, by, now)
                 news = news or was_gone != self.heartbeat.gone(peer)
-            case Caught() if self.round is not None:
+            case Accusation() if self.round is not None:
                 effects += self._from_round(self.round.heed(statement, self._run_time(now)), now)
-            case Leave():
+            case LeaveReport():
                 self.heartbeat.refused.add(by)
-            case Audited():
+            case AuditReport():
                 effects += self._from_inspectors(self.inspectors.heard(by, statement, now), now)
-            case Amend(state=state):
+            case RollbackOrder(state=state):
                 effects += self.downloads.earlier.find(state)
             case _:
                 pass
@@ -778,7 +782,7 @@ class Peer:
             effects += [Send(p, MemberReport(signed)) for p in self.known.roster.passes_on_to(signed)]
         if self.round is not None and news:
             effects += self._from_round(self.round.look_again(self._run_time(now)), now)
-        if self.over and isinstance(statement, Tune):
+        if self.over and isinstance(statement, ChangeSettings):
             effects += self._begin_round(now)
         return effects
 
@@ -801,7 +805,7 @@ class Peer:
         for effect in effects:
             out.append(effect)
             word = self.inspectors.word_of(effect) if not self.leaving else None
-            if isinstance(word, Caught | Complaint):
+            if isinstance(word, Accusation | OwnerComplaint):
                 out += self.words.accuse(word, now)
             elif word is not None:
                 out += self.words.tell(word, now)
@@ -848,12 +852,12 @@ class Peer:
         out: list[Effect] = []
         for effect in effects:
             out.append(effect)
-            if not isinstance(effect, Report):
+            if not isinstance(effect, Emit):
                 continue
             match effect.fact:
-                case Suspected(peer=peer, why=why):
+                case PeerSuspected(peer=peer, why=why):
                     out += self.words.suspect(peer, why, now)
-                case Returned(peer=peer):
+                case PeerReturned(peer=peer):
                     self.known.pool.withdraw_suspicion(self.me, peer)
                 case _:
                     continue
@@ -869,7 +873,7 @@ class Peer:
             return [*effects, *self._ask_lost([peer])]
         known = self.known
         known.pool.withdraw_farewell(peer)
-        farewell = known.pool.said_by(self.me, tag_of(Leave)) if self.leaving else []
+        farewell = known.pool.said_by(self.me, tag_of(LeaveReport)) if self.leaving else []
         effects += [Send(peer, MemberReport(word)) for word in farewell]
         effects += self.downloads.linked(peer, now)
         effects += self.regain.fetch.linked(peer, now) if self.regain.fetch is not None else []
@@ -885,13 +889,13 @@ class Peer:
         self.news.woke()
         effects: list[Effect] = [SetTimer("beat", now)]
         if not self.is_lost:
-            effects += [Send(p, WantVertices(self._head() + 1)) for p in self._within_reach()[:4]]
+            effects += [Send(p, VerticesRequest(self._head() + 1)) for p in self._within_reach()[:4]]
         return effects
 
-    def _measured(self) -> Measured:
+    def _measured(self) -> LocalMeasurements:
         members = [m.peer for m in self.known.roster.members if m.present]
         links = report(self.rates, self.heartbeat.latencies(), members)
-        return Measured(self.heartbeat.offset_s, links)
+        return LocalMeasurements(self.heartbeat.offset_s, links)
 
     def _run_time(self, now: Seconds) -> Seconds:
         return now + self.heartbeat.offset_s
@@ -902,9 +906,9 @@ class Peer:
             return replace(effect, at=effect.at - self.heartbeat.offset_s)
         return effect
 
-    def _fact(self, fact: Fact) -> Report:
+    def _fact(self, fact: Fact) -> Emit:
         """Facts outside a round carry the round whose state I hold."""
-        return Report(replace(fact, round=self.at) if fact.round == -1 else fact)
+        return Emit(replace(fact, round=self.at) if fact.round == -1 else fact)
 
     # ---- for those who own it (`requests.py`) --------------------------------------------------------------
 
@@ -916,7 +920,7 @@ class Peer:
         """The run goes on from this vertex, which the recovery identity has signed."""
         effects = self._learn_vertex(vertex, self.me, now)
         after = self.known.history.head_body
-        news = Vertices((vertex,), after.round)
+        news = VerticesResponse((vertex,), after.round)
         effects += [Send(m.peer, news) for m in after.members if m.present and m.peer != self.me]
         effects += self._from_round(self._learned(after.round, vertex, now), now)
         return [self._to_local(e) for e in effects]
@@ -924,7 +928,7 @@ class Peer:
     # None while it is lost
 
     @property
-    def history(self) -> History | None:
+    def history(self) -> VertexChain | None:
         return self._known.history if self._known is not None else None
 
     @property
@@ -932,9 +936,9 @@ class Peer:
         return self._known.pool if self._known is not None else None
 
     @property
-    def eras(self) -> Eras | None:
+    def eras(self) -> EraChain | None:
         return self._known.eras if self._known is not None else None
 
     @property
-    def pieces(self) -> Pieces | None:
+    def pieces(self) -> ArchiveMachine | None:
         return self._known.pieces if self._known is not None else None

@@ -15,83 +15,83 @@ from typing import NamedTuple
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Effect, Keep, Send
+from atoll.base.machine import Effect, Persist, Send
 from atoll.crypto.digest import digest
-from atoll.crypto.signer import Vouch
-from atoll.features.archive.machine import Pieces
-from atoll.features.forks.detect import Branches
-from atoll.features.forks.poll import Sides
+from atoll.crypto.signer import IdentitySigner
+from atoll.features.archive.machine import ArchiveMachine
+from atoll.features.forks.detect import ForkDetector
+from atoll.features.forks.poll import BranchPolls
 from atoll.peer.events import MembershipChanged
 from atoll.peer.governance.settings_change import plan_after, settings_after
-from atoll.peer.membership.admission import Wish
+from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.membership.report_pool import ReportPool
-from atoll.peer.membership.roster import Roster, change_of, identities_in
-from atoll.peer.round.context import Ground, ground_after
+from atoll.peer.membership.roster import MemberRoster, change_of, identities_in
+from atoll.peer.round.context import RoundContext, ground_after
 from atoll.peer.settings import RunSettings
-from atoll.peer.sync.history_repair import Mending
-from atoll.protocol.agreement.interface import Door, open_door
+from atoll.peer.sync.history_repair import HistoryRepair
+from atoll.protocol.agreement.interface import ConsensusEngine, open_door
 from atoll.protocol.agreement.voter import Electorate
-from atoll.protocol.history.chain import History, newest_hole
-from atoll.protocol.history.era_signatures import Eras
+from atoll.protocol.history.chain import VertexChain, newest_hole
+from atoll.protocol.history.era_signatures import EraChain
 from atoll.wire.codec import decode_vertex, encode
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.history import EraSigned, WantVertices
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.history import EraSignatures, VerticesRequest
+from atoll.wire.messages.vertex import Vertex, VertexBody
 
 
-class Grown(NamedTuple):
+class HistoryExtended(NamedTuple):
     """The history has one vertex more."""
 
-    body: Body
+    body: VertexBody
     effects: list[Effect]
     change: MembershipChanged | None  # where a line of the membership is another
 
 
-class Known:
+class RunView:
     """`gone` says whom nobody hears any more. `linked` and `identities` are the peer's own, and live on."""
 
     def __init__(
         self,
         genesis: Vertex,
         settings: RunSettings,
-        notary: Notary,
-        wish: Wish,
-        vouch: Vouch | None,
+        notary: StatementSigner,
+        wish: DesiredRole,
+        vouch: IdentitySigner | None,
         linked: Set[PeerId],
         identities: dict[PeerId, bytes],
         gone: Callable[[PeerId], bool],
     ) -> None:
         self.settings, self.notary, self.identities, self.gone = settings, notary, identities, gone
-        self.history = history = History(genesis, notary, self._voters_of, settings.recovery)
-        self.roster = Roster(notary.me, history, wish.role == "client")
+        self.history = history = VertexChain(genesis, notary, self._voters_of, settings.recovery)
+        self.roster = MemberRoster(notary.me, history, wish.role == "client")
         self.pool = ReportPool(notary, history, settings)
-        self.branches, self.sides = Branches(history), Sides(notary.me, history, linked)
-        self.eras: Eras | None = None  # where the run has them
+        self.branches, self.sides = ForkDetector(history), BranchPolls(notary.me, history, linked)
+        self.eras: EraChain | None = None  # where the run has them
         if every := settings.era_rounds:
             demands = wish.role != "visitor"  # it looks at what there is, and says what is wrong with it
-            self.eras = Eras(history, every, self._rounds_after, notary.verifier, vouch, demands)
-        self.pieces: Pieces | None = None  # where older states lie in them
+            self.eras = EraChain(history, every, self._rounds_after, notary.verifier, vouch, demands)
+        self.pieces: ArchiveMachine | None = None  # where older states lie in them
         if coded := settings.kept_coded:
-            self.pieces = Pieces(notary.me, coded, history, self.pool.ledger, self.unheard)
+            self.pieces = ArchiveMachine(notary.me, coded, history, self.pool.ledger, self.unheard)
         for m in history.head_body.members:
             if settings.recovery and digest(settings.recovery) == m.identity:
                 identities[m.peer] = settings.recovery
 
-    def _voters_of(self, head: Digest, body: Body) -> tuple[dict[PeerId, bytes], int]:
+    def _voters_of(self, head: Digest, body: VertexBody) -> tuple[dict[PeerId, bytes], int]:
         plan = plan_after(self.settings, head, body)
         return plan.vote_keys, plan.quorum
 
-    def _rounds_after(self, body: Body) -> int:
+    def _rounds_after(self, body: VertexBody) -> int:
         return settings_after(self.settings, body).rounds
 
-    def mending(self, kept: dict[str, bytes]) -> Mending | None:
+    def mending(self, kept: dict[str, bytes]) -> HistoryRepair | None:
         """What a life before wrote down has a hole: until it is closed I know the newest vertex, and no other."""
         if (hole := newest_hole(kept, self.notary.run)) is None:
             return None
         assert hole.id is not None, f"nothing names the vertex of round {hole.round}; no peer starts there"
         newest = max(int(name.split("/")[1]) for name in kept if name.startswith("vertex/"))
         self.history.restore(decode_vertex(kept[f"vertex/{newest}"]))
-        return Mending(self.history, kept, hole)
+        return HistoryRepair(self.history, kept, hole)
 
     def restore(self, kept: dict[str, bytes]) -> list[Effect]:
         """What a life before wrote down."""
@@ -103,14 +103,14 @@ class Known:
         effects = self.eras.restore(kept) if self.eras is not None else []
         return effects + (self._restore_pieces(self.pieces, kept) if self.pieces is not None else [])
 
-    def _restore_pieces(self, pieces: Pieces, kept: dict[str, bytes]) -> list[Effect]:
+    def _restore_pieces(self, pieces: ArchiveMachine, kept: dict[str, bytes]) -> list[Effect]:
         pieces.restore(kept)
         self.pool.recent()  # the ledger takes in what the book does not hold yet
         return pieces.begin()
 
     # ---- one vertex more -----------------------------------------------------------------------------------
 
-    def learn(self, vertex: Vertex, who: PeerId, handed: bool) -> Grown | list[Effect]:
+    def learn(self, vertex: Vertex, who: PeerId, handed: bool) -> HistoryExtended | list[Effect]:
         """If this vertex is the next one and its certificate holds; else what there is to say about it.
 
         `handed`: I was not there, others show me what is long over. PeerFault if it is forged.
@@ -125,31 +125,31 @@ class Known:
         if body is None:
             return self.branches.beside(vertex, who, self.roster.within_reach())
         self.pool.settle(body)
-        effects: list[Effect] = [Keep(f"vertex/{body.round}", encode(vertex))]
+        effects: list[Effect] = [Persist(f"vertex/{body.round}", encode(vertex))]
         effects += self.pieces.grew() if self.pieces is not None else []
         effects += self._learn_identities(body)
         effects += self._end_era(self.eras, body, handed) if self.eras is not None else []
-        return Grown(body, effects, change_of(before.members, body.members))
+        return HistoryExtended(body, effects, change_of(before.members, body.members))
 
-    def _learn_identities(self, body: Body) -> list[Effect]:
+    def _learn_identities(self, body: VertexBody) -> list[Effect]:
         """For handshakes with those who joined in this round."""
         found = identities_in(body, self.notary.verifier)
         self.identities.update(found)
-        return [Keep(f"identity/{peer}", public) for peer, public in found.items()]
+        return [Persist(f"identity/{peer}", public) for peer, public in found.items()]
 
-    def _end_era(self, eras: Eras, body: Body, handed: bool) -> list[Effect]:
+    def _end_era(self, eras: EraChain, body: VertexBody, handed: bool) -> list[Effect]:
         """If an era ends with this vertex, sign it for as long as keys last; nobody waits for that."""
         ended = eras.grew(body, handed)
         return ended + eras.mine(body.round, self.roster.within_reach()) if ended else []
 
     # ---- the round that comes next -------------------------------------------------------------------------
 
-    def ground_after(self, head: Digest, parent: Body, run_time: Seconds) -> Ground:
+    def ground_after(self, head: Digest, parent: VertexBody, run_time: Seconds) -> RoundContext:
         """What the round after this vertex stands on."""
         plan = plan_after(self.settings, head, parent).set_right(run_time)
         return ground_after(self.settings, plan, parent, self.pool.recent(), self.notary.run)
 
-    def open_door(self, ground: Ground, kept: bytes | None) -> Door:
+    def open_door(self, ground: RoundContext, kept: bytes | None) -> ConsensusEngine:
         """To the agreement on that round's vertex. `kept`: what it had to remember of a life before."""
         plan, raft = ground.plan, self.settings.by_raft
         turns = plan.turns(ground.parent.proposer if raft else None)
@@ -167,13 +167,13 @@ class Known:
         """Of whoever shows me more."""
         return self.eras.demand(sender, self.history.head + 1, now) if self.eras is not None else []
 
-    def hear_era(self, sender: PeerId, said: EraSigned, now: Seconds) -> list[Effect]:
+    def hear_era(self, sender: PeerId, said: EraSignatures, now: Seconds) -> list[Effect]:
         """If this was what kept me from believing more of the history, I go on."""
         if self.eras is None:
             return []
         before, effects = self.awaits_signatures, self.eras.hear(sender, said, now)
         if before and not self.awaits_signatures:
-            effects += [Send(sender, WantVertices(self.history.head + 1))]
+            effects += [Send(sender, VerticesRequest(self.history.head + 1))]
         return effects
 
     def vouch_for_eras(self, sign: Callable[[bytes], bytes]) -> list[Effect]:

@@ -11,14 +11,14 @@ from atoll.base.arguments import Amount, Peers, Whole
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX, VOTE_ROUNDS_MAX
 from atoll.base.workload import effort_problem
-from atoll.features.archive.policy import Coded
-from atoll.features.partition_training.policy import Apart
+from atoll.features.archive.policy import ErasureParams
+from atoll.features.partition_training.policy import PartitionPolicy
 from atoll.policy.fault_tolerance import DISTANCES, StatisticName
 from atoll.policy.plan import RoundSettings
 from atoll.policy.votes import VoteTerms
-from atoll.verification.state_validation.policy import Rule
-from atoll.verification.sum_check.policy import Terms
-from atoll.wire.messages.vertex import Body
+from atoll.verification.state_validation.policy import ValidationRule
+from atoll.verification.sum_check.policy import SumCheckTerms
+from atoll.wire.messages.vertex import VertexBody
 
 TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]
 Pieces = Annotated[int, msgspec.Meta(ge=1, le=PIECES_MAX)]
@@ -50,13 +50,21 @@ class RunSettings(msgspec.Struct, frozen=True):
     score_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of updates that others score; left out: none
     twin_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # of updates made of another's samples; left out: none
     reputation: bool | msgspec.UnsetType = msgspec.UNSET  # members' records decide influence; left out: no
-    validation: Rule | msgspec.UnsetType = msgspec.UNSET  # members look at agreed states; left out: nobody does
-    coded: Coded | msgspec.UnsetType = msgspec.UNSET  # older states lie in pieces; left out: whole at every member
-    openings: Terms | msgspec.UnsetType = msgspec.UNSET  # of blocks of answers; left out: owners are believed
+    validation: ValidationRule | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # members look at agreed states; left out: nobody does
+    coded: ErasureParams | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # older states lie in pieces; left out: whole at every member
+    openings: SumCheckTerms | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # of blocks of answers; left out: owners are believed
     captured: Rate | msgspec.UnsetType = msgspec.UNSET
     """Share of parts that liars may own by themselves, where answers are opened besides; left out: none."""
     protocol: Literal["raft"] | msgspec.UnsetType = msgspec.UNSET  # by which members agree; left out: two phases
-    apart: Apart | msgspec.UnsetType = msgspec.UNSET  # who hears no quorum trains on; left out: it stands still
+    apart: PartitionPolicy | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # who hears no quorum trains on; left out: it stands still
     public: bool | msgspec.UnsetType = msgspec.UNSET  # True: a peer without a ticket may read; left out: it may not
     steady: bool | msgspec.UnsetType = msgspec.UNSET  # the same owners every round, who remember; left out: drawn
     spread: bool | msgspec.UnsetType = msgspec.UNSET  # an owner's pieces pass to one member each; left out: to one
@@ -98,17 +106,17 @@ class RunSettings(msgspec.Struct, frozen=True):
         return self.reputation is True
 
     @property
-    def validated(self) -> Rule | None:
+    def validated(self) -> ValidationRule | None:
         """By which agreed states are looked at, and gone back behind if they are bad; None: nobody looks."""
         return None if self.validation is msgspec.UNSET else self.validation
 
     @property
-    def kept_coded(self) -> Coded | None:
+    def kept_coded(self) -> ErasureParams | None:
         """In how many pieces older states lie at the members."""
         return None if self.coded is msgspec.UNSET else self.coded
 
     @property
-    def opened(self) -> Terms | None:
+    def opened(self) -> SumCheckTerms | None:
         """How much of every answer is opened, where anything is."""
         return None if self.openings is msgspec.UNSET else self.openings
 
@@ -125,16 +133,16 @@ class RunSettings(msgspec.Struct, frozen=True):
         return VoteTerms(*told) if any(told) else None
 
     @property
-    def apart_terms(self) -> Apart | None:
+    def apart_terms(self) -> PartitionPolicy | None:
         """On which members train on that hear no quorum; None: they do not."""
         return None if self.apart is msgspec.UNSET else self.apart
 
 
-class _Rules(msgspec.Struct, frozen=True):
+class _RulesVersion(msgspec.Struct, frozen=True):
     rules: int = 0  # before they were numbered
 
 
-_RULES = msgspec.msgpack.Decoder(_Rules)
+_RULES = msgspec.msgpack.Decoder(_RulesVersion)
 
 OTHER_RULES_FIX = "go on with the version of atoll that began it, or begin a new run in a new folder: atoll up"
 
@@ -241,7 +249,7 @@ def decode_settings(data: bytes) -> RunSettings:
         raise PeerFault("", f"genesis carries settings that are not valid: {why}") from None
 
 
-def settings_of_run(genesis: Body) -> RunSettings:
+def settings_of_run(genesis: VertexBody) -> RunSettings:
     """What genesis fixes. PeerFault if these are no settings, or its own members could not vote by them."""
     settings = decode_settings(genesis.settings)
     signing = settings.round.signing

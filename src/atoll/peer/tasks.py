@@ -13,12 +13,12 @@ import msgspec
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Payload
-from atoll.protocol.allreduce.tasks import Row
-from atoll.wire.messages.statements import Answered, Finding, Late, Signed
+from atoll.protocol.allreduce.tasks import TaskRow
+from atoll.wire.messages.statements import Finding, LateShare, OwnerResult, SignedStatement
 from atoll.wire.weights import RowWeights
 
 
-class Train(msgspec.Struct, frozen=True):
+class TrainRound(msgspec.Struct, frozen=True):
     """Take up to `steps` inner steps on this slice of the data, for at most `seconds_max` -> Trained."""
 
     round: int
@@ -54,7 +54,7 @@ class TrainApart(msgspec.Struct, frozen=True):
     merge: bool  # they are kept to be sent when I am back; else they are dropped then
 
 
-class Trained(msgspec.Struct, frozen=True):
+class TrainingResult(msgspec.Struct, frozen=True):
     steps: int  # since the last update that was counted: spans failed rounds
     samples: int
     loss: float  # mean over those steps
@@ -63,7 +63,7 @@ class Trained(msgspec.Struct, frozen=True):
     asked: str = ""  # by the caller, otherwise than genesis says: where such an update is given
 
 
-class Encode(msgspec.Struct, frozen=True):
+class EncodeUpdate(msgspec.Struct, frozen=True):
     """Pseudo-gradient of the live parameters against the anchor, with error feedback -> Encoded."""
 
     round: int
@@ -75,13 +75,13 @@ class Encode(msgspec.Struct, frozen=True):
         return len(self.shares)
 
 
-class Encoded(msgspec.Struct, frozen=True):
+class UpdateEncoded(msgspec.Struct, frozen=True):
     parts: tuple[Payload, ...]
     claim: Digest | None = None  # of how I trained for it, where rounds are audited
-    late: Late | None = None  # that rides on it
+    late: LateShare | None = None  # that rides on it
 
 
-class Advance(msgspec.Struct, frozen=True):
+class AdvanceState(msgspec.Struct, frozen=True):
     """What the shared state would become with these combined parts; written durably -> Advanced."""
 
     round: int
@@ -94,11 +94,11 @@ class Advance(msgspec.Struct, frozen=True):
     batch: int = 0
 
 
-class Advanced(msgspec.Struct, frozen=True):
+class StateAdvanced(msgspec.Struct, frozen=True):
     state: Digest
 
 
-class Counted(msgspec.Struct, frozen=True):
+class UpdateSettlement(msgspec.Struct, frozen=True):
     """How a vertex counts my update of its round, also where a life before sent it."""
 
     before: Digest  # the vertex that it follows
@@ -107,7 +107,7 @@ class Counted(msgspec.Struct, frozen=True):
     claim: Digest | None = None
 
 
-class Adopt(msgspec.Struct, frozen=True):
+class AdoptState(msgspec.Struct, frozen=True):
     """The vertex is final: make `state` the head, settle error feedback, merge the live parameters -> None.
 
     `counted`: per part, whether my own encoded message is in it; None if I encoded nothing this round, so that
@@ -122,10 +122,10 @@ class Adopt(msgspec.Struct, frozen=True):
     afresh: bool = False  # the run went back: live parameters, feedback and moments are of another past, drop them
     late: bool = False  # the vertex holds my late work: also what I said of it in a life before
     led: tuple[Digest, ...] = ()  # the answers in it that are mine, as an owner
-    mine: Counted | None = None  # None: what it counts, if anything, is this life's
+    mine: UpdateSettlement | None = None  # None: what it counts, if anything, is this life's
 
 
-class GoBack(msgspec.Struct, frozen=True):
+class RollbackState(msgspec.Struct, frozen=True):
     """What the shared state becomes where the run goes back: an earlier one, at the place in the data reached now.
 
     Written durably -> Advanced; fails if the earlier state is not on this disk.
@@ -145,7 +145,7 @@ class FindState(msgspec.Struct, frozen=True):
     state: Digest
 
 
-class Left(msgspec.Struct, frozen=True):
+class RoundSettlement(msgspec.Struct, frozen=True):
     """How the round that I left open counted me after all; what nobody knows any more is taken for counted."""
 
     counted: tuple[bool, ...] | None  # per part; None if I encoded nothing
@@ -153,7 +153,7 @@ class Left(msgspec.Struct, frozen=True):
     afresh: bool = False  # the run went back since: whatever I owe is of another past, drop it
 
 
-class Restore(msgspec.Struct, frozen=True):
+class RestoreState(msgspec.Struct, frozen=True):
     """Load this agreed state from disk as the head, with my private state if it fits -> Restored, or None.
 
     `left`: the round in which I was until now, where what it owes is still to be told.
@@ -163,11 +163,11 @@ class Restore(msgspec.Struct, frozen=True):
     round: int
     vertex: Digest
     state: Digest
-    left: Left | None = None
-    mine: tuple[Counted, ...] = ()
+    left: RoundSettlement | None = None
+    mine: tuple[UpdateSettlement, ...] = ()
 
 
-class Restored(msgspec.Struct, frozen=True):
+class StateRestored(msgspec.Struct, frozen=True):
     """The agreed state is the head."""
 
     size_bytes: int = 0  # that fetching one like it takes; 0: rounds are followed for more than their state
@@ -189,7 +189,7 @@ class CutState(msgspec.Struct, frozen=True):
     index: int
 
 
-class Rebuild(msgspec.Struct, frozen=True):
+class RebuildState(msgspec.Struct, frozen=True):
     """Make a state, or piece `index` of it, from k pieces that are here, durably -> bool: it is `goal`."""
 
     goal: Digest
@@ -208,7 +208,7 @@ class HoldPieces(msgspec.Struct, frozen=True):
     whole: tuple[Digest, ...]
 
 
-class Hold(msgspec.Struct, frozen=True):
+class PinBlobs(msgspec.Struct, frozen=True):
     """These blobs are needed: keep them on disk, and no longer those named before for the same reason -> None."""
 
     blobs: tuple[Digest, ...]
@@ -216,14 +216,14 @@ class Hold(msgspec.Struct, frozen=True):
     """Of verdicts the newest first, and only as many as there is room for."""
 
 
-class Validate(msgspec.Struct, frozen=True):
+class ValidateState(msgspec.Struct, frozen=True):
     """Measure the loss of this agreed state on all data that is held out, while my trainer rests -> Losses."""
 
     round: int
     state: Digest
 
 
-class Losses(msgspec.Struct, frozen=True):
+class ValidationLosses(msgspec.Struct, frozen=True):
     losses: tuple[float, ...]  # nats, mean, one per set of data; may be infinite or not a number
     right: tuple[float, ...] = ()  # share of right answers, one per set; none: they were not counted
 
@@ -234,7 +234,7 @@ class ShowUpdate(msgspec.Struct, frozen=True):
     round: int
 
 
-class Score(msgspec.Struct, frozen=True):
+class ScoreUpdate(msgspec.Struct, frozen=True):
     """Take a step along another's update, out of this blob, and look at the loss, while my trainer rests -> Fell.
 
     Everything but the blob is agreed on: it comes from vertices and from the plan of the round.
@@ -254,12 +254,12 @@ class Score(msgspec.Struct, frozen=True):
     batch: int = 0
 
 
-class Fell(msgspec.Struct, frozen=True):
+class ScoreResult(msgspec.Struct, frozen=True):
     falls: tuple[int, ...]  # as `Scored` has them
     why: str = ""  # of none
 
 
-class TwinRow(msgspec.Struct, frozen=True):
+class TwinUpdate(msgspec.Struct, frozen=True):
     """One of two updates that were to come of the same samples."""
 
     peer: PeerId
@@ -268,7 +268,7 @@ class TwinRow(msgspec.Struct, frozen=True):
     steps: int  # that it says it took, and could
 
 
-class TakeAgain(msgspec.Struct, frozen=True):
+class ReplayBoth(msgspec.Struct, frozen=True):
     """Hold these against each other, and if they differ take the steps that they should be made of -> Apart.
 
     Everything but the blobs is agreed on: it comes from vertices and from the plan of the round.
@@ -279,27 +279,27 @@ class TakeAgain(msgspec.Struct, frozen=True):
     shard: int
     shards: int
     shares: tuple[int, ...]  # relative sizes of the parts of an update
-    rows: tuple[TwinRow, TwinRow]
+    rows: tuple[TwinUpdate, TwinUpdate]
     batch: int = 0
 
 
-class Apart(msgspec.Struct, frozen=True):
+class UpdateDistances(msgspec.Struct, frozen=True):
     apart: tuple[int, int]  # as `Twinned` has them
     why: str = ""  # of the most
 
 
-class Exhibit(msgspec.Struct, frozen=True):
+class BuildExhibit(msgspec.Struct, frozen=True):
     """Lay out, as a blob, what shows that I took this segment of the round as assigned -> Exhibited."""
 
     round: int
     segment: int
 
 
-class Exhibited(msgspec.Struct, frozen=True):
+class ExhibitBuilt(msgspec.Struct, frozen=True):
     blob: Digest
 
 
-class Judge(msgspec.Struct, frozen=True):
+class JudgeReplay(msgspec.Struct, frozen=True):
     """Take a segment of another's round again, from what lies in this blob, while my trainer rests -> Judged.
 
     Everything but the blob is agreed on: it comes from vertices and from the plan of the round.
@@ -322,24 +322,26 @@ class Judge(msgspec.Struct, frozen=True):
     batch: int = 0
 
 
-class Judged(msgspec.Struct, frozen=True):
+class JudgmentResult(msgspec.Struct, frozen=True):
     finding: Finding
     why: str = ""
-    others: tuple[Signed, ...] = ()  # of an opening: commitments that it rests on and that the vertex does not hold
+    others: tuple[
+        SignedStatement, ...
+    ] = ()  # of an opening: commitments that it rests on and that the vertex does not hold
 
 
-class LayOpen(msgspec.Struct, frozen=True):
+class BuildOpening(msgspec.Struct, frozen=True):
     """Lay out, as a blob for each draw, these blocks of my answer and of the rows that I made it of -> LaidOpen."""
 
     round: int
     answer: Payload
-    rows: tuple[Row, ...]  # in the order of its contributors
+    rows: tuple[TaskRow, ...]  # in the order of its contributors
     paths: tuple[tuple[Digest, ...], ...]  # of each, to the root that its author committed to
-    others: tuple[Signed, ...]  # commitments of theirs that are not those in the vertex
+    others: tuple[SignedStatement, ...]  # commitments of theirs that are not those in the vertex
     draws: tuple[tuple[int, ...], ...]
 
 
-class LaidOpen(msgspec.Struct, frozen=True):
+class OpeningBuilt(msgspec.Struct, frozen=True):
     blobs: tuple[Digest, ...]
 
 
@@ -350,21 +352,21 @@ class JudgeOpening(msgspec.Struct, frozen=True):
     round: int
     trained: int  # training rounds before it: which stretch of the model the round carried
     shares: tuple[int, ...]  # relative sizes of the parts
-    answered: Answered
-    commits: tuple[Signed, ...]  # of its contributors, as the vertex holds them
+    answered: OwnerResult
+    commits: tuple[SignedStatement, ...]  # of its contributors, as the vertex holds them
     blocks: tuple[int, ...]
     statistic: str
     liars: int
     weights: RowWeights  # of the contributors, where distances made them
 
 
-class ShowRow(msgspec.Struct, frozen=True):
+class ExhibitRow(msgspec.Struct, frozen=True):
     """This committed row does not decode: lay out, as a blob, what shows it to others -> RowLooked."""
 
     round: int
     trained: int  # training rounds before it: which stretch of the model the round carried
     shares: tuple[int, ...]  # relative sizes of the parts
-    statement: Signed  # its author's commitment
+    statement: SignedStatement  # its author's commitment
     part: int
     path: tuple[Digest, ...]  # from the payload's digest to the root in the commitment
     payload: Payload
@@ -379,15 +381,15 @@ class JudgeRow(msgspec.Struct, frozen=True):
     shown: bytes = b""  # as `verification/malformed_updates/messages.py` has it
 
 
-class RowLooked(msgspec.Struct, frozen=True):
+class RowJudged(msgspec.Struct, frozen=True):
     why: str = ""  # it cannot be read; nothing if it can, or nothing says whose it is
     fault: str = ""  # of what was shown
-    statement: Signed | None = None  # of a row that I held: its author's commitment
+    statement: SignedStatement | None = None  # of a row that I held: its author's commitment
     shown: bytes = b""  # what shows it; nothing where it is too large
     blob: Digest | None = None  # that, here
 
 
-class HeldRow(msgspec.Struct, frozen=True):
+class ArchivedRow(msgspec.Struct, frozen=True):
     """A row of a round that is over: the bytes that its author committed to, and what shows that it did."""
 
     part: int
@@ -399,7 +401,7 @@ class HeldRow(msgspec.Struct, frozen=True):
 class KeepRows(msgspec.Struct, frozen=True):
     """Write these rows durably, each as a blob -> their names, tuple[Digest, ...], in the same order."""
 
-    rows: tuple[HeldRow, ...]
+    rows: tuple[ArchivedRow, ...]
 
 
 class HoldRows(msgspec.Struct, frozen=True):
@@ -422,7 +424,7 @@ class PartRows(msgspec.Struct, frozen=True):
     weights: RowWeights = ()  # of each, where distances made them
 
 
-class LeaveOut(msgspec.Struct, frozen=True):
+class LeaveOneOut(msgspec.Struct, frozen=True):
     """Make the state of a round again of its kept rows, then without each contributor in turn, and measure the loss
     of all these states on what the run holds out, while my trainer rests -> LeftOut."""
 
@@ -439,7 +441,7 @@ class LeaveOut(msgspec.Struct, frozen=True):
     batch: int = 0
 
 
-class Without(msgspec.Struct, frozen=True):
+class LossWithout(msgspec.Struct, frozen=True):
     """What the round would have led to without this peer."""
 
     peer: PeerId
@@ -447,10 +449,10 @@ class Without(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-class LeftOut(msgspec.Struct, frozen=True):
+class LeaveOneOutResult(msgspec.Struct, frozen=True):
     """Losses in nats; may be infinite or not a number."""
 
     exact: bool  # with all rows the very state came out that was agreed on
     before: float
     whole: float  # with all rows
-    without: tuple[Without, ...]
+    without: tuple[LossWithout, ...]

@@ -11,15 +11,15 @@ from collections import defaultdict
 
 from atoll.base.ids import Digest, PeerId
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Commit
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import Commitment
+from atoll.wire.messages.vertex import VertexBody
 
 
-def alike_in(body: Body) -> tuple[tuple[PeerId, ...], ...]:
+def alike_in(body: VertexBody) -> tuple[tuple[PeerId, ...], ...]:
     """Those who committed to the same update, and took a step for it, in the order of the vertex."""
     authors = defaultdict[Digest, list[PeerId]](list)
     for signed in body.commits:
         commit = statement_in(signed)
-        if isinstance(commit, Commit) and commit.parts and commit.steps:
+        if isinstance(commit, Commitment) and commit.parts and commit.steps:
             authors[commit.root].append(signed.signer)
     return tuple(tuple(peers) for peers in authors.values() if len(peers) > 1)

@@ -125,7 +125,7 @@ def captured_share(voters: int, liars: int, drawn: int) -> float:
     return sum(comb(liars, k) * comb(voters - liars, drawn - k) for k in worse) / comb(voters, drawn)
 
 
-class Strikes:
+class OwnerStrikes:
     """What this member saw others fail at. Local, so it only ever leads to a signed complaint."""
 
     def __init__(self) -> None:

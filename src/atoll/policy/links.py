@@ -21,7 +21,7 @@ from operator import mul
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import FULL_MESH_MAX
-from atoll.policy.topology_cost import Group, Links, clusters_by_latency
+from atoll.policy.topology_cost import AgreedLinks, Group, clusters_by_latency
 from atoll.wire.messages.vertex import Member
 
 STEP = 1.25
@@ -33,7 +33,7 @@ RATES_BYTES_S = [1e3 * step for step in _STEPS]  # 1 kB/s … 137 MB/s; beyond i
 
 
 @dataclass(frozen=True)
-class Rates:
+class TransferRates:
     """What a driver learned from the transfers that happened: bytes per second while more was waiting to leave."""
 
     uplink_bytes_s: float | None = None  # to everybody together; None: never seen at its limit
@@ -41,7 +41,7 @@ class Rates:
     round: int | None = None  # in which those to single peers were learned, all of them
 
 
-def report(rates: Rates, latency_s: Mapping[PeerId, Seconds], members: Sequence[PeerId]) -> bytes:
+def report(rates: TransferRates, latency_s: Mapping[PeerId, Seconds], members: Sequence[PeerId]) -> bytes:
     """What I measured, for my next commitment, of the members that are present; empty if they are too many."""
     if len(members) > FULL_MESH_MAX:
         return b""
@@ -72,7 +72,7 @@ def rearranged(said: bytes, before: Sequence[PeerId], after: Sequence[PeerId]) -
     return said[:1] + b"".join(pair.ljust(2, b"\0") for pair in pairs) + measured
 
 
-def agreed_links(members: Sequence[Member], peers: Sequence[PeerId]) -> Links | None:
+def agreed_links(members: Sequence[Member], peers: Sequence[PeerId]) -> AgreedLinks | None:
     """Links between `peers` as the membership holds them; None while a latency between two of them is unknown.
 
     Of the two directions' words the longer one counts. An uplink that nobody has yet seen at its limit counts as
@@ -100,7 +100,7 @@ def agreed_weights(members: Sequence[Member], peers: Sequence[PeerId]) -> dict[P
 @lru_cache(maxsize=32)  # reports seldom change between rounds; those of 64 peers take 2 ms to read
 def _read(
     peers: tuple[PeerId, ...], places: tuple[int, ...], said: tuple[bytes, ...], present: int
-) -> Links | None:
+) -> AgreedLinks | None:
     told = [[_step(LATENCIES_S, data, 1 + 2 * place) for place in places] for data in said]
     rows: list[list[Seconds]] = []
     for i, (there, back) in enumerate(zip(told, zip(*told, strict=True), strict=True)):
@@ -112,7 +112,7 @@ def _read(
         rows[i][i] = 0.0
     rates = [_value(RATES_BYTES_S, data, 0) for data in said]
     up_bytes_s = [RATES_BYTES_S[-1] if rate is None else rate for rate in rates]
-    links = Links(peers, rows, up_bytes_s, up_bytes_s)
+    links = AgreedLinks(peers, rows, up_bytes_s, up_bytes_s)
     regions = _regions(links)
     if len(set(regions)) == len(peers):
         return links  # nobody is near anybody
@@ -127,7 +127,7 @@ def _read(
     return replace(links, regions=regions, wan_bytes_s=between)
 
 
-def _regions(links: Links) -> list[int]:
+def _regions(links: AgreedLinks) -> list[int]:
     """Number of the outermost group that each peer is in."""
     number: dict[PeerId, int] = {}
     for k, item in enumerate(clusters_by_latency(links)):

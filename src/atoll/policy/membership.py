@@ -30,40 +30,40 @@ from atoll.base.limits import (
 from atoll.base.machine import tag_of
 from atoll.base.memoize import of_the_same
 from atoll.crypto.signer import Validity
-from atoll.features.archive.policy import NO_LEDGER, Ledger
+from atoll.features.archive.policy import NO_LEDGER, PlacementLedger
 from atoll.policy.links import rearranged
 from atoll.policy.plan import QuorumRule
-from atoll.policy.signing import ED25519, Signing
+from atoll.policy.signing import ED25519, SigningPolicy
 from atoll.policy.vertex_capacity import member_bytes, room_taken, ticket_bytes
 from atoll.verification.case import AGAINST, REFUTING, voices_needed
-from atoll.verification.loss_scoring.policy import NO_SCORES, Scores
-from atoll.verification.redundant_training.policy import NO_TWINS, Twins
-from atoll.verification.replay_audit.policy import NO_DOCKET, Docket
-from atoll.verification.state_validation.policy import NO_VALIDATIONS, Validations
+from atoll.verification.loss_scoring.policy import NO_SCORES, ScoreLedger
+from atoll.verification.redundant_training.policy import NO_TWINS, RedundancyLedger
+from atoll.verification.replay_audit.policy import NO_DOCKET, AuditLedger
+from atoll.verification.state_validation.policy import NO_VALIDATIONS, ValidationLedger
 from atoll.wire.codec import decode_statement
 from atoll.wire.evidence import slot_of, two_updates
 from atoll.wire.messages.statements import (
-    Amend,
+    Accusation,
     AnyStatement,
-    Audited,
-    Caught,
-    Commit,
-    Complaint,
-    Invite,
-    Join,
-    Leave,
-    Pause,
-    Placed,
-    Ready,
-    Rests,
-    Scored,
+    AuditReport,
+    ChangeSettings,
+    Commitment,
+    JoinRequest,
+    LeaveReport,
+    OwnerComplaint,
+    PauseOrder,
+    PiecesStored,
+    ReadyReport,
+    RedundancyReport,
+    RollbackOrder,
+    ScoreReport,
+    SkipRound,
     Statement,
-    Suspect,
-    Tune,
-    Twinned,
-    Validated,
+    SuspicionReport,
+    TicketInvite,
+    ValidationReport,
 )
-from atoll.wire.messages.vertex import Body, Member, Standing, TicketUse
+from atoll.wire.messages.vertex import Member, Standing, TicketUse, VertexBody
 from atoll.wire.ticket import redeemed_ticket, redemption_holds
 
 RECENT = 32  # rounds for which a Join or Ready that names a vertex stays good; rounds may take milliseconds
@@ -78,7 +78,7 @@ FRESH = 2  # rounds for a complaint: several of one moment mean something, sever
 
 
 @dataclass(frozen=True)
-class Reported:
+class VerifiedReport:
     """A report whose signature holds, and who signed it."""
 
     by: PeerId
@@ -91,20 +91,26 @@ Earlier = Literal["same", "other", "unknown"]  # what a word says of an old vert
 
 
 @dataclass(frozen=True)
-class Recent:
+class RecentVertices:
     """The last few vertices: id -> agreed state, which joins and readiness name, and the audits, validators,
     scorers and referees that they drew."""
 
     states: dict[Digest, Digest]
-    may_follow: Callable[[Amend | Pause | Tune], bool] = lambda word: False  # said lately, none took effect since
-    earlier: Callable[[Amend], Earlier] = lambda amend: "unknown"  # asked only for such words: they are rare
-    docket: Docket = NO_DOCKET
-    validations: Validations = NO_VALIDATIONS
-    ledger: Ledger = NO_LEDGER
-    scores: Scores = NO_SCORES
-    twins: Twins = NO_TWINS
+    may_follow: Callable[[RollbackOrder | PauseOrder | ChangeSettings], bool] = lambda word: (
+        False
+    )  # said lately, none took effect since
+    earlier: Callable[[RollbackOrder], Earlier] = lambda amend: (
+        "unknown"
+    )  # asked only for such words: they are rare
+    docket: AuditLedger = NO_DOCKET
+    validations: ValidationLedger = NO_VALIDATIONS
+    ledger: PlacementLedger = NO_LEDGER
+    scores: ScoreLedger = NO_SCORES
+    twins: RedundancyLedger = NO_TWINS
     rounds: Mapping[Digest, int] = field(default_factory=dict[Digest, int])  # of vertices; a lost one has none
-    unfit: Callable[[Tune, Body], str] = lambda word, parent: "names numbers that nobody here can judge"
+    unfit: Callable[[ChangeSettings, VertexBody], str] = lambda word, parent: (
+        "names numbers that nobody here can judge"
+    )
 
 
 def changes_max(voters: int) -> int:
@@ -121,18 +127,20 @@ def suspicions_needed(voters: int, rule: QuorumRule) -> int:
 
 def only_counts(statement: Statement) -> bool:
     """It takes more such voices than may lie, so each accuser says it itself and nobody passes it on."""
-    return isinstance(statement, Suspect | Complaint) or (isinstance(statement, Caught) and statement.other is None)
+    return isinstance(statement, SuspicionReport | OwnerComplaint) or (
+        isinstance(statement, Accusation) and statement.other is None
+    )
 
 
 def admissible(
-    reported: Reported,
-    parent: Body,
-    recent: Recent,
+    reported: VerifiedReport,
+    parent: VertexBody,
+    recent: RecentVertices,
     run: Digest,
     open_to_all: bool,
     wall_s: float | None,
     parts: int = PARTS_MAX,
-    signing: Signing = ED25519,
+    signing: SigningPolicy = ED25519,
     time_s: float | None = None,
 ) -> str | None:
     """None if the report may stand in the next vertex, else why not, in words for its sender.
@@ -145,13 +153,13 @@ def admissible(
     members = _by_name(parent.members)
     mine = members.get(by)
     match statement:
-        case Join():
+        case JoinRequest():
             why = _outside_validity(reported.validity, parent.epoch, time_s)
             why = why or _may_join(statement, reported, parent, members, recent, run, open_to_all, wall_s, signing)
             if why is None and statement.after not in recent.states:
                 why = "it was written too long ago; ask again"
             return why or _no_room(statement, reported, parent, parts, signing)
-        case Ready(vertex, state, unaudited):
+        case ReadyReport(vertex, state, unaudited):
             if mine is None or mine.role == "observer" or not _changes(mine, unaudited is True):
                 return "only an observing trainer can become ready, or one whose device has changed"
             if unaudited is True and not recent.docket.share:
@@ -161,7 +169,7 @@ def admissible(
             if mine.trains and recent.rounds.get(vertex, mine.since) < mine.since:
                 return "it was said before its device changed"
             return None if recent.states.get(vertex) == state else "its state is not the one agreed on"
-        case Leave(round=round, why=why):
+        case LeaveReport(round=round, why=why):
             if len(why) > WORDS_MAX:
                 return "gives too long a reason"
             if mine is None or not mine.present:
@@ -169,24 +177,24 @@ def admissible(
             if round < mine.since:
                 return "it was said before it came back"
             return None if round >= parent.round - RECENT else "is out of date"  # it may be back, and nobody knew
-        case Rests(round=round):
+        case SkipRound(round=round):
             if mine is None or not mine.trains:
                 return "only members that train can rest"
             return None if parent.round < round <= parent.round + RESTS_AHEAD else "is out of date"
-        case Suspect(round=round, peer=peer):
+        case SuspicionReport(round=round, peer=peer):
             target = members.get(peer)
             if mine is None or not mine.votes or target is None or not target.present:
                 return "only voting members can suspect members"
             first = max(parent.round - RECENT, target.since)  # what was said before it came back is settled
             return None if first <= round <= parent.round + 1 else "is out of date"
-        case Caught():
+        case Accusation():
             return _may_accuse(statement, mine, members, parent.round)
-        case Complaint(round=round, peer=peer):
+        case OwnerComplaint(round=round, peer=peer):
             target = members.get(peer)
             if mine is None or not mine.votes or target is None or not target.votes or peer == by:
                 return "only voting members can complain of others"
             return None if parent.round - FRESH < round <= parent.round + 1 else "is out of date"
-        case Amend():
+        case RollbackOrder():
             if mine is None or not mine.present:
                 return "only members can bring the word to go back"
             if not recent.may_follow(statement):
@@ -195,42 +203,42 @@ def admissible(
                 return why
             found = recent.earlier(statement)
             return None if found == "same" else f"names a vertex that is {found} here"
-        case Pause(paused=paused):
+        case PauseOrder(paused=paused):
             if mine is None or not mine.present:
                 return "only members can bring the word to pause or resume"
             if not recent.may_follow(statement):
                 return "is out of date: the run has moved on, or was paused or resumed since"
             is_paused = parent.paused is not UNSET
             return None if paused != is_paused else f"is too late: the run {'is' if is_paused else 'is not'} paused"
-        case Tune():
+        case ChangeSettings():
             if mine is None or not mine.present:
                 return "only members can bring the word to change numbers"
             if not recent.may_follow(statement):
                 return "is out of date: the run has moved on, or numbers were changed since"
             return recent.unfit(statement, parent) or None
-        case Audited(peer=peer):
+        case AuditReport(peer=peer):
             target = members.get(peer)
             if mine is None or not mine.votes or target is None or target.standing == "expelled":
                 return "only voting members audit members"
             return recent.docket.why_not(by, statement)
-        case Validated():
+        case ValidationReport():
             if mine is None or not mine.votes:
                 return "only voting members validate states"
             return recent.validations.why_not(by, statement)
-        case Scored(peer=peer):
+        case ScoreReport(peer=peer):
             target = members.get(peer)
             if mine is None or not mine.votes or target is None or target.standing == "expelled":
                 return "only voting members score members"
             return recent.scores.why_not(by, statement)
-        case Twinned():
+        case RedundancyReport():
             if mine is None or not mine.votes:
                 return "only voting members compare twins"
             return recent.twins.why_not(by, statement)
-        case Placed():
+        case PiecesStored():
             if mine is None or not mine.votes:
                 return "only voting members hold pieces"
             return recent.ledger.why_not(by, statement)
-        case Invite():
+        case TicketInvite():
             if mine is None or not mine.votes:
                 return "only voting members can invite"
             return _may_invite(statement, parent)
@@ -254,7 +262,7 @@ def why_not_without(names: Sequence[PeerId], members: tuple[Member, ...]) -> str
     return None
 
 
-def _may_invite(invite: Invite, parent: Body) -> str | None:
+def _may_invite(invite: TicketInvite, parent: VertexBody) -> str | None:
     """A signed invitation stays readable in the history, so it counts once: while its ticket has a line it is old,
     and the line stays until the ticket expires."""
     if len(invite.ticket) > 64 or len(invite.key) > 64:
@@ -269,7 +277,9 @@ def _may_invite(invite: Invite, parent: Body) -> str | None:
     return None
 
 
-def _may_accuse(caught: Caught, mine: Member | None, members: Mapping[PeerId, Member], round: int) -> str | None:
+def _may_accuse(
+    caught: Accusation, mine: Member | None, members: Mapping[PeerId, Member], round: int
+) -> str | None:
     """That it is an answer, or two statements, which its signer did sign is settled before
     (peer/round/vertex_body).
 
@@ -305,15 +315,15 @@ def _outside_validity(validity: Validity | None, epoch: int, time_s: float | Non
 
 
 def _may_join(
-    join: Join,
-    reported: Reported,
-    parent: Body,
+    join: JoinRequest,
+    reported: VerifiedReport,
+    parent: VertexBody,
     members: Mapping[PeerId, Member],
-    recent: Recent,
+    recent: RecentVertices,
     run: Digest,
     open_to_all: bool,
     wall_s: float | None,
-    signing: Signing,
+    signing: SigningPolicy,
 ) -> str | None:
     by = reported.by
     if join.peer != by or len(join.addresses) > ADDRESSES_MAX:
@@ -361,7 +371,9 @@ def ticket_problem(
     return None
 
 
-def _no_room(join: Join, reported: Reported, parent: Body, parts: int, signing: Signing) -> str | None:
+def _no_room(
+    join: JoinRequest, reported: VerifiedReport, parent: VertexBody, parts: int, signing: SigningPolicy
+) -> str | None:
     """A vertex must fit one message with everything that its members may say in it.
 
     Whoever has a line has its room, also while it is away: only longer words or another role take more.
@@ -376,7 +388,7 @@ def _no_room(join: Join, reported: Reported, parent: Body, parts: int, signing: 
     return f"{FULL}: a vertex of {present} members and {parts} parts has no room for more"
 
 
-def _more(line: Member, members: Sequence[Member], parts: int, signing: Signing) -> int:
+def _more(line: Member, members: Sequence[Member], parts: int, signing: SigningPolicy) -> int:
     """Room that a line takes beyond what the same member took before."""
     before = next((m for m in members if m.peer == line.peer), None)
     return member_bytes(line, parts, signing) - (member_bytes(before, parts, signing) if before is not None else 0)
@@ -392,7 +404,7 @@ def _forgettable(members: Sequence[Member], but: set[PeerId]) -> list[Member]:
 
 
 def _giving_way(
-    idle: Sequence[Member], room: int, places: int, parts: int, signing: Signing
+    idle: Sequence[Member], room: int, places: int, parts: int, signing: SigningPolicy
 ) -> Sequence[Member] | None:
     """The oldest of these lines that make so many bytes of room and so many places; None if all are too few."""
     for count in range(len(idle) + 1):
@@ -407,15 +419,15 @@ def _ticket_of(admission: bytes, tickets: Sequence[TicketUse]) -> TicketUse | No
 
 
 def next_members(
-    parent: Body,
-    commits: dict[PeerId, Commit],
+    parent: VertexBody,
+    commits: dict[PeerId, Commitment],
     contributors: set[PeerId],
-    reports: Sequence[Reported],
+    reports: Sequence[VerifiedReport],
     rule: QuorumRule,
     training: bool,
     parts: int = PARTS_MAX,
     trainers_most: int = PEERS_MAX,
-    signing: Signing = ED25519,
+    signing: SigningPolicy = ED25519,
     awaited: Collection[PeerId] | None = None,
 ) -> tuple[tuple[Member, ...], tuple[TicketUse, ...]]:
     """Membership and tickets after this round. `reports` are admissible; their order does not matter.
@@ -428,18 +440,20 @@ def next_members(
     voters = [m.peer for m in parent.members if m.votes]
     budget = changes_max(len(voters))
     by_kind = sorted_reports(reports)
-    leaving = {r.by for r in by_kind if isinstance(r.statement, Leave)}
+    leaving = {r.by for r in by_kind if isinstance(r.statement, LeaveReport)}
     accusers: dict[PeerId, set[PeerId]] = {}
     for r in by_kind:
-        if isinstance(r.statement, Suspect):
+        if isinstance(r.statement, SuspicionReport):
             accusers.setdefault(r.statement.peer, set()).add(r.by)
     need = suspicions_needed(len(voters), rule)
     lost = {p for p, who in accusers.items() if len(who) >= need and p not in contributors}
     liars, failing = convicted(by_kind, parent.members, rule)
-    sent_away = {p for r in by_kind if isinstance(r.statement, Amend) for p in r.statement.sent_away}
+    sent_away = {p for r in by_kind if isinstance(r.statement, RollbackOrder) for p in r.statement.sent_away}
     liars, budget = liars | sent_away, budget - len(sent_away.intersection(voters))
-    ready = {r.by: r.statement.unaudited is True for r in by_kind if isinstance(r.statement, Ready)}
-    joins = [(r.identity, r.statement) for r in by_kind if isinstance(r.statement, Join) and r.by not in liars]
+    ready = {r.by: r.statement.unaudited is True for r in by_kind if isinstance(r.statement, ReadyReport)}
+    joins = [
+        (r.identity, r.statement) for r in by_kind if isinstance(r.statement, JoinRequest) and r.by not in liars
+    ]
 
     members: list[Member] = []
     places = trainers_most - sum(m.trains for m in parent.members)
@@ -475,7 +489,7 @@ def next_members(
                 budget, places = budget - turns, places - (not m.trains)
                 members[k] = changed
     tickets = [t for t in parent.tickets if t.expires_s >= parent.time_s]
-    invites = [r.statement for r in by_kind if isinstance(r.statement, Invite)]
+    invites = [r.statement for r in by_kind if isinstance(r.statement, TicketInvite)]
     room = signing.room_bytes - room_taken(members, tickets, parts, signing) if joins or invites else 0
     idle = _forgettable(members, {join.peer for _, join in joins}) if joins else []
     for identity, join in joins:
@@ -505,7 +519,7 @@ def next_members(
     return tuple(_with_links(parent, members)), tuple(tickets)
 
 
-def _with_links(parent: Body, members: list[Member]) -> list[Member]:
+def _with_links(parent: VertexBody, members: list[Member]) -> list[Member]:
     """What was said of links, for those who are here now: reports go by places among the present."""
     before = [m.peer for m in parent.members if m.present]
     after = [m.peer for m in members if m.present]
@@ -518,7 +532,7 @@ def _with_links(parent: Body, members: list[Member]) -> list[Member]:
 
 
 def convicted(
-    reports: Sequence[Reported], members: Sequence[Member], rule: QuorumRule
+    reports: Sequence[VerifiedReport], members: Sequence[Member], rule: QuorumRule
 ) -> tuple[set[PeerId], set[PeerId]]:
     """(liars, those that too many complain of) among `members`. Where these trust each other there is neither.
 
@@ -535,13 +549,13 @@ def convicted(
     against: dict[tuple[PeerId, int], set[PeerId]] = {}
     for r in reports:
         match r.statement:
-            case Caught(answer=answer, other=other):
+            case Accusation(answer=answer, other=other):
                 if other is not None:
                     liars.add(answer.signer)
-                accusers.setdefault((Caught, answer.signer), set()).add(r.by)
-            case Complaint(peer=peer):
-                accusers.setdefault((Complaint, peer), set()).add(r.by)
-            case Audited(round=round, peer=peer, finding=finding) if finding in AGAINST:
+                accusers.setdefault((Accusation, answer.signer), set()).add(r.by)
+            case OwnerComplaint(peer=peer):
+                accusers.setdefault((OwnerComplaint, peer), set()).add(r.by)
+            case AuditReport(round=round, peer=peer, finding=finding) if finding in AGAINST:
                 against.setdefault((peer, round), set()).add(r.by)
                 if finding in REFUTING:
                     refuting.setdefault((peer, round), set()).add(r.by)
@@ -549,9 +563,9 @@ def convicted(
                 pass
     enough = {key for key, who in accusers.items() if len(who) >= suspicions_needed(voters, rule)}
     audited = voices_needed(voters, rule)
-    liars |= {p for kind, p in enough if kind is Caught}
+    liars |= {p for kind, p in enough if kind is Accusation}
     liars |= {p for (p, _), who in refuting.items() if len(who) >= audited}
-    failing = {p for kind, p in enough if kind is Complaint}
+    failing = {p for kind, p in enough if kind is OwnerComplaint}
     return liars, failing | {p for (p, r), who in against.items() if len(who) >= audited and r > since.get(p, -1)}
 
 
@@ -560,7 +574,7 @@ def _missed(member: Member, counted: bool) -> int:
 
 
 def _let_in(
-    members: list[Member], tickets: list[TicketUse], join: Join, identity: Digest, round: int, budget: int
+    members: list[Member], tickets: list[TicketUse], join: JoinRequest, identity: Digest, round: int, budget: int
 ) -> tuple[list[Member], list[TicketUse], int]:
     before = _named(members, join.peer)
     if before is not None and before.present and before.vote_key == join.vote_key:
@@ -584,7 +598,7 @@ def _let_in(
     return members, tickets, budget
 
 
-def needs_ticket(before: Member | None, join: Join) -> bool:
+def needs_ticket(before: Member | None, join: JoinRequest) -> bool:
     """Strangers do, and members that want another role than before."""
     return before is None or ("trainer" if before.role == "apprentice" else before.role) != join.role
 
@@ -598,22 +612,22 @@ def _changes(member: Member, unaudited: bool) -> bool:
     return member.standing == "observer" or (member.trains and unaudited != (member.standing == "unaudited"))
 
 
-def _line_of(join: Join, identity: Digest, standing: Standing, round: int) -> Member:
+def _line_of(join: JoinRequest, identity: Digest, standing: Standing, round: int) -> Member:
     """Of the membership, for whoever joins."""
     return Member(
         join.peer, join.vote_key, join.addresses, join.role, standing, round, 0.0, join.name, identity=identity
     )
 
 
-def _voters_left(parent: Body, done: list[Member], going: PeerId) -> int:
+def _voters_left(parent: VertexBody, done: list[Member], going: PeerId) -> int:
     """Voters that would remain: the last one cannot be voted out, a run without voters cannot go on."""
     settled = {m.peer: m for m in done}
     return sum(settled.get(m.peer, m).votes for m in parent.members if m.peer != going)
 
 
-def sorted_reports(reports: Sequence[Reported]) -> list[Reported]:
+def sorted_reports(reports: Sequence[VerifiedReport]) -> list[VerifiedReport]:
     """One order for everybody, whatever order the proposer heard them in; one report per kind, signer, target."""
-    unique: dict[tuple[str, PeerId, str], Reported] = {}
+    unique: dict[tuple[str, PeerId, str], VerifiedReport] = {}
     for r in reports:
         unique.setdefault((tag_of(r.statement), r.by, target_of(r.statement)), r)
     return [unique[key] for key in sorted(unique)]
@@ -622,17 +636,17 @@ def sorted_reports(reports: Sequence[Reported]) -> list[Reported]:
 def target_of(statement: AnyStatement) -> str:
     """What a report is about, where one signer may send several of a kind."""
     match statement:
-        case Suspect(peer=peer) | Complaint(peer=peer):
+        case SuspicionReport(peer=peer) | OwnerComplaint(peer=peer):
             return peer
-        case Caught(answer=answer, other=other):
+        case Accusation(answer=answer, other=other):
             return f"{answer.signer}/{other is not None}"
-        case Audited(round=round, peer=peer, opening=opening):
+        case AuditReport(round=round, peer=peer, opening=opening):
             return f"{round}/{peer}" if opening is UNSET else f"{round}/{peer}/{opening}"
-        case Scored(round=round, peer=peer) | Twinned(round=round, peer=peer):
+        case ScoreReport(round=round, peer=peer) | RedundancyReport(round=round, peer=peer):
             return f"{round}/{peer}"
-        case Validated(round=round) | Placed(round=round) | Rests(round=round):
+        case ValidationReport(round=round) | PiecesStored(round=round) | SkipRound(round=round):
             return str(round)
-        case Invite(ticket=ticket):
+        case TicketInvite(ticket=ticket):
             return ticket.hex()
         case _:
             return ""

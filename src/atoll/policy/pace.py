@@ -15,12 +15,12 @@ ENOUGH = 0.9  # share of time spent training from which on more steps per round 
 
 
 @dataclass(frozen=True)
-class Pace:
+class RunPace:
     round_s: Seconds
     utilisation: float  # share of the round in which a peer trains, 0 … 1
 
 
-def pace(exchanges_s: Sequence[Seconds], steps: int, step_s: Seconds, overlap: int = 0) -> Pace:
+def pace(exchanges_s: Sequence[Seconds], steps: int, step_s: Seconds, overlap: int = 0) -> RunPace:
     """A round of `steps` steps with these exchanges in turn; training waits for each after `overlap` more steps.
 
     Exchanges do not overlap each other (`schedule.check_schedule`), so each waits for itself alone.
@@ -28,7 +28,7 @@ def pace(exchanges_s: Sequence[Seconds], steps: int, step_s: Seconds, overlap: i
     training_s = steps * step_s
     waiting_s = sum(max(0.0, exchange_s - overlap * step_s) for exchange_s in exchanges_s)
     round_s = training_s + waiting_s
-    return Pace(round_s, training_s / round_s)
+    return RunPace(round_s, training_s / round_s)
 
 
 def steps_for(utilisation: float, exchanges_s: Sequence[Seconds], step_s: Seconds, overlap: int = 0) -> int:

@@ -22,8 +22,8 @@ from atoll.base.fair_draw import CALL, TURN, Credit, credits_after, draw_sample
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import PEERS_MAX
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Rests
-from atoll.wire.messages.vertex import Body, Member
+from atoll.wire.messages.statements import SkipRound
+from atoll.wire.messages.vertex import Member, VertexBody
 
 GROUP_MARK = "@"
 GROUP = re.compile(r"[A-Za-z0-9._-]{0,32}")
@@ -32,7 +32,7 @@ LEVEL: Credit = (0, 0)  # with whoever had the most turns
 THOUSAND = 1000
 
 
-class Sample(msgspec.Struct, frozen=True):
+class ParticipationPolicy(msgspec.Struct, frozen=True):
     """How many of the settled trainers train in a round; fixed in genesis."""
 
     thousandths: Annotated[int, msgspec.Meta(ge=0, le=THOUSAND)] = 0  # of them, rounded up; or
@@ -60,7 +60,7 @@ def group_of(name: str) -> str:
     return name.rpartition(GROUP_MARK)[2] if GROUP_MARK in name else ""
 
 
-def drawn_after(head: Digest, body: Body, sample: Sample, trusted: bool) -> frozenset[PeerId]:
+def drawn_after(head: Digest, body: VertexBody, sample: ParticipationPolicy, trusted: bool) -> frozenset[PeerId]:
     """Who trains in the round after this body, whose id is `head`. `trusted`: members believe each other.
 
     Newcomers are not drawn yet, nor who said that it rests; if nobody else is there, they are.
@@ -74,7 +74,7 @@ def drawn_after(head: Digest, body: Body, sample: Sample, trusted: bool) -> froz
 
 
 def next_credits(
-    parent: Body,
+    parent: VertexBody,
     members: Sequence[Member],
     drawn: Collection[PeerId],
     contributors: Collection[PeerId],
@@ -99,13 +99,13 @@ def next_credits(
     return tuple(credits_after(groups, credits, costs))
 
 
-def resting_in(body: Body, round: int) -> set[PeerId]:
+def resting_in(body: VertexBody, round: int) -> set[PeerId]:
     """Who says in this body that it does not train in that round."""
     said = ((signed.signer, statement_in(signed)) for signed in body.reports)
-    return {peer for peer, word in said if isinstance(word, Rests) and word.round == round}
+    return {peer for peer, word in said if isinstance(word, SkipRound) and word.round == round}
 
 
-def _credits_in(body: Body) -> Mapping[PeerId, Credit]:
+def _credits_in(body: VertexBody) -> Mapping[PeerId, Credit]:
     if body.credits is UNSET:
         return {m.peer: LEVEL for m in body.members}
     return {m.peer: credit for m, credit in zip(body.members, body.credits, strict=False)}

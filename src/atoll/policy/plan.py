@@ -29,13 +29,13 @@ from atoll.base.limits import (
     OWNERS_PER_PART,
     PEERS_MAX,
 )
-from atoll.base.workload import STEPS_MOST, Effort, Quota, Steps, fastest_of, quota_of, steps_at
+from atoll.base.workload import STEPS_MOST, RoundWorkload, Steps, WorkloadPolicy, fastest_of, quota_of, steps_at
 from atoll.policy.committee import draw_committee, on_circle, whose_turn
-from atoll.policy.participation import Sample, drawn_after
+from atoll.policy.participation import ParticipationPolicy, drawn_after
 from atoll.policy.reputation import on_duty, scores_of
-from atoll.policy.signing import Signing
+from atoll.policy.signing import SigningPolicy
 from atoll.policy.timeouts import GROWTH, within
-from atoll.wire.messages.vertex import Body, Member
+from atoll.wire.messages.vertex import Member, VertexBody
 
 QuorumRule = Literal["majority", "two-thirds"]
 CommitteeSize = Annotated[int, msgspec.Meta(ge=1, le=COMMITTEE_MOST)]
@@ -48,7 +48,7 @@ GRACE_SHARE = 1 / 12  # of an owner's window: about a trip through the network, 
 STRAGGLER_LIMIT = 3.0  # a member's word about its speed stretches the plan to at most this times the median
 
 
-class Acceptance(msgspec.Struct, frozen=True):
+class StragglerPolicy(msgspec.Struct, frozen=True):
     """Whom a round waits for where it does not wait for all (Decoupled DiLoCo 2604.21428): specs/round.md."""
 
     quorum: Annotated[int, msgspec.Meta(ge=1, le=PEERS_MAX)]  # updates of settled trainers
@@ -70,10 +70,12 @@ class RoundSettings(msgspec.Struct, frozen=True):
     window_min_s: Window | UnsetType = UNSET
     """What owner_s shrinks to, at the least, where rounds show that they are fast; left out: it never does. Keep
     above a second: lost words are said again after one, and training may stumble over a busy moment."""
-    acceptance: Acceptance | UnsetType = UNSET  # left out: everybody is waited for, as long as training may last
+    acceptance: StragglerPolicy | UnsetType = (
+        UNSET  # left out: everybody is waited for, as long as training may last
+    )
     votes: Literal["ml-dsa-65"] | UnsetType = UNSET  # by which keys sessions sign; left out: Ed25519
-    sample: Sample | UnsetType = UNSET  # how many train in a round; left out: everybody does
-    effort: Effort | UnsetType = UNSET  # left out: every round asks for inner_steps of the recipe's batch
+    sample: ParticipationPolicy | UnsetType = UNSET  # how many train in a round; left out: everybody does
+    effort: WorkloadPolicy | UnsetType = UNSET  # left out: every round asks for inner_steps of the recipe's batch
     rhythm: tuple[tuple[Annotated[int, msgspec.Meta(ge=1, le=STEPS_MOST)], Steps], ...] | UnsetType = UNSET
     """(rounds that train, steps of each), one stretch after the other; behind them, or left out: inner_steps."""
 
@@ -90,12 +92,12 @@ class RoundSettings(msgspec.Struct, frozen=True):
         return COMMITTEE_MAX if self.committee is UNSET else self.committee
 
     @property
-    def signing(self) -> Signing:
-        return Signing("ed25519" if self.votes is UNSET else self.votes, self.committee_most)
+    def signing(self) -> SigningPolicy:
+        return SigningPolicy("ed25519" if self.votes is UNSET else self.votes, self.committee_most)
 
 
 @dataclass(frozen=True)
-class Times:
+class AttemptDeadlines:
     """When the phases of one attempt end at the latest, in run time."""
 
     begin: Seconds
@@ -106,7 +108,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Pace:
+class FirstAttemptPace:
     """The windows of a first attempt, where they follow the pace of the rounds before."""
 
     train_s: Seconds  # of training
@@ -130,10 +132,10 @@ class RoundPlan:
     settings: RoundSettings
     train_s: Seconds  # training window of attempt 0
     owners_per_part: int
-    pace: Pace | None = None  # None: as settings have it
+    pace: FirstAttemptPace | None = None  # None: as settings have it
     scores: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # of members' records, if any are kept
     drawn: frozenset[PeerId] | None = None  # who trains; None: everybody
-    quota: Quota | None = None  # None: as settings have it
+    quota: RoundWorkload | None = None  # None: as settings have it
     by_speed: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # steps of those who take fewer
 
     @property
@@ -249,7 +251,7 @@ class RoundPlan:
         peers = [m.peer for m in self.trainers]
         return peers.index(peer), len(peers)
 
-    def times(self, attempt: int) -> Times:
+    def times(self, attempt: int) -> AttemptDeadlines:
         """The windows of one attempt. Later attempts do not train again: they share the same updates.
 
         Where windows follow the pace, only those inside the first attempt do: it is as long as ever, so that there
@@ -271,7 +273,7 @@ class RoundPlan:
         # one more window, as far as shorter ones left time for it: proposers have theirs all the same
         spare_until = agree_until - self.settings.agree_s * stretch
         reserves_until = max(answers[-1], min(answers[-1] + owner_s, spare_until))
-        return Times(begin, train_until, answers, reserves_until, agree_until)
+        return AttemptDeadlines(begin, train_until, answers, reserves_until, agree_until)
 
     def begun(self, now: Seconds) -> RoundPlan:
         """With fixed windows for whoever begins so late that its training would not fit.
@@ -327,7 +329,7 @@ class RoundPlan:
         return min(OWNER_WINDOWS, self.owners_per_part)
 
 
-class Turnout(NamedTuple):
+class VoterTurnout(NamedTuple):
     """Who decides on the next vertex, and how many of them it takes."""
 
     voters: tuple[PeerId, ...]
@@ -352,7 +354,7 @@ def quorum(voters: int, rule: QuorumRule) -> int:
     return voters - faulty
 
 
-def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
+def plan_round(head: Digest, body: VertexBody, settings: RoundSettings) -> RoundPlan:
     """The plan of the round after `body`, whose id is `head`. Needs at least one voting member."""
     voting = [m for m in body.members if m.votes]
     assert voting, "a vertex without voting members was agreed on"
@@ -365,7 +367,7 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
     quota = quota_of(settings.effort, settings.steps_after(body.trained), body.effort, giving)
     by_speed = _by_speed(body.members, drawn, settings, quota)
     train_s = _train_s(body, settings, quota, by_speed, 1.0)
-    pace: Pace | None = None
+    pace: FirstAttemptPace | None = None
     if settings.window_min_s is not UNSET:
         agreed_s = settings.owner_s if body.window_s is UNSET else body.window_s
         owner_s = within(agreed_s, settings.window_min_s, settings.owner_s)
@@ -373,7 +375,7 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
         training_s = (slowest or 0.0) * quota.stretch * quota.steps
         training_s = training_s if limit_s is None else min(training_s, limit_s)
         haste = owner_s / settings.owner_s
-        pace = Pace(_train_s(body, settings, quota, by_speed, haste), owner_s, training_s)
+        pace = FirstAttemptPace(_train_s(body, settings, quota, by_speed, haste), owner_s, training_s)
     told = quota if settings.effort is not UNSET or settings.rhythm is not UNSET else None
     run = head if body.round < 0 else body.run
     of_body = body.proposer, body.time_s, body.members
@@ -382,7 +384,7 @@ def plan_round(head: Digest, body: Body, settings: RoundSettings) -> RoundPlan:
 
 
 def _by_speed(
-    members: Sequence[Member], drawn: frozenset[PeerId] | None, settings: RoundSettings, quota: Quota
+    members: Sequence[Member], drawn: frozenset[PeerId] | None, settings: RoundSettings, quota: RoundWorkload
 ) -> dict[PeerId, int]:
     """Steps of those trainers of a round that are asked for fewer than it has, where genesis says so.
 
@@ -402,7 +404,7 @@ def _by_speed(
 
 
 def _train_s(
-    body: Body, settings: RoundSettings, quota: Quota, by_speed: Mapping[PeerId, int], haste: float
+    body: VertexBody, settings: RoundSettings, quota: RoundWorkload, by_speed: Mapping[PeerId, int], haste: float
 ) -> Seconds:
     """Until when training lasts, counted from the last proposal. What is no training is taken `haste` times."""
     slowest = _slowest_s(body, quota, by_speed)
@@ -425,7 +427,7 @@ def _limit_s(settings: RoundSettings) -> Seconds | None:
     return None if effort is UNSET or effort.train_s is UNSET else effort.train_s
 
 
-def _slowest_s(body: Body, quota: Quota, by_speed: Mapping[PeerId, int]) -> Seconds | None:
+def _slowest_s(body: VertexBody, quota: RoundWorkload, by_speed: Mapping[PeerId, int]) -> Seconds | None:
     """Whose steps take longest: per step of the round, within reason; None while the speed of most is not known."""
     typical_s = _typical_s(body.members)
     if typical_s is None:

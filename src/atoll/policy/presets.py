@@ -25,7 +25,7 @@ Trust = Literal["private", "community", "open"]
 
 
 @dataclass(frozen=True)
-class Preset:
+class TrustPreset:
     quorum: QuorumRule
     tolerance: float  # share of members that may lie
     witnessed: bool  # owners of parts check each other
@@ -41,9 +41,9 @@ class Preset:
     does_not: str
 
 
-PRESETS: dict[Trust, Preset] = {
+PRESETS: dict[Trust, TrustPreset] = {
     # one person's or one company's machines: whatever costs bytes or steps to find liars would find none
-    "private": Preset(
+    "private": TrustPreset(
         quorum="majority",
         tolerance=0.0,
         witnessed=False,
@@ -61,7 +61,7 @@ PRESETS: dict[Trust, Preset] = {
     # people who invited each other, so names are dear: half of those who cheat are drawn within 34 rounds, or 9 if
     # they are new; owners' comparisons are believed, so whole updates can be weighed, which finds liars in the
     # spread of values; of their sums a few blocks are made again afterwards, which costs hardly any bytes
-    "community": Preset(
+    "community": TrustPreset(
         quorum="two-thirds",
         tolerance=0.33,
         witnessed=False,
@@ -81,7 +81,7 @@ PRESETS: dict[Trust, Preset] = {
     # strangers: half of those who cheat are drawn within 14 rounds even if they are trusted, within 4 if they are
     # new; owners are not believed, so rows are sorted value by value, which every other owner can do again. As many
     # of them do as leave liars alone with hardly any part: with every witness more, all rows travel once more
-    "open": Preset(
+    "open": TrustPreset(
         quorum="two-thirds",
         tolerance=0.33,
         witnessed=True,
@@ -112,12 +112,12 @@ UNCHECKED = (
 )
 
 
-def looked_every(preset: Preset, turn_steps: int) -> int:
+def looked_every(preset: TrustPreset, turn_steps: int) -> int:
     """Training rounds of so many steps after which members look at the agreed model; 0: never."""
     return min(VALIDATE_EVERY_MAX, ceil(preset.looked_steps / max(turn_steps, 1)))
 
 
-def statistic_of(preset: Preset, tolerance: float, least: int, most: int) -> StatisticName:
+def statistic_of(preset: TrustPreset, tolerance: float, least: int, most: int) -> StatisticName:
     """The rule that a run takes which trains with `least` members and waits for `most`, if nobody says another."""
     for name in preset.statistics:
         if name in DISTANCES and most > WEIGHED_ROWS_MAX:

@@ -21,7 +21,7 @@ from msgspec import UNSET
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import SCORE_ONE
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.vertex import VertexBody
 
 FLOOR = SCORE_ONE // 10  # of a newcomer, and of whoever was convicted
 RISE = 16  # a good round brings so great a part of what is missing: trust takes 28 of them
@@ -47,7 +47,7 @@ AUDITED: dict[Tier, int] = {"probation": 4, "regular": 2, "trusted": 1}  # times
 
 
 @dataclass(frozen=True)
-class Conduct:
+class MemberConduct:
     """What a vertex shows of a settled trainer, in a round in which something was answered."""
 
     counted: int  # answered parts that hold its row
@@ -82,7 +82,7 @@ def beliefs(losses: Mapping[PeerId, int]) -> dict[PeerId, int]:
     }
 
 
-def moment(conduct: Conduct) -> int:
+def moment(conduct: MemberConduct) -> int:
     """0.5 · progress + 0.3 · uptime + 0.2 · participation, within FLOOR … SCORE_ONE."""
     uptime = SCORE_ONE * conduct.counted // conduct.answered
     progress = 0
@@ -94,7 +94,7 @@ def moment(conduct: Conduct) -> int:
 
 def moved(
     score: int,
-    conduct: Conduct | None,
+    conduct: MemberConduct | None,
     *,
     audits: bool = False,
     vouched: bool = False,
@@ -129,7 +129,7 @@ def tier_of(score: int) -> Tier:
     return "probation"
 
 
-def scores_of(body: Body) -> dict[PeerId, int]:
+def scores_of(body: VertexBody) -> dict[PeerId, int]:
     """Of all members, as this vertex has them; nothing where the run has no reputation, or has only begun."""
     if body.reputation is UNSET:
         return {}

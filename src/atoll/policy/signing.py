@@ -22,7 +22,7 @@ from atoll.crypto.signer import VoteKind
 
 
 @dataclass(frozen=True)
-class Signing:
+class SigningPolicy:
     kind: VoteKind = "ed25519"
     voters_most: int = COMMITTEE_MOST  # of one round
 
@@ -62,5 +62,5 @@ class Signing:
         return self.body_bytes_max - REPORTS_BYTES_MAX
 
 
-ED25519 = Signing()
-MLDSA65 = Signing("ml-dsa-65")
+ED25519 = SigningPolicy()
+MLDSA65 = SigningPolicy("ml-dsa-65")

@@ -24,7 +24,7 @@ MARGIN = 1.5
 
 
 @dataclass(frozen=True)
-class Shown:
+class RoundTiming:
     """What a vertex shows of how its round went."""
 
     took_s: Seconds  # from the proposal before to its own
@@ -35,7 +35,7 @@ class Shown:
     excused: bool  # it was late for owners that were passed over, and nobody is complained of for that
 
 
-def next_window(window_s: Seconds, shown: Shown, shortest_s: Seconds, longest_s: Seconds) -> Seconds:
+def next_window(window_s: Seconds, shown: RoundTiming, shortest_s: Seconds, longest_s: Seconds) -> Seconds:
     """The window of the next round, after one with this window that went like this; to the millisecond."""
     if shown.attempt > 0:
         return longest_s

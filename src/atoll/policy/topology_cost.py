@@ -48,7 +48,7 @@ T = TypeVar("T", bound=TopologyLike)
 
 
 @dataclass(frozen=True)
-class Links:
+class AgreedLinks:
     """What was agreed about the network. Rates in bytes per second, all positive; inf where nothing limits."""
 
     peers: tuple[PeerId, ...]
@@ -75,7 +75,7 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class ReduceCost:
     """What one reduce costs."""
 
     seconds: Seconds  # until the last peer has the last answer
@@ -87,26 +87,26 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Choice(Generic[T]):
+class CostedTopology(Generic[T]):
     """The topology to use, what it should cost, and why, in one sentence."""
 
     topology: T
-    prediction: Prediction
+    prediction: ReduceCost
     reason: str
 
 
 # ---- choosing ------------------------------------------------------------------------------------------------
 
 
-def choose(candidates: Sequence[T], update_bytes: int, links: Links) -> Choice[T]:
+def choose(candidates: Sequence[T], update_bytes: int, links: AgreedLinks) -> CostedTopology[T]:
     """The first of `candidates` (simplest first) that no later one beats by a tenth, see MARGIN."""
     predicted = [(c, predict(c, update_bytes, links)) for c in candidates]
     seconds = [prediction.seconds for _, prediction in predicted]
     best = next(c for k, c in enumerate(predicted) if seconds[k] * MARGIN <= min(seconds[k:]))
-    return Choice(*best, _reason(best, predicted))
+    return CostedTopology(*best, _reason(best, predicted))
 
 
-def _reason(best: tuple[T, Prediction], predicted: Sequence[tuple[T, Prediction]]) -> str:
+def _reason(best: tuple[T, ReduceCost], predicted: Sequence[tuple[T, ReduceCost]]) -> str:
     chosen, cost = best
     others = sorted((p.seconds, t.name, p.wan_bytes) for t, p in predicted if t.name != chosen.name)
     words = f"{chosen.name}: {cost.seconds:.3g} s predicted"
@@ -122,8 +122,8 @@ def _reason(best: tuple[T, Prediction], predicted: Sequence[tuple[T, Prediction]
 
 
 def predict(
-    topology: TopologyLike, update_bytes: int, links: Links, up_ratio: float = 1.0, down_ratio: float = 1.0
-) -> Prediction:
+    topology: TopologyLike, update_bytes: int, links: AgreedLinks, up_ratio: float = 1.0, down_ratio: float = 1.0
+) -> ReduceCost:
     """Cost of one reduce of a dense update of `update_bytes`; rows are `up_ratio`, answers `down_ratio` as large.
 
     A schedule of all transfers in the α-β model (Hockney 1994; for collectives Thakur, Rabenseifner & Gropp 2005
@@ -140,11 +140,11 @@ def predict(
     comparing. Everybody is alive and honest. The topology's peers must be those of `links`.
     Takes O(peers x parts x log) time.
     """
-    schedule = _Schedule(topology.parts, links, update_bytes * up_ratio, update_bytes * down_ratio)
+    schedule = _TransferSchedule(topology.parts, links, update_bytes * up_ratio, update_bytes * down_ratio)
     seconds = schedule.run()
     hops = max(_hops(up) for up in schedule.ups)
     busiest_bytes, busiest = max(schedule.sent), max(schedule.messages)
-    return Prediction(seconds, busiest_bytes, fsum(schedule.sent), schedule.wan, busiest, hops)
+    return ReduceCost(seconds, busiest_bytes, fsum(schedule.sent), schedule.wan, busiest, hops)
 
 
 # A transfer on its way: when its first byte comes to the next link, which link that is, what goes first among
@@ -154,10 +154,12 @@ _Transfer: TypeAlias = tuple[Seconds, int, int, int, int, int, int, Seconds]
 _UPLINK, _BETWEEN, _DOWNLINK = range(3)
 
 
-class _Schedule:
+class _TransferSchedule:
     """All transfers of one reduce, each link with its queue. Peers are numbers here, in the order of the links."""
 
-    def __init__(self, parts: Sequence[PartLike], links: Links, row_bytes: float, answer_bytes: float) -> None:
+    def __init__(
+        self, parts: Sequence[PartLike], links: AgreedLinks, row_bytes: float, answer_bytes: float
+    ) -> None:
         n, total = len(links.peers), sum(part.share for part in parts)
         index = {peer: i for i, peer in enumerate(links.peers)}
         self.links = links
@@ -281,7 +283,7 @@ def _hops(parents: Sequence[int]) -> int:
 # ---- who is near whom ----------------------------------------------------------------------------------------
 
 
-def clusters_by_latency(links: Links) -> Group:
+def clusters_by_latency(links: AgreedLinks) -> Group:
     """Groups whose members are near each other, groups of groups and so on; flat if nobody stands apart.
 
     Complete linkage (the distance of two groups is the largest latency between them, either way), by chains of
@@ -292,7 +294,7 @@ def clusters_by_latency(links: Links) -> Group:
     if max(map(max, links.latency_s), default=0.0) <= NEAR_S:
         return links.peers
     far = [[max(links.latency_s[i][j], links.latency_s[j][i], NEAR_S) for j in range(n)] for i in range(n)]
-    found = {i: _Near(NEAR_S, (links.peers[i],)) for i in range(n)}
+    found = {i: _NearestIndex(NEAR_S, (links.peers[i],)) for i in range(n)}
     chain: list[int] = []
     while len(found) > 1:
         chain = chain or [min(found)]
@@ -310,14 +312,14 @@ def clusters_by_latency(links: Links) -> Group:
 
 
 @dataclass(frozen=True)
-class _Near:
+class _NearestIndex:
     width_s: Seconds  # largest latency inside
     items: Group
 
 
-def _merged(a: _Near, b: _Near, width_s: Seconds) -> _Near:
+def _merged(a: _NearestIndex, b: _NearestIndex, width_s: Seconds) -> _NearestIndex:
     items: list[PeerId | Group] = []
     for side in (a, b):
         apart = len(side.items) > 1 and width_s >= GAP * side.width_s
         items += [side.items] if apart else side.items
-    return _Near(width_s, tuple(items))
+    return _NearestIndex(width_s, tuple(items))

@@ -20,9 +20,9 @@ from atoll.base.limits import (
     MISSED_MAX,
 )
 from atoll.policy.links import REPORT_BYTES_MAX as LINKS_BYTES_MAX
-from atoll.policy.signing import ED25519, Signing
-from atoll.wire.messages.statements import Numbers, Signed, Tuned, Weighing
-from atoll.wire.messages.vertex import Body, Invited, Member, Metrics, TicketUse
+from atoll.policy.signing import ED25519, SigningPolicy
+from atoll.wire.messages.statements import AgreedWeights, ChangedNumbers, RunNumbers, SignedStatement
+from atoll.wire.messages.vertex import InvitationRecord, Member, RoundMetrics, TicketUse, VertexBody
 
 NOBODY, HUGE = PeerId(""), 2**63 - 1
 LIST_BYTES = 4  # by which the head of a long list is longer than that of an empty one
@@ -47,7 +47,7 @@ _LINE = Member(
     ZERO_DIGEST,
     bytes(LINKS_BYTES_MAX),
 )
-_BODY = Body(
+_BODY = VertexBody(
     ZERO_DIGEST,
     HUGE,
     HUGE,
@@ -60,28 +60,30 @@ _BODY = Body(
     (),
     (),
     (),
-    Metrics(0.5, HUGE, HUGE),
+    RoundMetrics(0.5, HUGE, HUGE),
     HUGE,
     HUGE,
     b"",
-    Weighing((), (), ZERO_DIGEST),
+    AgreedWeights((), (), ZERO_DIGEST),
     0.5,
     paused=HUGE,
-    invited=Invited((), (), ()),
-    tuned=Tuned(Numbers(*((HUGE,) * len(Numbers.__struct_fields__))), HUGE, HUGE),
+    invited=InvitationRecord((), (), ()),
+    tuned=ChangedNumbers(RunNumbers(*((HUGE,) * len(RunNumbers.__struct_fields__))), HUGE, HUGE),
 )
 ROOT_BYTES = COUNTED_BYTES = 3  # of a member's invitation, and of how often it counted
 LINE_BYTES = _bytes(_LINE) + ROOT_BYTES + COUNTED_BYTES
 # parts, commits, members, tickets, reports, weights and whose, and of the last three of members and tickets
 FRAME_BYTES = _bytes(_BODY) + 10 * LIST_BYTES
 WEIGHT_BYTES = 9  # of a row, where distances weigh it
-SIGNED_BYTES = _bytes(Signed(NOBODY, bytes(2**16), b"")) - 2**16 + 1  # around a body, a signer and a signature
+SIGNED_BYTES = (
+    _bytes(SignedStatement(NOBODY, bytes(2**16), b"")) - 2**16 + 1
+)  # around a body, a signer and a signature
 
 _USUAL = ("/ip4/192.168.100.100/tcp/40001", "/ip4/203.0.113.200/tcp/40001")
 
 
 def room_taken(
-    members: Sequence[Member], tickets: Sequence[TicketUse], parts: int, signing: Signing = ED25519
+    members: Sequence[Member], tickets: Sequence[TicketUse], parts: int, signing: SigningPolicy = ED25519
 ) -> int:
     """The most that a body with these members and tickets can have, but for its reports; in bytes."""
     longest = max((name_bytes(m.peer) for m in members if may_train(m)), default=0)
@@ -95,7 +97,7 @@ def may_train(member: Member) -> bool:
     return member.standing != "expelled" and member.role != "observer"
 
 
-def member_bytes(member: Member, parts: int, signing: Signing = ED25519) -> int:
+def member_bytes(member: Member, parts: int, signing: SigningPolicy = ED25519) -> int:
     """What one member adds: its line, and if it may train its commitment, its name in every part, and a weight."""
     name = name_bytes(member.peer)
     line = (
@@ -115,7 +117,7 @@ def name_bytes(name: str) -> int:
     return size + (1 if size < 2**5 else 2 if size < 2**8 else 3)
 
 
-def members_most(parts: int, signing: Signing = ED25519) -> int:
+def members_most(parts: int, signing: SigningPolicy = ED25519) -> int:
     """How many members of the usual kind, who train and have two addresses, there is room for."""
     usual = Member(PeerId("n" * 52), b"", _USUAL, "trainer", "member", 0, 0.0, "n" * 16)
     free = signing.room_bytes - room_taken((), (), parts, signing) - parts * name_bytes(usual.peer)

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import PEERS_MAX, TICKETS_MAX, VOTE_ROUNDS_MAX
-from atoll.policy.membership import Reported, changes_max, sorted_reports
-from atoll.wire.messages.statements import Invite, Join
-from atoll.wire.messages.vertex import Body, Invited, Member, TicketUse
+from atoll.policy.membership import VerifiedReport, changes_max, sorted_reports
+from atoll.wire.messages.statements import JoinRequest, TicketInvite
+from atoll.wire.messages.vertex import InvitationRecord, Member, TicketUse, VertexBody
 from atoll.wire.ticket import redeemed_ticket
 
 FOUNDER = 0  # the root of founders; of a ticket: a founder made it
@@ -32,13 +32,13 @@ class VoteTerms:
 
 
 def next_votes(
-    parent: Body,
+    parent: VertexBody,
     members: Sequence[Member],
     tickets: Sequence[TicketUse],
     contributors: Collection[PeerId],
-    reports: Sequence[Reported],
+    reports: Sequence[VerifiedReport],
     terms: VoteTerms,
-) -> tuple[tuple[Member, ...], Invited]:
+) -> tuple[tuple[Member, ...], InvitationRecord]:
     """Who votes of the `members` that follow the parent, and what the next vertex says of their invitations.
 
     Every invitation by a founder is a root, which all have who come by it or through its holder. One person may be
@@ -47,7 +47,9 @@ def next_votes(
     before, reports = {m.peer: m for m in parent.members}, sorted_reports(reports)
     roots, counted, made = _invited(parent)
     unused = iter(sorted(set(range(1, PEERS_MAX + TICKETS_MAX + 1)) - set(roots.values()) - set(made.values())))
-    joining = {r.by: redeemed_ticket(r.statement.admission) for r in reports if isinstance(r.statement, Join)}
+    joining = {
+        r.by: redeemed_ticket(r.statement.admission) for r in reports if isinstance(r.statement, JoinRequest)
+    }
     lines: dict[PeerId, Member] = {}
     for m in members:
         was = before.get(m.peer)
@@ -79,17 +81,17 @@ def next_votes(
 
     inviting: dict[bytes, PeerId] = {}
     for r in reports:
-        if isinstance(r.statement, Invite):
+        if isinstance(r.statement, TicketInvite):
             inviting.setdefault(r.statement.ticket, r.by)  # the same that next_members took
     by_ticket = tuple(
         made[t.ticket] if t.ticket in made else roots[inviting[t.ticket]] for t in tickets
     )  # a revocation leaves the root as it was
-    return tuple(lines.values()), Invited(
+    return tuple(lines.values()), InvitationRecord(
         tuple(roots[p] for p in lines), tuple(counted[p] for p in lines), by_ticket
     )
 
 
-def _invited(parent: Body) -> tuple[dict[PeerId, int], dict[PeerId, int], dict[bytes, int]]:
+def _invited(parent: VertexBody) -> tuple[dict[PeerId, int], dict[PeerId, int], dict[bytes, int]]:
     """Roots and counted rounds of members, roots of tickets. Genesis has founders and their tickets."""
     names, ids, told = [m.peer for m in parent.members], [t.ticket for t in parent.tickets], parent.invited
     if told is UNSET or parent.round < 0:

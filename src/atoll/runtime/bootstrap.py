@@ -24,23 +24,23 @@ from atoll.base.limits import CLOCK_ZONE_S
 from atoll.base.machine import Fact
 from atoll.crypto.digest import digest
 from atoll.crypto.identity import Identity, new_vote_key, public_bytes
-from atoll.peer.config.sections import Keep
-from atoll.peer.membership.admission import Wish
+from atoll.peer.config.sections import KeepSection
+from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.round.vertex_body import write_genesis
 from atoll.peer.settings import OTHER_RULES_FIX, other_rules
 from atoll.policy.participation import group_of, named
 from atoll.protocol.history.chain import genesis_digest, newest_hole, whole
-from atoll.runtime.clock import Clock
-from atoll.runtime.driver import Driver, Seat
+from atoll.runtime.clock import SystemClock
+from atoll.runtime.driver import Driver, PeerConfig
 from atoll.runtime.embed.peer_process import AttachedTrainer
 from atoll.runtime.network.addresses import as_last_time, dialable, only_here, with_ports
 from atoll.runtime.session_keys import certify, kept_session, remember_session
 from atoll.runtime.storage.atomic_files import unusable
 from atoll.runtime.storage.ownership import make_private, private_folder
-from atoll.runtime.storage.store import Store, damaged
-from atoll.runtime.training_peer import PeerHost
-from atoll.runtime.training_spec import Founded
-from atoll.runtime.worker.training_worker import Island
+from atoll.runtime.storage.store import PeerStore, damaged
+from atoll.runtime.training_peer import TrainingPeer
+from atoll.runtime.training_spec import FoundingBlobs
+from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.messages.vertex import Member, TicketUse, Vertex
 from atoll.wire.ticket import Ticket, issue, parse, ticket_id
@@ -53,7 +53,7 @@ LOG_MAX_BYTES = 2**20  # of atoll.log at start; older lines are dropped
 
 
 @dataclass(frozen=True)
-class Listening:
+class ListenOptions:
     """How a peer is on the network. `announce` replaces what was bound, for whoever sits behind a router.
 
     `as_before`: nobody said anything this time, so a folder that was used before keeps its addresses.
@@ -66,30 +66,30 @@ class Listening:
 
 
 @dataclass(frozen=True)
-class Invitation:
+class TicketTerms:
     uses: int = 0  # 0: as the run's trust has it
     lasts_s: Seconds = 7 * 86400.0
 
 
 Host = TypeVar("Host", bound=Driver)
-Make = Callable[[Seat], Host]  # what kind of peer it is: one that trains, or one that only reduces
+Make = Callable[[PeerConfig], Host]  # what kind of peer it is: one that trains, or one that only reduces
 
 
 def training(
     threads: int,
     on_fact: Callable[[Fact], None],
     trainer: AttachedTrainer | None = None,
-    keep: Keep = Keep(),  # a frozen value
+    keep: KeepSection = KeepSection(),  # a frozen value
     device: str = "cpu",
-) -> Callable[[Seat], PeerHost]:
+) -> Callable[[PeerConfig], TrainingPeer]:
     """The usual kind."""
 
-    def make(me: Seat) -> PeerHost:
+    def make(me: PeerConfig) -> TrainingPeer:
         trains = me.wish.role != "observer"
         if trains and trainer is None and device != "cpu":
             me = replace(me, wish=replace(me.wish, unaudited=True))
-        island = Island(me.store, threads, trains=trains, trainer=trainer, keep=keep, device=device)
-        return PeerHost(me, island, on_fact=on_fact)
+        island = TrainingWorker(me.store, threads, trains=trains, trainer=trainer, keep=keep, device=device)
+        return TrainingPeer(me, island, on_fact=on_fact)
 
     return make
 
@@ -122,15 +122,15 @@ def _safe_to_print(record: logging.LogRecord) -> bool:
 
 async def found_run(
     folder: Path,
-    founded: Founded,
+    founded: FoundingBlobs,
     name: str,
-    listening: Listening,
-    invitation: Invitation,
+    listening: ListenOptions,
+    invitation: TicketTerms,
     make: Make[Host],
     durable: bool = True,
 ) -> tuple[Host, Ticket]:
     """A new run with this peer as its only member, listening, not yet started; and a ticket for the others."""
-    store = Store(folder, durable)
+    store = PeerStore(folder, durable)
     if "genesis" in store.kept():
         store.close()
         raise UsageError(
@@ -141,7 +141,7 @@ async def found_run(
         )
     identity = identity_of(store)
     session_key, ticket_key = new_vote_key(founded.settings.round.signing.kind), Ed25519PrivateKey.generate()
-    now = Clock().now()
+    now = SystemClock().now()
     key = ticket_key.public_key().public_bytes_raw()
     expires_s = int(now + invitation.lasts_s)
     # who was invited could come as often as a ticket has uses: where members may lie each takes its own
@@ -162,7 +162,7 @@ async def found_run(
             store.put_blob(blob)
     run = genesis_digest(genesis)
     certify(store, identity, run, session_key, now)
-    me = Seat(store, identity, run, Wish("trainer", name), genesis)
+    me = PeerConfig(store, identity, run, DesiredRole("trainer", name), genesis)
     host = await _open(me, listening, make)
     ticket = issue(
         identity,
@@ -183,17 +183,17 @@ async def join_run(
     ticket_text: str,
     role: str,
     name: str,
-    listening: Listening,
+    listening: ListenOptions,
     make: Make[Host],
     durable: bool = True,
 ) -> Host:
     """A peer that will join the ticket's run. Raises with the ticket's own error if it is no good."""
     ticket = parse(ticket_text)
-    store = Store(folder, durable)
+    store = PeerStore(folder, durable)
     kept = store.kept()
     try:
         if "genesis" not in kept:  # somebody who has never heard of its run may try another ticket
-            ticket.verify(Clock().now())
+            ticket.verify(SystemClock().now())
         elif kept["run"] != ticket.genesis:
             raise UsageError(
                 "E-DIR-03",
@@ -210,14 +210,14 @@ async def join_run(
     kept_session(store, ticket.genesis)  # a damaged one is told before anything begins
     store.keep([("run", ticket.genesis), ("ticket", ticket_text.encode())])
     bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
-    wish = Wish(role, name, (), ticket.redeem(identity.peer))
-    return await _open(Seat(store, identity, ticket.genesis, wish, None, bootstrap), listening, make)
+    wish = DesiredRole(role, name, (), ticket.redeem(identity.peer))
+    return await _open(PeerConfig(store, identity, ticket.genesis, wish, None, bootstrap), listening, make)
 
 
-async def resume_run(folder: Path, name: str, listening: Listening, make: Make[Host]) -> Host:
+async def resume_run(folder: Path, name: str, listening: ListenOptions, make: Make[Host]) -> Host:
     """The peer that this folder holds, as it was; under another name, if one is given, in the same group of data
     unless that says another."""
-    store = Store(folder)
+    store = PeerStore(folder)
     kept = store.kept()
     if "run" not in kept:
         store.close()
@@ -245,13 +245,13 @@ async def resume_run(folder: Path, name: str, listening: Listening, make: Make[H
     if name and not group_of(name):
         name = named(name, group_of(before))
     name = name or before
-    wish, bootstrap = Wish(role, name), ()
+    wish, bootstrap = DesiredRole(role, name), ()
     if "ticket" in kept:
         ticket = parse(kept["ticket"].decode())
         wish = replace(wish, admission=ticket.redeem(identity.peer))
         if ticket.issuer != identity.peer:
             bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
-    return await _open(Seat(store, identity, run, wish, genesis, bootstrap), listening, make)
+    return await _open(PeerConfig(store, identity, run, wish, genesis, bootstrap), listening, make)
 
 
 def _check_history(kept: Mapping[str, bytes], run: Digest, folder: Path) -> None:
@@ -276,7 +276,7 @@ def _check_clock(kept: Mapping[str, bytes], folder: Path) -> None:
     if vertex is None or os.environ.get(CLOCK_IS_RIGHT) == "1":
         return  # members are asked for what the disk lost
     agreed_s = decode_body(vertex.body).time_s
-    behind_s = agreed_s - Clock().now()
+    behind_s = agreed_s - SystemClock().now()
     if behind_s > CLOCK_ZONE_S:
         told = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(agreed_s, LAST_S)))
         raise RefusedError(
@@ -300,13 +300,13 @@ def holds_run(folder: Path) -> bool:
                 "know the identity in peer.key",
             )
         return False
-    store = Store(folder)
+    store = PeerStore(folder)
     held = "run" in store.kept()
     store.close()
     return held
 
 
-async def _open(me: Seat, listening: Listening, make: Make[Host]) -> Host:
+async def _open(me: PeerConfig, listening: ListenOptions, make: Make[Host]) -> Host:
     store, wish, host = me.store, me.wish, make(me)
     if wish.role == "client":
         listening = replace(listening, listen=(), announce=(), as_before=False)  # it only dials out
@@ -334,7 +334,7 @@ async def _open(me: Seat, listening: Listening, make: Make[Host]) -> Host:
     return host
 
 
-def identity_of(store: Store) -> Identity:
+def identity_of(store: PeerStore) -> Identity:
     """This folder's identity; made on first use."""
     secret = store.secret("peer.key")
     if secret is not None:

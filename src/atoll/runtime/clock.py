@@ -14,7 +14,7 @@ wall = time.time
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while the computer sleeps
 
 
-class Clock:
+class SystemClock:
     def __init__(self) -> None:
         self._wall_at_start = wall()
         self._boot_at_start = time.clock_gettime(_BOOT)

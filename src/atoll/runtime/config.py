@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import COMMITTEE_MOST
-from atoll.base.workload import Batches, Effort
+from atoll.base.workload import BatchGrowth, WorkloadPolicy
 from atoll.features.archive.reed_solomon import demand_ready
-from atoll.features.partition_training.policy import Apart
+from atoll.features.partition_training.policy import PartitionPolicy
 from atoll.peer.config.defaults import (
     chosen_statistic,
     coded_of,
@@ -30,13 +30,13 @@ from atoll.peer.config.defaults import (
     tolerance_of,
 )
 from atoll.peer.config.reading import decode_config, decode_values
-from atoll.peer.config.sections import Config, Sync, Train, toml_text
+from atoll.peer.config.sections import RunConfig, SyncSection, TrainSection, toml_text
 from atoll.peer.settings import RunSettings
 from atoll.policy.fault_tolerance import rows_needed
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, UNLIKE, looked_every
-from atoll.verification.state_validation.policy import Rule
-from atoll.verification.sum_check.policy import Terms
+from atoll.verification.state_validation.policy import ValidationRule
+from atoll.verification.sum_check.policy import SumCheckTerms
 
 if TYPE_CHECKING:
     from atoll.training.recipe.recipes import Recipe
@@ -51,7 +51,7 @@ BUILT = (*DILOCO, *EVERY_STEP)  # made as the config says; others are only adjus
 
 def load_config(
     path: Path | None, sets: Sequence[str] = (), environment: Mapping[str, str] | None = None
-) -> Config:
+) -> RunConfig:
     """Defaults, then the file, then ATOLL_SECTION__KEY, then `--set section.key=value`. UsageError with the key."""
     tree: dict[str, Any] = _read(path) if path is not None else {}
     found = environment if environment is not None else os.environ
@@ -73,9 +73,9 @@ def numbers_of(sets: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def recipe_of(config: Config) -> Recipe:
+def recipe_of(config: RunConfig) -> Recipe:
     """The six pieces that this config asks for: the recipe's, but for what the config says."""
-    from atoll.training.recipe.gradient import PLAIN, Computing
+    from atoll.training.recipe.gradient import PLAIN, ComputeOptions
     from atoll.training.recipe.inner import tuned
     from atoll.training.recipe.methods import METHODS
     from atoll.training.recipe.recipes import check_recipe, demo_recipe, in_swarm, over_tokens, overlapping
@@ -138,12 +138,12 @@ def recipe_of(config: Config) -> Recipe:
         ) from None
     if train.total_tokens:
         recipe = over_tokens(recipe, train.total_tokens)
-    if (computing := Computing(train.precision, train.compile)) != PLAIN:
+    if (computing := ComputeOptions(train.precision, train.compile)) != PLAIN:
         recipe = replace(recipe, computing=computing)
     return _accepting(recipe, sync)
 
 
-def _model(config: Config, default: str = "gpt-tiny") -> str:
+def _model(config: RunConfig, default: str = "gpt-tiny") -> str:
     """Its name, with the adapters that the config asks for. ValueError if it has no place for them."""
     from atoll.training.models import with_adapters
 
@@ -151,17 +151,17 @@ def _model(config: Config, default: str = "gpt-tiny") -> str:
     return with_adapters(name, config.model.lora_rank) if config.model.lora_rank else name
 
 
-def _wishes(config: Config) -> str:
+def _wishes(config: RunConfig) -> str:
     """What the config says of recipes in its own words, but for what nobody wrote."""
     wishes = [f"train.recipe = {toml_text(config.train.recipe)}"]
-    for section, said, usual in (("train", config.train, Train()), ("sync", config.sync, Sync())):
+    for section, said, usual in (("train", config.train, TrainSection()), ("sync", config.sync, SyncSection())):
         for key in said.__struct_fields__:
             if key != "recipe" and (value := getattr(said, key)) != getattr(usual, key):
                 wishes.append(f"{section}.{key} = {toml_text(value)}")
     return ", ".join(wishes)
 
 
-def _owners_believed(config: Config) -> bool:
+def _owners_believed(config: RunConfig) -> bool:
     """Nobody could make answers again that owners make of what they remember, nor hand rows on to them."""
     told, direct = config.sync.statistic or "mean", ("auto", "butterfly", "star")
     return config.run.trust == "private" and told == "mean" and config.sync.topology in direct
@@ -176,7 +176,7 @@ def _check_given(
         raise ValueError(f"{name} has no {', '.join(keys)}")
 
 
-def _accepting(recipe: Recipe, sync: Sync) -> Recipe:
+def _accepting(recipe: Recipe, sync: SyncSection) -> Recipe:
     """The same with as many updates to a round, and as much grace, as the config says."""
     told = {k: v for k, v in (("quorum", sync.quorum), ("grace", sync.grace)) if v is not None}
     reducer = replace(recipe.reducer, **told)
@@ -191,14 +191,14 @@ def _accepting(recipe: Recipe, sync: Sync) -> Recipe:
     return replace(recipe, reducer=reducer)
 
 
-def _with_numbers(codec: str, sync: Sync) -> str:
+def _with_numbers(codec: str, sync: SyncSection) -> str:
     """A codec's name with the ratio and the level that it leaves open."""
     ratio = f"{sync.compression_ratio:.6f}".rstrip("0").rstrip(".")
     numbers = {"topk": f"topk:{ratio}", "randk": f"randk:{ratio}", "zstd": f"zstd:{sync.compression_level}"}
     return "+".join(numbers.get(stage, stage) for stage in codec.split("+"))
 
 
-def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
+def settings_of(config: RunConfig, recipe: Recipe, floats: int = 0) -> RunSettings:
     """What genesis fixes beside the recipe, for a model of so many values."""
     run, consensus, preset = config.run, config.consensus, PRESETS[config.run.trust]
     owner_s = consensus.timeout / 5
@@ -227,7 +227,9 @@ def settings_of(config: Config, recipe: Recipe, floats: int = 0) -> RunSettings:
         openings=_openings(config, recipe),
         captured=_captured(config, recipe) or UNSET,
         protocol="raft" if consensus.protocol == "raft" else UNSET,
-        apart=Apart(config.sync.apart, config.sync.apart_rounds) if config.sync.apart != "wait" else UNSET,
+        apart=PartitionPolicy(config.sync.apart, config.sync.apart_rounds)
+        if config.sync.apart != "wait"
+        else UNSET,
         round=RoundSettings(
             inner_steps=recipe.schedule.turn_steps,
             first_train_s=run.first_train,
@@ -250,11 +252,11 @@ def _given(said: int | None, usual: int) -> int:
     return usual if said is None else said
 
 
-def _effort(config: Config, recipe: Recipe) -> Effort | UnsetType:
+def _effort(config: RunConfig, recipe: Recipe) -> WorkloadPolicy | UnsetType:
     """What of a round's work follows the run, if anything does."""
     train = config.train
-    batches = Batches(train.target_loss, train.batch_min, train.batch_max) if train.adaptive_batching else UNSET
-    effort = Effort(
+    batches = BatchGrowth(train.target_loss, train.batch_min, train.batch_max) if train.adaptive_batching else UNSET
+    effort = WorkloadPolicy(
         recipe.batch,
         train_s=train.round_time or UNSET,
         samples=train.target_samples or UNSET,
@@ -264,10 +266,10 @@ def _effort(config: Config, recipe: Recipe) -> Effort | UnsetType:
         batches=batches,
         bounded=bool(train.total_tokens) or UNSET,
     )
-    return UNSET if effort == Effort(recipe.batch) else effort
+    return UNSET if effort == WorkloadPolicy(recipe.batch) else effort
 
 
-def _audit_rate(config: Config, recipe: Recipe, floats: int) -> float:
+def _audit_rate(config: RunConfig, recipe: Recipe, floats: int) -> float:
     """As the config says, whether or not it can be; else as its trust has it, where there is nothing against it.
 
     UsageError where nobody could be audited among strangers, and nobody said that this is meant."""
@@ -294,7 +296,7 @@ def _audit_rate(config: Config, recipe: Recipe, floats: int) -> float:
     return 0.0
 
 
-def _scores_instead(config: Config, recipe: Recipe) -> str:
+def _scores_instead(config: RunConfig, recipe: Recipe) -> str:
     """What can look at such work all the same, for people; empty if nothing can, or it does."""
     from atoll.verification.loss_scoring.tensors import scoring_problem
 
@@ -302,10 +304,10 @@ def _scores_instead(config: Config, recipe: Recipe) -> str:
     return ", and run.score_rate = 0.05: others then look whether updates teach" if can else ""
 
 
-def _unauditable(config: Config, recipe: Recipe, floats: int) -> str:
+def _unauditable(config: RunConfig, recipe: Recipe, floats: int) -> str:
     from atoll.runtime.training_spec import UNMEASURED
     from atoll.training.models import spec_of
-    from atoll.verification.replay_audit import recipe_problem
+    from atoll.verification.replay_audit.tolerance import recipe_problem
 
     if config.node.device != "cpu":
         return f"its founder trains on {config.node.device}, and no other machine comes to the same numbers"
@@ -316,7 +318,7 @@ def _unauditable(config: Config, recipe: Recipe, floats: int) -> str:
     return recipe_problem(recipe, floats)
 
 
-def _openings(config: Config, recipe: Recipe) -> Terms | UnsetType:
+def _openings(config: RunConfig, recipe: Recipe) -> SumCheckTerms | UnsetType:
     """As the config says, or else as its trust has it where codecs have blocks. UsageError if what was asked for
     cannot be."""
     from atoll.runtime.training_spec import terms_of
@@ -330,7 +332,7 @@ def _openings(config: Config, recipe: Recipe) -> Terms | UnsetType:
     return UNSET if not share or _unopened(recipe) else terms_of(recipe, share)
 
 
-def _captured(config: Config, recipe: Recipe) -> float:
+def _captured(config: RunConfig, recipe: Recipe) -> float:
     """As the config says, or else as its trust has it where openings would find what liars say there. UsageError if
     they were asked for and would not."""
     from atoll.runtime.training_spec import terms_of
@@ -348,7 +350,7 @@ def _unopened(recipe: Recipe) -> str:
     return unopened(recipe) or ""
 
 
-def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
+def forgone(config: RunConfig, recipe: Recipe, floats: int) -> list[str]:
     """What this run lacks of what its config stands for, though nobody said that it should; for people."""
     preset, said = PRESETS[config.run.trust], list[str]()
     members, least = config.run.start_peers, rows_needed("krum", 1)
@@ -378,32 +380,36 @@ def forgone(config: Config, recipe: Recipe, floats: int) -> list[str]:
     return said
 
 
-def _rule(config: Config, recipe: Recipe) -> Rule | UnsetType:
+def _rule(config: RunConfig, recipe: Recipe) -> ValidationRule | UnsetType:
     run, sets = config.run, 2 if config.data.canary else 1
     usual = looked_every(PRESETS[run.trust], recipe.schedule.turn_steps)
     every = usual if run.validate_every is None else run.validate_every
-    return UNSET if not every else Rule(every=every, margin_percent=round(100 * run.validate_margin), sets=sets)
+    return (
+        UNSET
+        if not every
+        else ValidationRule(every=every, margin_percent=round(100 * run.validate_margin), sets=sets)
+    )
 
 
-def data_of(config: Config, beside: Path | None) -> str:
+def data_of(config: RunConfig, beside: Path | None) -> str:
     """`stdlib`, or a path; a relative one counts from the config file."""
     source = config.data.source
     return source if source == "stdlib" else _path("data.source", source, beside, 'or write "stdlib"')
 
 
-def canary_of(config: Config, beside: Path | None) -> str:
+def canary_of(config: RunConfig, beside: Path | None) -> str:
     """A path, or nothing."""
     canary = config.data.canary
     return _path("data.canary", canary, beside, "or leave it empty") if canary else ""
 
 
-def weights_of(config: Config, beside: Path | None) -> str:
+def weights_of(config: RunConfig, beside: Path | None) -> str:
     """A path, or nothing."""
     named = config.model.weights
     return _path("model.weights", named, beside, "or leave it empty: fresh weights") if named else ""
 
 
-def tokenizer_of(config: Config, beside: Path | None) -> str:
+def tokenizer_of(config: RunConfig, beside: Path | None) -> str:
     """A path, or nothing."""
     named = config.data.tokenizer
     return _path("data.tokenizer", named, beside, "or leave it empty: bytes are tokens") if named else ""

@@ -26,7 +26,7 @@ import msgspec
 from atoll import __version__
 from atoll.base.errors import AtollError, RunFailedError, UsageError
 from atoll.runtime.control.socket import ask_soon
-from atoll.runtime.event_log import Progress
+from atoll.runtime.event_log import RunStatus
 from atoll.runtime.storage.ownership import open_private, private_folder, safe_folder
 
 PEERS_MAX = 16  # trainers share this computer's cores; more only wait for each other
@@ -70,13 +70,13 @@ class DemoSettings:
 
 
 @dataclass
-class Child:
+class DemoProcess:
     """One peer process."""
 
     name: str
     folder: Path
     process: asyncio.subprocess.Process
-    progress: Progress = field(default_factory=Progress)
+    progress: RunStatus = field(default_factory=RunStatus)
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     news: dict[str, Any] = field(default_factory=dict)  # its first word: ticket, addresses
     gone: str = ""  # what became of it
@@ -87,7 +87,7 @@ class Child:
 
 
 @dataclass
-class Outcome:
+class DemoResult:
     figures: dict[str, Any]
     sample: str  # what the model writes; empty if it is no model of text
     unit: str  # of what it learned from: tokens or samples
@@ -97,19 +97,19 @@ class Outcome:
     reached: bool
 
 
-class Demo:
+class DemoRun:
     """One demo. `on_change` is called with a line for people, or with "" when only numbers changed."""
 
     def __init__(self, settings: DemoSettings, folder: Path, on_change: Callable[[str], None]) -> None:
         self.settings, self.folder, self.on_change = settings, folder, on_change
-        self.children: list[Child] = []
+        self.children: list[DemoProcess] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.changed = asyncio.Event()
         self.heard_at = time.monotonic()
 
     # ---- the story -----------------------------------------------------------------------------------------
 
-    async def run(self) -> Outcome:
+    async def run(self) -> DemoResult:
         """Found, join, train, measure. Whatever happens, no child survives."""
         began = time.monotonic()
         safe_folder(self.folder)
@@ -118,7 +118,7 @@ class Demo:
         finally:
             await self._end_all()
 
-    async def _run(self, began: float) -> Outcome:
+    async def _run(self, began: float) -> DemoResult:
         s = self.settings
         founder = await self._found("peer-1", s.peers, self._sets())
         ticket = founder.news["ticket"]
@@ -157,7 +157,7 @@ class Demo:
             figures["val_loss_solo"] = await self._solo()
         bar = self._bar(start["loss"], p.trained)
         reached = bool(figures["state_hashes_equal"]) and end["loss"] <= bar
-        return Outcome(figures, sample, p.unit, Path(model["path"]), teller.folder, bar, reached)
+        return DemoResult(figures, sample, p.unit, Path(model["path"]), teller.folder, bar, reached)
 
     async def _sample(self, folder: Path) -> str:
         """What the model writes; nothing where its tokens are not bytes."""
@@ -205,15 +205,15 @@ class Demo:
     # ---- numbers -------------------------------------------------------------------------------------------
 
     @property
-    def teller(self) -> Child:
+    def teller(self) -> DemoProcess:
         """The first that is still there, of those who were there from the beginning; it speaks for all."""
         return next((c for c in self.children if c.here), self.children[0])
 
     @property
-    def shown(self) -> Progress:
+    def shown(self) -> RunStatus:
         """Whoever is furthest speaks for the swarm."""
         here = [c.progress for c in self.children if c.here] or [c.progress for c in self.children]
-        return max(here, key=lambda p: (p.trained, p.tokens)) if here else Progress()
+        return max(here, key=lambda p: (p.trained, p.tokens)) if here else RunStatus()
 
     @property
     def sent(self) -> int:
@@ -231,7 +231,7 @@ class Demo:
 
     # ---- children ------------------------------------------------------------------------------------------
 
-    async def _found(self, name: str, peers: int, sets: list[str]) -> Child:
+    async def _found(self, name: str, peers: int, sets: list[str]) -> DemoProcess:
         own = [f"run.name=demo-{peers}", f"run.start_peers={peers}", "train.recipe=demo"]
         words = [word for text in [*own, *sets] for word in ("--set", text)]
         child = await self._start(name, ["up", *words])
@@ -239,7 +239,7 @@ class Demo:
             await self._until(lambda: child.opened.is_set() and child.progress.holds_model)
         return child
 
-    async def _start(self, name: str, words: list[str], ticket: str = "") -> Child:
+    async def _start(self, name: str, words: list[str], ticket: str = "") -> DemoProcess:
         folder = self.folder / name
         private_folder(folder)
         threads = max(1, (os.cpu_count() or 1) // self.settings.peers)
@@ -259,12 +259,12 @@ class Demo:
             env=os.environ | own,
         )
         os.close(errors)
-        child = Child(name, folder, process)
+        child = DemoProcess(name, folder, process)
         self.children.append(child)
         self.tasks.append(asyncio.create_task(self._listen(child)))
         return child
 
-    async def _listen(self, child: Child) -> None:
+    async def _listen(self, child: DemoProcess) -> None:
         """Fold what a child says into what is shown, until it falls silent."""
         assert child.process.stdout is not None
         async for line in child.process.stdout:
@@ -276,7 +276,7 @@ class Demo:
         child.gone = "killed" if code < 0 else "left" if code == 0 else f"failed ({code})"
         self._change("" if code <= 0 else f"! {child.name} ended with exit status {code}")
 
-    def _hear(self, child: Child, entry: dict[str, Any]) -> None:
+    def _hear(self, child: DemoProcess, entry: dict[str, Any]) -> None:
         match entry["fact"]:
             case "Opened":
                 child.news = entry
@@ -287,7 +287,7 @@ class Demo:
                 child.progress.see(entry)
         self._change(self._line(child, entry))
 
-    def _line(self, child: Child, entry: dict[str, Any]) -> str:
+    def _line(self, child: DemoProcess, entry: dict[str, Any]) -> str:
         """What is worth a line above the picture; one speaks for all."""
         if child is not self.teller or child.progress.over:
             return ""
@@ -327,7 +327,7 @@ class Demo:
                     fix=f"look into {self.folder}, then try atoll demo --peers 2",
                 )
 
-    def _failed(self, child: Child) -> AtollError:
+    def _failed(self, child: DemoProcess) -> AtollError:
         words = (child.folder / "stderr.txt").read_text(errors="replace").strip().splitlines()
         return RunFailedError(
             "E-DEMO-02",
@@ -336,7 +336,7 @@ class Demo:
             fix=f"look into {child.folder}",
         )
 
-    def tidy(self, outcome: Outcome) -> None:
+    def tidy(self, outcome: DemoResult) -> None:
         """Keep the model and one record; a swarm's folders hold 200 MB that nobody needs any more."""
         shutil.copy(outcome.record / "facts.jsonl", self.folder / "facts.jsonl")
         outcome.record = self.folder

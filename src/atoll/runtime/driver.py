@@ -18,26 +18,26 @@ from typing import Any, Protocol
 from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, RunFailedError
 from atoll.base.ids import Digest, PeerId, Seconds, short
 from atoll.base.machine import (
-    Ask,
-    Contact,
-    Done,
+    Connect,
+    Disconnect,
     Effect,
+    Emit,
     Event,
     Fact,
-    Failed,
-    Forget,
-    Keep,
     LinkDown,
     LinkUp,
     Message,
     Payload,
+    Persist,
     Received,
-    Report,
+    Resumed,
+    RunTask,
     Send,
     SetTimer,
     Start,
+    TaskDone,
+    TaskFailed,
     TimerFired,
-    Woke,
 )
 from atoll.crypto.digest import Buffer
 from atoll.crypto.identity import (
@@ -49,27 +49,27 @@ from atoll.crypto.identity import (
     public_from_bytes,
     signature_bytes,
 )
-from atoll.crypto.signer import Vouch
+from atoll.crypto.signer import IdentitySigner
 from atoll.peer import operator_commands
 from atoll.peer.events import AttemptFailed, MembershipChanged, RoundClosed
-from atoll.peer.governance.orders import Goal
-from atoll.peer.membership.admission import Wish
+from atoll.peer.governance.orders import RollbackGoal
+from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
-from atoll.protocol.membership.failure_detector import Suspected
+from atoll.protocol.membership.failure_detector import PeerSuspected
 from atoll.protocol.transfer.tasks import ReadChunk, StoreChunk
-from atoll.runtime.clock import Clock
-from atoll.runtime.event_log import Progress, Record, entry_of, paused_text, plain
+from atoll.runtime.clock import SystemClock
+from atoll.runtime.event_log import EventLog, RunStatus, entry_of, paused_text, plain
 from atoll.runtime.network.addresses import dialable
-from atoll.runtime.network.bandwidth import Carriage
-from atoll.runtime.network.bulk_channel import Follower
-from atoll.runtime.network.connection_manager import Links, LinkSettings
+from atoll.runtime.network.bandwidth import BandwidthEstimator
+from atoll.runtime.network.bulk_channel import PayloadHasher
+from atoll.runtime.network.connection_manager import ConnectionManager, LinkSettings
 from atoll.runtime.network.libp2p import Libp2pSecurity
-from atoll.runtime.session_keys import LateSession, session_of
-from atoll.runtime.storage.chunk_pipeline import Chunks
-from atoll.runtime.storage.store import Store
+from atoll.runtime.session_keys import LazySessionKey, session_of
+from atoll.runtime.storage.chunk_pipeline import ChunkPipeline
+from atoll.runtime.storage.store import PeerStore
 from atoll.wire.codec import decode_message, encode
-from atoll.wire.messages.history import Chunk
-from atoll.wire.messages.statements import Invite, Numbers
+from atoll.wire.messages.history import ChunkResponse
+from atoll.wire.messages.statements import RunNumbers, TicketInvite
 from atoll.wire.messages.vertex import Vertex
 from atoll.wire.ticket import parse
 
@@ -80,7 +80,7 @@ SLEPT_S = 3.0  # a pulse this late means the computer was suspended or the proce
 DIAL_AGAIN_S = 2.0
 
 
-class Unkept(Exception):
+class PersistError(Exception):
     """The disk refuses what has to be durable before the next word."""
 
     def __init__(self, why: RunFailedError) -> None:
@@ -88,7 +88,7 @@ class Unkept(Exception):
         super().__init__(str(why))
 
 
-class Worker(Protocol):
+class TaskWorker(Protocol):
     """What does a peer's slow work, off its loop."""
 
     async def do(self, work: Any) -> Any:
@@ -103,13 +103,13 @@ class Worker(Protocol):
 
 
 @dataclass(frozen=True)
-class Seat:
+class PeerConfig:
     """Everything that makes a process this member of this run."""
 
-    store: Store
+    store: PeerStore
     identity: Identity
     run: Digest
-    wish: Wish
+    wish: DesiredRole
     genesis: Vertex | None = None
     bootstrap: tuple[tuple[str, PeerId | None], ...] = ()
 
@@ -119,26 +119,28 @@ class Driver:
 
     hash_on_loop_bytes = 4 * 2**20  # larger payloads are named on a thread: 4 MiB take one millisecond
 
-    def __init__(self, me: Seat, island: Worker, *, on_fact: Callable[[Fact], None] = lambda fact: None) -> None:
+    def __init__(
+        self, me: PeerConfig, island: TaskWorker, *, on_fact: Callable[[Fact], None] = lambda fact: None
+    ) -> None:
         self.store, self.identity = me.store, me.identity
         self.folder, self.me = me.store.folder, me.identity.peer
         self.run_id, self.wish, self.bootstrap = me.run, me.wish, me.bootstrap
         self.island = island
         known = tuple(p for _, p in me.bootstrap if p is not None)
-        vouch = Vouch(public_bytes(me.identity.public), self._sign_for_long)
-        signer = LateSession(self.me, self._session, lambda: self.clock.now())
+        vouch = IdentitySigner(public_bytes(me.identity.public), self._sign_for_long)
+        signer = LazySessionKey(self.me, self._session, lambda: self.clock.now())
         self.machine = Peer(me.run, signer, SessionVerifier(), me.wish, me.genesis, known, vouch)
-        self.clock = Clock()
-        self.record = Record(self.folder / "facts.jsonl")
-        self.progress = Progress.of(self.record.tail())
+        self.clock = SystemClock()
+        self.record = EventLog(self.folder / "facts.jsonl")
+        self.progress = RunStatus.of(self.record.tail())
         self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: None  # every line of the record
         # where names are quick: what hashes a payload on its way in, and the name that its hash makes, or None
-        self.follow: Callable[[], Follower | None] = lambda: None
+        self.follow: Callable[[], PayloadHasher | None] = lambda: None
         self.named: Callable[[Message, bytes], Digest | None] = lambda message, followed: None
         self.on_broken: Callable[[BaseException], None] = lambda broken: None  # a promise to ourselves was broken
         self.on_unkept: Callable[[RunFailedError], None] = lambda refused: None  # this disk takes no more
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._wake, self._react_to_fact, on_fact]
-        self._carriage = Carriage()
+        self._carriage = BandwidthEstimator()
         self._upload_bytes_s = 0  # the most that is sent; 0: no cap
         self.stopped = asyncio.Event()
         self._round_closed = asyncio.Event()
@@ -160,7 +162,7 @@ class Driver:
         """Open the door; must come before `start`. Others are told `announce`, or what was bound."""
         security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
         settings, self._upload_bytes_s = LinkSettings(upload_bytes_s=upload_bytes_s), upload_bytes_s
-        self.links = Links(
+        self.links = ConnectionManager(
             self.me,
             security,
             self._on_link,
@@ -169,7 +171,7 @@ class Driver:
             follow=self.follow,
             settings=settings,
         )
-        self._chunks = Chunks(self.store, self.links.memory)
+        self._chunks = ChunkPipeline(self.store, self.links.memory)
         self.bound = await self.links.listen(addresses)
         self.addresses = announce or dialable(self.bound)
         self.machine.wish = replace(self.wish, addresses=self.addresses)
@@ -228,7 +230,7 @@ class Driver:
 
     # ---- what its owner asks for ---------------------------------------------------------------------------
 
-    def invite(self, statement: Invite) -> None:
+    def invite(self, statement: TicketInvite) -> None:
         """Put an invitation, or its end, before the members; the next vertex holds it."""
         self._do(lambda: self.machine.say(statement, self.clock.now()))
 
@@ -264,7 +266,7 @@ class Driver:
         """True if genesis names this peer's identity for what no quorum decides alone."""
         return self.machine.settings.recovery == public_bytes(self.identity.public)
 
-    def go_back(self, goal: Goal, without: tuple[PeerId, ...] = ()) -> None:
+    def go_back(self, goal: RollbackGoal, without: tuple[PeerId, ...] = ()) -> None:
         """Put before the members that the run goes on from this earlier vertex, and without these of them. Raises
         ValueError where that is no use."""
         self._do(
@@ -275,7 +277,7 @@ class Driver:
         """Put before the members that nobody trains, or all again. Raises ValueError where that is no use."""
         self._do(lambda: operator_commands.pause(self.machine, paused, self._sign_for_long, self.clock.now()))
 
-    def tune(self, to: Numbers) -> None:
+    def tune(self, to: RunNumbers) -> None:
         """Put before the members that these numbers hold. Raises ValueError where they cannot."""
         self._do(lambda: operator_commands.tune(self.machine, to, self._sign_for_long, self.clock.now()))
 
@@ -298,7 +300,7 @@ class Driver:
         try:
             return session_of(self.store, self.identity, self.run_id, kind, self.clock.now())
         except RunFailedError as why:
-            raise Unkept(why) from why
+            raise PersistError(why) from why
 
     # ---- events in, effects out ----------------------------------------------------------------------------
 
@@ -313,7 +315,7 @@ class Driver:
             return
         try:
             self._carry_out(step())
-        except Unkept as unkept:
+        except PersistError as unkept:
             log.warning("nothing can be kept any more, so nothing is said any more: %s", unkept.why.what)
             self._silent = True
             self.on_unkept(unkept.why)
@@ -321,24 +323,24 @@ class Driver:
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Keep(name, blob):
+                case Persist(name, blob):
                     self._unkept.append((name, blob))
                 case Send():
                     self._flush()
                     self._send(effect)
-                case Ask(job, StoreChunk() | ReadChunk() as work):
+                case RunTask(job, StoreChunk() | ReadChunk() as work):
                     self._flush()
                     self._chunks.do(work, partial(self._chunk_answered, job))
-                case Ask(job, work):
+                case RunTask(job, work):
                     self._flush()
                     self._spawn(self._answer(job, work))
                 case SetTimer(name, at):
                     self._set_timer(name, at)
-                case Contact(peer, addresses):
+                case Connect(peer, addresses):
                     self.links.contact(peer, addresses)
-                case Forget(peer):
+                case Disconnect(peer):
                     self.links.forget(peer)
-                case Report(fact):
+                case Emit(fact):
                     for listener in self.listeners:
                         listener(fact)
         self._flush()
@@ -349,7 +351,7 @@ class Driver:
             try:
                 self.store.keep(self._unkept)
             except RunFailedError as why:
-                raise Unkept(why) from why
+                raise PersistError(why) from why
             self._unkept.clear()
 
     def _send(self, send: Send) -> None:
@@ -393,19 +395,19 @@ class Driver:
     def _answered(self, job: str, result: object) -> None:
         match result:
             case AtollError(what=what, cause=cause):
-                self.handle(Failed(job, f"{what}: {cause}" if cause else what))
+                self.handle(TaskFailed(job, f"{what}: {cause}" if cause else what))
                 if isinstance(result.__cause__, OSError):  # what `durable.refused` says in words
                     self._tell_refused(result.__cause__)
             case PeerFault(what=what):
-                self.handle(Failed(job, what))
+                self.handle(TaskFailed(job, what))
             case OSError():
-                self.handle(Failed(job, f"the disk or the system refused: {result}"))
+                self.handle(TaskFailed(job, f"the disk or the system refused: {result}"))
                 self._tell_refused(result)
             case Exception():
                 log.error("the work for %s failed", job, exc_info=result)
-                self.handle(Failed(job, str(result) or type(result).__name__))
+                self.handle(TaskFailed(job, str(result) or type(result).__name__))
             case _:
-                self.handle(Done(job, result))
+                self.handle(TaskDone(job, result))
 
     def _tell_refused(self, why: OSError) -> None:
         """Once per round and reason: the machine goes on without that work, and people would see attempts fail."""
@@ -446,7 +448,7 @@ class Driver:
             self._on_fault(fault)
             self.links.forget(sender)
             return
-        if payload is not None and isinstance(message, Chunk):
+        if payload is not None and isinstance(message, ChunkResponse):
             self._chunks.take(message, payload, partial(self._named, sender, message))
             return
         if payload is not None and followed is not None and (name := self.named(message, followed)) is not None:
@@ -501,7 +503,7 @@ class Driver:
             if late > SLEPT_S:
                 for name, (at, _) in list(self._timers.items()):
                     self._set_timer(name, at)  # the loop's clock may have stood still
-                self.handle(Woke())
+                self.handle(Resumed())
 
     def _measure(self, now: Seconds) -> None:
         round = self.machine.round
@@ -534,7 +536,7 @@ class Driver:
             return
         if isinstance(fact, RoundClosed):
             entry |= {"bytes_out": self.bytes_out, "bytes_in": self.bytes_in}
-        elif isinstance(fact, AttemptFailed | Suspected) and (why := self.paused()) is not None:
+        elif isinstance(fact, AttemptFailed | PeerSuspected) and (why := self.paused()) is not None:
             entry |= {"paused": why}
         elif isinstance(fact, MembershipChanged) and not fact.joined and not fact.left:
             standings = [(m["peer"], m["standing"]) for m in self.progress.members]

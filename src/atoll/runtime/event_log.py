@@ -25,12 +25,12 @@ from atoll.base.ids import NAME_SHOWN_MAX, PeerId, names_of, one_line, short
 from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact, tag_of
 from atoll.features.partition_training.machine import late_of
-from atoll.peer.events import GenesisKnown, Looked, MembershipChanged, RoundClosed, StateJudged
+from atoll.peer.events import GenesisKnown, MembershipChanged, RoundClosed, StateEvaluated, StateJudged
 from atoll.peer.governance.orders import amend_of, pauses_in, tunes_in
 from atoll.peer.governance.settings_change import numbers_in
-from atoll.policy.plan import QuorumRule, Turnout, quorum
+from atoll.policy.plan import QuorumRule, VoterTurnout, quorum
 from atoll.policy.reputation import FLOOR, tier_of
-from atoll.protocol.agreement.events import Decided, Judge
+from atoll.protocol.agreement.events import BodyDecided, ProposalReceived
 from atoll.protocol.allreduce.events import RowsWeighed
 from atoll.runtime.storage.ownership import open_private
 from atoll.verification.state_validation.policy import ALL, LOSS_MOST, NAT
@@ -39,7 +39,7 @@ from atoll.wire.messages.vertex import Member
 
 Entry = Mapping[str, Any]
 
-SECRET_FACTS = (Judge, Decided)  # carry whole bodies; their news is in RoundClosed
+SECRET_FACTS = (ProposalReceived, BodyDecided)  # carry whole bodies; their news is in RoundClosed
 LEFT_OUT = ("vertex", "body", "settings")
 RETURNS_MAX = 64  # behind bad states, the newest
 LATE_MAX = 16  # members that came back from being apart with what they did there, the newest
@@ -84,7 +84,7 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
                 entry["late"] = {peer: {"since": one.since, "steps": one.steps} for peer, one in late.items()}
             if body.weighing is not UNSET:
                 entry["weighed"] = dict(zip(body.weighing.peers, body.weighing.shares, strict=True))
-        case Looked(losses=losses, right=right):
+        case StateEvaluated(losses=losses, right=right):
             entry |= {"losses": [nats(loss) for loss in losses], "right": [one / ALL for one in right]}
         case StateJudged(values=values, bounds=bounds, accuracy=accuracy):
             entry |= {"values": [nats(v) for v in values], "bounds": [nats(b) for b in bounds or ()]}
@@ -129,7 +129,9 @@ def line_of(member: Member, scores: Mapping[PeerId, int] | None = None) -> dict[
     return line | {"reputation": score / SCORE_ONE, "tier": tier_of(score)}
 
 
-def paused_text(turnout: Turnout, name_of: Callable[[PeerId], str], rule: QuorumRule, recover: str) -> str | None:
+def paused_text(
+    turnout: VoterTurnout, name_of: Callable[[PeerId], str], rule: QuorumRule, recover: str
+) -> str | None:
     """Why nothing can be agreed on, and what helps, in words for one member; None if a quorum is here."""
     if turnout.here >= turnout.needed:
         return None
@@ -185,7 +187,7 @@ def plain(value: Any) -> Any:
 
 
 @dataclass
-class Progress:
+class RunStatus:
     """What one peer's record says so far."""
 
     max_retries: int = 3  # failed attempts that make a round troubled
@@ -236,9 +238,9 @@ class Progress:
     _closed_at: float = 0.0
 
     @staticmethod
-    def of(entries: Iterable[Entry]) -> Progress:
+    def of(entries: Iterable[Entry]) -> RunStatus:
         """What a record of a life before says; whatever was under way then is not under way now."""
-        progress = Progress()
+        progress = RunStatus()
         for entry in entries:
             progress.see(entry)
         progress.phase, progress.over, progress.holds_model = "starting", False, False
@@ -423,7 +425,7 @@ def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             yield _ENTRY.decode(line)
 
 
-class Record:
+class EventLog:
     """facts.jsonl and the file before it: one line per fact, for people, plots and replays."""
 
     def __init__(self, path: Path) -> None:

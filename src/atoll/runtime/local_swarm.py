@@ -20,7 +20,7 @@ from pathlib import Path
 
 from atoll.base.arguments import Peers, arguments
 from atoll.base.errors import RunFailedError, UsageError
-from atoll.runtime.event_log import Progress, entries_in
+from atoll.runtime.event_log import RunStatus, entries_in
 from atoll.runtime.storage.atomic_files import unusable
 from atoll.runtime.storage.ownership import safe_folder
 
@@ -115,7 +115,7 @@ def _wait(children: Sequence[Child], has_begun: Callable[[], bool]) -> None:
 def _trained(folder: Path) -> int:
     """How many rounds were trained and agreed, by this peer's record."""
     with suppress(FileNotFoundError):
-        return Progress.of(entries_in(folder / "facts.jsonl")).trained
+        return RunStatus.of(entries_in(folder / "facts.jsonl")).trained
     return 0
 
 

@@ -24,15 +24,15 @@ from atoll.base.machine import Fact, Message
 from atoll.crypto.digest import Buffer, digest
 from atoll.features.archive.reed_solomon import demand_ready
 from atoll.features.archive.worker import rebuild_blob
-from atoll.peer.events import Refused, StateLost, StateRebuilt
-from atoll.peer.membership.admission import Wish
+from atoll.peer.events import JoinRejected, StateLost, StateRebuilt
+from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.settings import decode_settings
-from atoll.peer.tasks import HoldPieces, Rebuild, Restore
+from atoll.peer.tasks import HoldPieces, RebuildState, RestoreState
 from atoll.protocol.history.era_signatures import EraSealed
-from atoll.protocol.transfer.download import Fetched, FetchFailed
+from atoll.protocol.transfer.download import BlobFetched, FetchFailed
 from atoll.runtime.bootstrap import identity_of
-from atoll.runtime.driver import Driver, Seat
-from atoll.runtime.storage.store import Store, stored
+from atoll.runtime.driver import Driver, PeerConfig
+from atoll.runtime.storage.store import PeerStore, stored
 from atoll.runtime.training_spec import decode_learning
 from atoll.wire.codec import decode_body, decode_vertex
 from atoll.wire.ticket import Ticket
@@ -43,7 +43,7 @@ TOKENIZER_S = 30.0  # for some megabytes over a home's link
 SIGNED_S = 5.0  # without a further era signed by its quorum: nobody at hand has more
 
 
-class Taken(NamedTuple):
+class DownloadedState(NamedTuple):
     round: int
     state: Digest
 
@@ -55,15 +55,15 @@ async def take(
     timeout_s: Seconds,
     round: int | None = None,
     ticket: Ticket | None = None,
-) -> Taken:
+) -> DownloadedState:
     """Fill this folder with the run's history and the state of this round, or the newest. Only a public run shows
     them without a ticket. Trouble is told as an AtollError."""
-    store = Store(folder)
+    store = PeerStore(folder)
     identity = identity_of(store)
     store.keep([("run", run)])
-    wish = Wish("visitor", admission=ticket.redeem(identity.peer) if ticket is not None else b"")
-    seat = Seat(store, identity, run, wish, None, tuple(bootstrap))
-    host = _Visitor(seat, round)
+    wish = DesiredRole("visitor", admission=ticket.redeem(identity.peer) if ticket is not None else b"")
+    seat = PeerConfig(store, identity, run, wish, None, tuple(bootstrap))
+    host = _ReadonlyDriver(seat, round)
     try:
         await host.listen([])
         host.start()
@@ -72,18 +72,18 @@ async def take(
         await host.stop(farewell=False)
 
 
-class _Visitor(Driver):
-    shelf: _Shelf
+class _ReadonlyDriver(Driver):
+    shelf: _BlobWorker
 
-    def __init__(self, me: Seat, round: int | None) -> None:
-        self.shelf, self.wanted = _Shelf(me.store, round is None), round
+    def __init__(self, me: PeerConfig, round: int | None) -> None:
+        self.shelf, self.wanted = _BlobWorker(me.store, round is None), round
         self.signed, self.ended = asyncio.Event(), asyncio.Event()
         self.state, self.refused = ZERO_DIGEST, False  # a blob that it came for beside the head's; nobody has it
         self.turned_away: RefusedError | None = None
         self.why = "its members have little to give, or went away"  # it is not here yet
         super().__init__(me, self.shelf)
 
-    async def take(self, until: Seconds) -> Taken:
+    async def take(self, until: Seconds) -> DownloadedState:
         """`until` is this process's monotonic clock."""
         patience_s = max(0.0, min(ANSWER_S, until - time.monotonic()))
         try:
@@ -128,7 +128,7 @@ class _Visitor(Driver):
         with suppress(TimeoutError):
             await asyncio.wait_for(self.ended.wait(), TOKENIZER_S)
 
-    async def _earlier(self, round: int) -> Taken:
+    async def _earlier(self, round: int) -> DownloadedState:
         """The state of this round, whole or out of pieces; asked for again where a holder went away meanwhile."""
         self.state = state = await asyncio.to_thread(self._agreed, round)
         while not self.store.has_blob(state):
@@ -145,7 +145,7 @@ class _Visitor(Driver):
             if not self.store.has_blob(state):
                 demand_ready()  # the pieces that are the state itself need no arithmetic, but not all of them came
                 await asyncio.sleep(AGAIN_S)
-        return Taken(round, state)
+        return DownloadedState(round, state)
 
     def _lies_in_pieces(self) -> bool:
         """Then a holder that has nothing is no refusal: where one piece is enough, the first is the state."""
@@ -176,12 +176,12 @@ class _Visitor(Driver):
 
     def _react_to_fact(self, fact: Fact) -> None:
         match fact:
-            case Refused(code=code, what=what):
+            case JoinRejected(code=code, what=what):
                 self.turned_away = _turned_away(code, what if self.wish.admission else "this run is not public")
                 self.shelf.asked.set()
             case EraSealed():
                 self.signed.set()
-            case Fetched(blob=state) | StateRebuilt(state=state) if state == self.state:
+            case BlobFetched(blob=state) | StateRebuilt(state=state) if state == self.state:
                 self.ended.set()
             case StateLost(state=state, why=why) if state == self.state:
                 self.why = why
@@ -202,29 +202,29 @@ def _turned_away(code: str, what: str) -> RefusedError:
     )
 
 
-class _Shelf:
+class _BlobWorker:
     """What stands behind a visitor: a disk, and nobody who reads what is on it."""
 
-    def __init__(self, store: Store, newest: bool) -> None:
+    def __init__(self, store: PeerStore, newest: bool) -> None:
         """`newest`: the head's state is what it came for."""
         self.store, self.newest = store, newest
         self.asked = asyncio.Event()  # for a state: somebody of the run has answered
-        self.taken: asyncio.Future[Taken] = asyncio.get_running_loop().create_future()
+        self.taken: asyncio.Future[DownloadedState] = asyncio.get_running_loop().create_future()
         self._disk = ThreadPoolExecutor(1, "disk")
 
     async def do(self, work: Any) -> Any:
         loop = asyncio.get_running_loop()
         if isinstance(work, HoldPieces):
             return ()  # nobody tidies here
-        if isinstance(work, Rebuild):
+        if isinstance(work, RebuildState):
             return await loop.run_in_executor(self._disk, rebuild_blob, self.store, work, lambda name: None)
-        if not isinstance(work, Restore):
+        if not isinstance(work, RestoreState):
             return await loop.run_in_executor(self._disk, stored, self.store, work)
         self.asked.set()
         if self.newest and not self.store.has_blob(work.state):
             return False
         if self.newest and not self.taken.done():
-            self.taken.set_result(Taken(work.round, work.state))
+            self.taken.set_result(DownloadedState(work.round, work.state))
         return await asyncio.Event().wait()  # there is nothing to go on with; `stop` ends this
 
     def name_of(self, message: Message, payload: Buffer) -> Digest:

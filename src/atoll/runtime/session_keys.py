@@ -25,14 +25,14 @@ from atoll.crypto.identity import (
     new_vote_key,
 )
 from atoll.crypto.signer import VoteKind
-from atoll.runtime.storage.store import Store
+from atoll.runtime.storage.store import PeerStore
 
 SESSION_DAYS = 90  # that a certificate holds; a longer one gives a thief of the key more time to join with it
 RENEW_S = 86400.0  # a certificate that ends within a day is renewed before a vertex may judge it
 REMEMBERED = "session"  # under this name the database knows whose words it remembers
 
 
-class LateSession:
+class LazySessionKey:
     """A `Signer` whose session `make` brings when it is first asked for, and again when its certificate ends."""
 
     def __init__(self, peer: PeerId, make: Callable[[], SessionSigner], now: Callable[[], Seconds]) -> None:
@@ -59,7 +59,7 @@ class LateSession:
         return self._made.secret(purpose)
 
 
-def session_of(store: Store, identity: Identity, run: Digest, kind: VoteKind, now: Seconds) -> SessionSigner:
+def session_of(store: PeerStore, identity: Identity, run: Digest, kind: VoteKind, now: Seconds) -> SessionSigner:
     """The session key from before a restart, so that the membership still knows it; a new one has to join."""
     kept = kept_session(store, run)
     if kept is None or kind_of_key(kept.vote_key) != kind:
@@ -73,7 +73,7 @@ def is_current(signer: SessionSigner, now: Seconds) -> bool:
     return session is not None and session.valid_at(now) and session.valid_at(now + RENEW_S)
 
 
-def kept_session(store: Store, run: Digest) -> SessionSigner | None:
+def kept_session(store: PeerStore, run: Digest) -> SessionSigner | None:
     """From before a restart, if it is of this run and the database remembers its words. UsageError if damaged."""
     secret = store.secret("session.key")
     if secret is None:
@@ -84,7 +84,7 @@ def kept_session(store: Store, run: Digest) -> SessionSigner | None:
     return signer if good and store.kept().get(REMEMBERED) == signer.vote_key else None
 
 
-def remember_session(store: Store) -> None:
+def remember_session(store: PeerStore) -> None:
     """In a folder from before databases knew their sessions: what is there belongs together."""
     secret, kept = store.secret("session.key"), store.kept()
     if secret is not None and "genesis" in kept and REMEMBERED not in kept:
@@ -92,7 +92,7 @@ def remember_session(store: Store) -> None:
 
 
 def certify(
-    store: Store, identity: Identity, run: Digest, key: VotePrivateKey, now_wall_s: Seconds
+    store: PeerStore, identity: Identity, run: Digest, key: VotePrivateKey, now_wall_s: Seconds
 ) -> SessionSigner:
     """The identity's certificate that this key speaks for it from now on, written to disk."""
     now = int(now_wall_s)

@@ -22,13 +22,13 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, RunFailedError, UsageError
-from atoll.peer.config.sections import Config, of_the_run
+from atoll.peer.config.sections import RunConfig, of_the_run
 from atoll.peer.membership.admission import EXPELLED
 from atoll.policy.participation import named
 from atoll.runtime.config import canary_of, data_of, forgone, recipe_of, settings_of, tokenizer_of, weights_of
 from atoll.runtime.control.handlers import handlers_of, unaudited_text
-from atoll.runtime.control.socket import Door, neighbours
-from atoll.runtime.event_log import Progress
+from atoll.runtime.control.socket import ControlServer, neighbours
+from atoll.runtime.event_log import RunStatus
 from atoll.runtime.network.dialer import endpoint_of
 from atoll.wire.ticket import parse
 
@@ -47,11 +47,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Start:
+class PeerOptions:
     """What the command line said about this peer."""
 
     folder: Path
-    config: Config
+    config: RunConfig
     file: Path | None = None
     name: str = ""
     listen: tuple[str, ...] = ()
@@ -61,18 +61,18 @@ class Start:
     uses: int = 0  # of the ticket of a run that it founds; 0: as the run's trust has it
 
 
-class Shell(Protocol):
+class PeerView(Protocol):
     """Whoever watches a peer: a person's terminal or a program's pipe."""
 
     ends_with_stdin: bool
 
     def opened(self, news: dict[str, Any]) -> None: ...
-    def entry(self, entry: dict[str, Any], progress: Progress) -> None: ...
+    def entry(self, entry: dict[str, Any], progress: RunStatus) -> None: ...
     def notice(self, text: str) -> None: ...
     def ended(self, news: dict[str, Any]) -> None: ...
 
 
-async def run_up(start: Start, shell: Shell) -> int:
+async def run_up(start: PeerOptions, shell: PeerView) -> int:
     """Found a run in the folder, or go on with the one it holds."""
     _check_addresses(start)
     if not (start.folder / "kept.sqlite").exists():  # what is not there is told before torch is loaded, too
@@ -80,13 +80,13 @@ async def run_up(start: Start, shell: Shell) -> int:
         canary_of(start.config, start.file)
         tokenizer_of(start.config, start.file)
         weights_of(start.config, start.file)
-    from atoll.runtime.bootstrap import Invitation, found_run, holds_run, resume_run, training
+    from atoll.runtime.bootstrap import TicketTerms, found_run, holds_run, resume_run, training
     from atoll.runtime.training_spec import built_in, found
     from atoll.training.data.tokens import read_tokenizer
 
     listening, threads, name = _ready(start)
     if holds_run(start.folder):
-        if start.file is not None or of_the_run(start.config) != of_the_run(Config()):
+        if start.file is not None or of_the_run(start.config) != of_the_run(RunConfig()):
             passed = f"{start.file} is not read" if start.file is not None else "other settings change nothing"
             shell.notice(f"{start.folder} holds a run already; it goes on as it was founded, {passed}")
         make = training(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
@@ -105,7 +105,7 @@ async def run_up(start: Start, shell: Shell) -> int:
         for text in forgone(config, recipe, floats):
             shell.notice(text)
         make = training(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
-        host, ticket = await found_run(start.folder, founded, name, listening, Invitation(start.uses), make)
+        host, ticket = await found_run(start.folder, founded, name, listening, TicketTerms(start.uses), make)
     except ValueError as why:
         raise UsageError(
             "E-DATA-02", f"this run cannot be founded: {why}", fix="see data.source in docs/config.md"
@@ -120,7 +120,7 @@ async def run_up(start: Start, shell: Shell) -> int:
     return await _run(host, ticket.text, start, shell)
 
 
-def _named_by(config: Config, weights: str) -> Config:
+def _named_by(config: RunConfig, weights: str) -> RunConfig:
     """The same; the folder of weights says what the model is where nobody else does."""
     from atoll.training.models.weights import name_in
 
@@ -129,7 +129,7 @@ def _named_by(config: Config, weights: str) -> Config:
     return replace(config, model=replace(config.model, name=name_in(Path(weights))))
 
 
-async def run_join(start: Start, ticket: str, role: str, bootstrap: tuple[str, ...], shell: Shell) -> int:
+async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[str, ...], shell: PeerView) -> int:
     """Join the ticket's run, or go on in a folder that belongs to it."""
     _check_addresses(start)
     from atoll.runtime.bootstrap import join_run, training
@@ -143,25 +143,25 @@ async def run_join(start: Start, ticket: str, role: str, bootstrap: tuple[str, .
     return await _run(host, None, start, shell)
 
 
-def _check_addresses(start: Start) -> None:
+def _check_addresses(start: PeerOptions) -> None:
     """A slip is told before anything of the run exists, and before torch is loaded."""
     network = start.config.network
     for address in (*(start.listen or network.listen_addresses), *(start.announce or network.announce_addresses)):
         endpoint_of(address)
 
 
-def _ready(start: Start) -> tuple[Any, int, str]:
+def _ready(start: PeerOptions) -> tuple[Any, int, str]:
     """Folder, log, threads and name, before anything of the peer exists."""
     import torch
 
-    from atoll.runtime.bootstrap import Listening, prepare
+    from atoll.runtime.bootstrap import ListenOptions, prepare
     from atoll.runtime.trainer import check_device, threads_per_trainer
 
     check_device(start.config.node.device)
     network = start.config.network
     asked = start.listen or network.listen_addresses
-    nothing_said = not start.listen and asked == Listening().listen
-    listening = Listening(
+    nothing_said = not start.listen and asked == ListenOptions().listen
+    listening = ListenOptions(
         asked, start.announce or network.announce_addresses, network.upload_bytes_s, as_before=nothing_said
     )
     prepare(start.folder)
@@ -171,7 +171,7 @@ def _ready(start: Start) -> tuple[Any, int, str]:
     return listening, threads, named(name, group)
 
 
-async def _run(host: Any, ticket: str | None, start: Start, shell: Shell, resumed: bool = False) -> int:
+async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerView, resumed: bool = False) -> int:
     """Drive this peer until one of the reasons to end."""
     end: asyncio.Future[tuple[str, AtollError | None]] = asyncio.get_running_loop().create_future()
 
@@ -180,11 +180,11 @@ async def _run(host: Any, ticket: str | None, start: Start, shell: Shell, resume
             end.set_result((why, trouble))
 
     host.progress.max_retries = start.config.consensus.max_retries
-    watch = _Watch(host, start, shell, leave)
+    watch = _EndWatcher(host, start, shell, leave)
     host.on_entry = watch.entry
     _end_when_broken(host, leave)
     host.on_unkept = lambda why: leave("its disk refused", why)
-    door = Door(start.folder, handlers_of(host, leave))
+    door = ControlServer(start.folder, handlers_of(host, leave))
     signals = _answer_signals(leave, shell)
     said = False  # farewell
     if shell.ends_with_stdin:
@@ -223,10 +223,10 @@ async def _run(host: Any, ticket: str | None, start: Start, shell: Shell, resume
     return 0
 
 
-class _Watch:
+class _EndWatcher:
     """Notices the reasons to end that nobody says aloud."""
 
-    def __init__(self, host: Any, start: Start, shell: Shell, leave: Callable[..., None]) -> None:
+    def __init__(self, host: Any, start: PeerOptions, shell: PeerView, leave: Callable[..., None]) -> None:
         self.host, self.start, self.shell, self.leave = host, start, shell, leave
         self.over = asyncio.Event()
         self.unreachable = ""
@@ -303,7 +303,7 @@ class _Watch:
             )
 
 
-def _answer_signals(leave: Callable[[str], None], shell: Shell) -> Callable[[], None]:
+def _answer_signals(leave: Callable[[str], None], shell: PeerView) -> Callable[[], None]:
     """Ctrl-C and SIGTERM leave in good order; once more, and the process is gone. Returns what undoes it."""
     loop = asyncio.get_running_loop()
     asked = False

@@ -16,27 +16,35 @@ from atoll.base.ids import Digest, Seconds
 from atoll.base.limits import MIB
 from atoll.base.machine import Fact
 from atoll.features.archive.reed_solomon import ready
-from atoll.peer.events import CaughtUp, GenesisKnown, Refused, RoundBegan, RowsGathered, StateLost, StateRebuilt
+from atoll.peer.events import (
+    CaughtUp,
+    GenesisKnown,
+    JoinRejected,
+    RoundBegan,
+    RowsGathered,
+    StateLost,
+    StateRebuilt,
+)
 from atoll.peer.operator_commands import gather_rows
-from atoll.protocol.transfer.download import Fetched, FetchFailed
-from atoll.runtime.driver import Driver, Seat
+from atoll.protocol.transfer.download import BlobFetched, FetchFailed
+from atoll.runtime.driver import Driver, PeerConfig
 from atoll.runtime.storage.atomic_files import write_durably
-from atoll.runtime.trainer import Beat
+from atoll.runtime.trainer import TrainerHeartbeat
 from atoll.runtime.training_spec import ATTACHED, data_at_hand, decode_learning
-from atoll.runtime.worker.training_worker import Island
+from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.data import STDLIB
 from atoll.training.models import task_of
 from atoll.training.models.export import tensor_file
 from atoll.verification.replay_audit.machine import EXHIBIT_UPDATES
-from atoll.wire.messages.statements import Tuned
+from atoll.wire.messages.statements import ChangedNumbers
 
 
-class PeerHost(Driver):
+class TrainingPeer(Driver):
     """A member that trains, or watches training."""
 
-    island: Island
+    island: TrainingWorker
 
-    def __init__(self, me: Seat, island: Island, *, on_fact: Callable[[Fact], None]) -> None:
+    def __init__(self, me: PeerConfig, island: TrainingWorker, *, on_fact: Callable[[Fact], None]) -> None:
         self._data = ""  # where the data set is
         self._sought: dict[Digest, asyncio.Future[bool]] = {}  # earlier states that somebody waits for
         self._fetching: dict[Digest, asyncio.Future[None]] = {}  # blobs that somebody waits for
@@ -47,7 +55,7 @@ class PeerHost(Driver):
         island.tuned_before = self._tuned_before
         island.mine.uplink_bytes_s = self.uplink_bytes_s
 
-    def _tuned_before(self, round: int) -> Tuned | UnsetType:
+    def _tuned_before(self, round: int) -> ChangedNumbers | UnsetType:
         """What the vertex before this round says of numbers."""
         history = self.machine.history
         body = history.bodies.get(round - 1) if history is not None else None
@@ -122,12 +130,14 @@ class PeerHost(Driver):
                 self._sought.pop(state).set_result(isinstance(fact, StateRebuilt))
             case RowsGathered(of=of) if (waits := self._rows_gathered.get(of)) is not None and not waits.done():
                 waits.set_result(fact)
-            case Fetched(blob=blob) | FetchFailed(blob=blob) if (waits := self._fetching.get(blob)) is not None:
+            case BlobFetched(blob=blob) | FetchFailed(blob=blob) if (waits := self._fetching.get(blob)) is not None:
                 if not waits.done():
                     waits.set_result(None)
-            case Fetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.data_blob:
+            case BlobFetched(blob=blob) if (
+                self.island.learning is not None and blob == self.island.learning.data_blob
+            ):
                 self._use_data_blob(blob)
-            case Fetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.base:
+            case BlobFetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.base:
                 self._equip()
             case _:
                 pass
@@ -162,7 +172,7 @@ class PeerHost(Driver):
 
     def _refuse(self, code: str, what: str, fix: str) -> None:
         """This computer cannot take part, whoever is asked."""
-        refused = Refused(by=self.me, code=code, what=what, fix=fix, for_good=True)
+        refused = JoinRejected(by=self.me, code=code, what=what, fix=fix, for_good=True)
         for listener in self.listeners:
             listener(refused)
 
@@ -217,7 +227,7 @@ class PeerHost(Driver):
             }
         )
 
-    def _stepped(self, beat: Beat) -> None:
+    def _stepped(self, beat: TrainerHeartbeat) -> None:
         """A sign of life from the trainer: worth showing, not worth keeping."""
         entry = {"at": round(self.clock.now(), 3), "fact": "Stepped", "phase": "train", "steps": beat.steps}
         self._tell(entry | {"loss": round(beat.loss, 4), "step_s": round(beat.step_s, 5)}, durable=False)

@@ -13,10 +13,10 @@ from torch import nn
 from atoll.base.errors import UNREADABLE, PeerFault, UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
-from atoll.base.workload import Effort
+from atoll.base.workload import WorkloadPolicy
 from atoll.peer.round.topology_choice import parts_planned
 from atoll.peer.settings import RunSettings, acceptance_problem, decode_settings, encode_settings, pacing_problem
-from atoll.policy.plan import Acceptance
+from atoll.policy.plan import StragglerPolicy
 from atoll.policy.vertex_capacity import members_most
 from atoll.training.codec import CODECS, codec_named
 from atoll.training.codec.blocks import BLOCK
@@ -33,28 +33,28 @@ from atoll.training.data import (
 from atoll.training.data.records import COLUMN
 from atoll.training.data.tokens import vocabulary_of
 from atoll.training.exchange.frozen_base import base_bytes
-from atoll.training.exchange.layout import Layout, layout_of
+from atoll.training.exchange.layout import ModelLayout, layout_of
 from atoll.training.exchange.reply_formats import remembers, says_more
 from atoll.training.exchange.state import SharedState, initial_state, state_bytes, state_hash
-from atoll.training.exchange.update import Common
+from atoll.training.exchange.update import RoundInputs
 from atoll.training.models import build_model, misfit, tokens_misfit, travelling
 from atoll.training.models.weights import load_weights
-from atoll.training.recipe.inner import Accumulate
+from atoll.training.recipe.inner import GradientAccumulation
 from atoll.training.recipe.outer import momentum_of
 from atoll.training.recipe.recipes import Recipe, check_recipe, closing, coding_at, sample_problem, swarm_problem
 from atoll.training.recipe.schedule import fragments_of, longest_turn, stretches_of, turn_of
 from atoll.verification.loss_scoring.tensors import scoring_problem
 from atoll.verification.redundant_training.tensors import twins_problem
-from atoll.verification.replay_audit import recipe_problem
-from atoll.verification.sum_check.policy import Terms
-from atoll.verification.sum_check.tensors import Cut, unopened
+from atoll.verification.replay_audit.tolerance import recipe_problem
+from atoll.verification.sum_check.policy import SumCheckTerms
+from atoll.verification.sum_check.tensors import LeafLayout, unopened
 
 
-class Learning(msgspec.Struct, frozen=True):
+class TrainingSpec(msgspec.Struct, frozen=True):
     recipe: Recipe
     data: str  # label for people: "stdlib", "attached", or the name of the founder's file; never a path to open
     data_blob: Digest  # its name
-    layout: Layout  # names, shapes and dtypes that every member's model must have
+    layout: ModelLayout  # names, shapes and dtypes that every member's model must have
     canary: Digest | UnsetType = UNSET  # more held-out data, as a blob, which validators look at too
     tokenizer: Digest | UnsetType = UNSET  # the tokenizer.json that made the data, as a blob; bytes are tokens else
     base: Digest | UnsetType = UNSET  # what of a built-in model stays as it is, as a blob; unset: nothing
@@ -82,15 +82,15 @@ class Learning(msgspec.Struct, frozen=True):
         coding = coding_at(recipe, schedule.begun(done + 1), schedule.steps)
         return msgspec.structs.replace(recipe, coding=coding)
 
-    def common(self, round: int, before: SharedState, name: Digest) -> Common:
+    def common(self, round: int, before: SharedState, name: Digest) -> RoundInputs:
         """What all members of this round know: the state of this name that it builds on."""
-        return Common(round, before, name, self.layout, momentum_of(self.recipe.outer))
+        return RoundInputs(round, before, name, self.layout, momentum_of(self.recipe.outer))
 
 
-_LEARNING = msgspec.msgpack.Decoder(Learning)
+_LEARNING = msgspec.msgpack.Decoder(TrainingSpec)
 
 
-def decode_learning(settings: RunSettings) -> Learning:
+def decode_learning(settings: RunSettings) -> TrainingSpec:
     try:
         learning = _LEARNING.decode(settings.learning)
         check_recipe(_ending(learning.recipe))
@@ -129,12 +129,12 @@ def decode_learning(settings: RunSettings) -> Learning:
     if (terms := settings.opened) is not None:
         if problem := unopened(learning.recipe):
             raise PeerFault("", f"this run's answers cannot be opened: {problem}")
-        if terms.leaf_bytes != Cut(codec_named(learning.recipe.coding.down)).leaf_bytes:
+        if terms.leaf_bytes != LeafLayout(codec_named(learning.recipe.coding.down)).leaf_bytes:
             raise PeerFault("", f"this run's answers have no blocks of {terms.leaf_bytes} bytes")
     return learning
 
 
-def data_at_hand(learning: Learning) -> Data | None:
+def data_at_hand(learning: TrainingSpec) -> Data | None:
     """The run's data set where it is made of this Python's own library; None: the blob has to be fetched.
 
     Opens nothing else, whatever genesis says: its founder would choose what is read on every member's disk.
@@ -159,12 +159,12 @@ def _ending(recipe: Recipe) -> Recipe:
 UNMEASURED = "adapters train beside a base, and how far honest machines differ in them was never measured"
 
 
-def audit_problem(recipe: Recipe, layout: Layout) -> str:
+def audit_problem(recipe: Recipe, layout: ModelLayout) -> str:
     """Why rounds in which this travels cannot be audited; empty if they can."""
     return UNMEASURED if layout.held else recipe_problem(recipe, layout.floats)
 
 
-def effort_misfit(recipe: Recipe, effort: Effort | UnsetType) -> str:
+def effort_misfit(recipe: Recipe, effort: WorkloadPolicy | UnsetType) -> str:
     """Why rounds under this recipe cannot ask for this; empty if they can."""
     schedule = recipe.schedule
     bounded = effort is not UNSET and effort.bounded is True
@@ -181,7 +181,7 @@ def effort_misfit(recipe: Recipe, effort: Effort | UnsetType) -> str:
     changing = effort.samples is not UNSET or effort.by_loss is True or effort.by_speed is True
     growing = effort.batches is not UNSET
     if (changing or effort.train_s is not UNSET) and (
-        isinstance(recipe.inner, Accumulate) or schedule.turn_steps < 2
+        isinstance(recipe.inner, GradientAccumulation) or schedule.turn_steps < 2
     ):
         return "every step is a round, which can be neither longer nor shorter"
     if (changing or growing) and recipe.own_anchors:
@@ -230,14 +230,14 @@ def apart_problem(recipe: Recipe) -> str:
         return "members' moments are averaged, and late work has none"
     if recipe.merge not in ("replace", "delta"):
         return "members keep a share of their own parameters, in which late work would be for a second time"
-    if isinstance(recipe.inner, Accumulate):
+    if isinstance(recipe.inner, GradientAccumulation):
         return "one step is a round, and its gradient is of an anchor that is gone when the member is back"
     if recipe.reducer.quorum:
         return "rounds that go on without the slow carry their steps over in another way"
     return ""
 
 
-def terms_of(recipe: Recipe, share: float) -> Terms | msgspec.UnsetType:
+def terms_of(recipe: Recipe, share: float) -> SumCheckTerms | msgspec.UnsetType:
     """How answers of this recipe are opened. UsageError if its codecs have no blocks."""
     if not share:
         return msgspec.UNSET
@@ -249,10 +249,10 @@ def terms_of(recipe: Recipe, share: float) -> Terms | msgspec.UnsetType:
             fix=f"choose {', '.join(sorted(CODECS))} for sync.up and sync.down; or write run.openings = 0: "
             'owners are then believed with run.trust = "community", and more of them make every part with "open"',
         )
-    return Terms(share, Cut(codec_named(recipe.coding.down)).leaf_bytes)
+    return SumCheckTerms(share, LeafLayout(codec_named(recipe.coding.down)).leaf_bytes)
 
 
-def size_problem(recipe: Recipe, layout: Layout) -> str:
+def size_problem(recipe: Recipe, layout: ModelLayout) -> str:
     """Why this model cannot be sent as this recipe asks, in fragments of PARTS_MAX parts; empty if it can."""
     least = PARTS_MAX * BLOCK
     try:
@@ -269,11 +269,11 @@ def size_problem(recipe: Recipe, layout: Layout) -> str:
 ATTACHED = "attached"  # data and steps are the user's own loop: see attach.py
 
 
-class Beginning(msgspec.Struct, frozen=True):
+class RunStart(msgspec.Struct, frozen=True):
     """What a new run starts from: its recipe, its model as it is now, its data."""
 
     recipe: Recipe
-    layout: Layout
+    layout: ModelLayout
     state: bytes  # canonical bytes of the first shared state
     data: str
     blob: bytes  # of the data set; empty where data never leaves its peer
@@ -282,7 +282,7 @@ class Beginning(msgspec.Struct, frozen=True):
     base: bytes = b""  # blob of what is not exchanged of a built-in model, if anything is not
 
 
-class Founded(msgspec.Struct, frozen=True):
+class FoundingBlobs(msgspec.Struct, frozen=True):
     """What a new run fixes for good, and the blobs that its members fetch from each other."""
 
     settings: RunSettings
@@ -301,7 +301,7 @@ def built_in(
     column: str = COLUMN,
     weights: str = "",
     only: Sequence[str] = (),
-) -> Beginning:
+) -> RunStart:
     """A model that Atoll knows by name. The first weights travel as a blob, never as a seed.
 
     `weights`: a folder to take them from, else they are fresh. `only`: patterns of what is exchanged, the rest
@@ -323,7 +323,7 @@ def built_in(
         load_weights(model, recipe.model, Path(weights))
     layout, base = _exchanged(model, travelling(recipe.model, only))
     state = state_bytes(initial_state(model, layout), layout)
-    return Beginning(recipe, layout, state, _label(data), data_blob(loaded), watched, tokenizer, base)
+    return RunStart(recipe, layout, state, _label(data), data_blob(loaded), watched, tokenizer, base)
 
 
 def _label(data: str) -> str:
@@ -332,7 +332,7 @@ def _label(data: str) -> str:
     return data if data == STDLIB else "own data" if name in (STDLIB, ATTACHED, "") else name
 
 
-def _exchanged(model: nn.Module, only: Sequence[str]) -> tuple[Layout, bytes]:
+def _exchanged(model: nn.Module, only: Sequence[str]) -> tuple[ModelLayout, bytes]:
     """The layout of what these patterns name, and the blob of the rest."""
     try:
         layout = layout_of(model, only)
@@ -365,7 +365,7 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
     topology = "butterfly" if direct and settings.topology == "auto" else settings.topology
     if reducer.group == "server":
         topology = "star"
-    accepted = Acceptance(reducer.quorum, reducer.grace) if reducer.quorum else UNSET
+    accepted = StragglerPolicy(reducer.quorum, reducer.grace) if reducer.quorum else UNSET
     settings = msgspec.structs.replace(
         settings,
         min_peers=max(reducer.peers_min, settings.min_peers),
@@ -424,7 +424,7 @@ def with_room(settings: RunSettings) -> RunSettings:
     )
 
 
-def found(beginning: Beginning, settings: RunSettings) -> Founded:
+def found(beginning: RunStart, settings: RunSettings) -> FoundingBlobs:
     """A run that learns this. UsageError if the model is too small to be cut into parts, or too large for a vertex
     that lists its members, or the recipe too new."""
     layout = beginning.layout
@@ -514,7 +514,7 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
     tokenizer = state_hash(beginning.tokenizer) if beginning.tokenizer else UNSET
     base = state_hash(beginning.base) if beginning.base else UNSET
     blob = state_hash(beginning.blob)
-    learning = Learning(beginning.recipe, beginning.data, blob, layout, canary, tokenizer, base)
+    learning = TrainingSpec(beginning.recipe, beginning.data, blob, layout, canary, tokenizer, base)
     largest = 4 * longest_turn(beginning.recipe.schedule, layout)  # fp32: no codec makes an update larger
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)
     beside = beginning.canary, beginning.tokenizer, beginning.base
@@ -527,4 +527,4 @@ def found(beginning: Beginning, settings: RunSettings) -> Founded:
             cause="a number or a combination of the recipe or its settings that every member refuses in a genesis",
             fix="change what is named; docs/config.md has every setting with its unit",
         ) from None
-    return Founded(with_room(complete), beginning.state, beginning.blob, *beside)
+    return FoundingBlobs(with_room(complete), beginning.state, beginning.blob, *beside)

@@ -26,14 +26,22 @@ from atoll.base.limits import (
     VOICES_MAX,
 )
 from atoll.base.machine import Fact
-from atoll.peer.events import Accused, CaughtUp, Disagreed, Fault, RoundClosed, StateMissing, Unread
+from atoll.peer.events import (
+    CaughtUp,
+    MalformedRow,
+    MemberAccused,
+    ProposalRejected,
+    ProtocolFault,
+    RoundClosed,
+    StateMissing,
+)
 from atoll.protocol.agreement.events import Equivocation
-from atoll.protocol.allreduce.engine import Garbage, PartAnswered
+from atoll.protocol.allreduce.engine import PartAnswered, RowUndecodable
 from atoll.protocol.history.chain import WINDOW
-from atoll.simulation.world import Node
+from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Caught, Commit
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import Accusation, Commitment
+from atoll.wire.messages.vertex import VertexBody
 
 ANSWERS_WATCHED = 4096  # of the last few rounds
 
@@ -43,7 +51,7 @@ class InvariantBroken(AssertionError):
 
 
 @dataclass
-class Checkers:
+class InvariantCheckers:
     villains: frozenset[PeerId] = frozenset()
     faultless: bool = False
     vertices: dict[int, Digest] = field(default_factory=dict)
@@ -58,7 +66,7 @@ class Checkers:
     attempts: dict[int, int] = field(default_factory=dict)  # round -> attempt that decided it
     late: Counter[PeerId] = field(default_factory=Counter[PeerId])  # steps taken apart, as vertices count them
 
-    def watch(self, now: Seconds, node: Node, fact: Fact) -> None:
+    def watch(self, now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.villains:
             return
         match fact:
@@ -70,24 +78,26 @@ class Checkers:
                 self._answered(node, fact)
             case Equivocation(peer=peer) if peer not in self.villains:
                 self._broken(f"honest {peer} was caught saying two things in round {fact.round}")
-            case Fault(peer=peer, what=what) if peer not in self.villains:
+            case ProtocolFault(peer=peer, what=what) if peer not in self.villains:
                 self._broken(f"honest {peer} is blamed by {node.name}: {what}")
-            case Accused(peer=peer, statement=Caught()) if peer not in self.villains:
+            case MemberAccused(peer=peer, statement=Accusation()) if peer not in self.villains:
                 self._broken(f"honest {peer} is called a liar by {node.name} in round {fact.round}")
-            case Accused(peer=peer) if peer not in self.villains:
+            case MemberAccused(peer=peer) if peer not in self.villains:
                 self.complaints += 1
-            case Garbage(peer=peer) | Unread(peer=peer) if peer not in self.villains:
+            case RowUndecodable(peer=peer) | MalformedRow(peer=peer) if peer not in self.villains:
                 self._broken(f"honest {peer}'s bytes do not decode")
             case StateMissing(why=why):
                 self.repairs += 1
                 if "differs" in why:
                     self._broken(f"{node.name} diverged in round {fact.round}: {why}")
-            case Disagreed(proposer=proposer, why=why) if proposer not in self.villains and "state hash" in why:
+            case ProposalRejected(proposer=proposer, why=why) if (
+                proposer not in self.villains and "state hash" in why
+            ):
                 self._broken(f"{node.name} computes another state than {proposer} in round {fact.round}")
             case _:
                 pass
 
-    def _closed(self, node: Node, fact: RoundClosed) -> None:
+    def _closed(self, node: VirtualComputer, fact: RoundClosed) -> None:
         round, name = fact.body.round, node.name
         if round not in self.vertices:
             self._count_late(fact.body)
@@ -112,16 +122,16 @@ class Checkers:
                 self._broken(f"without faults, round {round} misses {fact.missing} (parts of {fact.partly})")
         self._bounds(node)
 
-    def _count_late(self, body: Body) -> None:
+    def _count_late(self, body: VertexBody) -> None:
         for signed in body.commits:
             commit = statement_in(signed)
-            if not isinstance(commit, Commit) or commit.late is None:
+            if not isinstance(commit, Commitment) or commit.late is None:
                 continue
             if not commit.weight:
                 self._broken(f"late work of {signed.signer} is in a row of round {body.round} that weighs nothing")
             self.late[signed.signer] += commit.late.steps
 
-    def _answered(self, node: Node, fact: PartAnswered) -> None:
+    def _answered(self, node: VirtualComputer, fact: PartAnswered) -> None:
         """An owner gives one answer for a part of an attempt, also across a restart."""
         if fact.owner in self.villains or fact.owner == node.name:
             return  # what an owner tells itself is not said before it is durable
@@ -131,7 +141,7 @@ class Checkers:
         if len(self.answers) > ANSWERS_WATCHED:
             del self.answers[next(iter(self.answers))]
 
-    def _bounds(self, node: Node) -> None:
+    def _bounds(self, node: VirtualComputer) -> None:
         peer = node.machine
         if peer is None:
             return

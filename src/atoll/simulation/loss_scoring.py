@@ -22,23 +22,23 @@ from atoll.base.draw import draw_below
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Send
 from atoll.crypto.digest import merkle_root
-from atoll.peer.tasks import Exhibited, Fell, Score, ShowUpdate
-from atoll.simulation.adversaries.byzantine import Twist, Villain
-from atoll.simulation.worker import VALIDATION_STEPS, Island, IslandKnobs
-from atoll.wire.messages.audits import ExhibitIs
-from atoll.wire.messages.history import Chunk, ManifestIs
+from atoll.peer.tasks import ExhibitBuilt, ScoreResult, ScoreUpdate, ShowUpdate
+from atoll.simulation.adversaries.byzantine import ByzantineMember, Twist
+from atoll.simulation.worker import VALIDATION_STEPS, VirtualWorker, WorkerKnobs
+from atoll.wire.messages.audits import ExhibitResponse
+from atoll.wire.messages.history import ChunkResponse, ManifestResponse
 
 ERROR = 20_000  # millionths of a nat: the standard error of every score
 OTHERS = 200_000  # how far everybody's honest work lets the loss of any sample fall
 HONEST_ERRORS = 5  # own samples gain up to so many standard errors more, and at least one
 
 
-def squat(villain: Villain, send: Send) -> list[Effect]:
+def squat(villain: ByzantineMember, send: Send) -> list[Effect]:
     match send.message:
-        case ExhibitIs(update=True) as told if villain.peer.inspectors.scoring is not None:
+        case ExhibitResponse(update=True) as told if villain.peer.inspectors.scoring is not None:
             seen = [turn.blob for turn in villain.peer.inspectors.scoring.turns.values() if turn.blob is not None]
             return [replace(send, message=replace(told, blob=seen[-1] if seen else None))]
-        case ManifestIs() | Chunk():
+        case ManifestResponse() | ChunkResponse():
             return []
         case _:
             return [send]
@@ -49,57 +49,59 @@ SHIRKING = ("copycat", "noise", "refuser", "joker")  # whose updates are hollow,
 LYING = ("slanderer", "praiser", "mute")
 
 
-class Shown(msgspec.Struct, frozen=True, array_like=True):
+class UpdateExhibit(msgspec.Struct, frozen=True, array_like=True):
     parts: tuple[Digest, ...]
     learned: str  # what a virtual update says of itself; real ones let others see
 
 
-_SHOWN = msgspec.msgpack.Decoder(Shown)
+_SHOWN = msgspec.msgpack.Decoder(UpdateExhibit)
 
 
-class ScoredIsland(Island):
+class LossScoringVirtualWorker(VirtualWorker):
     kind = ""
 
     def takes_s(self, work: Any) -> Seconds:
-        return VALIDATION_STEPS * self.knobs.step_s if isinstance(work, Score) else super().takes_s(work)
+        return VALIDATION_STEPS * self.knobs.step_s if isinstance(work, ScoreUpdate) else super().takes_s(work)
 
     def do(self, work: Any) -> Any:
         match work:
             case ShowUpdate(round=round):
                 if round not in self.encoded:
                     raise RuntimeError(f"nothing is left of round {round}")
-                return Exhibited(self._put(msgspec.msgpack.encode(Shown(self.encoded[round], self.kind))))
-            case Score():
+                return ExhibitBuilt(
+                    self._put(msgspec.msgpack.encode(UpdateExhibit(self.encoded[round], self.kind)))
+                )
+            case ScoreUpdate():
                 return self._score(work)
             case _:
                 return super().do(work)
 
-    def _score(self, work: Score) -> Fell:
+    def _score(self, work: ScoreUpdate) -> ScoreResult:
         if work.before not in self.blobs:
             raise RuntimeError("the state that the round began with is not here")
         if self.kind == "mute":
             raise RuntimeError("this scorer does not want to look")
         if self.kind in LYING:
-            return Fell((1, 2, 3) if self.kind == "slanderer" else (9 * OTHERS, 0, 0))
+            return ScoreResult((1, 2, 3) if self.kind == "slanderer" else (9 * OTHERS, 0, 0))
         try:
             shown = _SHOWN.decode(self.blobs[work.blob])
         except msgspec.DecodeError:
-            return Fell((), "this is no update")
+            return ScoreResult((), "this is no update")
         if merkle_root(shown.parts) != work.root:
-            return Fell((), "another update than it committed to")
+            return ScoreResult((), "another update than it committed to")
         own = OTHERS + ERROR * (1 + draw_below(work.drawn, "luck", HONEST_ERRORS))
         if shown.learned == "noise":
             own = -OTHERS
         elif shown.learned == "copycat":
             own = OTHERS + draw_below(work.drawn, "luck", 4 * ERROR) - 2 * ERROR
-        return Fell((own, OTHERS, ERROR))
+        return ScoreResult((own, OTHERS, ERROR))
 
 
-def islands(kinds: dict[PeerId, str]) -> Callable[[PeerId, IslandKnobs, Random], Island]:
+def islands(kinds: dict[PeerId, str]) -> Callable[[PeerId, WorkerKnobs, Random], VirtualWorker]:
     """What stands behind each peer of a swarm whose updates are scored: honest trainers, but for these."""
 
-    def make(me: PeerId, knobs: IslandKnobs, draw: Random) -> Island:
-        island = ScoredIsland(me, knobs, draw)
+    def make(me: PeerId, knobs: WorkerKnobs, draw: Random) -> VirtualWorker:
+        island = LossScoringVirtualWorker(me, knobs, draw)
         island.kind = kinds.get(me, "")
         return island
 

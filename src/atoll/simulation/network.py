@@ -28,7 +28,7 @@ class NetworkKnobs:
 
 
 @dataclass(slots=True)
-class Waiting:
+class QueuedMessage:
     """A payload's message until it leaves: what arrives is what was said last."""
 
     event: Received
@@ -41,7 +41,7 @@ class Waiting:
 
 
 @dataclass
-class Network:
+class VirtualNetwork:
     """Decides when, and how often, a message arrives."""
 
     knobs: NetworkKnobs
@@ -52,18 +52,18 @@ class Network:
     latency: dict[tuple[PeerId, PeerId], Seconds] = field(default_factory=dict)
     uplink_bytes_s: dict[PeerId, float] = field(default_factory=dict)  # of peers whose link is unlike the others'
     downlink_bytes_s: dict[PeerId, float] = field(default_factory=dict)
-    waiting: dict[PeerId, dict[tuple[PeerId, Hashable], Waiting]] = field(default_factory=dict)  # by sender
+    waiting: dict[PeerId, dict[tuple[PeerId, Hashable], QueuedMessage]] = field(default_factory=dict)  # by sender
     sent: int = 0
     lost: int = 0
     bytes: int = 0
 
-    def arrivals(self, now: Seconds, to: PeerId, event: Received) -> tuple[Waiting, list[Seconds]]:
+    def arrivals(self, now: Seconds, to: PeerId, event: Received) -> tuple[QueuedMessage, list[Seconds]]:
         """World times at which copies of this message arrive: none, one or two; and what says it then.
 
         A payload's is when its first byte is at the receiver's downlink: see `through`.
         """
         sender, payload = event.sender, event.payload
-        said = Waiting(event, now)
+        said = QueuedMessage(event, now)
         if payload is not None and (place := event.message.place) is not None:
             if self.uplink_free.get(sender, 0.0) <= now:
                 self.waiting[sender] = {}  # all of it has left
@@ -88,7 +88,7 @@ class Network:
             copies.append(copies[0] + self.draw.uniform(0, 10 * self.knobs.jitter_s))
         return said, copies
 
-    def through(self, now: Seconds, to: PeerId, said: Waiting) -> Seconds:
+    def through(self, now: Seconds, to: PeerId, said: QueuedMessage) -> Seconds:
         """When a payload whose first byte comes to its receiver's downlink now is there whole."""
         worked_off = self._queue(self.downlink_free, to, now, said.size_bytes / self.downlink_of(to))
         return max(said.whole_at, worked_off)

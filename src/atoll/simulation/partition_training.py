@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from atoll.base.ids import ZERO_DIGEST, Digest
 from atoll.peer.tasks import TrainApart
-from atoll.wire.messages.statements import Late
+from atoll.wire.messages.statements import LateShare
 
 
 @dataclass
-class Alone:
+class OfflineSteps:
     out: int = 0  # steps since it went apart
     held: int = 0  # late work that waits for a round
     since: int = 0  # the round in which that began
@@ -39,9 +39,9 @@ class Alone:
             self.kept(self.head)
         return steps
 
-    def late(self, round: int, batch: int) -> Late | None:
+    def late(self, round: int, batch: int) -> LateShare | None:
         """What rides on the update of this round."""
-        return Late(self.since, self.held, self.held * batch) if self.held and self.since < round else None
+        return LateShare(self.since, self.held, self.held * batch) if self.held and self.since < round else None
 
     def back(self, round: int, counted: tuple[bool, ...] | None, late: bool, steps: int) -> None:
         """The round that was under way is over; `steps` of it count late if nobody counted them."""

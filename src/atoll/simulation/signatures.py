@@ -27,7 +27,7 @@ from atoll.crypto.identity import (
     public_bytes,
     signature_bytes,
 )
-from atoll.crypto.signer import Signer, Validity, Verifier, VoteKind, Vouch
+from atoll.crypto.signer import IdentitySigner, SignatureVerifier, Signer, Validity, VoteKind
 
 FOR_EVER = Validity(0, float("-inf"), float("inf"))
 _SECRET = b"the world's own secret"
@@ -37,11 +37,11 @@ def peer_name(index: int) -> PeerId:
     return PeerId(f"p{index:04d}")
 
 
-class Keys(Protocol):
+class WorldKeys(Protocol):
     """Names and keys of the peers of one world, by their index."""
 
     @property
-    def verifier(self) -> Verifier: ...
+    def verifier(self) -> SignatureVerifier: ...
 
     def name(self, index: int) -> PeerId: ...
 
@@ -55,7 +55,7 @@ class Keys(Protocol):
         """Of its `session`-th session: whoever loses its disk begins another."""
         ...
 
-    def vouch(self, peer: PeerId) -> Vouch:
+    def vouch(self, peer: PeerId) -> IdentitySigner:
         """The long-lived identity of a peer of this world."""
         ...
 
@@ -77,9 +77,9 @@ class VirtualKeys:
     def signer(self, index: int, run: bytes, session: int = 0) -> Signer:
         return VirtualSigner(self.name(index), session, self.votes)
 
-    def vouch(self, peer: PeerId) -> Vouch:
+    def vouch(self, peer: PeerId) -> IdentitySigner:
         identity = peer.encode()
-        return Vouch(identity, lambda data: sign_as_identity(identity, data))
+        return IdentitySigner(identity, lambda data: sign_as_identity(identity, data))
 
 
 class RealKeys:
@@ -117,9 +117,9 @@ class RealKeys:
             )
         return self._sessions[one]
 
-    def vouch(self, peer: PeerId) -> Vouch:
+    def vouch(self, peer: PeerId) -> IdentitySigner:
         identity = next(i for i in self._identities.values() if i.peer == peer)
-        return Vouch(public_bytes(identity.public), lambda data: signature_bytes(identity.sign(data)))
+        return IdentitySigner(public_bytes(identity.public), lambda data: signature_bytes(identity.sign(data)))
 
     def _identity(self, index: int) -> Identity:
         if index not in self._identities:

@@ -12,13 +12,13 @@ import msgspec
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import SEGMENT_STEPS
 from atoll.crypto.digest import digest
-from atoll.peer.tasks import Judge, Judged
+from atoll.peer.tasks import JudgeReplay, JudgmentResult
 
 FRESH = digest(b"fresh moments")
 CLAIMS_HELD = 4  # rounds whose chain a virtual trainer remembers
 
 
-class Claim(msgspec.Struct, frozen=True, array_like=True):
+class VirtualClaim(msgspec.Struct, frozen=True, array_like=True):
     """What a virtual trainer says about its round; its digest is what it commits to."""
 
     round: int
@@ -36,26 +36,26 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
         return digest(b"moments of " + self.links[-1])
 
 
-class Shown(msgspec.Struct, frozen=True, array_like=True):
-    claim: Claim
-    last: Claim | None  # counted before it
+class VirtualExhibit(msgspec.Struct, frozen=True, array_like=True):
+    claim: VirtualClaim
+    last: VirtualClaim | None  # counted before it
 
 
-_SHOWN = msgspec.msgpack.Decoder(Shown)
+_SHOWN = msgspec.msgpack.Decoder(VirtualExhibit)
 
 
-class Chain:
+class VirtualChain:
     """What a virtual trainer remembers of its rounds. `kept` survives a crash, all else does not."""
 
     def __init__(self, me: PeerId) -> None:
         self.me = me
-        self.kept: tuple[Digest | None, Digest, Claim | None] = None, FRESH, None
+        self.kept: tuple[Digest | None, Digest, VirtualClaim | None] = None, FRESH, None
         self.cheats = self.starts = False
         self.crash()
 
     def crash(self) -> None:
         self.moments, self.last = FRESH, None
-        self.made: dict[int, Shown] = {}
+        self.made: dict[int, VirtualExhibit] = {}
         self.taken: dict[int, int] = {}  # steps, by round
 
     def claim(self, round: int, before: Digest, root: Digest) -> Digest:
@@ -64,8 +64,8 @@ class Chain:
         links = [first_link(before, begins)]
         for segment in range(-(-steps // SEGMENT_STEPS)):
             links.append(next_link(links[-1], self.me, round, segment, honest=not self.cheats))
-        claim = Claim(round, steps, root, begins, tuple(links))
-        self.made[round] = Shown(claim, self.last)
+        claim = VirtualClaim(round, steps, root, begins, tuple(links))
+        self.made[round] = VirtualExhibit(claim, self.last)
         if len(self.made) > CLAIMS_HELD:
             del self.made[min(self.made)]
         self.taken = {of: count for of, count in self.taken.items() if of >= round}
@@ -103,22 +103,26 @@ def next_link(link: Digest, peer: PeerId, round: int, segment: int, honest: bool
     return digest(link + f"{peer}/{round}/{segment}/{honest}".encode())
 
 
-def judged(work: Judge, data: bytes) -> Judged:
+def judged(work: JudgeReplay, data: bytes) -> JudgmentResult:
     """The verdict of an honest auditor, by the rules of the real one."""
     try:
         shown = _SHOWN.decode(data)
     except msgspec.DecodeError:
-        return Judged("withheld", "this is no exhibit")
+        return JudgmentResult("withheld", "this is no exhibit")
     claim, last = shown.claim, shown.last
     if claim.name != work.claim or (last is not None and last.name != work.last_claim):
-        return Judged("withheld", "it shows another claim than it committed to")
+        return JudgmentResult("withheld", "it shows another claim than it committed to")
     if (claim.steps, claim.root, claim.round) != (work.steps, work.root, work.round):
-        return Judged("wrong", "its claim is of another round")
+        return JudgmentResult("wrong", "its claim is of another round")
     if claim.steps > work.steps_max or len(claim.links) != -(-claim.steps // SEGMENT_STEPS) + 1:
-        return Judged("wrong", "these are no links of so many steps")
+        return JudgmentResult("wrong", "these are no links of so many steps")
     if claim.links[0] != first_link(work.before, claim.begins):
-        return Judged("wrong", "it starts from another state than the agreed one")
+        return JudgmentResult("wrong", "it starts from another state than the agreed one")
     if claim.begins not in (FRESH, last.ends if last is not None else FRESH):
-        return Judged("wrong", "its moments are neither those that its last round ended with nor fresh")
+        return JudgmentResult("wrong", "its moments are neither those that its last round ended with nor fresh")
     again = next_link(claim.links[work.segment], work.peer, work.round, work.segment)
-    return Judged("accepted") if again == claim.links[work.segment + 1] else Judged("mismatch", "other steps")
+    return (
+        JudgmentResult("accepted")
+        if again == claim.links[work.segment + 1]
+        else JudgmentResult("mismatch", "other steps")
+    )

@@ -22,19 +22,19 @@ import torch
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.peer.tasks import Judged, JudgeOpening, LaidOpen, LayOpen
-from atoll.protocol.allreduce.tasks import Combine, Combined
+from atoll.peer.tasks import BuildOpening, JudgeOpening, JudgmentResult, OpeningBuilt
+from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
 from atoll.simulation.adversaries.byzantine import Twist
 from atoll.simulation.replay_audits import as_it_is, joke, refuse
-from atoll.simulation.tensors import TensorIsland
-from atoll.simulation.worker import IslandKnobs
+from atoll.simulation.tensors import TensorWorker
+from atoll.simulation.worker import WorkerKnobs
 from atoll.training.codec import CODECS
-from atoll.verification.sum_check.tensors import Cut
+from atoll.verification.sum_check.tensors import LeafLayout
 from atoll.wire.weights import weights_left
 
 LEAF_VALUES = 64  # small, as the virtual model is
 VALUES = 7 * 4096
-CUT = Cut(CODECS["fp32"], LEAF_VALUES)
+CUT = LeafLayout(CODECS["fp32"], LEAF_VALUES)
 BY = 2.0**-10  # what a lie adds to a value: the smallest parts of an update are larger
 
 PROVEN = ("one_block", "all_blocks", "forger", "smuggler")  # what they show is their own proof
@@ -44,10 +44,10 @@ TOGETHER = ("accomplice", "buried")  # who lie where owners watch each other: on
 TWISTS: dict[str, Twist] = {"hider": refuse, "joker": joke, "buried": refuse}
 
 
-class OwnersIsland(TensorIsland):
+class LyingOwnerWorker(TensorWorker):
     """Sums as its kind does; an honest one where it has none."""
 
-    def __init__(self, me: PeerId, knobs: IslandKnobs, draw: random.Random, kind: str = "") -> None:
+    def __init__(self, me: PeerId, knobs: WorkerKnobs, draw: random.Random, kind: str = "") -> None:
         super().__init__(me, knobs, draw, cut=CUT, values=VALUES)
         self.kind = kind
         self.captures: Callable[[int], bool] = lambda part: False  # whether friends alone own this part
@@ -55,22 +55,22 @@ class OwnersIsland(TensorIsland):
 
     def do(self, work: object) -> object:
         match work:
-            case Combine() if self.kind in CHEATS:
+            case CombineRows() if self.kind in CHEATS:
                 return self._miscombined(work)
-            case Combine() if self.kind in TOGETHER and self.captures(work.part):
+            case CombineRows() if self.kind in TOGETHER and self.captures(work.part):
                 false = self._miscombined(work)
                 self.false |= {false.payload.digest} if false.payload is not None else set()
                 return false
-            case LayOpen() if self.kind == "juggler":
+            case BuildOpening() if self.kind == "juggler":
                 return self._juggled(work)
             case JudgeOpening() if self.kind in TOGETHER:
-                return Judged("accepted", "I say so")
+                return JudgmentResult("accepted", "I say so")
             case JudgeOpening() if self.kind == "accuser":
-                return Judged("mismatch", "I say so")
+                return JudgmentResult("mismatch", "I say so")
             case _:
                 return super().do(work)
 
-    def _miscombined(self, work: Combine) -> Combined:
+    def _miscombined(self, work: CombineRows) -> RowsCombined:
         others = [row for row in work.rows if row.peer != self.me]
         if self.kind in ("forger", "smuggler") and len(others) > 1:
             left = others[0]
@@ -92,7 +92,7 @@ class OwnersIsland(TensorIsland):
             values_P += BY
         return replace(true, payload=self._payload(values_P.numpy().tobytes()))
 
-    def _juggled(self, work: LayOpen) -> LaidOpen:
+    def _juggled(self, work: BuildOpening) -> OpeningBuilt:
         """The first row shown is the one that would have made what I answered."""
         first = work.rows[0]
         share = first.weight / sum(row.weight for row in work.rows)
@@ -101,9 +101,9 @@ class OwnersIsland(TensorIsland):
         return self._lay_open(replace(work, rows=(other, *work.rows[1:])), CUT)
 
 
-def islands(kinds: dict[PeerId, str]) -> Callable[[PeerId, IslandKnobs, random.Random], OwnersIsland]:
+def islands(kinds: dict[PeerId, str]) -> Callable[[PeerId, WorkerKnobs, random.Random], LyingOwnerWorker]:
     """What stands behind each peer of a swarm whose answers are opened."""
-    return lambda me, knobs, draw: OwnersIsland(me, knobs, draw, kinds.get(me, ""))
+    return lambda me, knobs, draw: LyingOwnerWorker(me, knobs, draw, kinds.get(me, ""))
 
 
 def twist_of(kind: str) -> Twist:

@@ -13,32 +13,37 @@ from atoll.base.draw import draw_bytes
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.crypto.digest import blob_id, digest, manifest_of
 from atoll.crypto.signer import Signer
-from atoll.peer.membership.admission import Wish
+from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
 from atoll.peer.settings import RunSettings, encode_settings
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.history.chain import genesis_digest
-from atoll.simulation.invariants import Checkers
+from atoll.simulation.invariants import InvariantCheckers
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.signatures import Keys, VirtualKeys, peer_name
-from atoll.simulation.worker import GENESIS_STATE, Island, IslandKnobs
-from atoll.simulation.world import Clock, Node, World
+from atoll.simulation.signatures import VirtualKeys, WorldKeys, peer_name
+from atoll.simulation.worker import GENESIS_STATE, VirtualWorker, WorkerKnobs
+from atoll.simulation.world import DriftingClock, VirtualComputer, VirtualWorld
 from atoll.wire.codec import encode
-from atoll.wire.envelope import Opened
-from atoll.wire.messages.statements import Invite
-from atoll.wire.messages.vertex import Body, Member, Metrics, Vertex
+from atoll.wire.envelope import VerifiedCache
+from atoll.wire.messages.statements import TicketInvite
+from atoll.wire.messages.vertex import Member, RoundMetrics, Vertex, VertexBody
 from atoll.wire.ticket import Ticket, TicketBody, ticket_id
 
 OPENED = 16384  # words that all peers know to be good: some rounds of a hundred
 
-__all__ = ["Swarm", "SwarmKnobs", "peer_name"]
+__all__ = ["SwarmKnobs", "VirtualSwarm", "peer_name"]
 
-IslandMaker = Callable[[PeerId, IslandKnobs, random.Random], Island]
-PeerMaker = Callable[[Digest, Signer, Keys, Wish, Vertex | None, tuple[PeerId, ...]], Peer]
+IslandMaker = Callable[[PeerId, WorkerKnobs, random.Random], VirtualWorker]
+PeerMaker = Callable[[Digest, Signer, WorldKeys, DesiredRole, Vertex | None, tuple[PeerId, ...]], Peer]
 
 
 def honest(
-    run: Digest, signer: Signer, keys: Keys, wish: Wish, genesis: Vertex | None, bootstrap: tuple[PeerId, ...]
+    run: Digest,
+    signer: Signer,
+    keys: WorldKeys,
+    wish: DesiredRole,
+    genesis: Vertex | None,
+    bootstrap: tuple[PeerId, ...],
 ) -> Peer:
     return Peer(run, signer, keys.verifier, wish, genesis, bootstrap, keys.vouch(signer.peer))
 
@@ -47,7 +52,7 @@ def honest(
 class SwarmKnobs:
     peers: int = 4
     network: NetworkKnobs = field(default_factory=NetworkKnobs)
-    island: IslandKnobs = field(default_factory=IslandKnobs)
+    island: WorkerKnobs = field(default_factory=WorkerKnobs)
     clock_offset_s: Seconds = 0.0
     clock_drift: float = 0.0
     names: tuple[str, ...] = ()  # of the founders, for people; none: their numbers
@@ -56,7 +61,7 @@ class SwarmKnobs:
     )
 
 
-class Swarm:
+class VirtualSwarm:
     """`peers` founding members that all stand in genesis; others may join later with `join`.
 
     `villains` maps the index of a founder to how its peer is made; all others are honest. `island` makes what
@@ -68,19 +73,19 @@ class Swarm:
         seed: int,
         knobs: SwarmKnobs | None = None,
         villains: Mapping[int, PeerMaker] | None = None,
-        keys: Keys | None = None,
-        island: IslandMaker = Island,
+        keys: WorldKeys | None = None,
+        island: IslandMaker = VirtualWorker,
     ) -> None:
         self.knobs, self.island = knobs or SwarmKnobs(), island
         self.keys = keys or VirtualKeys(self.knobs.run.round.signing.kind)
         self.makers = villains or {}
-        self.world = World(seed, self.knobs.network)
-        self.checkers = Checkers(frozenset(self.keys.name(i) for i in self.makers))
+        self.world = VirtualWorld(seed, self.knobs.network)
+        self.checkers = InvariantCheckers(frozenset(self.keys.name(i) for i in self.makers))
         self.world.watchers.append(self.checkers.watch)
         self.draw = random.Random(f"swarm/{seed}")
         self.sessions = Counter[int]()  # how often each began anew
         self.founders = tuple(self.keys.name(i) for i in range(self.knobs.peers))
-        self.opened = Opened(OPENED)
+        self.opened = VerifiedCache(OPENED)
         self.genesis = self._genesis()
         self.run_id = genesis_digest(self.genesis)
         for index in range(self.knobs.peers):
@@ -114,13 +119,13 @@ class Swarm:
         expires_s = self.world.now + lasts_s
         node = self.world.nodes[by]
         assert node.machine is not None
-        statement = Invite(ticket_id(key), key, "trainer", uses, expires_s)
+        statement = TicketInvite(ticket_id(key), key, "trainer", uses, expires_s)
         self.world.carry_out(node, node.machine.say(statement, node.clock.local(self.world.now)))
         body = TicketBody(self.run_id, bytes(32), "trainer", uses, int(expires_s), secret.private_bytes_raw(), ())
         return Ticket(body, b"")
 
     @property
-    def honest(self) -> list[Node]:
+    def honest(self) -> list[VirtualComputer]:
         """Honest peers that are running."""
         nodes = self.world.nodes.values()
         return [n for n in nodes if n.machine is not None and n.name not in self.checkers.villains]
@@ -139,9 +144,9 @@ class Swarm:
         bootstrap: tuple[PeerId, ...],
         admission: bytes,
         role: str = "trainer",
-    ) -> Node:
+    ) -> VirtualComputer:
         name, k = self.keys.name(index), self.knobs
-        clock = Clock(
+        clock = DriftingClock(
             self.draw.uniform(-k.clock_offset_s, k.clock_offset_s), self.draw.uniform(-k.clock_drift, k.clock_drift)
         )
         make = self._maker(index, genesis, bootstrap, admission, role)
@@ -161,14 +166,14 @@ class Swarm:
         maker = self.makers.get(index, honest)
 
         def make() -> Peer:
-            wish = Wish(role, names[index] if index < len(names) else name, (), admission)
+            wish = DesiredRole(role, names[index] if index < len(names) else name, (), admission)
             peer = maker(self.run_id, signer, self.keys, wish, genesis, bootstrap)
             peer.notary.opened = self.opened
             return peer
 
         return make
 
-    def _island(self, name: PeerId) -> Island:
+    def _island(self, name: PeerId) -> VirtualWorker:
         island = self.island(name, self.knobs.island, random.Random(f"island/{self.world.seed}/{name}"))
         island.now = lambda: self.world.now
         return island
@@ -188,7 +193,7 @@ class Swarm:
             )
             for i in range(self.knobs.peers)
         )
-        body = Body(
+        body = VertexBody(
             run=ZERO_DIGEST,
             round=-1,
             attempt=0,
@@ -201,7 +206,7 @@ class Swarm:
             members=members,
             tickets=(),
             reports=(),
-            metrics=Metrics(0.0, 0, 0),
+            metrics=RoundMetrics(0.0, 0, 0),
             settings=encode_settings(self.knobs.run),
         )
         return Vertex(encode(body), None)

@@ -13,51 +13,51 @@ import msgspec
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest
 from atoll.crypto.digest import merkle_holds
-from atoll.peer.tasks import Judged, JudgeOpening, LayOpen
+from atoll.peer.tasks import BuildOpening, JudgeOpening, JudgmentResult
 from atoll.simulation.worker import whole_of
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Commit, Signed
+from atoll.wire.messages.statements import Commitment, SignedStatement
 from atoll.wire.opening import rows_of
 
 
-class Named(msgspec.Struct, frozen=True, array_like=True):
+class SymbolicOpening(msgspec.Struct, frozen=True, array_like=True):
     """Rows in the order of the answer's contributors, with what leads from each to its commitment."""
 
     rows: tuple[Digest, ...]
     paths: tuple[tuple[Digest, ...], ...]
-    others: tuple[Signed, ...]
+    others: tuple[SignedStatement, ...]
 
 
-_NAMED = msgspec.msgpack.Decoder(Named)
+_NAMED = msgspec.msgpack.Decoder(SymbolicOpening)
 
 
-def lay_out(work: LayOpen) -> bytes:
+def lay_out(work: BuildOpening) -> bytes:
     rows = tuple(row.payload.digest for row in work.rows)
-    return msgspec.msgpack.encode(Named(rows, work.paths, work.others))
+    return msgspec.msgpack.encode(SymbolicOpening(rows, work.paths, work.others))
 
 
-def judged(work: JudgeOpening, shown: bytes) -> Judged:
+def judged(work: JudgeOpening, shown: bytes) -> JudgmentResult:
     answered = work.answered
     try:
         named = _NAMED.decode(shown)
         commits = _commits(work, named.others)
     except PeerFault as fault:
-        return Judged("withheld", fault.what)
+        return JudgmentResult("withheld", fault.what)
     except UNREADABLE as why:
-        return Judged("withheld", f"what was shown cannot be read: {why}")
+        return JudgmentResult("withheld", f"what was shown cannot be read: {why}")
     each = zip(commits, named.rows, named.paths, strict=False)
     held = [merkle_holds(c.root, row, answered.part, c.parts, path) for c, row, path in each]
     if not all(held) or not len(commits) == len(named.rows) == len(named.paths):
-        return Judged("withheld", "it was made of other rows than these")
+        return JudgmentResult("withheld", "it was made of other rows than these")
     if whole_of(named.rows, answered.round, answered.part) != answered.digest:
-        return Judged("mismatch", "its rows make another name", named.others)
-    return Judged("accepted", "", named.others)
+        return JudgmentResult("mismatch", "its rows make another name", named.others)
+    return JudgmentResult("accepted", "", named.others)
 
 
-def _commits(work: JudgeOpening, others: Sequence[Signed]) -> list[Commit]:
+def _commits(work: JudgeOpening, others: Sequence[SignedStatement]) -> list[Commitment]:
     known = {signed.signer: decode_statement(signed.body, signed.signer) for signed in (*work.commits, *others)}
     found = [known.get(peer) for peer in work.answered.contributors]
-    commits = [commit for commit in found if isinstance(commit, Commit)]
+    commits = [commit for commit in found if isinstance(commit, Commitment)]
     if len(commits) < len(found) or rows_of(commits) != work.answered.made_of:
         raise PeerFault("", "it was made of other commitments than are shown")
     return commits

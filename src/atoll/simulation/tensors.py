@@ -19,30 +19,37 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
 from atoll.crypto.digest import blob_id, digest, manifest_of
 from atoll.peer.tasks import (
-    Advance,
-    Advanced,
-    Encode,
-    Encoded,
-    GoBack,
-    Judged,
+    AdvanceState,
+    BuildOpening,
+    EncodeUpdate,
+    ExhibitRow,
     JudgeOpening,
     JudgeRow,
-    LaidOpen,
-    LayOpen,
-    RowLooked,
-    ShowRow,
+    JudgmentResult,
+    OpeningBuilt,
+    RollbackState,
+    RowJudged,
+    StateAdvanced,
+    UpdateEncoded,
 )
-from atoll.protocol.allreduce.tasks import Combine, Combined, Compare, Products, Weigh, Weights
-from atoll.simulation.worker import GENESIS_STATE, Island, IslandKnobs
+from atoll.protocol.allreduce.tasks import (
+    CombineRows,
+    CompareRows,
+    ComputedWeights,
+    RowsCombined,
+    RowsCompared,
+    WeighRows,
+)
+from atoll.simulation.worker import GENESIS_STATE, VirtualWorker, WorkerKnobs
 from atoll.training.codec import CODECS
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.distance_weights import compare, weigh
-from atoll.training.exchange.statistic import Statistic
+from atoll.training.exchange.statistic import RowStatistic
 from atoll.training.exchange.update import part_bounds
 from atoll.verification.malformed_updates.machine import row_looked
-from atoll.verification.malformed_updates.tensors import Due, due_in, show
+from atoll.verification.malformed_updates.tensors import ExpectedRow, due_in, show
 from atoll.verification.malformed_updates.tensors import judge as judge_row
-from atoll.verification.sum_check.tensors import Claimed, Cut, Shown, judge, lay_out
+from atoll.verification.sum_check.tensors import ExpectedPart, LeafLayout, OpenedRow, judge, lay_out
 from atoll.wire.opening import opening_bytes
 
 VALUES = 16 * 256  # so that each of up to 16 parts has a block of its own
@@ -64,15 +71,15 @@ POISONS: dict[str, Poison] = {
 }
 
 
-class Learned(msgspec.Struct, frozen=True, array_like=True):
+class VirtualUpdate(msgspec.Struct, frozen=True, array_like=True):
     round: int
     values: bytes
 
 
-_LEARNED = msgspec.msgpack.Decoder(Learned)
+_LEARNED = msgspec.msgpack.Decoder(VirtualUpdate)
 
 
-class TensorIsland(Island):
+class TensorWorker(VirtualWorker):
     """The state is the anchor itself; `poison` twists what this peer encodes in these rounds (None: in all),
     `sends` takes the place of whatever it encodes, `says` of the loss that it tells as a validator. With `cut`
     answers can be opened."""
@@ -80,12 +87,12 @@ class TensorIsland(Island):
     def __init__(
         self,
         me: PeerId,
-        knobs: IslandKnobs,
+        knobs: WorkerKnobs,
         draw: random.Random,
         poison: Poison | None = None,
         rounds: Container[int] | None = None,
         says: Callable[[float], float] | None = None,
-        cut: Cut | None = None,
+        cut: LeafLayout | None = None,
         values: int = VALUES,
         sends: Sends | None = None,
     ) -> None:
@@ -106,28 +113,28 @@ class TensorIsland(Island):
 
     def do(self, work: object) -> object:
         match work:
-            case Encode():
+            case EncodeUpdate():
                 return self._encode(work)
-            case Combine():
+            case CombineRows():
                 return self._combined(work)
-            case Compare():
+            case CompareRows():
                 return self._compared(work)
-            case Weigh():
-                return Weights(weigh(work.statistic, work.liars, work.rows, work.parts))
-            case Advance():
+            case WeighRows():
+                return ComputedWeights(weigh(work.statistic, work.liars, work.rows, work.parts))
+            case AdvanceState():
                 return self._advanced(work)
-            case GoBack():
+            case RollbackState():
                 return self._put_values(work.round, self.anchor(work.back_to))
-            case LayOpen() if self.cut is not None:
+            case BuildOpening() if self.cut is not None:
                 return self._lay_open(work, self.cut)
             case JudgeOpening() if self.cut is not None:
                 return self._judge_opening(work, self.cut)
-            case ShowRow() | JudgeRow():
+            case ExhibitRow() | JudgeRow():
                 return self._look_at_row(work)
             case _:
                 return super().do(work)
 
-    def _encode(self, work: Encode) -> Encoded:
+    def _encode(self, work: EncodeUpdate) -> UpdateEncoded:
         anchor_V = self.anchor(self.head)
         delta_V = self._learnt(anchor_V, self.generator)
         if self.poison is not None and (self.rounds is None or work.round in self.rounds):
@@ -135,7 +142,7 @@ class TensorIsland(Island):
         if self.sends is not None:
             delta_V = self.sends(work.round, anchor_V, delta_V)
         bounds = part_bounds(self.values, work.shares)
-        return Encoded(tuple(self._payload(delta_V[lo:hi].numpy().tobytes()) for lo, hi in bounds))
+        return UpdateEncoded(tuple(self._payload(delta_V[lo:hi].numpy().tobytes()) for lo, hi in bounds))
 
     def _learnt(self, anchor_V: Tensor, generator: torch.Generator) -> Tensor:
         noise_V = torch.randn(self.values, dtype=torch.float32, generator=generator) * NOISE
@@ -145,21 +152,23 @@ class TensorIsland(Island):
         """What it will have learnt next, from this anchor, (V,)."""
         return self._learnt(anchor_V, self.generator.clone_state())
 
-    def _combined(self, work: Combine) -> Combined:
+    def _combined(self, work: CombineRows) -> RowsCombined:
         lo, hi = part_bounds(self.values, work.shares)[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
-        done = combine(rows, hi - lo, FP32, FP32, Statistic(work.statistic, work.liars, work.weights))
+        done = combine(rows, hi - lo, FP32, FP32, RowStatistic(work.statistic, work.liars, work.weights))
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
-        return Combined(None if done.wire is None else self._payload(bytes(done.wire)), counted, faulty, done.why)
+        return RowsCombined(
+            None if done.wire is None else self._payload(bytes(done.wire)), counted, faulty, done.why
+        )
 
-    def _compared(self, work: Compare) -> Products:
+    def _compared(self, work: CompareRows) -> RowsCompared:
         lo, hi = part_bounds(self.values, work.shares)[work.part]
         done = compare([(row.weight, row.payload.data) for row in work.rows], hi - lo, FP32)
         counted = tuple(work.rows[i].peer for i in done.counted)
-        return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
+        return RowsCompared(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
-    def _advanced(self, work: Advance) -> Advanced:
+    def _advanced(self, work: AdvanceState) -> StateAdvanced:
         anchor_V = self.anchor(work.before).clone()
         bounds = part_bounds(self.values, work.shares)
         for (lo, hi), payload in zip(bounds, work.parts, strict=True):
@@ -167,11 +176,11 @@ class TensorIsland(Island):
                 anchor_V[lo:hi] -= FP32.decode(payload.data, hi - lo)
         return self._put_values(work.round, anchor_V)
 
-    def _put_values(self, round: int, anchor_V: Tensor) -> Advanced:
-        data = msgspec.msgpack.encode(Learned(round, anchor_V.numpy().tobytes()))
+    def _put_values(self, round: int, anchor_V: Tensor) -> StateAdvanced:
+        data = msgspec.msgpack.encode(VirtualUpdate(round, anchor_V.numpy().tobytes()))
         name = blob_id(manifest_of(data))
         self.blobs[name] = data
-        return Advanced(name)
+        return StateAdvanced(name)
 
     def anchor(self, state: Digest | None) -> Tensor:
         return self._values(self.blobs[state] if state is not None else GENESIS_STATE)
@@ -182,21 +191,21 @@ class TensorIsland(Island):
         values = _LEARNED.decode(state).values
         return torch.frombuffer(bytearray(values), dtype=torch.float32)
 
-    def _lay_open(self, work: LayOpen, cut: Cut) -> LaidOpen:
+    def _lay_open(self, work: BuildOpening, cut: LeafLayout) -> OpeningBuilt:
         each = zip(work.rows, work.paths, strict=True)
-        rows = [Shown(row.payload.data, path) for row, path in each]
-        laid = lay_out(rows, Shown(work.answer.data, ()), work.others, work.draws, cut, cut)
-        return LaidOpen(tuple(self._put(opening_bytes(opening)) for opening in laid))
+        rows = [OpenedRow(row.payload.data, path) for row, path in each]
+        laid = lay_out(rows, OpenedRow(work.answer.data, ()), work.others, work.draws, cut, cut)
+        return OpeningBuilt(tuple(self._put(opening_bytes(opening)) for opening in laid))
 
-    def _judge_opening(self, work: JudgeOpening, cut: Cut) -> Judged:
+    def _judge_opening(self, work: JudgeOpening, cut: LeafLayout) -> JudgmentResult:
         lo, hi = part_bounds(self.values, work.shares)[work.answered.part]
-        statistic = Statistic(work.statistic, work.liars, work.weights)
-        claimed = Claimed(work.answered, work.commits, hi - lo, work.blocks, statistic)
+        statistic = RowStatistic(work.statistic, work.liars, work.weights)
+        claimed = ExpectedPart(work.answered, work.commits, hi - lo, work.blocks, statistic)
         (finding, why), others = judge(claimed, self.blobs[work.blob], cut, cut)
-        return Judged(finding, why, others)
+        return JudgmentResult(finding, why, others)
 
-    def _look_at_row(self, work: ShowRow | JudgeRow) -> RowLooked:
-        def due(part: int) -> Due:
+    def _look_at_row(self, work: ExhibitRow | JudgeRow) -> RowJudged:
+        def due(part: int) -> ExpectedRow:
             return due_in(work.round, self.values, work.shares, part, FP32, self.cut)
 
         return row_looked(work, due, judge_row, show, self._put)

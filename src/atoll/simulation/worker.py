@@ -19,39 +19,46 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import SEGMENT_STEPS
 from atoll.base.machine import Payload
-from atoll.crypto.digest import Manifest, blob_id, digest, manifest_of, merkle_root
-from atoll.features.archive.policy import Names
+from atoll.crypto.digest import BlobManifest, blob_id, digest, manifest_of, merkle_root
+from atoll.features.archive.policy import PieceSet
 from atoll.features.archive.reed_solomon import cut, rebuild
 from atoll.peer.tasks import (
-    Adopt,
-    Advance,
-    Advanced,
+    AdoptState,
+    AdvanceState,
+    BuildExhibit,
     CutState,
-    Encode,
-    Encoded,
-    Exhibit,
-    Exhibited,
+    EncodeUpdate,
+    ExhibitBuilt,
     FindState,
-    GoBack,
     HandOver,
-    Hold,
     HoldPieces,
     HoldRows,
-    Judge,
+    JudgeReplay,
     KeepRows,
-    Losses,
+    PinBlobs,
     ReadRow,
     ReadVertices,
-    Rebuild,
-    Restore,
-    Restored,
-    Train,
+    RebuildState,
+    RestoreState,
+    RollbackState,
+    StateAdvanced,
+    StateRestored,
     TrainApart,
-    Trained,
-    Validate,
+    TrainingResult,
+    TrainRound,
+    UpdateEncoded,
+    ValidateState,
+    ValidationLosses,
 )
 from atoll.policy.fault_tolerance import MIXED
-from atoll.protocol.allreduce.tasks import Combine, Combined, Compare, Products, Weigh, Weights
+from atoll.protocol.allreduce.tasks import (
+    CombineRows,
+    CompareRows,
+    ComputedWeights,
+    RowsCombined,
+    RowsCompared,
+    WeighRows,
+)
 from atoll.protocol.history.era_signatures import ReadEra
 from atoll.protocol.transfer.tasks import (
     BlobOpened,
@@ -62,23 +69,23 @@ from atoll.protocol.transfer.tasks import (
     ReadManifest,
     StoreChunk,
 )
-from atoll.simulation.partition_training import Alone
-from atoll.simulation.simulated_audit_chain import Chain, judged
+from atoll.simulation.partition_training import OfflineSteps
+from atoll.simulation.simulated_audit_chain import VirtualChain, judged
 from atoll.wire.weights import RowWeights, packed_mixtures
 
 
-class Shared(msgspec.Struct, frozen=True, array_like=True):
+class VirtualState(msgspec.Struct, frozen=True, array_like=True):
     round: int
     chain: Digest
     steps: int
     counted: dict[PeerId, int]
 
 
-_SHARED = msgspec.msgpack.Decoder(Shared)
+_SHARED = msgspec.msgpack.Decoder(VirtualState)
 
 BATCH = 16  # samples of a step
 VALIDATION_STEPS = 4  # whose time it takes to look at a state
-GENESIS_STATE = msgspec.msgpack.encode(Shared(-1, digest(b"genesis"), 0, {}))
+GENESIS_STATE = msgspec.msgpack.encode(VirtualState(-1, digest(b"genesis"), 0, {}))
 
 
 def whole_of(rows: Sequence[Digest], round: int, part: int) -> Digest:
@@ -86,21 +93,21 @@ def whole_of(rows: Sequence[Digest], round: int, part: int) -> Digest:
     return digest(b"".join(rows) + str((round, part)).encode())
 
 
-def _most_s(work: Train) -> Seconds:
+def _most_s(work: TrainRound) -> Seconds:
     """A virtual trainer always runs."""
     return work.seconds_max if work.limit_s is None else min(work.seconds_max, work.limit_s)
 
 
 @dataclass
-class _Training:
-    work: Train
+class _VirtualTraining:
+    work: TrainRound
     began: Seconds
     step_s: Seconds
     ahead: int  # steps taken before it was asked
 
 
 @dataclass
-class IslandKnobs:
+class WorkerKnobs:
     step_s: Seconds = 0.05
     step_jitter: float = 0.1
     update_bytes: int = 1_000_000
@@ -112,18 +119,18 @@ class IslandKnobs:
 
 
 @dataclass
-class Island:
+class VirtualWorker:
     """Durable part: `blobs` and `private`. Everything else dies with the process."""
 
     me: PeerId
-    knobs: IslandKnobs
+    knobs: WorkerKnobs
     draw: random.Random
     kept: dict[str, bytes] = field(default_factory=dict)  # the peer's own named values, on the same disk
     blobs: dict[Digest, bytes] = field(default_factory=lambda: {blob_id(manifest_of(GENESIS_STATE)): GENESIS_STATE})
-    partial: dict[Digest, tuple[Manifest, dict[int, bytes]]] = field(default_factory=dict)
+    partial: dict[Digest, tuple[BlobManifest, dict[int, bytes]]] = field(default_factory=dict)
     steps_done: int = 0  # since the last counted update
     now: Callable[[], Seconds] = lambda: 0.0  # the world's clock, for what goes on unasked
-    training: _Training | None = None  # under way
+    training: _VirtualTraining | None = None  # under way
     hurried: bool = False  # it is to hand over what it has
     handed_over: Seconds | None = None  # when it went on by itself
     merged: Seconds | None = None  # when nothing was under way any more
@@ -131,13 +138,13 @@ class Island:
     looked_for: set[Digest] = field(default_factory=set)  # earlier states that the run may go back to
     encoded: dict[int, tuple[Digest, ...]] = field(default_factory=dict)  # round -> parts; read by the checkers
     miscounted: list[str] = field(default_factory=list)  # read by the checkers
-    chain: Chain | None = None  # where rounds are audited
+    chain: VirtualChain | None = None  # where rounds are audited
     needed: dict[str, tuple[Digest, ...]] = field(default_factory=dict)  # blobs that stay, by what for
     pieces: tuple[Digest, ...] = ()  # of older states, where these lie in pieces
     whole: tuple[Digest, ...] = ()  # then: the older states that have to stay
     rows: dict[Digest, Payload] = field(default_factory=dict)  # of rounds that are over, by blob
     given_bytes: int = 0  # of blobs, to others
-    alone: Alone = field(default_factory=Alone)  # steps that it took while it heard no quorum
+    alone: OfflineSteps = field(default_factory=OfflineSteps)  # steps that it took while it heard no quorum
 
     def crash(self) -> None:
         self.steps_done, self.training = 0, None
@@ -148,22 +155,22 @@ class Island:
 
     def takes_s(self, work: Any) -> Seconds:
         match work:
-            case Train():
+            case TrainRound():
                 step_s = self._step_s()
                 if self.training is not None and self.knobs.carries:  # its round is over: part of the next
                     self.steps_done += self._taken(self.training)
                     self.handed_over = None  # those that it took ahead are among them
                 ahead = self._taken_ahead(step_s) if self.knobs.overlap else 0
                 left = work.steps - ahead
-                self.training, self.hurried = _Training(work, self.now(), step_s, ahead), False
+                self.training, self.hurried = _VirtualTraining(work, self.now(), step_s, ahead), False
                 return min(step_s * max(left, 0), max(_most_s(work), 0.0))
-            case Encode() | Compare() | Combine() | Advance() | Adopt():
+            case EncodeUpdate() | CompareRows() | CombineRows() | AdvanceState() | AdoptState():
                 return 0.002 + self.knobs.update_bytes / 1e9
             case TrainApart():
                 return self._step_s() * self.alone.may_take(work)
-            case Exhibit() | Judge():
+            case BuildExhibit() | JudgeReplay():
                 return SEGMENT_STEPS * self._step_s()
-            case Validate():
+            case ValidateState():
                 return VALIDATION_STEPS * self.knobs.step_s
             case _:
                 return 0.002
@@ -171,29 +178,29 @@ class Island:
     def do(self, work: Any) -> Any:
         """The answer to a piece of work; raises RuntimeError where the real island would fail."""
         match work:
-            case Train():
+            case TrainRound():
                 return self._train(work)
             case HandOver():
                 self.hurried = True
                 return None
             case TrainApart():
                 steps = self.alone.take(work)
-                return Trained(steps, steps * BATCH, 5.0 / (1 + work.round), self.knobs.step_s)
-            case Encode():
+                return TrainingResult(steps, steps * BATCH, 5.0 / (1 + work.round), self.knobs.step_s)
+            case EncodeUpdate():
                 parts = tuple(self._part(work, index) for index in range(work.parts))
                 self.encoded[work.round] = tuple(part.digest for part in parts)
                 late = self.alone.late(work.round, BATCH) if work.late else None
-                return Encoded(parts, self._claim(work.round), late)
-            case Combine():
+                return UpdateEncoded(parts, self._claim(work.round), late)
+            case CombineRows():
                 return self._combine(work)
-            case Compare():  # names have no distances: all rows lie alike
+            case CompareRows():  # names have no distances: all rows lie alike
                 count = sum(row.weight > 0 for row in work.rows)
-                return Products(bytes(8 * (count * (count + 1) // 2)), tuple(row.peer for row in work.rows), ())
-            case Weigh():
-                return Weights(_weights_of_alike(work))
-            case Advance():
+                return RowsCompared(bytes(8 * (count * (count + 1) // 2)), tuple(row.peer for row in work.rows), ())
+            case WeighRows():
+                return ComputedWeights(_weights_of_alike(work))
+            case AdvanceState():
                 return self._advance(work)
-            case Adopt():
+            case AdoptState():
                 self.head = work.state
                 self.alone.back(work.round, work.counted, work.late, self.steps_done)
                 self.alone.kept(work.vertex)
@@ -208,12 +215,12 @@ class Island:
                     self.alone.forget()
                 self._prune(work.state)
                 return None
-            case GoBack():
+            case RollbackState():
                 return self._go_back(work)
             case FindState():
                 self.looked_for.add(work.state)
                 return work.state in self.blobs
-            case Restore():
+            case RestoreState():
                 if work.left is not None:
                     self.alone.back(work.round, work.left.counted, work.left.late, self.steps_done)
                     if work.left.afresh:
@@ -224,15 +231,15 @@ class Island:
                 self.alone.restored(work.round, work.vertex)
                 if self.chain is not None:
                     self.chain.restore(work.vertex)
-                return Restored(self.knobs.state_bytes)
-            case Hold():
+                return StateRestored(self.knobs.state_bytes)
+            case PinBlobs():
                 self.needed[work.why] = work.blobs
                 return None
-            case Validate():
-                return Losses(self.losses(self.blobs[work.state]))
-            case Exhibit() if self.chain is not None:
-                return Exhibited(self._put(self.chain.exhibit(work.round)))
-            case Judge():
+            case ValidateState():
+                return ValidationLosses(self.losses(self.blobs[work.state]))
+            case BuildExhibit() if self.chain is not None:
+                return ExhibitBuilt(self._put(self.chain.exhibit(work.round)))
+            case JudgeReplay():
                 if work.before not in self.blobs:
                     raise RuntimeError("the state that the round began with is not here")
                 return judged(work, self.blobs[work.blob])
@@ -247,7 +254,7 @@ class Island:
                 return self.rows.get(work.blob)
             case CutState():
                 return self._cut(work)
-            case Rebuild():
+            case RebuildState():
                 return self._rebuild(work)
             case HoldPieces():
                 self.pieces, self.whole = work.pieces, work.whole
@@ -325,17 +332,17 @@ class Island:
             return 0.0
         return self.training.step_s - (self.now() - self.training.began) % self.training.step_s
 
-    def _taken(self, training: _Training) -> int:
+    def _taken(self, training: _VirtualTraining) -> int:
         """Steps by now."""
         return min(training.work.steps, training.ahead + round((self.now() - training.began) / training.step_s))
 
-    def _train(self, work: Train) -> Trained:
+    def _train(self, work: TrainRound) -> TrainingResult:
         if self.draw.random() < self.knobs.train_failure_rate:
             raise RuntimeError("the virtual trainer crashed")
         steps = min(work.steps, max(0, int(_most_s(work) / self.knobs.step_s)))
         if self.knobs.carries:
             if self.training is None or self.training.work.round != work.round:
-                return Trained(0, 0, 0.0, 0.0)  # the round is over, and nobody listens
+                return TrainingResult(0, 0, 0.0, 0.0)  # the round is over, and nobody listens
             steps = self._taken(self.training) if self.hurried else steps
         self.training = None
         self.handed_over, self.merged = self.now(), None
@@ -344,13 +351,13 @@ class Island:
             self.steps_done = self.chain.taken[work.round] = steps
         loss = 5.0 / (1 + work.round) + self.draw.random() * 0.1
         since = self.steps_done if self.knobs.carries else steps
-        return Trained(since, self.steps_done * (work.batch or BATCH), loss, self.knobs.step_s)
+        return TrainingResult(since, self.steps_done * (work.batch or BATCH), loss, self.knobs.step_s)
 
-    def _part(self, work: Encode, index: int) -> Payload:
+    def _part(self, work: EncodeUpdate, index: int) -> Payload:
         name = digest(f"{self.me}/{work.round}/{index}/{self.draw.random()}".encode())
         return Payload(name, self.knobs.update_bytes // work.parts, (self.me,))
 
-    def _combine(self, work: Combine) -> Combined:
+    def _combine(self, work: CombineRows) -> RowsCombined:
         names: list[PeerId] = []
         for row in work.rows:
             if tuple(sorted(row.payload.data)) != row.names:
@@ -360,9 +367,9 @@ class Island:
             names += row.payload.data
         whole = whole_of([row.payload.digest for row in work.rows], work.round, work.part)
         payload = Payload(whole, self.knobs.update_bytes // work.parts, tuple(names))
-        return Combined(payload, tuple(row.peer for row in work.rows), ())
+        return RowsCombined(payload, tuple(row.peer for row in work.rows), ())
 
-    def _advance(self, work: Advance) -> Advanced:
+    def _advance(self, work: AdvanceState) -> StateAdvanced:
         before = _SHARED.decode(self.blobs[work.before])
         counted, chain = dict(before.counted), before.chain
         for payload in work.parts:
@@ -374,10 +381,10 @@ class Island:
             for name in payload.data:
                 counted[name] = counted.get(name, 0) + 1
             chain = digest(chain + payload.digest)
-        after = Shared(work.round, chain, before.steps + work.steps, dict(sorted(counted.items())))
-        return Advanced(self._put(msgspec.msgpack.encode(after)))
+        after = VirtualState(work.round, chain, before.steps + work.steps, dict(sorted(counted.items())))
+        return StateAdvanced(self._put(msgspec.msgpack.encode(after)))
 
-    def _go_back(self, work: GoBack) -> Advanced:
+    def _go_back(self, work: RollbackState) -> StateAdvanced:
         """The counts are the earlier state's; the chain goes on from both, like the place in the data outside."""
         before = _SHARED.decode(self.blobs[work.before])
         old = _SHARED.decode(self.blobs[work.back_to])
@@ -385,9 +392,9 @@ class Island:
         data = msgspec.msgpack.encode(replace(old, chain=digest(old.chain + before.chain + place)))
         name = blob_id(manifest_of(data))
         self.blobs[name] = data
-        return Advanced(name)
+        return StateAdvanced(name)
 
-    def _cut(self, work: CutState) -> Names | None:
+    def _cut(self, work: CutState) -> PieceSet | None:
         data = self.blobs.get(work.state)
         if data is None:
             return None
@@ -400,9 +407,9 @@ class Island:
             lambda i, unit: units[i].append(unit),
         )
         self._put(b"".join(units[work.index]))
-        return Names(len(data), names)
+        return PieceSet(len(data), names)
 
-    def _rebuild(self, work: Rebuild) -> bool:
+    def _rebuild(self, work: RebuildState) -> bool:
         pieces = {index: self.blobs[name] for index, name in work.pieces}
         read = lambda i, at, count: pieces[i][at : at + count]  # noqa: E731
         made = b"".join(rebuild(read, list(pieces), work.size_bytes, work.k, work.n, work.index))
@@ -419,7 +426,7 @@ class Island:
                 del self.blobs[old]
 
 
-def _weights_of_alike(work: Weigh) -> RowWeights:
+def _weights_of_alike(work: WeighRows) -> RowWeights:
     """Nobody is nearer to anybody than others: a row is mixed with those that follow it."""
     rows = len(work.rows)
     if work.statistic not in MIXED:

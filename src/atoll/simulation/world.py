@@ -17,33 +17,33 @@ from typing import Any
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import (
-    Ask,
-    Carried,
-    Contact,
-    Done,
+    BandwidthMeasured,
+    Connect,
+    Disconnect,
     Effect,
+    Emit,
     Event,
     Fact,
-    Failed,
-    Forget,
-    Keep,
     LinkDown,
     LinkUp,
     Message,
+    Persist,
     Received,
-    Report,
+    Resumed,
+    RunTask,
     Send,
     SetTimer,
     Start,
+    TaskDone,
+    TaskFailed,
     TimerFired,
-    Woke,
     tag_of,
 )
 from atoll.peer.operator_commands import farewell
 from atoll.peer.peer import Peer
-from atoll.peer.tasks import HandOver, Train
-from atoll.simulation.network import Network, NetworkKnobs, Waiting
-from atoll.simulation.worker import Island
+from atoll.peer.tasks import HandOver, TrainRound
+from atoll.simulation.network import NetworkKnobs, QueuedMessage, VirtualNetwork
+from atoll.simulation.worker import VirtualWorker
 from atoll.wire.codec import encode
 
 REDIAL_S = 0.5  # how often a peer that wants a connection tries again
@@ -51,7 +51,7 @@ BROKEN_S = 2.0  # a connection over which nothing passes for this long is given 
 
 
 @dataclass(frozen=True)
-class Clock:
+class DriftingClock:
     """A peer's own clock: offset from and drift against world time."""
 
     offset_s: Seconds = 0.0
@@ -65,13 +65,13 @@ class Clock:
 
 
 @dataclass
-class Node:
+class VirtualComputer:
     """One virtual computer: what survives a crash, and the process that runs on it now."""
 
     name: PeerId
     make: Callable[[], Peer]
-    island: Island
-    clock: Clock
+    island: VirtualWorker
+    clock: DriftingClock
     fsync_s: Seconds = 0.004
     kept: dict[str, bytes] = field(default_factory=dict)
     machine: Peer | None = None
@@ -85,16 +85,16 @@ class Node:
     dies_after: int | None = None  # keeps left until it is killed: between this write and its sync, or just after
 
 
-class World:
+class VirtualWorld:
     def __init__(self, seed: int, knobs: NetworkKnobs | None = None) -> None:
         self.seed = seed
         self.draw = random.Random(f"world/{seed}")
-        self.network = Network(knobs or NetworkKnobs(), random.Random(f"network/{seed}"))
+        self.network = VirtualNetwork(knobs or NetworkKnobs(), random.Random(f"network/{seed}"))
         self.now: Seconds = 0.0
-        self.nodes: dict[PeerId, Node] = {}
+        self.nodes: dict[PeerId, VirtualComputer] = {}
         self.links: set[tuple[PeerId, PeerId]] = set()
         self.queue: list[tuple[Seconds, int, Callable[[], None]]] = []
-        self.watchers: list[Callable[[Seconds, Node, Fact], None]] = []
+        self.watchers: list[Callable[[Seconds, VirtualComputer, Fact], None]] = []
         self.events = 0
         self.kinds: Counter[str] = Counter()  # of messages that peers wanted to send
         self.weighs = False  # measure control messages too; costs an encoding per broadcast
@@ -105,8 +105,10 @@ class World:
 
     # ---- people ------------------------------------------------------------------------------------------
 
-    def add(self, name: PeerId, make: Callable[[], Peer], island: Island, clock: Clock | None = None) -> Node:
-        node = Node(name, make, island, clock or Clock(), kept=island.kept)
+    def add(
+        self, name: PeerId, make: Callable[[], Peer], island: VirtualWorker, clock: DriftingClock | None = None
+    ) -> VirtualComputer:
+        node = VirtualComputer(name, make, island, clock or DriftingClock(), kept=island.kept)
         self.nodes[name] = node
         self.at(self.now, lambda: self.start(name))
         return node
@@ -118,7 +120,7 @@ class World:
         node.life += 1
         node.machine, node.timers, node.asleep = node.make(), {}, False
         self._handle(node, Start(dict(node.kept)))
-        self._handle(node, Carried(self.network.uplink_of(name), ()))
+        self._handle(node, BandwidthMeasured(self.network.uplink_of(name), ()))
 
     def crash(self, name: PeerId) -> None:
         """The process dies: unsynced writes are lost, its sockets are reset, redials are refused."""
@@ -171,7 +173,7 @@ class World:
             return
         node.asleep = False
         waiting, node.missed = node.missed, []
-        self._handle(node, Woke())
+        self._handle(node, Resumed())
         for _, event in waiting:
             if node.machine is not None and not node.asleep:
                 self._handle(node, event)
@@ -198,14 +200,14 @@ class World:
 
     # ---- events and effects --------------------------------------------------------------------------------
 
-    def _handle(self, node: Node, event: Event) -> None:
+    def _handle(self, node: VirtualComputer, event: Event) -> None:
         assert node.machine is not None
         self.events += 1
         self._digest.update(f"{self.now:.9f}/{node.name}/{_label(event)}".encode())
         for effect in node.machine.handle(event, node.clock.local(self.now)):
             self._carry_out(node, effect)
 
-    def carry_out(self, node: Node, effects: list[Effect]) -> None:
+    def carry_out(self, node: VirtualComputer, effects: list[Effect]) -> None:
         for effect in effects:
             self._carry_out(node, effect)
 
@@ -213,28 +215,28 @@ class World:
         """A peer that knows an address and nothing else."""
         self._dial(name, other, self.nodes[name].life)
 
-    def _carry_out(self, node: Node, effect: Effect) -> None:
+    def _carry_out(self, node: VirtualComputer, effect: Effect) -> None:
         match effect:
             case Send():
                 self._send(node, effect)
             case SetTimer(name, at):
                 self._set_timer(node, name, at)
-            case Ask(job, work):
+            case RunTask(job, work):
                 self._ask(node, job, work)
-            case Keep(name, blob):
+            case Persist(name, blob):
                 self._keep(node, name, blob)
-            case Contact(peer):
+            case Connect(peer):
                 node.contacts.add(peer)
                 self._dial(node.name, peer, node.life)
-            case Forget(peer):
+            case Disconnect(peer):
                 node.contacts.discard(peer)
                 if node.name not in self.nodes[peer].contacts:
                     self._drop_link(node.name, peer, refused=False)
-            case Report(fact):
+            case Emit(fact):
                 for watch in self.watchers:
                     watch(self.now, node, fact)
 
-    def _send(self, node: Node, send: Send) -> None:
+    def _send(self, node: VirtualComputer, send: Send) -> None:
         other = self.nodes.get(send.to)
         if other is None or other.machine is None:
             return
@@ -250,11 +252,13 @@ class World:
         else:
             self._depart(node, node.life, send, other, life, event)
 
-    def _durable_at(self, node: Node) -> Seconds:
+    def _durable_at(self, node: VirtualComputer) -> Seconds:
         """When everything that this peer has kept so far is on its disk."""
         return max(self.now, node.disk_free)
 
-    def _depart(self, node: Node, own: int, send: Send, other: Node, life: int, event: Received) -> None:
+    def _depart(
+        self, node: VirtualComputer, own: int, send: Send, other: VirtualComputer, life: int, event: Received
+    ) -> None:
         if node.life != own:
             return  # it crashed before its disk was done: these words were never said
         said, arrivals = self.network.arrivals(self.now, send.to, event)
@@ -264,11 +268,11 @@ class World:
             else:
                 self.at(when, lambda: self._arrive(other, life, said))
 
-    def _arrive(self, node: Node, life: int, said: Waiting) -> None:
+    def _arrive(self, node: VirtualComputer, life: int, said: QueuedMessage) -> None:
         """The first byte of a payload is here."""
         self.at(self.network.through(self.now, node.name, said), lambda: self._deliver(node, life, said.event))
 
-    def _deliver(self, node: Node, life: int, event: Event) -> None:
+    def _deliver(self, node: VirtualComputer, life: int, event: Event) -> None:
         if node.machine is None or node.life != life:
             return
         if node.asleep:
@@ -277,7 +281,7 @@ class World:
             return
         self._handle(node, event)
 
-    def _set_timer(self, node: Node, name: str, at: Seconds | None) -> None:
+    def _set_timer(self, node: VirtualComputer, name: str, at: Seconds | None) -> None:
         if at is None:
             node.timers.pop(name, None)
             return
@@ -294,7 +298,7 @@ class World:
         # as outside, time passes before a timer fires: a moment rounded to just before it is not met twice
         self.at(max(node.clock.world(at), self.now + 1e-6), fire)
 
-    def _ask(self, node: Node, job: str, work: Any) -> None:
+    def _ask(self, node: VirtualComputer, job: str, work: Any) -> None:
         life, over = node.life, False
 
         def finish() -> None:
@@ -303,19 +307,19 @@ class World:
                 return
             over = True  # a training may have ended before its time
             try:
-                answer: Event = Done(job, node.island.do(work))
+                answer: Event = TaskDone(job, node.island.do(work))
             except (RuntimeError, KeyError) as why:
-                answer = Failed(job, str(why))
+                answer = TaskFailed(job, str(why))
             self._deliver(node, life, answer)
 
         begin = self._durable_at(node)  # a Keep is durable before any later Ask begins
-        if isinstance(work, Train):
+        if isinstance(work, TrainRound):
             node.training = finish
         self.at(begin + node.island.takes_s(work), finish)
         if isinstance(work, HandOver) and node.training is not None:  # not before it has heard of it
             self.at(begin + max(node.island.step_ends_s(), node.island.takes_s(work)), node.training)
 
-    def _keep(self, node: Node, name: str, blob: bytes | None) -> None:
+    def _keep(self, node: VirtualComputer, name: str, blob: bytes | None) -> None:
         life = node.life
         node.disk_free = max(self.now, node.disk_free) + node.fsync_s
         # drawn now, so that the fate of this write does not depend on what happens later
@@ -393,7 +397,7 @@ def _write(kept: dict[str, bytes], name: str, blob: bytes | None) -> None:
 
 
 # in digests of histories, whatever the classes are called
-_LABELS = {Start: "Start", LinkUp: "LinkUp", LinkDown: "LinkDown", Woke: "Woke", Carried: "Carried"}
+_LABELS = {Start: "Start", LinkUp: "LinkUp", LinkDown: "LinkDown", Resumed: "Woke", BandwidthMeasured: "Carried"}
 
 
 def _label(event: Event) -> str:
@@ -401,4 +405,4 @@ def _label(event: Event) -> str:
         return f"{event.sender}>{tag_of(event.message)}"
     if isinstance(event, TimerFired):
         return event.name
-    return event.job if isinstance(event, Done | Failed) else _LABELS[type(event)]
+    return event.job if isinstance(event, TaskDone | TaskFailed) else _LABELS[type(event)]

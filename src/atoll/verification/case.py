@@ -12,9 +12,9 @@ from msgspec import UNSET
 
 from atoll.base.ids import Digest, PeerId
 from atoll.policy.plan import QuorumRule
-from atoll.wire.messages.statements import Audited, Finding
+from atoll.wire.messages.statements import AuditReport, Finding
 
-__all__ = ["AGAINST", "CHANCES", "NOTHING", "REFUTING", "Inquiry", "QuorumRule", "voices_needed"]
+__all__ = ["AGAINST", "CHANCES", "NOTHING", "REFUTING", "QuorumRule", "VerificationCase", "voices_needed"]
 
 CHANCES = 2**32
 AGAINST: frozenset[Finding] = frozenset({"mismatch", "wrong", "withheld"})
@@ -27,7 +27,7 @@ def voices_needed(voters: int, rule: QuorumRule) -> int:
     return max(2, (voters - 1) // 3 + 1 if rule == "two-thirds" else 0)
 
 
-class Inquiry(ABC):
+class VerificationCase(ABC):
     """One of them. Subclasses say whose turn it is."""
 
     round: int
@@ -41,7 +41,7 @@ class Inquiry(ABC):
     def asked(self, head: int, ahead: Mapping[PeerId, Finding] = NOTHING) -> tuple[PeerId, ...]:
         """Who is to look, as of this round's vertex; `ahead`: and once the next one holds these words, too."""
 
-    def hear(self, by: PeerId, word: Audited, round: int) -> None:
+    def hear(self, by: PeerId, word: AuditReport, round: int) -> None:
         """The vertex of this round holds it. The first word of an auditor counts."""
         if by in self.said:
             return
@@ -49,7 +49,7 @@ class Inquiry(ABC):
         if word.exhibit is not UNSET:
             self.judged[by] = word.exhibit
 
-    def repeats(self, by: PeerId, word: Audited) -> bool:
+    def repeats(self, by: PeerId, word: AuditReport) -> bool:
         """It is what this auditor said before, of the very same blob."""
         before = self.said.get(by)
         return before is not None and before[1] == word.finding and self.judged.get(by, UNSET) == word.exhibit

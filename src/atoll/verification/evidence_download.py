@@ -11,21 +11,21 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Ask, Effect, Start
-from atoll.protocol.transfer.download import Fetch
+from atoll.base.machine import Effect, RunTask, Start
+from atoll.protocol.transfer.download import BlobDownload
 from atoll.protocol.transfer.tasks import DropBlob
 
 TRIES_MAX = 3  # downloads of one exhibit that failed: who sends wrong bytes shall not waste more of my link
 
 
-class Pointed(Protocol):
+class EvidenceRequest(Protocol):
     """Something that is mine to look at."""
 
     blob: Digest | None  # what I was pointed at; asked again while it is None
     tries: int
 
 
-class Exhibits:
+class EvidenceDownloads:
     def __init__(self, job: str) -> None:
         """`job`: what names of jobs begin with, without the slash."""
         self.job = job
@@ -33,19 +33,19 @@ class Exhibits:
 
     def point(
         self,
-        turn: Pointed,
+        turn: EvidenceRequest,
         blob: Digest,
         sender: PeerId,
         bytes_most: int,
-        under_way: Mapping[Digest, Fetch],
+        under_way: Mapping[Digest, BlobDownload],
         now: Seconds,
-    ) -> tuple[Fetch | None, list[Effect]]:
+    ) -> tuple[BlobDownload | None, list[Effect]]:
         """`sender` says that it lies there. A download that begins, or one source more of one under way."""
         if (other := under_way.get(blob)) is not None:
             return None, other.offer([sender], now)
         turn.blob = blob
         self.fetching.add(blob)
-        fetch = Fetch(blob, [sender], bytes_most)
+        fetch = BlobDownload(blob, [sender], bytes_most)
         return fetch, fetch.handle(Start({}), now)
 
     def given_up(self, wanted: Iterable[Digest | None]) -> list[Digest]:
@@ -62,10 +62,10 @@ class Exhibits:
 
     def drop(self, blob: Digest) -> Effect:
         """What came of a failed download is of no use to anybody."""
-        return Ask(f"{self.job}/drop/{blob.hex()}", DropBlob(blob))
+        return RunTask(f"{self.job}/drop/{blob.hex()}", DropBlob(blob))
 
 
-def tried(turn: Pointed) -> bool:
+def tried(turn: EvidenceRequest) -> bool:
     """Its download failed: it is asked for again, since a restart or a link may have broken it. True: no more."""
     turn.blob, turn.tries = None, turn.tries + 1
     return turn.tries >= TRIES_MAX

@@ -14,14 +14,14 @@ import msgspec
 
 from atoll.base.errors import UNREADABLE
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Ask, Effect, Keep
-from atoll.peer.tasks import Hold
+from atoll.base.machine import Effect, Persist, RunTask
+from atoll.peer.tasks import PinBlobs
 
 EXHIBITS_KEPT = 16  # blobs: one may be enough, but a liar is often refuted in several rounds, or in many blocks
 ROW = "exhibits"  # under which name it is remembered
 
 
-class KeptExhibit(msgspec.Struct, frozen=True, array_like=True):
+class StoredEvidence(msgspec.Struct, frozen=True, array_like=True):
     """What was judged, and what it takes to judge it again."""
 
     round: int
@@ -30,12 +30,12 @@ class KeptExhibit(msgspec.Struct, frozen=True, array_like=True):
     state: Digest | None = None  # that the round began with
 
 
-_KEPT = msgspec.msgpack.Decoder(tuple[KeptExhibit, ...])
+_KEPT = msgspec.msgpack.Decoder(tuple[StoredEvidence, ...])
 
 
-class KeptExhibits:
+class EvidenceStore:
     def __init__(self) -> None:
-        self.kept: tuple[KeptExhibit, ...] = ()  # the newest first
+        self.kept: tuple[StoredEvidence, ...] = ()  # the newest first
 
     def start(self, data: bytes) -> list[Effect]:
         """What a life before wrote down."""
@@ -45,14 +45,14 @@ class KeptExhibits:
             return []  # of another version: those blobs are gone with the next round
         return self._hold() if self.kept else []
 
-    def keep(self, new: Iterable[KeptExhibit]) -> list[Effect]:
+    def keep(self, new: Iterable[StoredEvidence]) -> list[Effect]:
         """These stay from now on, of one round those that came first."""
         newest = sorted(dict.fromkeys((*self.kept, *new)), key=lambda one: -one.round)
         if (kept := tuple(newest[:EXHIBITS_KEPT])) == self.kept:
             return []
         self.kept = kept
-        return [Keep(ROW, msgspec.msgpack.encode(self.kept)), *self._hold()]
+        return [Persist(ROW, msgspec.msgpack.encode(self.kept)), *self._hold()]
 
     def _hold(self) -> list[Effect]:
         names = dict.fromkeys(name for one in self.kept for name in (one.exhibit, one.state) if name is not None)
-        return [Ask("audit/keep", Hold(tuple(names), "verdicts"))]
+        return [RunTask("audit/keep", PinBlobs(tuple(names), "verdicts"))]

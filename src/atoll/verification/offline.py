@@ -24,35 +24,35 @@ from msgspec import UNSET, UnsetType
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import tag_of
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Judge, JudgeOpening, JudgeRow
-from atoll.policy.membership import Reported, convicted, suspicions_needed
-from atoll.protocol.history.chain import History
+from atoll.peer.tasks import JudgeOpening, JudgeReplay, JudgeRow
+from atoll.policy.membership import VerifiedReport, convicted, suspicions_needed
+from atoll.protocol.history.chain import VertexChain
 from atoll.verification.case import AGAINST
-from atoll.verification.replay_audit.policy import Case, Docket, Key, key_of
-from atoll.verification.sum_check.policy import Opening
+from atoll.verification.replay_audit.policy import AuditCase, AuditLedger, Key, key_of
+from atoll.verification.sum_check.policy import SumCheckCase
 from atoll.verification.task_builder import keys_of, row_work, work_for
 from atoll.wire.codec import statement_in
 from atoll.wire.evidence import slot_of
 from atoll.wire.messages.statements import (
-    Amend,
-    Audited,
-    Caught,
-    Commit,
-    Complaint,
+    Accusation,
+    AuditReport,
+    ChangedNumbers,
+    Commitment,
     Finding,
-    Leave,
-    Signed,
-    Suspect,
-    Tuned,
+    LeaveReport,
+    OwnerComplaint,
+    RollbackOrder,
+    SignedStatement,
+    SuspicionReport,
 )
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.vertex import VertexBody
 
 ROWS = -1  # where an opening's number stands: rows of that round that cannot be read
 
 Ground: TypeAlias = Literal["two words", "audit", "row", "voices", "own word", "unsaid"]
 
 
-class Said(msgspec.Struct, frozen=True):
+class AuditorReport(msgspec.Struct, frozen=True):
     """What one auditor found."""
 
     auditor: PeerId
@@ -62,28 +62,30 @@ class Said(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Doubt:
+class DisputedCase:
     """One audit, or one opening, in which somebody was doubted; or rows of a round that cannot be read."""
 
     round: int  # that was looked at
     peer: PeerId
     what: str  # was drawn
     needed: int  # words against it, to refute it
-    work: Judge | JudgeOpening | JudgeRow | None  # without its blob; None: vertices that might say so are lost
+    work: (
+        JudgeReplay | JudgeOpening | JudgeRow | None
+    )  # without its blob; None: vertices that might say so are lost
     keys: Mapping[PeerId, bytes]  # of the members of that round
-    tuned: Tuned | UnsetType  # the numbers that it went by
-    said: dict[PeerId, Said] = field(default_factory=dict[PeerId, Said])
+    tuned: ChangedNumbers | UnsetType  # the numbers that it went by
+    said: dict[PeerId, AuditorReport] = field(default_factory=dict[PeerId, AuditorReport])
     outcome: str = "open"
     vertex: int | None = None
     """Of rows: the last one that held words about them. They count with those about its other rows there."""
 
     @property
-    def counted(self) -> list[Said]:
+    def counted(self) -> list[AuditorReport]:
         """What its outcome rests on: all words against it, or those of one vertex."""
         return [one for one in self.against if self.vertex is None or one.round == self.vertex]
 
     @property
-    def against(self) -> list[Said]:
+    def against(self) -> list[AuditorReport]:
         return [one for one in self.said.values() if one.finding in AGAINST]
 
     @property
@@ -92,40 +94,49 @@ class Doubt:
         return list(dict.fromkeys(one.exhibit for one in self.said.values() if one.exhibit is not None))
 
 
-class Reason(msgspec.Struct, frozen=True):
+class ExpulsionReason(msgspec.Struct, frozen=True):
     ground: Ground
     what: str  # in words for people
     round: int | None = None  # of the audit
 
 
-UNSAID = Reason("unsaid", "no report says why: it was not here when a new epoch began, or a vertex is lost here")
+UNSAID = ExpulsionReason(
+    "unsaid", "no report says why: it was not here when a new epoch began, or a vertex is lost here"
+)
 
 
-class Departure(msgspec.Struct, frozen=True):
+class MemberDeparture(msgspec.Struct, frozen=True):
     """From this vertex on somebody is out."""
 
     round: int
     peer: PeerId
     standing: Literal["expelled", "away"]
-    reasons: tuple[Reason, ...]
+    reasons: tuple[ExpulsionReason, ...]
 
 
-class Verdicts:
+class VerdictHistory:
     """Tell it of every vertex in turn, once the docket has heard of it."""
 
     def __init__(self) -> None:
-        self.doubts: dict[Key, Doubt] = {}
-        self.departures: list[Departure] = []
+        self.doubts: dict[Key, DisputedCase] = {}
+        self.departures: list[MemberDeparture] = []
 
     def follow(
-        self, body: Body, before: Body | None, history: History, docket: Docket, genesis: RunSettings
+        self,
+        body: VertexBody,
+        before: VertexBody | None,
+        history: VertexChain,
+        docket: AuditLedger,
+        genesis: RunSettings,
     ) -> None:
         for _, word in docket.news(body):
             case = docket.cases[key_of(word)]
             if case.against and case.key not in self.doubts:
                 self.doubts[case.key] = _doubt(case, history, genesis)
             if (doubt := self.doubts.get(case.key)) is not None:
-                doubt.said = {by: Said(by, what, at, case.judged.get(by)) for by, (at, what) in case.said.items()}
+                doubt.said = {
+                    by: AuditorReport(by, what, at, case.judged.get(by)) for by, (at, what) in case.said.items()
+                }
                 doubt.outcome = case.outcome
         self._follow_rows(body, before, history, genesis)
         was = {m.peer: m for m in before.members} if before is not None else {}
@@ -135,85 +146,93 @@ class Verdicts:
             if left or (m.standing == "expelled" and (old is None or old.standing != "expelled")):
                 standing = "away" if left else "expelled"
                 reasons = tuple(_reasons(body, m.peer)) or (UNSAID,)
-                self.departures.append(Departure(body.round, m.peer, standing, reasons))
+                self.departures.append(MemberDeparture(body.round, m.peer, standing, reasons))
 
-    def _follow_rows(self, body: Body, before: Body | None, history: History, genesis: RunSettings) -> None:
+    def _follow_rows(
+        self, body: VertexBody, before: VertexBody | None, history: VertexChain, genesis: RunSettings
+    ) -> None:
         voters = sum(m.votes for m in before.members) if before is not None else 0
         needed = suspicions_needed(voters, genesis.round.quorum)
-        voices = [Reported(s.signer, said) for s in body.reports if isinstance(said := statement_in(s), Caught)]
+        voices = [
+            VerifiedReport(s.signer, said) for s in body.reports if isinstance(said := statement_in(s), Accusation)
+        ]
         liars, _ = convicted(voices, before.members if before is not None else (), genesis.round.quorum)
         out = {m.peer for m in body.members if m.standing == "expelled"}
         for signed, caught, commit in _unreadable(body):
             key = commit.round, caught.answer.signer, ROWS
             if key not in self.doubts:
                 work, what = row_work(commit, key[1], history, genesis), f"a row of its round {commit.round}"
-                self.doubts[key] = Doubt(*key[:2], what, needed, work, *_of_round(commit.round, history))
+                self.doubts[key] = DisputedCase(*key[:2], what, needed, work, *_of_round(commit.round, history))
             exhibit = None if caught.exhibit is UNSET else caught.exhibit
-            said = Said(signed.signer, "mismatch", body.round, exhibit)
+            said = AuditorReport(signed.signer, "mismatch", body.round, exhibit)
             doubt = self.doubts[key]
             doubt.said[signed.signer] = said
             doubt.vertex, doubt.needed = body.round, needed
             doubt.outcome = "refuted" if doubt.peer in liars & out else "open"
 
 
-def _unreadable(body: Body) -> Iterator[tuple[Signed, Caught, Commit]]:
+def _unreadable(body: VertexBody) -> Iterator[tuple[SignedStatement, Accusation, Commitment]]:
     """Words of this vertex that a row cannot be read, and the commitments to such rows."""
     for signed in body.reports:
         said = statement_in(signed)
-        if isinstance(said, Caught) and said.other is None:
+        if isinstance(said, Accusation) and said.other is None:
             commit = statement_in(said.answer)
-            if isinstance(commit, Commit):
+            if isinstance(commit, Commitment):
                 yield signed, said, commit
 
 
-def _of_round(round: int, history: History) -> tuple[Mapping[PeerId, bytes], Tuned | UnsetType]:
+def _of_round(round: int, history: VertexChain) -> tuple[Mapping[PeerId, bytes], ChangedNumbers | UnsetType]:
     """Its members' keys, and the numbers that it went by."""
     parent = history.bodies.get(round - 1)
     return keys_of(round, history), parent.tuned if parent is not None else UNSET
 
 
-def _doubt(case: Case | Opening, history: History, genesis: RunSettings) -> Doubt:
-    if isinstance(case, Case):
+def _doubt(case: AuditCase | SumCheckCase, history: VertexChain, genesis: RunSettings) -> DisputedCase:
+    if isinstance(case, AuditCase):
         what = f"segment {case.segment} of its round {case.round}"
     else:
         blocks = ", ".join(map(str, case.blocks))
         what = f"blocks {blocks} of its answer of part {case.answered.part} in round {case.round}"
     work = work_for(case, ZERO_DIGEST, history, genesis)
-    return Doubt(case.round, case.peer, what, case.needed, work, *_of_round(case.round, history))
+    return DisputedCase(case.round, case.peer, what, case.needed, work, *_of_round(case.round, history))
 
 
-def _reasons(body: Body, peer: PeerId) -> Iterator[Reason]:
+def _reasons(body: VertexBody, peer: PeerId) -> Iterator[ExpulsionReason]:
     """What this vertex holds against a member that is out by it, or what it said itself."""
     voices: dict[str, set[PeerId]] = {}
     audited: dict[int, set[PeerId]] = {}
     unread: dict[int, set[PeerId]] = {}
     for signed in body.reports:
         match statement_in(signed):
-            case Caught(answer=answer, other=other) if answer.signer == peer:
+            case Accusation(answer=answer, other=other) if answer.signer == peer:
                 said = statement_in(answer)
                 kind, slot = (tag_of(said), slot_of(said)) if said is not None else ("statement", None)
                 where = f"of round {slot[1]}" if slot is not None else ""
                 if other is not None:
-                    yield Reason("two words", f"it signed two different statements ({kind} {where}) for one slot")
-                elif isinstance(said, Commit):
+                    yield ExpulsionReason(
+                        "two words", f"it signed two different statements ({kind} {where}) for one slot"
+                    )
+                elif isinstance(said, Commitment):
                     unread.setdefault(said.round, set()).add(signed.signer)
                 else:
                     voices.setdefault(f"that its {kind} {where} is a lie", set()).add(signed.signer)
-            case Audited(round=round, peer=whose, finding=finding) if whose == peer and finding in AGAINST:
+            case AuditReport(round=round, peer=whose, finding=finding) if whose == peer and finding in AGAINST:
                 audited.setdefault(round, set()).add(signed.signer)
-            case Complaint(peer=whose, why=why) if whose == peer:
+            case OwnerComplaint(peer=whose, why=why) if whose == peer:
                 voices.setdefault(f"that as an owner it failed them ({why})", set()).add(signed.signer)
-            case Suspect(peer=whose) if whose == peer:
+            case SuspicionReport(peer=whose) if whose == peer:
                 voices.setdefault("that they heard nothing from it", set()).add(signed.signer)
-            case Leave() if signed.signer == peer:
-                yield Reason("own word", "it said farewell")
-            case Amend() as amend if peer in amend.sent_away:
-                yield Reason("own word", "the run's recovery identity sent it away for good")
+            case LeaveReport() if signed.signer == peer:
+                yield ExpulsionReason("own word", "it said farewell")
+            case RollbackOrder() as amend if peer in amend.sent_away:
+                yield ExpulsionReason("own word", "the run's recovery identity sent it away for good")
             case _:
                 pass
     for round, who in audited.items():
-        yield Reason("audit", f"words of auditors against its round {round}: {len(who)}", round)
+        yield ExpulsionReason("audit", f"words of auditors against its round {round}: {len(who)}", round)
     for round, who in unread.items():
-        yield Reason("row", f"words of members that a row of its round {round} cannot be read: {len(who)}", round)
+        yield ExpulsionReason(
+            "row", f"words of members that a row of its round {round} cannot be read: {len(who)}", round
+        )
     for what, who in voices.items():
-        yield Reason("voices", f"words of members {what}: {len(who)}")
+        yield ExpulsionReason("voices", f"words of members {what}: {len(who)}")

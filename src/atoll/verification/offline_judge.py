@@ -25,23 +25,23 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, short
 from atoll.crypto.digest import Buffer, blob_id, digest, manifest_of
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Judge, Judged, JudgeRow
+from atoll.peer.tasks import JudgeReplay, JudgeRow, JudgmentResult
 from atoll.runtime.control.settings_change import learning_after
-from atoll.runtime.training_spec import Learning, data_at_hand, decode_learning
+from atoll.runtime.training_spec import TrainingSpec, data_at_hand, decode_learning
 from atoll.training.data import Data, data_from_blob
 from atoll.training.exchange.state import SharedState, state_from_bytes
 from atoll.training.recipe.recipes import Recipe
 from atoll.verification.case import REFUTING
 from atoll.verification.malformed_updates.messages import unreadable_from_bytes
 from atoll.verification.malformed_updates.worker import judged
-from atoll.verification.offline import Doubt, Said
-from atoll.verification.replay_audit import Replica
+from atoll.verification.offline import AuditorReport, DisputedCase
 from atoll.verification.replay_audit.exhibit import shown_from_bytes
-from atoll.verification.replay_audit.replay_judge import Again, Trial, judge_again
-from atoll.verification.sum_check.wire_digests import Names
+from atoll.verification.replay_audit.replay import ReplayReplica
+from atoll.verification.replay_audit.replay_judge import ReplayJudge, SecondJudgment, judge_again
+from atoll.verification.sum_check.wire_digests import WireDigestCache
 from atoll.verification.sum_check.worker import judge_opening
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Commit
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.statements import Commitment
 
 Result = Literal["agrees", "word", "differs", "unknown"]
 
@@ -50,19 +50,21 @@ class CannotJudge(Exception):
     """In words for people."""
 
 
-class Looked(msgspec.Struct, frozen=True):
+class RejudgedReport(msgspec.Struct, frozen=True):
     """One auditor's word against somebody, held against what it judged."""
 
-    said: Said
+    said: AuditorReport
     result: Result
     what: str
 
 
-def fallen(doubts: Iterable[Doubt], looked: Callable[[Doubt], Sequence[Looked]]) -> list[tuple[int, PeerId]]:
+def fallen(
+    doubts: Iterable[DisputedCase], looked: Callable[[DisputedCase], Sequence[RejudgedReport]]
+) -> list[tuple[int, PeerId]]:
     """Rounds and peers that were refuted, and would not be by those words alone that do not differ from what was
     judged. As members count: voices against several answers of one round together, and those of one vertex about
     rows of several rounds, for which the first of these rounds stands."""
-    together: defaultdict[tuple[bool, int, PeerId], list[Doubt]] = defaultdict(list)
+    together: defaultdict[tuple[bool, int, PeerId], list[DisputedCase]] = defaultdict(list)
     for doubt in doubts:
         at = doubt.round if doubt.vertex is None else doubt.vertex
         together[doubt.vertex is not None, at, doubt.peer].append(doubt)
@@ -76,29 +78,29 @@ def fallen(doubts: Iterable[Doubt], looked: Callable[[Doubt], Sequence[Looked]])
     return found
 
 
-class Court:
+class OfflineJudge:
     """`folders`: where blobs lie, of a peer of this run; the first is searched first."""
 
-    def __init__(self, folders: Sequence[Path], settings: RunSettings, notary: Notary) -> None:
+    def __init__(self, folders: Sequence[Path], settings: RunSettings, notary: StatementSigner) -> None:
         self.folders, self.settings, self.notary = folders, settings, notary
-        self._again: dict[tuple[int, PeerId, str, Digest], Again] = {}
-        self._taking: Replica | None = None  # steps, by the numbers of the round that was judged last
+        self._again: dict[tuple[int, PeerId, str, Digest], SecondJudgment] = {}
+        self._taking: ReplayReplica | None = None  # steps, by the numbers of the round that was judged last
         torch.set_num_threads(1)  # as trainers do who want to be held to bits
 
-    def lacking(self, doubts: Iterable[Doubt]) -> list[Digest]:
+    def lacking(self, doubts: Iterable[DisputedCase]) -> list[Digest]:
         """What it would take to judge all of this and is not here, the newest first."""
         needed: dict[Digest, None] = {}
         for doubt in sorted(doubts, key=lambda doubt: -doubt.round):
             needed |= dict.fromkeys(one.exhibit for one in doubt.against if one.exhibit is not None)
-            if isinstance(doubt.work, Judge) and any(one.exhibit is not None for one in doubt.against):
+            if isinstance(doubt.work, JudgeReplay) and any(one.exhibit is not None for one in doubt.against):
                 needed[doubt.work.before] = None
         return [name for name in needed if self._blob(name) is None]
 
-    def look(self, doubt: Doubt) -> list[Looked]:
+    def look(self, doubt: DisputedCase) -> list[RejudgedReport]:
         """At everything that was said against somebody."""
-        return [Looked(said, *self._look(doubt, said)) for said in doubt.against]
+        return [RejudgedReport(said, *self._look(doubt, said)) for said in doubt.against]
 
-    def _look(self, doubt: Doubt, said: Said) -> tuple[Result, str]:
+    def _look(self, doubt: DisputedCase, said: AuditorReport) -> tuple[Result, str]:
         if said.exhibit is None:
             none = "nothing was shown" if said.finding == "withheld" else "it names no exhibit"
             return "word", f"{none}: its word"
@@ -116,13 +118,13 @@ class Court:
             return "agrees", f"judged again here: {found}, {why}; what the peer signed fixes its bytes"
         return "differs", f"judged again here nothing is wrong ({why or found})"
 
-    def _judged(self, doubt: Doubt, exhibit: Digest) -> Again:
+    def _judged(self, doubt: DisputedCase, exhibit: Digest) -> SecondJudgment:
         key = doubt.round, doubt.peer, doubt.what, exhibit
         if key not in self._again:
             self._again[key] = self._judge(doubt, exhibit)
         return self._again[key]
 
-    def _judge(self, doubt: Doubt, exhibit: Digest) -> Again:
+    def _judge(self, doubt: DisputedCase, exhibit: Digest) -> SecondJudgment:
         if doubt.work is None:
             raise CannotJudge("vertices that say what it was to do are lost here")
         data = self._blob(exhibit)
@@ -132,34 +134,40 @@ class Court:
                 "runs here atoll verify --verdicts --fetch, else --also FOLDER of one of them"
             )
         learning = learning_after(self._learning, doubt.tuned)
-        before = self._state(doubt.work, learning) if isinstance(doubt.work, Judge) else None
+        before = self._state(doubt.work, learning) if isinstance(doubt.work, JudgeReplay) else None
         try:
             if isinstance(doubt.work, JudgeRow):
                 return self._judge_row(doubt, doubt.work, data, learning)
-            if not isinstance(doubt.work, Judge):
+            if not isinstance(doubt.work, JudgeReplay):
                 said = judge_opening(doubt.work, data, learning, self._names)
-                return Again(said, self._led_there(doubt, said))
+                return SecondJudgment(said, self._led_there(doubt, said))
             assert before is not None
-            trial = Trial(self.notary.run, learning, doubt.work, shown_from_bytes(data), before, self._name)
+            trial = ReplayJudge(self.notary.run, learning, doubt.work, shown_from_bytes(data), before, self._name)
             return judge_again(trial, self._replica)
         except (PeerFault, TypeError, ValueError) as why:  # strangers' bytes
-            return Again(Judged("withheld", why.what if isinstance(why, PeerFault) else str(why)), proven=False)
+            return SecondJudgment(
+                JudgmentResult("withheld", why.what if isinstance(why, PeerFault) else str(why)), proven=False
+            )
         except (MemoryError, RuntimeError) as why:
             raise CannotJudge(f"this computer could not: {why}") from why
 
-    def _judge_row(self, doubt: Doubt, work: JudgeRow, data: bytes, learning: Learning) -> Again:
+    def _judge_row(
+        self, doubt: DisputedCase, work: JudgeRow, data: bytes, learning: TrainingSpec
+    ) -> SecondJudgment:
         statement = unreadable_from_bytes(data).statement
         if statement.signer != doubt.peer:
             raise PeerFault("", "it is of somebody else's row")
-        self.notary.open(statement, Commit, doubt.keys.get(doubt.peer))
+        self.notary.open(statement, Commitment, doubt.keys.get(doubt.peer))
         up = None if self.settings.opened is None else self._names.up
         why = judged(replace(work, shown=data), learning, up)
-        return Again(Judged("mismatch" if why else "accepted", why or "the row can be read"), proven=True)
+        return SecondJudgment(
+            JudgmentResult("mismatch" if why else "accepted", why or "the row can be read"), proven=True
+        )
 
-    def _led_there(self, doubt: Doubt, said: Judged) -> bool:
+    def _led_there(self, doubt: DisputedCase, said: JudgmentResult) -> bool:
         """Of an opening: it leads to what was signed, and so do the commitments that it brings along."""
         for signed in said.others:
-            self.notary.open(signed, Commit, doubt.keys.get(signed.signer))
+            self.notary.open(signed, Commitment, doubt.keys.get(signed.signer))
         return said.finding != "withheld"
 
     # ---- what is needed for it -----------------------------------------------------------------------------
@@ -173,21 +181,21 @@ class Court:
         return None
 
     @cached_property
-    def _learning(self) -> Learning:
+    def _learning(self) -> TrainingSpec:
         try:
             return decode_learning(self.settings)
         except PeerFault as fault:
             raise CannotJudge(fault.what) from fault
 
     @cached_property
-    def _names(self) -> Names:
+    def _names(self) -> WireDigestCache:
         coding = self._learning.recipe.coding
-        return Names(coding.up, coding.down)
+        return WireDigestCache(coding.up, coding.down)
 
     def _name(self, wire: Buffer) -> Digest:
         return digest(wire) if self.settings.opened is None else self._names.of_row(wire)
 
-    def _state(self, work: Judge, learning: Learning) -> SharedState:
+    def _state(self, work: JudgeReplay, learning: TrainingSpec) -> SharedState:
         data = self._blob(work.before)
         if data is None:
             raise CannotJudge(
@@ -211,11 +219,11 @@ class Court:
             raise CannotJudge("the run's data set is not here; --also FOLDER of a member that has it")
         return data
 
-    def _replica(self, recipe: Recipe) -> Replica:
+    def _replica(self, recipe: Recipe) -> ReplayReplica:
         if self._taking is None or self._taking.recipe != recipe:
             data = self._data
             try:
-                self._taking = Replica(recipe, data, self._learning.data_blob)
+                self._taking = ReplayReplica(recipe, data, self._learning.data_blob)
             except ValueError as why:
                 raise CannotJudge(f"this version cannot take the run's steps: {why}") from why
         return self._taking

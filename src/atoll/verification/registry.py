@@ -14,47 +14,54 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import UNSET
 
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Ask, Done, Effect, Failed, Report
-from atoll.peer.events import Accused, AuditEnded, Looked, ScoreTaken, TwinsCompared
+from atoll.base.machine import Effect, Emit, RunTask, TaskDone, TaskFailed
+from atoll.peer.events import AuditEnded, MemberAccused, ScoreTaken, StateEvaluated, TwinsCompared
 from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.settings import RunSettings
-from atoll.protocol.allreduce.buffers import Made
-from atoll.protocol.history.chain import History
-from atoll.protocol.transfer.download import Fetch, Fetched, FetchFailed
+from atoll.protocol.allreduce.buffers import ComputedResult
+from atoll.protocol.history.chain import VertexChain
+from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
 from atoll.protocol.transfer.tasks import DropBlob
-from atoll.verification.evidence_store import ROW, KeptExhibits
-from atoll.verification.loss_scoring.machine import Scoring
-from atoll.verification.malformed_updates.machine import Unreadables
-from atoll.verification.redundant_training.machine import Twinning
-from atoll.verification.replay_audit.machine import Audits
-from atoll.verification.state_validation.machine import Validators
-from atoll.wire.messages.audits import ExhibitIs, Unreadable, WantExhibit
-from atoll.wire.messages.statements import Audited, Scored, Signed, Statement, Twinned, Validated
-from atoll.wire.messages.vertex import Body
+from atoll.verification.evidence_store import ROW, EvidenceStore
+from atoll.verification.loss_scoring.machine import LossScoring
+from atoll.verification.malformed_updates.machine import MalformedUpdates
+from atoll.verification.redundant_training.machine import RedundancyCheck
+from atoll.verification.replay_audit.machine import ReplayAudits
+from atoll.verification.state_validation.machine import StateValidators
+from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse, MalformedRowShown
+from atoll.wire.messages.statements import (
+    AuditReport,
+    RedundancyReport,
+    ScoreReport,
+    SignedStatement,
+    Statement,
+    ValidationReport,
+)
+from atoll.wire.messages.vertex import VertexBody
 
 
-class Inspectors:
+class VerifierRegistry:
     def __init__(self, me: PeerId) -> None:
         self.me = me
-        self.audits: Audits | None = None
-        self.scoring: Scoring | None = None
-        self.twinning: Twinning | None = None
-        self.validators: Validators | None = None
-        self.unreadables: Unreadables | None = None
-        self.kept = KeptExhibits()
+        self.audits: ReplayAudits | None = None
+        self.scoring: LossScoring | None = None
+        self.twinning: RedundancyCheck | None = None
+        self.validators: StateValidators | None = None
+        self.unreadables: MalformedUpdates | None = None
+        self.kept = EvidenceStore()
 
-    def appoint(self, settings: RunSettings, history: History, pool: ReportPool) -> None:
+    def appoint(self, settings: RunSettings, history: VertexChain, pool: ReportPool) -> None:
         """Genesis is known."""
         if pool.docket.looks:
-            self.audits = Audits(self.me, settings, history, pool, self.kept)
+            self.audits = ReplayAudits(self.me, settings, history, pool, self.kept)
         if settings.scored_share:
-            self.scoring = Scoring(self.me, settings, history, pool)
+            self.scoring = LossScoring(self.me, settings, history, pool)
         if settings.twinned_share:
-            self.twinning = Twinning(self.me, settings, history, pool)
+            self.twinning = RedundancyCheck(self.me, settings, history, pool)
         if settings.validated is not None:
-            self.validators = Validators(self.me, history, pool)
+            self.validators = StateValidators(self.me, history, pool)
         if settings.round.quorum == "two-thirds":
-            self.unreadables = Unreadables(self.me, settings, history, pool, self.kept)
+            self.unreadables = MalformedUpdates(self.me, settings, history, pool, self.kept)
 
     # ---- what they are told --------------------------------------------------------------------------------
 
@@ -66,7 +73,7 @@ class Inspectors:
         effects += self.twinning.resume(now) if self.twinning is not None else []
         return effects + (self.scoring.resume(now) if self.scoring is not None else [])
 
-    def grew(self, body: Body, now: Seconds) -> list[Effect]:
+    def grew(self, body: VertexBody, now: Seconds) -> list[Effect]:
         """The history has one vertex more."""
         effects = self.audits.grew(body, now) if self.audits is not None else []
         effects += self.validators.grew(body) if self.validators is not None else []
@@ -80,9 +87,9 @@ class Inspectors:
 
     def closed(
         self,
-        body: Body,
-        made: Mapping[Digest, Made],
-        seconded: Mapping[int, Sequence[Signed]],
+        body: VertexBody,
+        made: Mapping[Digest, ComputedResult],
+        seconded: Mapping[int, Sequence[SignedStatement]],
         made_again: Collection[int],
     ) -> list[Effect]:
         """My round is closed: these answers of mine, with their rows, may be asked for; what others signed of
@@ -92,11 +99,11 @@ class Inspectors:
         self.audits.remember(body.round, seconded, made_again)
         return self.audits.lay_open(body, made)
 
-    def heard(self, by: PeerId, said: Audited, now: Seconds) -> list[Effect]:
+    def heard(self, by: PeerId, said: AuditReport, now: Seconds) -> list[Effect]:
         """A member's word that the next vertex may hold."""
         return self.audits.heard(by, said, now) if self.audits is not None else []
 
-    def shown_unreadable(self, sender: PeerId, told: Unreadable) -> list[Effect]:
+    def shown_unreadable(self, sender: PeerId, told: MalformedRowShown) -> list[Effect]:
         """Somebody says that a row of somebody else's cannot be read."""
         return self.unreadables.hear(sender, told) if self.unreadables is not None else []
 
@@ -106,7 +113,7 @@ class Inspectors:
         effects += self.twinning.ask_again() if self.twinning is not None else []
         return effects + (self.scoring.ask_again() if self.scoring is not None else [])
 
-    def done(self, event: Done | Failed, now: Seconds) -> list[Effect]:
+    def done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
         """One of their jobs."""
         if event.job.startswith("audit/") and self.audits is not None:
             return self.audits.done(event)
@@ -120,53 +127,55 @@ class Inspectors:
 
     # ---- what is laid out for them -------------------------------------------------------------------------
 
-    def give(self, sender: PeerId, wish: WantExhibit) -> list[Effect]:
+    def give(self, sender: PeerId, wish: ExhibitRequest) -> list[Effect]:
         """What others were drawn to look at lies with me."""
         room = self._room_of(wish)
         return room.give(sender, wish) if room is not None else []
 
     def point(
-        self, sender: PeerId, told: ExhibitIs, under_way: Mapping[Digest, Fetch], now: Seconds
-    ) -> tuple[Fetch | None, list[Effect]]:
+        self, sender: PeerId, told: ExhibitResponse, under_way: Mapping[Digest, BlobDownload], now: Seconds
+    ) -> tuple[BlobDownload | None, list[Effect]]:
         """What I was drawn to look at lies with the sender: a download that begins, if it is not under way."""
         room = self._room_of(told)
         return room.point(sender, told, under_way, now) if room is not None else (None, [])
 
-    def _room_of(self, word: WantExhibit | ExhibitIs) -> Audits | Scoring | Twinning | None:
+    def _room_of(
+        self, word: ExhibitRequest | ExhibitResponse
+    ) -> ReplayAudits | LossScoring | RedundancyCheck | None:
         return (self.scoring or self.twinning) if word.update is True else self.audits
 
-    def fetched(self, fact: Fetched | FetchFailed) -> list[Effect]:
+    def fetched(self, fact: BlobFetched | FetchFailed) -> list[Effect]:
         effects = self.audits.fetched(fact) if self.audits is not None else []
         effects += self.twinning.fetched(fact) if self.twinning is not None else []
         return effects + (self.scoring.fetched(fact) if self.scoring is not None else [])
 
-    def given_up(self) -> dict[Digest, Ask]:
+    def given_up(self) -> dict[Digest, RunTask]:
         """Downloads that they do not wait for any more, each with the job that drops what has come of it."""
         over = {blob: "audit" for blob in self.audits.given_up()} if self.audits is not None else {}
         over |= {blob: "score" for blob in self.scoring.given_up()} if self.scoring is not None else {}
         over |= {blob: "twins" for blob in self.twinning.given_up()} if self.twinning is not None else {}
-        return {blob: Ask(f"{room}/drop/{blob.hex()}", DropBlob(blob)) for blob, room in over.items()}
+        return {blob: RunTask(f"{room}/drop/{blob.hex()}", DropBlob(blob)) for blob, room in over.items()}
 
     # ---- what they say -------------------------------------------------------------------------------------
 
     def word_of(self, effect: Effect) -> Statement | None:
         """What the members are to be told, if this effect of theirs is something that they found."""
-        if not isinstance(effect, Report):
+        if not isinstance(effect, Emit):
             return None
         match effect.fact:
-            case Accused(statement=statement):
+            case MemberAccused(statement=statement):
                 return statement
             case AuditEnded(of=of, peer=peer, finding=finding, opening=None, exhibit=exhibit):
-                return Audited(of, peer, finding, exhibit=exhibit or UNSET)
+                return AuditReport(of, peer, finding, exhibit=exhibit or UNSET)
             case AuditEnded(of=of, peer=peer, finding=finding, opening=int(number), exhibit=exhibit):
-                said = Audited(of, peer, finding, number, exhibit or UNSET)
+                said = AuditReport(of, peer, finding, number, exhibit or UNSET)
                 known = self.audits is not None and self.audits.docket.why_not(self.me, said) is None
                 return said if known else None
             case ScoreTaken(of=of, peer=peer, falls=falls):
-                return Scored(of, peer, falls)
+                return ScoreReport(of, peer, falls)
             case TwinsCompared(of=of, peer=peer, apart=apart):
-                return Twinned(of, peer, apart)
-            case Looked(of=of, state=state, losses=losses, right=right):
-                return Validated(of, state, losses, right or UNSET)
+                return RedundancyReport(of, peer, apart)
+            case StateEvaluated(of=of, state=state, losses=losses, right=right):
+                return ValidationReport(of, state, losses, right or UNSET)
             case _:
                 return None

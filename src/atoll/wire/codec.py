@@ -17,89 +17,89 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.base.machine import Message
 from atoll.crypto.digest import digest
-from atoll.wire.messages.audits import ExhibitIs, Unreadable, WantExhibit
+from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse, MalformedRowShown
 from atoll.wire.messages.history import (
-    Chunk,
-    EraSigned,
-    ManifestIs,
-    Vertices,
-    WantChunk,
-    WantEra,
-    WantManifest,
-    WantVertices,
+    ChunkRequest,
+    ChunkResponse,
+    EraSignatures,
+    EraSignaturesRequest,
+    ManifestRequest,
+    ManifestResponse,
+    VerticesRequest,
+    VerticesResponse,
 )
-from atoll.wire.messages.membership import Beat, BeatBack, Hello, JoinRefused, MemberReport
-from atoll.wire.messages.preference import PreferenceIs, WantPreference
+from atoll.wire.messages.membership import Hello, JoinRefused, MemberReport, Ping, PingReply
+from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
 from atoll.wire.messages.round import (
-    Answer,
-    Committed,
-    Comparison,
-    Contribution,
-    Declined,
-    Handed,
-    Heard,
-    PartBytes,
+    CommitAnnouncement,
+    CommitRequest,
+    PartDeclined,
+    PartialSum,
+    PartRequest,
+    PartResponse,
+    PartResult,
+    PartStatementsRequest,
     PreVote,
-    Propose,
-    Repeat,
-    RowBytes,
-    TimedOut,
-    Voted,
-    WantCommit,
-    WantPart,
-    WantRow,
-    WantWords,
+    ProposalMessage,
+    ReachabilityHint,
+    ResendRequest,
+    RowComparison,
+    RowContribution,
+    RowRequest,
+    RowResponse,
+    TimeoutMessage,
+    VoteMessage,
 )
-from atoll.wire.messages.statements import AnyStatement, Signed, Statement, Weighing
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.messages.statements import AgreedWeights, AnyStatement, SignedStatement, Statement
+from atoll.wire.messages.vertex import Vertex, VertexBody
 
 AnyMessage = (
-    Committed
-    | Contribution
-    | Answer
-    | WantCommit
-    | WantPart
-    | WantRow
-    | WantWords
-    | RowBytes
-    | PartBytes
-    | Propose
-    | Voted
-    | Repeat
-    | Handed
-    | Heard
-    | Declined
-    | Comparison
-    | TimedOut
+    CommitAnnouncement
+    | RowContribution
+    | PartResult
+    | CommitRequest
+    | PartRequest
+    | RowRequest
+    | PartStatementsRequest
+    | RowResponse
+    | PartResponse
+    | ProposalMessage
+    | VoteMessage
+    | ResendRequest
+    | PartialSum
+    | ReachabilityHint
+    | PartDeclined
+    | RowComparison
+    | TimeoutMessage
     | PreVote
-    | WantVertices
-    | Vertices
-    | WantManifest
-    | ManifestIs
-    | WantChunk
-    | Chunk
-    | EraSigned
-    | WantEra
-    | Beat
-    | BeatBack
+    | VerticesRequest
+    | VerticesResponse
+    | ManifestRequest
+    | ManifestResponse
+    | ChunkRequest
+    | ChunkResponse
+    | EraSignatures
+    | EraSignaturesRequest
+    | Ping
+    | PingReply
     | MemberReport
     | JoinRefused
-    | WantExhibit
-    | ExhibitIs
-    | Unreadable
-    | WantPreference
-    | PreferenceIs
+    | ExhibitRequest
+    | ExhibitResponse
+    | MalformedRowShown
+    | PreferenceRequest
+    | PreferenceResponse
     | Hello
 )
 
 _ENCODER = msgspec.msgpack.Encoder()
 _MESSAGE: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
 _STATEMENT: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyStatement)
-_BODY = msgspec.msgpack.Decoder(Body)
+_BODY = msgspec.msgpack.Decoder(VertexBody)
 _VERTEX = msgspec.msgpack.Decoder(Vertex)
 
 
-def encode(value: Message | Statement | Body | Vertex | Weighing) -> bytes:
+def encode(value: Message | Statement | VertexBody | Vertex | AgreedWeights) -> bytes:
     return _ENCODER.encode(value)
 
 
@@ -113,7 +113,7 @@ def decode_statement(data: bytes, who: PeerId) -> Statement:
     return _decode(_STATEMENT, data, who, "statement")
 
 
-def statement_in(signed: Signed) -> Statement | None:
+def statement_in(signed: SignedStatement) -> Statement | None:
     """What this says, whether or not its signature holds; None for what cannot be read.
 
     Only a damaged history holds such bytes: whoever walks over one goes on, and `atoll verify` names the vertex.
@@ -124,7 +124,7 @@ def statement_in(signed: Signed) -> Statement | None:
         return None
 
 
-def decode_body(data: bytes, who: PeerId = PeerId("")) -> Body:
+def decode_body(data: bytes, who: PeerId = PeerId("")) -> VertexBody:
     try:
         return _body_in(data)
     except PeerFault as fault:  # by whoever brought it
@@ -132,7 +132,7 @@ def decode_body(data: bytes, who: PeerId = PeerId("")) -> Body:
 
 
 @lru_cache(maxsize=16)  # whoever brought it: the last few bodies are opened again and again
-def _body_in(data: bytes) -> Body:
+def _body_in(data: bytes) -> VertexBody:
     return _decode(_BODY, data, PeerId(""), "vertex body")
 
 

@@ -13,9 +13,9 @@ from typing import TypeVar
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import OPENED_BYTES_MAX
-from atoll.crypto.signer import Signer, Verifier
+from atoll.crypto.signer import SignatureVerifier, Signer
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.messages.statements import Certificate, Signed, Statement, Vote
+from atoll.wire.messages.statements import QuorumCertificate, SignedStatement, Statement, Vote
 
 OPENED_MAX = 2048  # a round's answers, commitments and votes, heard on their own and again inside the body
 DOMAIN = b"atoll/statement/1\0"
@@ -24,7 +24,7 @@ DOMAIN_SECRET = b"atoll/twins/secret/1\0"
 S = TypeVar("S", bound=Statement)
 
 
-class Opened:
+class VerifiedCache:
     """The last words whose signatures were found good: the same word comes often.
 
     What one reader found holds for every other of the same run, so all peers of a simulation may share one.
@@ -33,38 +33,38 @@ class Opened:
     def __init__(self, most: int = OPENED_MAX, bytes_max: int = OPENED_BYTES_MAX) -> None:
         """`bytes_max` is of one statement: longer ones are opened anew each time."""
         self.most, self.bytes_max = most, bytes_max
-        self._words: OrderedDict[tuple[Signed, bytes], Statement] = OrderedDict()
+        self._words: OrderedDict[tuple[SignedStatement, bytes], Statement] = OrderedDict()
 
-    def __contains__(self, word: tuple[Signed, bytes]) -> bool:
+    def __contains__(self, word: tuple[SignedStatement, bytes]) -> bool:
         return word in self._words
 
-    def get(self, signed: Signed, vote_key: bytes) -> Statement | None:
+    def get(self, signed: SignedStatement, vote_key: bytes) -> Statement | None:
         return self._words.get((signed, vote_key))
 
-    def note(self, signed: Signed, vote_key: bytes, statement: Statement) -> None:
+    def note(self, signed: SignedStatement, vote_key: bytes, statement: Statement) -> None:
         if len(signed.body) <= self.bytes_max:
             self._words[signed, vote_key] = statement
         if len(self._words) > self.most:
             self._words.popitem(last=False)
 
 
-class Notary:
+class StatementSigner:
     """Signs for one peer and checks everybody else's signatures in one run."""
 
-    def __init__(self, run: Digest, signer: Signer, verifier: Verifier) -> None:
+    def __init__(self, run: Digest, signer: Signer, verifier: SignatureVerifier) -> None:
         self.run, self.signer, self.verifier = run, signer, verifier
         self.me = signer.peer
-        self.opened = Opened()
+        self.opened = VerifiedCache()
 
-    def sign(self, statement: Statement) -> Signed:
+    def sign(self, statement: Statement) -> SignedStatement:
         body = encode(statement)
-        return Signed(self.me, body, self.signer.sign(signed_bytes(self.run, body)))
+        return SignedStatement(self.me, body, self.signer.sign(signed_bytes(self.run, body)))
 
     def secret(self, round: int) -> bytes:
         """32 bytes for this round that nobody else can tell: the same whenever they are asked for."""
         return self.signer.secret(DOMAIN_SECRET + self.run + round.to_bytes(8, "big"))
 
-    def open(self, signed: Signed, kind: type[S], vote_key: bytes | None) -> S:
+    def open(self, signed: SignedStatement, kind: type[S], vote_key: bytes | None) -> S:
         """The statement inside, once its signature holds.
 
         Raises PeerFault otherwise, and names nobody: anyone can write a signer's name under anything, so this is
@@ -83,7 +83,9 @@ class Notary:
         self.opened.note(signed, vote_key, statement)
         return statement
 
-    def certificate_holds(self, certificate: Certificate, vote_keys: dict[PeerId, bytes], quorum: int) -> bool:
+    def certificate_holds(
+        self, certificate: QuorumCertificate, vote_keys: dict[PeerId, bytes], quorum: int
+    ) -> bool:
         """True if a quorum of distinct voters signed exactly this vote. Never raises.
 
         Most of them said so to me: what I opened is not looked at again.
@@ -93,10 +95,10 @@ class Notary:
             return False
         vote = Vote(certificate.round, certificate.view, certificate.stage, certificate.digest)
         body = encode(vote)
-        words = [(Signed(peer, body, signature), vote_keys[peer]) for peer, signature in certificate.votes]
+        words = [(SignedStatement(peer, body, signature), vote_keys[peer]) for peer, signature in certificate.votes]
         return all(word in self.opened or self._holds(*word) for word in words)
 
-    def _holds(self, signed: Signed, vote_key: bytes) -> bool:
+    def _holds(self, signed: SignedStatement, vote_key: bytes) -> bool:
         return self.verifier.holds(vote_key, signed_bytes(self.run, signed.body), signed.signature)
 
 

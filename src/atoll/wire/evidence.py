@@ -14,10 +14,19 @@ import msgspec
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
-from atoll.crypto.signer import Verifier
+from atoll.crypto.signer import SignatureVerifier
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import signed_bytes
-from atoll.wire.messages.statements import Answered, Commit, Compared, Proposed, Signed, Statement, Timeout, Vote
+from atoll.wire.messages.statements import (
+    Commitment,
+    OwnerComparison,
+    OwnerResult,
+    Proposal,
+    SignedStatement,
+    Statement,
+    ViewTimeout,
+    Vote,
+)
 
 Slot = tuple[str, int, int, str]  # kind, round, attempt or view, what distinguishes statements within
 
@@ -27,8 +36,8 @@ class Evidence(msgspec.Struct, frozen=True, array_like=True):
 
     run: Digest
     vote_key: bytes  # the session key that signed both
-    first: Signed
-    second: Signed
+    first: SignedStatement
+    second: SignedStatement
     certificate: bytes = b""  # the identity's word for the key; empty where the agreed membership tells whose it is
 
     @property
@@ -39,17 +48,17 @@ class Evidence(msgspec.Struct, frozen=True, array_like=True):
 def slot_of(statement: Statement) -> Slot | None:
     """What may be said once; None for what may be said again and differently."""
     match statement:
-        case Commit(round, attempt):
+        case Commitment(round, attempt):
             return "commit", round, attempt, ""
-        case Answered(round, attempt, part, owner_index):
+        case OwnerResult(round, attempt, part, owner_index):
             return "answer", round, attempt, f"{part}/{owner_index}"
-        case Compared(round, attempt, part, owner_index):
+        case OwnerComparison(round, attempt, part, owner_index):
             return "compare", round, attempt, f"{part}/{owner_index}"
-        case Proposed(round, view):
+        case Proposal(round, view):
             return "propose", round, view, ""
         case Vote(round, view, stage):
             return "vote", round, view, stage
-        case Timeout(round, view):
+        case ViewTimeout(round, view):
             return "timeout", round, view, ""
         case _:
             return None
@@ -60,20 +69,22 @@ def two_updates(one: Statement, other: Statement) -> bool:
 
     Attempts share the same updates again, and rows were shown in between. Giving nothing is possible at any time.
     """
-    if not isinstance(one, Commit) or not isinstance(other, Commit):
+    if not isinstance(one, Commitment) or not isinstance(other, Commitment):
         return False
     first, later = (one, other) if one.attempt < other.attempt else (other, one)
     new = later.parts > 0 and (later.root, later.parts) != (first.root, first.parts)
     return new and first.round == later.round and first.attempt < later.attempt
 
 
-def contradiction(run: Digest, vote_key: bytes, one: Signed, other: Signed, certificate: bytes = b"") -> Evidence:
+def contradiction(
+    run: Digest, vote_key: bytes, one: SignedStatement, other: SignedStatement, certificate: bytes = b""
+) -> Evidence:
     """Evidence out of two statements whose signatures were checked and that contradict each other."""
     first, second = sorted((one, other), key=lambda signed: signed.body)
     return Evidence(run, vote_key, first, second, certificate)
 
 
-def why_not(evidence: Evidence, verifier: Verifier, agreed_key: bytes | None = None) -> str | None:
+def why_not(evidence: Evidence, verifier: SignatureVerifier, agreed_key: bytes | None = None) -> str | None:
     """None if this proves that its signer said two things; else what is wrong with it, in plain words.
 
     `agreed_key` is the signer's key in the agreed membership of that round, where the reader holds it; without

@@ -18,7 +18,7 @@ from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import DIGEST_BYTES, Digest
 from atoll.base.limits import OPENED_BLOCKS_MAX, PATH_MAX, PEERS_MAX
 from atoll.crypto.digest import Buffer, digest
-from atoll.wire.messages.statements import Commit, Signed
+from atoll.wire.messages.statements import Commitment, SignedStatement
 
 Path = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=PATH_MAX)]
 
@@ -33,22 +33,22 @@ class OpenedBlock(msgspec.Struct, frozen=True, array_like=True):
     row_paths: Annotated[tuple[Path, ...], msgspec.Meta(max_length=PEERS_MAX)]  # to the digest of the row's wire
 
 
-class Opening(msgspec.Struct, frozen=True, array_like=True):
+class SumOpening(msgspec.Struct, frozen=True, array_like=True):
     blocks: Annotated[tuple[OpenedBlock, ...], msgspec.Meta(max_length=OPENED_BLOCKS_MAX)]
     part_paths: Annotated[tuple[Path, ...], msgspec.Meta(max_length=PEERS_MAX)]
     """Of each contributor, from the digest of its row to the root that it committed to."""
-    others: Annotated[tuple[Signed, ...], msgspec.Meta(max_length=PEERS_MAX)] = ()
+    others: Annotated[tuple[SignedStatement, ...], msgspec.Meta(max_length=PEERS_MAX)] = ()
     """Commitments that rows came with, where the vertex holds another one by the same peer: it promised twice."""
 
 
-def opening_bytes(opening: Opening) -> bytes:
+def opening_bytes(opening: SumOpening) -> bytes:
     return msgspec.msgpack.encode(opening)
 
 
-_OPENING = msgspec.msgpack.Decoder(Opening)
+_OPENING = msgspec.msgpack.Decoder(SumOpening)
 
 
-def opening_from_bytes(data: Buffer) -> Opening:
+def opening_from_bytes(data: Buffer) -> SumOpening:
     """PeerFault if these bytes are none."""
     try:
         return _OPENING.decode(data)
@@ -56,7 +56,7 @@ def opening_from_bytes(data: Buffer) -> Opening:
         raise PeerFault("", f"what was shown cannot be read: {why}") from None
 
 
-def rows_of(commits: Iterable[Commit]) -> Digest:
+def rows_of(commits: Iterable[Commitment]) -> Digest:
     """One name for exactly these rows with these weights: whoever commits twice has two."""
     return digest(b"".join(c.root + c.weight.to_bytes(8, "big") for c in commits))
 

@@ -18,7 +18,7 @@ from atoll.crypto.digest import digest
 from atoll.policy.plan import QuorumRule, quorum
 from atoll.simulation.signatures import VirtualSigner
 from atoll.wire.codec import decode_body, encode, vertex_id
-from atoll.wire.messages.vertex import Body, Member, Metrics, Vertex
+from atoll.wire.messages.vertex import Member, RoundMetrics, Vertex, VertexBody
 
 AHEAD_S = 1.0  # of my clock a body may be: clocks are apart
 
@@ -48,7 +48,7 @@ class Chain:
         self.villains |= set(self.draw.sample(names[voters:], min(2 * liars, len(names) - voters)))
         self.sessions = dict.fromkeys(names, 0)
         self.known: dict[Digest, Offers] = {}
-        self.genesis = Body(
+        self.genesis = VertexBody(
             run=ZERO_DIGEST,
             round=-1,
             attempt=0,
@@ -61,7 +61,7 @@ class Chain:
             members=tuple(map(self._member, names[:voters])),
             tickets=(),
             reports=(),
-            metrics=Metrics(0.0, 0, 0),
+            metrics=RoundMetrics(0.0, 0, 0),
         )
         self.run = vertex_id(encode(self.genesis))
 
@@ -72,17 +72,17 @@ class Chain:
     def key_of(self, name: PeerId) -> bytes:
         return VirtualSigner(name, self.sessions[name]).vote_key
 
-    def voters_of(self, head: Digest, body: Body) -> tuple[dict[PeerId, bytes], int]:
+    def voters_of(self, head: Digest, body: VertexBody) -> tuple[dict[PeerId, bytes], int]:
         keys = {m.peer: m.vote_key for m in body.members if m.votes}
         return keys, quorum(len(keys), self.rule)
 
-    def turns(self, head: Digest, body: Body) -> tuple[PeerId, ...]:
+    def turns(self, head: Digest, body: VertexBody) -> tuple[PeerId, ...]:
         names = [m.peer for m in body.members]
         stays = self.raft and body.proposer in names
         first = names.index(body.proposer) if stays else int.from_bytes(head[:8], "big") % len(names)
         return (*names[first:], *names[:first])
 
-    def offers(self, head: Digest, body: Body) -> Offers:
+    def offers(self, head: Digest, body: VertexBody) -> Offers:
         """Such that the next committee withstands its liars, whatever a proposer takes of them."""
         if head in self.known:
             return self.known[head]
@@ -103,14 +103,14 @@ class Chain:
         bad = sum(p in self.villains for p in (*inside, *joins)) + lost
         return least > 0 and bad <= least - quorum(least, self.rule)
 
-    def may_lose_disk(self, head: Digest, body: Body, name: PeerId) -> bool:
+    def may_lose_disk(self, head: Digest, body: VertexBody, name: PeerId) -> bool:
         """It will be as good as dead until a vertex has its new key."""
         inside, offers = [m.peer for m in body.members], self.offers(head, body)
         already = sum(m.vote_key != self.key_of(m.peer) for m in body.members)
         return not already and self._withstands(inside, (*offers.joins, name), offers.leaves, lost=1)
 
     def body(
-        self, head: Digest, parent: Body, proposer: PeerId, time_s: float, mark: str, draw: random.Random
+        self, head: Digest, parent: VertexBody, proposer: PeerId, time_s: float, mark: str, draw: random.Random
     ) -> bytes:
         """A right one, with some of what is on offer."""
         offers = self.offers(head, parent)
@@ -132,7 +132,7 @@ class Chain:
         )
 
     def wrong(
-        self, head: Digest, parent: Body, proposer: PeerId, time_s: float, mark: str, draw: random.Random
+        self, head: Digest, parent: VertexBody, proposer: PeerId, time_s: float, mark: str, draw: random.Random
     ) -> bytes:
         """Nobody asked for these members; or it follows nothing; or it is of tomorrow."""
         body = decode_body(self.body(head, parent, proposer, time_s, mark, draw))
@@ -141,7 +141,7 @@ class Chain:
         others.append(replace(body, parent=digest(mark.encode())))
         return encode(draw.choice(others))
 
-    def is_right(self, raw: bytes, head: Digest, parent: Body, now: float) -> bool:
+    def is_right(self, raw: bytes, head: Digest, parent: VertexBody, now: float) -> bool:
         body, offers = decode_body(raw), self.offers(head, parent)
         before, after = {m.peer for m in parent.members}, {m.peer for m in body.members}
         fits = (body.run, body.round, body.parent) == (self.run, parent.round + 1, head)

@@ -17,8 +17,8 @@ from typing import Any
 from clocks import DRIFT
 
 from atoll.protocol.agreement import one_phase, two_phase, view_change, voter, voter_state
-from atoll.protocol.agreement.one_phase import RaftRound
-from atoll.protocol.agreement.two_phase import Agreement
+from atoll.protocol.agreement.one_phase import OnePhaseAgreement
+from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.protocol.history import chain
 
 AGREEMENT, GROUNDS, SAID, RAFT, VOTER, HISTORY = two_phase, view_change, voter_state, one_phase, voter, chain
@@ -47,7 +47,7 @@ class Mutant:
     @property
     def whole(self) -> dict[str, Any]:
         """The machine with all of its rules."""
-        return {"machine": RaftRound if self.lacks.startswith("raft") else Agreement}
+        return {"machine": OnePhaseAgreement if self.lacks.startswith("raft") else TwoPhaseAgreement}
 
     def build(self) -> dict[str, Any]:
         """The machine, or the history, without this rule."""

@@ -23,7 +23,7 @@ from mutants import MUTANTS  # noqa: E402
 from test_snow import BLUE, RED, Swarm  # noqa: E402
 from world import story  # noqa: E402
 
-from atoll.protocol.agreement.one_phase import RaftRound  # noqa: E402
+from atoll.protocol.agreement.one_phase import OnePhaseAgreement  # noqa: E402
 
 SIZES = (  # voters, liars, rule
     *((n, (n - 1) // 3, "two-thirds") for n in (4, 7, 16, 31)),
@@ -50,7 +50,7 @@ def raft(seed: int) -> None:
     """Raft behind the door: crashes, torn writes, partitions, loss, in the same worlds as the agreement."""
     voters = random.Random(seed).choices((1, 2, 3, 4, 5, 7, 16), (1, 8, 30, 20, 30, 10, 1))[0]
     moves, drift = 60 if voters < 10 else 30, drift_of(seed)
-    story(seed, voters, 0, "majority", moves=moves, machine=RaftRound, drift=drift)
+    story(seed, voters, 0, "majority", moves=moves, machine=OnePhaseAgreement, drift=drift)
 
 
 def epochs(seed: int) -> None:
@@ -61,7 +61,7 @@ def epochs(seed: int) -> None:
 
 
 def raft_epochs(seed: int) -> None:
-    story(seed, (3, 4, 5, 7)[seed % 4], 0, "majority", machine=RaftRound, heights=4)
+    story(seed, (3, 4, 5, 7)[seed % 4], 0, "majority", machine=OnePhaseAgreement, heights=4)
 
 
 def snow(seed: int) -> None:

@@ -27,11 +27,11 @@ from atoll.base.machine import Send
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import VoteKind
 from atoll.protocol.agreement.events import Equivocation
-from atoll.protocol.agreement.one_phase import RaftRound
-from atoll.protocol.agreement.two_phase import Agreement
+from atoll.protocol.agreement.one_phase import OnePhaseAgreement
+from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.simulation.signatures import RealKeys
-from atoll.wire.messages.round import Propose, TimedOut, Voted
-from atoll.wire.messages.statements import Certificate, Proposed, Statement, Timeout, Vote
+from atoll.wire.messages.round import ProposalMessage, TimeoutMessage, VoteMessage
+from atoll.wire.messages.statements import Proposal, QuorumCertificate, Statement, ViewTimeout, Vote
 
 THIRD = [(4, 150), (7, 40), (16, 5), (31, 1)]
 
@@ -60,15 +60,15 @@ def test_voters_that_do_not_hear_each_other_decide_through_one_that_all_hear(vot
 @pytest.mark.parametrize(
     ("voters", "liars", "rule", "machine"),
     [
-        (4, 1, "two-thirds", Agreement),
-        (7, 2, "two-thirds", Agreement),
-        (3, 0, "majority", Agreement),
-        (3, 0, "majority", RaftRound),
-        (5, 0, "majority", RaftRound),
+        (4, 1, "two-thirds", TwoPhaseAgreement),
+        (7, 2, "two-thirds", TwoPhaseAgreement),
+        (3, 0, "majority", TwoPhaseAgreement),
+        (3, 0, "majority", OnePhaseAgreement),
+        (5, 0, "majority", OnePhaseAgreement),
     ],
 )
 def test_clocks_that_run_apart_and_are_set_break_nothing(
-    voters: int, liars: int, rule: str, machine: type[Agreement | RaftRound]
+    voters: int, liars: int, rule: str, machine: type[TwoPhaseAgreement | OnePhaseAgreement]
 ):
     """A twentieth too fast or too slow, ten seconds forward or back in the storm; in peace they only run apart."""
     for seed in range(24 if voters < 5 else 6):
@@ -88,7 +88,7 @@ def test_the_same_with_real_signatures_of_either_kind(votes: VoteKind):
     for seed in range(2):
         keys = RealKeys(seed, votes)
         lied_to = story(seed, 4, 1, moves=20, real=keys)
-        crashed = story(seed, 3, 0, "majority", moves=20, real=keys, machine=RaftRound)
+        crashed = story(seed, 3, 0, "majority", moves=20, real=keys, machine=OnePhaseAgreement)
         for world in (lied_to, crashed):
             assert world.watch.final is not None and {len(sig) for _, sig in world.watch.final.votes} == {length}
 
@@ -103,7 +103,7 @@ def test_a_majority_that_only_crashes_agrees(voters: int):
 def test_raft_behind_the_door_agrees_wherever_a_majority_does(voters: int):
     """The same worlds: crashes, torn writes, partitions, loss; and nobody leaves a view alone (`watch.py`)."""
     for seed in range(100):
-        story(seed, voters, 0, "majority", machine=RaftRound)
+        story(seed, voters, 0, "majority", machine=OnePhaseAgreement)
 
 
 @pytest.mark.parametrize(("voters", "liars", "seeds"), [(4, 1, 10), (7, 2, 2), (4, 0, 8)])
@@ -121,7 +121,7 @@ def test_committees_follow_each_other_while_old_and_new_members_lie_lag_and_cras
 @pytest.mark.parametrize(("voters", "seeds"), [(3, 60), (4, 20), (5, 20)])
 def test_leaders_follow_each_other_through_committees_that_change(voters: int, seeds: int):
     for seed in range(seeds):
-        story(seed, voters, 0, "majority", machine=RaftRound, heights=4)
+        story(seed, voters, 0, "majority", machine=OnePhaseAgreement, heights=4)
 
 
 def test_no_scenario_of_twins_is_left_out_but_for_names():
@@ -194,12 +194,12 @@ def test_two_words_for_one_slot_become_evidence_once(kind: str):
     def says(word: bytes) -> list[Equivocation]:
         said: Statement
         if kind == "propose":
-            said = Proposed(7, 0, digest(word))
-            message = Propose(7, 0, "", liar.notary.sign(said), word, (), None)
+            said = Proposal(7, 0, digest(word))
+            message = ProposalMessage(7, 0, "", liar.notary.sign(said), word, (), None)
         elif kind == "vote":
-            message = Voted(7, 0, "", liar.notary.sign(Vote(7, 0, "prepare", digest(word))))
+            message = VoteMessage(7, 0, "", liar.notary.sign(Vote(7, 0, "prepare", digest(word))))
         else:
-            message = TimedOut(7, 0, "", liar.notary.sign(Timeout(7, 0, -1, digest(word))), None)
+            message = TimeoutMessage(7, 0, "", liar.notary.sign(ViewTimeout(7, 0, -1, digest(word))), None)
         assert host.machine is not None
         effects = host.machine.receive(liar.name, message)
         return [e.fact for e in effects if hasattr(e, "fact") and isinstance(e.fact, Equivocation)]
@@ -219,10 +219,10 @@ def test_more_than_may_lie_close_a_view_for_everybody():
     host = world.hosts[world.names[6]]
     assert host.machine is not None
     for index, peer in enumerate(world.names[:3]):
-        signed = world.hosts[peer].notary.sign(Timeout(7, 0, -1, bytes(32)))  # type: ignore[arg-type]
-        effects = host.machine.receive(peer, TimedOut(7, 0, "", signed, None))
+        signed = world.hosts[peer].notary.sign(ViewTimeout(7, 0, -1, bytes(32)))  # type: ignore[arg-type]
+        effects = host.machine.receive(peer, TimeoutMessage(7, 0, "", signed, None))
         assert host.machine.view == (1 if index == 2 else 0)
-    assert any(isinstance(e, Send) and isinstance(e.message, TimedOut) for e in effects)
+    assert any(isinstance(e, Send) and isinstance(e.message, TimeoutMessage) for e in effects)
 
 
 def test_a_restarted_proposer_repeats_its_proposal():
@@ -245,11 +245,11 @@ def test_a_proof_that_is_shown_again_and_again_is_checked_once():
     """A liar repeats the certificate of a view that is over, or of this one: signatures cost time."""
     world = quiet()
     machine, liar = world.hosts[world.names[3]].machine, world.hosts[world.names[0]]
-    assert isinstance(machine, Agreement)
+    assert isinstance(machine, TwoPhaseAgreement)
     checked = 0
     holds = machine.notary.certificate_holds
 
-    def counted(certificate: Certificate, keys: dict[PeerId, bytes], quorum: int) -> bool:
+    def counted(certificate: QuorumCertificate, keys: dict[PeerId, bytes], quorum: int) -> bool:
         nonlocal checked
         checked += 1
         return holds(certificate, keys, quorum)
@@ -259,8 +259,8 @@ def test_a_proof_that_is_shown_again_and_again_is_checked_once():
     for view in (0, 1):
         prepare = Vote(7, view, "prepare", digest(b"body"))
         votes = sorted((p, world.hosts[p].notary.sign(prepare).signature) for p in world.names[:3])
-        proof = Certificate(7, view, "prepare", digest(b"body"), tuple(votes))
-        said = Voted(7, 0, "", liar.notary.sign(replace(prepare, stage="commit")), proof)
+        proof = QuorumCertificate(7, view, "prepare", digest(b"body"), tuple(votes))
+        said = VoteMessage(7, 0, "", liar.notary.sign(replace(prepare, stage="commit")), proof)
         checked = 0
         for _ in range(5):
             machine.receive(liar.name, said)

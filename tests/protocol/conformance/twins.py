@@ -19,14 +19,14 @@ from watch import Watch
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Effect, Report, Send
+from atoll.base.machine import Effect, Emit, Send
 from atoll.crypto.signer import Signer
-from atoll.protocol.agreement.events import Decided, Equivocation, Free, Judge
-from atoll.protocol.agreement.two_phase import Agreement
+from atoll.protocol.agreement.events import BodyDecided, Equivocation, MayPropose, ProposalReceived
+from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.protocol.agreement.voter import Electorate
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Voted
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.round import VoteMessage
 
 NAMES = tuple(PeerId(f"p{i}") for i in range(4))
 QUORUM = 3
@@ -62,20 +62,20 @@ def _moved(bits: int, place: list[int]) -> int:
 
 
 class Twins:
-    def __init__(self, scenario: Scenario, machine: type[Agreement] = Agreement) -> None:
+    def __init__(self, scenario: Scenario, machine: type[TwoPhaseAgreement] = TwoPhaseAgreement) -> None:
         twin, self.sides = scenario
         self.twin = NAMES[twin]
         honest = frozenset(NAMES) - {self.twin}
         signers: dict[PeerId, Signer] = {p: VirtualSigner(p) for p in NAMES}
         keys = {p: signer.vote_key for p, signer in signers.items()}
         run = Digest(bytes(32))
-        self.watch = Watch(0, QUORUM, signers, honest, Notary(run, VirtualSigner("x"), VirtualVerifier()))
+        self.watch = Watch(0, QUORUM, signers, honest, StatementSigner(run, VirtualSigner("x"), VirtualVerifier()))
         self.copies: list[Copy] = [*((p, 0) for p in NAMES), (self.twin, 1)]
-        self.machines: dict[Copy, Agreement] = {}
+        self.machines: dict[Copy, TwoPhaseAgreement] = {}
         self.flying: deque[tuple[Copy, Send]] = deque()
         self.split: tuple[int, ...] = (0, 0)
         for copy in self.copies:
-            notary = Notary(run, VirtualSigner(copy[0]), VirtualVerifier())
+            notary = StatementSigner(run, VirtualSigner(copy[0]), VirtualVerifier())
             notary = self.watch.spied(notary) if copy[0] in honest else notary
             self.machines[copy] = machine(notary, Electorate(0, "", dict(keys), QUORUM, NAMES))
 
@@ -96,7 +96,7 @@ class Twins:
         raise AssertionError("nobody decided within four views of peace")
 
     def _hears(self, copy: Copy, sender: Copy, message: Any) -> bool:
-        late = isinstance(message, Voted) and b"commit" in message.statement.body
+        late = isinstance(message, VoteMessage) and b"commit" in message.statement.body
         a, b = ((self.split[late] << 1) >> self.copies.index(c) & 1 for c in (sender, copy))
         return a == b
 
@@ -121,20 +121,20 @@ class Twins:
                     if name != self.twin:
                         self.watch.said(name, effect.message)
                     self.flying.append((copy, effect))
-                case Report(fact):
+                case Emit(fact):
                     self._hear_fact(copy, name, machine, fact)
                 case _:
                     pass
 
-    def _hear_fact(self, copy: Copy, name: PeerId, machine: Agreement, fact: Any) -> None:
+    def _hear_fact(self, copy: Copy, name: PeerId, machine: TwoPhaseAgreement, fact: Any) -> None:
         match fact:
-            case Judge(digest=digest):
+            case ProposalReceived(digest=digest):
                 self._apply(copy, machine.approve(digest))
-            case Free(view=view):
+            case MayPropose(view=view):
                 body = f"right: by {name} {copy[1]} in {view}".encode()
                 self.watch.bodies.add(body)
                 self._apply(copy, machine.propose(view, body))
-            case Decided(certificate=certificate) if name != self.twin:
+            case BodyDecided(certificate=certificate) if name != self.twin:
                 self.watch.decided(name, certificate)
             case Equivocation(peer=peer) if name != self.twin:
                 assert peer == self.twin, f"honest {peer} was caught saying two things"
@@ -143,7 +143,7 @@ class Twins:
                 pass
 
 
-def play_twins(scenario: Scenario, machine: type[Agreement] = Agreement) -> Twins:
+def play_twins(scenario: Scenario, machine: type[TwoPhaseAgreement] = TwoPhaseAgreement) -> Twins:
     world = Twins(scenario, machine)
     try:
         world.play()

@@ -22,14 +22,14 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.base.machine import Effect, Keep, Report, Send
+from atoll.base.machine import Effect, Emit, Persist, Send
 from atoll.crypto.digest import digest
-from atoll.protocol.agreement.events import Free, Judge
-from atoll.protocol.agreement.two_phase import Agreement
+from atoll.protocol.agreement.events import MayPropose, ProposalReceived
+from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.protocol.agreement.voter import Electorate
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.round import Propose, TimedOut, Voted
-from atoll.wire.messages.statements import Certificate, Proposed, Signed, Stage, Timeout, Vote
+from atoll.wire.messages.round import ProposalMessage, TimeoutMessage, VoteMessage
+from atoll.wire.messages.statements import Proposal, QuorumCertificate, SignedStatement, Stage, ViewTimeout, Vote
 from atoll.wire.messages.vertex import Vertex
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Gang:
         self.world, self.height, self.past, self.draw = world, height, past, world.draw
         self.round = height.round
         self.heard: list[Any] = []
-        self.timeouts: dict[int, dict[PeerId, tuple[tuple[Timeout, Signed], ...]]] = {}
+        self.timeouts: dict[int, dict[PeerId, tuple[tuple[ViewTimeout, SignedStatement], ...]]] = {}
         self.votes: dict[tuple[int, Stage, Digest], dict[PeerId, bytes]] = {}
         self.known: list[Digest] = []
         self.bodies: dict[Digest, bytes] = {}
@@ -55,7 +55,7 @@ class Gang:
         self.pairs: dict[tuple[PeerId, int], list[bytes]] = {}
         self.notaries = {p: world.notary(p) for p in sorted(world.villains)}
         self.habits = {p: self._habits() for p in sorted(world.villains)}
-        self.machines: dict[tuple[PeerId, int], Agreement] = {}
+        self.machines: dict[tuple[PeerId, int], TwoPhaseAgreement] = {}
         self.side = {p: self.draw.randrange(2) for p in world.names}
         for name, habits in self.habits.items():
             if habits & {"twins", "delaying"} and name in height.keys:
@@ -71,7 +71,9 @@ class Gang:
 
     def _start(self, name: PeerId, twin: int) -> None:
         w, h = self.world, self.height
-        machine = Agreement(self.notaries[name], Electorate(self.round, "", dict(h.keys), h.quorum, h.names))
+        machine = TwoPhaseAgreement(
+            self.notaries[name], Electorate(self.round, "", dict(h.keys), h.quorum, h.names)
+        )
         self.machines[name, twin] = machine
         self.world.after(0.0, lambda: self._apply(name, twin, machine.begin()))
         w._every(w.draw.uniform(2.0, 9.0), lambda: self._apply(name, twin, machine.close_view(machine.view)))
@@ -84,11 +86,11 @@ class Gang:
                     if "twins" not in self.habits[name] or to in self.world.villains or self.side[to] == twin:
                         late_s = self.draw.uniform(0, 12.0) if "delaying" in self.habits[name] else 0.0
                         self.world.after(late_s, lambda t=to, m=message: self._say(name, t, m))
-                case Report(Judge(digest=what)):
+                case Emit(ProposalReceived(digest=what)):
                     self._apply(name, twin, machine.approve(what))
-                case Report(Free(view=view)):
+                case Emit(MayPropose(view=view)):
                     self._apply(name, twin, machine.propose(view, self._body(name, view, twin)))
-                case Keep() | Report():
+                case Persist() | Emit():
                     pass
                 case _:
                     raise AssertionError(effect)
@@ -111,7 +113,7 @@ class Gang:
     # ---- what they overhear ------------------------------------------------------------------------------------
 
     def hear(self, name: PeerId, message: Any) -> None:
-        if not isinstance(message, (Propose, Voted, TimedOut)):
+        if not isinstance(message, (ProposalMessage, VoteMessage, TimeoutMessage)):
             return
         self._learn(message)
         for (owner, twin), machine in self.machines.items():
@@ -130,7 +132,7 @@ class Gang:
         signed = message.statement
         statement = decode_statement(signed.body, signed.signer)
         match statement:
-            case Timeout(view=view):
+            case ViewTimeout(view=view):
                 self.timeouts.setdefault(view, {}).setdefault(signed.signer, ((statement, signed),))
                 if message.high is not None:
                     self._collect(message.high)
@@ -141,14 +143,14 @@ class Gang:
                 )
                 self.view = max(self.view, view)
                 self.known.append(statement.digest)
-            case Proposed(view=view):
+            case Proposal(view=view):
                 self.bodies[statement.digest] = message.body
                 self.known.append(statement.digest)
                 self.view = max(self.view, view)
             case _:
                 pass
 
-    def _collect(self, certificate: Certificate) -> None:
+    def _collect(self, certificate: QuorumCertificate) -> None:
         found = self.votes.setdefault((certificate.view, certificate.stage, certificate.digest), {})
         found.update(certificate.votes)
 
@@ -191,28 +193,28 @@ class Gang:
         view = max(0, self.view + self.draw.randint(-1, 1))
         vote = Vote(self.round, view, self.draw.choice(["prepare", "commit"]), what)
         mine = self.notaries[name].sign(vote)
-        self._to_some(name, Voted(self.round, 0, "", replace(mine, signer=honest)))
+        self._to_some(name, VoteMessage(self.round, 0, "", replace(mine, signer=honest)))
         other = self.notaries[name].sign(replace(vote, round=self.round - 1))
-        self._to_some(name, Voted(self.round, 0, "", other))
-        timeout = Timeout(self.round, view, view + 3, what)
+        self._to_some(name, VoteMessage(self.round, 0, "", other))
+        timeout = ViewTimeout(self.round, view, view + 3, what)
         self._to_some(
-            name, TimedOut(self.round, 0, "", replace(self.notaries[name].sign(timeout), signer=honest), None)
+            name, TimeoutMessage(self.round, 0, "", replace(self.notaries[name].sign(timeout), signer=honest), None)
         )
 
     def _speak_for_another(self, name: PeerId) -> None:
         """What an honest voter may well say, as a proposer or when it has had enough; the signature is mine."""
         view, names = self.view, self.height.names
-        nothing = Timeout(self.round, view, -1, ZERO_DIGEST)
+        nothing = ViewTimeout(self.round, view, -1, ZERO_DIGEST)
         self._to_some(
-            name, TimedOut(self.round, 0, "", self._as(self.draw.choice(self.world.honest), nothing), None)
+            name, TimeoutMessage(self.round, 0, "", self._as(self.draw.choice(self.world.honest), nothing), None)
         )
         proposer, grounds = names[(view + view // len(names)) % len(names)], self._least_binding(view)
         if proposer in self.world.honest and grounds is not None:
             body = self._body(name, view, 3)
-            signed = self._as(proposer, Proposed(self.round, view, digest(body)))
-            self._to_some(name, Propose(self.round, 0, "", signed, body, *grounds))
+            signed = self._as(proposer, Proposal(self.round, view, digest(body)))
+            self._to_some(name, ProposalMessage(self.round, 0, "", signed, body, *grounds))
 
-    def _as(self, honest: PeerId, statement: Proposed | Timeout) -> Signed:
+    def _as(self, honest: PeerId, statement: Proposal | ViewTimeout) -> SignedStatement:
         mine = self.notaries[self.draw.choice(sorted(self.notaries))]
         return replace(mine.sign(statement), signer=honest)
 
@@ -222,8 +224,8 @@ class Gang:
         if shown is None:
             return
         claims = [(shown.view + 1, shown.digest), *((shown.view, what) for what in self.known[-3:])]
-        signed = self.notaries[name].sign(Timeout(self.round, self.view, *self.draw.choice(claims)))
-        self._to_some(name, TimedOut(self.round, 0, "", signed, shown))
+        signed = self.notaries[name].sign(ViewTimeout(self.round, self.view, *self.draw.choice(claims)))
+        self._to_some(name, TimeoutMessage(self.round, 0, "", signed, shown))
 
     def _vote_for_everything(self, name: PeerId) -> None:
         for what in self.draw.sample(self.known[-8:], min(3, len(self.known[-8:]))):
@@ -231,7 +233,7 @@ class Gang:
                 for stage in ("prepare", "commit"):
                     vote = self.notaries[name].sign(Vote(self.round, view, stage, what))
                     self.votes.setdefault((view, stage, what), {})[name] = vote.signature
-                    said = Voted(self.round, 0, "", vote)
+                    said = VoteMessage(self.round, 0, "", vote)
                     if self.world.hub:  # certificates travel with votes there, so lies about them do, too
                         said = replace(said, proof=self._certificate() or UNSET)
                     self._to_some(name, said)
@@ -244,10 +246,10 @@ class Gang:
             claim = (high.view, high.digest)
         nothing = (-1, ZERO_DIGEST)
         claimed = self.draw.choice([nothing, claim or nothing])
-        signed = self.notaries[name].sign(Timeout(self.round, view, *claimed))
-        self._to_some(name, TimedOut(self.round, 0, "", signed, high))
+        signed = self.notaries[name].sign(ViewTimeout(self.round, view, *claimed))
+        self._to_some(name, TimeoutMessage(self.round, 0, "", signed, high))
 
-    def _certificate(self) -> Certificate | None:
+    def _certificate(self) -> QuorumCertificate | None:
         """Of what was voted for somewhere: real if enough did; else short, padded with a vote twice, or forged."""
         if self.past is not None and self.draw.random() < 0.3:
             return self.past.real()
@@ -263,12 +265,12 @@ class Gang:
             elif how == 1:
                 missing = [p for p in self.height.names if p not in dict(votes)]
                 votes = sorted(votes + [(p, bytes(16)) for p in missing[: quorum - len(votes)]])
-        return Certificate(self.round, view, self.draw.choice([stage, "prepare"]), what, tuple(votes))
+        return QuorumCertificate(self.round, view, self.draw.choice([stage, "prepare"]), what, tuple(votes))
 
-    def real(self) -> Certificate | None:
+    def real(self) -> QuorumCertificate | None:
         """What a quorum here prepared, as it was."""
         made = [
-            Certificate(self.round, view, stage, what, tuple(sorted(votes.items())))
+            QuorumCertificate(self.round, view, stage, what, tuple(sorted(votes.items())))
             for (view, stage, what), votes in sorted(self.votes.items())
             if stage == "prepare" and len(votes) >= self.height.quorum
         ]
@@ -281,7 +283,7 @@ class Gang:
         body = self._body(name, self.view, 2)
         vote = Vote(self.round, self.view, "commit", digest(body))
         votes = tuple((p, notary.sign(vote).signature) for p, notary in self.notaries.items())
-        vertex = Vertex(body, Certificate(self.round, self.view, "commit", digest(body), votes))
+        vertex = Vertex(body, QuorumCertificate(self.round, self.view, "commit", digest(body), votes))
         self._to_some(name, VertexIs(vertex))
 
     def _propose_twice(self, name: PeerId) -> None:
@@ -307,22 +309,22 @@ class Gang:
                 if self.draw.random() < 0.1:
                     body = bodies[1 - self.side[to]]
                 named = digest(body) if self.draw.random() < 0.8 else digest(bodies[0])
-                signed = self.notaries[name].sign(Proposed(self.round, view, named))
-                self._say(name, to, Propose(self.round, 0, "", signed, body, timeouts, high))
+                signed = self.notaries[name].sign(Proposal(self.round, view, named))
+                self._say(name, to, ProposalMessage(self.round, 0, "", signed, body, timeouts, high))
 
-    def _least_binding(self, view: int) -> tuple[tuple[Signed, ...], Certificate | None] | None:
+    def _least_binding(self, view: int) -> tuple[tuple[SignedStatement, ...], QuorumCertificate | None] | None:
         """A quorum of timeouts that claim as little as can be; sometimes too few, doubled, or of another view."""
         if view == 0:
             return (), None
         heard = dict(self.timeouts.get(view - 1, {}))
         for liar in self.notaries:
-            nothing = Timeout(self.round, view - 1, -1, ZERO_DIGEST)
+            nothing = ViewTimeout(self.round, view - 1, -1, ZERO_DIGEST)
             heard[liar] = ((nothing, self.notaries[liar].sign(nothing)),)
         if self.past is not None and self.draw.random() < 0.2:  # what was said of the height before
             for p, said in self.past.timeouts.get(view - 1, {}).items():
                 heard[p] = min(said + heard.get(p, said), key=lambda s: s[0].high_view), *said
         if self.world.forgers and self.draw.random() < 0.3:
-            nothing = Timeout(self.round, view - 1, -1, ZERO_DIGEST)
+            nothing = ViewTimeout(self.round, view - 1, -1, ZERO_DIGEST)
             heard |= {p: ((nothing, self._as(p, nothing)),) for p in self.world.honest if p in self.height.keys}
         how, quorum = self.draw.random(), self.height.quorum
         if how < 0.15:  # words of older views claim less
@@ -339,5 +341,5 @@ class Gang:
         top, high = max((view for view, _ in chosen), default=-1), None
         for (at, stage, what), votes in sorted(self.votes.items()):
             if at == top and stage == "prepare" and len(votes) >= self.height.quorum:
-                high = Certificate(self.round, at, stage, what, tuple(sorted(votes.items())))
+                high = QuorumCertificate(self.round, at, stage, what, tuple(sorted(votes.items())))
         return timeouts, high or self._certificate()

@@ -24,13 +24,20 @@ from atoll.base.ids import Digest, PeerId
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import Signer
 from atoll.protocol.agreement.events import Equivocation
-from atoll.protocol.agreement.interface import Door
+from atoll.protocol.agreement.interface import ConsensusEngine
 from atoll.protocol.agreement.voter import ATTEMPTS_AHEAD
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.envelope import Notary, signed_bytes
+from atoll.wire.envelope import StatementSigner, signed_bytes
 from atoll.wire.evidence import why_not
-from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
-from atoll.wire.messages.statements import Certificate, Proposed, Signed, Statement, Timeout, Vote
+from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, VoteMessage
+from atoll.wire.messages.statements import (
+    Proposal,
+    QuorumCertificate,
+    SignedStatement,
+    Statement,
+    ViewTimeout,
+    Vote,
+)
 
 BODIES_BOUND = 3  # on disk: of what the last timeout claimed, of the highest certificate, and the newest voted for
 
@@ -39,9 +46,9 @@ def slot_of(statement: Statement) -> tuple[str, int]:
     match statement:
         case Vote(view=view, stage=stage):
             return stage, view
-        case Proposed(view=view):
+        case Proposal(view=view):
             return "propose", view
-        case Timeout(view=view):
+        case ViewTimeout(view=view):
             return "timeout", view
         case _:
             raise AssertionError(statement)
@@ -54,7 +61,7 @@ class Watch:
         quorum: int,
         signers: dict[PeerId, Signer],
         honest: frozenset[PeerId],
-        reader: Notary,
+        reader: StatementSigner,
         keys: dict[PeerId, bytes] | None = None,
     ) -> None:
         self.round = round
@@ -69,13 +76,13 @@ class Watch:
         self.signed: set[tuple[PeerId, bytes]] = set()
         self.justified: set[tuple[int, Digest]] = set()  # (view, body) that timeouts of the view before allow
         self.seen: dict[int, Any] = {}
-        self.final: Certificate | None = None
+        self.final: QuorumCertificate | None = None
         self.caught: set[PeerId] = set()
 
-    def spied(self, notary: Notary) -> Notary:
+    def spied(self, notary: StatementSigner) -> StatementSigner:
         sign = notary.sign
 
-        def remembered(statement: Statement) -> Signed:
+        def remembered(statement: Statement) -> SignedStatement:
             signed = sign(statement)
             self.signed.add((signed.signer, signed.body))
             return signed
@@ -85,17 +92,17 @@ class Watch:
 
     def shown(self, message: Any) -> None:
         """Something leaves anybody. A body may be voted for if a quorum closed the view before and binds so."""
-        if not isinstance(message, Propose) or id(message) in self.seen:
+        if not isinstance(message, ProposalMessage) or id(message) in self.seen:
             return
         self.seen[id(message)] = message
         proposed = decode_statement(message.statement.body, message.statement.signer)
-        assert isinstance(proposed, Proposed)
+        assert isinstance(proposed, Proposal)
         if proposed.round != self.round:
             return
-        claims: dict[PeerId, Timeout] = {}
+        claims: dict[PeerId, ViewTimeout] = {}
         for signed in message.timeouts:
             timeout = decode_statement(signed.body, signed.signer)
-            assert isinstance(timeout, Timeout)
+            assert isinstance(timeout, ViewTimeout)
             of_before = (timeout.round, timeout.view) == (self.round, proposed.view - 1)
             if of_before and self._holds(signed.signer, signed.body, signed.signature):
                 claims.setdefault(signed.signer, timeout)
@@ -106,7 +113,10 @@ class Watch:
 
     def said(self, who: PeerId, message: Any) -> None:
         """Something left an honest voter."""
-        if not isinstance(message, (Propose, Voted, TimedOut, PreVote)) or message.round != self.round:
+        if (
+            not isinstance(message, (ProposalMessage, VoteMessage, TimeoutMessage, PreVote))
+            or message.round != self.round
+        ):
             return
         assert who in self.keys, f"{who} speaks at height {self.round} and has no vote there"
         if isinstance(message, PreVote):
@@ -123,7 +133,7 @@ class Watch:
             return
         self.slots[who, kind, view] = signed.body
         assert self._holds(who, signed.body, signed.signature), f"{who} signs with a key that is not agreed"
-        if isinstance(statement, Timeout):
+        if isinstance(statement, ViewTimeout):
             lock = self.locked.get(who, -1)
             if lock <= view:
                 assert statement.high_view >= lock, f"{who} closed view {view} silent about its lock in {lock}"
@@ -148,7 +158,7 @@ class Watch:
         fine = len(would - {who}) >= self.quorum - 1 or len(closed - {who}) > len(self.keys) - self.quorum
         assert fine, f"{who} left view {view} alone"
 
-    def decided(self, who: PeerId, certificate: Certificate) -> None:
+    def decided(self, who: PeerId, certificate: QuorumCertificate) -> None:
         if self.final is not None:
             assert certificate.digest == self.final.digest, "two bodies are decided"
             return
@@ -159,7 +169,7 @@ class Watch:
             assert peer not in self.honest or (peer, vote) in self.signed, f"{peer} never voted so"
         self.final = certificate
 
-    def is_final(self, certificate: Certificate) -> bool:
+    def is_final(self, certificate: QuorumCertificate) -> bool:
         """Judged by counting, not by the code under test."""
         vote = encode(Vote(certificate.round, certificate.view, "commit", certificate.digest))
         good = {peer for peer, signature in certificate.votes if self._holds(peer, vote, signature)}
@@ -174,7 +184,7 @@ class Watch:
         assert why_not(alone, verifier) is None and why_not(evidence, verifier) is not None
         self.caught.add(fact.peer)
 
-    def bounded(self, machine: Door) -> None:
+    def bounded(self, machine: ConsensusEngine) -> None:
         n = len(self.keys)
         assert len(machine.tallies) <= (ATTEMPTS_AHEAD + 2) * n + 2, "tallies pile up"
         assert len(machine.bodies) <= len(machine.tallies) + BODIES_BOUND + 2 >= len(machine.asked), (

@@ -28,20 +28,27 @@ from watch import Watch
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Effect, Keep, Received, Report, Send
+from atoll.base.machine import Effect, Emit, Persist, Received, Send
 from atoll.crypto.signer import Signer
-from atoll.peer.sync.early_messages import EarlyWords
+from atoll.peer.sync.early_messages import EarlyMessageBuffer
 from atoll.policy.plan import quorum
-from atoll.protocol.agreement.events import Decided, Equivocation, Free, Judge, Lacking, Prepared
-from atoll.protocol.agreement.interface import Door
-from atoll.protocol.agreement.two_phase import Agreement
+from atoll.protocol.agreement.events import (
+    BodyDecided,
+    BodyMissing,
+    BodyPrepared,
+    Equivocation,
+    MayPropose,
+    ProposalReceived,
+)
+from atoll.protocol.agreement.interface import ConsensusEngine
+from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.protocol.agreement.voter import Electorate
-from atoll.protocol.history.chain import History
+from atoll.protocol.history.chain import VertexChain
 from atoll.simulation.signatures import RealKeys, VirtualSigner, VirtualVerifier
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
-from atoll.wire.messages.statements import Certificate
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, VoteMessage
+from atoll.wire.messages.statements import QuorumCertificate
+from atoll.wire.messages.vertex import Vertex, VertexBody
 
 RUN = Digest(bytes(32))
 ROUND = 7
@@ -51,7 +58,7 @@ NUDGE_S, PATIENCE_S = 1.0, 2.0
 
 def _is_word(effect: Effect) -> bool:
     """What others may act on: a host acts on a decision as on a Send."""
-    return isinstance(effect, Send) or (isinstance(effect, Report) and isinstance(effect.fact, Decided))
+    return isinstance(effect, Send) or (isinstance(effect, Emit) and isinstance(effect.fact, BodyDecided))
 
 
 def attempt_end(attempt: int) -> float:
@@ -92,7 +99,7 @@ class Height:
     quorum: int
     watch: Watch
     head: Digest = RUN  # what it follows
-    parent: Body | None = None
+    parent: VertexBody | None = None
     began_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -104,17 +111,17 @@ class Host:
     """One voter's computer."""
 
     name: PeerId
-    notary: Notary
+    notary: StatementSigner
     clock: Clock
     height: Height
-    history: History | None = None  # of heights
-    early: EarlyWords = field(default_factory=EarlyWords)
-    machine: Door | None = None
+    history: VertexChain | None = None  # of heights
+    early: EarlyMessageBuffer = field(default_factory=EarlyMessageBuffer)
+    machine: ConsensusEngine | None = None
     life: int = 0
     kept: dict[str, bytes] = field(default_factory=dict)
     attempt: int = 0
     free: int | None = None
-    vertex: Certificate | None = None  # the last one: decided and durable
+    vertex: QuorumCertificate | None = None  # the last one: decided and durable
     died_at: float = 0.0
 
     @property
@@ -130,7 +137,7 @@ class World:
     voters: int
     liars: int = 0
     rule: str = "two-thirds"
-    machine: Callable[..., Door] = Agreement
+    machine: Callable[..., ConsensusEngine] = TwoPhaseAgreement
     crashes: bool = True
     needed: int | None = None  # mutant: another quorum than the rule says
     real: RealKeys | None = None  # instead of keyed hashes, which are a hundred times faster
@@ -147,7 +154,7 @@ class World:
     drift: float = 0.0  # clocks run by up to so much too fast or too slow, and are set
     forgers: bool = False  # liars speak for others, and show certificates of something else than they claim
     heights: int = 0  # so many follow each other, and members come and go; 0: one, of one committee
-    past: type[History] = History  # the class under test
+    past: type[VertexChain] = VertexChain  # the class under test
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
@@ -190,7 +197,7 @@ class World:
         self.levels.append(Height(ROUND, self.names, keys, need, self._watch(ROUND, need, keys)))
         return self.levels[0]
 
-    def _next_height(self, head: Digest, body: Body) -> Height:
+    def _next_height(self, head: Digest, body: VertexBody) -> Height:
         assert self.chain is not None
         keys, need = self.chain.voters_of(head, body)
         round, turns = body.round + 1, self.chain.turns(head, body)
@@ -223,14 +230,14 @@ class World:
 
     # ---- time ----------------------------------------------------------------------------------------------
 
-    def notary(self, name: PeerId) -> Notary:
-        return Notary(self.chain.run if self.chain is not None else RUN, self.signers[name], self.verifier)
+    def notary(self, name: PeerId) -> StatementSigner:
+        return StatementSigner(self.chain.run if self.chain is not None else RUN, self.signers[name], self.verifier)
 
     def _host(self, name: PeerId, height: Height) -> Host:
         notary = self.levels[0].watch.spied(self.notary(name))
         return Host(name, notary, self._clock(), height, self._history(notary))
 
-    def _history(self, notary: Notary) -> History | None:
+    def _history(self, notary: StatementSigner) -> VertexChain | None:
         chain = self.chain
         return self.past(chain.first, notary, chain.voters_of) if chain is not None else None
 
@@ -283,7 +290,10 @@ class World:
         host = self.hosts[to]
         if host.machine is None:
             return
-        if isinstance(message, (Propose, Voted, TimedOut, PreVote, WantVertex)) and host.history is not None:
+        if (
+            isinstance(message, (ProposalMessage, VoteMessage, TimeoutMessage, PreVote, WantVertex))
+            and host.history is not None
+        ):
             if message.round <= host.history.head:
                 if not self.storm or self.draw.random() < 0.3:
                     self.send(to, sender, VertexIs(host.history.vertices[message.round]))
@@ -308,12 +318,12 @@ class World:
                 self._apply(host, host.machine.learn_body(body))
             case VertexIs(vertex) if host.history is not None:
                 self._learn(host, vertex, sender)
-            case VertexIs(Vertex(certificate=Certificate() as certificate)):
+            case VertexIs(Vertex(certificate=QuorumCertificate() as certificate)):
                 if self.watch.is_final(certificate):
                     self.watch.decided(to, certificate)
                     host.machine.stop()
                     host.vertex = certificate
-            case Propose() | Voted() | TimedOut() | PreVote():
+            case ProposalMessage() | VoteMessage() | TimeoutMessage() | PreVote():
                 try:
                     effects = host.machine.receive(sender, message)
                 except PeerFault as fault:
@@ -457,21 +467,21 @@ class World:
     def _apply(self, host: Host, effects: list[Effect]) -> None:
         """All of it; or, if it dies now, a part, without the writes that no word has followed yet."""
         height, dies = host.height, False
-        if self.dying == host.name and any(isinstance(e, Keep) for e in effects):
+        if self.dying == host.name and any(isinstance(e, Persist) for e in effects):
             self.dying = None
             effects = effects[: self.draw.randint(0, len(effects))]
             last_word = max((i for i, e in enumerate(effects) if _is_word(e)), default=-1)
             synced = self.draw.randint(last_word + 1, len(effects))
-            effects = [e for i, e in enumerate(effects) if not isinstance(e, Keep) or i < synced]
+            effects = [e for i, e in enumerate(effects) if not isinstance(e, Persist) or i < synced]
             self.crash(host.name)
             dies = True
         for effect in effects:
             match effect:
-                case Keep(name, bytes(blob)):
+                case Persist(name, bytes(blob)):
                     host.kept[name] = blob
                 case Send(to, message):
                     self.send(host.name, to, message)
-                case Report(fact):
+                case Emit(fact):
                     self._hear_fact(host, height, fact)
                 case _:
                     raise AssertionError(effect)
@@ -486,9 +496,9 @@ class World:
             case Equivocation(peer=peer):
                 assert peer in self.villains, f"honest {peer} was caught saying two things"
                 height.watch.evidence(fact)
-            case Prepared():
+            case BodyPrepared():
                 pass
-            case Decided(certificate=certificate, body=body):
+            case BodyDecided(certificate=certificate, body=body):
                 height.watch.decided(host.name, certificate)
                 if machine is None:
                     pass
@@ -498,15 +508,15 @@ class World:
                     self._learn(host, Vertex(body, certificate), host.name)
             case _ if machine is None:
                 pass
-            case Judge(digest=digest, body=body):
+            case ProposalReceived(digest=digest, body=body):
                 life = host.life
                 delay_s = self.draw.choice([0.0, 0.01, 0.5])
                 self.after(delay_s, lambda: self._judged(host, life, digest, body))
-            case Free(view=view):
+            case MayPropose(view=view):
                 host.free = view
                 if self.draw.random() < 0.7:
                     self._propose(host, view)
-            case Lacking(digest=digest):
+            case BodyMissing(digest=digest):
                 for peer in machine.holders(digest):
                     self.send(host.name, peer, WantBody(digest))
             case _:

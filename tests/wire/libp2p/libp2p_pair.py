@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 from atoll.base.ids import PeerId
 from atoll.base.machine import Lane
 from atoll.crypto.identity import Identity
-from atoll.crypto.noise_pattern import Role
-from atoll.wire.libp2p.connection import Connection, Terms
+from atoll.crypto.noise_pattern import HandshakeRole
+from atoll.wire.libp2p.connection import Libp2pConnection, Libp2pTerms
 from atoll.wire.libp2p.events import ConnectionEvent
 
 ALICE = Identity.from_seeds(b"a" * 32, b"A" * 32)
 BOB = Identity.from_seeds(b"b" * 32, b"B" * 32)
 SPOKEN = {"/echo/1", "/atoll/control/1"}
-TERMS = Terms(identity=BOB, network=b"test net", speaks=SPOKEN.__contains__)
+TERMS = Libp2pTerms(identity=BOB, network=b"test net", speaks=SPOKEN.__contains__)
 
 
-def terms(identity: Identity, **changes: object) -> Terms:
+def terms(identity: Identity, **changes: object) -> Libp2pTerms:
     return replace(TERMS, identity=identity, **changes)
 
 
@@ -27,12 +27,12 @@ def terms(identity: Identity, **changes: object) -> Terms:
 class Pair:
     """Alice dials Bob. `cuts` says in what pieces bytes arrive; events pile up per end."""
 
-    alice: Connection
-    bob: Connection
+    alice: Libp2pConnection
+    bob: Libp2pConnection
     cuts: Iterator[int] = field(default_factory=lambda: itertools.repeat(1 << 20))
     events: tuple[list[ConnectionEvent], list[ConnectionEvent]] = field(default_factory=lambda: ([], []))
     carried: tuple[bytearray, bytearray] = field(default_factory=lambda: (bytearray(), bytearray()))
-    on_event: Callable[[Connection, ConnectionEvent], None] = lambda connection, event: None
+    on_event: Callable[[Libp2pConnection, ConnectionEvent], None] = lambda connection, event: None
 
     def run(self, rounds: int = 200) -> Pair:
         """Carry bytes both ways until nobody has anything to say."""
@@ -56,9 +56,12 @@ class Pair:
 
 
 def pair(
-    alice: Terms | None = None, bob: Terms | None = None, lane: Lane = Lane.CONTROL, expected: PeerId = BOB.peer
+    alice: Libp2pTerms | None = None,
+    bob: Libp2pTerms | None = None,
+    lane: Lane = Lane.CONTROL,
+    expected: PeerId = BOB.peer,
 ) -> Pair:
     return Pair(
-        Connection(Role.INITIATOR, alice or terms(ALICE), lane=lane, expected=expected),
-        Connection(Role.RESPONDER, bob or terms(BOB)),
+        Libp2pConnection(HandshakeRole.INITIATOR, alice or terms(ALICE), lane=lane, expected=expected),
+        Libp2pConnection(HandshakeRole.RESPONDER, bob or terms(BOB)),
     )

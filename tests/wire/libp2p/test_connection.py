@@ -17,31 +17,31 @@ from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.base.machine import Lane
 from atoll.crypto.frames import framed
 from atoll.crypto.identity import Identity
-from atoll.crypto.noise_pattern import HYBRID, Role
+from atoll.crypto.noise_pattern import HYBRID, HandshakeRole
 from atoll.wire.libp2p import multistream, yamux
-from atoll.wire.libp2p.connection import BULK_PROTOCOL, CONTROL_PROTOCOL, Connection
+from atoll.wire.libp2p.connection import BULK_PROTOCOL, CONTROL_PROTOCOL, Libp2pConnection
 from atoll.wire.libp2p.events import (
+    ConnectionReady,
     GoneAway,
-    Pong,
-    Ready,
+    PingAnswered,
     StreamClosed,
     StreamData,
     StreamOpened,
     StreamReset,
 )
-from atoll.wire.libp2p.framing import Frames, frame
-from atoll.wire.libp2p.streams import Streams
+from atoll.wire.libp2p.framing import LengthPrefixedFrames, frame
+from atoll.wire.libp2p.streams import StreamNegotiation
 from atoll.wire.libp2p.yamux_frame import DATA, FIN, PROTOCOL_ERROR, SYN, WINDOW_UPDATE, pack
 
 FUZZ = int(os.environ.get("ATOLL_FUZZ", "300"))  # hostile inputs per fuzz test
 
 
-def echo(connection: Connection, event: object) -> None:
+def echo(connection: Libp2pConnection, event: object) -> None:
     """Bob sends back what comes and closes when Alice does; Alice only reads."""
     match event:
         case StreamData(stream, data):
             connection.consumed(stream, len(data))
-            if connection._role is Role.RESPONDER:
+            if connection._role is HandshakeRole.RESPONDER:
                 assert connection.send(stream, data)
         case StreamClosed(stream):
             connection.close(stream)
@@ -55,7 +55,7 @@ def echo(connection: Connection, event: object) -> None:
 def test_two_members_meet_by_the_hybrid_suite_and_know_each_other():
     both = pair().run()
     ((at_alice,), (at_bob,)) = both.events
-    assert isinstance(at_alice, Ready) and isinstance(at_bob, Ready)
+    assert isinstance(at_alice, ConnectionReady) and isinstance(at_bob, ConnectionReady)
     assert (at_alice.established.peer, at_bob.established.peer) == (BOB.peer, ALICE.peer)
     assert at_alice.established.identity == BOB.public
     assert at_alice.established.suite is HYBRID
@@ -85,9 +85,9 @@ def test_however_the_wire_cuts_the_bytes_the_same_story_happens(cuts: list[int],
 
 def classical_pair() -> Pair:
     """Alice is a foreign peer: she dials with libp2p's own Noise only, as js-libp2p would."""
-    bob = Connection(Role.RESPONDER, terms(BOB, foreign=True))
-    alice = Connection(Role.INITIATOR, terms(ALICE, foreign=True))
-    alice._select = multistream.Dialer(["/noise"])
+    bob = Libp2pConnection(HandshakeRole.RESPONDER, terms(BOB, foreign=True))
+    alice = Libp2pConnection(HandshakeRole.INITIATOR, terms(ALICE, foreign=True))
+    alice._select = multistream.MultistreamDialer(["/noise"])
     alice._out = [alice._select.start()]
     return Pair(alice, bob)
 
@@ -95,30 +95,30 @@ def classical_pair() -> Pair:
 def test_a_foreign_peer_comes_in_by_classical_noise_only_where_the_policy_says_so():
     both = classical_pair().run()
     (at_bob,) = both.events[1]
-    assert isinstance(at_bob, Ready)
+    assert isinstance(at_bob, ConnectionReady)
     assert at_bob.established.identity is None
     assert at_bob.established.muxers == (yamux.PROTOCOL,)  # and no second negotiation followed
     refused = classical_pair()
-    refused.bob = Connection(Role.RESPONDER, terms(BOB, foreign=False))
+    refused.bob = Libp2pConnection(HandshakeRole.RESPONDER, terms(BOB, foreign=False))
     with pytest.raises(PeerFault, match="accepts none of"):
         refused.run()
 
 
 def test_a_member_is_not_dialled_and_not_let_in_by_the_classical_suite():
     known = {ALICE.peer: ALICE.public, BOB.peer: BOB.public}.get
-    dialer = Connection(Role.INITIATOR, terms(ALICE, foreign=True, known=known), expected=BOB.peer)
+    dialer = Libp2pConnection(HandshakeRole.INITIATOR, terms(ALICE, foreign=True, known=known), expected=BOB.peer)
     assert b"/noise\n" not in b"".join(dialer.take_outgoing())
     both = classical_pair()
-    both.bob = Connection(Role.RESPONDER, terms(BOB, foreign=True, known=known))
+    both.bob = Libp2pConnection(HandshakeRole.RESPONDER, terms(BOB, foreign=True, known=known))
     with pytest.raises(PeerFault, match="must not come by the classical suite"):
         both.run()
 
 
 def test_a_stripped_offer_is_noticed():
     """Somebody in the middle answers `na` for the hybrid suite; the dialer's membership knows better."""
-    middle = multistream.Listener({"/noise"}.__contains__)
-    dialer = Connection(
-        Role.INITIATOR, terms(ALICE, foreign=True, known={BOB.peer: BOB.public}.get), expected=BOB.peer
+    middle = multistream.MultistreamListener({"/noise"}.__contains__)
+    dialer = Libp2pConnection(
+        HandshakeRole.INITIATOR, terms(ALICE, foreign=True, known={BOB.peer: BOB.public}.get), expected=BOB.peer
     )
     answer = middle.receive(b"".join(dialer.take_outgoing())).reply
     with pytest.raises(PeerFault, match="accepts none of"):
@@ -180,7 +180,7 @@ def test_control_messages_cross_and_a_ping_overtakes_a_long_one():
     stream = both.alice.open_stream(CONTROL_PROTOCOL)
     assert stream is not None
     both.run()
-    messages, frames = [b"vote", bytes(CONTROL_FRAME_MAX), b"heartbeat"], Frames(ALICE.peer)
+    messages, frames = [b"vote", bytes(CONTROL_FRAME_MAX), b"heartbeat"], LengthPrefixedFrames(ALICE.peer)
     got: list[bytes] = []
     for message in messages:
         assert both.alice.send(stream, frame(message))
@@ -194,7 +194,7 @@ def test_control_messages_cross_and_a_ping_overtakes_a_long_one():
                     arrived += len(event.data)
                     both.bob.consumed(stream, len(event.data))
         for data in both.bob.take_outgoing():
-            if Pong(1) in both.alice.receive(data):
+            if PingAnswered(1) in both.alice.receive(data):
                 ponged_after = arrived
     assert got == messages
     assert 0 < ponged_after < CONTROL_FRAME_MAX / 2
@@ -219,7 +219,7 @@ def test_resets_pings_and_farewells_reach_the_other_end():
     both.alice.ping(5)
     both.bob.go_away()
     both.run()
-    assert {type(e) for e in both.events[0][2:]} == {StreamReset, GoneAway, Pong}
+    assert {type(e) for e in both.events[0][2:]} == {StreamReset, GoneAway, PingAnswered}
     assert both.alice.open_stream("/echo/1") is None
 
 
@@ -279,13 +279,13 @@ def test_streams_that_never_name_a_protocol_are_bounded():
 
 
 def test_a_long_handshake_message_is_refused_by_its_length_alone():
-    bob = Connection(Role.RESPONDER, terms(BOB))
+    bob = Libp2pConnection(HandshakeRole.RESPONDER, terms(BOB))
     bob.receive(multistream.message(multistream.HEADER) + multistream.message(HYBRID.protocol))
     with pytest.raises(PeerFault, match="65535"):
         bob.receive(b"\xff\xff")
 
 
-def held_bytes(connection: Connection) -> int:
+def held_bytes(connection: Libp2pConnection) -> int:
     """What a remote has made this connection keep."""
     streams = connection._streams
     held = len(connection._frames._buffer) + sum(len(piece) for piece in connection._out)
@@ -318,7 +318,7 @@ def fuzz_inside(seeds: range) -> None:
     """One honest handshake serves many attacks: a fresh muxer each time, the sealed frames taken as read."""
     mallory = Mallory()
     for seed in seeds:
-        mallory.bob._streams = Streams(False, {"/echo/1"}.__contains__, "mallory")
+        mallory.bob._streams = StreamNegotiation(False, {"/echo/1"}.__contains__, "mallory")
         mallory.bob._step = mallory.bob._receive_sealed
         with contextlib.suppress(PeerFault):
             mallory.says(hostile_frames(seed))
@@ -338,7 +338,7 @@ def fuzz_outside(seeds: range) -> None:
                 raw[drawn(seed, f"at{n}", len(raw))] ^= 1 + drawn(seed, f"with{n}", 255)
         if drawn(seed, "noise", 2):
             raw += draw_bytes(seed.to_bytes(8, "big"), "tail", drawn(seed, "tail length", 300))
-        bob = Connection(Role.RESPONDER, terms(BOB))
+        bob = Libp2pConnection(HandshakeRole.RESPONDER, terms(BOB))
         with contextlib.suppress(PeerFault):
             for at in range(0, len(raw), 700):
                 bob.receive(bytes(raw[at : at + 700]))

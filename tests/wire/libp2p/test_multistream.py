@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from atoll.base.errors import PeerFault
 from atoll.wire.libp2p import multistream
-from atoll.wire.libp2p.multistream import HEADER, MESSAGE_MAX, PROPOSALS_MAX, Dialer, Listener, message
+from atoll.wire.libp2p.multistream import (
+    HEADER,
+    MESSAGE_MAX,
+    PROPOSALS_MAX,
+    MultistreamDialer,
+    MultistreamListener,
+    message,
+)
 
 
 def test_na_in_the_bytes_of_the_specification():
@@ -19,7 +26,7 @@ def test_na_in_the_bytes_of_the_specification():
 def test_the_dialers_first_wish_that_the_listener_shares_is_agreed_however_the_bytes_are_cut(data: st.DataObject):
     names = st.lists(st.sampled_from(["/a", "/b", "/c", "/d"]), min_size=1, unique=True)
     wishes, spoken = data.draw(names), set(data.draw(names))
-    dialer, listener = Dialer(wishes), Listener(spoken.__contains__)
+    dialer, listener = MultistreamDialer(wishes), MultistreamListener(spoken.__contains__)
     to_listener, to_dialer = bytearray(dialer.start()), bytearray()
     accepted = chosen = None
     while accepted is None or (chosen is None and to_dialer):
@@ -45,17 +52,17 @@ def test_the_dialers_first_wish_that_the_listener_shares_is_agreed_however_the_b
 
 
 def test_the_first_bytes_of_the_agreed_protocol_come_back_untouched():
-    listener = Listener({"/a"}.__contains__)
-    assert listener.receive(Dialer(["/a"]).start() + b"\xff\x00body") == multistream.Step(
+    listener = MultistreamListener({"/a"}.__contains__)
+    assert listener.receive(MultistreamDialer(["/a"]).start() + b"\xff\x00body") == multistream.NegotiationStep(
         message(HEADER) + message("/a"), agreed="/a", rest=b"\xff\x00body"
     )
-    dialer = Dialer(["/x", "/a"])
+    dialer = MultistreamDialer(["/x", "/a"])
     step = dialer.receive(message(HEADER) + message("na") + message("/a") + b"\xff")
     assert (step.agreed, step.rest) == ("/a", b"\xff")
 
 
 def test_a_listener_does_not_list_its_protocols():
-    step = Listener({"/secret"}.__contains__).receive(message(HEADER) + message("ls"))
+    step = MultistreamListener({"/secret"}.__contains__).receive(message(HEADER) + message("ls"))
     assert step.reply == message(HEADER) + message("na")
 
 
@@ -74,13 +81,13 @@ def test_a_listener_does_not_list_its_protocols():
 )
 def test_what_is_not_multistream_is_a_fault_at_either_end(data: bytes):
     with pytest.raises(PeerFault):
-        Listener({"/a"}.__contains__).receive(data)
+        MultistreamListener({"/a"}.__contains__).receive(data)
     with pytest.raises(PeerFault):
-        Dialer(["/a"]).receive(data)
+        MultistreamDialer(["/a"]).receive(data)
 
 
 def test_a_half_message_is_held_only_up_to_the_bound():
-    listener = Listener({"/a"}.__contains__)
+    listener = MultistreamListener({"/a"}.__contains__)
     listener.receive(message(HEADER))
     listener.receive(b"\x80\x08" + b"a" * (MESSAGE_MAX - 1))  # the longest message, one byte missing
     assert listener.receive(b"\n").reply == message("na")

@@ -48,7 +48,7 @@ def test_a_varint_of_another_spelling_or_of_ten_bytes_is_a_fault(wire: str):
 @given(st.lists(st.binary(max_size=300), max_size=6), st.lists(st.integers(1, 50)), st.booleans())
 def test_however_a_stream_is_cut_the_same_messages_come_out(messages: list[bytes], cuts: list[int], wide: bool):
     wire = b"".join((framing.frame if wide else framing.varint_frame)(m) for m in messages)
-    frames = framing.Frames(read_length=framing.u32_length if wide else framing.varint_length)
+    frames = framing.LengthPrefixedFrames(read_length=framing.u32_length if wide else framing.varint_length)
     out: list[bytes] = []
     for size in [*cuts, len(wire) + 1]:
         out += frames.receive(memoryview(wire)[:size])
@@ -57,16 +57,18 @@ def test_however_a_stream_is_cut_the_same_messages_come_out(messages: list[bytes
 
 
 def test_a_message_above_the_bound_is_refused_by_its_length_alone():
-    assert framing.Frames().receive(framing.frame(bytes(CONTROL_FRAME_MAX))) == [bytes(CONTROL_FRAME_MAX)]
+    assert framing.LengthPrefixedFrames().receive(framing.frame(bytes(CONTROL_FRAME_MAX))) == [
+        bytes(CONTROL_FRAME_MAX)
+    ]
     with pytest.raises(PeerFault, match="longer than"):
-        framing.Frames("liar").receive((CONTROL_FRAME_MAX + 1).to_bytes(4, "big"))
+        framing.LengthPrefixedFrames("liar").receive((CONTROL_FRAME_MAX + 1).to_bytes(4, "big"))
 
 
 # ---- ping --------------------------------------------------------------------------------------------------
 
 
 def test_ping_comes_back_byte_for_byte_however_it_is_cut():
-    echo = ping.Echo()
+    echo = ping.PingResponder()
     for payload in (bytes(range(32)), b"\xff" * 32):
         assert echo.receive(payload[:31]) == b""  # whole payloads only
         assert echo.receive(payload[31:]) == payload
@@ -77,7 +79,7 @@ def test_ping_comes_back_byte_for_byte_however_it_is_cut():
 
 def test_identify_survives_the_wire_with_every_field():
     identity = Identity.from_seeds(bytes(32), bytes(32))
-    said = identify.Identify(
+    said = identify.IdentifyMessage(
         public_key=libp2p_public_key(identity.public.ed25519),
         listen_addresses=(multiaddr.to_bytes("/ip4/127.0.0.1/tcp/7071"), b"\x91\x02\x04\xd2"),
         protocols=("/ipfs/id/1.0.0", "/atoll/control/1"),
@@ -92,7 +94,7 @@ def test_identify_survives_the_wire_with_every_field():
 
 
 def test_an_identify_message_in_its_golden_bytes():
-    said = identify.Identify(public_key=b"\x08\x01", protocols=("/a",), agent_version="x")
+    said = identify.IdentifyMessage(public_key=b"\x08\x01", protocols=("/a",), agent_version="x")
     assert identify.encode(said).hex() == "0b" + "0a020801" + "1a022f61" + "320178"
 
 

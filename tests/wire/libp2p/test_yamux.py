@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.base.errors import PeerFault
-from atoll.wire.libp2p.events import GoneAway, Pong, StreamClosed, StreamData, StreamReset, StreamStarted
+from atoll.wire.libp2p.events import GoneAway, PingAnswered, StreamClosed, StreamData, StreamReset, StreamStarted
 from atoll.wire.libp2p.yamux import (
     FRAME_DATA_MAX,
     QUEUED_MAX,
@@ -17,7 +17,7 @@ from atoll.wire.libp2p.yamux import (
     UNREAD_MAX,
     WINDOW,
     WINDOW_MAX,
-    Yamux,
+    YamuxMuxer,
 )
 from atoll.wire.libp2p.yamux_frame import (
     ACK,
@@ -29,19 +29,19 @@ from atoll.wire.libp2p.yamux_frame import (
     RST,
     SYN,
     WINDOW_UPDATE,
-    Header,
+    YamuxHeader,
     pack,
     unpack,
 )
 
 
-def all_of(machine: Yamux) -> bytes:
+def all_of(machine: YamuxMuxer) -> bytes:
     return b"".join(machine.take_outgoing(1 << 40))
 
 
-def frames_of(wire: bytes) -> list[tuple[Header, bytes]]:
+def frames_of(wire: bytes) -> list[tuple[YamuxHeader, bytes]]:
     """What is on the wire, read by somebody who does not share the machine's code."""
-    frames: list[tuple[Header, bytes]] = []
+    frames: list[tuple[YamuxHeader, bytes]] = []
     while wire:
         header = unpack(wire[:12], "")
         size = header.length if header.kind == DATA else 0
@@ -56,16 +56,19 @@ def frames_of(wire: bytes) -> list[tuple[Header, bytes]]:
 @pytest.mark.parametrize(
     ("header", "wire"),
     [  # the headers of js-libp2p-yamux test/codec.spec.ts, written out by the layout of the specification
-        (Header(PING, SYN, 0, 1), "000200010000000000000001"),
-        (Header(WINDOW_UPDATE, SYN, 1, 1), "000100010000000100000001"),
-        (Header(GO_AWAY, 0, 0, NORMAL), "000300000000000000000000"),
-        (Header(PING, ACK, 0, 100), "000200020000000000000064"),
-        (Header(WINDOW_UPDATE, 0, 99, 1000), "0001000000000063000003e8"),
-        (Header(WINDOW_UPDATE, 0, 0xFFFFFFFF, 0xFFFFFFFF), "00010000ffffffffffffffff"),
-        (Header(WINDOW_UPDATE, ACK | 16, 1234, 4321), "00010012000004d2000010e1"),  # hashicorp/yamux const_test.go
+        (YamuxHeader(PING, SYN, 0, 1), "000200010000000000000001"),
+        (YamuxHeader(WINDOW_UPDATE, SYN, 1, 1), "000100010000000100000001"),
+        (YamuxHeader(GO_AWAY, 0, 0, NORMAL), "000300000000000000000000"),
+        (YamuxHeader(PING, ACK, 0, 100), "000200020000000000000064"),
+        (YamuxHeader(WINDOW_UPDATE, 0, 99, 1000), "0001000000000063000003e8"),
+        (YamuxHeader(WINDOW_UPDATE, 0, 0xFFFFFFFF, 0xFFFFFFFF), "00010000ffffffffffffffff"),
+        (
+            YamuxHeader(WINDOW_UPDATE, ACK | 16, 1234, 4321),
+            "00010012000004d2000010e1",
+        ),  # hashicorp/yamux const_test.go
     ],
 )
-def test_headers_as_published(header: Header, wire: str):
+def test_headers_as_published(header: YamuxHeader, wire: str):
     assert pack(*header).hex() == wire
     assert unpack(bytes.fromhex(wire), "") == header
 
@@ -74,23 +77,23 @@ def test_headers_as_published(header: Header, wire: str):
 def test_a_header_that_nobody_may_send_is_a_fault(wire: str):
     """Another version, a fifth type, a ping on a stream, data on the session."""
     with pytest.raises(PeerFault):
-        Yamux(dialer=True).receive(bytes.fromhex(wire))
+        YamuxMuxer(dialer=True).receive(bytes.fromhex(wire))
 
 
 def test_a_stream_from_its_first_to_its_last_frame():
     """Spec "Opening a stream", "Closing a stream": SYN and ACK ride on the first frame, FIN ends each half."""
-    alice, bob = Yamux(dialer=True), Yamux(dialer=False)
+    alice, bob = YamuxMuxer(dialer=True), YamuxMuxer(dialer=False)
     stream = alice.open()
     assert stream == 1  # "The client side should use odd ID's"
     assert alice.send(stream, b"question")
     wire = all_of(alice)
-    assert frames_of(wire) == [(Header(DATA, SYN, 1, 8), b"question")]
+    assert frames_of(wire) == [(YamuxHeader(DATA, SYN, 1, 8), b"question")]
     assert bob.receive(wire) == [StreamStarted(1), StreamData(1, b"question")]
     bob.consumed(1, 8)
     bob.send(1, b"answer")
     bob.close(1)
     wire = all_of(bob)
-    assert [h for h, _ in frames_of(wire)] == [Header(DATA, ACK, 1, 6), Header(WINDOW_UPDATE, FIN, 1, 0)]
+    assert [h for h, _ in frames_of(wire)] == [YamuxHeader(DATA, ACK, 1, 6), YamuxHeader(WINDOW_UPDATE, FIN, 1, 0)]
     assert alice.receive(wire) == [StreamData(1, b"answer"), StreamClosed(1)]
     alice.consumed(1, 6)
     alice.close(1)
@@ -101,16 +104,16 @@ def test_a_stream_from_its_first_to_its_last_frame():
 
 
 def test_pings_are_echoed_and_matched():
-    alice, bob = Yamux(dialer=True), Yamux(dialer=False)
+    alice, bob = YamuxMuxer(dialer=True), YamuxMuxer(dialer=False)
     alice.ping(77)
     assert bob.receive(all_of(alice)) == []
-    assert alice.receive(all_of(bob)) == [Pong(77)]
+    assert alice.receive(all_of(bob)) == [PingAnswered(77)]
     with pytest.raises(PeerFault, match="nobody sent"):
         alice.receive(pack(PING, ACK, 0, 77))
 
 
 def test_who_went_away_takes_no_more_streams():
-    alice = Yamux(dialer=True)
+    alice = YamuxMuxer(dialer=True)
     assert alice.receive(pack(GO_AWAY, 0, 0, NORMAL)) == [GoneAway(NORMAL)]
     assert alice.open() is None
 
@@ -119,7 +122,7 @@ def test_who_went_away_takes_no_more_streams():
 
 
 def test_a_sender_stops_at_the_window_and_goes_on_when_the_reader_has_read():
-    alice, bob = Yamux(dialer=True), Yamux(dialer=False)
+    alice, bob = YamuxMuxer(dialer=True), YamuxMuxer(dialer=False)
     stream = alice.open()
     assert alice.send(stream, bytes(3 * WINDOW))
     arrived = sum(len(e.data) for e in bob.receive(all_of(alice)) if isinstance(e, StreamData))
@@ -134,7 +137,7 @@ def test_a_sender_stops_at_the_window_and_goes_on_when_the_reader_has_read():
 
 def test_a_heartbeat_passes_a_long_message_after_one_frame():
     """A megabyte is queued first, yet the 20 bytes of another stream are in the second frame."""
-    alice = Yamux(dialer=True)
+    alice = YamuxMuxer(dialer=True)
     long, short = alice.open(), alice.open()
     assert alice.send(long, bytes(1 << 20))
     assert alice.send(short, b"heartbeat")
@@ -144,7 +147,7 @@ def test_a_heartbeat_passes_a_long_message_after_one_frame():
 
 
 def test_a_remote_that_does_not_read_costs_us_a_bounded_queue():
-    alice = Yamux(dialer=True)
+    alice = YamuxMuxer(dialer=True)
     streams = [alice.open() for _ in range(STREAMS_MAX)]
     assert alice.open() is None
     mega = bytes(1 << 20)
@@ -160,7 +163,7 @@ class Wire:
     """Two ends and the bytes between them, moved in whatever pieces the test draws."""
 
     def __init__(self) -> None:
-        self.ends = Yamux(dialer=True, who="bob"), Yamux(dialer=False, who="alice")
+        self.ends = YamuxMuxer(dialer=True, who="bob"), YamuxMuxer(dialer=False, who="alice")
         self.between = bytearray(), bytearray()  # towards end 0, towards end 1
         self.unread: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self.got: tuple[dict[int, bytearray], dict[int, bytearray]] = ({}, {})
@@ -254,12 +257,12 @@ def test_whatever_the_pace_everything_arrives_in_order_and_no_window_is_overrun(
 )
 def test_a_broken_rule_is_a_fault(wire: bytes, what: str):
     with pytest.raises(PeerFault, match=what):
-        Yamux(dialer=False, who="liar").receive(wire)
+        YamuxMuxer(dialer=False, who="liar").receive(wire)
 
 
 def test_stream_ids_may_overtake_each_other_a_little_but_none_comes_twice():
     """go-yamux may send the SYN of stream 9 before that of 7. A used id never returns, not even after a reset."""
-    bob = Yamux(dialer=False)
+    bob = YamuxMuxer(dialer=False)
     for stream in (1, 9, 7, 3, 1001, 901):
         assert bob.receive(pack(WINDOW_UPDATE, SYN, stream, 0)) == [StreamStarted(stream)]
         bob.receive(pack(WINDOW_UPDATE, RST, stream, 0))
@@ -269,7 +272,7 @@ def test_stream_ids_may_overtake_each_other_a_little_but_none_comes_twice():
 
 
 def test_a_window_is_not_refilled_by_the_sender_alone():
-    bob = Yamux(dialer=False)
+    bob = YamuxMuxer(dialer=False)
     bob.receive(pack(DATA, SYN, 1, WINDOW) + bytes(WINDOW))
     bob.consumed(1, WINDOW // 2)  # the update is not on the wire yet
     with pytest.raises(PeerFault, match="into a window of 0"):
@@ -277,7 +280,7 @@ def test_a_window_is_not_refilled_by_the_sender_alone():
 
 
 def test_a_flood_of_streams_is_answered_with_resets_and_then_ends():
-    bob = Yamux(dialer=False)
+    bob = YamuxMuxer(dialer=False)
     events = bob.receive(b"".join(pack(WINDOW_UPDATE, SYN, 2 * i + 1, 0) for i in range(STREAMS_MAX + 10)))
     assert len(events) == STREAMS_MAX
     assert [h.flags for h, _ in frames_of(all_of(bob))][-10:] == [RST] * 10
@@ -287,11 +290,11 @@ def test_a_flood_of_streams_is_answered_with_resets_and_then_ends():
 
 def test_a_flood_of_pings_ends():
     with pytest.raises(PeerFault, match="faster than it reads"):
-        Yamux(dialer=False).receive(pack(PING, SYN, 0, 1) * (REPLIES_MAX + 2))
+        YamuxMuxer(dialer=False).receive(pack(PING, SYN, 0, 1) * (REPLIES_MAX + 2))
 
 
 def test_a_stream_opened_and_reset_a_thousand_times_leaves_nothing():
-    bob = Yamux(dialer=False)
+    bob = YamuxMuxer(dialer=False)
     for i in range(1000):
         stream = 2 * i + 1
         events = bob.receive(pack(DATA, SYN, stream, 3) + b"abc" + pack(WINDOW_UPDATE, RST, stream, 0))
@@ -301,7 +304,7 @@ def test_a_stream_opened_and_reset_a_thousand_times_leaves_nothing():
 
 def test_unread_bytes_are_bounded_over_all_streams_at_the_price_of_one_stream():
     """Every stream fills its window; at the bound the fullest one is given up, the connection lives on."""
-    bob = Yamux(dialer=False)
+    bob = YamuxMuxer(dialer=False)
     events = []
     for i in range(UNREAD_MAX // WINDOW + 1):
         events += bob.receive(pack(DATA, SYN, 2 * i + 1, WINDOW) + bytes(WINDOW))
@@ -312,7 +315,7 @@ def test_unread_bytes_are_bounded_over_all_streams_at_the_price_of_one_stream():
 
 
 def test_a_closed_stream_with_unread_bytes_still_counts():
-    bob = Yamux(dialer=False)
+    bob = YamuxMuxer(dialer=False)
     bob.receive(pack(DATA, SYN | FIN, 1, 9) + b"123456789")
     bob.close(1)
     all_of(bob)

@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import (
-    Ask,
     Effect,
+    Emit,
     Event,
     Fact,
-    Report,
+    RunTask,
     SetTimer,
     Start,
     TimerFired,
 )
-from atoll.protocol.transfer.download import REQUESTS_MAX, Fetch, Fetched
+from atoll.protocol.transfer.download import REQUESTS_MAX, BlobDownload, BlobFetched
 from atoll.protocol.transfer.tasks import DropBlob
 
 TICK_S = 0.25
@@ -33,7 +33,7 @@ REQUESTS_MIN = 4  # of one piece on their way, however many are fetched at once;
 PACED_CHUNKS = 2  # a tick, of all pieces together: 8 MiB/s
 
 
-class Gathered(Fact, frozen=True, kw_only=True, tag="Gathered"):
+class PiecesGathered(Fact, frozen=True, kw_only=True, tag="Gathered"):
     """So many pieces as make `goal` are on this disk."""
 
     phase = "transfer"
@@ -48,7 +48,7 @@ class GatherFailed(Fact, frozen=True, kw_only=True, tag="GatherFailed"):
     why: str
 
 
-class Gather:
+class ErasureDownload:
     """`goal` is what the pieces are wanted for; `sources` of each piece, empty for one that nobody is asked for."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Gather:
             self.sources.setdefault(name, []).extend(peers)  # parts of a state that never change give equal pieces
         self.whole: set[Digest] = {pieces[i] for i in have}
         self.todo = [name for name, peers in self.sources.items() if peers and name not in self.whole]
-        self.fetches: dict[Digest, Fetch] = {}
+        self.fetches: dict[Digest, BlobDownload] = {}
         self.begun: dict[Digest, Seconds] = {}
         self.gave: set[PeerId] = set()
         self.paced, self.quiet = paced, not paced
@@ -93,7 +93,9 @@ class Gather:
             case _:
                 pass
         effects = [e for fetch in list(self.fetches.values()) for e in fetch.handle(event, now)]
-        if any(isinstance(effect, Ask) for effect in effects):  # something came; whoever only talks gives nothing
+        if any(
+            isinstance(effect, RunTask) for effect in effects
+        ):  # something came; whoever only talks gives nothing
             self.silent_ticks = 0
         return effects + self._go_on(now, effects)
 
@@ -107,7 +109,7 @@ class Gather:
         for name in [name for name in self.begun if name not in self.whole]:  # also what failed half way
             effects += [
                 SetTimer(f"fetch/{name.hex()}/stall", None),
-                Ask(f"gather/drop/{name.hex()}", DropBlob(name)),
+                RunTask(f"gather/drop/{name.hex()}", DropBlob(name)),
             ]
         self.fetches.clear()
         return effects
@@ -117,7 +119,7 @@ class Gather:
     def _go_on(self, now: Seconds, told: Sequence[Effect] = ()) -> list[Effect]:
         """Note what came whole or failed, begin what is lacking, and see whether this is over."""
         for effect in told:
-            if isinstance(effect, Report) and isinstance(effect.fact, Fetched):
+            if isinstance(effect, Emit) and isinstance(effect.fact, BlobFetched):
                 self.whole.add(effect.fact.blob)
                 self.gave.update(effect.fact.sources)
         self.fetches = {name: fetch for name, fetch in self.fetches.items() if not fetch.over}
@@ -125,7 +127,9 @@ class Gather:
         while not self._enough(now) and self.todo:
             name = min(self.todo, key=self._wait)
             self.todo.remove(name)
-            fetch = Fetch(name, self.sources[name], self.bytes_max, 0 if self.paced else None, self.requests_max)
+            fetch = BlobDownload(
+                name, self.sources[name], self.bytes_max, 0 if self.paced else None, self.requests_max
+            )
             self.fetches[name], self.begun[name] = fetch, now
             effects += fetch.handle(Start({}), now)
         here = self.here
@@ -134,12 +138,12 @@ class Gather:
             return [
                 *effects,
                 *self.stop(),
-                Report(Gathered(goal=self.goal, indices=here[: self.k], sources=sources)),
+                Emit(PiecesGathered(goal=self.goal, indices=here[: self.k], sources=sources)),
             ]
         silent = self.silent_ticks * TICK_S >= GIVE_UP_S
         if not self.fetches or silent:
             why = f"{len(here)} of {self.k} pieces could be had from those who hold them"
-            return [*effects, *self.stop(), Report(GatherFailed(goal=self.goal, why=why))]
+            return [*effects, *self.stop(), Emit(GatherFailed(goal=self.goal, why=why))]
         return effects
 
     def _enough(self, now: Seconds) -> bool:
@@ -147,7 +151,7 @@ class Gather:
         coming = {name for name, fetch in self.fetches.items() if self._looks_good(name, fetch, now)}
         return sum(name in coming or name in self.whole for name in self.pieces) >= self.k
 
-    def _looks_good(self, name: Digest, fetch: Fetch, now: Seconds) -> bool:
+    def _looks_good(self, name: Digest, fetch: BlobDownload, now: Seconds) -> bool:
         if fetch.manifest is None:
             return now - self.begun[name] < SPARE_S
         return any(source.stalls == 0 for source in fetch.sources.values())

@@ -23,39 +23,39 @@ from msgspec import UNSET
 from atoll.base.errors import UNREADABLE
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX
-from atoll.base.machine import Ask, Done, Effect, Event, Failed, Keep, Report, Start
-from atoll.features.archive.download import Gather, Gathered, GatherFailed
-from atoll.features.archive.policy import Book, Coded, Entry, Ledger, Names
+from atoll.base.machine import Effect, Emit, Event, Persist, RunTask, Start, TaskDone, TaskFailed
+from atoll.features.archive.download import ErasureDownload, GatherFailed, PiecesGathered
+from atoll.features.archive.policy import ErasureParams, PieceSet, Placement, PlacementBook, PlacementLedger
 from atoll.features.archive.reed_solomon import piece_bytes
 from atoll.peer.events import PieceKept, StateLost, StateRebuilt
-from atoll.peer.tasks import CutState, HoldPieces, Rebuild
-from atoll.protocol.history.chain import History
-from atoll.wire.messages.statements import Placed
+from atoll.peer.tasks import CutState, HoldPieces, RebuildState
+from atoll.protocol.history.chain import VertexChain
+from atoll.wire.messages.statements import PiecesStored
 
 AGAIN_S = 10.0  # after which a piece that could not be made is tried again, and a report repeated
 AGAIN_MAX_S = 640.0  # each time in vain doubles it
 
 
-class Mine(msgspec.Struct, frozen=True):
+class LocalPiece(msgspec.Struct, frozen=True):
     """A piece that lies on my disk."""
 
     round: int
     index: int
-    names: Names
+    names: PieceSet
 
     @property
     def piece(self) -> Digest:
         return self.names.pieces[self.index]
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredArchive(msgspec.Struct, frozen=True):
     """What outlives a restart."""
 
-    book: Book
-    mine: tuple[Mine, ...]
+    book: PlacementBook
+    mine: tuple[LocalPiece, ...]
 
 
-_KEPT = msgspec.msgpack.Decoder(Kept)
+_KEPT = msgspec.msgpack.Decoder(StoredArchive)
 
 
 def placed_rounds(kept: bytes) -> list[int]:
@@ -68,12 +68,12 @@ def placed_rounds(kept: bytes) -> list[int]:
 
 
 @dataclass
-class Making:
+class PieceJob:
     """The one piece or state that is being made. `index` is None for a state that somebody seeks."""
 
-    entry: Entry
+    entry: Placement
     index: int | None
-    gather: Gather | None = None
+    gather: ErasureDownload | None = None
     fetched: bool = False  # the whole state, because it was not here
 
     @property
@@ -83,15 +83,20 @@ class Making:
         return self.entry.state if self.index is None or names is None else names.pieces[self.index]
 
 
-class Pieces:
+class ArchiveMachine:
     """`gone` says whom nobody hears any more. Effects go to the driver, `words` to the members."""
 
     def __init__(
-        self, me: PeerId, coded: Coded, history: History, ledger: Ledger, gone: Callable[[PeerId], bool]
+        self,
+        me: PeerId,
+        coded: ErasureParams,
+        history: VertexChain,
+        ledger: PlacementLedger,
+        gone: Callable[[PeerId], bool],
     ) -> None:
         self.me, self.coded, self.history, self.ledger, self.gone = me, coded, history, ledger, gone
-        self.mine: dict[int, Mine] = {}  # by round
-        self.making: Making | None = None
+        self.mine: dict[int, LocalPiece] = {}  # by round
+        self.making: PieceJob | None = None
         self.sought: dict[
             Digest, int
         ] = {}  # states that somebody waits for, and their rounds, in the order of asking
@@ -127,9 +132,9 @@ class Pieces:
         stopped = self._stop() if self._is_replaced() else []
         return [*stopped, *self._write_down(force=not self.written)]
 
-    def words(self, now: Seconds) -> list[Placed]:
+    def words(self, now: Seconds) -> list[PiecesStored]:
         """What I have to say to the members and no vertex holds yet."""
-        out: list[Placed] = []
+        out: list[PiecesStored] = []
         for round, mine in self.mine.items():
             entry = self.ledger.entry(round)
             if entry is None or entry.holders[mine.index] != self.me or entry.said[mine.index] is not None:
@@ -138,7 +143,7 @@ class Pieces:
                 self.said_at[round] = now
                 since = entry.drawn[mine.index]
                 later = UNSET if since == round else since
-                out.append(Placed(round, mine.index, mine.names.size_bytes, mine.names.pieces, later))
+                out.append(PiecesStored(round, mine.index, mine.names.size_bytes, mine.names.pieces, later))
         return out
 
     def work(self, at: int, now: Seconds) -> list[Effect]:
@@ -150,9 +155,9 @@ class Pieces:
             has = (mine := self.mine.get(entry.round)) is not None and mine.index == index
             if index is None or has or at < entry.round or now < self.again_at.get(entry.round, -1e9):
                 continue
-            self.making = Making(entry, index)
+            self.making = PieceJob(entry, index)
             cut = CutState(entry.state, self.coded.k, self.coded.n, index)
-            return [Ask(f"pieces/cut/{entry.round}/{index}", cut)]
+            return [RunTask(f"pieces/cut/{entry.round}/{index}", cut)]
         return []
 
     def seek(self, state: Digest, now: Seconds) -> list[Effect] | None:
@@ -182,9 +187,9 @@ class Pieces:
     def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
         return self.making.gather.linked(peer, now) if self.making and self.making.gather else []
 
-    def done(self, event: Done | Failed, reach: Sequence[PeerId], now: Seconds) -> list[Effect]:
+    def done(self, event: TaskDone | TaskFailed, reach: Sequence[PeerId], now: Seconds) -> list[Effect]:
         """A job of mine was answered."""
-        result = event.result if isinstance(event, Done) else None
+        result = event.result if isinstance(event, TaskDone) else None
         kind, _, name = event.job.removeprefix("pieces/").partition("/")
         if kind == "hold":
             missing = set(cast("Sequence[Digest]", result or ()))
@@ -196,20 +201,20 @@ class Pieces:
         if making is None:
             return []
         if kind == "cut" and name == f"{making.entry.round}/{making.index}" and making.index is not None:
-            if isinstance(event, Failed):  # by this disk or this library: what others have would not help
+            if isinstance(event, TaskFailed):  # by this disk or this library: what others have would not help
                 return self._fail(making, event.why, now)
             return self._was_cut(making, making.index, result, reach, now)
         if kind == "make" and name == making.goal.hex():
-            return self._was_made(making, bool(result), event.why if isinstance(event, Failed) else "", now)
+            return self._was_made(making, bool(result), event.why if isinstance(event, TaskFailed) else "", now)
         return []
 
     # ---- one piece -----------------------------------------------------------------------------------------
 
     def _was_cut(
-        self, making: Making, index: int, names: object, reach: Sequence[PeerId], now: Seconds
+        self, making: PieceJob, index: int, names: object, reach: Sequence[PeerId], now: Seconds
     ) -> list[Effect]:
         entry = making.entry
-        if isinstance(names, Names):
+        if isinstance(names, PieceSet):
             if entry.names is not None and names != entry.names:
                 return self._fail(making, "its pieces are not those that its holders named", now)
             return self._keep(making, index, names, repaired=making.fetched, now=now)
@@ -218,10 +223,12 @@ class Pieces:
         if making.fetched or not reach:
             return self._fail(making, "the state is not here and nobody gives it", now)
         making.fetched = True
-        making.gather = Gather(entry.state, 1, (entry.state,), (tuple(reach),), BLOB_MAX, self.gone, paced=True)
+        making.gather = ErasureDownload(
+            entry.state, 1, (entry.state,), (tuple(reach),), BLOB_MAX, self.gone, paced=True
+        )
         return self._gathered(making, making.gather.handle(Start({}), now), now)
 
-    def _gather(self, making: Making, names: Names, now: Seconds) -> list[Effect]:
+    def _gather(self, making: PieceJob, names: PieceSet, now: Seconds) -> list[Effect]:
         """Any k pieces; mine, if I have one, is here already."""
         entry, size = making.entry, piece_bytes(names.size_bytes, self.coded.k)
         mine = self.mine.get(entry.round)
@@ -231,36 +238,36 @@ class Pieces:
         heard = len(have) + sum(any(not self.gone(p) for p in each) for each in sources)
         if paced and heard < self.coded.k:  # what is fetched in vain is fetched again the next time
             return self._fail(making, f"{heard} of {self.coded.k} holders are heard", now)
-        making.gather = Gather(
+        making.gather = ErasureDownload(
             making.goal, self.coded.k, names.pieces, sources, size, self.gone, have=have, paced=paced
         )
         return self._gathered(making, [*self._hold(), *making.gather.handle(Start({}), now)], now)
 
-    def _gathered(self, making: Making, effects: list[Effect], now: Seconds) -> list[Effect]:
+    def _gathered(self, making: PieceJob, effects: list[Effect], now: Seconds) -> list[Effect]:
         out: list[Effect] = []
         for effect in effects:
             out.append(effect)
             match effect:
-                case Report(Gathered(indices=indices)):
+                case Emit(PiecesGathered(indices=indices)):
                     out += self._join(making, indices)
-                case Report(GatherFailed(why=why)):
+                case Emit(GatherFailed(why=why)):
                     out += self._fail(making, why, now)
                 case _:
                     pass
         return out
 
-    def _join(self, making: Making, indices: tuple[int, ...]) -> list[Effect]:
+    def _join(self, making: PieceJob, indices: tuple[int, ...]) -> list[Effect]:
         names, entry, coded = making.entry.names, making.entry, self.coded
         if making.fetched and making.index is not None:  # the whole state came
             making.gather = None
             cut = CutState(entry.state, coded.k, coded.n, making.index)
-            return [Ask(f"pieces/cut/{entry.round}/{making.index}", cut)]
+            return [RunTask(f"pieces/cut/{entry.round}/{making.index}", cut)]
         assert names is not None
         of = tuple((i, names.pieces[i]) for i in indices)
-        work = Rebuild(making.goal, names.size_bytes, coded.k, coded.n, of, making.index)
-        return [Ask(f"pieces/make/{making.goal.hex()}", work)]
+        work = RebuildState(making.goal, names.size_bytes, coded.k, coded.n, of, making.index)
+        return [RunTask(f"pieces/make/{making.goal.hex()}", work)]
 
-    def _was_made(self, making: Making, whole: bool, why: str, now: Seconds) -> list[Effect]:
+    def _was_made(self, making: PieceJob, whole: bool, why: str, now: Seconds) -> list[Effect]:
         if not whole:
             self.held = None  # this disk may have damaged a piece of mine: it is asked again which are here
             return self._fail(making, why or "the pieces that its holders named do not make it", now)
@@ -269,18 +276,18 @@ class Pieces:
             return self._keep(making, index, names, repaired=True, now=now)
         sources = tuple(sorted(making.gather.gave)) if making.gather is not None else ()
         del self.sought[entry.state]
-        told = Report(StateRebuilt(of=entry.round, state=entry.state, sources=sources, round=self.history.head))
+        told = Emit(StateRebuilt(of=entry.round, state=entry.state, sources=sources, round=self.history.head))
         return [*self._end(), told, *self._seek_next(now)]
 
-    def _keep(self, making: Making, index: int, names: Names, repaired: bool, now: Seconds) -> list[Effect]:
+    def _keep(self, making: PieceJob, index: int, names: PieceSet, repaired: bool, now: Seconds) -> list[Effect]:
         entry = making.entry
-        self.mine[entry.round] = Mine(entry.round, index, names)
+        self.mine[entry.round] = LocalPiece(entry.round, index, names)
         size = piece_bytes(names.size_bytes, self.coded.k)
         fact = PieceKept(of=entry.round, index=index, size_bytes=size, repaired=repaired, round=self.history.head)
         self.making = None
-        return [*self._write_down(force=True), Report(fact), *self._seek_next(now)]
+        return [*self._write_down(force=True), Emit(fact), *self._seek_next(now)]
 
-    def _fail(self, making: Making, why: str, now: Seconds) -> list[Effect]:
+    def _fail(self, making: PieceJob, why: str, now: Seconds) -> list[Effect]:
         entry = making.entry
         if making.index is None:
             del self.sought[entry.state]
@@ -288,7 +295,7 @@ class Pieces:
             wait_s = self.wait_s.get(entry.round, AGAIN_S)
             self.again_at[entry.round], self.wait_s[entry.round] = now + wait_s, min(AGAIN_MAX_S, 2 * wait_s)
         fact = StateLost(of=entry.round, state=entry.state, why=why, round=self.history.head)
-        return [*self._end(), Report(fact), *self._seek_next(now)]
+        return [*self._end(), Emit(fact), *self._seek_next(now)]
 
     def _seek_next(self, now: Seconds) -> list[Effect]:
         """A state that somebody waits for comes before my own pieces."""
@@ -299,9 +306,9 @@ class Pieces:
         if entry is None or entry.names is None:
             del self.sought[state]
             why = "it is too old by now: nobody keeps its pieces"
-            told = Report(StateLost(of=round, state=state, why=why, round=self.history.head))
+            told = Emit(StateLost(of=round, state=state, why=why, round=self.history.head))
             return [*stopped, told, *self._seek_next(now)]
-        self.making = Making(entry, None)
+        self.making = PieceJob(entry, None)
         return [*stopped, *self._gather(self.making, entry.names, now)]
 
     def _stop(self) -> list[Effect]:
@@ -332,11 +339,11 @@ class Pieces:
         if (pieces, whole) == self.held:
             return []
         self.held = pieces, whole
-        return [Ask("pieces/hold", HoldPieces(pieces, whole))]
+        return [RunTask("pieces/hold", HoldPieces(pieces, whole))]
 
     def _write_down(self, force: bool = False) -> list[Effect]:
         if not (self.ledger.changed or force):
             return []
         self.ledger.changed, self.written = False, True
-        kept = Kept(self.ledger.book, tuple(self.mine.values()))
-        return [Keep("pieces", msgspec.msgpack.encode(kept)), *self._hold()]
+        kept = StoredArchive(self.ledger.book, tuple(self.mine.values()))
+        return [Persist("pieces", msgspec.msgpack.encode(kept)), *self._hold()]

@@ -28,8 +28,8 @@ from atoll.base.limits import BLOB_MAX, CODED_PIECES_MAX, CODED_STATES_MAX, MIB,
 from atoll.crypto.digest import digest
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Placed
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import PiecesStored
+from atoll.wire.messages.vertex import VertexBody
 
 NOBODY = PeerId("")
 FORMER_MAX = 2  # former holders of one piece that may still come back with it
@@ -38,7 +38,7 @@ REPAIR_BYTES_S = (
 )
 
 
-class Coded(msgspec.Struct, frozen=True):
+class ErasureParams(msgspec.Struct, frozen=True):
     """How a run keeps its older states; fixed in genesis, since everybody must draw the same holders."""
 
     k: Annotated[int, msgspec.Meta(ge=1, lt=CODED_PIECES_MAX)]  # pieces that make the state again
@@ -48,14 +48,14 @@ class Coded(msgspec.Struct, frozen=True):
     """Away for longer: another member makes its pieces anew."""
 
 
-class Names(msgspec.Struct, frozen=True, array_like=True):
+class PieceSet(msgspec.Struct, frozen=True, array_like=True):
     """What the pieces of one state are called."""
 
     size_bytes: int  # of the state
     pieces: tuple[Digest, ...]
 
 
-class Entry(msgspec.Struct):
+class Placement(msgspec.Struct):
     """One state: who holds its pieces, and what they have said."""
 
     round: int
@@ -65,7 +65,7 @@ class Entry(msgspec.Struct):
     drawn: list[int]  # by the vertex of which round
     said: list[Digest | None]  # by the holder of now: the digest of its Names
     former: list[list[PeerId]]  # who had each piece and was replaced, until the next one says that it has it
-    names: Names | None = None  # once all holders named the same: for good
+    names: PieceSet | None = None  # once all holders named the same: for good
 
     @property
     def placed(self) -> bool:
@@ -90,34 +90,36 @@ class Entry(msgspec.Struct):
         return (*now, *self.former[index])
 
 
-class Book(msgspec.Struct):
+class PlacementBook(msgspec.Struct):
     """What is remembered across restarts: vertices of long ago are not read again."""
 
     head: int = -2
-    entries: list[Entry] = []
+    entries: list[Placement] = []
     away_since_s: dict[PeerId, Seconds] = {}
     lacks: bool = False  # vertices that entries might have come from: others' words are taken as others judged them
 
 
-class Ledger:
+class PlacementLedger:
     """Tell it of vertices with `follow`."""
 
-    def __init__(self, coded: Coded | None, rule: QuorumRule = "majority", book: Book | None = None) -> None:
-        self.coded, self.book = coded, book or Book()
+    def __init__(
+        self, coded: ErasureParams | None, rule: QuorumRule = "majority", book: PlacementBook | None = None
+    ) -> None:
+        self.coded, self.book = coded, book or PlacementBook()
         self.rule: QuorumRule = rule
         self.changed = False  # since somebody last wrote the book down
 
     @property
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Sequence[Placement]:
         return self.book.entries
 
-    def entry(self, round: int) -> Entry | None:
+    def entry(self, round: int) -> Placement | None:
         return next((e for e in self.book.entries if e.round == round), None)
 
-    def entry_of(self, state: Digest) -> Entry | None:
+    def entry_of(self, state: Digest) -> Placement | None:
         return next((e for e in self.book.entries if e.state == state), None)
 
-    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, Body]) -> None:
+    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
         """Take in the vertices up to the head that were not known yet."""
         if self.coded is None or head <= self.book.head:
             return
@@ -127,12 +129,12 @@ class Ledger:
             self._take_in(self.coded, ids[round], bodies[round])
         self.book.head = head
 
-    def why_not(self, by: PeerId, word: Placed) -> str | None:
+    def why_not(self, by: PeerId, word: PiecesStored) -> str | None:
         """None if this may stand in the next vertex, as far as I can know."""
         flaw = self._malformed(word)
         return flaw if flaw is not None or self.book.lacks else self.unknown(by, word)
 
-    def _malformed(self, word: Placed) -> str | None:
+    def _malformed(self, word: PiecesStored) -> str | None:
         if self.coded is None:
             return "is about pieces, which this run does not have"
         if (
@@ -144,7 +146,7 @@ class Ledger:
             return "names pieces that no state of this run has"
         return None
 
-    def unknown(self, by: PeerId, word: Placed) -> str | None:
+    def unknown(self, by: PeerId, word: PiecesStored) -> str | None:
         """None if this well-formed word follows from the vertices that I have: I may propose it."""
         entry = self.entry(word.round)
         if entry is None:
@@ -155,18 +157,18 @@ class Ledger:
             return "was said already"
         if (entry.round if isinstance(word.since, UnsetType) else word.since) != entry.drawn[word.index]:
             return "is of an earlier time that it held this piece"
-        if entry.names is not None and entry.names != Names(word.size_bytes, word.pieces):
+        if entry.names is not None and entry.names != PieceSet(word.size_bytes, word.pieces):
             return "names other pieces than those agreed on"
         return None
 
     # ---- one vertex ----------------------------------------------------------------------------------------
 
-    def _take_in(self, coded: Coded, vertex: Digest, body: Body) -> None:
+    def _take_in(self, coded: ErasureParams, vertex: Digest, body: VertexBody) -> None:
         for signed in body.reports:
             if b"Placed" not in signed.body:  # its tag: most reports are not opened
                 continue
             word = statement_in(signed)
-            if isinstance(word, Placed):
+            if isinstance(word, PiecesStored):
                 self._hear(signed.signer, word)
         self._watch_members(body)
         for entry in self.book.entries:  # the time goes back where it was set right
@@ -177,7 +179,7 @@ class Ledger:
         if body.trained and (body.round + 1) % coded.every_rounds == 0 and body.state != newest:
             round, n = body.round, coded.n
             times = [body.time_s] * n, [round] * n
-            entry = Entry(round, body.state, [NOBODY] * n, *times, [None] * n, [[] for _ in range(n)])
+            entry = Placement(round, body.state, [NOBODY] * n, *times, [None] * n, [[] for _ in range(n)])
             self.book.entries = [*self.book.entries[-CODED_STATES_MAX + 1 :], entry]
             self.changed = True
         able = [m.peer for m in body.members if m.votes]
@@ -186,24 +188,24 @@ class Ledger:
         for entry in self.book.entries:
             self._draw(coded, entry, vertex, body, able, gone, liars)
 
-    def _hear(self, by: PeerId, word: Placed) -> None:
+    def _hear(self, by: PeerId, word: PiecesStored) -> None:
         entry = self.entry(word.round)
         if entry is None or (self._malformed(word) or self.unknown(by, word)) is not None:
             return
         self.changed = True
-        names = Names(word.size_bytes, word.pieces)
+        names = PieceSet(word.size_bytes, word.pieces)
         name = entry.said[word.index] = digest(msgspec.msgpack.encode(names))
         entry.former[word.index] = []
         if entry.names is None and all(said == name for said in entry.said):
             entry.names = names
 
-    def _watch_members(self, body: Body) -> None:
+    def _watch_members(self, body: VertexBody) -> None:
         away = {m.peer for m in body.members if m.standing == "away"}
         since = {p: min(self.book.away_since_s.get(p, body.time_s), body.time_s) for p in sorted(away)}
         self.changed |= since != self.book.away_since_s
         self.book.away_since_s = since
 
-    def _gone(self, coded: Coded, body: Body) -> set[PeerId]:
+    def _gone(self, coded: ErasureParams, body: VertexBody) -> set[PeerId]:
         """Holders that will not be waited for any more."""
         known = {m.peer for m in body.members if m.standing != "expelled"}
         for_long = {p for p, at in self.book.away_since_s.items() if body.time_s - at >= coded.lost_s}
@@ -211,10 +213,10 @@ class Ledger:
 
     def _draw(
         self,
-        coded: Coded,
-        entry: Entry,
+        coded: ErasureParams,
+        entry: Placement,
         vertex: Digest,
-        body: Body,
+        body: VertexBody,
         able: Sequence[PeerId],
         gone: set[PeerId],
         liars: int,
@@ -245,5 +247,5 @@ def _usual(said: Sequence[Digest | None], liars: int) -> Digest | None:
     return most if most is not None and words[most] > max(len(said) // 2, liars) else None
 
 
-NO_LEDGER = Ledger(None)
+NO_LEDGER = PlacementLedger(None)
 """Of a run whose states lie whole at every member."""

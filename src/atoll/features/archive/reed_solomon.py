@@ -16,7 +16,7 @@ from typing import Any
 from atoll.base.errors import UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import BLOB_CHUNK, CODED_PIECES_MAX
-from atoll.crypto.digest import Buffer, Manifest, blob_id, digest
+from atoll.crypto.digest import BlobManifest, Buffer, blob_id, digest
 
 UNIT = BLOB_CHUNK  # of a piece in one stripe: a unit is a chunk of the piece, so its digest is at hand
 _HEADER = 80  # bytes that liberasurecode puts before every fragment
@@ -87,7 +87,7 @@ def cut(
             chunks[index].append(digest(unit))
             keep(index, unit)
     size = piece_bytes(size_bytes, k)
-    return tuple(blob_id(Manifest(size, tuple(each))) for each in chunks)
+    return tuple(blob_id(BlobManifest(size, tuple(each))) for each in chunks)
 
 
 def rebuild(

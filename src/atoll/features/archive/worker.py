@@ -13,14 +13,14 @@ from typing import BinaryIO
 
 from atoll.base.ids import Digest
 from atoll.base.limits import BLOB_CHUNK
-from atoll.crypto.digest import Manifest, blob_id, digest
-from atoll.features.archive.policy import Names
+from atoll.crypto.digest import BlobManifest, blob_id, digest
+from atoll.features.archive.policy import PieceSet
 from atoll.features.archive.reed_solomon import cut, rebuild
-from atoll.peer.tasks import CutState, Rebuild
-from atoll.runtime.storage.store import Store
+from atoll.peer.tasks import CutState, RebuildState
+from atoll.runtime.storage.store import PeerStore
 
 
-def cut_state(store: Store, work: CutState, hold: Callable[[Digest], None]) -> Names | None:
+def cut_state(store: PeerStore, work: CutState, hold: Callable[[Digest], None]) -> PieceSet | None:
     """Write the piece that is asked for and name all; None if the state is not here, byte for byte. `hold` is told
     the name of the piece before it is on the disk, so that nobody tidies it away."""
     path = store.blob_path(work.state)
@@ -40,8 +40,8 @@ def cut_state(store: Store, work: CutState, hold: Callable[[Digest], None]) -> N
                 if index == work.index:
                     piece.write(unit)
 
-            names = Names(size, cut(read, size, work.k, work.n, keep))
-        if blob_id(Manifest(size, tuple(chunks))) != work.state:
+            names = PieceSet(size, cut(read, size, work.k, work.n, keep))
+        if blob_id(BlobManifest(size, tuple(chunks))) != work.state:
             piece.drop()
             store.set_aside(work.state)  # this disk damaged it
             return None
@@ -53,7 +53,7 @@ def cut_state(store: Store, work: CutState, hold: Callable[[Digest], None]) -> N
         raise
 
 
-def rebuild_blob(store: Store, work: Rebuild, hold: Callable[[Digest], None]) -> bool:
+def rebuild_blob(store: PeerStore, work: RebuildState, hold: Callable[[Digest], None]) -> bool:
     """Write the state, or the piece; False if a piece is not here or what they make is not what it should be.
     `hold` as above."""
     if store.has_blob(work.goal):

@@ -13,13 +13,13 @@ from atoll.base.ids import PeerId, names_of
 from atoll.base.units import spans_of, spans_text
 from atoll.features.attribution.leave_one_out import notable
 from atoll.peer.operator_commands import question_of
-from atoll.peer.tasks import FindState, LeftOut
+from atoll.peer.tasks import FindState, LeaveOneOutResult
 
 if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs
-    from atoll.runtime.training_peer import PeerHost
+    from atoll.runtime.training_peer import TrainingPeer
 
 
-async def blame_round(host: PeerHost, round: int) -> dict[str, Any]:
+async def blame_round(host: TrainingPeer, round: int) -> dict[str, Any]:
     """What the absence of each contributor would have changed in this round."""
     if not host.island.trains or host.island.tended.attached:
         raise RefusedError(
@@ -52,7 +52,7 @@ async def blame_round(host: PeerHost, round: int) -> dict[str, Any]:
             "which keeps updates from then on",
         )
     found = await host.island.do(work)
-    assert isinstance(found, LeftOut)
+    assert isinstance(found, LeaveOneOutResult)
     left_out = [n for n, part in enumerate(work.parts) if part is None]
     told = _told(host, round, found, gathered.gone)
     return told | {"parts_left_out": left_out, "summed_on_the_way": asked.summed_on_the_way}
@@ -68,7 +68,9 @@ def state_lacking(round: int) -> RunFailedError:
     )
 
 
-def _told(host: PeerHost, round: int, found: LeftOut, gone: tuple[tuple[int, PeerId], ...]) -> dict[str, Any]:
+def _told(
+    host: TrainingPeer, round: int, found: LeaveOneOutResult, gone: tuple[tuple[int, PeerId], ...]
+) -> dict[str, Any]:
     assert host.machine.history is not None
     names = names_of((m.peer, m.name) for m in host.machine.history.head_body.members)
     stand_out = notable(found)

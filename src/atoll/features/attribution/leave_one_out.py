@@ -18,18 +18,18 @@ from statistics import median
 from msgspec import UNSET
 
 from atoll.base.ids import PeerId
-from atoll.features.attribution.row_archive import Lies, Place, commits_in
+from atoll.features.attribution.row_archive import Place, RowLocation, commits_in
 from atoll.peer.governance.orders import amend_of
 from atoll.peer.governance.settings_change import plan_after
 from atoll.peer.round.candidate import opened, step_of
-from atoll.peer.round.context import Ground, ground_after
+from atoll.peer.round.context import RoundContext, ground_after
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import LeaveOut, LeftOut, PartRows
-from atoll.policy.membership import Recent
+from atoll.peer.tasks import LeaveOneOut, LeaveOneOutResult, PartRows
+from atoll.policy.membership import RecentVertices
 from atoll.protocol.allreduce.buffers import weights_in
-from atoll.protocol.history.chain import History
-from atoll.wire.messages.statements import Answered
-from atoll.wire.messages.vertex import Body
+from atoll.protocol.history.chain import VertexChain
+from atoll.wire.messages.statements import OwnerResult
+from atoll.wire.messages.vertex import VertexBody
 
 OF_THE_LOSS = 0.05  # in sixty rounds of four honest peers, of few samples each, 0.021 was the most
 OF_THE_ROUND = 0.5  # of what the whole round moved the loss
@@ -37,12 +37,12 @@ OF_THE_OTHERS = 2.0  # times the median of what the absence of the others would 
 
 
 @dataclass(frozen=True)
-class Question:
+class LeaveOneOutTask:
     """A round that can be made again, if its rows are found."""
 
-    ground: Ground
-    body: Body
-    answers: tuple[Answered | None, ...]
+    ground: RoundContext
+    body: VertexBody
+    answers: tuple[OwnerResult | None, ...]
     weights: Mapping[PeerId, int]
 
     def sources(self, me: PeerId) -> dict[Place, tuple[PeerId, ...]]:
@@ -63,11 +63,11 @@ class Question:
         topology = self.ground.topology
         return topology.name if topology is not None and not topology.direct else ""
 
-    def work(self, here: Mapping[Place, Lies]) -> LeaveOut:
+    def work(self, here: Mapping[Place, RowLocation]) -> LeaveOneOut:
         """With the rows that are here; a part of which one is gone counts for nobody."""
         ground, plan = self.ground, self.ground.plan
         step = step_of(self.body.parts, list(commits_in(self.body).values()), plan)
-        return LeaveOut(
+        return LeaveOneOut(
             round=plan.round,
             before=ground.parent.state,
             state=self.body.state,
@@ -81,7 +81,7 @@ class Question:
             batch=plan.batch,
         )
 
-    def _rows_of(self, part: int, answer: Answered | None, here: Mapping[Place, Lies]) -> PartRows | None:
+    def _rows_of(self, part: int, answer: OwnerResult | None, here: Mapping[Place, RowLocation]) -> PartRows | None:
         if answer is None or any((part, peer) not in here for peer in answer.contributors):
             return None
         rows = tuple((p, self.weights[p], here[part, p].blob) for p in answer.contributors)
@@ -91,7 +91,7 @@ class Question:
         return PartRows(rows, weights_in(weighing, answer.contributors))
 
 
-def question(settings: RunSettings, history: History, recent: Recent, round: int) -> Question:
+def question(settings: RunSettings, history: VertexChain, recent: RecentVertices, round: int) -> LeaveOneOutTask:
     """Raises ValueError with the reason where there is none."""
     body, parent = history.bodies.get(round), history.bodies.get(round - 1)
     head = history.ids.get(round - 1)
@@ -106,10 +106,10 @@ def question(settings: RunSettings, history: History, recent: Recent, round: int
     ground = ground_after(settings, plan, parent, recent, history.notary.run)
     answers = tuple(None if signed is None else opened(signed) for signed in body.parts)
     weights = {peer: commit.weight for peer, commit in commits_in(body).items()}
-    return Question(ground, body, answers, weights)
+    return LeaveOneOutTask(ground, body, answers, weights)
 
 
-def notable(found: LeftOut) -> tuple[PeerId, ...]:
+def notable(found: LeaveOneOutResult) -> tuple[PeerId, ...]:
     """Without whom the model would have been better, by more than the round or most others' absence explains."""
     if not isfinite(found.before):
         return ()

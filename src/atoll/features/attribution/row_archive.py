@@ -21,15 +21,15 @@ import msgspec
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import PART_GIVEN_MAX
-from atoll.base.machine import Ask, Done, Effect, Failed, Keep, Lane, Payload, Report, Send
+from atoll.base.machine import Effect, Emit, Lane, Payload, Persist, RunTask, Send, TaskDone, TaskFailed
 from atoll.crypto.digest import merkle_holds, merkle_tree
 from atoll.peer.events import RowsGathered
-from atoll.peer.tasks import HeldRow, HoldRows, KeepRows, ReadRow
-from atoll.protocol.allreduce.buffers import Made
+from atoll.peer.tasks import ArchivedRow, HoldRows, KeepRows, ReadRow
+from atoll.protocol.allreduce.buffers import ComputedResult
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.round import RowBytes, WantRow
-from atoll.wire.messages.statements import Commit, Signed
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.round import RowRequest, RowResponse
+from atoll.wire.messages.statements import Commitment, SignedStatement
+from atoll.wire.messages.vertex import VertexBody
 
 AT_ONCE = 16  # rows that one peer reads for another, or waits for from another
 REMEMBERED = 64  # rows of others, after which it is written down what came
@@ -38,7 +38,7 @@ BEATS = 6  # heartbeats in a row in which nothing came, each with another source
 Place = tuple[int, PeerId]  # part, and author
 
 
-class Lies(msgspec.Struct, frozen=True, array_like=True):
+class RowLocation(msgspec.Struct, frozen=True, array_like=True):
     """Where a row lies."""
 
     part: int
@@ -49,11 +49,11 @@ class Lies(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass
-class Search:
+class RowSearch:
     """Rows of one round that somebody wants to see here."""
 
     round: int
-    commits: Mapping[PeerId, Commit]
+    commits: Mapping[PeerId, Commitment]
     sources: Mapping[Place, tuple[PeerId, ...]]
     lacking: dict[Place, None]
     waiting: dict[Place, PeerId] = field(default_factory=dict[Place, PeerId])  # whom I asked since the last beat
@@ -67,41 +67,41 @@ class Search:
 
 
 def worth_keeping(
-    body: Body, made: Iterable[Made], me: PeerId, mine: tuple[Payload, ...] | None
-) -> tuple[HeldRow, ...]:
+    body: VertexBody, made: Iterable[ComputedResult], me: PeerId, mine: tuple[Payload, ...] | None
+) -> tuple[ArchivedRow, ...]:
     """Of the rows that I combined, and of my own update, those that this vertex holds commitments to. It may be the
     vertex of an earlier attempt than the one that I was in when I heard of it."""
     agreed = {signed.signer: signed.body for signed in body.commits}
-    rows: dict[Place, HeldRow] = {}
+    rows: dict[Place, ArchivedRow] = {}
     for one in made:
         for row in one.rows:
             signed, part = row.statement, one.answered.part
             if signed is not None and agreed.get(signed.signer) == signed.body:
-                rows[part, signed.signer] = HeldRow(part, signed.signer, row.path, row.payload)
+                rows[part, signed.signer] = ArchivedRow(part, signed.signer, row.path, row.payload)
     commit = commits_in(body).get(me)
     if mine and commit is not None:
         tree = merkle_tree([payload.digest for payload in mine])
         if tree.root == commit.root:  # else it is what a life before this one committed to, whose bytes are lost
-            rows |= {(n, me): HeldRow(n, me, tree.path(n), payload) for n, payload in enumerate(mine)}
+            rows |= {(n, me): ArchivedRow(n, me, tree.path(n), payload) for n, payload in enumerate(mine)}
     return tuple(rows.values())
 
 
-def commits_in(body: Body) -> dict[PeerId, Commit]:
+def commits_in(body: VertexBody) -> dict[PeerId, Commitment]:
     """Of those who counted."""
     read = ((s.signer, decode_statement(s.body, s.signer)) for s in body.commits)
-    return {peer: commit for peer, commit in read if isinstance(commit, Commit)}
+    return {peer: commit for peer, commit in read if isinstance(commit, Commitment)}
 
 
-class KeptRows:
+class RowArchive:
     """`rounds`: of how many the rows stay here; 0: none are kept, and nobody is shown any."""
 
     def __init__(self) -> None:
         self.rounds = 0
-        self.here: dict[int, dict[Place, Lies]] = {}
+        self.here: dict[int, dict[Place, RowLocation]] = {}
         self.given: Counter[tuple[int, Place, PeerId]] = Counter()
-        self.reading: dict[str, tuple[PeerId, RowBytes]] = {}  # job -> who asked, and what goes with the payload
-        self.writing: dict[str, tuple[int, tuple[HeldRow, ...]]] = {}
-        self.search: Search | None = None
+        self.reading: dict[str, tuple[PeerId, RowResponse]] = {}  # job -> who asked, and what goes with the payload
+        self.writing: dict[str, tuple[int, tuple[ArchivedRow, ...]]] = {}
+        self.search: RowSearch | None = None
         self.looked_at: int | None = None  # a round that somebody asked about: its rows stay, however old it is
 
     def start(self, kept: Mapping[str, bytes]) -> list[Effect]:
@@ -113,23 +113,23 @@ class KeptRows:
 
     # ---- keeping -------------------------------------------------------------------------------------------
 
-    def closed(self, round: int, rows: tuple[HeldRow, ...]) -> list[Effect]:
+    def closed(self, round: int, rows: tuple[ArchivedRow, ...]) -> list[Effect]:
         """A round is over, and these are its rows that I hold."""
         return self._write(f"rows/keep/{round}", round, rows) if rows and self.rounds else self._forget(round)
 
-    def _write(self, job: str, round: int, rows: tuple[HeldRow, ...]) -> list[Effect]:
+    def _write(self, job: str, round: int, rows: tuple[ArchivedRow, ...]) -> list[Effect]:
         self.writing[job] = round, rows
-        return [Ask(job, KeepRows(rows))]
+        return [RunTask(job, KeepRows(rows))]
 
-    def _kept(self, round: int, rows: tuple[HeldRow, ...], blobs: tuple[Digest, ...]) -> None:
+    def _kept(self, round: int, rows: tuple[ArchivedRow, ...], blobs: tuple[Digest, ...]) -> None:
         here = self.here.setdefault(round, {})
         for row, blob in zip(rows, blobs, strict=True):
-            here[row.part, row.peer] = Lies(row.part, row.peer, row.path, row.payload.digest, blob)
+            here[row.part, row.peer] = RowLocation(row.part, row.peer, row.path, row.payload.digest, blob)
 
     def _remember(self, round: int) -> list[Effect]:
         """Also after a restart."""
         lies = list(self.here.get(round, {}).values())
-        return [Keep(f"rows/{round}", msgspec.msgpack.encode(lies)), *self._forget(round)]
+        return [Persist(f"rows/{round}", msgspec.msgpack.encode(lies)), *self._forget(round)]
 
     def _forget(self, round: int) -> list[Effect]:
         """Rounds that are too old after this one, but for the one that is looked at."""
@@ -137,15 +137,15 @@ class KeptRows:
         for r in old:
             del self.here[r]
         self.given = Counter({key: times for key, times in self.given.items() if key[0] in self.here})
-        return [*(Keep(f"rows/{r}", None) for r in old), *(self._hold() if old or round in self.here else [])]
+        return [*(Persist(f"rows/{r}", None) for r in old), *(self._hold() if old or round in self.here else [])]
 
     def _hold(self) -> list[Effect]:
         newest = sorted(self.here, key=lambda r: (r != self.looked_at, -r))
-        return [Ask("rows/hold", HoldRows(tuple(lies.blob for r in newest for lies in self.here[r].values())))]
+        return [RunTask("rows/hold", HoldRows(tuple(lies.blob for r in newest for lies in self.here[r].values())))]
 
     # ---- showing -------------------------------------------------------------------------------------------
 
-    def give(self, sender: PeerId, wish: WantRow, body: Body | None) -> list[Effect]:
+    def give(self, sender: PeerId, wish: RowRequest, body: VertexBody | None) -> list[Effect]:
         """A row of a round that is over, with the commitment that its vertex `body` holds."""
         place = wish.part, wish.peer
         lies, slot = self.here.get(wish.round, {}).get(place), (wish.round, place, sender)
@@ -155,16 +155,16 @@ class KeptRows:
         if lies is None or signed is None or busy or self.given[slot] >= PART_GIVEN_MAX:
             return []
         self.given[slot] += 1
-        answer = RowBytes(wish.round, wish.attempt, wish.trace, wish.part, lies.path, signed)
+        answer = RowResponse(wish.round, wish.attempt, wish.trace, wish.part, lies.path, signed)
         self.reading[job] = sender, answer
-        return [Ask(job, ReadRow(lies.blob, lies.digest))]
+        return [RunTask(job, ReadRow(lies.blob, lies.digest))]
 
     # ---- asking --------------------------------------------------------------------------------------------
 
-    def gather(self, body: Body, sources: Mapping[Place, tuple[PeerId, ...]]) -> list[Effect]:
+    def gather(self, body: VertexBody, sources: Mapping[Place, tuple[PeerId, ...]]) -> list[Effect]:
         """Get these rows here, each from one of those. `RowsGathered` says how that ended."""
         lacking = dict.fromkeys(place for place in sources if place not in self.here.get(body.round, {}))
-        self.search, self.looked_at = Search(body.round, commits_in(body), sources, lacking), body.round
+        self.search, self.looked_at = RowSearch(body.round, commits_in(body), sources, lacking), body.round
         if self._forgotten(body.round):
             self.search.quiet_beats = BEATS
         return self._go_on(self.search)
@@ -182,11 +182,11 @@ class KeptRows:
         self.search.waiting.clear()
         return self._go_on(self.search)
 
-    def _go_on(self, search: Search) -> list[Effect]:
+    def _go_on(self, search: RowSearch) -> list[Effect]:
         if not search.lacking or search.quiet_beats >= BEATS:
             self.search = None
             told = RowsGathered(of=search.round, came=search.came, gone=tuple(search.lacking))
-            return [*(self._remember(search.round) if search.came else []), Report(told)]
+            return [*(self._remember(search.round) if search.came else []), Emit(told)]
         busy, effects = Counter(search.waiting.values()), list[Effect]()
         for place in search.lacking:
             source = search.source_of(place)
@@ -194,14 +194,14 @@ class KeptRows:
                 continue
             search.waiting[place] = source
             busy[source] += 1
-            effects.append(Send(source, WantRow(search.round, 0, "", *place)))
+            effects.append(Send(source, RowRequest(search.round, 0, "", *place)))
         return effects
 
     def looks_into(self, round: int) -> bool:
         """Rows of this round are on their way here."""
         return self.search is not None and self.search.round == round
 
-    def take(self, sender: PeerId, message: RowBytes, payload: Payload | None) -> list[Effect]:
+    def take(self, sender: PeerId, message: RowResponse, payload: Payload | None) -> list[Effect]:
         """Somebody shows a row. PeerFault if it is not the one that was committed to."""
         search, place = self.search, (message.part, message.statement.signer)
         if search is None or place not in search.sources or payload is None:
@@ -212,13 +212,13 @@ class KeptRows:
         if not merkle_holds(commit.root, payload.digest, message.part, commit.parts, message.path):
             raise PeerFault(sender, f"showed a row of part {message.part} that {place[1]} did not commit to")
         search.quiet_beats = 0
-        return self._write(job, search.round, (HeldRow(*place, message.path, payload),))
+        return self._write(job, search.round, (ArchivedRow(*place, message.path, payload),))
 
     # ---- jobs ----------------------------------------------------------------------------------------------
 
-    def done(self, event: Done | Failed) -> list[Effect]:
+    def done(self, event: TaskDone | TaskFailed) -> list[Effect]:
         """What a disk refuses is not kept: the round goes on, and whoever looks for it hears that it is gone."""
-        job, result = event.job, event.result if isinstance(event, Done) else None
+        job, result = event.job, event.result if isinstance(event, TaskDone) else None
         match job.split("/")[1]:
             case "read":
                 asker, answer = self.reading.pop(job)
@@ -233,7 +233,7 @@ class KeptRows:
                     return self._remember(round) if "/keep/" in job else self._came(round, rows)
                 return []
 
-    def _came(self, round: int, rows: tuple[HeldRow, ...]) -> list[Effect]:
+    def _came(self, round: int, rows: tuple[ArchivedRow, ...]) -> list[Effect]:
         """Rows of others are on my disk. What is remembered of a round is long: not after each of them."""
         search = self.search
         if search is None or search.round != round:
@@ -249,14 +249,14 @@ class KeptRows:
             self.here[round] = {place: at for place, at in self.here[round].items() if at.blob not in blobs}
 
 
-def _signed_by(peer: PeerId, body: Body | None) -> Signed | None:
+def _signed_by(peer: PeerId, body: VertexBody | None) -> SignedStatement | None:
     return next((signed for signed in body.commits if signed.signer == peer), None) if body is not None else None
 
 
-_LIES = msgspec.msgpack.Decoder(list[Lies])
+_LIES = msgspec.msgpack.Decoder(list[RowLocation])
 
 
-def _read(data: bytes) -> dict[Place, Lies]:
+def _read(data: bytes) -> dict[Place, RowLocation]:
     try:
         lies = _LIES.decode(data)
     except UNREADABLE:

@@ -11,21 +11,21 @@ from collections.abc import Iterable, Sequence
 
 from atoll.base.ids import Digest
 from atoll.base.machine import Payload
-from atoll.peer.tasks import HeldRow
-from atoll.runtime.storage.store import Store
+from atoll.peer.tasks import ArchivedRow
+from atoll.runtime.storage.store import PeerStore
 
 FRESH_S = 60.0  # a row that was just put waits so long to be named by `hold`
 
 
-class Rows:
+class RowStore:
     """All of it on the thread that tidies."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: PeerStore) -> None:
         self._store = store
         self._held: Sequence[Digest] = ()  # the most important first
         self._fresh: dict[Digest, float] = {}  # put, and not held yet -> when
 
-    def put(self, rows: Iterable[HeldRow]) -> tuple[Digest, ...]:
+    def put(self, rows: Iterable[ArchivedRow]) -> tuple[Digest, ...]:
         names = tuple(self._store.put_blob(row.payload.data) for row in rows)
         self._fresh |= dict.fromkeys(names, time.monotonic())
         return names

@@ -22,15 +22,22 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, names_of
 from atoll.base.limits import VALIDATION_ROUNDS
 from atoll.peer.governance.orders import amend_of
-from atoll.verification.state_validation.policy import ALL, LOSS_MOST, NAT, Candidate, Opinion, Validations
+from atoll.verification.state_validation.policy import (
+    ALL,
+    LOSS_MOST,
+    NAT,
+    Opinion,
+    ValidatedState,
+    ValidationLedger,
+)
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Commit
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import Commitment
+from atoll.wire.messages.vertex import VertexBody
 
 JUMPS_SHOWN = 5
 
 
-class Suspicion(msgspec.Struct, frozen=True):
+class LossSuspicion(msgspec.Struct, frozen=True):
     """How one peer's rounds differ from the others'. None: there is nothing to compare with."""
 
     peer: PeerId
@@ -43,7 +50,7 @@ class Suspicion(msgspec.Struct, frozen=True):
     rise_without: float | None  # the same after rounds in which it did not count
 
 
-class Jump(msgspec.Struct, frozen=True):
+class LossJump(msgspec.Struct, frozen=True):
     """The mean loss rose by `by` from the round before to this one; these updates had moved the model between."""
 
     round: int
@@ -51,7 +58,7 @@ class Jump(msgspec.Struct, frozen=True):
     counted: tuple[str, ...]
 
 
-class Judged(msgspec.Struct, frozen=True):
+class StateLosses(msgspec.Struct, frozen=True):
     """What validators measured of the state of `round`. None: of no number, or nothing to compare with."""
 
     round: int
@@ -62,7 +69,7 @@ class Judged(msgspec.Struct, frozen=True):
     accuracy: tuple[float, ...] = ()  # share of right answers, per set; none: too few validators counted them
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class StateRefusal(msgspec.Struct, frozen=True):
     """Validators found the model bad, and this round went back. Who counted since is named, not judged."""
 
     round: int
@@ -71,7 +78,7 @@ class Refusal(msgspec.Struct, frozen=True):
     contributors: tuple[PeerId, ...]  # to any of them
 
 
-def refusal_in(body: Body, before: Iterable[Body]) -> Refusal | None:
+def refusal_in(body: VertexBody, before: Iterable[VertexBody]) -> StateRefusal | None:
     """What this vertex refuses of those `before` it, oldest first; None unless validators sent it back.
 
     A round that went back moved nothing itself, and what it left behind is refused no second time.
@@ -79,7 +86,7 @@ def refusal_in(body: Body, before: Iterable[Body]) -> Refusal | None:
     back = amend_of(body)
     if back is None or back.signature:
         return None
-    refused: list[Body] = []
+    refused: list[VertexBody] = []
     for b in before:
         if not back.round < b.round < body.round:
             continue
@@ -88,13 +95,13 @@ def refusal_in(body: Body, before: Iterable[Body]) -> Refusal | None:
         elif b.parts:
             refused.append(b)
     who = {signed.signer for b in refused for signed in b.commits}
-    return Refusal(body.round, back.round, tuple(b.round for b in refused), tuple(sorted(who)))
+    return StateRefusal(body.round, back.round, tuple(b.round for b in refused), tuple(sorted(who)))
 
 
-def refusals(bodies: Iterable[Body]) -> list[Refusal]:
+def refusals(bodies: Iterable[VertexBody]) -> list[StateRefusal]:
     """All of a history; `bodies` in the order of rounds."""
-    recent: deque[Body] = deque(maxlen=VALIDATION_ROUNDS)
-    found: list[Refusal] = []
+    recent: deque[VertexBody] = deque(maxlen=VALIDATION_ROUNDS)
+    found: list[StateRefusal] = []
     for body in bodies:
         if (refusal := refusal_in(body, recent)) is not None:
             found.append(refusal)
@@ -103,21 +110,21 @@ def refusals(bodies: Iterable[Body]) -> list[Refusal]:
 
 
 @dataclass
-class _Peer:
+class _PeerLosses:
     name: str = ""
     losses: dict[int, float] = field(default_factory=dict[int, float])  # round -> as it reported
 
 
-def blame_by_loss(bodies: Iterable[Body]) -> tuple[list[Suspicion], list[Jump]]:
+def blame_by_loss(bodies: Iterable[VertexBody]) -> tuple[list[LossSuspicion], list[LossJump]]:
     """Peers, the most conspicuous first, and the rounds whose loss rose most. `bodies` in the order of rounds."""
-    peers: dict[PeerId, _Peer] = {}
+    peers: dict[PeerId, _PeerLosses] = {}
     rounds: list[int] = []
     for body in bodies:
         for m in body.members:
-            peers.setdefault(m.peer, _Peer()).name = m.name
+            peers.setdefault(m.peer, _PeerLosses()).name = m.name
         commits = _commits(body)
         for peer, commit in commits.items():
-            peers.setdefault(peer, _Peer()).losses[body.round] = commit.loss
+            peers.setdefault(peer, _PeerLosses()).losses[body.round] = commit.loss
         if commits:
             rounds.append(body.round)
     swarm = {r: {p: of.losses[r] for p, of in peers.items() if r in of.losses} for r in rounds}
@@ -127,7 +134,7 @@ def blame_by_loss(bodies: Iterable[Body]) -> tuple[list[Suspicion], list[Jump]]:
     found = [_suspicion(peer, of, rounds, swarm) for peer, of in peers.items() if of.losses]
     found.sort(key=lambda s: -(s.excess or 0.0))
     jumps = [
-        Jump(after, fmean(swarm[after].values()) - fmean(swarm[before].values()), _named(swarm[before], names))
+        LossJump(after, fmean(swarm[after].values()) - fmean(swarm[before].values()), _named(swarm[before], names))
         for before, after in pairwise(rounds)
     ]
     risen = sorted((j for j in jumps if j.by > 0), key=lambda j: -j.by)
@@ -135,13 +142,15 @@ def blame_by_loss(bodies: Iterable[Body]) -> tuple[list[Suspicion], list[Jump]]:
 
 
 def blame_by_validation(
-    bodies: Mapping[int, Body], ids: Mapping[int, Digest], validations: Validations
-) -> tuple[list[Suspicion], list[Judged]]:
+    bodies: Mapping[int, VertexBody], ids: Mapping[int, Digest], validations: ValidationLedger
+) -> tuple[list[LossSuspicion], list[StateLosses]]:
     """Peers after whose updates the held-out loss rose most, and the states that validators spoke of.
 
     `bodies` in the order of rounds; `validations` is fresh, and of the run's own rule.
     """
-    found: dict[int, tuple[Candidate, Candidate | None, set[PeerId]]] = {}  # with the one before, and who counted
+    found: dict[
+        int, tuple[ValidatedState, ValidatedState | None, set[PeerId]]
+    ] = {}  # with the one before, and who counted
     moved: list[tuple[int, set[PeerId]]] = []  # by rounds that no later one left
     members: dict[PeerId, str] = {}
     for round, body in bodies.items():
@@ -156,7 +165,7 @@ def blame_by_validation(
             since = before.round if before is not None else round - 1
             found[round] = candidate, before, {p for r, who in moved if r > since for p in who}
     names = names_of(members.items())
-    judged: list[Judged] = []
+    judged: list[StateLosses] = []
     risen: dict[PeerId, dict[int, float]] = {}
     for candidate, before, who in found.values():
         losses = _nats(candidate)
@@ -165,7 +174,7 @@ def blame_by_validation(
         now, was = losses[0], next(iter(_nats(before)), None) if before is not None else None
         by = now - was if now is not None and was is not None else None
         shares = tuple(one / ALL for one in candidate.accuracy or ())
-        judged.append(Judged(candidate.round, losses, candidate.opinion, by, _named(who, names), shares))
+        judged.append(StateLosses(candidate.round, losses, candidate.opinion, by, _named(who, names), shares))
         for peer in who:
             risen.setdefault(peer, {})
             if by is not None:
@@ -175,14 +184,14 @@ def blame_by_validation(
     return sorted(peers, key=lambda s: -(s.rise or 0.0)), judged
 
 
-def _nats(candidate: Candidate) -> tuple[float | None, ...]:
+def _nats(candidate: ValidatedState) -> tuple[float | None, ...]:
     return tuple(v / NAT if v < LOSS_MOST else None for v in candidate.values or ())
 
 
-def _validated(peer: PeerId, name: str, of: dict[int, float], rises: dict[int, float]) -> Suspicion:
+def _validated(peer: PeerId, name: str, of: dict[int, float], rises: dict[int, float]) -> LossSuspicion:
     worst = max(of, key=lambda r: of[r], default=None)
     others = [by for round, by in rises.items() if round not in of]
-    return Suspicion(
+    return LossSuspicion(
         peer,
         name,
         len(of),
@@ -194,7 +203,9 @@ def _validated(peer: PeerId, name: str, of: dict[int, float], rises: dict[int, f
     )
 
 
-def _suspicion(peer: PeerId, of: _Peer, rounds: list[int], swarm: dict[int, dict[PeerId, float]]) -> Suspicion:
+def _suspicion(
+    peer: PeerId, of: _PeerLosses, rounds: list[int], swarm: dict[int, dict[PeerId, float]]
+) -> LossSuspicion:
     excess: dict[int, float] = {}
     for round, loss in of.losses.items():
         others = [other for p, other in swarm[round].items() if p != peer]
@@ -209,7 +220,7 @@ def _suspicion(peer: PeerId, of: _Peer, rounds: list[int], swarm: dict[int, dict
         if both:
             change = fmean(swarm[after][p] - swarm[before][p] for p in both)
             (with_it if peer in swarm[before] else without).append(change)
-    return Suspicion(
+    return LossSuspicion(
         peer,
         of.name,
         len(of.losses),
@@ -221,14 +232,14 @@ def _suspicion(peer: PeerId, of: _Peer, rounds: list[int], swarm: dict[int, dict
     )
 
 
-def _commits(body: Body) -> dict[PeerId, Commit]:
-    commits: dict[PeerId, Commit] = {}
+def _commits(body: VertexBody) -> dict[PeerId, Commitment]:
+    commits: dict[PeerId, Commitment] = {}
     for signed in body.commits:
         try:
             statement = decode_statement(signed.body, signed.signer)
         except PeerFault:
             continue  # `atoll verify` names it
-        if isinstance(statement, Commit) and statement.parts > 0:
+        if isinstance(statement, Commitment) and statement.parts > 0:
             commits[signed.signer] = statement
     return commits
 

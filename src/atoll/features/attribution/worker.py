@@ -17,15 +17,15 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
 from atoll.crypto.digest import digest
 from atoll.features.attribution.command import state_lacking
-from atoll.peer.tasks import Advance, LeaveOut, LeftOut, PartRows, Without
-from atoll.protocol.allreduce.tasks import Combine, Row
-from atoll.runtime.storage.state_cache import Shelf
-from atoll.runtime.storage.store import Store
-from atoll.runtime.trainer.protocol import Validate
-from atoll.runtime.training_spec import Learning
+from atoll.peer.tasks import AdvanceState, LeaveOneOut, LeaveOneOutResult, LossWithout, PartRows
+from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
+from atoll.runtime.storage.state_cache import StateCache
+from atoll.runtime.storage.store import PeerStore
+from atoll.runtime.trainer.protocol import BeginValidation
+from atoll.runtime.training_spec import TrainingSpec
 from atoll.runtime.worker.arithmetic import advanced, answer
-from atoll.runtime.worker.downlink_error_feedback import Owing
-from atoll.runtime.worker.trainer_supervisor import Tended
+from atoll.runtime.worker.downlink_error_feedback import DownlinkErrorFeedback
+from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.codec.blocks import new_wire
 from atoll.training.exchange.reply_formats import remembers
 from atoll.training.exchange.state import SharedState, state_bytes, state_hash
@@ -36,15 +36,15 @@ T = TypeVar("T")
 
 
 @dataclass
-class Leaving:
-    learning: Learning
-    store: Store
-    shelf: Shelf
-    tended: Tended
+class LeaveOneOutWorker:
+    learning: TrainingSpec
+    store: PeerStore
+    shelf: StateCache
+    tended: TrainerSupervisor
     arithmetic: Executor
     ready: Callable[[], Awaitable[None]]  # the trainer runs; to be called in its turn
 
-    async def left_out(self, work: LeaveOut) -> LeftOut:
+    async def left_out(self, work: LeaveOneOut) -> LeaveOneOutResult:
         if remembers(self.learning.recipe):
             raise RunFailedError(
                 "E-BLM-04",
@@ -60,25 +60,27 @@ class Leaving:
         loss_before, loss = await self._loss(before), await self._loss(whole)
         authors = sorted({peer for part in work.parts if part is not None for peer, _, _ in part.rows})
         without = [await self._left_out(work, before, peer) for peer in authors]
-        return LeftOut(name == work.state, loss_before, loss, tuple(without))
+        return LeaveOneOutResult(name == work.state, loss_before, loss, tuple(without))
 
-    async def _left_out(self, work: LeaveOut, before: SharedState, peer: PeerId) -> Without:
+    async def _left_out(self, work: LeaveOneOut, before: SharedState, peer: PeerId) -> LossWithout:
         made = await self._on_thread(self._made, work, before, peer)
         if isinstance(made, str):
-            return Without(peer, None, made)
-        return Without(peer, await self._loss(made))
+            return LossWithout(peer, None, made)
+        return LossWithout(peer, await self._loss(made))
 
-    def _made(self, work: LeaveOut, before: SharedState, left_out: PeerId | None) -> SharedState | str:
+    def _made(self, work: LeaveOneOut, before: SharedState, left_out: PeerId | None) -> SharedState | str:
         """The state without this peer; why there is none, if that is so."""
         common = self.learning.common(work.round, before, work.before)
         answers: list[Payload | None] = []
         for part, rows in enumerate(work.parts):
             combine = None if rows is None else self._combine(work, part, rows, left_out)
-            done = None if combine is None else answer(combine, self.learning, common, Owing(), digest)
+            done = (
+                None if combine is None else answer(combine, self.learning, common, DownlinkErrorFeedback(), digest)
+            )
             if done is not None and done.payload is None and left_out is not None:
                 return done.why
             answers.append(None if done is None else done.payload)
-        step = Advance(
+        step = AdvanceState(
             work.round,
             work.before,
             tuple(answers),
@@ -90,16 +92,16 @@ class Leaving:
         )
         return advanced(step, self.learning, before, new_wire)[0]
 
-    def _combine(self, work: LeaveOut, part: int, of: PartRows, left_out: PeerId | None) -> Combine | None:
+    def _combine(self, work: LeaveOneOut, part: int, of: PartRows, left_out: PeerId | None) -> CombineRows | None:
         """None if the part has nobody else: then it counts for nobody."""
         kept = [index for index, (peer, _, _) in enumerate(of.rows) if peer != left_out]
         rows = tuple(
-            Row(peer, weight, self._row(blob), (peer,)) for peer, weight, blob in map(of.rows.__getitem__, kept)
+            TaskRow(peer, weight, self._row(blob), (peer,)) for peer, weight, blob in map(of.rows.__getitem__, kept)
         )
         weights = weights_left(of.weights, len(of.rows), kept) if of.weights else ()
         if not rows or (of.weights and not any(weights)):
             return None
-        return Combine(work.round, part, work.shares, rows, False, work.statistic, work.liars, weights)
+        return CombineRows(work.round, part, work.shares, rows, False, work.statistic, work.liars, weights)
 
     def _row(self, blob: Digest) -> Payload:
         data = self.store.read_blob(blob)
@@ -116,8 +118,8 @@ class Leaving:
         return await asyncio.get_running_loop().run_in_executor(self.arithmetic, of, *args)
 
     async def _loss(self, state: SharedState) -> float:
-        return (await looked(self.tended, self.ready, Validate(SAMPLES), state.anchor_F)).losses[0]
+        return (await looked(self.tended, self.ready, BeginValidation(SAMPLES), state.anchor_F)).losses[0]
 
 
-def _name_of(state: SharedState, learning: Learning) -> Digest:
+def _name_of(state: SharedState, learning: TrainingSpec) -> Digest:
     return state_hash(state_bytes(state, learning.layout))

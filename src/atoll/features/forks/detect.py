@@ -15,19 +15,19 @@ from collections.abc import Mapping, Sequence, Set
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import BRANCHES_MAX, PEERS_MAX
-from atoll.base.machine import Effect, Keep, Report, Send
+from atoll.base.machine import Effect, Emit, Persist, Send
 from atoll.peer.events import BranchSeen
-from atoll.protocol.history.chain import History
+from atoll.protocol.history.chain import VertexChain
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
-from atoll.wire.messages.history import Vertices, WantVertices
+from atoll.wire.messages.history import VerticesRequest, VerticesResponse
 from atoll.wire.messages.vertex import Vertex
 
 BACK = 64  # rounds in which another branch's beginning is looked for, where ours is the older epoch
 KEPT = "branch/"
 
 
-class Branches:
-    def __init__(self, history: History) -> None:
+class ForkDetector:
+    def __init__(self, history: VertexChain) -> None:
         self.history = history
         self.known: dict[int, Vertex] = {}  # by the round that they close; the first one seen
         self.asked: set[PeerId] = set()  # where its branch begins
@@ -54,16 +54,16 @@ class Branches:
             members=tuple(m.peer for m in body.members if m.votes),
             recovered=vertex.certificate is None,
         )
-        news, answer = Vertices((vertex,), self.history.head), Vertices((ours,), self.history.head)
+        news, answer = VerticesResponse((vertex,), self.history.head), VerticesResponse((ours,), self.history.head)
         told = [Send(peer, news) for peer in members if peer != who]
-        return [Keep(f"{KEPT}{body.round}", encode(vertex)), Report(fact), *told, Send(who, answer)]
+        return [Persist(f"{KEPT}{body.round}", encode(vertex)), Emit(fact), *told, Send(who, answer)]
 
     def met(self, peer: PeerId, put_away: Set[PeerId]) -> list[Effect]:
         """Whom a recovery put away is here: it shows what it holds since. Where both have come equally far, nobody
         would ask anybody else."""
         if peer not in put_away or self.known:
             return []
-        return [Send(peer, WantVertices(self._epoch_began()))]
+        return [Send(peer, VerticesRequest(self._epoch_began()))]
 
     def _epoch_began(self) -> int:
         """With this round mine did, or with the oldest that memory can compare."""
@@ -85,4 +85,4 @@ class Branches:
         self.asked.add(who)
         oldest = min(history.bodies) + 1
         first = max(history.head + 1 - BACK, oldest) if body.epoch > head.epoch else self._epoch_began()
-        return [Send(who, WantVertices(first))]
+        return [Send(who, VerticesRequest(first))]

@@ -16,12 +16,12 @@ from collections.abc import Mapping, Set
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import PEERS_MAX
-from atoll.base.machine import Effect, Event, Received, Report, Send, SetTimer, TimerFired
-from atoll.features.forks.snowball import Preferred, Settled, Snow, SnowParams, Unsettled
+from atoll.base.machine import Effect, Emit, Event, Received, Send, SetTimer, TimerFired
+from atoll.features.forks.snowball import ChoicePreferred, ChoiceSettled, ChoiceUnsettled, SnowballPoll, SnowParams
 from atoll.peer.events import BranchPreferred
-from atoll.protocol.history.chain import History
+from atoll.protocol.history.chain import VertexChain
 from atoll.wire.codec import vertex_id
-from atoll.wire.messages.preference import PreferenceIs, WantPreference
+from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
 from atoll.wire.messages.vertex import Vertex
 
 ASKED = 10  # at a time, or all within reach
@@ -32,7 +32,7 @@ ANSWER_S = 1.0
 LEAST = 3  # to ask; two sides of one or two have nobody to tip them
 
 
-class Poll:
+class BranchPoll:
     """The question of one place where the run parted."""
 
     def __init__(
@@ -42,10 +42,12 @@ class Poll:
         self.met: set[PeerId] = set()  # that were within reach since it was asked
         self.snow = self._new(0)
 
-    def _new(self, number: int) -> Snow:
+    def _new(self, number: int) -> SnowballPoll:
         k = min(ASKED, len(self.known))
         params = SnowParams(k, k // 2 + 1, IN_A_ROW, QUERY_S, PAUSE_S)
-        snow = Snow(self.me, list(self.known), f"branch/{self.round}", self.run, params, preference_only=True)
+        snow = SnowballPoll(
+            self.me, list(self.known), f"branch/{self.round}", self.run, params, preference_only=True
+        )
         snow.number = number  # an answer to the question before is none to this
         return snow
 
@@ -73,10 +75,10 @@ class Poll:
             match effect:
                 case Send() | SetTimer():
                     out.append(effect)
-                case Report(Preferred(choice=choice)) if choice != self.snow.last:
+                case Emit(ChoicePreferred(choice=choice)) if choice != self.snow.last:
                     pass  # what it began with
-                case Report(Preferred() | Settled() | Unsettled()):
-                    out.append(Report(self._fact()))
+                case Emit(ChoicePreferred() | ChoiceSettled() | ChoiceUnsettled()):
+                    out.append(Emit(self._fact()))
                 case _:
                     pass
         return out
@@ -95,12 +97,12 @@ class Poll:
         )
 
 
-class Sides:
+class BranchPolls:
     """`linked` is who has a connection to me now; it changes under my hands."""
 
-    def __init__(self, me: PeerId, history: History, linked: Set[PeerId]) -> None:
+    def __init__(self, me: PeerId, history: VertexChain, linked: Set[PeerId]) -> None:
         self.me, self.history, self.linked = me, history, linked
-        self.polls: dict[int, Poll] = {}  # by the round at which the run parted; as many as branches are kept
+        self.polls: dict[int, BranchPoll] = {}  # by the round at which the run parted; as many as branches are kept
         self.answered: dict[PeerId, Seconds] = {}
 
     def look(self, branches: Mapping[int, Vertex], now: Seconds) -> list[Effect]:
@@ -115,7 +117,7 @@ class Sides:
                 effects += poll.reach((self.linked & poll.known) - expelled, now)
         return effects
 
-    def _poll(self, round: int, vertex: Vertex) -> Poll | None:
+    def _poll(self, round: int, vertex: Vertex) -> BranchPoll | None:
         """None where the last vertex that both have is not in memory any more, or it left too few to ask."""
         parent, ours = self.history.bodies.get(round - 1), self.history.ids.get(round)
         if parent is None or ours is None:
@@ -123,27 +125,27 @@ class Sides:
         known = {m.peer for m in parent.members if m.votes} - {self.me}
         if len(known) < LEAST:
             return None
-        return Poll(self.me, self.history.notary.run, round, (ours, vertex_id(vertex.body)), known)
+        return BranchPoll(self.me, self.history.notary.run, round, (ours, vertex_id(vertex.body)), known)
 
     def hear(self, event: Received, now: Seconds) -> list[Effect]:
         sender, message = event.sender, event.message
-        assert isinstance(message, WantPreference | PreferenceIs)
+        assert isinstance(message, PreferenceRequest | PreferenceResponse)
         poll = next((p for p in self.polls.values() if p.snow.slot == message.slot), None)
         if poll is None:
             return []
-        if isinstance(message, PreferenceIs):
+        if isinstance(message, PreferenceResponse):
             return poll.hear(event, now) if sender in poll.known else []
         if now - self.answered.get(sender, -1e9) < ANSWER_S or not self._knows(sender, poll):
             return []
         if len(self.answered) >= PEERS_MAX:
             self.answered.clear()
         self.answered[sender] = now
-        return [Send(sender, PreferenceIs(message.slot, message.number, poll.snow.preference))]
+        return [Send(sender, PreferenceResponse(message.slot, message.number, poll.snow.preference))]
 
     def fired(self, event: TimerFired, now: Seconds) -> list[Effect]:
         poll = next((p for p in self.polls.values() if p.snow.timer == event.name), None)
         return poll.hear(event, now) if poll is not None else []
 
-    def _knows(self, sender: PeerId, poll: Poll) -> bool:
+    def _knows(self, sender: PeerId, poll: BranchPoll) -> bool:
         """Newcomers of my own branch may ask as well; their answers are not asked for."""
         return sender in poll.known or any(m.peer == sender and m.present for m in self.history.head_body.members)

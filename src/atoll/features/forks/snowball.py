@@ -31,17 +31,17 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import (
     Effect,
+    Emit,
     Event,
     Fact,
-    Keep,
+    Persist,
     Received,
-    Report,
     Send,
     SetTimer,
     Start,
     TimerFired,
 )
-from atoll.wire.messages.preference import PreferenceIs, WantPreference
+from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
 
 SAFE_SIZE = 2000  # peers; the population that the published analyses of safety compute with
 CHOICES_MAX = 16  # judged choices of one slot; further ones are not taken, nor more heard from one peer
@@ -58,19 +58,19 @@ class SnowParams(msgspec.Struct, frozen=True):
     pause_s: Seconds = 0.0  # between two queries: what nobody waits for need not be asked as fast as it can be
 
 
-class Heard(Fact, frozen=True, kw_only=True, tag="Heard"):
+class ChoiceHeard(Fact, frozen=True, kw_only=True, tag="Heard"):
     """Others name a choice that is unknown here: judge it, then `offer` it if it is right."""
 
     phase = "snow"
     choice: Digest
 
 
-class Preferred(Fact, frozen=True, kw_only=True, tag="Preferred"):
+class ChoicePreferred(Fact, frozen=True, kw_only=True, tag="Preferred"):
     phase = "snow"
     choice: Digest
 
 
-class Settled(Fact, frozen=True, kw_only=True, tag="Settled"):
+class ChoiceSettled(Fact, frozen=True, kw_only=True, tag="Settled"):
     """I shall not prefer another one. `safe` is False below the size for which the paper says how sure that is."""
 
     phase = "snow"
@@ -79,7 +79,7 @@ class Settled(Fact, frozen=True, kw_only=True, tag="Settled"):
     safe: bool
 
 
-class Unsettled(Fact, frozen=True, kw_only=True, tag="Unsettled"):
+class ChoiceUnsettled(Fact, frozen=True, kw_only=True, tag="Unsettled"):
     """So many queries, and no choice that a sample named `beta` times in a row: the swarm is split, or cut off."""
 
     phase = "snow"
@@ -87,7 +87,7 @@ class Unsettled(Fact, frozen=True, kw_only=True, tag="Unsettled"):
     answers: dict[str, int]  # to the last query: choice in hex ("" for none) -> how many
 
 
-class Snow:
+class SnowballPoll:
     """One peer's preference in one slot. `peers` are all whom it may ask; `seed` must differ from peer to peer."""
 
     def __init__(
@@ -143,9 +143,9 @@ class Snow:
                 blob = kept.get(self.timer)
                 self.preference = self.settled = Digest(blob) if blob is not None else None
                 return []
-            case Received(sender, WantPreference() as query) if query.slot == self.slot:
+            case Received(sender, PreferenceRequest() as query) if query.slot == self.slot:
                 return self._answer(self._member(sender), query)
-            case Received(sender, PreferenceIs() as answer) if answer.slot == self.slot:
+            case Received(sender, PreferenceResponse() as answer) if answer.slot == self.slot:
                 return self._count(self._member(sender), answer, now)
             case TimerFired(name) if name == self.timer and self.asked:
                 return self._conclude(now)
@@ -162,7 +162,7 @@ class Snow:
         if self.preference is not None:
             return []
         self.preference = choice
-        return [Report(Preferred(choice=choice)), *self._ask(now)]
+        return [Emit(ChoicePreferred(choice=choice)), *self._ask(now)]
 
     def among(self, peers: Set[PeerId]) -> None:
         """From now on ask only those of the swarm that are within reach; a preference, since they may be few.
@@ -179,7 +179,7 @@ class Snow:
         self.number += 1
         sample = self._sample()
         self.asked, self.answers = frozenset(sample), {}
-        query = WantPreference(self.slot, self.number, self.preference)
+        query = PreferenceRequest(self.slot, self.number, self.preference)
         return [SetTimer(self.timer, now + self.params.query_s), *(Send(p, query) for p in sample)]
 
     def _sample(self) -> list[PeerId]:
@@ -194,7 +194,7 @@ class Snow:
             chosen.append(top if drawn in chosen else drawn)
         return [self.others[i] for i in chosen]
 
-    def _count(self, sender: PeerId, answer: PreferenceIs, now: Seconds) -> list[Effect]:
+    def _count(self, sender: PeerId, answer: PreferenceResponse, now: Seconds) -> list[Effect]:
         if answer.number != self.number or sender not in self.asked or sender in self.answers:
             return []
         self.answers[sender] = answer.choice
@@ -227,14 +227,14 @@ class Snow:
             self.confidence[winner] += 1
             if self.confidence[winner] > self.confidence[self.preference]:
                 self.preference = winner
-                effects.append(Report(Preferred(choice=winner)))
+                effects.append(Emit(ChoicePreferred(choice=winner)))
             self.row = self.row + 1 if winner == self.last else 1
             self.last = winner
             if self.row >= self.params.beta:
                 return [*effects, *self._settle(winner)]
         if self.number % (UNSETTLED_AFTER * self.params.beta) == 0:
             named = Counter("" if c is None else c.hex() for c in self.answers.values())
-            effects.append(Report(Unsettled(queries=self.number, answers=dict(named))))
+            effects.append(Emit(ChoiceUnsettled(queries=self.number, answers=dict(named))))
         if not self.params.pause_s:
             return [*effects, *self._ask(now)]
         self.asked = frozenset()
@@ -243,14 +243,14 @@ class Snow:
     def _settle(self, choice: Digest) -> list[Effect]:
         self.preference = self.settled = choice
         self.asked, self.answers = frozenset(), {}
-        fact = Settled(choice=choice, queries=self.number, safe=self.safe)
-        return [Keep(self.timer, choice), SetTimer(self.timer, None), Report(fact)]
+        fact = ChoiceSettled(choice=choice, queries=self.number, safe=self.safe)
+        return [Persist(self.timer, choice), SetTimer(self.timer, None), Emit(fact)]
 
     # ---- answering -----------------------------------------------------------------------------------------
 
-    def _answer(self, sender: PeerId, query: WantPreference) -> list[Effect]:
+    def _answer(self, sender: PeerId, query: PreferenceRequest) -> list[Effect]:
         heard = self._hear_of(sender, query.choice)
-        return [*heard, Send(sender, PreferenceIs(self.slot, query.number, self.preference))]
+        return [*heard, Send(sender, PreferenceResponse(self.slot, query.number, self.preference))]
 
     def _hear_of(self, sender: PeerId, choice: Digest | None) -> list[Effect]:
         """The ceiling is each peer's own: a liar that names many choices makes nobody deaf to the others."""
@@ -258,7 +258,7 @@ class Snow:
             return []
         self.heard.add(choice)
         self.named[sender] += 1
-        return [Report(Heard(choice=choice))]
+        return [Emit(ChoiceHeard(choice=choice))]
 
     def _member(self, sender: PeerId) -> PeerId:
         if sender not in self.known:

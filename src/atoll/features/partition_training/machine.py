@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.base.ids import PeerId
-from atoll.base.machine import Ask, Effect
+from atoll.base.machine import Effect, RunTask
 from atoll.features.partition_training.policy import heard, too_few
 from atoll.peer.events import TrainedApart
-from atoll.peer.round.context import Ground
-from atoll.peer.tasks import Left, TrainApart, Trained
+from atoll.peer.round.context import RoundContext
+from atoll.peer.tasks import RoundSettlement, TrainApart, TrainingResult
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Answered, Commit, Late
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import Commitment, LateShare, OwnerResult
+from atoll.wire.messages.vertex import VertexBody
 
 
-class Apart:
-    def __init__(self, ground: Ground, me: PeerId, gone: Callable[[PeerId], bool]) -> None:
+class PartitionTraining:
+    def __init__(self, ground: RoundContext, me: PeerId, gone: Callable[[PeerId], bool]) -> None:
         self.ground, self.me, self.gone = ground, me, gone
         self.job = f"round/{ground.plan.round}/apart"
         self.under_way = self.spent = False
@@ -36,9 +36,9 @@ class Apart:
         self.under_way = True
         (shard, shards), train_max_s = plan.shard(self.me), plan.settings.train_max_s
         steps_max, merge = terms.steps_max(plan.steps), terms.then == "merge"
-        return [Ask(self.job, TrainApart(plan.round, plan.steps, steps_max, train_max_s, shard, shards, merge))]
+        return [RunTask(self.job, TrainApart(plan.round, plan.steps, steps_max, train_max_s, shard, shards, merge))]
 
-    def took(self, trained: Trained) -> TrainedApart:
+    def took(self, trained: TrainingResult) -> TrainedApart:
         plan = self.ground.plan
         self.under_way, self.spent = False, trained.steps == 0
         voters = heard(self.me, plan.committee, self.gone)
@@ -50,16 +50,16 @@ class Apart:
         return []
 
 
-def left_open(me: PeerId, parts: int, body: Body | None) -> Left:
+def left_open(me: PeerId, parts: int, body: VertexBody | None) -> RoundSettlement:
     """How this body counted the update in so many parts that I had encoded for its round; None: nobody knows."""
     if body is None:
-        return Left((True,) * parts or None, late=True)
+        return RoundSettlement((True,) * parts or None, late=True)
     answers = (statement_in(signed) if signed is not None else None for signed in body.parts)
-    counted = tuple(isinstance(said, Answered) and me in said.contributors for said in answers)
-    return Left((counted or (False,) * parts) if parts else None, late_of(body).get(me) is not None)
+    counted = tuple(isinstance(said, OwnerResult) and me in said.contributors for said in answers)
+    return RoundSettlement((counted or (False,) * parts) if parts else None, late_of(body).get(me) is not None)
 
 
-def late_of(body: Body) -> dict[PeerId, Late]:
+def late_of(body: VertexBody) -> dict[PeerId, LateShare]:
     """Whose late work this vertex took in."""
     said = ((signed.signer, statement_in(signed)) for signed in body.commits)
-    return {peer: c.late for peer, c in said if isinstance(c, Commit) and c.late is not None}
+    return {peer: c.late for peer, c in said if isinstance(c, Commitment) and c.late is not None}

@@ -15,7 +15,7 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import APART_ROUNDS_MAX
 
 
-class Apart(msgspec.Struct, frozen=True):
+class PartitionPolicy(msgspec.Struct, frozen=True):
     """Members that hear too few to agree train on by themselves; fixed in genesis."""
 
     then: Literal["merge", "drop"]  # what becomes of these steps when they are back

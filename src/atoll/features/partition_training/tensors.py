@@ -22,7 +22,7 @@ FORMAT = "atoll/late/1"
 
 
 @dataclass(frozen=True)
-class LateWork:
+class DeferredUpdate:
     """A pseudo-gradient that no vertex has counted, and the steps that made it."""
 
     delta_F: Tensor
@@ -30,8 +30,8 @@ class LateWork:
     steps: int
     samples: int
 
-    def plus(self, other: LateWork) -> LateWork:
-        return LateWork(
+    def plus(self, other: DeferredUpdate) -> DeferredUpdate:
+        return DeferredUpdate(
             self.delta_F + other.delta_F,
             min(self.since, other.since),
             self.steps + other.steps,
@@ -39,19 +39,19 @@ class LateWork:
         )
 
 
-def carried(late: LateWork, fresh_F: Tensor) -> Tensor:
+def carried(late: DeferredUpdate, fresh_F: Tensor) -> Tensor:
     """(F,): the late pseudo-gradient as it rides on this round's own, never longer than that."""
     length, fresh = float(late.delta_F.norm()), float(fresh_F.norm())
     return late.delta_F * min(1.0, fresh / length) if length else torch.zeros_like(late.delta_F)
 
 
-def late_bytes(late: LateWork) -> bytes:
+def late_bytes(late: DeferredUpdate) -> bytes:
     """For the peer's private file."""
     counts = {"since": str(late.since), "steps": str(late.steps), "samples": str(late.samples)}
     return dump({"late": late.delta_F}, {"format": FORMAT} | counts)
 
 
-def late_from_bytes(data: bytes, floats: int) -> LateWork:
+def late_from_bytes(data: bytes, floats: int) -> DeferredUpdate:
     """ValueError if the file is not the late work of a model of this size."""
     try:
         tensors, metadata = load(data)
@@ -69,4 +69,4 @@ def late_from_bytes(data: bytes, floats: int) -> LateWork:
     since, steps, samples = (int(metadata.get(name, -1)) for name in ("since", "steps", "samples"))
     if since < 0 or steps <= 0 or samples <= 0:  # what voters refuse
         raise ValueError(f"the private file holds late work of {steps} steps, {samples} samples, since {since}")
-    return LateWork(delta_F.clone(), since, steps, samples)
+    return DeferredUpdate(delta_F.clone(), since, steps, samples)

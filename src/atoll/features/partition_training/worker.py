@@ -14,29 +14,29 @@ import time
 
 from torch import Tensor
 
-from atoll.features.partition_training.tensors import LateWork, carried
-from atoll.peer.tasks import TrainApart, Trained
+from atoll.features.partition_training.tensors import DeferredUpdate, carried
+from atoll.peer.tasks import TrainApart, TrainingResult
 from atoll.runtime.trainer import TrainerFailed
-from atoll.runtime.worker.trainer_supervisor import Tended
+from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.data import cursor_after
 from atoll.training.exchange.state import SharedState
 from atoll.training.recipe.lr_position import horizon_of, later, position_of
 from atoll.training.recipe.recipes import Recipe
-from atoll.wire.messages.statements import Late
+from atoll.wire.messages.statements import LateShare
 
 
-class Away:
-    def __init__(self, tended: Tended) -> None:
+class OfflineProgress:
+    def __init__(self, tended: TrainerSupervisor) -> None:
         self._tended = tended
         self.base_F: Tensor | None = None  # x where it went apart; None: it is not
         self.since = 0  # the round in which it did
         self.steps = 0  # taken since
         self.batch = 1  # samples of each
         self.merge = False  # they become late work; else they are dropped
-        self.held: LateWork | None = None
+        self.held: DeferredUpdate | None = None
         self.riding_F: Tensor | None = None  # what of it is in the update under way
 
-    async def train(self, work: TrainApart, state: SharedState, recipe: Recipe) -> Trained:
+    async def train(self, work: TrainApart, state: SharedState, recipe: Recipe) -> TrainingResult:
         """Some more steps from x. The caller has the turn of a trainer that is ready. Raises TrainerFailed."""
         begin, trainer = time.monotonic(), self._tended.trainer
         if self.base_F is None:
@@ -45,7 +45,7 @@ class Away:
         taken = self.steps + (self.held.steps if self.held is not None else 0)
         steps = max(0, min(work.steps, work.steps_max - taken))
         if not steps:
-            return Trained(0, 0, 0.0, 0.0)
+            return TrainingResult(0, 0, 0.0, 0.0)
         done = await trainer.train(
             steps,
             cursor=cursor_after(state.samples, work.shards) + taken * recipe.batch,
@@ -58,8 +58,8 @@ class Away:
         )
         self.steps += done.steps
         if not done.steps or done.loss is None:
-            return Trained(0, 0, 0.0, 0.0)
-        return Trained(done.steps, done.samples, done.loss, done.seconds / done.steps)
+            return TrainingResult(0, 0, 0.0, 0.0)
+        return TrainingResult(done.steps, done.samples, done.loss, done.seconds / done.steps)
 
     def _position(self, state: SharedState, recipe: Recipe, shards: int) -> int:
         """In the rates: after the round that it left, and what it took since."""
@@ -90,29 +90,29 @@ class Away:
         self.steps = 0
         return base_F
 
-    def kept(self) -> LateWork | None:
+    def kept(self) -> DeferredUpdate | None:
         """What a crash now shall not cost."""
         return self._with_out(self.base_F)
 
-    def _with_out(self, base_F: Tensor | None) -> LateWork | None:
+    def _with_out(self, base_F: Tensor | None) -> DeferredUpdate | None:
         if base_F is None or not self.steps or not self.merge:
             return self.held
         x_F = self._tended.trainer.read_x()
-        return self._plus(LateWork(base_F - x_F, self.since, self.steps, self.steps * self.batch))
+        return self._plus(DeferredUpdate(base_F - x_F, self.since, self.steps, self.steps * self.batch))
 
     def owe(self, left_F: Tensor, steps: int) -> None:
         """So many steps of the round in which it went apart counted for nobody; `left_F` holds them."""
-        self.held = self._plus(LateWork(left_F, self.since, steps, steps * self.batch))
+        self.held = self._plus(DeferredUpdate(left_F, self.since, steps, steps * self.batch))
 
-    def _plus(self, more: LateWork) -> LateWork:
+    def _plus(self, more: DeferredUpdate) -> DeferredUpdate:
         return more if self.held is None else self.held.plus(more)
 
-    def ride(self, fresh_F: Tensor, round: int) -> Late | None:
+    def ride(self, fresh_F: Tensor, round: int) -> LateShare | None:
         """Late work goes with an update of this pseudo-gradient, `riding_F` (F,) of it, if there is any of a round
         before: after a crash the round that it left is taken up again."""
         held = self.held if self.held is not None and self.held.since < round else None
         self.riding_F = carried(held, fresh_F) if held is not None else None
-        return Late(held.since, held.steps, held.samples) if held is not None else None
+        return LateShare(held.since, held.steps, held.samples) if held is not None else None
 
     def settled(self, left_F: Tensor, given: bool) -> Tensor:
         """Error feedback (F,) after a round: what rode in vain is held, and is no part of it."""

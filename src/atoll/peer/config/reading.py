@@ -18,25 +18,25 @@ from msgspec import Meta
 from atoll.base.errors import UsageError
 from atoll.base.units import parse_duration_s
 from atoll.peer.config.docs import ABOUT, REPLACED
-from atoll.peer.config.sections import DURATION, Config, keys, sections
+from atoll.peer.config.sections import DURATION, RunConfig, keys, sections
 from atoll.peer.config.validate import demand_sense
 
 IN_WORDS = {"float": "a number", "int": "a whole number", "str": "text", "bool": "true or false", "array": "a list"}
 
 
-def decode_config(tree: Mapping[str, Any]) -> Config:
+def decode_config(tree: Mapping[str, Any]) -> RunConfig:
     """The config of this tree (as tomllib reads it). UsageError that names the key and what to write instead."""
     config = decode_values(tree)
     demand_sense(config)
     return config
 
 
-def decode_values(tree: Mapping[str, Any]) -> Config:
+def decode_values(tree: Mapping[str, Any]) -> RunConfig:
     """The same, each value by itself: whether they fit each other is not looked at."""
     for path in _leaves(tree):
         _check_known(path)
     try:
-        config = msgspec.convert(_in_seconds(tree), Config)
+        config = msgspec.convert(_in_seconds(tree), RunConfig)
     except msgspec.ValidationError as why:
         text, _, at = str(why).partition(" - at `$.")
         key = at.rstrip("`").split("[")[0]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from textwrap import wrap
 
 from atoll.peer.config.docs import ABOUT, RECIPE, REPLACED
-from atoll.peer.config.sections import Section, default_of, sections, toml_text
+from atoll.peer.config.sections import ConfigSection, default_of, sections, toml_text
 from atoll.policy.fault_tolerance import peers_for_one_liar
-from atoll.policy.presets import PRESETS, Preset, looked_every
+from atoll.policy.presets import PRESETS, TrustPreset, looked_every
 
 LINE = 92  # characters of a comment line
 
@@ -76,15 +76,15 @@ def _presets() -> list[str]:
     return lines + [f"| {name} | " + " | ".join(row) + " |" for name, row in rows.items()]
 
 
-def _statistics(preset: Preset) -> str:
+def _statistics(preset: TrustPreset) -> str:
     """What is taken, from how many members on."""
     wanted = [f"`{s}` from run.start_peers = {peers_for_one_liar(preset.tolerance, s)}" for s in preset.statistics]
     return ", else ".join(wanted) if wanted else "`mean`"
 
 
-def _looks(preset: Preset) -> str:
+def _looks(preset: TrustPreset) -> str:
     return f"{preset.looked_steps} steps, {looked_every(preset, 1)} rounds at most" if preset.looked_steps else "0"
 
 
-def _first_line(owner: type[Section]) -> str:
+def _first_line(owner: type[ConfigSection]) -> str:
     return (owner.__doc__ or "").strip().split("\n")[0]

@@ -32,11 +32,11 @@ Bytes = Annotated[int, Meta(ge=0, lt=2**62)]
 Device = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]{1,2})?)$")]
 
 
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ConfigSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class Run(Section, frozen=True):
+class RunSection(ConfigSection, frozen=True):
     """What the run is. Travels with the run."""
 
     name: Text = "run"
@@ -67,7 +67,7 @@ class Run(Section, frozen=True):
     beat: Duration = 2.0
 
 
-class Model(Section, frozen=True):
+class ModelSection(ConfigSection, frozen=True):
     """What learns. Travels with the run, by name: code never travels."""
 
     name: str = ""
@@ -76,7 +76,7 @@ class Model(Section, frozen=True):
     only: tuple[str, ...] = ()
 
 
-class Data(Section, frozen=True):
+class DataSection(ConfigSection, frozen=True):
     """What it learns from. The founder names it. The others fetch it from members, unless it is "stdlib"."""
 
     source: str = "stdlib"
@@ -85,7 +85,7 @@ class Data(Section, frozen=True):
     canary: str = ""
 
 
-class Train(Section, frozen=True):
+class TrainSection(ConfigSection, frozen=True):
     """How it learns. Travels with the run. What is left out is as the recipe has it."""
 
     recipe: Text = "diloco"
@@ -113,7 +113,7 @@ class Train(Section, frozen=True):
     batch_max: Annotated[int, Meta(ge=1, le=BATCH_MOST)] = 64
 
 
-class Sync(Section, frozen=True):
+class SyncSection(ConfigSection, frozen=True):
     """How updates travel. Travels with the run."""
 
     up: str | None = None
@@ -133,7 +133,7 @@ class Sync(Section, frozen=True):
     apart_rounds: Annotated[int, Meta(ge=1, le=APART_ROUNDS_MAX)] = 10
 
 
-class Consensus(Section, frozen=True):
+class ConsensusSection(ConfigSection, frozen=True):
     """How members agree on every round. Travels with the run, but for max_retries."""
 
     protocol: str = "bft"
@@ -142,7 +142,7 @@ class Consensus(Section, frozen=True):
     max_retries: Count = 3
 
 
-class Network(Section, frozen=True):
+class NetworkSection(ConfigSection, frozen=True):
     """How this peer is reached. Stays on this computer. Addresses are multiaddrs: /ip4/192.0.2.7/tcp/7071."""
 
     listen_addresses: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
@@ -152,7 +152,7 @@ class Network(Section, frozen=True):
     enable_relay: bool = False
 
 
-class Keep(Section, frozen=True):
+class KeepSection(ConfigSection, frozen=True):
     """Which older states of the model stay on this disk, to go back to. `coded` travels with the run."""
 
     newest: Whole = 8
@@ -163,7 +163,7 @@ class Keep(Section, frozen=True):
     repair_after: Duration = 3600.0
 
 
-class Node(Section, frozen=True):
+class NodeSection(ConfigSection, frozen=True):
     """This peer. Stays on this computer, but for the name and the group."""
 
     name: Text = ""
@@ -172,26 +172,28 @@ class Node(Section, frozen=True):
     device: Device = "cpu"
 
 
-class Config(Section, frozen=True):
-    run: Run = Run()
-    model: Model = Model()
-    data: Data = Data()
-    train: Train = Train()
-    sync: Sync = Sync()
-    consensus: Consensus = Consensus()
-    network: Network = Network()
-    keep: Keep = Keep()
-    node: Node = Node()
+class RunConfig(ConfigSection, frozen=True):
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    train: TrainSection = TrainSection()
+    sync: SyncSection = SyncSection()
+    consensus: ConsensusSection = ConsensusSection()
+    network: NetworkSection = NetworkSection()
+    keep: KeepSection = KeepSection()
+    node: NodeSection = NodeSection()
 
 
-def of_the_run(config: Config) -> Config:
+def of_the_run(config: RunConfig) -> RunConfig:
     """The same without what belongs to one computer and may differ at every start."""
-    return msgspec.structs.replace(config, network=Network(), keep=Keep(coded=config.keep.coded), node=Node())
+    return msgspec.structs.replace(
+        config, network=NetworkSection(), keep=KeepSection(coded=config.keep.coded), node=NodeSection()
+    )
 
 
-def sections() -> list[tuple[str, type[Section]]]:
+def sections() -> list[tuple[str, type[ConfigSection]]]:
     """Their names and types, in the order of the file."""
-    return [(name, type(getattr(Config(), name))) for name in Config.__struct_fields__]
+    return [(name, type(getattr(RunConfig(), name))) for name in RunConfig.__struct_fields__]
 
 
 def keys() -> list[str]:
@@ -201,7 +203,7 @@ def keys() -> list[str]:
 
 def default_of(key: str) -> Any:
     section, _, name = key.partition(".")
-    return getattr(getattr(Config(), section), name)
+    return getattr(getattr(RunConfig(), section), name)
 
 
 def toml_text(value: object) -> str:

@@ -13,7 +13,7 @@ from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
 from atoll.features.forks.snowball import SAFE_SIZE, SnowParams
 from atoll.peer.config.defaults import coded_of, is_validated, keeps_records, min_peers_of, sample_of, tolerance_of
-from atoll.peer.config.sections import Config, Keep, Run, default_of, toml_text
+from atoll.peer.config.sections import KeepSection, RunConfig, RunSection, default_of, toml_text
 from atoll.policy.fault_tolerance import DISTANCES, StatisticName, peers_for_one_liar
 from atoll.policy.presets import UNCHECKED
 
@@ -35,13 +35,13 @@ NOT_YET: dict[str, str] = {  # key -> why another value than the default is refu
 }
 
 
-def demand_sense(config: Config) -> None:
+def demand_sense(config: RunConfig) -> None:
     """UsageError for the first thing in it that would not do what it says."""
     _check_made(config)
     _check_sense(config)
 
 
-def _check_made(config: Config) -> None:
+def _check_made(config: RunConfig) -> None:
     """What does not exist yet is refused, never ignored."""
     for key, why in NOT_YET.items():
         default = default_of(key)
@@ -76,7 +76,7 @@ def _check_made(config: Config) -> None:
         )
 
 
-def _check_sense(config: Config) -> None:
+def _check_sense(config: RunConfig) -> None:
     coded_of(config.keep)
     _check_updates(config.keep)
     run, consensus = config.run, config.consensus
@@ -173,7 +173,7 @@ def _check_sense(config: Config) -> None:
             )
 
 
-def _check_updates(keep: Keep) -> None:
+def _check_updates(keep: KeepSection) -> None:
     if keep.updates > keep.newest:
         raise UsageError(
             "E-CFG-13",
@@ -183,7 +183,7 @@ def _check_updates(keep: Keep) -> None:
         )
 
 
-def _check_twins(config: Config) -> None:
+def _check_twins(config: RunConfig) -> None:
     """Updates that are made of another's samples in secret. What the recipe makes impossible is found where it is
     known."""
     run, sync = config.run, config.sync
@@ -212,7 +212,7 @@ def _check_twins(config: Config) -> None:
             )
 
 
-def _check_effort(config: Config) -> None:
+def _check_effort(config: RunConfig) -> None:
     """Rounds whose work follows the run. What the recipe makes impossible is found where it is known."""
     train, sync = config.train, config.sync
     for keys, needs, used in (
@@ -255,7 +255,7 @@ def _check_effort(config: Config) -> None:
         )
 
 
-def _check_protocol(config: Config) -> None:
+def _check_protocol(config: RunConfig) -> None:
     trust = config.run.trust
     if config.consensus.protocol == "raft" and trust != "private":
         raise UsageError(
@@ -266,7 +266,7 @@ def _check_protocol(config: Config) -> None:
         )
 
 
-def _check_sample(config: Config) -> None:
+def _check_sample(config: RunConfig) -> None:
     run, sync, sample = config.run, config.sync, sample_of(config)
     if sample is None:
         return
@@ -307,7 +307,7 @@ def _check_sample(config: Config) -> None:
         )
 
 
-def _check_openings(config: Config) -> None:
+def _check_openings(config: RunConfig) -> None:
     run = config.run
     if run.openings and run.trust == "private":
         raise UsageError(
@@ -333,7 +333,7 @@ def _check_openings(config: Config) -> None:
         )
 
 
-def _check_topology(config: Config) -> None:
+def _check_topology(config: RunConfig) -> None:
     recipe, topology = config.train.recipe, config.sync.topology
     if recipe == "parameter_server" and topology not in ("auto", "star"):
         raise UsageError(
@@ -351,7 +351,7 @@ def _check_topology(config: Config) -> None:
         )
 
 
-def _check_statistic(config: Config) -> None:
+def _check_statistic(config: RunConfig) -> None:
     """An order statistic that withstands nobody, or cannot see the rows, would be a mean in disguise."""
     run, name = config.run, config.sync.statistic
     if run.trust == "open" and name in DISTANCES:
@@ -375,7 +375,7 @@ def _check_statistic(config: Config) -> None:
     _check_enough(run, f'sync.statistic = "{name}"', name)
 
 
-def _check_enough(run: Run, what: str, statistic: StatisticName = "mean") -> None:
+def _check_enough(run: RunSection, what: str, statistic: StatisticName = "mean") -> None:
     least = peers_for_one_liar(tolerance_of(run), statistic)
     key, members = (
         ("run.start_peers", run.start_peers) if run.min_peers is None else ("run.min_peers", run.min_peers)

@@ -19,36 +19,46 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
 from atoll.base.machine import tag_of
 from atoll.policy.membership import AMEND_ROUNDS, Earlier
-from atoll.protocol.history.chain import History
+from atoll.protocol.history.chain import VertexChain
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Pause, Signed, Tune, Tuned
-from atoll.wire.messages.vertex import Body
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.statements import (
+    ChangedNumbers,
+    ChangeSettings,
+    PauseOrder,
+    RollbackOrder,
+    SignedStatement,
+)
+from atoll.wire.messages.vertex import VertexBody
 
-Word = Amend | Pause | Tune  # of the recovery identity
+Word = RollbackOrder | PauseOrder | ChangeSettings  # of the recovery identity
 W = TypeVar("W", bound=Word)
 
 DOMAINS: dict[type[Word], bytes] = {
-    Amend: b"atoll/amend/1\0",
-    Pause: b"atoll/pause/1\0",
-    Tune: b"atoll/tune/1\0",
+    RollbackOrder: b"atoll/amend/1\0",
+    PauseOrder: b"atoll/pause/1\0",
+    ChangeSettings: b"atoll/tune/1\0",
 }
-WANTS: dict[type[Word], str] = {Amend: "go back", Pause: "pause or resume", Tune: "change numbers"}
+WANTS: dict[type[Word], str] = {
+    RollbackOrder: "go back",
+    PauseOrder: "pause or resume",
+    ChangeSettings: "change numbers",
+}
 
 
 @dataclass(frozen=True)
-class Goal:
+class RollbackGoal:
     """An earlier vertex, as far as one needs to know it to go back to it."""
 
     round: int
     id: Digest
     state: Digest
     trained: int
-    tuned: Tuned | UnsetType = UNSET
+    tuned: ChangedNumbers | UnsetType = UNSET
 
 
-def goal_of(body: Body, id: Digest) -> Goal:
-    return Goal(body.round, id, body.state, body.trained, body.tuned)
+def goal_of(body: VertexBody, id: Digest) -> RollbackGoal:
+    return RollbackGoal(body.round, id, body.state, body.trained, body.tuned)
 
 
 def word_bytes(run: Digest, word: Word) -> bytes:
@@ -56,7 +66,7 @@ def word_bytes(run: Digest, word: Word) -> bytes:
     return DOMAINS[type(word)] + run + encode(replace(word, signature=b""))
 
 
-def word_holds(signed: Signed, word: Word, notary: Notary, recovery: bytes) -> bool:
+def word_holds(signed: SignedStatement, word: Word, notary: StatementSigner, recovery: bytes) -> bool:
     """True if the identity that genesis names said so, in these very bytes.
 
     Decoding passes over keys that it does not know, and the inner signature does not see them: a member could make
@@ -67,23 +77,23 @@ def word_holds(signed: Signed, word: Word, notary: Notary, recovery: bytes) -> b
     return notary.verifier.identity_holds(recovery, word_bytes(notary.run, word), word.signature)
 
 
-def amends_in(reports: Iterable[Signed]) -> list[tuple[Signed, Amend]]:
+def amends_in(reports: Iterable[SignedStatement]) -> list[tuple[SignedStatement, RollbackOrder]]:
     """The words among these that want to go back, unjudged; what cannot be read is none."""
-    return _said(reports, Amend)
+    return _said(reports, RollbackOrder)
 
 
-def pauses_in(reports: Iterable[Signed]) -> list[tuple[Signed, Pause]]:
+def pauses_in(reports: Iterable[SignedStatement]) -> list[tuple[SignedStatement, PauseOrder]]:
     """Those that pause the run or resume it."""
-    return _said(reports, Pause)
+    return _said(reports, PauseOrder)
 
 
-def tunes_in(reports: Iterable[Signed]) -> list[tuple[Signed, Tune]]:
+def tunes_in(reports: Iterable[SignedStatement]) -> list[tuple[SignedStatement, ChangeSettings]]:
     """Those that change numbers of the run."""
-    return _said(reports, Tune)
+    return _said(reports, ChangeSettings)
 
 
-def _said(reports: Iterable[Signed], kind: type[W]) -> list[tuple[Signed, W]]:
-    found: list[tuple[Signed, W]] = []
+def _said(reports: Iterable[SignedStatement], kind: type[W]) -> list[tuple[SignedStatement, W]]:
+    found: list[tuple[SignedStatement, W]] = []
     tag = tag_of(kind).encode()
     for signed in reports:
         if tag not in signed.body:  # of a thousand reports nearly none is opened
@@ -97,22 +107,24 @@ def _said(reports: Iterable[Signed], kind: type[W]) -> list[tuple[Signed, W]]:
     return found
 
 
-def amend_of(body: Body) -> Amend | None:
+def amend_of(body: VertexBody) -> RollbackOrder | None:
     """Where this vertex went back to. A body with two of them is none that voters believe."""
     return next((amend for _, amend in amends_in(body.reports)), None)
 
 
-def rank(word: tuple[Signed, Amend]) -> tuple[int, bytes]:
+def rank(word: tuple[SignedStatement, RollbackOrder]) -> tuple[int, bytes]:
     """The farthest back comes first: after it the others want to go nowhere."""
     return word[1].round, word[0].body
 
 
-def first_of(amends: Iterable[tuple[Signed, Amend]]) -> tuple[Signed, Amend] | None:
+def first_of(
+    amends: Iterable[tuple[SignedStatement, RollbackOrder]],
+) -> tuple[SignedStatement, RollbackOrder] | None:
     """Of several, what every proposer takes."""
     return min(amends, key=rank, default=None)
 
 
-def paused_after(parent: Body, round: int, reports: Iterable[Signed]) -> int | UnsetType:
+def paused_after(parent: VertexBody, round: int, reports: Iterable[SignedStatement]) -> int | UnsetType:
     """Since which round the run is paused once this one carries these; going back and starting over keep it so."""
     word = next((pause for _, pause in pauses_in(reports)), None)
     if word is None:
@@ -120,7 +132,7 @@ def paused_after(parent: Body, round: int, reports: Iterable[Signed]) -> int | U
     return round if word.paused else UNSET
 
 
-def may_follow(history: History, word: Word) -> bool:
+def may_follow(history: VertexChain, word: Word) -> bool:
     """True if it was said after one of the newest vertices of this chain, and none since holds one of its kind."""
     for round in range(history.head, max(-2, history.head - AMEND_ROUNDS), -1):
         body = history.bodies.get(round)
@@ -133,9 +145,9 @@ def may_follow(history: History, word: Word) -> bool:
     return False
 
 
-def agrees(amend: Amend, earlier: Goal | None) -> Earlier:
+def agrees(amend: RollbackOrder, earlier: RollbackGoal | None) -> Earlier:
     """What an Amend says of the vertex that it names, held against that vertex."""
     if earlier is None:
         return "unknown"
-    said = Goal(amend.round, amend.back_to, amend.state, amend.trained, amend.tuned)
+    said = RollbackGoal(amend.round, amend.back_to, amend.state, amend.trained, amend.tuned)
     return "same" if said == earlier else "other"

@@ -11,22 +11,22 @@ from typing import cast
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, Seconds
-from atoll.base.machine import Ask, Effect, SetTimer
+from atoll.base.machine import Effect, RunTask, SetTimer
 from atoll.peer.governance.orders import amends_in, goal_of, may_follow, word_holds
 from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.tasks import FindState, ReadVertices
 from atoll.wire.codec import decode_body, decode_vertex, vertex_id
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Signed
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.statements import SignedStatement
 
 AGAIN_S = 2.0  # a state that nobody gave is asked for again after so long, while somebody wants to go back to it
 READ_AT_ONCE = 4  # old vertices; one person says such words, one after the other
 
 
-class EarlierStates:
-    def __init__(self, notary: Notary) -> None:
+class RollbackTargets:
+    def __init__(self, notary: StatementSigner) -> None:
         self.notary = notary
-        self.waiting: dict[str, Signed] = {}  # round, as text -> the word that waits for its vertex
+        self.waiting: dict[str, SignedStatement] = {}  # round, as text -> the word that waits for its vertex
         self.fetching: set[Digest] = set()  # states on their way from members
         self.asked: set[Digest] = set()  # states that the disk was asked for: each is read and hashed as a whole
 
@@ -35,7 +35,7 @@ class EarlierStates:
         if state in self.asked and not anew:
             return []
         self.asked.add(state)
-        return [Ask(f"earlier/state/{state.hex()}", FindState(state))]
+        return [RunTask(f"earlier/state/{state.hex()}", FindState(state))]
 
     def fetches(self, state: Digest) -> bool:
         """It is not here: True if it has to be asked for, False if it is on its way."""
@@ -48,7 +48,7 @@ class EarlierStates:
         """It could not be fetched."""
         return [SetTimer(f"earlier/state/{state.hex()}", now + AGAIN_S)]
 
-    def read(self, signed: Signed, pool: ReportPool, recovery: bytes) -> list[Effect]:
+    def read(self, signed: SignedStatement, pool: ReportPool, recovery: bytes) -> list[Effect]:
         """If this is the recovery identity's word and names a vertex that is not in memory, look on disk."""
         for _, amend in amends_in([signed]):
             name = str(amend.round)
@@ -59,10 +59,10 @@ class EarlierStates:
             if pool.opened(signed) is None or not word_holds(signed, amend, self.notary, recovery):
                 continue  # the pool says whose fault that is
             self.waiting[name] = signed
-            return [Ask(f"earlier/vertex/{name}", ReadVertices(amend.round, 0))]
+            return [RunTask(f"earlier/vertex/{name}", ReadVertices(amend.round, 0))]
         return []
 
-    def heard(self, name: str, kept: object, pool: ReportPool) -> Signed | None:
+    def heard(self, name: str, kept: object, pool: ReportPool) -> SignedStatement | None:
         """The disk answered: the word that waited, to be heard again; None if it names no such vertex."""
         signed = self.waiting.pop(name, None)
         for data in cast("Sequence[bytes]", kept or ()):

@@ -20,26 +20,26 @@ from atoll.base.units import seconds_text
 from atoll.peer.governance.orders import amends_in, tunes_in
 from atoll.peer.settings import RunSettings, pacing_problem
 from atoll.policy.plan import RoundPlan, plan_round
-from atoll.wire.messages.statements import Numbers, Signed, Tuned
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import ChangedNumbers, RunNumbers, SignedStatement
+from atoll.wire.messages.vertex import VertexBody
 
 
-def settings_after(settings: RunSettings, body: Body) -> RunSettings:
+def settings_after(settings: RunSettings, body: VertexBody) -> RunSettings:
     """By which the round after this vertex goes, out of genesis' settings."""
     return settings if body.tuned is UNSET else with_numbers(settings, body.tuned.to)
 
 
-def plan_after(settings: RunSettings, head: Digest, body: Body) -> RoundPlan:
+def plan_after(settings: RunSettings, head: Digest, body: VertexBody) -> RoundPlan:
     """The plan of the round after `body`, whose id is `head`; `settings` are genesis'."""
     return plan_round(head, body, settings_after(settings, body).round)
 
 
-def is_over(settings: RunSettings, body: Body) -> bool:
+def is_over(settings: RunSettings, body: VertexBody) -> bool:
     """No round trains after this vertex, unless members agree on more of them."""
     return 0 < settings_after(settings, body).rounds <= body.trained
 
 
-def with_numbers(settings: RunSettings, to: Numbers) -> RunSettings:
+def with_numbers(settings: RunSettings, to: RunNumbers) -> RunSettings:
     """The same with these numbers. Those that only islands read are theirs to take in."""
     s, given = settings.round, numbers_in(to)
     accepted, effort = s.acceptance, s.effort
@@ -55,7 +55,7 @@ def with_numbers(settings: RunSettings, to: Numbers) -> RunSettings:
     return replace(settings, round=replace(s, acceptance=accepted, effort=effort, **own), **of_the_run)
 
 
-def numbers_in(to: Numbers) -> dict[str, Any]:
+def numbers_in(to: RunNumbers) -> dict[str, Any]:
     """What is said in it, by name."""
     return {name: value for name, value in asdict(to).items() if value is not UNSET}
 
@@ -89,7 +89,9 @@ def _told(name: str, value: float) -> str:
     return WORDS.get(name, name + " {:g}").format(seconds_text(value) if name.endswith("_s") else value)
 
 
-def tuned_after(settings: RunSettings, parent: Body, trained: int, reports: Sequence[Signed]) -> Tuned | UnsetType:
+def tuned_after(
+    settings: RunSettings, parent: VertexBody, trained: int, reports: Sequence[SignedStatement]
+) -> ChangedNumbers | UnsetType:
     """What a vertex after `parent` with these reports says of numbers; `trained` are its rounds. A run that goes
     back has those again that held there."""
     back = next((amend for _, amend in amends_in(reports)), None)
@@ -99,14 +101,14 @@ def tuned_after(settings: RunSettings, parent: Body, trained: int, reports: Sequ
     return parent.tuned if word is None else tuned_by(settings, parent, trained, word.to)
 
 
-def tuned_by(settings: RunSettings, parent: Body, trained: int, to: Numbers) -> Tuned:
+def tuned_by(settings: RunSettings, parent: VertexBody, trained: int, to: RunNumbers) -> ChangedNumbers:
     """What it says of them with these numbers."""
-    before = Tuned(Numbers(), 0, 0) if parent.tuned is UNSET else parent.tuned
+    before = ChangedNumbers(RunNumbers(), 0, 0) if parent.tuned is UNSET else parent.tuned
     steps = before.steps + (trained - before.trained) * settings_after(settings, parent).round.inner_steps
-    return Tuned(replace(before.to, **numbers_in(to)), trained, steps)
+    return ChangedNumbers(replace(before.to, **numbers_in(to)), trained, steps)
 
 
-def why_not(settings: RunSettings, parent: Body, to: Numbers) -> str:
+def why_not(settings: RunSettings, parent: VertexBody, to: RunNumbers) -> str:
     """Why these numbers cannot follow this vertex, in words for whoever wants them; empty if they can."""
     now, given = settings_after(settings, parent), numbers_in(to)
     held = {} if parent.tuned is UNSET else numbers_in(parent.tuned.to)

@@ -13,18 +13,26 @@ from msgspec import UNSET
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.crypto.signer import Signer
-from atoll.peer.events import Refused
-from atoll.policy.membership import CLOCKS_DIFFER, FULL, IS_EXPELLED, NO_TICKET, RECENT, TICKET_EXPIRED, Reported
-from atoll.protocol.history.chain import History
+from atoll.peer.events import JoinRejected
+from atoll.policy.membership import (
+    CLOCKS_DIFFER,
+    FULL,
+    IS_EXPELLED,
+    NO_TICKET,
+    RECENT,
+    TICKET_EXPIRED,
+    VerifiedReport,
+)
+from atoll.protocol.history.chain import VertexChain
 from atoll.wire.messages.membership import JoinRefused, RefusalCode
-from atoll.wire.messages.statements import Join, Ready, Statement
+from atoll.wire.messages.statements import JoinRequest, ReadyReport, Statement
 
 JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
 REFUSALS_MAX = 3  # requests refused in a row: a ticket may be newer than what a member knows, so the third is a no
 
 
 @dataclass(frozen=True)
-class Wish:
+class DesiredRole:
     """How this peer wants to take part."""
 
     role: str = "trainer"  # a visitor reads along and never asks to be let in
@@ -34,7 +42,7 @@ class Wish:
     unaudited: bool = False  # nobody else could take its steps again and come to the same numbers
 
 
-class Admission:
+class AdmissionRequest:
     def __init__(self, me: PeerId, signer: Signer, visits: bool = False) -> None:
         self.me, self.signer, self.visits = me, signer, visits
         self.asked: tuple[type[Statement] | None, Seconds] = None, -1e9  # with which word, and when
@@ -52,7 +60,7 @@ class Admission:
         """A request goes out; refusals of the one before count no more."""
         self.waits, self.refusers = True, {}
 
-    def hear_refusal(self, by: PeerId, code: RefusalCode, needed: int) -> Refused | None:
+    def hear_refusal(self, by: PeerId, code: RefusalCode, needed: int) -> JoinRejected | None:
         """`by` is a peer whose refusal counts; it takes as many as `needed`. The fact ends this peer."""
         if not self.waits:
             return None
@@ -64,8 +72,8 @@ class Admission:
         return refused(by, code) if self.refusals >= REFUSALS_MAX else None
 
     def word(
-        self, wish: Wish, history: History, at: int, now: Seconds, audited: bool = False
-    ) -> Join | Ready | None:
+        self, wish: DesiredRole, history: VertexChain, at: int, now: Seconds, audited: bool = False
+    ) -> JoinRequest | ReadyReport | None:
         """What is to be said now, if anything; `at` is the round whose state I hold, `audited` is the run."""
         if wish.role == "visitor":
             return None
@@ -74,18 +82,20 @@ class Admission:
         if word is None or (isinstance(word, before or ()) and now - said_at < JOIN_AGAIN_S):
             return None
         self.asked = type(word), now
-        if isinstance(word, Join):
+        if isinstance(word, JoinRequest):
             self.begins()
         else:
             self.waits, self.refusals = False, 0
         return word
 
-    def _lacking(self, wish: Wish, history: History, at: int, unaudited: bool) -> Join | Ready | None:
+    def _lacking(
+        self, wish: DesiredRole, history: VertexChain, at: int, unaudited: bool
+    ) -> JoinRequest | ReadyReport | None:
         mine = next((m for m in history.head_body.members if m.peer == self.me), None)
         moved = mine is not None and bool(wish.addresses) and mine.addresses != wish.addresses
         if mine is None or mine.standing == "away" or mine.vote_key != self.signer.vote_key or moved:
             role = wish.role if wish.role in ("observer", "client") else "trainer"
-            return Join(
+            return JoinRequest(
                 self.me,
                 self.signer.vote_key,
                 self.signer.certificate,
@@ -99,7 +109,7 @@ class Admission:
         waits = mine.standing == "observer" and mine.role != "observer"
         changed = mine.trains and unaudited != (mine.standing == "unaudited")
         if (waits or changed) and at in history.ids and near:
-            return Ready(history.ids[at], history.bodies[at].state, unaudited or UNSET)
+            return ReadyReport(history.ids[at], history.bodies[at].state, unaudited or UNSET)
         return None
 
 
@@ -137,12 +147,12 @@ _CODES: dict[str, RefusalCode] = {
 }
 
 
-def refused(by: PeerId, code: RefusalCode, for_good: bool = False) -> Refused:
+def refused(by: PeerId, code: RefusalCode, for_good: bool = False) -> JoinRejected:
     what, fix = REFUSALS[code]
-    return Refused(by=by, code=code, what=what, fix=fix, for_good=for_good)
+    return JoinRejected(by=by, code=code, what=what, fix=fix, for_good=for_good)
 
 
-def expelled(me: PeerId) -> Refused:
+def expelled(me: PeerId) -> JoinRejected:
     """No peer shows it anything more, and nothing that it says counts: its driver ends it."""
     return refused(me, EXPELLED, for_good=True)
 
@@ -155,9 +165,9 @@ def code_of(why: str) -> RefusalCode:
     return "E-JOIN-05"
 
 
-def refusal_of(reported: Reported, why: str) -> JoinRefused | None:
+def refusal_of(reported: VerifiedReport, why: str) -> JoinRefused | None:
     """The answer to a report that may not stand in the next vertex; only a join gets one."""
-    if not isinstance(reported.statement, Join):
+    if not isinstance(reported.statement, JoinRequest):
         return None
     if why == "it is a member already" or why.startswith("it was written too long ago"):
         return None  # not a refusal: it will see so in the next vertices

@@ -9,12 +9,12 @@ started again trains. Never judges a word, policy/membership does.
 
 from __future__ import annotations
 
-from atoll.wire.messages.statements import Rests
+from atoll.wire.messages.statements import SkipRound
 
 WHY = "it rests"  # in words for people
 
 
-class Resting:
+class RoundOptOut:
     def __init__(self) -> None:
         self.first, self.last = 0, -1  # rounds, both included
 
@@ -25,6 +25,6 @@ class Resting:
     def covers(self, round: int) -> bool:
         return self.first <= round <= self.last
 
-    def words(self, round: int) -> list[Rests]:
+    def words(self, round: int) -> list[SkipRound]:
         """What is to be said while this round is under way."""
-        return [Rests(r) for r in (round, round + 1) if self.covers(r)]
+        return [SkipRound(r) for r in (round, round + 1) if self.covers(r)]

@@ -14,24 +14,38 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Send
 from atoll.peer.membership.admission import EXPELLED, code_of
-from atoll.peer.run_view import Known
+from atoll.peer.run_view import RunView
 from atoll.policy.membership import ticket_problem
 from atoll.wire.codec import decode_body
-from atoll.wire.messages.audits import WantExhibit
-from atoll.wire.messages.history import Vertices, WantChunk, WantEra, WantManifest, WantVertices
-from atoll.wire.messages.membership import Beat, Hello, JoinRefused, RefusalCode
-from atoll.wire.messages.preference import WantPreference
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.messages.audits import ExhibitRequest
+from atoll.wire.messages.history import (
+    ChunkRequest,
+    EraSignaturesRequest,
+    ManifestRequest,
+    VerticesRequest,
+    VerticesResponse,
+)
+from atoll.wire.messages.membership import Hello, JoinRefused, Ping, RefusalCode
+from atoll.wire.messages.preference import PreferenceRequest
+from atoll.wire.messages.vertex import Vertex, VertexBody
 
-Reads = Beat | WantVertices | WantManifest | WantChunk | WantEra | WantExhibit | WantPreference
-ToStrangers = Hello | JoinRefused | WantVertices | WantManifest | WantChunk | WantEra
+Reads = (
+    Ping
+    | VerticesRequest
+    | ManifestRequest
+    | ChunkRequest
+    | EraSignaturesRequest
+    | ExhibitRequest
+    | PreferenceRequest
+)
+ToStrangers = Hello | JoinRefused | VerticesRequest | ManifestRequest | ChunkRequest | EraSignaturesRequest
 
 
 class Readers:
     def __init__(self) -> None:
         self.shown: dict[PeerId, bytes] = {}  # redemptions, of peers that are linked
 
-    def refusal(self, peer: PeerId, known: Known | None, wall_s: Seconds) -> RefusalCode | None:
+    def refusal(self, peer: PeerId, known: RunView | None, wall_s: Seconds) -> RefusalCode | None:
         """Why this peer may read nothing here; None: it may, or there is nothing to read."""
         if known is None or known.settings.is_public:
             return None
@@ -42,19 +56,19 @@ class Readers:
         why = ticket_problem(self.shown.get(peer, b""), peer, tickets, run, wall_s)
         return code_of(why) if why is not None else None
 
-    def may_leave(self, send: Send, known: Known | None, wall_s: Seconds) -> Send | None:
+    def may_leave(self, send: Send, known: RunView | None, wall_s: Seconds) -> Send | None:
         """The same, or what of it this receiver may read; None: nothing."""
         if isinstance(send.message, ToStrangers):
             return send
         code = self.refusal(send.to, known, wall_s)
-        if code == EXPELLED and known is not None and isinstance(send.message, Vertices):
+        if code == EXPELLED and known is not None and isinstance(send.message, VerticesResponse):
             vertices = _until_expelled(send.message.vertices, send.to, known)
             head = decode_body(vertices[-1].body).round if vertices else 0
-            return replace(send, message=Vertices(vertices, head)) if vertices else None
+            return replace(send, message=VerticesResponse(vertices, head)) if vertices else None
         return send if code is None else None
 
 
-def _until_expelled(vertices: tuple[Vertex, ...], peer: PeerId, known: Known) -> tuple[Vertex, ...]:
+def _until_expelled(vertices: tuple[Vertex, ...], peer: PeerId, known: RunView) -> tuple[Vertex, ...]:
     """The vertices before which this peer was not expelled; of the first one its parent shows that."""
     shown: list[Vertex] = []
     for vertex in vertices:
@@ -69,5 +83,5 @@ def _until_expelled(vertices: tuple[Vertex, ...], peer: PeerId, known: Known) ->
     return tuple(shown)
 
 
-def _expels(body: Body, peer: PeerId) -> bool:
+def _expels(body: VertexBody, peer: PeerId) -> bool:
     return any(m.peer == peer and m.standing == "expelled" for m in body.members)

@@ -16,27 +16,34 @@ from collections.abc import Callable, Sequence
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Send, tag_of
-from atoll.peer.run_view import Known
+from atoll.peer.run_view import RunView
 from atoll.policy.membership import only_counts
-from atoll.protocol.membership.failure_detector import Heartbeat
-from atoll.wire.envelope import Notary
+from atoll.protocol.membership.failure_detector import FailureDetector
+from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.statements import Caught, Complaint, Leave, Signed, Statement, Suspect
+from atoll.wire.messages.statements import (
+    Accusation,
+    LeaveReport,
+    OwnerComplaint,
+    SignedStatement,
+    Statement,
+    SuspicionReport,
+)
 
 WRITERS_TOLD = 8  # of a large swarm's voters, in turn: where a third lies all of them do so in 1 of 10,000 rounds
 WORDS_AGAIN_S = 3.0  # between words that wait for their vertex and the same words again
 
 
-class Words:
+class ReportBroadcaster:
     """`known`: asked for once there is genesis. `writers`: so many who are next to write this round's vertex."""
 
     def __init__(
         self,
-        notary: Notary,
-        known: Callable[[], Known],
-        heartbeat: Heartbeat,
+        notary: StatementSigner,
+        known: Callable[[], RunView],
+        heartbeat: FailureDetector,
         writers: Callable[[int], list[PeerId]],
-        pool: Callable[[PeerId, Signed, Seconds], list[Effect]],
+        pool: Callable[[PeerId, SignedStatement, Seconds], list[Effect]],
     ) -> None:
         self._notary, self._me = notary, notary.me
         self._known, self._heartbeat, self._writers, self._pool = known, heartbeat, writers, pool
@@ -45,9 +52,9 @@ class Words:
     def tell(self, statement: Statement, now: Seconds) -> list[Effect]:
         return self._to_all(self._notary.sign(statement), now)
 
-    def accuse(self, statement: Caught | Complaint, now: Seconds) -> list[Effect]:
+    def accuse(self, statement: Accusation | OwnerComplaint, now: Seconds) -> list[Effect]:
         signed = self._notary.sign(statement)
-        if isinstance(statement, Caught) and self._known().pool.proves(statement):
+        if isinstance(statement, Accusation) and self._known().pool.proves(statement):
             return self._pool(self._me, signed, now)
         return self._voice(signed, now) if only_counts(statement) else self._to_all(signed, now)
 
@@ -57,7 +64,7 @@ class Words:
         if mine is None or not mine.votes:
             return []
         reason = "refused" if why == "refused" else "silent"
-        signed = self._notary.sign(Suspect(known.history.head + 1, peer, reason))
+        signed = self._notary.sign(SuspicionReport(known.history.head + 1, peer, reason))
         # everybody begins to watch by the words of those who always do: all others' words only count
         watches = peer in self._heartbeat.chosen
         return self._to_all(signed, now) if watches else self._voice(signed, now)
@@ -68,7 +75,7 @@ class Words:
         pool, heartbeat = self._known().pool, self._heartbeat
         if pool.crowded:
             return self._to_writers(pool.my_voices(heartbeat.gone, now + heartbeat.offset_s))
-        settled = {s.signer for s in pool.of_kind(tag_of(Leave))} | pool.suspected_by(self._me)
+        settled = {s.signer for s in pool.of_kind(tag_of(LeaveReport))} | pool.suspected_by(self._me)
         silent, refused = heartbeat.silent - settled, heartbeat.refused - settled
         words = [(peer, "refused" if peer in refused else "silent") for peer in sorted(silent | refused)]
         return [effect for peer, why in words for effect in self.suspect(peer, why, now)]
@@ -82,16 +89,16 @@ class Words:
         known = self._known()
         return [Send(p, MemberReport(word)) for word in known.pool.my_words() for p in known.roster.within_reach()]
 
-    def _to_all(self, signed: Signed, now: Seconds) -> list[Effect]:
+    def _to_all(self, signed: SignedStatement, now: Seconds) -> list[Effect]:
         message = MemberReport(signed)
         sends: list[Effect] = [Send(p, message) for p in self._known().roster.within_reach()]
         return sends + self._pool(self._me, signed, now)
 
-    def _voice(self, signed: Signed, now: Seconds) -> list[Effect]:
+    def _voice(self, signed: SignedStatement, now: Seconds) -> list[Effect]:
         if not self._known().pool.crowded:
             return self._to_all(signed, now)
         return self._pool(self._me, signed, now) + self._to_writers([signed])
 
-    def _to_writers(self, voices: Sequence[Signed]) -> list[Effect]:
+    def _to_writers(self, voices: Sequence[SignedStatement]) -> list[Effect]:
         """To the first ones in turn, since some are gone and some are liars."""
         return [Send(p, MemberReport(signed)) for signed in voices for p in self._writers(WRITERS_TOLD)]

@@ -20,10 +20,10 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import COMMITTEE_MAX, REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX, VOICES_MAX
 from atoll.base.machine import tag_of
 from atoll.base.memoize import of_the_same
-from atoll.features.archive.policy import Ledger
+from atoll.features.archive.policy import PlacementLedger
 from atoll.peer.governance.orders import (
     WANTS,
-    Goal,
+    RollbackGoal,
     Word,
     agrees,
     amends_in,
@@ -42,39 +42,39 @@ from atoll.peer.settings import RunSettings
 from atoll.policy.membership import (
     RECENT,
     Earlier,
-    Recent,
-    Reported,
+    RecentVertices,
+    VerifiedReport,
     admissible,
     only_counts,
     suspicions_needed,
     target_of,
 )
 from atoll.policy.vertex_capacity import SIGNED_BYTES, name_bytes
-from atoll.protocol.history.chain import History
+from atoll.protocol.history.chain import VertexChain
 from atoll.verification.case import AGAINST
-from atoll.verification.loss_scoring.policy import Scores
-from atoll.verification.redundant_training.policy import Twins
-from atoll.verification.replay_audit.policy import Docket
-from atoll.verification.state_validation.policy import Validations
+from atoll.verification.loss_scoring.policy import ScoreLedger
+from atoll.verification.redundant_training.policy import RedundancyLedger
+from atoll.verification.replay_audit.policy import AuditLedger
+from atoll.verification.state_validation.policy import ValidationLedger
 from atoll.wire.codec import decode_statement
-from atoll.wire.envelope import Notary
+from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import (
-    Amend,
-    Audited,
-    Caught,
-    Invite,
-    Join,
-    Leave,
-    Pause,
-    Placed,
-    Rests,
-    Signed,
+    Accusation,
+    AuditReport,
+    ChangeSettings,
+    JoinRequest,
+    LeaveReport,
+    PauseOrder,
+    PiecesStored,
+    RollbackOrder,
+    SignedStatement,
+    SkipRound,
     Statement,
-    Suspect,
-    Tune,
-    Validated,
+    SuspicionReport,
+    TicketInvite,
+    ValidationReport,
 )
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.vertex import VertexBody
 
 AMENDS_MAX = 2  # words to go back that a proposer looks at; a body carries one, the farthest back
 
@@ -82,31 +82,34 @@ Key = tuple[str, PeerId, str]
 
 
 @dataclass(frozen=True)
-class Pooled:
+class PooledReport:
     """A report that was believed, and whether it was news."""
 
-    reported: Reported
+    reported: VerifiedReport
     fresh: bool  # the first of its kind from this signer
     wrong: str | None = None  # why it may not stand in the next vertex, in words for its sender
 
 
 class ReportPool:
-    def __init__(self, notary: Notary, history: History, settings: RunSettings) -> None:
+    def __init__(self, notary: StatementSigner, history: VertexChain, settings: RunSettings) -> None:
         self.notary, self.history, self.settings = notary, history, settings
-        self.pool: dict[Key, Signed] = {}
+        self.pool: dict[Key, SignedStatement] = {}
         self.voices: Counter[tuple[str, str]] = Counter()  # of those, the ones that only count: by kind and target
-        self.goals: dict[Digest, Goal] = {}  # vertices older than memory holds, read from disk
-        self.docket = Docket(settings.audited_share, settings.round.quorum, settings.opened)
-        self.validations = Validations(settings.validated, settings.round.quorum)
-        self.ledger = Ledger(settings.kept_coded, settings.round.quorum)
-        self.scores = Scores(settings.scored_share, settings.round.quorum)
-        self.twins = Twins(settings.twinned_share, settings.round.quorum)
-        self._recent: tuple[int, Recent] = (-2, Recent({}))  # as of this head: asked for with every report
+        self.goals: dict[Digest, RollbackGoal] = {}  # vertices older than memory holds, read from disk
+        self.docket = AuditLedger(settings.audited_share, settings.round.quorum, settings.opened)
+        self.validations = ValidationLedger(settings.validated, settings.round.quorum)
+        self.ledger = PlacementLedger(settings.kept_coded, settings.round.quorum)
+        self.scores = ScoreLedger(settings.scored_share, settings.round.quorum)
+        self.twins = RedundancyLedger(settings.twinned_share, settings.round.quorum)
+        self._recent: tuple[int, RecentVertices] = (
+            -2,
+            RecentVertices({}),
+        )  # as of this head: asked for with every report
 
     def __len__(self) -> int:
         return len(self.pool)
 
-    def add(self, signed: Signed, run_time: Seconds) -> Pooled | None:
+    def add(self, signed: SignedStatement, run_time: Seconds) -> PooledReport | None:
         """Remember a report. None if its signature does not hold, it is known already, or the pool is full.
 
         PeerFault for a word of the recovery identity that its signer made up.
@@ -122,9 +125,9 @@ class ReportPool:
             )
         wrong = self.judge(reported, head, self.recent(), run_time)
         if wrong is not None:
-            return Pooled(reported, fresh=False, wrong=wrong)
-        if isinstance(statement, Caught) and reported.by != self.notary.me and self.proves(statement):
-            return Pooled(reported, fresh=False)  # heard, and that is all
+            return PooledReport(reported, fresh=False, wrong=wrong)
+        if isinstance(statement, Accusation) and reported.by != self.notary.me and self.proves(statement):
+            return PooledReport(reported, fresh=False)  # heard, and that is all
         key = _key(reported)
         fresh = key not in self.pool
         if not fresh and (self.pool[key].body == signed.body or self._older(statement, reported.by)):
@@ -132,9 +135,9 @@ class ReportPool:
         if fresh and not self._has_room(key, only_counts(statement)):
             return None
         self._remember(key, signed, only_counts(statement))
-        return Pooled(reported, fresh)
+        return PooledReport(reported, fresh)
 
-    def _remember(self, key: Key, signed: Signed, counts: bool) -> None:
+    def _remember(self, key: Key, signed: SignedStatement, counts: bool) -> None:
         if counts and key not in self.pool:
             self.voices[key[0], key[2]] += 1
         self.pool[key] = signed
@@ -174,8 +177,8 @@ class ReportPool:
             company = Counter((kind, target) for kind, _, target in rivals)
             its = (key for key in reversed(rivals) if voice(key[1]) == loudest)
             end = min(its, key=lambda key: company[key[0], key[2]])
-        elif wanted[0] != tag_of(Rests):
-            end = next((key for key in reversed(rivals) if key[0] == tag_of(Rests)), None)
+        elif wanted[0] != tag_of(SkipRound):
+            end = next((key for key in reversed(rivals) if key[0] == tag_of(SkipRound)), None)
         if end is not None:
             self._forget(end)
         return end is not None
@@ -188,40 +191,40 @@ class ReportPool:
     def _voices_needed(self) -> int:
         return suspicions_needed(_voters(self.history.head_body), self.settings.round.quorum)
 
-    def proves(self, caught: Caught) -> bool:
+    def proves(self, caught: Accusation) -> bool:
         """Somebody's proof against this liar is here already: one is enough, and says more than any voice."""
         pair = target_of(replace(caught, other=caught.answer))
-        return any(kind == tag_of(Caught) and target == pair for kind, _, target in self.pool)
+        return any(kind == tag_of(Accusation) and target == pair for kind, _, target in self.pool)
 
     def withdraw_suspicion(self, by: PeerId, peer: PeerId) -> None:
         """The accused was heard again."""
-        self._forget((tag_of(Suspect), by, peer))
+        self._forget((tag_of(SuspicionReport), by, peer))
 
     def withdraw_farewell(self, peer: PeerId) -> None:
         """It is back. One that is still about to leave says so again to whom it links."""
-        self._forget((tag_of(Leave), peer, ""))
+        self._forget((tag_of(LeaveReport), peer, ""))
 
     def suspected_by(self, peer: PeerId) -> set[PeerId]:
         """Whom it says that it does not hear."""
-        return {PeerId(target) for kind, by, target in self.pool if (kind, by) == (tag_of(Suspect), peer)}
+        return {PeerId(target) for kind, by, target in self.pool if (kind, by) == (tag_of(SuspicionReport), peer)}
 
-    def said_by(self, peer: PeerId, kind: str) -> list[Signed]:
+    def said_by(self, peer: PeerId, kind: str) -> list[SignedStatement]:
         """Its reports of this kind that wait for their vertex."""
         return [signed for signed in self.of_kind(kind) if signed.signer == peer]
 
-    def my_words(self) -> list[Signed]:
+    def my_words(self) -> list[SignedStatement]:
         """Mine that are said again while they wait for their vertex: the recovery identity's, and about states."""
-        kinds = Amend, Pause, Tune, Validated
+        kinds = RollbackOrder, PauseOrder, ChangeSettings, ValidationReport
         return [signed for kind in kinds for signed in self.said_by(self.notary.me, tag_of(kind))]
 
-    def my_voices(self, gone: Callable[[PeerId], bool], run_time: Seconds) -> list[Signed]:
+    def my_voices(self, gone: Callable[[PeerId], bool], run_time: Seconds) -> list[SignedStatement]:
         """Mine that wait for enough others, where not everybody was told. Suspicions anew, of those who are still
         gone: others forget what is of rounds before."""
-        me, voices = self.notary.me, list[Signed]()
+        me, voices = self.notary.me, list[SignedStatement]()
         waiting = [s for key, s in self.pool.items() if key[1] == me and self._counts(key)] if self.crowded else []
         for signed in waiting:
             said = decode_statement(signed.body, me)
-            if isinstance(said, Suspect):
+            if isinstance(said, SuspicionReport):
                 if not gone(said.peer):
                     continue
                 signed = self.notary.sign(replace(said, round=self.history.head + 1))
@@ -229,23 +232,23 @@ class ReportPool:
             voices.append(signed)
         return voices
 
-    def join_of(self, peer: PeerId) -> Join | None:
+    def join_of(self, peer: PeerId) -> JoinRequest | None:
         """What it asks to be, if no vertex has that yet."""
-        signed = self.pool.get((tag_of(Join), peer, ""))
+        signed = self.pool.get((tag_of(JoinRequest), peer, ""))
         said = decode_statement(signed.body, peer) if signed is not None else None
-        return said if isinstance(said, Join) else None
+        return said if isinstance(said, JoinRequest) else None
 
     def _older(self, said: Statement, peer: PeerId) -> bool:
         """A join that was written before the one that is here: somebody repeats it."""
-        if not isinstance(said, Join) or (newer := self.join_of(peer)) is None:
+        if not isinstance(said, JoinRequest) or (newer := self.join_of(peer)) is None:
             return False
         rounds = self.recent().rounds
         return rounds.get(said.after, -2) < rounds.get(newer.after, -2)
 
-    def of_kind(self, kind: str) -> list[Signed]:
+    def of_kind(self, kind: str) -> list[SignedStatement]:
         return [signed for key, signed in self.pool.items() if key[0] == kind]
 
-    def chosen(self, gone: Callable[[PeerId], bool] = lambda peer: True) -> list[Signed]:
+    def chosen(self, gone: Callable[[PeerId], bool] = lambda peer: True) -> list[SignedStatement]:
         """What a proposer may put into a vertex: words of the recovery identity, then as many reports as fit, the
         shortest first. No suspicion of anybody whom it hears: many were silent for a moment in a long round, and
         without all of them liars would be too many among those who are left.
@@ -260,7 +263,7 @@ class ReportPool:
         every = {id(signed) for signed in [*back, *pauses, *tunes]}
         crowded = self.crowded
         news = [
-            (key[0] == tag_of(Rests), signed)
+            (key[0] == tag_of(SkipRound), signed)
             for key, signed in self.pool.items()
             if id(signed) not in every and not (crowded and self._counts(key)) and _may_go(key, gone)
         ]
@@ -270,7 +273,7 @@ class ReportPool:
         lots = [[signed] for signed in words] + [[signed] for rests, signed in news if not rests]
         lots += self._whole_sets(gone) if crowded else []
         lots += [[signed] for rests, signed in news if rests]
-        chosen: list[Signed] = []
+        chosen: list[SignedStatement] = []
         size = 0
         for lot in lots:
             size += sum(map(_size_bytes, lot))
@@ -279,24 +282,24 @@ class ReportPool:
             chosen += lot
         return chosen
 
-    def _whole_sets(self, gone: Callable[[PeerId], bool]) -> list[list[Signed]]:
+    def _whole_sets(self, gone: Callable[[PeerId], bool]) -> list[list[SignedStatement]]:
         """Voices that are enough to count, no more of them than that: against liars, then against the silent."""
         needed = self._voices_needed()
         enough = sorted(said for said, count in self.voices.items() if count >= needed)
-        sets: defaultdict[tuple[str, str], list[Signed]] = defaultdict(list)
+        sets: defaultdict[tuple[str, str], list[SignedStatement]] = defaultdict(list)
         for key, signed in self.pool.items():
             if _may_go(key, gone):
                 sets[key[0], key[2]].append(signed)
         return [sets[said][:needed] for said in enough]
 
-    def settle(self, body: Body) -> None:
+    def settle(self, body: VertexBody) -> None:
         """What a vertex carried, or what no longer fits the membership, leaves the pool."""
         carried = {s.body for s in body.reports}
         recent, keys, known = self.recent(), _vote_keys(body), known_keys(body.members)
         for key, signed in list(self.pool.items()):
             reported = open_report(self.notary, signed, keys, known)
             stale = reported is None or self.judge(reported, body, recent, None) is not None
-            done = reported is not None and isinstance(reported.statement, Invite) and signed.body in carried
+            done = reported is not None and isinstance(reported.statement, TicketInvite) and signed.body in carried
             # many were silent for a moment in some round: together they would be enough some day, for no reason
             stale = stale or (self.crowded and _of_before(reported, body))
             if stale or done:  # a carried Join or Leave that had to wait for its turn stays
@@ -304,27 +307,29 @@ class ReportPool:
         for signed in body.reports if self.docket.looks else ():
             self._repeat(signed, body, recent)
 
-    def _repeat(self, signed: Signed, body: Body, recent: Recent) -> None:
+    def _repeat(self, signed: SignedStatement, body: VertexBody, recent: RecentVertices) -> None:
         """What an auditor holds against a trainer is said again until there are enough of them, by everybody."""
         said = decode_statement(signed.body, signed.signer)
         news = len(self.pool) - (self.voices.total() if self.crowded else 0)
-        if not isinstance(said, Audited) or said.finding not in AGAINST or news >= REPORTS_PER_VERTEX_MAX:
+        if not isinstance(said, AuditReport) or said.finding not in AGAINST or news >= REPORTS_PER_VERTEX_MAX:
             return
         reported = open_report(self.notary, signed, _vote_keys(body))
         if reported is not None and self.judge(reported, body, recent, None) is None:
             self.pool.setdefault(_key(reported), signed)
 
-    def judge(self, reported: Reported, parent: Body, recent: Recent, wall_s: Seconds | None) -> str | None:
+    def judge(
+        self, reported: VerifiedReport, parent: VertexBody, recent: RecentVertices, wall_s: Seconds | None
+    ) -> str | None:
         open_to_all, parts = self.settings.open_to_all, parts_most(self.settings, parent)
         run, signing = self.notary.run, self.settings.round.signing
         wrong = admissible(reported, parent, recent, run, open_to_all, wall_s, parts, signing, wall_s)
         if wrong is None and isinstance(
-            reported.statement, Placed
+            reported.statement, PiecesStored
         ):  # if vertices are lacking, others must judge it
             return recent.ledger.unknown(reported.by, reported.statement)
         return wrong
 
-    def recent(self) -> Recent:
+    def recent(self) -> RecentVertices:
         head = self.history.head
         if self._recent[0] != head:
             self.docket.follow(head, self.history.ids, self.history.bodies)
@@ -335,20 +340,20 @@ class ReportPool:
             self.twins.follow(head, self.history.ids, self.history.bodies)
             judged = self.docket, self.validations, self.ledger, self.scores, self.twins
             known = self._may_follow, self._earlier, *judged, self.history.rounds(), self._unfit
-            self._recent = (head, Recent(states, *known))
+            self._recent = (head, RecentVertices(states, *known))
         return self._recent[1]
 
-    def wanted_back(self) -> list[Amend]:
+    def wanted_back(self) -> list[RollbackOrder]:
         """Where the run may go back to in the next vertices: words that wait, and what validators demand."""
         demanded = self.recent().validations.demanded()
         return [amend for _, amend in amends_in(self.pool.values())] + ([demanded] if demanded else [])
 
-    def opened(self, signed: Signed) -> Reported | None:
+    def opened(self, signed: SignedStatement) -> VerifiedReport | None:
         """What it says, if a member of now signed it."""
         head = self.history.head_body
         return open_report(self.notary, signed, _vote_keys(head), known_keys(head.members))
 
-    def goal(self, round: int) -> Goal | None:
+    def goal(self, round: int) -> RollbackGoal | None:
         """The vertex of this round, if it is in memory."""
         body = self.history.bodies.get(round)
         return goal_of(body, self.history.ids[round]) if body is not None else None
@@ -356,43 +361,45 @@ class ReportPool:
     def _may_follow(self, word: Word) -> bool:
         return may_follow(self.history, word)
 
-    def _unfit(self, word: Tune, parent: Body) -> str:
+    def _unfit(self, word: ChangeSettings, parent: VertexBody) -> str:
         return why_not(self.settings, parent, word.to)
 
-    def _earlier(self, amend: Amend) -> Earlier:
+    def _earlier(self, amend: RollbackOrder) -> Earlier:
         return agrees(amend, self.goal(amend.round) or self.goals.get(amend.back_to))
 
 
 @of_the_same  # asked with every report
-def _vote_keys(body: Body) -> dict[PeerId, bytes]:
+def _vote_keys(body: VertexBody) -> dict[PeerId, bytes]:
     return {m.peer: m.vote_key for m in body.members if m.present}
 
 
 @of_the_same  # asked with every report that finds no room
-def _names(body: Body) -> frozenset[PeerId]:
+def _names(body: VertexBody) -> frozenset[PeerId]:
     return frozenset(m.peer for m in body.members)
 
 
 @of_the_same  # asked with every report, and for every body
-def _voters(body: Body) -> int:
+def _voters(body: VertexBody) -> int:
     return sum(m.votes for m in body.members)
 
 
-def _of_before(reported: Reported | None, body: Body) -> bool:
+def _of_before(reported: VerifiedReport | None, body: VertexBody) -> bool:
     """A suspicion that is older than the round of this vertex."""
     return (
-        reported is not None and isinstance(reported.statement, Suspect) and reported.statement.round < body.round
+        reported is not None
+        and isinstance(reported.statement, SuspicionReport)
+        and reported.statement.round < body.round
     )
 
 
 def _may_go(key: Key, gone: Callable[[PeerId], bool]) -> bool:
     """False for a suspicion of somebody who is here."""
-    return key[0] != tag_of(Suspect) or gone(PeerId(key[2]))
+    return key[0] != tag_of(SuspicionReport) or gone(PeerId(key[2]))
 
 
-def _size_bytes(signed: Signed) -> int:
+def _size_bytes(signed: SignedStatement) -> int:
     return len(signed.body) + len(signed.signature) + name_bytes(signed.signer) + SIGNED_BYTES
 
 
-def _key(reported: Reported) -> Key:
+def _key(reported: VerifiedReport) -> Key:
     return tag_of(reported.statement), reported.by, target_of(reported.statement)

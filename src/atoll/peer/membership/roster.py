@@ -12,22 +12,22 @@ from collections.abc import Sequence
 from atoll.base.draw import draw_below
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import COMMITTEE_MAX
-from atoll.base.machine import Contact, Effect, Forget
+from atoll.base.machine import Connect, Disconnect, Effect
 from atoll.crypto.digest import digest
-from atoll.crypto.signer import Verifier
+from atoll.crypto.signer import SignatureVerifier
 from atoll.peer.events import MembershipChanged
-from atoll.protocol.history.chain import History
+from atoll.protocol.history.chain import VertexChain
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Join, Signed
-from atoll.wire.messages.vertex import Body, Member, Standing
+from atoll.wire.messages.statements import JoinRequest, SignedStatement
+from atoll.wire.messages.vertex import Member, Standing, VertexBody
 
 PASSED_ON = 8  # voters of a large swarm to whom each reader passes a report on: all but e^-8 hear it of somebody
 
 
-class Roster:
+class MemberRoster:
     """As of the newest vertex of `history`; `client`: I take part as one."""
 
-    def __init__(self, me: PeerId, history: History, client: bool) -> None:
+    def __init__(self, me: PeerId, history: VertexChain, client: bool) -> None:
         self.me, self.history, self.client = me, history, client
         self._standings: tuple[Digest, dict[PeerId, Standing]] = ZERO_DIGEST, {}  # as of this head
 
@@ -74,12 +74,12 @@ class Roster:
         """Connections follow the agreed membership."""
         members, present = self.members, self.present()
         effects: list[Effect] = [
-            Contact(m.peer, m.addresses) for m in members if m.peer in present and m.peer != self.me
+            Connect(m.peer, m.addresses) for m in members if m.peer in present and m.peer != self.me
         ]
         sought = self.put_away()
-        effects += [Contact(m.peer, m.addresses) for m in members if m.peer in sought]
+        effects += [Connect(m.peer, m.addresses) for m in members if m.peer in sought]
         away = (m.peer for m in members if not m.present and m.peer not in sought)
-        return effects + [Forget(peer) for peer in away if peer != self.me]
+        return effects + [Disconnect(peer) for peer in away if peer != self.me]
 
     def put_away(self) -> set[PeerId]:
         """Whom the recovery took for gone, and who is not back: they may go on elsewhere, and nobody would know."""
@@ -91,7 +91,7 @@ class Roster:
         had = {m.peer for r in began for m in bodies[r - 1].members if m.votes}
         return {m.peer for m in self.members if m.standing == "away"} & lost & had - {self.me}
 
-    def passes_on_to(self, signed: Signed) -> list[PeerId]:
+    def passes_on_to(self, signed: SignedStatement) -> list[PeerId]:
         """Voters to whom a report goes on. In a large swarm each reader draws a few: its author told everybody, and
         a lie that all members report would else cost the cube of their number in messages.
         """
@@ -111,13 +111,13 @@ def change_of(before: Sequence[Member], after: Sequence[Member]) -> MembershipCh
     return MembershipChanged(joined=tuple(sorted(new - old)), left=tuple(sorted(old - new)), members=tuple(after))
 
 
-def identities_in(body: Body, verifier: Verifier) -> dict[PeerId, bytes]:
+def identities_in(body: VertexBody, verifier: SignatureVerifier) -> dict[PeerId, bytes]:
     """Joins bring the long-lived public identities whose digests the membership holds from then on."""
     found: dict[PeerId, bytes] = {}
     pinned = {m.peer: m.identity for m in body.members}
     for signed in body.reports:
         statement = decode_statement(signed.body, signed.signer)
-        if isinstance(statement, Join):
+        if isinstance(statement, JoinRequest):
             public = verifier.identity_of(statement.certificate)
             if public is not None and digest(public) == pinned.get(statement.peer):
                 found[statement.peer] = public

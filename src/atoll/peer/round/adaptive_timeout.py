@@ -16,7 +16,7 @@ REPAIR_S = 6.0  # a decided round whose parts nobody serves for this long is cau
 REPAIR_MAX_S = 60.0  # or for as long as its sharing took, where links are slow; at most this
 
 
-class Patience:
+class AdaptiveTimeout:
     """`now` is run time throughout."""
 
     def __init__(self) -> None:

@@ -15,38 +15,38 @@ from atoll.base.draw import shuffled
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Payload, Send
-from atoll.peer.events import Disagreed
-from atoll.peer.round.candidate import Trial, trial_of
-from atoll.peer.round.context import Ground
-from atoll.peer.round.part_exchange import Parts
-from atoll.peer.round.state_transition import NextState
+from atoll.peer.events import ProposalRejected
+from atoll.peer.round.candidate import Candidate, trial_of
+from atoll.peer.round.context import RoundContext
+from atoll.peer.round.part_exchange import PartExchange
+from atoll.peer.round.state_transition import StateTransition
 from atoll.peer.round.vertex_body import check_body
-from atoll.protocol.agreement.events import Judge
-from atoll.protocol.agreement.interface import Door
-from atoll.protocol.allreduce.engine import Reduce
+from atoll.protocol.agreement.events import ProposalReceived
+from atoll.protocol.agreement.interface import ConsensusEngine
+from atoll.protocol.allreduce.engine import AllReduce
 from atoll.wire.codec import decode_body, vertex_id
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import WantPart
-from atoll.wire.messages.statements import Answered
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.round import PartRequest
+from atoll.wire.messages.statements import OwnerResult
 
 HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
 
 
-class Trials:
+class Candidates:
     def __init__(
         self,
-        ground: Ground,
-        notary: Notary,
-        agreement: Door,
-        parts: Parts,
-        next_state: NextState,
+        ground: RoundContext,
+        notary: StatementSigner,
+        agreement: ConsensusEngine,
+        parts: PartExchange,
+        next_state: StateTransition,
         gone: Callable[[PeerId], bool],
     ) -> None:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
         self.agreement, self.parts, self.next_state, self.gone = agreement, parts, next_state, gone
         self.attempt = 0
-        self.reduce: Reduce | None = None  # of this attempt, once it is known
-        self.under_way: dict[Digest, Trial] = {}
+        self.reduce: AllReduce | None = None  # of this attempt, once it is known
+        self.under_way: dict[Digest, Candidate] = {}
         self.asked = 0  # times for bodies that certificates name and that I lack
 
     def attempt_begins(self, attempt: int) -> None:
@@ -59,40 +59,40 @@ class Trials:
 
     # ---- bodies --------------------------------------------------------------------------------------------
 
-    def judge(self, proposal: Judge, now: Seconds) -> Trial | Disagreed:
+    def judge(self, proposal: ProposalReceived, now: Seconds) -> Candidate | ProposalRejected:
         """A body that follows from what is signed in it, or why this one does not."""
         raw, most = proposal.body, self.plan.settings.signing.body_bytes_max
         who = self.agreement.proposer(proposal.view)
         if len(raw) > most:
-            return Disagreed(proposer=who, why=f"its body has {len(raw)} bytes")
+            return ProposalRejected(proposer=who, why=f"its body has {len(raw)} bytes")
         try:
             body = decode_body(raw)
         except PeerFault as fault:
-            return Disagreed(proposer=who, why=fault.what)
+            return ProposalRejected(proposer=who, why=fault.what)
         if body.proposer != who:  # whose turn comes next follows from it
-            return Disagreed(proposer=who, why=f"it says that {body.proposer} wrote it")
+            return ProposalRejected(proposer=who, why=f"it says that {body.proposer} wrote it")
         if (wrong := check_body(self.ground, self.notary, body, now)) is not None:
-            return Disagreed(proposer=body.proposer, why=wrong)
+            return ProposalRejected(proposer=body.proposer, why=wrong)
         return self._of(raw)
 
-    def finish(self, raw: bytes) -> Trial:
+    def finish(self, raw: bytes) -> Candidate:
         """This body is final."""
         trial = self._of(raw)
         trial.final = True
         return trial
 
-    def _of(self, raw: bytes) -> Trial:
+    def _of(self, raw: bytes) -> Candidate:
         id = vertex_id(raw)
         if id not in self.under_way:
             self.under_way[id] = trial_of(id, raw, self.plan)
         return self.under_way[id]
 
     @property
-    def final(self) -> Trial | None:
+    def final(self) -> Candidate | None:
         return next((trial for trial in self.under_way.values() if trial.final), None)
 
     @property
-    def waiting(self) -> list[Trial]:
+    def waiting(self) -> list[Candidate]:
         """Whose state is not known yet."""
         return [trial for trial in self.under_way.values() if trial.state is None]
 
@@ -110,24 +110,24 @@ class Trials:
 
     # ---- what one lacks ------------------------------------------------------------------------------------
 
-    def believes(self, trial: Trial) -> bool:
+    def believes(self, trial: Candidate) -> bool:
         """Every answer in it, as all do in what is final. Whom, and what I recompute, is the reduce's business."""
         reduce = self.reduce
         if trial.final or not self.plan.may_lie or reduce is None:
             return True
         return all(reduce.believes(answered) is True for answered in trial.answers if answered is not None)
 
-    def knows(self, trial: Trial) -> bool:
+    def knows(self, trial: Candidate) -> bool:
         """What state it leaves behind, as I compute it."""
         if trial.state is None:
             trial.state = self.next_state.of(trial.step, trial.back)
         return trial.state is not None
 
-    def lacks_earlier(self, trial: Trial) -> bool:
+    def lacks_earlier(self, trial: Candidate) -> bool:
         """It goes back to a state that is not here, and that whoever made it must give."""
         return trial.back is not None and self.next_state.lacks(trial.step, trial.back)
 
-    def ask(self, trial: Trial, now: Seconds) -> list[Effect]:
+    def ask(self, trial: Candidate, now: Seconds) -> list[Effect]:
         """For the parts that are missing; where none are, for the state they make."""
         if trial.back is not None:
             return [] if self.lacks_earlier(trial) else self.next_state.ask(trial.step, trial.back)
@@ -136,7 +136,7 @@ class Trials:
         missing = [(owner, a) for owner, a in answers if a.digest not in self.parts.held]
         return self._want(trial, missing, now) if missing else self.next_state.ask(trial.step, None)
 
-    def _want(self, trial: Trial, missing: Sequence[tuple[PeerId, Answered]], now: Seconds) -> list[Effect]:
+    def _want(self, trial: Candidate, missing: Sequence[tuple[PeerId, OwnerResult]], now: Seconds) -> list[Effect]:
         """The proposer and other voters hold the combined bytes; whose owner is there is on its way already."""
         here = self.reduce.answers.keys() if self.reduce is not None else range(len(self.ground.owners))
         on_its_way = [
@@ -156,14 +156,14 @@ class Trials:
         effects: list[Effect] = []
         for lacking in sorted(self.agreement.lacking):
             holders = [p for p in self.agreement.holders(lacking) if not self.gone(p)]
-            wish = WantPart(self.plan.round, self.attempt, self.plan.trace, lacking)
+            wish = PartRequest(self.plan.round, self.attempt, self.plan.trace, lacking)
             asked = shuffled(lacking, f"{self.me}/{self.asked}", holders)[:HOLDERS_ASKED]
             effects += [Send(p, wish) for p in asked]
         return effects
 
     # ---- bytes that go and come ----------------------------------------------------------------------------
 
-    def give(self, to: PeerId, wish: WantPart, now: Seconds) -> list[Effect]:
+    def give(self, to: PeerId, wish: PartRequest, now: Seconds) -> list[Effect]:
         """A part, or a body."""
         body = self.agreement.bodies.get(wish.digest)
         payload = self.parts.held.get(wish.digest) if body is None else Payload(wish.digest, len(body), body)

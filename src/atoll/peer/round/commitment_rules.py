@@ -12,17 +12,17 @@ from atoll.base.ids import DIGEST_BYTES, PeerId
 from atoll.base.limits import (
     WORDS_MAX,
 )
-from atoll.peer.round.context import Ground
+from atoll.peer.round.context import RoundContext
 from atoll.policy.links import report_flaw
 from atoll.wire.messages.statements import (
-    Commit,
+    Commitment,
 )
 from atoll.wire.messages.vertex import WEIGHTLESS
 
 NUMBER_MAX = 2**40  # steps and samples of one update: their sums stay far below 2^63, the largest on the wire
 
 
-def parts_fit(ground: Ground, commit: Commit) -> bool:
+def parts_fit(ground: RoundContext, commit: Commitment) -> bool:
     """A pass has no parts; an update has all of them, or the first ones where its length is its caller's choice.
 
     PeerFault where it is to be reduced in a way that there is not.
@@ -31,7 +31,7 @@ def parts_fit(ground: Ground, commit: Commit) -> bool:
     return commit.parts in (0, planned) or (commit.values > 0 and 0 < commit.parts < planned)
 
 
-def weighs_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:
+def weighs_right(ground: RoundContext, peer: PeerId, commit: Commitment) -> bool:
     """A row weighs what it should. Where rows are sorted, each must weigh something."""
     member = ground.plan.by_peer.get(peer)
     if member is None or peer not in ground.plan.givers:
@@ -42,7 +42,7 @@ def weighs_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:
     return commit.weight == own and (commit.samples > 0 or ground.statistic == "mean")
 
 
-def row_weight(ground: Ground, peer: PeerId, steps: int, samples: int) -> int:
+def row_weight(ground: RoundContext, peer: PeerId, steps: int, samples: int) -> int:
     """What a trainer's update counts in a mean: the samples it learned from, and a newcomer's nothing.
 
     Where records are kept these decide, and how many of the steps assigned it took: what it says of its samples
@@ -57,7 +57,7 @@ def row_weight(ground: Ground, peer: PeerId, steps: int, samples: int) -> int:
     return ground.influence[peer] * max(0, min(steps, assigned))
 
 
-def late_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:
+def late_right(ground: RoundContext, peer: PeerId, commit: Commitment) -> bool:
     """Late work is where it may be, and is a part of what the commitment stands for."""
     late = commit.late
     if late is None:
@@ -66,14 +66,14 @@ def late_right(ground: Ground, peer: PeerId, commit: Commit) -> bool:
     return commit.parts > 0 and ground.takes_late(peer) and fits
 
 
-def claims_right(ground: Ground, commit: Commit) -> bool:
+def claims_right(ground: RoundContext, commit: Commitment) -> bool:
     """Where rounds are audited an update comes with a claim that can be, and nowhere else does anything."""
     if commit.claimed is None:
         return not (ground.audited and commit.parts)
     return ground.audited and commit.parts > 0 and len(commit.claimed) == DIGEST_BYTES
 
 
-def draws_flaw(ground: Ground, peer: PeerId, commit: Commit) -> str | None:
+def draws_flaw(ground: RoundContext, peer: PeerId, commit: Commitment) -> str | None:
     """Where members take each other's samples an update comes with the secrets that decide it, and nowhere else
     does anything. What is wrong with them; None if nothing is."""
     if ground.twins is None or not commit.parts:
@@ -81,7 +81,7 @@ def draws_flaw(ground: Ground, peer: PeerId, commit: Commit) -> str | None:
     return ground.twins.flaw(peer, commit)
 
 
-def commit_flaw(commit: Commit) -> str | None:
+def commit_flaw(commit: Commitment) -> str | None:
     """What no honest peer says: numbers that break sums for everybody, or words that fill the vertex."""
     if not (
         isfinite(commit.loss)

@@ -17,8 +17,8 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMITTEE_MAX
 from atoll.base.machine import Effect, Send
 from atoll.base.round_robin import in_turn
-from atoll.peer.events import OtherCall
-from atoll.peer.round.candidate import Commits
+from atoll.peer.events import IncompatibleCall
+from atoll.peer.round.candidate import CommitmentCache
 from atoll.peer.round.commitment_rules import (
     claims_right,
     commit_flaw,
@@ -27,11 +27,11 @@ from atoll.peer.round.commitment_rules import (
     parts_fit,
     weighs_right,
 )
-from atoll.peer.round.context import Ground
+from atoll.peer.round.context import RoundContext
 from atoll.peer.round.topology_choice import topology_in
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Committed, WantCommit
-from atoll.wire.messages.statements import Commit, Signed
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.round import CommitAnnouncement, CommitRequest
+from atoll.wire.messages.statements import Commitment, SignedStatement
 
 SHOWN_BY = 4  # of a large committee, to each owner: one of dozens that can prove it is enough, 82 % of them can
 ASKED_FOR_ANOTHERS = 2  # at a time: nearly everybody hears whom I alone do not hear
@@ -39,19 +39,19 @@ AHEAD = 2  # attempts: their commitments come from peers whose clock is faster
 
 
 @dataclass(frozen=True)
-class Twice:
+class DoubleCommit:
     """Two different commitments of one peer to one attempt."""
 
-    first: Signed
-    second: Signed
+    first: SignedStatement
+    second: SignedStatement
 
 
-class Commitments:
-    def __init__(self, ground: Ground, notary: Notary, gone: Callable[[PeerId], bool]) -> None:
+class CommitmentTable:
+    def __init__(self, ground: RoundContext, notary: StatementSigner, gone: Callable[[PeerId], bool]) -> None:
         self.ground, self.plan, self.notary, self.me, self.gone = ground, ground.plan, notary, notary.me, gone
         self.hearers, self.speakers = self._audience()
         self.attempt = self.asks = 0
-        self.heard: dict[int, Commits] = {}  # by attempt
+        self.heard: dict[int, CommitmentCache] = {}  # by attempt
         self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
         self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
         self.refused: set[PeerId] = set()  # who gives another update than it was bound to: of these no row is taken
@@ -71,16 +71,16 @@ class Commitments:
         mine = {self.me} if trains else set[PeerId]()
         self.awaited = (set(self.speakers) & self.settled | mine) - self.now.of.keys() - self.two_faced
 
-    def say(self, commit: Commit, signed: Signed) -> list[Effect]:
+    def say(self, commit: Commitment, signed: SignedStatement) -> list[Effect]:
         """My own, to this attempt."""
         self.now.hear(self.me, commit, signed)
         self.awaited.discard(self.me)
         message = self._message(signed)
         return [Send(p, message) for p in self.hearers if p != self.me]
 
-    def hear(self, signed: Signed) -> Commit | Twice | None:
+    def hear(self, signed: SignedStatement) -> Commitment | DoubleCommit | None:
         """What is new in it; None if nothing is. PeerFault for what nobody may commit to."""
-        commit = self.notary.open(signed, Commit, self.ground.vote_key_of.get(signed.signer))
+        commit = self.notary.open(signed, Commitment, self.ground.vote_key_of.get(signed.signer))
         if commit.round != self.plan.round or not self.attempt <= commit.attempt <= self.attempt + AHEAD:
             return None
         before = self.in_attempt(commit.attempt).of.get(signed.signer)
@@ -88,10 +88,10 @@ class Commitments:
             return None  # it comes with every row, and was looked at when it came first
         self._check(signed, commit)
         if before is not None:  # the first commitment counts; a different one could follow another's reveal
-            return Twice(before[1], signed)
+            return DoubleCommit(before[1], signed)
         if signed.signer in self.two_faced and self.ground.witnesses:
             return None
-        self.heard.setdefault(commit.attempt, Commits()).hear(signed.signer, commit, signed)
+        self.heard.setdefault(commit.attempt, CommitmentCache()).hear(signed.signer, commit, signed)
         if commit.attempt == self.attempt:
             self.awaited.discard(signed.signer)
             self._note_way(signed.signer, commit)
@@ -103,13 +103,13 @@ class Commitments:
         for peer, (commit, _) in self.now.of.items():
             self._note_way(peer, commit)
 
-    def _note_way(self, peer: PeerId, commit: Commit) -> None:
+    def _note_way(self, peer: PeerId, commit: Commitment) -> None:
         if self.asked is None or self.ground.ways is None or peer == self.me or not commit.parts:
             return
         if topology_in(commit.asked) != topology_in(self.asked):
             self.elsewhere.add(peer)
 
-    def _check(self, signed: Signed, commit: Commit) -> None:
+    def _check(self, signed: SignedStatement, commit: Commitment) -> None:
         if len(signed.body) + len(signed.signature) > self.plan.settings.signing.commit_bytes_max:
             raise PeerFault(signed.signer, f"its commitment has {len(signed.body)} bytes")
         if not parts_fit(self.ground, commit) or self.ground.topology is None:
@@ -172,7 +172,7 @@ class Commitments:
         first = self.asks % max(1, len(near))
         asked = (near * 2)[first : first + ASKED_FOR_ANOTHERS]
         round, trace = self.plan.round, self.plan.trace
-        return [Send(to, WantCommit(round, self.attempt, trace, p)) for p in lost for to in dict.fromkeys(asked)]
+        return [Send(to, CommitRequest(round, self.attempt, trace, p)) for p in lost for to in dict.fromkeys(asked)]
 
     def show_one(self, to: PeerId, name: PeerId) -> list[Effect]:
         """Once, to a member that does not hear its author."""
@@ -192,17 +192,17 @@ class Commitments:
         self.shown.update((owner, p) for p in others)
         return [Send(owner, self._message(known[p][1])) for p in others]
 
-    def _message(self, signed: Signed) -> Committed:
-        return Committed(self.plan.round, self.attempt, self.plan.trace, signed)
+    def _message(self, signed: SignedStatement) -> CommitAnnouncement:
+        return CommitAnnouncement(self.plan.round, self.attempt, self.plan.trace, signed)
 
     # ---- what follows --------------------------------------------------------------------------------------
 
     @property
-    def now(self) -> Commits:
+    def now(self) -> CommitmentCache:
         """To this attempt."""
         found = self.heard.get(self.attempt)
         if found is None:
-            found = self.heard[self.attempt] = Commits()
+            found = self.heard[self.attempt] = CommitmentCache()
         return found
 
     @property
@@ -210,18 +210,18 @@ class Commitments:
         """Trainers that are waited for."""
         return {m.peer for m in self.plan.trainers if m.standing == "member"}
 
-    def in_attempt(self, attempt: int) -> Commits:
-        return self.heard.get(attempt) or Commits()
+    def in_attempt(self, attempt: int) -> CommitmentCache:
+        return self.heard.get(attempt) or CommitmentCache()
 
-    def commit_of(self, peer: PeerId) -> Commit | None:
+    def commit_of(self, peer: PeerId) -> Commitment | None:
         known = self.now.of.get(peer)
         return known[0] if known is not None else None
 
-    def reduced_of(self, peer: PeerId) -> Commit | None:
+    def reduced_of(self, peer: PeerId) -> Commitment | None:
         """The same, if its update can be reduced with those of this attempt."""
         return None if peer in self.elsewhere else self.commit_of(peer)
 
-    def other_calls(self, news: Iterable[PeerId]) -> list[OtherCall]:
+    def other_calls(self, news: Iterable[PeerId]) -> list[IncompatibleCall]:
         """Whose update is of another length or form than mine: where callers choose these, that is a mistake.
 
         As many as may lie could say so for ever. So few are left out of the sums, and nobody else is disturbed.
@@ -230,14 +230,14 @@ class Commitments:
         if mine is None or not mine.parts:
             return []
 
-        def others(among: Iterable[PeerId]) -> list[tuple[PeerId, Commit]]:
+        def others(among: Iterable[PeerId]) -> list[tuple[PeerId, Commitment]]:
             given = ((p, commits.of[p][0]) for p in among if p in commits.giving)
             return [(p, c) for p, c in given if (c.values, c.asked) != (mine.values, mine.asked)]
 
         if not others(news) or len(others(commits.giving)) <= self.ground.liars:
             return []
         return [
-            OtherCall(peer=p, values=c.values, asked=c.asked, my_values=mine.values, my_asked=mine.asked)
+            IncompatibleCall(peer=p, values=c.values, asked=c.asked, my_values=mine.values, my_asked=mine.asked)
             for p, c in others(sorted(commits.giving))
         ]
 

@@ -23,9 +23,17 @@ from atoll.base.limits import (
     WEIGHED_ROWS_MAX,
 )
 from atoll.base.memoize import of_the_same
-from atoll.features.partition_training.policy import Apart
+from atoll.features.partition_training.policy import PartitionPolicy
 from atoll.peer.governance.settings_change import is_over, settings_after
-from atoll.peer.round.topology_choice import PAIRS, Way, asked_in, parts_most, topology_in, way_asked, way_of
+from atoll.peer.round.topology_choice import (
+    PAIRS,
+    TopologyChoice,
+    asked_in,
+    parts_most,
+    topology_in,
+    way_asked,
+    way_of,
+)
 from atoll.peer.settings import RunSettings
 from atoll.policy.fault_tolerance import (
     DISTANCES,
@@ -37,37 +45,37 @@ from atoll.policy.fault_tolerance import (
     verdict_of,
     witnesses,
 )
-from atoll.policy.membership import Recent, Reported, admissible
+from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import FLOOR, influence_of
 from atoll.policy.vertex_capacity import WEIGHT_BYTES, name_bytes
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.topology import Topology
-from atoll.verification.loss_scoring.policy import Score
-from atoll.verification.redundant_training.policy import Drawing, Verdict
+from atoll.protocol.allreduce.topology import ReduceTopology
+from atoll.verification.loss_scoring.policy import SettledScore
+from atoll.verification.redundant_training.policy import RedundancyDraw, RedundancyVerdict
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.messages.round import Answer, Comparison
+from atoll.wire.messages.round import PartResult, RowComparison
 from atoll.wire.messages.statements import (
-    Amend,
-    Answered,
-    Weighing,
+    AgreedWeights,
+    OwnerResult,
+    RollbackOrder,
 )
-from atoll.wire.messages.vertex import WEIGHTLESS, Body, Member
+from atoll.wire.messages.vertex import WEIGHTLESS, Member, VertexBody
 
 WEIGHING_BYTES = 32  # the heads of the lists in a weighing
 PLACE_BYTES = 3  # of a part's number in it
 
 
 @dataclass(frozen=True)
-class Ground:
+class RoundContext:
     """What a round stands on: agreed facts and the judgement of reports, handed in by the peer."""
 
     plan: RoundPlan
     settings: RunSettings  # genesis'; what the round goes by is in the plan
-    parent: Body
-    topology: Topology | None  # how updates are reduced; None in a round that only assembles members
+    parent: VertexBody
+    topology: ReduceTopology | None  # how updates are reduced; None in a round that only assembles members
     why: str  # this topology, in words for people
-    admissible: Callable[[Reported, Seconds], str | None]  # (report, the time of the body)
+    admissible: Callable[[VerifiedReport, Seconds], str | None]  # (report, the time of the body)
     statistic: StatisticName = "mean"
     tolerance: float = 0.0
     witnessed: bool = False
@@ -78,16 +86,20 @@ class Ground:
     recovery: bytes = b""  # public identity whose word sends the run back to an earlier state
     audited: bool = False  # who gives an update must claim how it trained
     reputed: bool = False  # members' records stand in vertices, and decide what rows weigh
-    demanded: Amend | None = None  # validators found the state bad: where this round is to go back to
+    demanded: RollbackOrder | None = None  # validators found the state bad: where this round is to go back to
     opened: bool = False  # blocks of answers are opened
-    apart: Apart | None = None  # who hears no quorum trains on
-    scored: tuple[Score, ...] | None = None  # updates whose scores the parent settled; None: the run has none
-    twins: Drawing | None = None  # members take each other's samples in secret; None: the run has no twins
-    compared: tuple[Verdict, ...] = ()  # what became of twins, as the parent settled it
+    apart: PartitionPolicy | None = None  # who hears no quorum trains on
+    scored: tuple[SettledScore, ...] | None = (
+        None  # updates whose scores the parent settled; None: the run has none
+    )
+    twins: RedundancyDraw | None = None  # members take each other's samples in secret; None: the run has no twins
+    compared: tuple[RedundancyVerdict, ...] = ()  # what became of twins, as the parent settled it
     words_lost: bool = False  # of scorers or referees, on this disk: records are taken at their word
-    ways: Callable[[str], Way] | None = None  # by its name, where whoever calls may choose how its call is reduced
+    ways: Callable[[str], TopologyChoice] | None = (
+        None  # by its name, where whoever calls may choose how its call is reduced
+    )
 
-    def by(self, asked: str) -> Ground:
+    def by(self, asked: str) -> RoundContext:
         """The same for updates whose callers asked for this. PeerFault for a way that there is none of.
 
         What the callers chose stands in their commitments, so a round that nobody planned like that is reduced by
@@ -101,7 +113,7 @@ class Ground:
         return self._asked[name]
 
     @cached_property
-    def _asked(self) -> dict[str, Ground]:
+    def _asked(self) -> dict[str, RoundContext]:
         return {}
 
     @cached_property
@@ -266,7 +278,9 @@ def known_keys(members: tuple[Member, ...]) -> dict[PeerId, bytes]:
     return {m.peer: m.vote_key for m in members if m.standing != "expelled"}
 
 
-def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: Recent, run: Digest) -> Ground:
+def ground_after(
+    settings: RunSettings, plan: RoundPlan, parent: VertexBody, recent: RecentVertices, run: Digest
+) -> RoundContext:
     """What the round after `parent` stands on; `settings` are genesis'. Enough members, no pause, rounds left to
     train, or it only assembles members.
 
@@ -282,7 +296,7 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
         settled = sum(m.works and m.standing == "member" for m in plan.members)
         enough = settled >= max(settings.start_peers, settings.min_peers)
 
-    def judge(reported: Reported, time_s: Seconds) -> str | None:
+    def judge(reported: VerifiedReport, time_s: Seconds) -> str | None:
         judged = settings.open_to_all, parent.time_s, parts, settings.round.signing, time_s
         return admissible(reported, parent, recent, run, *judged)
 
@@ -294,13 +308,13 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     drawing, compared = None, ()
     if settings.twinned_share:
         here = recent.twins.head == parent.round
-        drawing = Drawing(settings.twinned_share, plan.head, parent, recent.twins.owed if here else None)
+        drawing = RedundancyDraw(settings.twinned_share, plan.head, parent, recent.twins.owed if here else None)
         compared = recent.twins.settled if here else ()
     if over or not enough or parent.paused is not UNSET:
         why = "too few members to train" if parent.paused is UNSET else f"paused since round {parent.paused}"
         why = "the run is over" if over else why
         kind = settings.statistic
-        return Ground(
+        return RoundContext(
             plan,
             genesis,
             parent,
@@ -323,26 +337,28 @@ def ground_after(settings: RunSettings, plan: RoundPlan, parent: Body, recent: R
     ways = partial(way_asked, settings, plan, trained=parent.trained) if chosen else None
     fixed = plan, genesis, parent, way.topology, way.why, judge
     twins: dict[str, Any] = {"twins": drawing, "compared": compared}
-    return Ground(*fixed, *trust, parts, who, *more, ways=ways, **twins)
+    return RoundContext(*fixed, *trust, parts, who, *more, ways=ways, **twins)
 
 
-def answered_bytes(parent: Body) -> int:
+def answered_bytes(parent: VertexBody) -> int:
     """Of all combined parts of the last round. Where lengths are callers' choice the next is likely as long, but of
     pairs there are only names."""
     if topology_in(asked_in(parent.commits)) == PAIRS:
         return 0
     answers = [decode_statement(signed.body, signed.signer) for signed in parent.parts if signed is not None]
-    return sum(a.size_bytes for a in answers if isinstance(a, Answered))
+    return sum(a.size_bytes for a in answers if isinstance(a, OwnerResult))
 
 
-def size_flaw(ground: Ground, message: object) -> str | None:
+def size_flaw(ground: RoundContext, message: object) -> str | None:
     """What is longer in this message than anything of this round can be; None if nothing is."""
     match message:
-        case Answer(statement=statement) if len(statement.body) > ground.answer_bytes_max:
+        case PartResult(statement=statement) if len(statement.body) > ground.answer_bytes_max:
             return f"an answer of {len(statement.body)} bytes"
-        case Answer(weighing=Weighing() as weighing) if (size := len(encode(weighing))) > ground.weighing_bytes_max:
+        case PartResult(weighing=AgreedWeights() as weighing) if (
+            size := len(encode(weighing))
+        ) > ground.weighing_bytes_max:
             return f"an answer with {size} bytes of weights"
-        case Comparison(statement=statement) if (size := len(statement.body)) > ground.compared_bytes_max:
+        case RowComparison(statement=statement) if (size := len(statement.body)) > ground.compared_bytes_max:
             return f"a comparison of {size} bytes"
         case _:
             return None

@@ -13,33 +13,37 @@ from math import isfinite
 from msgspec import UNSET
 
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Ask, Effect, Payload
+from atoll.base.machine import Effect, Payload, RunTask
 from atoll.crypto.digest import merkle_root
-from atoll.peer.round.candidate import Measured
+from atoll.peer.round.candidate import LocalMeasurements
 from atoll.peer.round.commit_reveal import passing
 from atoll.peer.round.commitment_rules import row_weight
-from atoll.peer.round.context import Ground
-from atoll.peer.tasks import Encode, Encoded, HandOver, Train, Trained
+from atoll.peer.round.context import RoundContext
+from atoll.peer.tasks import EncodeUpdate, HandOver, TrainingResult, TrainRound, UpdateEncoded
 from atoll.policy.plan import HAND_OVER_S
 from atoll.verification.redundant_training.policy import seal_of
-from atoll.wire.messages.statements import Commit, Draws, Late
+from atoll.wire.messages.statements import Commitment, LateShare, SealedDraw
 
-NOT_LATE = Late(0, 0, 0)
+NOT_LATE = LateShare(0, 0, 0)
 
 
-class MyUpdate:
+class LocalUpdate:
     def __init__(
-        self, ground: Ground, me: PeerId, measured: Callable[[], Measured], secret: Callable[[int], bytes]
+        self,
+        ground: RoundContext,
+        me: PeerId,
+        measured: Callable[[], LocalMeasurements],
+        secret: Callable[[int], bytes],
     ) -> None:
         """`secret`: what decides whose samples I take in this round."""
         self.ground, self.me, self.measured, self.secret = ground, me, measured, secret
-        self.trained: Trained | None = None
+        self.trained: TrainingResult | None = None
         self.training = False  # I was asked to, and that is not over
         self.encoding = False  # what I trained is, or was
         self.encoded: tuple[Payload, ...] | None = None
         self.told = False  # somebody may have heard that it is encoded
         self.claim: Digest | None = None  # of how I trained for it
-        self.late: Late | None = None  # of what I did apart and send with it
+        self.late: LateShare | None = None  # of what I did apart and send with it
         self.passes: str | None = None  # why I give nothing
 
     @property
@@ -52,8 +56,8 @@ class MyUpdate:
         plan = self.ground.plan
         index, count = plan.shard(self.taken_from)
         time_s, self.training = max(0.0, left_s - HAND_OVER_S), True
-        work = Train(plan.round, plan.steps_of(self.me), time_s, index, count, plan.batch, plan.limit_s)
-        return [Ask(f"round/{plan.round}/train", work)]
+        work = TrainRound(plan.round, plan.steps_of(self.me), time_s, index, count, plan.batch, plan.limit_s)
+        return [RunTask(f"round/{plan.round}/train", work)]
 
     @cached_property
     def taken_from(self) -> PeerId:
@@ -67,9 +71,9 @@ class MyUpdate:
         if self.trained is not None or self.passes is not None:
             return []
         round = self.ground.plan.round
-        return [Ask(f"round/{round}/hand-over", HandOver(round))]
+        return [RunTask(f"round/{round}/hand-over", HandOver(round))]
 
-    def takes(self, trained: Trained) -> str | None:
+    def takes(self, trained: TrainingResult) -> str | None:
         """The trainer is done; why nothing can be made of it, if so."""
         self.training = False
         if trained.steps == 0:
@@ -85,10 +89,10 @@ class MyUpdate:
             return []
         self.encoding = True
         round = self.ground.plan.round
-        work = Encode(round, self._way.shares, self.ground.takes_late(self.me))
-        return [Ask(f"round/{round}/encode", work)]
+        work = EncodeUpdate(round, self._way.shares, self.ground.takes_late(self.me))
+        return [RunTask(f"round/{round}/encode", work)]
 
-    def encodes(self, encoded: Encoded) -> str | None:
+    def encodes(self, encoded: UpdateEncoded) -> str | None:
         """Its parts are here; why they may not be sent, if so."""
         assert 0 < len(encoded.parts) <= len(self._way.owners)
         if self.ground.audited and encoded.claim is None:
@@ -97,7 +101,7 @@ class MyUpdate:
         return None
 
     @property
-    def _way(self) -> Ground:
+    def _way(self) -> RoundContext:
         """As its caller asked for it to be reduced."""
         return self.ground if self.trained is None else self.ground.by(self.trained.asked)
 
@@ -106,14 +110,14 @@ class MyUpdate:
         self.told |= self.encoded is not None
         return self.encoded
 
-    def commit(self, attempt: int) -> Commit:
+    def commit(self, attempt: int) -> Commitment:
         """What I commit to in this attempt."""
         round = self.ground.plan.round
         if self.encoded is None or self.trained is None:
             return passing(round, attempt, self.passes or "")
         t, root, measured = self.trained, merkle_root(tuple(p.digest for p in self.encoded)), self.measured()
         late = self.late or NOT_LATE
-        return Commit(
+        return Commitment(
             round=round,
             attempt=attempt,
             root=root,
@@ -130,10 +134,10 @@ class MyUpdate:
             claim=self.claim or self.late or self._draws() or UNSET,
         )
 
-    def _draws(self) -> Draws | None:
+    def _draws(self) -> SealedDraw | None:
         """What decided whose samples I took before this round, and the name of what decides it after."""
         twins, round = self.ground.twins, self.ground.plan.round
         if twins is None:
             return None
         owes = twins.owed is not None and self.me in twins.owed
-        return Draws(self.secret(round - 1) if owes else b"", seal_of(self.secret(round + 1)))
+        return SealedDraw(self.secret(round - 1) if owes else b"", seal_of(self.secret(round + 1)))

@@ -22,136 +22,136 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import (
-    Ask,
-    Done,
     Effect,
+    Emit,
     Event,
     Fact,
-    Failed,
-    Keep,
     Payload,
+    Persist,
     Received,
-    Report,
+    RunTask,
     Send,
     SetTimer,
     Start,
+    TaskDone,
+    TaskFailed,
     TimerFired,
 )
-from atoll.features.partition_training.machine import Apart, left_open
+from atoll.features.partition_training.machine import PartitionTraining, left_open
 from atoll.peer.events import (
     AttemptFailed,
-    Disagreed,
-    Fault,
-    Passed,
+    ProposalRejected,
+    ProtocolFault,
     RoundBegan,
+    RoundSkipped,
     ShareBegan,
-    StateLacked,
     StateMissing,
+    StateUnavailable,
     TrainEnded,
 )
-from atoll.peer.round.adaptive_timeout import Patience
-from atoll.peer.round.candidate import Commits, Measured, Trial, opened
-from atoll.peer.round.candidates import Trials
-from atoll.peer.round.commit_reveal import UNDER_WAY, Reveal
-from atoll.peer.round.commitments import Commitments, Twice
-from atoll.peer.round.context import Ground, size_flaw
-from atoll.peer.round.local_update import MyUpdate
-from atoll.peer.round.misbehavior import Misdeeds
+from atoll.peer.round.adaptive_timeout import AdaptiveTimeout
+from atoll.peer.round.candidate import Candidate, CommitmentCache, LocalMeasurements, opened
+from atoll.peer.round.candidates import Candidates
+from atoll.peer.round.commit_reveal import UNDER_WAY, CommitRevealGate
+from atoll.peer.round.commitments import CommitmentTable, DoubleCommit
+from atoll.peer.round.context import RoundContext, size_flaw
+from atoll.peer.round.local_update import LocalUpdate
+from atoll.peer.round.misbehavior import MisbehaviorReporter
 from atoll.peer.round.outcome import adopted, closed_by, told_by
-from atoll.peer.round.owned_results import MyAnswers
-from atoll.peer.round.part_exchange import Parts
-from atoll.peer.round.proposal import MyBody
-from atoll.peer.round.retransmission import Repeats
-from atoll.peer.round.state_transition import NextState
-from atoll.peer.round.straggler_grace import Grace, word_until
-from atoll.peer.round.view_timer import Views
-from atoll.peer.tasks import Advanced, Encoded, Left, Trained
-from atoll.policy.fault_tolerance import Strikes
-from atoll.protocol.agreement.events import Decided, Equivocation, Free, Judge, Lacking
-from atoll.protocol.agreement.interface import Door
-from atoll.protocol.allreduce.buffers import Update
-from atoll.protocol.allreduce.cross_check import Contradicted, Lied, OtherRows
-from atoll.protocol.allreduce.engine import Reduce
-from atoll.protocol.allreduce.environment import Surroundings
-from atoll.protocol.allreduce.events import Garbage, PartAnswered, Reduced
+from atoll.peer.round.owned_results import OwnedResults
+from atoll.peer.round.part_exchange import PartExchange
+from atoll.peer.round.proposal import ProposalBuilder
+from atoll.peer.round.retransmission import Retransmission
+from atoll.peer.round.state_transition import StateTransition
+from atoll.peer.round.straggler_grace import StragglerGrace, word_until
+from atoll.peer.round.view_timer import ViewTimer
+from atoll.peer.tasks import RoundSettlement, StateAdvanced, TrainingResult, UpdateEncoded
+from atoll.policy.fault_tolerance import OwnerStrikes
+from atoll.protocol.agreement.events import BodyDecided, BodyMissing, Equivocation, MayPropose, ProposalReceived
+from atoll.protocol.agreement.interface import ConsensusEngine
+from atoll.protocol.allreduce.buffers import LocalRow
+from atoll.protocol.allreduce.cross_check import CommitmentsDiffer, OwnerContradicted, OwnerLied
+from atoll.protocol.allreduce.engine import AllReduce
+from atoll.protocol.allreduce.environment import ReduceEnvironment
+from atoll.protocol.allreduce.events import PartAnswered, PartsReduced, RowUndecodable
 from atoll.protocol.allreduce.factory import reduce_for
 from atoll.protocol.allreduce.validation import check_answer
 from atoll.wire.codec import decode_body, decode_statement, encode
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.history import Vertices
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.history import VerticesResponse
 from atoll.wire.messages.round import (
-    Answer,
-    Committed,
-    Comparison,
-    Contribution,
-    Declined,
-    Handed,
-    Heard,
-    PartBytes,
+    CommitAnnouncement,
+    CommitRequest,
+    PartDeclined,
+    PartialSum,
+    PartRequest,
+    PartResponse,
+    PartResult,
+    PartStatementsRequest,
     PreVote,
-    Propose,
-    Repeat,
+    ProposalMessage,
+    ReachabilityHint,
+    ResendRequest,
     RoundMessage,
-    RowBytes,
-    TimedOut,
-    Voted,
-    WantCommit,
-    WantPart,
-    WantRow,
-    WantWords,
+    RowComparison,
+    RowContribution,
+    RowRequest,
+    RowResponse,
+    TimeoutMessage,
+    VoteMessage,
 )
 from atoll.wire.messages.statements import (
-    Answered,
-    Caught,
-    Commit,
-    Signed,
+    Accusation,
+    Commitment,
+    OwnerResult,
+    SignedStatement,
 )
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.messages.vertex import Vertex, VertexBody
 
 TICK_S = 0.01  # at least, until a timer that fired early is heard again: moments are rounded
 NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
 
 
-class Round:
+class RoundMachine:
     """One peer's side of one round. `now` is run time throughout."""
 
     def __init__(
         self,
-        ground: Ground,
-        notary: Notary,
-        agreement: Door,
+        ground: RoundContext,
+        notary: StatementSigner,
+        agreement: ConsensusEngine,
         gone: Callable[[PeerId], bool],
         unheard: Callable[[PeerId], bool],
-        reports: Callable[[], Sequence[Signed]],
+        reports: Callable[[], Sequence[SignedStatement]],
         held: dict[Digest, Payload],
         said: dict[str, bytes],
-        measured: Callable[[], Measured],
-        strikes: Strikes | None = None,
+        measured: Callable[[], LocalMeasurements],
+        strikes: OwnerStrikes | None = None,
         keeps_rows: bool = False,
     ) -> None:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
         self.timing = ground.plan  # the same plan, with the windows that I go by
         self.agreement, self.gone, self.unheard = agreement, gone, unheard
-        self.patience, self.grace = Patience(), Grace()
-        self.views = Views(self.plan, agreement, self.patience, self.me, gone)
-        self.parts = Parts(self.plan, self.patience, held)
+        self.patience, self.grace = AdaptiveTimeout(), StragglerGrace()
+        self.views = ViewTimer(self.plan, agreement, self.patience, self.me, gone)
+        self.parts = PartExchange(self.plan, self.patience, held)
         self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
-        self.misdeeds = Misdeeds(ground, self.me, agreement.votes, strikes or Strikes())
+        self.misdeeds = MisbehaviorReporter(ground, self.me, agreement.votes, strikes or OwnerStrikes())
         self.assembling = ground.topology is None
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
-        self.committed = Commitments(ground, notary, gone)
-        self.reveal = Reveal(self.plan, self.me, said)
+        self.committed = CommitmentTable(ground, notary, gone)
+        self.reveal = CommitRevealGate(self.plan, self.me, said)
         self.attempt = 0
-        self.repeats = Repeats(self.plan, ground.vote_key_of)
-        self.update = MyUpdate(ground, self.me, measured, notary.secret)
-        self.apart = Apart(ground, self.me, gone)
+        self.repeats = Retransmission(self.plan, ground.vote_key_of)
+        self.update = LocalUpdate(ground, self.me, measured, notary.secret)
+        self.apart = PartitionTraining(ground, self.me, gone)
         self.way = ground  # as callers asked for it, where they may: known with the first update that I hear of
-        self.reduce: Reduce | None = None  # of this attempt, once its way is known
-        self.answers = MyAnswers(self.me, keeps_rows)
+        self.reduce: AllReduce | None = None  # of this attempt, once its way is known
+        self.answers = OwnedResults(self.me, keeps_rows)
         self.free: int | None = None  # the view in which I may propose what I like
-        self.next_state = NextState(ground, self.parts.held)
-        self.trials = Trials(ground, notary, agreement, self.parts, self.next_state, gone)
-        self.my_body = MyBody(ground, notary, self.committed, self.next_state, reports)
+        self.next_state = StateTransition(ground, self.parts.held)
+        self.trials = Candidates(ground, notary, agreement, self.parts, self.next_state, gone)
+        self.my_body = ProposalBuilder(ground, notary, self.committed, self.next_state, reports)
         self.final: Vertex | None = None  # decided; what is left is to hold its state
         self.adopting = self.closed = False
 
@@ -169,26 +169,26 @@ class Round:
                 return self._begin(now)
             case Received(sender, RoundMessage() as message):
                 return self._hear(sender, message, event, now)
-            case Done(job, Trained() as result) if job == f"{name}/train":
+            case TaskDone(job, TrainingResult() as result) if job == f"{name}/train":
                 return self._trained(result, now)
-            case Done(job, Encoded() as result) if job == f"{name}/encode":
+            case TaskDone(job, UpdateEncoded() as result) if job == f"{name}/encode":
                 return self._encoded(result, now)
-            case Done(job, Advanced() as result) if self.next_state.done(job, result.state):
+            case TaskDone(job, StateAdvanced() as result) if self.next_state.done(job, result.state):
                 return self._try_all(now) + self._propose_if_ready(now)
-            case Failed(job) if (state := self.next_state.failed(job)) is not None:
-                return [self._report(StateLacked(state=state)), *self._go_on_without(now)]
-            case Done(job, Trained() as result) if job == self.apart.job:
+            case TaskFailed(job) if (state := self.next_state.failed(job)) is not None:
+                return [self._report(StateUnavailable(state=state)), *self._go_on_without(now)]
+            case TaskDone(job, TrainingResult() as result) if job == self.apart.job:
                 return [self._report(self.apart.took(result)), *self._train_apart()]
-            case Failed(job) if job == self.apart.job:
+            case TaskFailed(job) if job == self.apart.job:
                 return self.apart.failed()
-            case Done(job, _) if job == f"{name}/adopt":
+            case TaskDone(job, _) if job == f"{name}/adopt":
                 return self._close()
-            case Failed(job, why) if job in (f"{name}/train", f"{name}/encode"):
+            case TaskFailed(job, why) if job in (f"{name}/train", f"{name}/encode"):
                 self.update.training = False
                 return self._pass(why, now)
-            case Failed(job, why) if job.startswith((f"{name}/advance/", f"{name}/adopt")):
+            case TaskFailed(job, why) if job.startswith((f"{name}/advance/", f"{name}/adopt")):
                 return self._cannot(why)
-            case Done() | Failed():
+            case TaskDone() | TaskFailed():
                 return self.reduce.handle(event, now) if self.reduce else []
             case TimerFired(timer) if timer == f"{name}/grace/{self.attempt}":
                 self.grace.ends(now)
@@ -210,19 +210,27 @@ class Round:
 
     def _hear(self, sender: PeerId, message: RoundMessage, event: Received, now: Seconds) -> list[Effect]:
         match message:
-            case Committed():
+            case CommitAnnouncement():
                 heard = self._hear_commit(message.statement, now)
                 return heard + self.committed.repeat_to(sender) if message.asks else heard
-            case Contribution() | RowBytes() | Handed() | Declined() | Answer() | Comparison() if (
-                message.attempt > self.attempt
-            ):
+            case (
+                RowContribution() | RowResponse() | PartialSum() | PartDeclined() | PartResult() | RowComparison()
+            ) if message.attempt > self.attempt:
                 self.repeats.too_early.add(sender)
                 return []
-            case Contribution() | RowBytes():
+            case RowContribution() | RowResponse():
                 if message.attempt != self.attempt:
                     return []
                 return self._hear_commit(message.statement, now) + self._collect(sender, event, now)
-            case Answer() | Handed() | Heard() | Declined() | WantRow() | Comparison() | WantWords():
+            case (
+                PartResult()
+                | PartialSum()
+                | ReachabilityHint()
+                | PartDeclined()
+                | RowRequest()
+                | RowComparison()
+                | PartStatementsRequest()
+            ):
                 if message.attempt != self.attempt:
                     return []
                 if self.reduce is None:
@@ -232,16 +240,16 @@ class Round:
                 if (flaw := size_flaw(self.ground, message)) is not None:
                     raise PeerFault(sender, flaw)
                 return self.reduce.handle(event, now)
-            case WantCommit(peer=peer):
+            case CommitRequest(peer=peer):
                 return self.committed.show_one(sender, peer) if message.attempt == self.attempt else []
-            case WantPart():
+            case PartRequest():
                 return self.trials.give(sender, message, now)
-            case PartBytes(digest=digest):
+            case PartResponse(digest=digest):
                 return self._take_part(digest, event.payload, now)
-            case Propose() | Voted() | TimedOut() | PreVote():
+            case ProposalMessage() | VoteMessage() | TimeoutMessage() | PreVote():
                 view, effects = self.agreement.view, self.agreement.receive(sender, message)
                 return effects + self._pass_view(now) if self.agreement.view > view else effects
-            case Repeat():
+            case ResendRequest():
                 return self.greet(sender) if self.repeats.tells(sender) else []
             case _:
                 return []
@@ -251,27 +259,27 @@ class Round:
         out: list[Effect] = []
         for effect in effects:
             out.append(effect)
-            if not isinstance(effect, Report):
+            if not isinstance(effect, Emit):
                 continue
             match effect.fact:
                 case PartAnswered():
                     more = self._answer_here(effect.fact, now)
-                case Garbage():
+                case RowUndecodable():
                     more = self.misdeeds.garbage(effect.fact, self.reduce) if self.reduce is not None else []
-                case Lied() | Contradicted() | Equivocation():
+                case OwnerLied() | OwnerContradicted() | Equivocation():
                     more = self._tell(self.misdeeds.proven(effect.fact))
-                case OtherRows(owner=owner, contributors=names):
+                case CommitmentsDiffer(owner=owner, contributors=names):
                     more = self.committed.show(owner, names)  # one said to me what it did not say to that owner
-                case Reduced():
+                case PartsReduced():
                     more = self._reduced(now)
-                case Judge():
+                case ProposalReceived():
                     more = self._judge(effect.fact, now)
-                case Free():
+                case MayPropose():
                     self.free = effect.fact.view
                     more = self._propose_if_ready(now)
-                case Lacking():
+                case BodyMissing():
                     more = self.trials.ask_for_bodies()
-                case Decided():
+                case BodyDecided():
                     more = self._decide(effect.fact, now)
                 case _:
                     more = []
@@ -337,7 +345,7 @@ class Round:
             return []
         self.way = self.ground.by(asked or "")
         self.committed.goes_by(asked or "")
-        around = Surroundings(
+        around = ReduceEnvironment(
             self.ground.vote_key_of.get,
             self.committed.reduced_of,
             self.committed.awaits,
@@ -355,7 +363,7 @@ class Round:
         self.trials.reduce = self.reduce
         return self.repeats.ask_the_early()
 
-    def _trained(self, trained: Trained, now: Seconds) -> list[Effect]:
+    def _trained(self, trained: TrainingResult, now: Seconds) -> list[Effect]:
         if (why := self.update.takes(trained)) is not None:
             return self._pass(why, now)
         fact = TrainEnded(steps=trained.steps, samples=trained.samples, loss=trained.loss, step_s=trained.step_s)
@@ -366,7 +374,7 @@ class Round:
         late = self.patience.sharing and self.plan.quorum_of_updates is not None
         return [] if late else self.update.encode()
 
-    def _encoded(self, encoded: Encoded, now: Seconds) -> list[Effect]:
+    def _encoded(self, encoded: UpdateEncoded, now: Seconds) -> list[Effect]:
         if (why := self.update.encodes(encoded)) is not None:
             return self._pass(why, now)
         return self._commit_if_ready(now)
@@ -375,7 +383,7 @@ class Round:
         if self.update.passes is not None:
             return []  # before it was over
         self.update.passes = why
-        return [self._report(Passed(why=why)), *self._commit_if_ready(now)]
+        return [self._report(RoundSkipped(why=why)), *self._commit_if_ready(now)]
 
     # ---- commit --------------------------------------------------------------------------------------------
 
@@ -396,10 +404,10 @@ class Round:
         signed = self.notary.sign(commit)
         told = self.committed.say(commit, signed)
         others = self._tell(self.committed.other_calls(self.committed.now.giving))
-        effects: list[Effect] = [Keep(name, encode(commit)), *others, *told, *self._find_way()]
+        effects: list[Effect] = [Persist(name, encode(commit)), *others, *told, *self._find_way()]
         mine = self.update.said() if commit.parts else None
         if mine is not None and self.reduce is not None:
-            effects += self.reduce.contribute(Update(signed, mine), now)
+            effects += self.reduce.contribute(LocalRow(signed, mine), now)
         return effects + self._awaits_less(now)
 
     def _passes_late(self) -> bool:
@@ -409,21 +417,21 @@ class Round:
     def _repeat_commit(self, said: bytes, now: Seconds) -> list[Effect]:
         """I restarted and committed before: nobody shall wait for my word, though its bytes are lost."""
         commit = decode_statement(said, self.me)
-        assert isinstance(commit, Commit)
+        assert isinstance(commit, Commitment)
         return self.committed.say(commit, self.notary.sign(commit)) + self._share_if_due(now)
 
-    def _hear_commit(self, signed: Signed, now: Seconds) -> list[Effect]:
+    def _hear_commit(self, signed: SignedStatement, now: Seconds) -> list[Effect]:
         match self.committed.hear(signed):
-            case Commit() as commit:
+            case Commitment() as commit:
                 effects = [*self._tell(self.committed.other_calls([signed.signer])), *self._find_way()]
                 effects += self._hold_to_first(commit, signed, now)
                 return effects + self._awaits_less(now) if commit.attempt == self.attempt else effects
-            case Twice(first, second):
+            case DoubleCommit(first, second):
                 return self._compare_commits(first, second, now)
             case None:
                 return []
 
-    def _hold_to_first(self, commit: Commit, signed: Signed, now: Seconds) -> list[Effect]:
+    def _hold_to_first(self, commit: Commitment, signed: SignedStatement, now: Seconds) -> list[Effect]:
         """Whoever gives another update in a later attempt has seen rows in between: of it no row is taken here."""
         if (first := self.reveal.contradicted(commit, signed)) is None:
             return []
@@ -436,7 +444,7 @@ class Round:
             return self.reduce.look_again(now)
         return self._share_if_due(now)
 
-    def _compare_commits(self, first: Signed, second: Signed, now: Seconds) -> list[Effect]:
+    def _compare_commits(self, first: SignedStatement, second: SignedStatement, now: Seconds) -> list[Effect]:
         """Whoever commits twice may keep everybody waiting for rows that fit neither word: nobody waits for it."""
         if first.body == second.body or first.signer in self.committed.two_faced:
             return []
@@ -450,7 +458,7 @@ class Round:
         try:
             return self.reduce.handle(event, now) if self.reduce else []
         except PeerFault as fault:
-            return [self._report(Fault(peer=PeerId(fault.who) or sender, what=fault.what))]
+            return [self._report(ProtocolFault(peer=PeerId(fault.who) or sender, what=fault.what))]
 
     # ---- share ---------------------------------------------------------------------------------------------
 
@@ -538,27 +546,27 @@ class Round:
         body = self.my_body.write(state, back, now)
         return self.agreement.propose(self.free, encode(body)) if self.my_body.is_news(body) else []
 
-    def _judge(self, proposal: Judge, now: Seconds) -> list[Effect]:
+    def _judge(self, proposal: ProposalReceived, now: Seconds) -> list[Effect]:
         trial = self.trials.judge(proposal, now)
-        if isinstance(trial, Disagreed):
+        if isinstance(trial, ProposalRejected):
             return self._disagree(trial, proposal.view, now)
         trial.view, body = proposal.view, trial.body
         effects = [] if self.ground.witnesses else self._compare_body(body, now)
         for commit, signed in ((decode_statement(s.body, s.signer), s) for s in body.commits):
-            effects += self._hold_to_first(commit, signed, now) if isinstance(commit, Commit) else []
+            effects += self._hold_to_first(commit, signed, now) if isinstance(commit, Commitment) else []
         if self.reduce is not None and body.attempt == self.attempt:
             for signed in body.parts:
                 if signed is not None:
                     effects += self.reduce.examine(signed, opened(signed), now)
         return effects + self._try(trial, now)
 
-    def _compare_body(self, body: Body, now: Seconds) -> list[Effect]:
+    def _compare_body(self, body: VertexBody, now: Seconds) -> list[Effect]:
         """Its proposer may have heard another commitment of somebody than I did."""
         known = self.committed.in_attempt(body.attempt).of
         pairs = [(known[s.signer][1], s) for s in body.commits if s.signer in known]
         return [effect for mine, other in pairs for effect in self._compare_commits(mine, other, now)]
 
-    def _try(self, trial: Trial, now: Seconds) -> list[Effect]:
+    def _try(self, trial: Candidate, now: Seconds) -> list[Effect]:
         """Bring a body as far as what is here allows: parts, then state, then my vote or the merge."""
         if not self.trials.believes(trial):
             return []
@@ -570,10 +578,10 @@ class Round:
             return self._adopt(trial) if trial.final else self.agreement.approve(trial.id)
         if trial.final:
             return self._cannot("my state differs from the agreed one")
-        fact = Disagreed(proposer=trial.body.proposer, why="its state hash is not what I compute")
+        fact = ProposalRejected(proposer=trial.body.proposer, why="its state hash is not what I compute")
         return self._disagree(fact, trial.view, now)
 
-    def _disagree(self, fact: Disagreed, view: int, now: Seconds) -> list[Effect]:
+    def _disagree(self, fact: ProposalRejected, view: int, now: Seconds) -> list[Effect]:
         """I will never vote for what this view proposes: its time need not pass first."""
         self.views.refused = view
         return [self._report(fact), *self._pass_view(now)]
@@ -624,7 +632,7 @@ class Round:
         made = self.update.ready and not self.update.training
         return self.apart.go_on() if self.trains and made and self.final is None else []
 
-    def left(self, vertex: Vertex | None) -> Left | None:
+    def left(self, vertex: Vertex | None) -> RoundSettlement | None:
         """I go on from a later state: what this round counted of mine, where anything hangs on it."""
         if self.ground.apart is None:
             return None
@@ -696,7 +704,7 @@ class Round:
         self.agreement.stop()
         return self._spread(self._finish(vertex, now), now)
 
-    def _decide(self, decided: Decided, now: Seconds) -> list[Effect]:
+    def _decide(self, decided: BodyDecided, now: Seconds) -> list[Effect]:
         if self.final is not None:
             return []
         if decided.body is None:
@@ -705,12 +713,12 @@ class Round:
         lapses = self.misdeeds.lapses(self.reduce, self.patience, now) if self.reduce is not None else []
         return [*self._tell_listeners(vertex), *self._tell(lapses), *self._finish(vertex, now)]
 
-    def heed(self, caught: Caught, now: Seconds) -> list[Effect]:
+    def heed(self, caught: Accusation, now: Seconds) -> list[Effect]:
         """Somebody calls an answer a lie: whoever was told something else by the same owner can prove it."""
         said = decode_statement(caught.answer.body, caught.answer.signer)
-        if isinstance(said, Commit) and said.round == self.plan.round and caught.other is not None:
+        if isinstance(said, Commitment) and said.round == self.plan.round and caught.other is not None:
             return self._spread(self._await_no_more(caught.answer.signer, now), now)
-        if not isinstance(said, Answered):
+        if not isinstance(said, OwnerResult):
             return []
         if self.reduce is None or self.closed or said.round != self.plan.round:
             return []
@@ -733,16 +741,19 @@ class Round:
 
     def _tell_listeners(self, vertex: Vertex) -> list[Effect]:
         """Observers and members outside the committee did not see the votes: two voters tell each of them."""
-        news = Vertices((vertex,), self.plan.round)
+        news = VerticesResponse((vertex,), self.plan.round)
         return [Send(p, news) for p in told_by(self.me, self.plan)]
 
-    def _adopt(self, trial: Trial) -> list[Effect]:
+    def _adopt(self, trial: Candidate) -> list[Effect]:
         if self.adopting:
             return []
         self.adopting = True
         assert self.final is not None
         work = adopted(trial, self.ground, self.update)
-        return [Keep(f"vertex/{self.plan.round}", encode(self.final)), Ask(f"round/{self.plan.round}/adopt", work)]
+        return [
+            Persist(f"vertex/{self.plan.round}", encode(self.final)),
+            RunTask(f"round/{self.plan.round}/adopt", work),
+        ]
 
     def _close(self) -> list[Effect]:
         assert self.final is not None
@@ -771,7 +782,7 @@ class Round:
         return self.update.encoded
 
     @property
-    def commits(self) -> Mapping[int, Commits]:
+    def commits(self) -> Mapping[int, CommitmentCache]:
         """By attempt, this one and the next ones: what people are told of who is here."""
         return self.committed.heard
 
@@ -783,5 +794,5 @@ class Round:
     def _tell(self, facts: Iterable[Fact]) -> list[Effect]:
         return [self._report(fact) for fact in facts]
 
-    def _report(self, fact: Fact) -> Report:
-        return Report(replace(fact, round=self.plan.round, trace=self.plan.trace))
+    def _report(self, fact: Fact) -> Emit:
+        return Emit(replace(fact, round=self.plan.round, trace=self.plan.trace))

@@ -10,42 +10,42 @@ before the members, and a vertex that holds them has consequences.
 from __future__ import annotations
 
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.machine import Ask, Effect, Fact
-from atoll.peer.events import Accused, Lapsed
-from atoll.peer.round.adaptive_timeout import Patience
-from atoll.peer.round.context import Ground
-from atoll.peer.tasks import ShowRow
-from atoll.policy.fault_tolerance import Strikes
+from atoll.base.machine import Effect, Fact, RunTask
+from atoll.peer.events import MemberAccused, OwnerFault
+from atoll.peer.round.adaptive_timeout import AdaptiveTimeout
+from atoll.peer.round.context import RoundContext
+from atoll.peer.tasks import ExhibitRow
+from atoll.policy.fault_tolerance import OwnerStrikes
 from atoll.policy.timeouts import patience_shown
 from atoll.protocol.agreement.events import Equivocation
-from atoll.protocol.allreduce.cross_check import Contradicted, Lied
-from atoll.protocol.allreduce.engine import Reduce
-from atoll.protocol.allreduce.events import Garbage
-from atoll.wire.messages.statements import Caught, Complaint, Signed
+from atoll.protocol.allreduce.cross_check import OwnerContradicted, OwnerLied
+from atoll.protocol.allreduce.engine import AllReduce
+from atoll.protocol.allreduce.events import RowUndecodable
+from atoll.wire.messages.statements import Accusation, OwnerComplaint, SignedStatement
 
 
-class Misdeeds:
+class MisbehaviorReporter:
     """`votes`: I have a vote in this round."""
 
-    def __init__(self, ground: Ground, me: PeerId, votes: bool, strikes: Strikes) -> None:
+    def __init__(self, ground: RoundContext, me: PeerId, votes: bool, strikes: OwnerStrikes) -> None:
         self.ground, self.plan, self.me, self.votes, self.strikes = ground, ground.plan, me, votes, strikes
         self.unreadable: set[PeerId] = set()  # whose row I could not read, and show to the others
 
-    def proven(self, by: Lied | Contradicted | Equivocation) -> list[Fact]:
+    def proven(self, by: OwnerLied | OwnerContradicted | Equivocation) -> list[Fact]:
         """A room below found it."""
         match by:
-            case Lied(peer=peer, statement=lie):
-                return self._accuse(peer, Caught(lie))
-            case Contradicted(peer=peer, first=first, second=second):
-                return self._accuse(peer, Caught(first, second))
+            case OwnerLied(peer=peer, statement=lie):
+                return self._accuse(peer, Accusation(lie))
+            case OwnerContradicted(peer=peer, first=first, second=second):
+                return self._accuse(peer, Accusation(first, second))
             case Equivocation(evidence=proof):
                 return self.two_words(proof.first, proof.second)
 
-    def two_words(self, first: Signed, second: Signed) -> list[Fact]:
+    def two_words(self, first: SignedStatement, second: SignedStatement) -> list[Fact]:
         """Of one peer where one is all that it has: they are their own proof."""
-        return self._accuse(first.signer, Caught(first, second)) if self.plan.may_lie else []
+        return self._accuse(first.signer, Accusation(first, second)) if self.plan.may_lie else []
 
-    def garbage(self, garbage: Garbage, reduce: Reduce) -> list[Effect]:
+    def garbage(self, garbage: RowUndecodable, reduce: AllReduce) -> list[Effect]:
         """Where members may lie a row that I could not read is shown to the others, once in a round of each author;
         a sum that was handed on is nobody's alone."""
         peer, ground = garbage.peer, self.ground
@@ -55,10 +55,10 @@ class Misdeeds:
             return []
         self.unreadable.add(peer)
         place = self.plan.round, ground.parent.trained, ground.shares
-        work = ShowRow(*place, row.statement, garbage.part, row.path, row.payload)
-        return [Ask(f"unreadable/show/{self.plan.round}/{peer}", work)]
+        work = ExhibitRow(*place, row.statement, garbage.part, row.path, row.payload)
+        return [RunTask(f"unreadable/show/{self.plan.round}/{peer}", work)]
 
-    def lapses(self, reduce: Reduce, patience: Patience, now: Seconds) -> list[Fact]:
+    def lapses(self, reduce: AllReduce, patience: AdaptiveTimeout, now: Seconds) -> list[Fact]:
         """Who owed us something that did not come: noted, and told when it is not the first time."""
         plan, facts = reduce.plan, list[Fact]()
         # what is seen before owners stop gathering is none of patience
@@ -66,10 +66,10 @@ class Misdeeds:
         had_s = patience.had(over[-1]) if over else 0.0
         weight = patience_shown(had_s, plan.window_s, self.plan.settings.owner_s) if over else 1.0
         for peer, why in reduce.lapses(now).items():
-            facts.append(Lapsed(peer=peer, why=why))
+            facts.append(OwnerFault(peer=peer, why=why))
             if self.strikes.note(peer, self.plan.round, weight):
-                facts += self._accuse(peer, Complaint(self.plan.round, peer, why))
+                facts += self._accuse(peer, OwnerComplaint(self.plan.round, peer, why))
         return facts
 
-    def _accuse(self, peer: PeerId, statement: Caught | Complaint) -> list[Fact]:
-        return [Accused(peer=peer, statement=statement)] if self.votes else []
+    def _accuse(self, peer: PeerId, statement: Accusation | OwnerComplaint) -> list[Fact]:
+        return [MemberAccused(peer=peer, statement=statement)] if self.votes else []

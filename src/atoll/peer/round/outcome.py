@@ -10,20 +10,20 @@ from collections.abc import Iterable, Iterator
 from atoll.base.ids import PeerId
 from atoll.features.partition_training.machine import late_of
 from atoll.peer.events import RoundClosed
-from atoll.peer.round.candidate import Trial, opened
-from atoll.peer.round.context import Ground
-from atoll.peer.round.local_update import MyUpdate
+from atoll.peer.round.candidate import Candidate, opened
+from atoll.peer.round.context import RoundContext
+from atoll.peer.round.local_update import LocalUpdate
 from atoll.peer.round.topology_choice import asked_in
-from atoll.peer.tasks import Adopt, Counted
+from atoll.peer.tasks import AdoptState, UpdateSettlement
 from atoll.policy.duplicate_updates import alike_in
 from atoll.policy.participation import resting_in
 from atoll.policy.plan import RoundPlan
 from atoll.wire.codec import statement_in, vertex_id
-from atoll.wire.messages.statements import Answered, Commit
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.messages.statements import Commitment, OwnerResult
+from atoll.wire.messages.vertex import Vertex, VertexBody
 
 
-def adopted(trial: Trial, ground: Ground, update: MyUpdate) -> Adopt:
+def adopted(trial: Candidate, ground: RoundContext, update: LocalUpdate) -> AdoptState:
     """The state that it agreed on, and what became of my own update."""
     me, body, plan = update.me, trial.body, ground.plan
     counted: tuple[bool, ...] | None = None
@@ -36,26 +36,26 @@ def adopted(trial: Trial, ground: Ground, update: MyUpdate) -> Adopt:
     led = tuple(opened(s).digest for s in body.parts if s is not None and s.signer == me)
     mine = None if afresh else counted
     held = counted_in(me, body, trial.answers)
-    return Adopt(plan.round, trial.id, body.state, mine, held.claim, afresh, late, led, held)
+    return AdoptState(plan.round, trial.id, body.state, mine, held.claim, afresh, late, led, held)
 
 
-def counted_in(me: PeerId, body: Body, answers: Iterable[Answered | None]) -> Counted:
+def counted_in(me: PeerId, body: VertexBody, answers: Iterable[OwnerResult | None]) -> UpdateSettlement:
     """What the vertex holds me to; also where I said it in a life before."""
     mine = next((statement_in(signed) for signed in body.commits if signed.signer == me), None)
-    if not isinstance(mine, Commit):
-        return Counted(body.parent)
+    if not isinstance(mine, Commitment):
+        return UpdateSettlement(body.parent)
     parts = tuple(answer is not None and me in answer.contributors for answer in answers)
-    return Counted(body.parent, mine.root, parts, mine.claimed)
+    return UpdateSettlement(body.parent, mine.root, parts, mine.claimed)
 
 
-def answers_in(body: Body) -> Iterator[Answered | None]:
+def answers_in(body: VertexBody) -> Iterator[OwnerResult | None]:
     """Of each part, as far as it can be read."""
     for signed in body.parts:
         said = statement_in(signed) if signed is not None else None
-        yield said if isinstance(said, Answered) else None
+        yield said if isinstance(said, OwnerResult) else None
 
 
-def closed_by(vertex: Vertex, body: Body, ground: Ground, assembling: bool) -> RoundClosed:
+def closed_by(vertex: Vertex, body: VertexBody, ground: RoundContext, assembling: bool) -> RoundClosed:
     """In words for people: who counted, who counted in part, and who is missing."""
     listed = [set(opened(s).contributors) for s in body.parts if s is not None]
     counted = set[PeerId]().union(*listed)

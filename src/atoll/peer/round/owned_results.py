@@ -14,28 +14,32 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
 from atoll.features.attribution.row_archive import worth_keeping
 from atoll.peer.round.candidate import opened
-from atoll.peer.tasks import HeldRow
-from atoll.protocol.allreduce.buffers import Made
-from atoll.protocol.allreduce.engine import Reduce
-from atoll.wire.messages.statements import Signed
-from atoll.wire.messages.vertex import Body
+from atoll.peer.tasks import ArchivedRow
+from atoll.protocol.allreduce.buffers import ComputedResult
+from atoll.protocol.allreduce.engine import AllReduce
+from atoll.wire.messages.statements import SignedStatement
+from atoll.wire.messages.vertex import VertexBody
 
 
-class MyAnswers:
+class OwnedResults:
     def __init__(self, me: PeerId, keeps_rows: bool) -> None:
         """`keeps_rows`: those that counted are wanted when the round is over."""
         self.me, self.keeps_rows = me, keeps_rows
-        self.made: dict[Digest, Made] = {}  # with their rows, while a body may hold them
-        self.seconded: dict[int, tuple[Signed, ...]] = {}  # parts: what others than its owner signed of its answer
+        self.made: dict[Digest, ComputedResult] = {}  # with their rows, while a body may hold them
+        self.seconded: dict[
+            int, tuple[SignedStatement, ...]
+        ] = {}  # parts: what others than its owner signed of its answer
         self.made_again: frozenset[int] = frozenset()  # parts whose answers I doubted, and made again
-        self.rows: tuple[HeldRow, ...] = ()  # then: of those that counted the ones that I hold, once it is closed
+        self.rows: tuple[
+            ArchivedRow, ...
+        ] = ()  # then: of those that counted the ones that I hold, once it is closed
 
-    def attempt_over(self, reduce: Reduce | None, needed: Container[Digest]) -> None:
+    def attempt_over(self, reduce: AllReduce | None, needed: Container[Digest]) -> None:
         """`needed`: by bodies that may still become final. The last one's is perhaps on its way."""
         self._keep_only(needed)
         self.made |= reduce.made if reduce is not None else {}
 
-    def close(self, body: Body, reduce: Reduce | None, mine: tuple[Payload, ...] | None) -> None:
+    def close(self, body: VertexBody, reduce: AllReduce | None, mine: tuple[Payload, ...] | None) -> None:
         """The round is over with this body; `reduce` is its last attempt's, `mine` the parts of my own update."""
         self.made |= reduce.made if reduce is not None else {}
         answers = [opened(signed) for signed in body.parts if signed is not None]

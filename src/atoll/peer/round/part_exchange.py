@@ -13,15 +13,15 @@ from collections.abc import Iterable, Sequence
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import PART_GIVEN_MAX, PART_GIVEN_S
 from atoll.base.machine import Effect, Lane, Payload, Send, SetTimer
-from atoll.peer.round.adaptive_timeout import Patience
+from atoll.peer.round.adaptive_timeout import AdaptiveTimeout
 from atoll.policy.plan import RoundPlan
-from atoll.wire.messages.round import PartBytes, WantPart
+from atoll.wire.messages.round import PartRequest, PartResponse
 
 
-class Parts:
+class PartExchange:
     """`held`: combined parts of this round by digest; whoever made the dict serves them when the round is over."""
 
-    def __init__(self, plan: RoundPlan, patience: Patience, held: dict[Digest, Payload]) -> None:
+    def __init__(self, plan: RoundPlan, patience: AdaptiveTimeout, held: dict[Digest, Payload]) -> None:
         self.plan, self.patience, self.held = plan, patience, held
         self._given: Counter[tuple[PeerId, Digest]] = Counter()  # parts and bodies since then, how often
         self.given_since: Seconds = 0.0  # this attempt began, or the last minute: a group's attempts do not end
@@ -31,14 +31,14 @@ class Parts:
         self._given.clear()
         self.given_since = now
 
-    def give(self, to: PeerId, wish: WantPart, payload: Payload | None, now: Seconds) -> list[Effect]:
+    def give(self, to: PeerId, wish: PartRequest, payload: Payload | None, now: Seconds) -> list[Effect]:
         if now - self.given_since >= PART_GIVEN_S:
             self.attempt_begins(now)
         slot = (to, wish.digest)
         if payload is None or self._given[slot] >= PART_GIVEN_MAX:
             return []
         self._given[slot] += 1
-        return [Send(to, PartBytes(wish.round, wish.attempt, wish.trace, wish.digest), Lane.BULK, payload)]
+        return [Send(to, PartResponse(wish.round, wish.attempt, wish.trace, wish.digest), Lane.BULK, payload)]
 
     def want(
         self, attempt: int, missing: Iterable[tuple[Digest, bool]], holders: Sequence[PeerId], now: Seconds
@@ -55,7 +55,7 @@ class Parts:
                 effects.append(SetTimer(f"round/{self.plan.round}/parts", due))
                 continue
             self._asked[digest] = times + 1, now + self.patience.again(times, now)
-            wish = WantPart(self.plan.round, attempt, self.plan.trace, digest)
+            wish = PartRequest(self.plan.round, attempt, self.plan.trace, digest)
             copies = min(len(holders), 1 if times == 0 else 2)  # the second time, the first one may not have it
             effects += [Send(holders[(times + k) % len(holders)], wish) for k in range(copies)]
         return effects

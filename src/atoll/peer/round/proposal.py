@@ -11,43 +11,43 @@ from collections.abc import Callable, Sequence
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.peer.governance.orders import amend_of, amends_in, tunes_in
-from atoll.peer.round.candidate import Step, named_in, step_of
-from atoll.peer.round.commitments import Commitments
-from atoll.peer.round.context import Ground
-from atoll.peer.round.state_transition import NextState
+from atoll.peer.round.candidate import StateStep, named_in, step_of
+from atoll.peer.round.commitments import CommitmentTable
+from atoll.peer.round.context import RoundContext
+from atoll.peer.round.state_transition import StateTransition
 from atoll.peer.round.vertex_body import amend_among, write_body
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Signed, Weighing
-from atoll.wire.messages.vertex import Body
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.statements import AgreedWeights, RollbackOrder, SignedStatement
+from atoll.wire.messages.vertex import VertexBody
 
-Parts = tuple[Signed | None, ...]
+Parts = tuple[SignedStatement | None, ...]
 
 ASKED_MOST = 3  # times, with the nudge: then an answer that counts what I have not heard is left out
 
 
-class MyBody:
+class ProposalBuilder:
     def __init__(
         self,
-        ground: Ground,
-        notary: Notary,
-        committed: Commitments,
-        next_state: NextState,
-        reports: Callable[[], Sequence[Signed]],
+        ground: RoundContext,
+        notary: StatementSigner,
+        committed: CommitmentTable,
+        next_state: StateTransition,
+        reports: Callable[[], Sequence[SignedStatement]],
     ) -> None:
         self.ground, self.notary = ground, notary
         self.committed, self.next_state, self.reports = committed, next_state, reports
         self.assembling = ground.topology is None
         self.attempt = 0
         self.parts: Parts | None = None  # None: my reduce is under way
-        self.weighing: Weighing | None = None  # what its rows weigh, where distances weigh them
-        self._step: Step | None = None
+        self.weighing: AgreedWeights | None = None  # what its rows weigh, where distances weigh them
+        self._step: StateStep | None = None
         self._asked = 0  # times for commitments that somebody else counted on
 
     def attempt_begins(self, attempt: int) -> None:
         self.attempt, self._step, self._asked = attempt, None, 0
         self.parts = () if self.assembling else None
 
-    def reduced(self, parts: Parts, weighing: Weighing | None) -> None:
+    def reduced(self, parts: Parts, weighing: AgreedWeights | None) -> None:
         """My own reduce of this attempt ended like this."""
         self.parts, self.weighing, self._step = parts, weighing, None
 
@@ -62,7 +62,7 @@ class MyBody:
         return named_in(self.parts or ()) - self.committed.now.of.keys()
 
     @property
-    def step(self) -> Step | None:
+    def step(self) -> StateStep | None:
         """What my parts make of the state; None while a counted commitment is unknown to me."""
         if self.parts is None or self._step is not None:
             return self._step  # the first commitments count, so it is still the same
@@ -83,7 +83,7 @@ class MyBody:
             known = self.committed.now.of.keys()
             self.parts = tuple(part if named_in((part,)) <= known else None for part in self.parts)
 
-    def back(self, step: Step) -> tuple[Signed, Amend] | None:
+    def back(self, step: StateStep) -> tuple[SignedStatement, RollbackOrder] | None:
         """The word to go back that my body shall carry. In every other attempt only, and only if I hold the state.
 
         So a round in which too few others hold it ends like any other, in its second attempt, without it; and one
@@ -94,7 +94,7 @@ class MyBody:
         found = amend_among(self.ground, self.notary, self.reports())
         return found if found is not None and not self.next_state.lacks(step, found[1]) else None
 
-    def write(self, state: Digest, back: tuple[Signed, Amend] | None, now: Seconds) -> Body:
+    def write(self, state: Digest, back: tuple[SignedStatement, RollbackOrder] | None, now: Seconds) -> VertexBody:
         """Once `step` is known, and the `state` that it, or the way back, leaves behind."""
         assert self.parts is not None
         reports = self.reports()
@@ -111,7 +111,7 @@ class MyBody:
             self.ground, self.notary, self.attempt, self.parts, commits, reports, state, now, weighing
         )
 
-    def is_news(self, body: Body) -> bool:
+    def is_news(self, body: VertexBody) -> bool:
         """In a round that only assembles the members there may be none."""
         parent = self.ground.parent
         return (

@@ -13,12 +13,12 @@ from statistics import median_low
 from msgspec import UNSET
 
 from atoll.base.ids import PeerId
-from atoll.policy.membership import Reported, convicted
+from atoll.policy.membership import VerifiedReport, convicted
 from atoll.policy.plan import RoundPlan
-from atoll.policy.reputation import FLOOR, Conduct, beliefs, moved, units_of
-from atoll.verification.loss_scoring.policy import Score
-from atoll.verification.redundant_training.policy import Verdict
-from atoll.wire.messages.statements import Answered, Audited, Commit, Leave, Rests
+from atoll.policy.reputation import FLOOR, MemberConduct, beliefs, moved, units_of
+from atoll.verification.loss_scoring.policy import SettledScore
+from atoll.verification.redundant_training.policy import RedundancyVerdict
+from atoll.wire.messages.statements import AuditReport, Commitment, LeaveReport, OwnerResult, SkipRound
 from atoll.wire.messages.vertex import Member
 
 
@@ -27,11 +27,11 @@ def next_scores(
     owners: Sequence[Sequence[PeerId]],
     audits: bool,
     members: Sequence[Member],
-    answers: Sequence[Answered | None],
-    commits: Mapping[PeerId, Commit],
-    reports: Sequence[Reported],
-    scored: Sequence[Score] | None = None,
-    compared: Sequence[Verdict] = (),
+    answers: Sequence[OwnerResult | None],
+    commits: Mapping[PeerId, Commitment],
+    reports: Sequence[VerifiedReport],
+    scored: Sequence[SettledScore] | None = None,
+    compared: Sequence[RedundancyVerdict] = (),
 ) -> tuple[int, ...]:
     """One score per line of `members`, the membership after this round. Commits are those of its contributors.
 
@@ -41,7 +41,9 @@ def next_scores(
     shown = conduct_in(plan, owners, answers, commits, reports)
     liars, failing = convicted(reports, plan.members, plan.settings.quorum)
     said, settled = [r.statement for r in reports], set(_settled(plan))
-    vouched = {s.peer for s in said if isinstance(s, Audited) and s.finding == "accepted" and s.opening is UNSET}
+    vouched = {
+        s.peer for s in said if isinstance(s, AuditReport) and s.finding == "accepted" and s.opening is UNSET
+    }
     vouched |= {score.peer for score in scored or () if score.opinion == "taught"}
     vouched &= settled  # work of its own: that a sum was right says nothing of it
     hollow = {score.peer for score in scored or () if score.opinion == "hollow"} | {
@@ -66,10 +68,10 @@ def next_scores(
 def conduct_in(
     plan: RoundPlan,
     owners: Sequence[Sequence[PeerId]],
-    answers: Sequence[Answered | None],
-    commits: Mapping[PeerId, Commit],
-    reports: Sequence[Reported],
-) -> dict[PeerId, Conduct]:
+    answers: Sequence[OwnerResult | None],
+    commits: Mapping[PeerId, Commitment],
+    reports: Sequence[VerifiedReport],
+) -> dict[PeerId, MemberConduct]:
     """Of settled trainers that were drawn, if anything was answered.
 
     Not of who says farewell, or that it rests, and is not counted.
@@ -82,10 +84,10 @@ def conduct_in(
     duties = Counter(owner for owner, _ in given)
     done = Counter(owner for owner, answered in given if answered.owner_index == 0)
     belief = beliefs({peer: units_of(commits[peer].loss) for peer in settled if peer in commits})
-    leaving = {r.by for r in reports if isinstance(r.statement, Leave)} | resting_among(plan, reports)
+    leaving = {r.by for r in reports if isinstance(r.statement, LeaveReport)} | resting_among(plan, reports)
     assigned = _assigned(plan, [commits[peer].steps_now for peer in settled if peer in commits])
     return {
-        peer: Conduct(
+        peer: MemberConduct(
             counted=counted[peer],
             answered=len(given),
             steps=commits[peer].steps_now if peer in commits else 0,
@@ -99,9 +101,9 @@ def conduct_in(
     }
 
 
-def resting_among(plan: RoundPlan, reports: Sequence[Reported]) -> set[PeerId]:
+def resting_among(plan: RoundPlan, reports: Sequence[VerifiedReport]) -> set[PeerId]:
     """Who says that it does not train in this round."""
-    return {r.by for r in reports if isinstance(r.statement, Rests) and r.statement.round == plan.round}
+    return {r.by for r in reports if isinstance(r.statement, SkipRound) and r.statement.round == plan.round}
 
 
 def _assigned(plan: RoundPlan, taken: Sequence[int]) -> int:

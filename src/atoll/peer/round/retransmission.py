@@ -11,10 +11,10 @@ from collections.abc import Container, Iterable
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Send
 from atoll.policy.plan import RoundPlan
-from atoll.wire.messages.round import Repeat
+from atoll.wire.messages.round import ResendRequest
 
 
-class Repeats:
+class Retransmission:
     def __init__(self, plan: RoundPlan, members: Container[PeerId]) -> None:
         self.plan, self.members = plan, members
         self.attempt = 0
@@ -26,7 +26,7 @@ class Repeats:
 
     def ask(self, peers: Iterable[PeerId]) -> list[Effect]:
         """These peers were ahead of me, and I dropped what they said."""
-        wish = Repeat(self.plan.round, self.attempt, self.plan.trace)
+        wish = ResendRequest(self.plan.round, self.attempt, self.plan.trace)
         return [Send(peer, wish) for peer in sorted(peers)]
 
     def ask_the_early(self) -> list[Effect]:

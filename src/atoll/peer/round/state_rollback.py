@@ -8,14 +8,14 @@ said by the body, and the peer looks for what is lacking.
 from __future__ import annotations
 
 from atoll.base.ids import Digest
-from atoll.base.machine import Ask, Effect
-from atoll.peer.round.candidate import Step
-from atoll.peer.tasks import GoBack
+from atoll.base.machine import Effect, RunTask
+from atoll.peer.round.candidate import StateStep
+from atoll.peer.tasks import RollbackState
 from atoll.policy.plan import RoundPlan
-from atoll.wire.messages.statements import Amend
+from atoll.wire.messages.statements import RollbackOrder
 
 
-class Back:
+class RollbackJobs:
     def __init__(self, plan: RoundPlan, before: Digest) -> None:
         self.plan, self.before = plan, before
         self.made: dict[str, Digest] = {}  # job -> the state it made
@@ -23,21 +23,25 @@ class Back:
         self.lacking: dict[str, Digest] = {}  # job that failed -> the earlier state
         self.tried_again: set[str] = set()  # a second failure has another reason, a full disk say, and is final
 
-    def state(self, step: Step, back: Amend) -> Digest | None:
+    def state(self, step: StateStep, back: RollbackOrder) -> Digest | None:
         """What such a body leaves behind; None if that is not known (yet)."""
         return self.made.get(self._job(step, back))
 
-    def lacks(self, step: Step, back: Amend) -> bool:
+    def lacks(self, step: StateStep, back: RollbackOrder) -> bool:
         """True if it cannot be known before the earlier state was fetched."""
         return self._job(step, back) in self.lacking
 
-    def ask(self, step: Step, back: Amend) -> list[Effect]:
+    def ask(self, step: StateStep, back: RollbackOrder) -> list[Effect]:
         job = self._job(step, back)
         if job in self.asked or job in self.made:
             return []
         self.asked[job] = back.state
         shards = len(self.plan.trainers)
-        return [Ask(job, GoBack(self.plan.round, self.before, back.state, step.steps, shards, self.plan.batch))]
+        return [
+            RunTask(
+                job, RollbackState(self.plan.round, self.before, back.state, step.steps, shards, self.plan.batch)
+            )
+        ]
 
     def done(self, job: str, state: Digest) -> bool:
         """True if this was a job of mine."""
@@ -61,6 +65,6 @@ class Back:
             del self.lacking[job]
         return bool(waited)
 
-    def _job(self, step: Step, back: Amend) -> str:
+    def _job(self, step: StateStep, back: RollbackOrder) -> str:
         """One for all bodies that go there: which parts they hold moves nothing."""
         return f"round/{self.plan.round}/back/{step.steps}/{back.state.hex()}"

@@ -11,35 +11,35 @@ from collections.abc import Mapping
 
 from atoll.base.ids import Digest
 from atoll.base.machine import Effect, Payload
-from atoll.peer.round.candidate import Step
-from atoll.peer.round.context import Ground
-from atoll.peer.round.state_jobs import Advances
-from atoll.peer.round.state_rollback import Back
-from atoll.wire.messages.statements import Amend
+from atoll.peer.round.candidate import StateStep
+from atoll.peer.round.context import RoundContext
+from atoll.peer.round.state_jobs import AdvanceJobs
+from atoll.peer.round.state_rollback import RollbackJobs
+from atoll.wire.messages.statements import RollbackOrder
 
 
-class NextState:
+class StateTransition:
     """`held`: combined parts by digest, those of any step that is asked for among them."""
 
-    def __init__(self, ground: Ground, held: Mapping[Digest, Payload]) -> None:
+    def __init__(self, ground: RoundContext, held: Mapping[Digest, Payload]) -> None:
         self.before = ground.parent.state
-        self.advances = Advances(ground, held)
-        self.back = Back(ground.plan, self.before)
+        self.advances = AdvanceJobs(ground, held)
+        self.back = RollbackJobs(ground.plan, self.before)
 
-    def of(self, step: Step, back: Amend | None) -> Digest | None:
+    def of(self, step: StateStep, back: RollbackOrder | None) -> Digest | None:
         """What a body leaves behind that makes this step or goes back; None if that is not known (yet)."""
         if back is not None:
             return self.back.state(step, back)
         return self.advances.state(step) if step.parts else self.before
 
-    def ask(self, step: Step, back: Amend | None) -> list[Effect]:
+    def ask(self, step: StateStep, back: RollbackOrder | None) -> list[Effect]:
         return self.advances.ask(step) if back is None else self.back.ask(step, back)
 
-    def lacks(self, step: Step, back: Amend) -> bool:
+    def lacks(self, step: StateStep, back: RollbackOrder) -> bool:
         """True if it cannot be known before the earlier state was fetched."""
         return self.back.lacks(step, back)
 
-    def begun(self, step: Step | None) -> bool:
+    def begun(self, step: StateStep | None) -> bool:
         return self.advances.begun(step)
 
     @property

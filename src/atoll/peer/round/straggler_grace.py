@@ -14,7 +14,7 @@ from atoll.policy.plan import RoundPlan
 WORD_SHARE = 0.25  # of an owner's window, that is, until it has to say that it gives nothing
 
 
-class Grace:
+class StragglerGrace:
     """`now` is run time throughout."""
 
     def __init__(self) -> None:

@@ -22,10 +22,10 @@ from atoll.base.limits import CODEC_EXTRA, CONTROL_FRAME_MAX, PAIRED_MAX, PART_B
 from atoll.peer.settings import RunSettings, TopologyName
 from atoll.policy.links import agreed_links, agreed_weights
 from atoll.policy.plan import RoundPlan
-from atoll.policy.topology_cost import Links, choose, clusters_by_latency
+from atoll.policy.topology_cost import AgreedLinks, choose, clusters_by_latency
 from atoll.protocol.allreduce.topology import (
     Cluster,
-    Topology,
+    ReduceTopology,
     Weights,
     butterfly,
     fanned,
@@ -37,18 +37,18 @@ from atoll.protocol.allreduce.topology import (
     tree,
 )
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Commit, Signed
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import Commitment, SignedStatement
+from atoll.wire.messages.vertex import VertexBody
 
 TOPOLOGIES: tuple[TopologyName, ...] = get_args(TopologyName)
 PAIRS = "pairs"  # the one that has no common result
 
 
 @dataclass(frozen=True)
-class Way:
+class TopologyChoice:
     """How a round reduces, and why, in words for people."""
 
-    topology: Topology
+    topology: ReduceTopology
     why: str
 
 
@@ -56,7 +56,7 @@ ASKED = "topology="  # how a caller names one in what it asks for, such as `topo
 STEADY = b"steady"  # what owners are drawn by where they are the same every round
 
 
-def way_of(settings: RunSettings, plan: RoundPlan, answered_bytes: int = 0) -> Way:
+def way_of(settings: RunSettings, plan: RoundPlan, answered_bytes: int = 0) -> TopologyChoice:
     """Owners and those on the way are settled voters; whoever else contributes sends to owners directly.
 
     Where members may lie there are no partial sums, and nobody gets more to own because it says that its link is
@@ -64,7 +64,7 @@ def way_of(settings: RunSettings, plan: RoundPlan, answered_bytes: int = 0) -> W
     last round; 0 if none were, or if that tells nothing about the next round.
     """
     way = _way(settings, plan, answered_bytes or settings.update_bytes)
-    return Way(fitting(way.topology, settings.update_bytes), way.why)
+    return TopologyChoice(fitting(way.topology, settings.update_bytes), way.why)
 
 
 def topology_in(asked: str) -> str:
@@ -72,23 +72,25 @@ def topology_in(asked: str) -> str:
     return next((word.removeprefix(ASKED) for word in asked.split() if word.startswith(ASKED)), "")
 
 
-def asked_in(commits: Sequence[Signed]) -> str:
+def asked_in(commits: Sequence[SignedStatement]) -> str:
     """What the callers of these updates asked for, by the first of them."""
     first = decode_statement(commits[0].body, commits[0].signer) if commits else None
-    return first.asked if isinstance(first, Commit) else ""
+    return first.asked if isinstance(first, Commitment) else ""
 
 
-def way_asked(settings: RunSettings, plan: RoundPlan, name: str, trained: int) -> Way:
+def way_asked(settings: RunSettings, plan: RoundPlan, name: str, trained: int) -> TopologyChoice:
     """By this name instead of genesis's; `trained` rounds were before. PeerFault if there is none."""
     if name == PAIRS:
         settled = tuple(m.peer for m in plan.trainers if m.standing == "member")[:PAIRED_MAX]
-        return Way(pairs(settled or plan.voters, trained, pair_pieces(settings)), "members exchange in pairs")
+        return TopologyChoice(
+            pairs(settled or plan.voters, trained, pair_pieces(settings)), "members exchange in pairs"
+        )
     if name not in TOPOLOGIES:
         raise PeerFault("", f"no topology {name!r}")
     return way_of(replace(settings, topology=name), plan)
 
 
-def parts_most(settings: RunSettings, parent: Body) -> int:
+def parts_most(settings: RunSettings, parent: VertexBody) -> int:
     """How many parts an update may have in the next rounds, for all that settings and the last vertex tell."""
     return max(parts_planned(settings), len(parent.parts))
 
@@ -109,29 +111,39 @@ def parts_planned(settings: RunSettings) -> int:
     return PARTS_MAX * settings.pieces - (-settings.update_bytes // PART_BYTES_MAX)
 
 
-def _way(settings: RunSettings, plan: RoundPlan, wire_bytes: int) -> Way:
+def _way(settings: RunSettings, plan: RoundPlan, wire_bytes: int) -> TopologyChoice:
     wanted, peers, pieces = settings.topology, plan.owners, settings.pieces
     seed, spread = STEADY if settings.steady is True else plan.head, settings.spread is True
     if plan.settings.quorum != "majority" or settings.statistic != "mean":  # nobody can sort partial sums
         name = "star" if wanted == "star" else "butterfly"
-        return Way(_built(name, peers, seed, None, peers, pieces, spread), "every row goes to its owner directly")
+        return TopologyChoice(
+            _built(name, peers, seed, None, peers, pieces, spread), "every row goes to its owner directly"
+        )
     weights = agreed_weights(plan.members, peers)
     if wanted not in ("auto", "hierarchical"):  # who is near whom is then nobody's question
-        return Way(_built(wanted, peers, seed, weights, peers, pieces, spread), "as the run's settings say")
+        return TopologyChoice(
+            _built(wanted, peers, seed, weights, peers, pieces, spread), "as the run's settings say"
+        )
     links = agreed_links(plan.members, peers)
     named = regions_of({peer: plan.by_peer[peer].name for peer in peers})
     measured = clusters_by_latency(links) if links is not None else peers
     near = named if any(isinstance(item, tuple) for item in named) else measured
     if wanted != "auto":
-        return Way(_built(wanted, peers, seed, weights, near, pieces, spread), "as the run's settings say")
+        return TopologyChoice(
+            _built(wanted, peers, seed, weights, near, pieces, spread), "as the run's settings say"
+        )
     if near is named:
-        return Way(_built("hierarchical", peers, seed, weights, near, pieces, spread), "names say who is near whom")
+        return TopologyChoice(
+            _built("hierarchical", peers, seed, weights, near, pieces, spread), "names say who is near whom"
+        )
     if links is None or not wire_bytes:
-        return Way(_built("butterfly", peers, seed, weights, near, pieces, spread), "links are not known yet")
+        return TopologyChoice(
+            _built("butterfly", peers, seed, weights, near, pieces, spread), "links are not known yet"
+        )
     rows, between = tuple(tuple(row) for row in links.latency_s), tuple(sorted(links.wan_bytes_s.items()))
     known = rows, tuple(links.up_bytes_s), tuple(links.regions), between
     name, why = _cheapest(*known, 1 << (wire_bytes - 1).bit_length(), pieces)
-    return Way(_built(name, peers, seed, weights, near, pieces, spread), why)
+    return TopologyChoice(_built(name, peers, seed, weights, near, pieces, spread), why)
 
 
 def _built(
@@ -142,7 +154,7 @@ def _built(
     near: Cluster,
     pieces: int,
     spread: bool = False,
-) -> Topology:
+) -> ReduceTopology:
     match name:
         case "star":
             return star(peers, seed, weights, pieces)
@@ -171,7 +183,7 @@ def _cheapest(
     Asked for peers without names and with one seed: the choice shall not change because the draw of a round does.
     """
     peers, seed = tuple(PeerId(f"{i:04}") for i in range(len(rates))), b"planner"
-    links = Links(peers, latency_s, rates, rates, regions=regions, wan_bytes_s=dict(between))
+    links = AgreedLinks(peers, latency_s, rates, rates, regions=regions, wan_bytes_s=dict(between))
     weights = dict(zip(peers, rates, strict=True)) if len(set(rates)) > 1 else None
     near = clusters_by_latency(links)
     names = ["butterfly", "star", "tree", "ring"]  # the first shares the work of combining as well

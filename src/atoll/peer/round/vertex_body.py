@@ -18,7 +18,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.fair_draw import Credit
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import CLOCK_WRONG_S, REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
-from atoll.base.workload import Reached, reached_after
+from atoll.base.workload import WorkloadProgress, reached_after
 from atoll.crypto.digest import digest
 from atoll.peer.governance.orders import Word, amends_in, first_of, paused_after, pauses_in, tunes_in, word_holds
 from atoll.peer.governance.settings_change import tuned_after
@@ -30,48 +30,48 @@ from atoll.peer.round.commitment_rules import (
     parts_fit,
     weighs_right,
 )
-from atoll.peer.round.context import Ground
+from atoll.peer.round.context import RoundContext
 from atoll.peer.round.reputation import next_scores, resting_among
 from atoll.peer.round.topology_choice import asked_in
 from atoll.peer.settings import RunSettings, encode_settings
-from atoll.policy.membership import Reported, next_members
+from atoll.policy.membership import VerifiedReport, next_members
 from atoll.policy.participation import next_credits
 from atoll.policy.plan import RoundPlan
-from atoll.policy.timeouts import Shown, next_window
+from atoll.policy.timeouts import RoundTiming, next_window
 from atoll.policy.votes import next_votes
 from atoll.protocol.allreduce.buffers import name_of
 from atoll.protocol.allreduce.plan import with_reserves
 from atoll.protocol.allreduce.validation import made_with, weighing_flaw
 from atoll.protocol.history.chain import is_too_old
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.envelope import Notary
+from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import (
-    Amend,
-    Answered,
-    Caught,
-    Commit,
-    Join,
-    Signed,
+    Accusation,
+    AgreedWeights,
+    Commitment,
+    JoinRequest,
+    OwnerResult,
+    RollbackOrder,
+    SignedStatement,
     Statement,
-    Weighing,
 )
-from atoll.wire.messages.vertex import Body, Invited, Member, Metrics, TicketUse
+from atoll.wire.messages.vertex import InvitationRecord, Member, RoundMetrics, TicketUse, VertexBody
 from atoll.wire.opening import made_of_fits
 
 CLOCK_SLACK_S = 1.0  # a body may be this much ahead of my run time; peers beyond 250 ms are told their offset
 
 
 def write_body(
-    ground: Ground,
-    notary: Notary,
+    ground: RoundContext,
+    notary: StatementSigner,
     attempt: int,
-    parts: Sequence[Signed | None],
-    commits: dict[PeerId, tuple[Commit, Signed]],
-    reports: Sequence[Signed],
+    parts: Sequence[SignedStatement | None],
+    commits: dict[PeerId, tuple[Commitment, SignedStatement]],
+    reports: Sequence[SignedStatement],
     state: Digest,
     now: Seconds,
-    weighing: Weighing | None = None,
-) -> Body:
+    weighing: AgreedWeights | None = None,
+) -> VertexBody:
     """The body that this proposer puts forward. Reports that are not admissible are left out.
 
     With a word to go back among them (`amend_among`, one at most) `state` is what the run then goes on from.
@@ -97,7 +97,7 @@ def write_body(
         awaited,
     )
     members, invited = _votes(ground, members, tickets, contributors, opened)
-    return Body(
+    return VertexBody(
         run=notary.run,
         round=plan.round,
         attempt=attempt,
@@ -126,9 +126,9 @@ def write_body(
 
 def write_genesis(
     settings: RunSettings, state: Digest, founder: Member, tickets: tuple[TicketUse, ...], now: Seconds
-) -> Body:
+) -> VertexBody:
     """The body that a run begins with; its digest is the run's name."""
-    return Body(
+    return VertexBody(
         run=ZERO_DIGEST,
         round=-1,
         attempt=0,
@@ -141,14 +141,14 @@ def write_genesis(
         members=(founder,),
         tickets=tickets,
         reports=(),
-        metrics=Metrics(0.0, 0, 0),
+        metrics=RoundMetrics(0.0, 0, 0),
         settings=encode_settings(settings),
     )
 
 
 def write_recovery(
-    parent: Body, head: Digest, run: Digest, me: PeerId, here: set[PeerId], run_time: Seconds, vote_key: bytes
-) -> Body:
+    parent: VertexBody, head: Digest, run: Digest, me: PeerId, here: set[PeerId], run_time: Seconds, vote_key: bytes
+) -> VertexBody:
     """The body that begins a new epoch: the same state, and only those voters that are still here.
 
     `vote_key` is `me`'s: its identity signs the vertex, and so admits a key that no quorum can admit.
@@ -168,7 +168,7 @@ def write_recovery(
         commits=(),
         reports=(),
         members=members,
-        metrics=Metrics(0.0, 0, 0),
+        metrics=RoundMetrics(0.0, 0, 0),
         epoch=parent.epoch + 1,
         settings=b"",
         weighing=UNSET,
@@ -176,12 +176,12 @@ def write_recovery(
     )
 
 
-def next_time(parent: Body, now: Seconds) -> Seconds:
+def next_time(parent: VertexBody, now: Seconds) -> Seconds:
     """The time of the body after `parent`: never earlier, unless wrong clocks put the parent far ahead of `now`."""
     return now if parent.time_s > now + CLOCK_WRONG_S else max(now, parent.time_s)
 
 
-def _time_fits(parent: Body, time_s: Seconds, now: Seconds) -> bool:
+def _time_fits(parent: VertexBody, time_s: Seconds, now: Seconds) -> bool:
     """True if a voter may agree to this time.
 
     A proposer sets the time back only if the parent is `CLOCK_WRONG_S` ahead of it. Later views may vote on the
@@ -193,7 +193,7 @@ def _time_fits(parent: Body, time_s: Seconds, now: Seconds) -> bool:
     return time_s >= parent.time_s or (ahead and time_s >= now - CLOCK_WRONG_S)
 
 
-def check_body(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | None:
+def check_body(ground: RoundContext, notary: StatementSigner, body: VertexBody, now: Seconds) -> str | None:
     """None if every entry of the body follows from what is signed in it; else what is wrong, in plain words."""
     try:
         return _check(ground, notary, body, now)
@@ -201,7 +201,7 @@ def check_body(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str 
         return str(fault)
 
 
-def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | None:
+def _check(ground: RoundContext, notary: StatementSigner, body: VertexBody, now: Seconds) -> str | None:
     plan, parent, way = ground.plan, ground.parent, ground.by(asked_in(body.commits))
     if (body.run, body.round, body.parent, body.epoch) != (notary.run, plan.round, plan.head, parent.epoch):
         return "it does not follow the head"
@@ -213,7 +213,7 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
         return f"its time is {body.time_s - now:+.1f} s from mine"
     if len(body.parts) != len(way.owners):
         return f"it has {len(body.parts)} parts, the plan has {len(way.owners)}"
-    answers: list[Answered | None] = []
+    answers: list[OwnerResult | None] = []
     for part, signed in enumerate(body.parts):
         answers.append(None if signed is None else _check_part(way, notary, body, part, signed))
     reduce_plan = way.reduce_plan(body.attempt) if body.parts else None
@@ -224,9 +224,9 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
     if misweighed is not None:
         return misweighed
     contributors = _contributors(answers)
-    commits: dict[PeerId, Commit] = {}
+    commits: dict[PeerId, Commitment] = {}
     for signed in body.commits:
-        commit = notary.open(signed, Commit, ground.vote_key_of.get(signed.signer))
+        commit = notary.open(signed, Commitment, ground.vote_key_of.get(signed.signer))
         slot = commit.round, commit.attempt
         if slot != (plan.round, body.attempt) or not (commit.parts and parts_fit(ground, commit)):
             return f"the commitment of {signed.signer} is for something else"
@@ -281,7 +281,7 @@ def _check(ground: Ground, notary: Notary, body: Body, now: Seconds) -> str | No
 
 
 def awaited_in(
-    plan: RoundPlan, reports: Sequence[Reported], contributors: Collection[PeerId]
+    plan: RoundPlan, reports: Sequence[VerifiedReport], contributors: Collection[PeerId]
 ) -> frozenset[PeerId] | None:
     """Whose update is missing if it does not count: who was drawn and did not say that it rests. None: everybody
     who trains."""
@@ -290,12 +290,12 @@ def awaited_in(
 
 
 def _votes(
-    ground: Ground,
+    ground: RoundContext,
     members: tuple[Member, ...],
     tickets: Sequence[TicketUse],
     contributors: Collection[PeerId],
-    reports: Sequence[Reported],
-) -> tuple[tuple[Member, ...], Invited | UnsetType]:
+    reports: Sequence[VerifiedReport],
+) -> tuple[tuple[Member, ...], InvitationRecord | UnsetType]:
     """Members with the votes that they have earned, where these are."""
     terms = ground.settings.vote_terms
     return (
@@ -306,7 +306,7 @@ def _votes(
 
 
 def _credits(
-    ground: Ground, members: Sequence[Member], contributors: Collection[PeerId]
+    ground: RoundContext, members: Sequence[Member], contributors: Collection[PeerId]
 ) -> tuple[Credit, ...] | UnsetType:
     """Of every line of `members` after this round, where who trains is drawn. Nobody is where members assemble."""
     plan, parent = ground.plan, ground.parent
@@ -317,11 +317,11 @@ def _credits(
 
 
 def _scores(
-    ground: Ground,
+    ground: RoundContext,
     members: Sequence[Member],
-    answers: Sequence[Answered | None],
-    commits: Mapping[PeerId, Commit],
-    reports: Sequence[Reported],
+    answers: Sequence[OwnerResult | None],
+    commits: Mapping[PeerId, Commitment],
+    reports: Sequence[VerifiedReport],
 ) -> tuple[int, ...] | UnsetType:
     """What every line of `members` is worth after this round, where records are kept."""
     if not ground.reputed:
@@ -330,13 +330,15 @@ def _scores(
     return next_scores(ground.plan, ground.owners, ground.audited, *shown)
 
 
-def _trained(ground: Ground, reports: Sequence[Signed]) -> int:
+def _trained(ground: RoundContext, reports: Sequence[SignedStatement]) -> int:
     """Training rounds that the state stands for. Those that the run went back behind count no more."""
     back = first_of(amends_in(reports))
     return back[1].trained if back is not None else ground.parent.trained + bool(ground.owners)
 
 
-def amend_among(ground: Ground, notary: Notary, reports: Sequence[Signed]) -> tuple[Signed, Amend] | None:
+def amend_among(
+    ground: RoundContext, notary: StatementSigner, reports: Sequence[SignedStatement]
+) -> tuple[SignedStatement, RollbackOrder] | None:
     """The word to go back that a proposer may put into its body, if there is one: a person's, or what validators
     demand, which it says itself."""
     back = [signed for signed, _ in amends_in(reports)]
@@ -345,18 +347,20 @@ def amend_among(ground: Ground, notary: Notary, reports: Sequence[Signed]) -> tu
     return first_of([*amends_in(kept), *demanded])
 
 
-def _forged(ground: Ground, notary: Notary, signed: Signed, report: Reported) -> bool:
+def _forged(ground: RoundContext, notary: StatementSigner, signed: SignedStatement, report: VerifiedReport) -> bool:
     """A word of the recovery identity that is not its own, nor the one to go back that validators demand."""
     statement = report.statement
     if not isinstance(statement, Word):
         return False
-    if isinstance(statement, Amend) and not statement.signature:
+    if isinstance(statement, RollbackOrder) and not statement.signature:
         return statement != ground.demanded or signed.body != encode(statement)
     return not word_holds(signed, statement, notary, ground.recovery)
 
 
-def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: Signed) -> Answered:
-    answered = notary.open(signed, Answered, ground.vote_key_of.get(signed.signer))
+def _check_part(
+    ground: RoundContext, notary: StatementSigner, body: VertexBody, part: int, signed: SignedStatement
+) -> OwnerResult:
+    answered = notary.open(signed, OwnerResult, ground.vote_key_of.get(signed.signer))
     owners = ground.owners[part]
     if answered.owner_index >= len(owners):
         owners = with_reserves(owners, ground.reserves)
@@ -378,7 +382,7 @@ def _check_part(ground: Ground, notary: Notary, body: Body, part: int, signed: S
     return answered
 
 
-def _misweighed(ground: Ground, body: Body, answers: Sequence[Answered]) -> str | None:
+def _misweighed(ground: RoundContext, body: VertexBody, answers: Sequence[OwnerResult]) -> str | None:
     """All answers of a body are of one weighing, which stands in it, where rows are weighed; else there is none."""
     weighing = body.weighing
     if not ground.weighs or not answers:
@@ -394,11 +398,11 @@ def _misweighed(ground: Ground, body: Body, answers: Sequence[Answered]) -> str 
 
 
 def _window(
-    ground: Ground,
+    ground: RoundContext,
     attempt: int,
     time_s: Seconds,
-    answers: Sequence[Answered | None],
-    commits: Sequence[Commit],
+    answers: Sequence[OwnerResult | None],
+    commits: Sequence[Commitment],
     whom: Collection[PeerId] | None,
 ) -> Seconds | UnsetType:
     """An owner's in the next round, where windows follow the pace. Only rounds that train show any. `whom` they
@@ -418,18 +422,20 @@ def _window(
     # where owners watch each other a late one may be complained of: if it is only slow, it shall get its time
     excused = not ground.witnessed and any(a.owner_index > 0 for a in said)
     training_s = median(c.steps_now * c.step_s for c in commits)
-    shown = Shown(took_s, training_s, attempt, took_s >= plan.pace.train_s, whole, excused)
+    shown = RoundTiming(took_s, training_s, attempt, took_s >= plan.pace.train_s, whole, excused)
     return next_window(plan.pace.owner_s, shown, settings.window_min_s, settings.owner_s)
 
 
-def _in_time(ground: Ground, answers: Sequence[Answered]) -> set[PeerId]:
+def _in_time(ground: RoundContext, answers: Sequence[OwnerResult]) -> set[PeerId]:
     """Whose rows came in time, as far as answers show it."""
     named = Counter(peer for answered in answers for peer in answered.contributors)
     # an owner that keeps silent keeps its own row of its part, too: whoever is slow lacks in more than one
     return {peer for peer, times in named.items() if 2 * times > ground.taking(peer)}
 
 
-def _effort(ground: Ground, commits: Mapping[PeerId, Commit], reports: Sequence[Signed]) -> Reached | UnsetType:
+def _effort(
+    ground: RoundContext, commits: Mapping[PeerId, Commitment], reports: Sequence[SignedStatement]
+) -> WorkloadProgress | UnsetType:
     """What the next round goes by, where that follows losses: of settled members. A state that the run goes back
     behind shows nothing."""
     settings, before = ground.plan.settings, ground.parent.effort
@@ -441,12 +447,12 @@ def _effort(ground: Ground, commits: Mapping[PeerId, Commit], reports: Sequence[
     return reached_after(settings.effort, settings.inner_steps, before, losses)
 
 
-def _answered(signed: Signed | None) -> Answered | None:
+def _answered(signed: SignedStatement | None) -> OwnerResult | None:
     statement = decode_statement(signed.body, signed.signer) if signed is not None else None
-    return statement if isinstance(statement, Answered) else None
+    return statement if isinstance(statement, OwnerResult) else None
 
 
-def _contributors(answers: Sequence[Answered | None]) -> set[PeerId]:
+def _contributors(answers: Sequence[OwnerResult | None]) -> set[PeerId]:
     named: set[PeerId] = set()
     for answered in answers:
         if answered is not None:
@@ -455,10 +461,10 @@ def _contributors(answers: Sequence[Answered | None]) -> set[PeerId]:
 
 
 def _judge_reports(
-    ground: Ground, notary: Notary, reports: Sequence[Signed], time_s: Seconds
-) -> tuple[list[Signed], list[Reported]]:
-    kept: list[Signed] = []
-    opened: list[Reported] = []
+    ground: RoundContext, notary: StatementSigner, reports: Sequence[SignedStatement], time_s: Seconds
+) -> tuple[list[SignedStatement], list[VerifiedReport]]:
+    kept: list[SignedStatement] = []
+    opened: list[VerifiedReport] = []
     for signed in reports[:REPORTS_PER_VERTEX_MAX]:
         report = open_report(notary, signed, ground.vote_key_of, ground.known_keys)
         if (
@@ -472,11 +478,11 @@ def _judge_reports(
 
 
 def open_report(
-    notary: Notary,
-    signed: Signed,
+    notary: StatementSigner,
+    signed: SignedStatement,
     vote_keys: Mapping[PeerId, bytes],
     known_keys: Mapping[PeerId, bytes] | None = None,
-) -> Reported | None:
+) -> VerifiedReport | None:
     """A member report whose signature holds. A Join brings its own key, certified by the identity it names.
 
     What somebody was caught at holds only if that one signed it, under one of `known_keys`.
@@ -486,7 +492,7 @@ def open_report(
     identity, validity, vote_key = ZERO_DIGEST, None, vote_keys.get(signed.signer)
     try:
         statement = decode_statement(signed.body, signed.signer)
-        if isinstance(statement, Join):
+        if isinstance(statement, JoinRequest):
             certified = notary.verifier.certifies(
                 statement.certificate, statement.peer, statement.vote_key, notary.run
             )
@@ -496,22 +502,22 @@ def open_report(
             identity = digest(notary.verifier.identity_of(statement.certificate) or b"")
             validity = notary.verifier.validity_of(statement.certificate)
         statement = notary.open(signed, Statement, vote_key)
-        if isinstance(statement, Caught):
+        if isinstance(statement, Accusation):
             for said in (statement.answer, statement.other):
                 if said is not None:
                     found = notary.open(said, Statement, (known_keys or vote_keys).get(statement.answer.signer))
-                    if statement.other is None and not isinstance(found, Answered | Commit):
+                    if statement.other is None and not isinstance(found, OwnerResult | Commitment):
                         return None
     except PeerFault:
         return None
     # decode gives AnyStatement
-    return Reported(signed.signer, statement, identity, validity)  # pyright: ignore[reportArgumentType]
+    return VerifiedReport(signed.signer, statement, identity, validity)  # pyright: ignore[reportArgumentType]
 
 
-def _metrics(commits: Sequence[Commit]) -> Metrics:
+def _metrics(commits: Sequence[Commitment]) -> RoundMetrics:
     samples_now = sum(c.samples_now for c in commits)
     weighted = 0.0
     for c in commits:  # in the order of the commitments: float sums depend on order
         weighted += c.loss * c.samples_now
     loss = weighted / samples_now if samples_now else 0.0
-    return Metrics(loss, sum(c.steps for c in commits), sum(c.samples for c in commits))
+    return RoundMetrics(loss, sum(c.steps for c in commits), sum(c.samples for c in commits))

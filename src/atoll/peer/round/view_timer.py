@@ -12,20 +12,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.base.ids import PeerId, Seconds
-from atoll.peer.round.adaptive_timeout import Patience
+from atoll.peer.round.adaptive_timeout import AdaptiveTimeout
 from atoll.policy.plan import RoundPlan
-from atoll.protocol.agreement.interface import Door
+from atoll.protocol.agreement.interface import ConsensusEngine
 
 TURNS_WITHOUT_CLOCK = 4  # of all proposers in one attempt
 VIEW_S = 3.0  # for a decision once there is something to decide, or twice as long as the sharing took
 VIEWS_GROWING = 8  # views that had their time, after which it grows no more
 
 
-class Views:
+class ViewTimer:
     """`now` is run time throughout."""
 
     def __init__(
-        self, plan: RoundPlan, agreement: Door, patience: Patience, me: PeerId, gone: Callable[[PeerId], bool]
+        self,
+        plan: RoundPlan,
+        agreement: ConsensusEngine,
+        patience: AdaptiveTimeout,
+        me: PeerId,
+        gone: Callable[[PeerId], bool],
     ) -> None:
         self.plan, self.agreement, self.patience = plan, agreement, patience
         self.me, self.gone = me, gone

@@ -12,34 +12,34 @@ from collections.abc import Callable
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX
-from atoll.base.machine import Done, Effect, Event, Failed, Report, SetTimer, Start
+from atoll.base.machine import Effect, Emit, Event, SetTimer, Start, TaskDone, TaskFailed
 from atoll.peer.events import StateLost, StateRebuilt
-from atoll.peer.governance.rollback_targets import EarlierStates
-from atoll.peer.run_view import Known
-from atoll.protocol.transfer.download import Fetch, Fetched
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Signed
+from atoll.peer.governance.rollback_targets import RollbackTargets
+from atoll.peer.run_view import RunView
+from atoll.protocol.transfer.download import BlobDownload, BlobFetched
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.statements import SignedStatement
 
 
-class Downloads:
+class BlobDownloads:
     """`known` is asked once genesis is here; `came` is told of earlier states that are."""
 
     def __init__(
-        self, notary: Notary, known: Callable[[], Known], came: Callable[[Digest, Seconds], list[Effect]]
+        self, notary: StatementSigner, known: Callable[[], RunView], came: Callable[[Digest, Seconds], list[Effect]]
     ) -> None:
         self._known, self.came, self.me = known, came, notary.signer.peer
-        self.wanted: dict[Digest, Fetch] = {}
-        self.earlier = EarlierStates(notary)
+        self.wanted: dict[Digest, BlobDownload] = {}
+        self.earlier = RollbackTargets(notary)
 
     @property
-    def known(self) -> Known:
+    def known(self) -> RunView:
         return self._known()
 
     # ---- what is asked for ---------------------------------------------------------------------------------
 
     def want(self, blob: Digest, now: Seconds, bytes_max: int = BLOB_MAX) -> list[Effect]:
         """`Fetched` says when it is here. `bytes_max`: of one that a single member named."""
-        fetch = self.wanted[blob] = Fetch(blob, self.known.roster.within_reach(), bytes_max, me=self.me)
+        fetch = self.wanted[blob] = BlobDownload(blob, self.known.roster.within_reach(), bytes_max, me=self.me)
         return fetch.handle(Start({}), now)
 
     def seek(self, state: Digest, now: Seconds) -> list[Effect]:
@@ -73,7 +73,7 @@ class Downloads:
             out += got
             if fetch.over:
                 del self.wanted[fetch.blob]
-                here = any(isinstance(e, Report) and isinstance(e.fact, Fetched) for e in got)
+                here = any(isinstance(e, Emit) and isinstance(e.fact, BlobFetched) for e in got)
                 out += self._ended(fetch.blob, here, now)
         return out + self.gather(event, quiet, now)
 
@@ -87,7 +87,7 @@ class Downloads:
         pieces = self.known.pieces
         return effects + (pieces.linked(peer, now) if pieces is not None else [])
 
-    def made(self, event: Done | Failed, now: Seconds) -> list[Effect]:
+    def made(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
         """A job of pieces was answered."""
         pieces, reach = self.known.pieces, self.known.roster.within_reach()
         return self._from_pieces(pieces.done(event, reach, now), now) if pieces is not None else []
@@ -98,9 +98,9 @@ class Downloads:
         for effect in effects:
             out.append(effect)
             match effect:
-                case Report(StateRebuilt(state=state)):
+                case Emit(StateRebuilt(state=state)):
                     out += self._ended(state, True, now)
-                case Report(StateLost(state=state)) if state in self.earlier.fetching:
+                case Emit(StateLost(state=state)) if state in self.earlier.fetching:
                     out += self._ended(state, False, now)
                 case _:
                     pass
@@ -114,7 +114,7 @@ class Downloads:
             return self.came(state, now)
         return self.seek(state, now) if self.earlier.fetches(state) else []
 
-    def read(self, round: str, kept: object) -> Signed | None:
+    def read(self, round: str, kept: object) -> SignedStatement | None:
         """The disk says which vertex this old round closed with: a word that waited for it, to be heard again."""
         return self.earlier.heard(round, kept, self.known.pool)
 

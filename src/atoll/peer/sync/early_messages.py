@@ -16,7 +16,7 @@ from atoll.wire.codec import encode
 from atoll.wire.messages.round import RoundMessage
 
 
-class EarlyWords:
+class EarlyMessageBuffer:
     def __init__(self) -> None:
         self.waiting: deque[Received] = deque()
         self.count_of: Counter[PeerId] = Counter()

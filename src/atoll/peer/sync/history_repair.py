@@ -15,33 +15,33 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from atoll.base.ids import PeerId
-from atoll.base.machine import Effect, Keep, Report, Send
+from atoll.base.machine import Effect, Emit, Persist, Send
 from atoll.base.round_robin import in_turn
 from atoll.peer.events import HistoryLacks, HistoryMended
-from atoll.protocol.history.chain import History, Hole, newest_hole
+from atoll.protocol.history.chain import MissingVertex, VertexChain, newest_hole
 from atoll.wire.codec import encode, vertex_id
-from atoll.wire.messages.history import WantVertices
+from atoll.wire.messages.history import VerticesRequest
 from atoll.wire.messages.vertex import Vertex
 
 
-class Mending:
+class HistoryRepair:
     """`hole` is None once `kept`, which a starting peer is handed or which was read for another, is whole."""
 
-    def __init__(self, history: History, kept: dict[str, bytes], hole: Hole) -> None:
+    def __init__(self, history: VertexChain, kept: dict[str, bytes], hole: MissingVertex) -> None:
         self.history, self.kept = history, dict(kept)
-        self.hole: Hole | None = hole
+        self.hole: MissingVertex | None = hole
         self.turn = 0
 
-    def begin(self) -> Report:
+    def begin(self) -> Emit:
         assert self.hole is not None
-        return Report(HistoryLacks(round=self.history.head, lacks=self.hole.round))
+        return Emit(HistoryLacks(round=self.history.head, lacks=self.hole.round))
 
     def ask(self, members: Sequence[PeerId]) -> list[Effect]:
         """The vertex, and the one before it: that says who may sign it."""
         if self.hole is None:
             return []
         self.turn += 1
-        wish = WantVertices(self.hole.round - 1)
+        wish = VerticesRequest(self.hole.round - 1)
         return [Send(peer, wish) for peer in in_turn(members, len(members), self.turn)]
 
     def take(self, sender: PeerId, vertices: Sequence[Vertex]) -> list[Effect]:
@@ -54,6 +54,6 @@ class Mending:
             name = f"vertex/{self.hole.round}"
             self.kept[name] = encode(vertex)
             fact = HistoryMended(round=self.history.head, lacked=self.hole.round, by=sender)
-            effects += [Keep(name, self.kept[name]), Report(fact)]
+            effects += [Persist(name, self.kept[name]), Emit(fact)]
             self.hole = newest_hole(self.kept, self.history.notary.run)
         return effects + self.ask([sender]) if effects else []

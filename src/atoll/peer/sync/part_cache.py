@@ -11,10 +11,10 @@ from collections import Counter
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import HELD_BYTES_MAX, PART_GIVEN_MAX, ROUNDS_KEPT
 from atoll.base.machine import Effect, Lane, Payload, Send
-from atoll.wire.messages.round import PartBytes, WantPart
+from atoll.wire.messages.round import PartRequest, PartResponse
 
 
-class OldParts:
+class RecentPartCache:
     def __init__(self) -> None:
         self.held: dict[int, dict[Digest, Payload]] = {}  # by round
         self.given: Counter[tuple[int, PeerId, Digest]] = Counter()  # how often
@@ -35,10 +35,10 @@ class OldParts:
     def keep_only(self, round: int) -> None:
         self.held = {round: self.held.get(round, {})}
 
-    def give(self, sender: PeerId, wish: WantPart) -> list[Effect]:
+    def give(self, sender: PeerId, wish: PartRequest) -> list[Effect]:
         payload, slot = self.held.get(wish.round, {}).get(wish.digest), (wish.round, sender, wish.digest)
         if payload is None or self.given[slot] >= PART_GIVEN_MAX:
             return []
         self.given[slot] += 1
-        answer = PartBytes(wish.round, wish.attempt, wish.trace, wish.digest)
+        answer = PartResponse(wish.round, wish.attempt, wish.trace, wish.digest)
         return [Send(sender, answer, Lane.BULK, payload)]

@@ -11,29 +11,29 @@ from collections.abc import Sequence
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import CONTROL_FRAME_MAX, PEERS_MAX
-from atoll.base.machine import Ask, Effect, Send
-from atoll.peer.sync.history_repair import Mending
+from atoll.base.machine import Effect, RunTask, Send
+from atoll.peer.sync.history_repair import HistoryRepair
 from atoll.peer.tasks import ReadVertices
-from atoll.protocol.history.chain import History, newest_hole, whole
-from atoll.protocol.history.era_signatures import Eras
+from atoll.protocol.history.chain import VertexChain, newest_hole, whole
+from atoll.protocol.history.era_signatures import EraChain
 from atoll.protocol.transfer.download import SERVED_AT_ONCE
-from atoll.wire.messages.history import Vertices, WantVertices
+from atoll.wire.messages.history import VerticesRequest, VerticesResponse
 from atoll.wire.messages.vertex import Vertex
 
 HINT_AGAIN_S = 1.0  # a peer that talks about an old round is told the news at most this often
 VERTICES_BYTES_MAX = CONTROL_FRAME_MAX // 2
 
 
-class News:
+class VertexSync:
     """`history` is None until genesis is known."""
 
     def __init__(self) -> None:
-        self.history: History | None = None
-        self.eras: Eras | None = None  # where the run has them
+        self.history: VertexChain | None = None
+        self.eras: EraChain | None = None  # where the run has them
         self.hinted: dict[PeerId, Seconds] = {}
         self.ends: dict[PeerId, int] = {}  # with which round the histories of others end, as they said last
         self.reading: dict[str, PeerId] = {}  # old vertices on their way from disk, and who asked for them
-        self.mending: Mending | None = None  # of one of these; nobody waits for it
+        self.mending: HistoryRepair | None = None  # of one of these; nobody waits for it
 
     def woke(self) -> None:
         """This computer slept: whatever was said before is old."""
@@ -53,14 +53,14 @@ class News:
             return []
         if self.eras is not None and self.eras.demanded(mine + 1) is not None:
             return self.eras.demand(sender, mine + 1, now)  # I would not believe it
-        return [Send(sender, WantVertices(mine + 1))]
+        return [Send(sender, VerticesRequest(mine + 1))]
 
     def hint(self, peer: PeerId, round: int, now: Seconds) -> list[Effect]:
         """This peer works on a round that is over: show it the vertex."""
         if self.history is None or self.hinted_lately(peer, now):
             return []
         vertices = self.history.since(round, VERTICES_BYTES_MAX)
-        return [Send(peer, Vertices(vertices, self.history.head))] if vertices else []
+        return [Send(peer, VerticesResponse(vertices, self.history.head))] if vertices else []
 
     def give(self, sender: PeerId, first: int) -> list[Effect]:
         """It wants vertices from this round on."""
@@ -68,11 +68,11 @@ class News:
             return []
         vertices = self.history.since(max(first, -1), VERTICES_BYTES_MAX)
         if vertices:
-            return [Send(sender, Vertices(vertices, self.history.head))]
+            return [Send(sender, VerticesResponse(vertices, self.history.head))]
         job = f"history/{first}/{sender}"  # older than what I hold in memory
         if 0 <= first <= self.history.head and len(self.reading) < SERVED_AT_ONCE and job not in self.reading:
             self.reading[job] = sender
-            return [Ask(job, ReadVertices(first, VERTICES_BYTES_MAX))]
+            return [RunTask(job, ReadVertices(first, VERTICES_BYTES_MAX))]
         return []
 
     def read(self, job: str, kept: Sequence[bytes], members: Sequence[PeerId]) -> list[Effect]:
@@ -80,19 +80,21 @@ class News:
         asker, vertices = self.reading.pop(job, None), tuple(whole(kept))
         if asker is None or self.history is None:
             return []
-        effects: list[Effect] = [Send(asker, Vertices(vertices, self.history.head))] if vertices else []
+        effects: list[Effect] = [Send(asker, VerticesResponse(vertices, self.history.head))] if vertices else []
         if len(vertices) < len(kept):
             effects += self._mend(self.history, int(job.split("/")[1]), kept, members)
         return effects
 
-    def _mend(self, history: History, first: int, kept: Sequence[bytes], members: Sequence[PeerId]) -> list[Effect]:
+    def _mend(
+        self, history: VertexChain, first: int, kept: Sequence[bytes], members: Sequence[PeerId]
+    ) -> list[Effect]:
         """The newest of what is wrong in there, if the one after it is whole: that names it."""
         rows = {f"vertex/{first + place}": data for place, data in enumerate(kept)}
         hole = newest_hole(rows, history.notary.run)
         if hole is None or hole.id is None:
             return []
         if self.mending is None or self.mending.hole != hole:
-            self.mending = Mending(history, rows, hole)
+            self.mending = HistoryRepair(history, rows, hole)
         return self.mending.ask(members)
 
     def mended(self, sender: PeerId, vertices: Sequence[Vertex]) -> list[Effect]:

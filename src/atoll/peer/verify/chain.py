@@ -25,27 +25,27 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, names_of, one_line, short
 from atoll.base.limits import SCORE_OPEN, VALIDATION_ROUNDS
-from atoll.crypto.signer import Verifier
-from atoll.features.archive.policy import Ledger
+from atoll.crypto.signer import SignatureVerifier
+from atoll.features.archive.policy import PlacementLedger
 from atoll.peer.governance.orders import Word, agrees, amend_of, goal_of, may_follow, pauses_in, tunes_in
 from atoll.peer.governance.settings_change import numbers_in, plan_after, why_not
 from atoll.peer.round.context import ground_after
 from atoll.peer.round.vertex_body import check_body, write_recovery
 from atoll.peer.settings import RunSettings, settings_of_run
 from atoll.peer.verify.eras import EraWalk, FoundEra
-from atoll.policy.membership import AMEND_ROUNDS, RECENT, Earlier, Recent
+from atoll.policy.membership import AMEND_ROUNDS, RECENT, Earlier, RecentVertices
 from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import scores_of
-from atoll.protocol.history.chain import History, genesis_digest, is_too_old
-from atoll.verification.loss_scoring.policy import Scores
-from atoll.verification.offline import Verdicts
-from atoll.verification.redundant_training.policy import Twins
-from atoll.verification.replay_audit.policy import Case, Docket
-from atoll.verification.state_validation.policy import Validations
+from atoll.protocol.history.chain import VertexChain, genesis_digest, is_too_old
+from atoll.verification.loss_scoring.policy import ScoreLedger
+from atoll.verification.offline import VerdictHistory
+from atoll.verification.redundant_training.policy import RedundancyLedger
+from atoll.verification.replay_audit.policy import AuditCase, AuditLedger
+from atoll.verification.state_validation.policy import ValidationLedger
 from atoll.wire.codec import decode_body, decode_vertex, statement_in, vertex_id
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.statements import Amend, Commit, Join, Ready, Tune
-from atoll.wire.messages.vertex import Body, Vertex
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.statements import ChangeSettings, Commitment, JoinRequest, ReadyReport, RollbackOrder
+from atoll.wire.messages.vertex import Vertex, VertexBody
 
 FETCH_ANEW = "atoll join TICKET --dir NEW_FOLDER fetches the whole history again"
 ASK_ANOTHER = "atoll verify on another member's folder says whether it is so there too"
@@ -73,7 +73,7 @@ KINDS = {  # kind: code, likely cause, next command
 }
 
 
-class Problem(msgspec.Struct, frozen=True):
+class HistoryProblem(msgspec.Struct, frozen=True):
     """One thing that is wrong, where, the likely cause and the next command."""
 
     code: str
@@ -84,7 +84,7 @@ class Problem(msgspec.Struct, frozen=True):
     fix: str
 
 
-class Change(msgspec.Struct, frozen=True):
+class MembershipDiff(msgspec.Struct, frozen=True):
     """The membership after this round, where it differs from the one before."""
 
     round: int
@@ -94,7 +94,7 @@ class Change(msgspec.Struct, frozen=True):
     left: tuple[str, ...]
 
 
-class Return(msgspec.Struct, frozen=True):
+class RollbackRecord(msgspec.Struct, frozen=True):
     """This round went back to the state of an earlier one."""
 
     round: int
@@ -104,21 +104,21 @@ class Return(msgspec.Struct, frozen=True):
     by: Literal["recovery", "validators"] = "recovery"  # the identity's signature, or enough reports in vertices
 
 
-class Paused(msgspec.Struct, frozen=True):
+class PauseRecord(msgspec.Struct, frozen=True):
     """From this round on the run trained nobody, or trained again, by the recovery identity's word."""
 
     round: int
     paused: bool
 
 
-class Retuned(msgspec.Struct, frozen=True):
+class SettingsRecord(msgspec.Struct, frozen=True):
     """From this round on numbers of the run were others, by the recovery identity's word."""
 
     round: int
     to: dict[str, float]  # by the names of `Numbers`
 
 
-class Branch(msgspec.Struct, frozen=True):
+class BranchRecord(msgspec.Struct, frozen=True):
     """Another vertex closed this round, too, as finally as the one that is judged here."""
 
     round: int
@@ -128,7 +128,7 @@ class Branch(msgspec.Struct, frozen=True):
     voters: int  # that it leaves
 
 
-class Share(msgspec.Struct):
+class ContributionShare(msgspec.Struct):
     """What one peer gave to the run, as far as vertices that hold say so."""
 
     name: str = ""
@@ -139,7 +139,7 @@ class Share(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredHistory:
     """A history as it lies on a disk; `read(round)` is the vertex kept under that round, None if there is none."""
 
     run: bytes  # the name of the run, as the folder has it
@@ -160,31 +160,33 @@ class Kept:
 
 
 @dataclass
-class Audit:
+class VerificationReport:
     """What the walk found."""
 
     run: Digest
     settings: RunSettings = field(default_factory=RunSettings)
     head: int = -2  # the newest readable round; -1 is genesis, -2 nothing
-    head_body: Body | None = None
+    head_body: VertexBody | None = None
     vertices: int = 0  # readable, genesis not counted
-    problems: list[Problem] = field(default_factory=list[Problem])
+    problems: list[HistoryProblem] = field(default_factory=list[HistoryProblem])
     missing: list[int] = field(default_factory=list[int])  # rounds without a readable vertex
     unchecked: list[int] = field(default_factory=list[int])  # rounds whose parent is missing or damaged
     recoveries: list[int] = field(default_factory=list[int])  # rounds that began an epoch without a quorum
-    returns: list[Return] = field(default_factory=list[Return])
-    pauses: list[Paused] = field(default_factory=list[Paused])
-    tunes: list[Retuned] = field(default_factory=list[Retuned])
-    branches: list[Branch] = field(default_factory=list[Branch])  # of the run that begin beside what is judged
+    returns: list[RollbackRecord] = field(default_factory=list[RollbackRecord])
+    pauses: list[PauseRecord] = field(default_factory=list[PauseRecord])
+    tunes: list[SettingsRecord] = field(default_factory=list[SettingsRecord])
+    branches: list[BranchRecord] = field(
+        default_factory=list[BranchRecord]
+    )  # of the run that begin beside what is judged
     trusted: int = -1  # the walk began after this round; earlier ones are held to it by their digests
     eras: list[FoundEra] = field(default_factory=list[FoundEra])
-    members: list[Change] = field(default_factory=list[Change])
+    members: list[MembershipDiff] = field(default_factory=list[MembershipDiff])
     drawn: int = 0  # rounds of trainers that were audited
     verdicts: dict[str, int] = field(default_factory=dict[str, int])  # what auditors found
-    out: Verdicts = field(default_factory=Verdicts)  # who left, who was doubted, and by what
+    out: VerdictHistory = field(default_factory=VerdictHistory)  # who left, who was doubted, and by what
     opinions: dict[str, int] = field(default_factory=dict[str, int])  # of updates, by what scorers said
     twins: dict[str, int] = field(default_factory=dict[str, int])  # pairs of them, by what was found
-    shares: dict[PeerId, Share] = field(default_factory=dict[PeerId, Share])
+    shares: dict[PeerId, ContributionShare] = field(default_factory=dict[PeerId, ContributionShare])
     scores: dict[PeerId, int] = field(default_factory=dict[PeerId, int])  # at the head, where records are kept
 
     @property
@@ -193,12 +195,14 @@ class Audit:
 
     def problem(self, kind: str, round: int, what: str) -> None:
         code, cause, fix = KINDS[kind]
-        self.problems.append(Problem(code, kind, round, one_line(what), cause, fix))
+        self.problems.append(HistoryProblem(code, kind, round, one_line(what), cause, fix))
 
 
-def verify_history(kept: Kept, verifier: Verifier, trusted: Digest | None = None) -> Audit:
+def verify_history(
+    kept: StoredHistory, verifier: SignatureVerifier, trusted: Digest | None = None
+) -> VerificationReport:
     """Walk the whole history. `trusted` is the id of a vertex that the reader believes without looking."""
-    audit = Audit(Digest(kept.run))
+    audit = VerificationReport(Digest(kept.run))
     genesis = _genesis(kept, audit)
     if genesis is None:
         return audit
@@ -208,7 +212,7 @@ def verify_history(kept: Kept, verifier: Verifier, trusted: Digest | None = None
             audit.problem("trusted", -1, f"vertex {short(trusted)}, which you trust, is not in this history")
             return audit
         audit.trusted = found
-    walk = _Walk(kept, audit, genesis, reading(audit.run, verifier))
+    walk = _HistoryWalk(kept, audit, genesis, reading(audit.run, verifier))
     for round in range(max(kept.rounds, default=-1) + 1):
         walk.go(round)
     for era in walk.eras.overdue(audit.head):
@@ -218,7 +222,7 @@ def verify_history(kept: Kept, verifier: Verifier, trusted: Digest | None = None
     return audit
 
 
-def _genesis(kept: Kept, audit: Audit) -> Vertex | None:
+def _genesis(kept: StoredHistory, audit: VerificationReport) -> Vertex | None:
     """The genesis, if it is the one that the run is named after: without it nothing can be judged."""
     try:
         genesis = decode_vertex(kept.genesis)
@@ -237,7 +241,7 @@ def _genesis(kept: Kept, audit: Audit) -> Vertex | None:
     return genesis
 
 
-def _find(kept: Kept, genesis: Vertex, trusted: Digest) -> int | None:
+def _find(kept: StoredHistory, genesis: Vertex, trusted: Digest) -> int | None:
     if genesis_digest(genesis) == trusted:
         return -1
     for round in kept.rounds:
@@ -247,7 +251,7 @@ def _find(kept: Kept, genesis: Vertex, trusted: Digest) -> int | None:
     return None
 
 
-def _read(kept: Kept, round: int) -> tuple[tuple[Vertex, Body] | None, str]:
+def _read(kept: StoredHistory, round: int) -> tuple[tuple[Vertex, VertexBody] | None, str]:
     """The vertex kept under this round, or why there is none."""
     data = kept.read(round)
     if data is None:
@@ -264,24 +268,26 @@ def _names_another(vertex: Vertex) -> bool:
     return vertex.certificate is not None and vertex.certificate.digest != vertex_id(vertex.body)
 
 
-class _Walk:
+class _HistoryWalk:
     """From vertex to vertex. `sound` says that the head of `history` is what was agreed on, as far as we know."""
 
-    def __init__(self, kept: Kept, audit: Audit, genesis: Vertex, notary: Notary) -> None:
+    def __init__(
+        self, kept: StoredHistory, audit: VerificationReport, genesis: Vertex, notary: StatementSigner
+    ) -> None:
         self.kept, self.audit, self.notary = kept, audit, notary
         self.plan: RoundPlan | None = None
-        self.history = History(genesis, notary, self._voters_of, audit.settings.recovery)
+        self.history = VertexChain(genesis, notary, self._voters_of, audit.settings.recovery)
         self.genesis = genesis, self.history.head_body
         self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of)
         self.eras.start(self.history.head_id, self.history.head_body)
-        self.docket = Docket(audit.settings.audited_share, audit.settings.round.quorum, audit.settings.opened)
-        self.validations = Validations(audit.settings.validated, audit.settings.round.quorum)
+        self.docket = AuditLedger(audit.settings.audited_share, audit.settings.round.quorum, audit.settings.opened)
+        self.validations = ValidationLedger(audit.settings.validated, audit.settings.round.quorum)
         self.validations.follow(-1, self.history.ids, self.history.bodies)
-        self.ledger = Ledger(audit.settings.kept_coded, audit.settings.round.quorum)
+        self.ledger = PlacementLedger(audit.settings.kept_coded, audit.settings.round.quorum)
         self.ledger.follow(-1, self.history.ids, self.history.bodies)
-        self.scored = Scores(audit.settings.scored_share, audit.settings.round.quorum)
+        self.scored = ScoreLedger(audit.settings.scored_share, audit.settings.round.quorum)
         self.scored.follow(-1, self.history.ids, self.history.bodies)
-        self.twins = Twins(audit.settings.twinned_share, audit.settings.round.quorum)
+        self.twins = RedundancyLedger(audit.settings.twinned_share, audit.settings.round.quorum)
         self.twins.follow(-1, self.history.ids, self.history.bodies)
         self.sound = True
         # the newest round whose id or state is not known for sure; before all that anything looks back to
@@ -311,7 +317,7 @@ class _Walk:
         for what in self.eras.go(self.history.head_id, body, round <= self.audit.trusted):
             self.audit.problem("era", round, what)
 
-    def _fetch(self, round: int) -> tuple[Vertex, Body] | None:
+    def _fetch(self, round: int) -> tuple[Vertex, VertexBody] | None:
         found, why = _read(self.kept, round)
         if found is None:
             what = f"its vertex cannot be read: {why}" if why else "its vertex is not here"
@@ -335,11 +341,11 @@ class _Walk:
         if body is not None:
             voters = sum(m.votes for m in body.members)
             name, recovered = vertex_id(vertex.body).hex(), vertex.certificate is None
-            self.audit.branches.append(Branch(round, name, body.epoch, recovered, voters))
+            self.audit.branches.append(BranchRecord(round, name, body.epoch, recovered, voters))
 
     # ---- judging one vertex --------------------------------------------------------------------------------
 
-    def _judge(self, vertex: Vertex, body: Body) -> tuple[str, str] | None:
+    def _judge(self, vertex: Vertex, body: VertexBody) -> tuple[str, str] | None:
         """(kind, what is wrong) with a vertex whose parent is known; None if it holds."""
         history, run = self.history, self.notary.run
         if body.run != run:
@@ -367,7 +373,7 @@ class _Walk:
         """What can be said without the parent: is the body at least the one that its certificate names?"""
         return ("body", "its body is not the one that its certificate names") if _names_another(vertex) else None
 
-    def _content_flaw(self, vertex: Vertex, body: Body) -> str | None:
+    def _content_flaw(self, vertex: Vertex, body: VertexBody) -> str | None:
         history, parent = self.history, self.history.head_body
         if vertex.certificate is None:
             here = {m.peer for m in body.members if m.votes}
@@ -379,7 +385,7 @@ class _Walk:
         self.ledger.book.lacks = self.hole >= 0
         judged = self.docket, self.validations, self.ledger, self.scored, self.twins
         known = self._may_follow, self._earlier, *judged, history.rounds(), self._unfit
-        recent = Recent(self._recent_states(body), *known)
+        recent = RecentVertices(self._recent_states(body), *known)
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
         if self.audit.settings.validated is not None and self.hole > history.head - VALIDATION_ROUNDS:
             ground = dataclasses.replace(ground, demanded=self._taken_at_its_word(body))
@@ -389,20 +395,20 @@ class _Walk:
         flaw = check_body(ground, self.notary, body, body.time_s)
         return flaw.removeprefix("unknown peer: ") if flaw is not None else None  # nobody in particular sent it
 
-    def _recent_states(self, body: Body) -> dict[Digest, Digest]:
+    def _recent_states(self, body: VertexBody) -> dict[Digest, Digest]:
         """Joins and readiness name recent vertices; one that is lost or damaged here is taken at their word."""
         states = self.history.recent_states(RECENT)
         for signed in body.reports if self.hole > self.history.head - RECENT else ():
             match statement_in(signed):
-                case Ready(vertex, state):
+                case ReadyReport(vertex, state):
                     states.setdefault(vertex, state)
-                case Join(after=after):
+                case JoinRequest(after=after):
                     states.setdefault(after, ZERO_DIGEST)
                 case _:
                     pass
         return states
 
-    def _taken_at_its_word(self, body: Body) -> Amend | None:
+    def _taken_at_its_word(self, body: VertexBody) -> RollbackOrder | None:
         """What validators demanded, where words of theirs may be lost. The vertex that it names is looked at."""
         back = amend_of(body)
         return back if back is not None and not back.signature else None
@@ -411,10 +417,10 @@ class _Walk:
         """Near a lost or damaged vertex, what came after it is taken at its word."""
         return may_follow(self.history, word) or self.hole > self.history.head - AMEND_ROUNDS
 
-    def _unfit(self, word: Tune, parent: Body) -> str:
+    def _unfit(self, word: ChangeSettings, parent: VertexBody) -> str:
         return why_not(self.audit.settings, parent, word.to)
 
-    def _earlier(self, amend: Amend) -> Earlier:
+    def _earlier(self, amend: RollbackOrder) -> Earlier:
         """The vertex that it names, from this folder; one that is lost or damaged is named elsewhere, once."""
         kept, _ = _read(self.kept, amend.round) if amend.round >= 0 else (self.genesis, "")
         if kept is None or kept[1].round != amend.round:
@@ -424,7 +430,7 @@ class _Walk:
             return "same"
         return agrees(amend, goal_of(kept[1], vertex_id(kept[0].body)))
 
-    def _why_no_certificate(self, vertex: Vertex, body: Body, fault: PeerFault) -> tuple[str, str]:
+    def _why_no_certificate(self, vertex: Vertex, body: VertexBody, fault: PeerFault) -> tuple[str, str]:
         """Which of body and certificate is damaged, where the votes still tell."""
         certificate, digest = vertex.certificate, vertex_id(vertex.body)
         if certificate is None:
@@ -451,7 +457,7 @@ class _Walk:
 
     # ---- going on ------------------------------------------------------------------------------------------
 
-    def _hold(self, vertex: Vertex, body: Body, flaw: tuple[str, str] | None) -> None:
+    def _hold(self, vertex: Vertex, body: VertexBody, flaw: tuple[str, str] | None) -> None:
         """Go on from this vertex, right or wrong, so that later damage is found too."""
         self.history.restore(vertex)
         self.docket.follow(body.round, self.history.ids, self.history.bodies)
@@ -463,7 +469,9 @@ class _Walk:
         self.twins.follow(body.round, self.history.ids, self.history.bodies)
         for verdict in self.twins.settled:
             self.audit.twins[verdict.word] = self.audit.twins.get(verdict.word, 0) + 1
-        self.audit.drawn += sum(isinstance(c, Case) and c.round == body.round for c in self.docket.cases.values())
+        self.audit.drawn += sum(
+            isinstance(c, AuditCase) and c.round == body.round for c in self.docket.cases.values()
+        )
         self.sound = True
         if flaw is not None and _names_another(vertex):
             self._lose(body.round)  # its children follow another body: they would all be blamed for it
@@ -475,17 +483,17 @@ class _Walk:
         self.scored.lose(round)
         self.twins.lose(round)
 
-    def _voters_of(self, head: Digest, body: Body) -> tuple[dict[PeerId, bytes], int]:
+    def _voters_of(self, head: Digest, body: VertexBody) -> tuple[dict[PeerId, bytes], int]:
         plan = self._plan_after(head, body)
         return plan.vote_keys, plan.quorum
 
-    def _plan_after(self, head: Digest, body: Body) -> RoundPlan:
+    def _plan_after(self, head: Digest, body: VertexBody) -> RoundPlan:
         """What the next vertex may hold, and who votes on it, is asked in turn: the last is remembered."""
         if self.plan is None or self.plan.head != head:
             self.plan = plan_after(self.audit.settings, head, body)
         return self.plan
 
-    def _account(self, body: Body, before: Body | None) -> None:
+    def _account(self, body: VertexBody, before: VertexBody | None) -> None:
         audit = self.audit
         audit.head, audit.head_body, audit.scores = body.round, body, scores_of(body)
         audit.vertices += body.round >= 0
@@ -493,15 +501,15 @@ class _Walk:
             audit.recoveries.append(body.round)
         if (back := amend_of(body)) is not None:
             by = "recovery" if back.signature else "validators"
-            audit.returns.append(Return(body.round, back.round, back.state.hex(), back.trained, by))
-        audit.pauses += [Paused(body.round, pause.paused) for _, pause in pauses_in(body.reports)]
-        audit.tunes += [Retuned(body.round, numbers_in(word.to)) for _, word in tunes_in(body.reports)]
+            audit.returns.append(RollbackRecord(body.round, back.round, back.state.hex(), back.trained, by))
+        audit.pauses += [PauseRecord(body.round, pause.paused) for _, pause in pauses_in(body.reports)]
+        audit.tunes += [SettingsRecord(body.round, numbers_in(word.to)) for _, word in tunes_in(body.reports)]
         for m in body.members:
-            audit.shares.setdefault(m.peer, Share()).name = m.name
+            audit.shares.setdefault(m.peer, ContributionShare()).name = m.name
         for signed in body.commits:
             commit = statement_in(signed)
-            if isinstance(commit, Commit):
-                share = audit.shares.setdefault(signed.signer, Share())
+            if isinstance(commit, Commitment):
+                share = audit.shares.setdefault(signed.signer, ContributionShare())
                 share.rounds, share.steps = share.rounds + 1, share.steps + commit.steps
                 share.samples += commit.samples
                 share.late += commit.late.steps if commit.late is not None else 0
@@ -512,7 +520,7 @@ class _Walk:
         audit.out.follow(body, before, self.history, self.docket, audit.settings)
         self._account_members(body, before)
 
-    def _account_members(self, body: Body, before: Body | None) -> None:
+    def _account_members(self, body: VertexBody, before: VertexBody | None) -> None:
         old = {m.peer: m for m in before.members if m.present} if before is not None else {}
         new = {m.peer: m for m in body.members if m.present}
         voters = sum(m.votes for m in new.values())
@@ -521,15 +529,15 @@ class _Walk:
         names = names_of((m.peer, m.name) for m in (*(before.members if before is not None else ()), *body.members))
         joined = tuple(names[p] for p in new if p not in old)
         left = tuple(names[p] for p in old if p not in new)
-        self.audit.members.append(Change(body.round, voters, len(new), joined, left))
+        self.audit.members.append(MembershipDiff(body.round, voters, len(new), joined, left))
 
 
-def reading(run: Digest, verifier: Verifier) -> Notary:
+def reading(run: Digest, verifier: SignatureVerifier) -> StatementSigner:
     """Checks what others signed in this run, and signs nothing."""
-    return Notary(run, _NOBODY, verifier)
+    return StatementSigner(run, _NOBODY, verifier)
 
 
-class _Nobody:
+class _ReadonlySigner:
     """Reads and never signs."""
 
     peer = PeerId("")
@@ -543,4 +551,4 @@ class _Nobody:
         raise AssertionError("a reader has no secrets")
 
 
-_NOBODY = _Nobody()
+_NOBODY = _ReadonlySigner()

@@ -20,8 +20,8 @@ from atoll.peer.governance.settings_change import settings_after
 from atoll.peer.settings import RunSettings
 from atoll.protocol.history.era_signatures import (
     RECOVERY,
-    Begin,
     Era,
+    EraStart,
     begin_after,
     decode_era,
     ends,
@@ -29,8 +29,8 @@ from atoll.protocol.history.era_signatures import (
     is_overdue,
     signature_flaw,
 )
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.vertex import Body
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.vertex import VertexBody
 
 
 class FoundEra(msgspec.Struct, frozen=True):
@@ -61,23 +61,23 @@ class EraWalk:
         self,
         kept: Callable[[int], bytes | None],
         settings: RunSettings,
-        notary: Notary,
-        voters_of: Callable[[Digest, Body], tuple[dict[PeerId, bytes], int]],
+        notary: StatementSigner,
+        voters_of: Callable[[Digest, VertexBody], tuple[dict[PeerId, bytes], int]],
     ) -> None:
         self.kept, self.settings, self.notary, self.voters_of = kept, settings, notary, voters_of
         self.eras: list[FoundEra] = []
-        self.begin: Begin | None = None  # nobody knows
+        self.begin: EraStart | None = None  # nobody knows
         self.anchored = True
         self.whole = 0  # eras from this one on are followed by vertices without a gap
 
-    def start(self, named: Digest, body: Body) -> None:
+    def start(self, named: Digest, body: VertexBody) -> None:
         self.begin = begin_after(body, self.voters_of(named, body))
 
     def lost(self) -> None:
         """A vertex that may have ended an era is not what it was."""
         self.begin, self.anchored, self.whole = None, False, len(self.eras)
 
-    def go(self, named: Digest, body: Body, trusted: bool) -> list[str]:
+    def go(self, named: Digest, body: VertexBody, trusted: bool) -> list[str]:
         """What is wrong with the signatures under this vertex, if an era ends with it. `trusted`: not looked at."""
         settings, begin = self.settings, self.begin
         if not settings.era_rounds:

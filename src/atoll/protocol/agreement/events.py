@@ -8,10 +8,10 @@ from __future__ import annotations
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Fact
 from atoll.wire.evidence import Evidence
-from atoll.wire.messages.statements import Certificate
+from atoll.wire.messages.statements import QuorumCertificate
 
 
-class Judge(Fact, frozen=True, kw_only=True, tag="Judge"):
+class ProposalReceived(Fact, frozen=True, kw_only=True, tag="Judge"):
     """A proposal that may be voted for, if its content is right: call `approve(digest)` when it is."""
 
     phase = "agree"
@@ -20,14 +20,14 @@ class Judge(Fact, frozen=True, kw_only=True, tag="Judge"):
     body: bytes
 
 
-class Free(Fact, frozen=True, kw_only=True, tag="Free"):
+class MayPropose(Fact, frozen=True, kw_only=True, tag="Free"):
     """I am the proposer of this view and may propose any body."""
 
     phase = "agree"
     view: int
 
 
-class Lacking(Fact, frozen=True, kw_only=True, tag="Lacking"):
+class BodyMissing(Fact, frozen=True, kw_only=True, tag="Lacking"):
     """A certificate, or a ballot, names a body that is not here, and not on its way: ask for it, `learn_body`."""
 
     phase = "agree"
@@ -35,13 +35,13 @@ class Lacking(Fact, frozen=True, kw_only=True, tag="Lacking"):
     digest: Digest
 
 
-class Prepared(Fact, frozen=True, kw_only=True, tag="Prepared"):
+class BodyPrepared(Fact, frozen=True, kw_only=True, tag="Prepared"):
     phase = "agree"
     view: int
     digest: Digest
 
 
-class Decided(Fact, frozen=True, kw_only=True, tag="Decided"):
+class BodyDecided(Fact, frozen=True, kw_only=True, tag="Decided"):
     """Final. `body` is None if the certificate came before the bytes did.
 
     A host acts on it as on a Send: once the Keeps before it are durable.
@@ -51,7 +51,7 @@ class Decided(Fact, frozen=True, kw_only=True, tag="Decided"):
     view: int
     digest: Digest
     body: bytes | None
-    certificate: Certificate
+    certificate: QuorumCertificate
 
 
 class Equivocation(Fact, frozen=True, kw_only=True, tag="Equivocation"):

@@ -12,22 +12,22 @@ from typing import Protocol
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect
-from atoll.protocol.agreement.events import Decided
-from atoll.protocol.agreement.one_phase import RaftRound
-from atoll.protocol.agreement.two_phase import Agreement
+from atoll.protocol.agreement.events import BodyDecided
+from atoll.protocol.agreement.one_phase import OnePhaseAgreement
+from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.protocol.agreement.voter import Electorate
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, VoteMessage
 
 
-class Door(Protocol):
+class ConsensusEngine(Protocol):
     """One voter's (or listener's) side of the agreement that closes one round; see `agreement.Agreement`."""
 
     votes: bool  # I have a vote in this round
     view: int
     bodies: dict[Digest, bytes]
     asked: set[Digest]  # bodies that the round was asked to judge
-    decided: Decided | None
+    decided: BodyDecided | None
 
     @property
     def tallies(self) -> Sized:
@@ -55,9 +55,13 @@ class Door(Protocol):
     def stop(self) -> None: ...
     def close_view(self, view: int) -> list[Effect]: ...
     def remind(self, to: PeerId | None = None) -> list[Effect]: ...
-    def receive(self, sender: PeerId, message: Propose | Voted | TimedOut | PreVote) -> list[Effect]: ...
+    def receive(
+        self, sender: PeerId, message: ProposalMessage | VoteMessage | TimeoutMessage | PreVote
+    ) -> list[Effect]: ...
 
 
-def open_door(raft: bool, notary: Notary, electorate: Electorate, kept: bytes | None = None) -> Door:
+def open_door(
+    raft: bool, notary: StatementSigner, electorate: Electorate, kept: bytes | None = None
+) -> ConsensusEngine:
     """The machine that this run agrees by; `kept` is what it kept under `said/ROUND/agreement`."""
-    return (RaftRound if raft else Agreement)(notary, electorate, kept)
+    return (OnePhaseAgreement if raft else TwoPhaseAgreement)(notary, electorate, kept)

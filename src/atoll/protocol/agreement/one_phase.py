@@ -25,20 +25,20 @@ import msgspec
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.base.machine import Effect, Keep, Send
-from atoll.protocol.agreement.events import Free, Lacking
+from atoll.base.machine import Effect, Persist, Send
+from atoll.protocol.agreement.events import BodyMissing, MayPropose
 from atoll.protocol.agreement.view_change import timeouts_shown
-from atoll.protocol.agreement.voter import Electorate, Turn, Voter
+from atoll.protocol.agreement.voter import Electorate, RoundVoter, ViewState
 from atoll.wire.codec import vertex_id
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
-from atoll.wire.messages.statements import Certificate, Signed, Timeout, Vote
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, VoteMessage
+from atoll.wire.messages.statements import QuorumCertificate, SignedStatement, ViewTimeout, Vote
 
 Entry = tuple[int, Digest]  # the view in which a body was accepted, and the body's name
 NOTHING: Entry = (-1, ZERO_DIGEST)
 
 
-class Kept(msgspec.Struct, array_like=True):
+class PersistentTerm(msgspec.Struct, array_like=True):
     """What a voter must remember across a crash (figure 3.1: term, vote and log): nothing of it is ever unsaid."""
 
     closed: int = -1  # every view up to this one is over for me
@@ -48,32 +48,36 @@ class Kept(msgspec.Struct, array_like=True):
 
 
 @dataclass(frozen=True)
-class Election:
+class LeaderElection:
     """A quorum of ballots for the leader of a view, and the newest entry they name: it must propose that one."""
 
-    ballots: tuple[Signed, ...]
+    ballots: tuple[SignedStatement, ...]
     newest: Entry
 
 
 @dataclass
-class Term(Turn):
+class RaftTerm(ViewState):
     """Words heard in one view."""
 
-    votes: dict[PeerId, tuple[Digest, Signed]] = field(default_factory=dict[PeerId, tuple[Digest, Signed]])
+    votes: dict[PeerId, tuple[Digest, SignedStatement]] = field(
+        default_factory=dict[PeerId, tuple[Digest, SignedStatement]]
+    )
     wishes: set[PeerId] = field(default_factory=set[PeerId])  # who would close it
-    ballots: dict[PeerId, tuple[Timeout, Signed]] = field(default_factory=dict[PeerId, tuple[Timeout, Signed]])
-    election: Election | None = None  # what lets me lead: the first quorum of ballots that was heard
+    ballots: dict[PeerId, tuple[ViewTimeout, SignedStatement]] = field(
+        default_factory=dict[PeerId, tuple[ViewTimeout, SignedStatement]]
+    )
+    election: LeaderElection | None = None  # what lets me lead: the first quorum of ballots that was heard
 
 
-class RaftRound(Voter[Term]):
+class OnePhaseAgreement(RoundVoter[RaftTerm]):
     """One voter's (or listener's) side of the one entry that closes one round."""
 
-    heard = Term
+    heard = RaftTerm
 
-    def __init__(self, notary: Notary, electorate: Electorate, kept: bytes | None = None) -> None:
+    def __init__(self, notary: StatementSigner, electorate: Electorate, kept: bytes | None = None) -> None:
         assert len(electorate.vote_keys) < 2 * electorate.quorum
         super().__init__(notary, electorate)
-        self.kept = _KEPT.decode(kept) if kept else Kept()
+        self.kept = _KEPT.decode(kept) if kept else PersistentTerm()
         self.view = max(self.kept.closed + 1, self.kept.newest[0])
         if self.has_voted:  # a restarted voter needs no second look at what it accepted
             self.bodies[self.kept.newest[1]] = self.kept.body
@@ -173,21 +177,23 @@ class RaftRound(Voter[Term]):
 
     # ---- messages ------------------------------------------------------------------------------------------
 
-    def receive(self, sender: PeerId, message: Propose | Voted | TimedOut | PreVote) -> list[Effect]:
+    def receive(
+        self, sender: PeerId, message: ProposalMessage | VoteMessage | TimeoutMessage | PreVote
+    ) -> list[Effect]:
         """Raises PeerFault, before anything changed, if the sender broke the protocol."""
         if self.over:
             return []
         match message:
-            case Propose():
+            case ProposalMessage():
                 return self._hear_proposal(sender, message)
-            case Voted():
+            case VoteMessage():
                 return self._hear_vote(message)
             case PreVote():
                 return self._hear_wish(sender, message)
-            case TimedOut():
+            case TimeoutMessage():
                 return self._hear_ballot(message)
 
-    def _hear_proposal(self, sender: PeerId, message: Propose) -> list[Effect]:
+    def _hear_proposal(self, sender: PeerId, message: ProposalMessage) -> list[Effect]:
         proposed = self._opened(sender, message)
         if proposed is None:
             return []
@@ -209,7 +215,7 @@ class RaftRound(Voter[Term]):
             self._move(view)  # a quorum has moved on: so do I
         return self._look(view)
 
-    def _hear_vote(self, message: Voted) -> list[Effect]:
+    def _hear_vote(self, message: VoteMessage) -> list[Effect]:
         signed = message.statement
         vote = self.notary.open(signed, Vote, self.vote_keys.get(signed.signer))
         if vote.round != self.round or not self._in_reach(vote.view):
@@ -226,9 +232,9 @@ class RaftRound(Voter[Term]):
         self._tally(message.view).wishes.add(sender)
         return self._leave_if_over()
 
-    def _hear_ballot(self, message: TimedOut) -> list[Effect]:
+    def _hear_ballot(self, message: TimeoutMessage) -> list[Effect]:
         signed = message.statement
-        ballot = self.notary.open(signed, Timeout, self.vote_keys.get(signed.signer))
+        ballot = self.notary.open(signed, ViewTimeout, self.vote_keys.get(signed.signer))
         if ballot.round != self.round or not self._in_reach(ballot.view):
             return []
         if ballot.high_view > ballot.view:
@@ -258,7 +264,7 @@ class RaftRound(Voter[Term]):
         """One entry per term, and none in a term that I left."""
         return self.votes and view == self.view and (self.kept.newest[0] < view or self.kept.newest[1] == digest)
 
-    def _accept(self, view: int, digest: Digest) -> Keep:
+    def _accept(self, view: int, digest: Digest) -> Persist:
         """Durable before it is said: a voter that forgets what it accepted could help decide two bodies."""
         self.kept.newest, self.kept.body = (view, digest), self.bodies[digest]
         return self._keep()
@@ -268,7 +274,7 @@ class RaftRound(Voter[Term]):
         sends = [Send(peer, self._voted(view, signed)) for peer in self.others]
         return [*sends, *self._count(view, digest, signed)]
 
-    def _count(self, view: int, digest: Digest, signed: Signed) -> list[Effect]:
+    def _count(self, view: int, digest: Digest, signed: SignedStatement) -> list[Effect]:
         tally = self._tally(view)
         first = tally.votes.get(signed.signer)
         if first is not None:
@@ -277,7 +283,7 @@ class RaftRound(Voter[Term]):
         same = {peer: said.signature for peer, (accepted, said) in tally.votes.items() if accepted == digest}
         if len(same) < self.quorum:
             return []
-        return self._decide(Certificate(self.round, view, "commit", digest, tuple(sorted(same.items()))))
+        return self._decide(QuorumCertificate(self.round, view, "commit", digest, tuple(sorted(same.items()))))
 
     # ---- terms ---------------------------------------------------------------------------------------------
 
@@ -310,9 +316,9 @@ class RaftRound(Voter[Term]):
         if self.has_proposed(view):  # before a restart: repeat it, or this view would pass in silence
             return self.propose(view, self.kept.body)
         if election.newest != NOTHING:
-            lacking = Lacking(view=view, digest=election.newest[1])
+            lacking = BodyMissing(view=view, digest=election.newest[1])
             return self._go_on_with(election.newest[1]) or [self._report(lacking)]
-        return [self._report(Free(view=view))]
+        return [self._report(MayPropose(view=view))]
 
     def _named(self) -> set[Digest]:
         """The entry that I must take over."""
@@ -323,25 +329,27 @@ class RaftRound(Voter[Term]):
         body = self.bodies.get(digest)
         return self.propose(self.view, body) if body is not None and digest in self._named() else []
 
-    def _election(self, view: int) -> Election | None:
+    def _election(self, view: int) -> LeaderElection | None:
         """What lets me lead: the first quorum that was heard, so that what the round was told stays true."""
         if view == 0:
-            return Election((), NOTHING)
+            return LeaderElection((), NOTHING)
         tally = self._tally(view)
         heard = self._tally(view - 1).ballots
         if tally.election is None and len(heard) >= self.quorum:
             chosen = [heard[p] for p in sorted(heard)[: self.quorum]]
             newest = _newest(ballot for ballot, _ in chosen)
-            tally.election = Election(tuple(signed for _, signed in chosen), newest)
+            tally.election = LeaderElection(tuple(signed for _, signed in chosen), newest)
         return tally.election
 
     def _say_ballot(self, peers: Iterable[PeerId]) -> list[Effect]:
         view = self.kept.closed
         mine = self._tally(view).ballots.get(self.me)
         if mine is None:
-            ballot = Timeout(self.round, view, *self.kept.named)  # not what I accepted since: the first word counts
+            ballot = ViewTimeout(
+                self.round, view, *self.kept.named
+            )  # not what I accepted since: the first word counts
             mine = self._tally(view).ballots[self.me] = (ballot, self.notary.sign(ballot))
-        message = TimedOut(self.round, self._attempt(view), self.trace, mine[1], None)
+        message = TimeoutMessage(self.round, self._attempt(view), self.trace, mine[1], None)
         return [Send(p, message) for p in peers]
 
     def _say_wish(self, peers: Iterable[PeerId]) -> list[Effect]:
@@ -354,11 +362,11 @@ class RaftRound(Voter[Term]):
         self.view = view
         self._forget_but([self.kept.newest[1]])
 
-    def _keep(self) -> Keep:
-        return Keep(f"said/{self.round}/agreement", msgspec.msgpack.encode(self.kept))
+    def _keep(self) -> Persist:
+        return Persist(f"said/{self.round}/agreement", msgspec.msgpack.encode(self.kept))
 
 
-def _newest(ballots: Iterable[Timeout]) -> Entry:
+def _newest(ballots: Iterable[ViewTimeout]) -> Entry:
     best = max((ballot.high_view, ballot.high_digest) for ballot in ballots)
     return best if best[0] >= 0 else NOTHING
 
@@ -372,4 +380,4 @@ def _reached(views: dict[PeerId, int], needed: int) -> int:
     return sorted(views.values(), reverse=True)[needed - 1] if len(views) >= needed else -1
 
 
-_KEPT = msgspec.msgpack.Decoder(Kept)
+_KEPT = msgspec.msgpack.Decoder(PersistentTerm)

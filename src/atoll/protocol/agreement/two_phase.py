@@ -33,46 +33,48 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.base.machine import Effect, Keep, Send
+from atoll.base.machine import Effect, Persist, Send
 from atoll.base.round_robin import in_turn
-from atoll.protocol.agreement.events import Free, Lacking, Prepared
-from atoll.protocol.agreement.view_change import Grounds, Proofs
-from atoll.protocol.agreement.voter import Electorate, Turn, Voter
-from atoll.protocol.agreement.voter_state import Said
+from atoll.protocol.agreement.events import BodyMissing, BodyPrepared, MayPropose
+from atoll.protocol.agreement.view_change import CertificateCache, ViewChangeProof
+from atoll.protocol.agreement.voter import Electorate, RoundVoter, ViewState
+from atoll.protocol.agreement.voter_state import VoterState
 from atoll.wire.codec import vertex_id
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import PreVote, Propose, TimedOut, Voted
-from atoll.wire.messages.statements import Certificate, Signed, Stage, Timeout, Vote
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, VoteMessage
+from atoll.wire.messages.statements import QuorumCertificate, SignedStatement, Stage, ViewTimeout, Vote
 
 STAGES: tuple[Stage, ...] = ("prepare", "commit")
 PLAIN_REPEATS = 1  # of a commit vote: where only a word was lost its certificate is not sent along
 
 
 @dataclass
-class Tally(Turn):
+class VoteTally(ViewState):
     """Statements heard in one view."""
 
-    grounds: Grounds | None = None  # what lets, and binds, its proposer
-    votes: dict[tuple[Stage, PeerId], tuple[Digest, Signed]] = field(
-        default_factory=dict[tuple[Stage, PeerId], tuple[Digest, Signed]]
+    grounds: ViewChangeProof | None = None  # what lets, and binds, its proposer
+    votes: dict[tuple[Stage, PeerId], tuple[Digest, SignedStatement]] = field(
+        default_factory=dict[tuple[Stage, PeerId], tuple[Digest, SignedStatement]]
     )
     count: Counter[tuple[Stage, Digest]] = field(default_factory=Counter[tuple[Stage, Digest]])  # of these votes
-    timeouts: dict[PeerId, tuple[Timeout, Signed]] = field(default_factory=dict[PeerId, tuple[Timeout, Signed]])
+    timeouts: dict[PeerId, tuple[ViewTimeout, SignedStatement]] = field(
+        default_factory=dict[PeerId, tuple[ViewTimeout, SignedStatement]]
+    )
     repeated: int = 0  # how often I said my commit vote again
 
 
-class Agreement(Voter[Tally]):
+class TwoPhaseAgreement(RoundVoter[VoteTally]):
     """One voter's (or listener's) side of the agreement that closes one round."""
 
-    heard = Tally
+    heard = VoteTally
 
-    def __init__(self, notary: Notary, electorate: Electorate, kept: bytes | None = None) -> None:
+    def __init__(self, notary: StatementSigner, electorate: Electorate, kept: bytes | None = None) -> None:
         super().__init__(notary, electorate)
-        self.said = Said.recall(kept)
+        self.said = VoterState.recall(kept)
         self.view = self.said.view
         self.reminders = 0  # how often I said my words again
         self.bodies |= self.said.bodies
-        self.proofs = Proofs(notary, self.round, self.vote_keys, self.quorum)
+        self.proofs = CertificateCache(notary, self.round, self.vote_keys, self.quorum)
         for known in (self.said.claimed, self.said.high):
             if known is not None:
                 self.proofs.add(known)
@@ -193,7 +195,9 @@ class Agreement(Voter[Tally]):
 
     # ---- messages ------------------------------------------------------------------------------------------
 
-    def receive(self, sender: PeerId, message: Propose | Voted | TimedOut | PreVote) -> list[Effect]:
+    def receive(
+        self, sender: PeerId, message: ProposalMessage | VoteMessage | TimeoutMessage | PreVote
+    ) -> list[Effect]:
         """Raises PeerFault, before anything changed, if the sender broke the protocol.
 
         What a signature does not cover (bodies, lists of timeouts, certificates) is the word of who sent it here.
@@ -201,16 +205,16 @@ class Agreement(Voter[Tally]):
         if self.over:
             return []
         match message:
-            case Propose():
+            case ProposalMessage():
                 return self._hear_proposal(sender, message)
-            case Voted():
+            case VoteMessage():
                 return self._hear_vote(sender, message)
-            case TimedOut():
+            case TimeoutMessage():
                 return self._hear_timeout(sender, message)
             case PreVote():
                 return []  # Raft's word: it binds nobody
 
-    def _hear_proposal(self, sender: PeerId, message: Propose) -> list[Effect]:
+    def _hear_proposal(self, sender: PeerId, message: ProposalMessage) -> list[Effect]:
         proposed = self._opened(sender, message)
         if proposed is None:
             return []
@@ -230,7 +234,7 @@ class Agreement(Voter[Tally]):
             effects += self._see_if_i_propose()
         return effects + self._look(view)
 
-    def _hear_vote(self, sender: PeerId, message: Voted) -> list[Effect]:
+    def _hear_vote(self, sender: PeerId, message: VoteMessage) -> list[Effect]:
         signed, proof = message.statement, message.proof
         vote = self.notary.open(signed, Vote, self.vote_keys.get(signed.signer))
         if vote.round != self.round or not self._in_reach(vote.view):
@@ -240,22 +244,22 @@ class Agreement(Voter[Tally]):
         certificate = self.proofs.under(sender, vote, proof)
         return self._count(vote, signed) + self._hear_certificate(certificate)
 
-    def _hear_certificate(self, certificate: Certificate) -> list[Effect]:
+    def _hear_certificate(self, certificate: QuorumCertificate) -> list[Effect]:
         """A quorum of prepare votes that did not reach me one by one binds me like one that did."""
         if self.over:
             return []
         effects: list[Effect] = []
         if (certificate.view, certificate.digest) not in self.proofs.known:
-            effects = [self._report(Prepared(view=certificate.view, digest=certificate.digest))]
+            effects = [self._report(BodyPrepared(view=certificate.view, digest=certificate.digest))]
         effects += self._shown(certificate)
         if certificate.view > self.view:
             self.view = certificate.view  # a quorum has moved on: so do I
             effects += self._see_if_i_propose()
         return [*effects, *self._vote("commit", certificate.view, certificate.digest)]
 
-    def _hear_timeout(self, sender: PeerId, message: TimedOut) -> list[Effect]:
+    def _hear_timeout(self, sender: PeerId, message: TimeoutMessage) -> list[Effect]:
         signed = message.statement
-        timeout = self.notary.open(signed, Timeout, self.vote_keys.get(signed.signer))
+        timeout = self.notary.open(signed, ViewTimeout, self.vote_keys.get(signed.signer))
         if timeout.round != self.round or not self._in_reach(timeout.view):
             return []
         effects: list[Effect] = []
@@ -299,7 +303,7 @@ class Agreement(Voter[Tally]):
         """Never in a view that I said is over: a quorum of such words lets the next proposer speak."""
         return self.votes and view == self.view and view > self.said.timed_out
 
-    def _count(self, vote: Vote, signed: Signed) -> list[Effect]:
+    def _count(self, vote: Vote, signed: SignedStatement) -> list[Effect]:
         tally = self._tally(vote.view)
         slot: tuple[Stage, PeerId] = (vote.stage, signed.signer)
         first = tally.votes.get(slot)
@@ -318,10 +322,10 @@ class Agreement(Voter[Tally]):
             if stage == vote.stage and digest == vote.digest
         }
         votes = tuple(sorted(same.items()))
-        certificate = Certificate(self.round, vote.view, vote.stage, vote.digest, votes)
+        certificate = QuorumCertificate(self.round, vote.view, vote.stage, vote.digest, votes)
         if vote.stage == "commit":
             return self._decide(certificate)
-        prepared = self._report(Prepared(view=vote.view, digest=vote.digest))
+        prepared = self._report(BodyPrepared(view=vote.view, digest=vote.digest))
         return [prepared, *self._heed(certificate), *self._vote("commit", vote.view, vote.digest)]
 
     # ---- views ---------------------------------------------------------------------------------------------
@@ -341,18 +345,18 @@ class Agreement(Voter[Tally]):
             before is not None and before in self.bodies
         ):  # said before a restart: repeat it, or this view would pass in silence
             return self.propose(view, self.bodies[before])
-        return [self._report(Free(view=view))]
+        return [self._report(MayPropose(view=view))]
 
-    def _grounds(self, view: int) -> Grounds | None:
+    def _grounds(self, view: int) -> ViewChangeProof | None:
         """What lets me propose: the first quorum that was heard, so that what the round was told stays true."""
         if view == 0:
-            return Grounds((), None)
+            return ViewChangeProof((), None)
         tally = self._tally(view)
         if tally.grounds is None:
             tally.grounds = self.proofs.choose(self._tally(view - 1).timeouts, self.bodies)
         return tally.grounds
 
-    def _heed(self, certificate: Certificate) -> list[Effect]:
+    def _heed(self, certificate: QuorumCertificate) -> list[Effect]:
         """It binds me once its body is here: else I might claim what nobody could propose any more."""
         self.proofs.add(certificate)
         body = self.bodies.get(certificate.digest)
@@ -360,13 +364,13 @@ class Agreement(Voter[Tally]):
             return []
         return [self._keep()] if self.said.raise_high(certificate, body) else []
 
-    def _shown(self, certificate: Certificate) -> list[Effect]:
+    def _shown(self, certificate: QuorumCertificate) -> list[Effect]:
         """The same where somebody shows it to me: if I lack the body, that is not on its way either."""
         fresh = (certificate.view, certificate.digest) not in self.proofs.known
         effects = self._heed(certificate)
         if not fresh or certificate.digest in self.bodies:
             return effects
-        return [*effects, self._report(Lacking(view=certificate.view, digest=certificate.digest))]
+        return [*effects, self._report(BodyMissing(view=certificate.view, digest=certificate.digest))]
 
     def _named(self) -> set[Digest]:
         return {digest for _, digest in self.proofs.known}
@@ -384,10 +388,10 @@ class Agreement(Voter[Tally]):
         tally = self._tally(view)
         mine = tally.timeouts.get(self.me)
         if mine is None:
-            timeout = Timeout(self.round, view, high.view if high else -1, high.digest if high else ZERO_DIGEST)
+            timeout = ViewTimeout(self.round, view, high.view if high else -1, high.digest if high else ZERO_DIGEST)
             mine = (timeout, self.notary.sign(timeout))
             tally.timeouts[self.me] = mine
-        message = TimedOut(self.round, self._attempt(view), self.trace, mine[1], high)
+        message = TimeoutMessage(self.round, self._attempt(view), self.trace, mine[1], high)
         return [Send(p, message) for p in (self.others if peers is None else peers)]
 
     # ---- small words ---------------------------------------------------------------------------------------
@@ -397,5 +401,5 @@ class Agreement(Voter[Tally]):
         heard = [tally.timeouts for tally in self.tallies.values()]
         self.proofs.forget_all_but(heard, (self.said.claimed, self.said.high))
 
-    def _keep(self) -> Keep:
-        return Keep(f"said/{self.round}/agreement", self.said.keep())
+    def _keep(self) -> Persist:
+        return Persist(f"said/{self.round}/agreement", self.said.keep())

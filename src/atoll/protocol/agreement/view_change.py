@@ -15,32 +15,32 @@ from dataclasses import dataclass
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.wire.codec import vertex_id
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Propose
-from atoll.wire.messages.statements import Certificate, Signed, Timeout, Vote
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.round import ProposalMessage
+from atoll.wire.messages.statements import QuorumCertificate, SignedStatement, ViewTimeout, Vote
 
-Heard = dict[PeerId, tuple[Timeout, Signed]]  # the first timeout of everybody in one view
+Heard = dict[PeerId, tuple[ViewTimeout, SignedStatement]]  # the first timeout of everybody in one view
 
 
 @dataclass(frozen=True)
-class Grounds:
+class ViewChangeProof:
     """A quorum of timeouts, and the certificate among them that binds the next proposer."""
 
-    timeouts: tuple[Signed, ...]
-    high: Certificate | None
+    timeouts: tuple[SignedStatement, ...]
+    high: QuorumCertificate | None
 
 
-class Proofs:
+class CertificateCache:
     """Prepare certificates of one round that were shown here and hold."""
 
-    def __init__(self, notary: Notary, round: int, vote_keys: dict[PeerId, bytes], quorum: int) -> None:
+    def __init__(self, notary: StatementSigner, round: int, vote_keys: dict[PeerId, bytes], quorum: int) -> None:
         self.notary, self.round, self.vote_keys, self.quorum = notary, round, vote_keys, quorum
-        self.known: dict[tuple[int, Digest], Certificate] = {}
+        self.known: dict[tuple[int, Digest], QuorumCertificate] = {}
 
-    def add(self, certificate: Certificate) -> None:
+    def add(self, certificate: QuorumCertificate) -> None:
         self.known[certificate.view, certificate.digest] = certificate
 
-    def of(self, who: PeerId, timeout: Timeout, shown: Certificate | None) -> Certificate:
+    def of(self, who: PeerId, timeout: ViewTimeout, shown: QuorumCertificate | None) -> QuorumCertificate:
         """The certificate that this timeout claims: the one I know, or the one shown if it holds; never another."""
         claim = (timeout.high_view, timeout.high_digest)
         proof = self.known.get(claim) or self._proven(claim, shown)
@@ -48,7 +48,7 @@ class Proofs:
             raise PeerFault(who, "claims a certificate that it does not show")
         return proof
 
-    def under(self, who: PeerId, vote: Vote, shown: Certificate) -> Certificate:
+    def under(self, who: PeerId, vote: Vote, shown: QuorumCertificate) -> QuorumCertificate:
         """The certificate that this vote to commit stands on, by the same rule."""
         claim = (vote.view, vote.digest)
         proof = self.known.get(claim) or self._proven(claim, shown)
@@ -56,7 +56,7 @@ class Proofs:
             raise PeerFault(who, "proves a vote with what does not prove it")
         return proof
 
-    def _proven(self, claim: tuple[int, Digest], shown: Certificate | None) -> Certificate | None:
+    def _proven(self, claim: tuple[int, Digest], shown: QuorumCertificate | None) -> QuorumCertificate | None:
         fits = (
             shown is not None
             and shown.stage == "prepare"
@@ -65,7 +65,7 @@ class Proofs:
         )
         return shown if fits else None
 
-    def choose(self, heard: Heard, bodies: Container[Digest]) -> Grounds | None:
+    def choose(self, heard: Heard, bodies: Container[Digest]) -> ViewChangeProof | None:
         """None while fewer than a quorum have timed out whose certificates bind to nothing that is not here.
 
         Every claim in `heard` was proven when it was heard. Of honest voters whoever claims a certificate has its
@@ -79,9 +79,9 @@ class Proofs:
         chosen = [heard[p] for p in able[: self.quorum]]
         best = highest(timeout for timeout, _ in chosen)
         high = self.known[best.high_view, best.high_digest] if best is not None else None
-        return Grounds(tuple(signed for _, signed in chosen), high)
+        return ViewChangeProof(tuple(signed for _, signed in chosen), high)
 
-    def check(self, who: PeerId, message: Propose, view: int) -> Certificate | None:
+    def check(self, who: PeerId, message: ProposalMessage, view: int) -> QuorumCertificate | None:
         """Raise PeerFault unless the timeouts allow this proposal. Returns the certificate that binds it."""
         if view == 0:
             return None
@@ -93,7 +93,7 @@ class Proofs:
             raise PeerFault(who, "did not re-propose the highest certified body", message.statement.body)
         return proof
 
-    def forget_all_but(self, heard: Iterable[Heard], mine: Iterable[Certificate | None]) -> None:
+    def forget_all_but(self, heard: Iterable[Heard], mine: Iterable[QuorumCertificate | None]) -> None:
         """Keep what live timeouts claim and what I may claim myself; whoever claims another shows it again."""
         live = {(t.high_view, t.high_digest) for view in heard for t, _ in view.values()}
         live.update((c.view, c.digest) for c in mine if c is not None)
@@ -101,18 +101,18 @@ class Proofs:
 
 
 def timeouts_shown(
-    notary: Notary,
+    notary: StatementSigner,
     who: PeerId,
-    message: Propose,
+    message: ProposalMessage,
     at: tuple[int, int],  # round and view of the proposal
     vote_keys: dict[PeerId, bytes],
     quorum: int,
-) -> list[Timeout]:
+) -> list[ViewTimeout]:
     """The timeouts of the view before that a proposal shows. Raises PeerFault unless they are a quorum's."""
     round, view = at
-    timeouts: dict[PeerId, Timeout] = {}
+    timeouts: dict[PeerId, ViewTimeout] = {}
     for signed in message.timeouts[: len(vote_keys)]:
-        timeout = notary.open(signed, Timeout, vote_keys.get(signed.signer))
+        timeout = notary.open(signed, ViewTimeout, vote_keys.get(signed.signer))
         if (timeout.round, timeout.view) != (round, view - 1):
             raise PeerFault(who, "justified a proposal with timeouts of another view", signed.body)
         timeouts.setdefault(signed.signer, timeout)
@@ -121,7 +121,7 @@ def timeouts_shown(
     return list(timeouts.values())
 
 
-def highest(timeouts: Iterable[Timeout]) -> Timeout | None:
+def highest(timeouts: Iterable[ViewTimeout]) -> ViewTimeout | None:
     """The timeout whose certificate binds the next proposer; None if nobody among them holds one."""
     best = max(timeouts, key=lambda t: t.high_view)
     return best if best.high_view >= 0 else None

@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Effect, Fact, Report, Send
-from atoll.protocol.agreement.events import Decided, Equivocation, Judge
+from atoll.base.machine import Effect, Emit, Fact, Send
+from atoll.protocol.agreement.events import BodyDecided, Equivocation, ProposalReceived
 from atoll.wire.codec import vertex_id
-from atoll.wire.envelope import Notary
+from atoll.wire.envelope import StatementSigner
 from atoll.wire.evidence import contradiction
-from atoll.wire.messages.round import Propose, Voted
-from atoll.wire.messages.statements import Certificate, Proposed, Signed
+from atoll.wire.messages.round import ProposalMessage, VoteMessage
+from atoll.wire.messages.statements import Proposal, QuorumCertificate, SignedStatement
 
 ATTEMPTS_AHEAD = 2  # words are remembered for the views of this many attempts ahead: clocks differ by less
 
@@ -43,28 +43,28 @@ class Electorate:
 
 
 @dataclass
-class Turn:
+class ViewState:
     """What the proposer of one view said."""
 
-    proposal: Propose | None = None
-    proposed: Signed | None = None
+    proposal: ProposalMessage | None = None
+    proposed: SignedStatement | None = None
     digest: Digest | None = None  # of the proposed body
     told: bool = False  # where it is my turn: the round knows that I may propose
 
-    def put(self, proposal: Propose, digest: Digest) -> None:
+    def put(self, proposal: ProposalMessage, digest: Digest) -> None:
         self.proposal, self.proposed, self.digest = proposal, proposal.statement, digest
 
 
-T = TypeVar("T", bound=Turn)
+T = TypeVar("T", bound=ViewState)
 
 
-class Voter(ABC, Generic[T]):
+class RoundVoter(ABC, Generic[T]):
     """One voter (or listener) of one round."""
 
     view: int
     heard: type[T]  # what is remembered of one view
 
-    def __init__(self, notary: Notary, electorate: Electorate) -> None:
+    def __init__(self, notary: StatementSigner, electorate: Electorate) -> None:
         vote_keys = electorate.vote_keys
         self.notary, self.me, self.round, self.trace = notary, notary.me, electorate.round, electorate.trace
         self.vote_keys, self.quorum, self.proposers = vote_keys, electorate.quorum, electorate.proposers
@@ -75,7 +75,7 @@ class Voter(ABC, Generic[T]):
         self.asked: set[Digest] = set()  # bodies that the round was asked to judge
         self.approved: set[Digest] = set()
         self.caught: set[PeerId] = set()  # signers whose contradiction was reported: one pair says it all
-        self.decided: Decided | None = None
+        self.decided: BodyDecided | None = None
         self.over = False  # decided, here or elsewhere: nothing is said any more
 
     def proposer(self, view: int) -> PeerId:
@@ -88,7 +88,7 @@ class Voter(ABC, Generic[T]):
         self.bodies.setdefault(digest, body)
         if self.decided is not None and self.decided.digest == digest and self.decided.body is None:
             self.decided = replace(self.decided, body=body)
-            return [Report(self.decided)]
+            return [Emit(self.decided)]
         return self._go_on_with(digest)
 
     @property
@@ -118,23 +118,28 @@ class Voter(ABC, Generic[T]):
         return not self.over and self.votes and view == self.view and self.proposer(view) == self.me
 
     def _put_forward(
-        self, view: int, digest: Digest, body: bytes, timeouts: tuple[Signed, ...], high: Certificate | None
+        self,
+        view: int,
+        digest: Digest,
+        body: bytes,
+        timeouts: tuple[SignedStatement, ...],
+        high: QuorumCertificate | None,
     ) -> list[Effect]:
         """To everybody, as the one body that I propose in this view, and needing no judgement of mine."""
-        statement = self.notary.sign(Proposed(self.round, view, digest))
-        message = Propose(self.round, self._attempt(view), self.trace, statement, body, timeouts, high)
+        statement = self.notary.sign(Proposal(self.round, view, digest))
+        message = ProposalMessage(self.round, self._attempt(view), self.trace, statement, body, timeouts, high)
         self._tally(view).put(message, digest)
         self.asked.add(digest)
         self.approved.add(digest)
         return [Send(peer, message) for peer in self.others]
 
-    def _opened(self, sender: PeerId, message: Propose) -> Proposed | None:
+    def _opened(self, sender: PeerId, message: ProposalMessage) -> Proposal | None:
         """What its proposer signed, or None if that is of no view within reach.
 
         Raises PeerFault unless it is the proposer's turn, and these are the bytes that it named.
         """
         signed = message.statement
-        proposed = self.notary.open(signed, Proposed, self.vote_keys.get(signed.signer))
+        proposed = self.notary.open(signed, Proposal, self.vote_keys.get(signed.signer))
         view = proposed.view
         if proposed.round != self.round or not self._in_reach(view):
             return None
@@ -144,19 +149,19 @@ class Voter(ABC, Generic[T]):
             raise PeerFault(sender, f"sent other bytes than were proposed in view {view}", signed.body)
         return proposed
 
-    def _judge(self, view: int, turn: Turn) -> list[Effect]:
+    def _judge(self, view: int, turn: ViewState) -> list[Effect]:
         """Ask the round whether this proposal is right, if it was not asked yet."""
         assert turn.proposal is not None and turn.digest is not None
         if turn.digest in self.asked:
             return []
         self.asked.add(turn.digest)
-        return [self._report(Judge(view=view, digest=turn.digest, body=turn.proposal.body))]
+        return [self._report(ProposalReceived(view=view, digest=turn.digest, body=turn.proposal.body))]
 
     # ---- small words ---------------------------------------------------------------------------------------
 
-    def _decide(self, certificate: Certificate) -> list[Effect]:
+    def _decide(self, certificate: QuorumCertificate) -> list[Effect]:
         self.over = True
-        self.decided = Decided(
+        self.decided = BodyDecided(
             round=self.round,
             trace=self.trace,
             view=certificate.view,
@@ -164,7 +169,7 @@ class Voter(ABC, Generic[T]):
             body=self.bodies.get(certificate.digest),
             certificate=certificate,
         )
-        return [Report(self.decided)]
+        return [Emit(self.decided)]
 
     def _tally(self, view: int) -> T:
         if view not in self.tallies:
@@ -186,13 +191,13 @@ class Voter(ABC, Generic[T]):
         self.asked &= self.bodies.keys()
         self.approved &= self.bodies.keys()
 
-    def _voted(self, view: int, signed: Signed) -> Voted:
-        return Voted(self.round, self._attempt(view), self.trace, signed)
+    def _voted(self, view: int, signed: SignedStatement) -> VoteMessage:
+        return VoteMessage(self.round, self._attempt(view), self.trace, signed)
 
     def _attempt(self, view: int) -> int:
         return view // len(self.proposers)
 
-    def _catch(self, first: Signed, second: Signed) -> list[Effect]:
+    def _catch(self, first: SignedStatement, second: SignedStatement) -> list[Effect]:
         """Of two words for one slot; the same one said again is nothing."""
         if first.body == second.body or first.signer in self.caught:
             return []
@@ -200,5 +205,5 @@ class Voter(ABC, Generic[T]):
         evidence = contradiction(self.notary.run, self.vote_keys[first.signer], first, second)
         return [self._report(Equivocation(peer=first.signer, evidence=evidence))]
 
-    def _report(self, fact: Fact) -> Report:
-        return Report(replace(fact, round=self.round, trace=self.trace))
+    def _report(self, fact: Fact) -> Emit:
+        return Emit(replace(fact, round=self.round, trace=self.trace))

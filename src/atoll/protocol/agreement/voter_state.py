@@ -10,21 +10,21 @@ from __future__ import annotations
 import msgspec
 
 from atoll.base.ids import Digest
-from atoll.wire.messages.statements import Certificate, Stage
+from atoll.wire.messages.statements import QuorumCertificate, Stage
 
 
-class Said(msgspec.Struct, array_like=True):
+class VoterState(msgspec.Struct, array_like=True):
     prepare: dict[int, Digest] = msgspec.field(default_factory=dict[int, Digest])
     commit: dict[int, Digest] = msgspec.field(default_factory=dict[int, Digest])
     proposed: dict[int, Digest] = msgspec.field(default_factory=dict[int, Digest])
     timed_out: int = -1  # every view up to this one is over for me
-    claimed: Certificate | None = None  # the highest prepare certificate that my last timeout spoke of
-    high: Certificate | None = None  # the highest prepare certificate I have seen
+    claimed: QuorumCertificate | None = None  # the highest prepare certificate that my last timeout spoke of
+    high: QuorumCertificate | None = None  # the highest prepare certificate I have seen
     bodies: dict[Digest, bytes] = msgspec.field(default_factory=dict[Digest, bytes])  # of these, and the newest
 
     @staticmethod
-    def recall(kept: bytes | None) -> Said:
-        return _SAID.decode(kept) if kept else Said()
+    def recall(kept: bytes | None) -> VoterState:
+        return _SAID.decode(kept) if kept else VoterState()
 
     def keep(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -45,7 +45,7 @@ class Said(msgspec.Struct, array_like=True):
             for old in [v for v in slots if v < view]:
                 del slots[old]
 
-    def raise_high(self, certificate: Certificate, body: bytes) -> bool:
+    def raise_high(self, certificate: QuorumCertificate, body: bytes) -> bool:
         """Remember the certificate, with its body, if it is the highest; False if it is not."""
         if self.high is not None and self.high.view >= certificate.view:
             return False
@@ -61,4 +61,4 @@ class Said(msgspec.Struct, array_like=True):
         self.bodies = binding | {digest: body}
 
 
-_SAID = msgspec.msgpack.Decoder(Said)
+_SAID = msgspec.msgpack.Decoder(VoterState)

@@ -24,15 +24,15 @@ from weakref import WeakMethod
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.base.machine import Ask, Effect, Fact, Payload, Report, Send
+from atoll.base.machine import Effect, Emit, Fact, Payload, RunTask, Send
 from atoll.base.memoize import of_the_same
 from atoll.crypto.digest import digest
-from atoll.protocol.allreduce.buffers import AnswerHeld, Held
+from atoll.protocol.allreduce.buffers import ReceivedResult, StoredRow
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.tasks import Combine, Combined, Row
+from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined, TaskRow
 from atoll.wire.codec import encode
-from atoll.wire.messages.round import WantRow
-from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed
+from atoll.wire.messages.round import RowRequest
+from atoll.wire.messages.statements import Commitment, Lapse, OwnerResult, SignedStatement
 from atoll.wire.opening import rows_of
 
 P = ParamSpec("P")
@@ -59,7 +59,7 @@ def loosely(method: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-class Doubted(Fact, frozen=True, kw_only=True, tag="Doubted"):
+class PartDisputed(Fact, frozen=True, kw_only=True, tag="Doubted"):
     """The owners of this part do not say the same in time: I recompute it."""
 
     phase = "share"
@@ -67,26 +67,26 @@ class Doubted(Fact, frozen=True, kw_only=True, tag="Doubted"):
     answers: int  # different ones
 
 
-class Lied(Fact, frozen=True, kw_only=True, tag="Lied"):
+class OwnerLied(Fact, frozen=True, kw_only=True, tag="Lied"):
     """This owner signed an answer that its contributors' rows do not make."""
 
     phase = "trust"
     peer: PeerId
     part: int
-    statement: Signed
+    statement: SignedStatement
 
 
-class Contradicted(Fact, frozen=True, kw_only=True, tag="Contradicted"):
+class OwnerContradicted(Fact, frozen=True, kw_only=True, tag="Contradicted"):
     """This owner signed two different answers for one slot."""
 
     phase = "trust"
     peer: PeerId
     part: int
-    first: Signed
-    second: Signed
+    first: SignedStatement
+    second: SignedStatement
 
 
-class OtherRows(Fact, frozen=True, kw_only=True, tag="OtherRows"):
+class CommitmentsDiffer(Fact, frozen=True, kw_only=True, tag="OtherRows"):
     """This owner heard other commitments of these contributors than I did: it should see mine."""
 
     phase = "share"
@@ -94,7 +94,7 @@ class OtherRows(Fact, frozen=True, kw_only=True, tag="OtherRows"):
     contributors: tuple[PeerId, ...]
 
 
-class Said(NamedTuple):
+class ResultForms(NamedTuple):
     """An answer in forms that are quick to compare."""
 
     named: Digest  # what is said, whoever says it
@@ -102,19 +102,19 @@ class Said(NamedTuple):
     names: frozenset[PeerId]
 
 
-def _said(answered: Answered) -> Said:
+def _said(answered: OwnerResult) -> ResultForms:
     words = replace(answered, owner_index=0)
     rows = digest(encode(replace(words, digest=ZERO_DIGEST, size_bytes=0)))
-    return Said(digest(encode(words)), (rows, answered.digest), frozenset(answered.contributors))
+    return ResultForms(digest(encode(words)), (rows, answered.digest), frozenset(answered.contributors))
 
 
 said = of_the_same(_said, SAID_LAST)
 
 
-class Word:
+class SignedResult:
     """An answer, and who signed it."""
 
-    def __init__(self, statement: Signed, answered: Answered) -> None:
+    def __init__(self, statement: SignedStatement, answered: OwnerResult) -> None:
         self.statement, self.answered = statement, answered
         self.named, self.kind, self.names = said(answered)
 
@@ -124,17 +124,19 @@ class Word:
 
 
 @dataclass
-class Case:
+class PartDispute:
     """One part."""
 
-    words: list[Word] = field(default_factory=list[Word])
+    words: list[SignedResult] = field(default_factory=list[SignedResult])
     said_by: dict[Kind, set[int]] = field(default_factory=dict[Kind, set[int]])  # owner indices, by what they said
     bytes_of: dict[Digest, Payload] = field(default_factory=dict[Digest, Payload])  # answers shown or recomputed
-    rows: dict[PeerId, Held] = field(default_factory=dict[PeerId, Held])  # opened to me
+    rows: dict[PeerId, StoredRow] = field(default_factory=dict[PeerId, StoredRow])  # opened to me
     makes: dict[Rows, Digest | None] = field(
         default_factory=dict[Rows, Digest | None]
     )  # their answer, if there is one
-    checks: dict[Rows, Word] = field(default_factory=dict[Rows, Word])  # recomputed, or just being: one of each
+    checks: dict[Rows, SignedResult] = field(
+        default_factory=dict[Rows, SignedResult]
+    )  # recomputed, or just being: one of each
     asked: Counter[PeerId] = field(default_factory=Counter[PeerId])  # for whose row, how often
     blamed: set[int] = field(default_factory=set[int])  # owner indices
     compared: set[PeerId] = field(default_factory=set[PeerId])  # owners whose rows are not those that I know of
@@ -145,11 +147,17 @@ class Case:
     # what follows from words and recomputed answers: asked with every row and at every look, hardly ever new
     belief: dict[Digest, bool | None] = field(default_factory=dict[Digest, bool | None])  # by what words say
     standing: tuple[int, bool] | None = None  # kinds of answers, and whether of any nobody knows if it is true
-    settled: dict[bool, AnswerHeld | None] = field(default_factory=dict[bool, AnswerHeld | None])  # by patience
+    settled: dict[bool, ReceivedResult | None] = field(
+        default_factory=dict[bool, ReceivedResult | None]
+    )  # by patience
     asked_all: bool = False  # every row that is needed was asked for once
     # asked with every row, so kept as short as it can be: many say the same
-    unmade: dict[Digest, Word] = field(default_factory=dict[Digest, Word])  # not recomputed yet: one of all alike
-    uncompared: list[Word] = field(default_factory=list[Word])  # by owners: are their rows those that I know of?
+    unmade: dict[Digest, SignedResult] = field(
+        default_factory=dict[Digest, SignedResult]
+    )  # not recomputed yet: one of all alike
+    uncompared: list[SignedResult] = field(
+        default_factory=list[SignedResult]
+    )  # by owners: are their rows those that I know of?
     lacks: dict[Digest, PeerId] = field(default_factory=dict[Digest, PeerId])  # whose row was not here
     unheard: dict[Rows, PeerId] = field(default_factory=dict[Rows, PeerId])  # the same of a commitment
 
@@ -166,31 +174,31 @@ class Case:
             self.settled.clear()
 
 
-class Witnesses:
+class CrossCheck:
     """`row_of(part, peer)` is a row that I hold anyway; `judges` is False for those who have no vote."""
 
     def __init__(
         self,
         plan: ReducePlan,
         me: PeerId,
-        row_of: Callable[[int, PeerId], Held | None],
-        commit_of: Callable[[PeerId], Commit | None],
+        row_of: Callable[[int, PeerId], StoredRow | None],
+        commit_of: Callable[[PeerId], Commitment | None],
         gone: Callable[[PeerId], bool],
         judges: bool,
         two_faced: Container[PeerId] = (),
     ) -> None:
         self.plan, self.me, self.row_of = plan, me, row_of
         self.commit_of, self.gone, self.judges, self.two_faced = commit_of, gone, judges, two_faced
-        self.cases = [Case() for _ in range(plan.parts)]
+        self.cases = [PartDispute() for _ in range(plan.parts)]
 
     # ---- what is said --------------------------------------------------------------------------------------
 
-    def hear(self, signed: Signed, answered: Answered, payload: Payload | None) -> list[Effect]:
+    def hear(self, signed: SignedStatement, answered: OwnerResult, payload: Payload | None) -> list[Effect]:
         """A checked answer by its owner, shown or only signed."""
         case, effects = self.cases[answered.part], list[Effect]()
         earlier = [w for w in case.words if w.answered.owner_index == answered.owner_index]
         if all(w.answered != answered for w in earlier) and len(earlier) < WORDS_PER_OWNER:
-            word = Word(signed, answered)
+            word = SignedResult(signed, answered)
             case.words.append(word)
             case.changed()
             if word.rows not in case.checks:
@@ -202,7 +210,7 @@ class Witnesses:
                 case.said_by.setdefault(word.kind, set()).add(answered.owner_index)
             if earlier:
                 first = earlier[0].statement
-                fact = Contradicted(peer=signed.signer, part=answered.part, first=first, second=signed)
+                fact = OwnerContradicted(peer=signed.signer, part=answered.part, first=first, second=signed)
                 effects.append(self._report(fact))
         if payload is not None:
             case.show(payload)
@@ -216,34 +224,34 @@ class Witnesses:
         plan = self.plan
         return 4 * max(map(len, self.cases[part].said_by.values()), default=0) > 3 * plan.verdict
 
-    def seconded(self, answered: Answered) -> tuple[Signed, ...]:
+    def seconded(self, answered: OwnerResult) -> tuple[SignedStatement, ...]:
         """Words that say this of the same rows, by others than whose it is."""
         named, words = said(answered).named, self.cases[answered.part].words
         alike = (w for w in words if w.named == named and w.answered.owner_index != answered.owner_index)
         return tuple(word.statement for word in alike)
 
-    def made_again(self, answered: Answered) -> bool:
+    def made_again(self, answered: OwnerResult) -> bool:
         """I doubted it, and made it again of rows that were opened to me."""
         rows, digest = said(answered).kind
         return self.cases[answered.part].makes.get(rows) == digest
 
-    def words_of(self, signer: PeerId) -> list[Word]:
+    def words_of(self, signer: PeerId) -> list[SignedResult]:
         return [w for case in self.cases for w in case.words if w.statement.signer == signer]
 
     # ---- what is true --------------------------------------------------------------------------------------
 
-    def believes(self, answered: Answered) -> bool | None:
+    def believes(self, answered: OwnerResult) -> bool | None:
         """True, False, or None while nobody knows."""
         return self._believes(self.cases[answered.part], said(answered).kind)
 
-    def _believes_word(self, word: Word) -> bool | None:
+    def _believes_word(self, word: SignedResult) -> bool | None:
         """The same of a word of ours."""
         case = self.cases[word.answered.part]
         if word.named not in case.belief:
             case.belief[word.named] = self._believes(case, word.kind)
         return case.belief[word.named]
 
-    def _believes(self, case: Case, kind: Kind) -> bool | None:
+    def _believes(self, case: PartDispute, kind: Kind) -> bool | None:
         rows, digest = kind
         plan, made = self.plan, case.makes.get(rows, digest) if case.makes else digest
         if made != digest:
@@ -255,24 +263,24 @@ class Witnesses:
         alike = len(by) >= plan.verdict or sum(index <= plan.witnesses for index in by) > plan.witnesses
         return True if alike else None
 
-    def settled(self, part: int, patient: bool) -> AnswerHeld | None:
+    def settled(self, part: int, patient: bool) -> ReceivedResult | None:
         """The answer that stands, once its bytes are here. While `patient`, a larger one may still prove true."""
         case = self.cases[part]
         if patient not in case.settled:
             case.settled[patient] = self._settled(part, patient)
         return case.settled[patient]
 
-    def _settled(self, part: int, patient: bool) -> AnswerHeld | None:
+    def _settled(self, part: int, patient: bool) -> ReceivedResult | None:
         case = self.cases[part]
         for word in self._largest_first(part) if case.bytes_of else ():
             believed = self._believes_word(word) if self.judges else True
             if believed and (payload := case.bytes_of.get(word.answered.digest)) is not None:
-                return AnswerHeld(word.statement, word.answered, payload)
+                return ReceivedResult(word.statement, word.answered, payload)
             if believed or (believed is None and patient):
                 return None
         return None
 
-    def unseen(self, part: int) -> Answered | None:
+    def unseen(self, part: int) -> OwnerResult | None:
         """An answer that is believed, and whose bytes are not here."""
         case = self.cases[part]
         words = (w for w in case.words if w.answered.digest not in case.bytes_of)
@@ -293,7 +301,7 @@ class Witnesses:
         effects: list[Effect] = []
         if not case.doubted:
             case.doubted = True
-            effects.append(self._report(Doubted(part=part, answers=differ)))
+            effects.append(self._report(PartDisputed(part=part, answers=differ)))
         effects += self._compare_rows(part)
         return effects + self._ask_rows(part, again) + self._recompute(part) if self._opens(part) else effects
 
@@ -311,16 +319,16 @@ class Witnesses:
             return False
         return any(peer in w.names and self._believes_word(w) is None for w in case.words)
 
-    def take(self, part: int, peer: PeerId, row: Held) -> list[Effect]:
+    def take(self, part: int, peer: PeerId, row: StoredRow) -> list[Effect]:
         case = self.cases[part]
         case.rows[peer], case.rows_come = row, True
         return self._recompute(part)
 
-    def bytes_of(self, answered: Answered) -> Payload:
+    def bytes_of(self, answered: OwnerResult) -> Payload:
         """Of an answer that I made again."""
         return self.cases[answered.part].bytes_of[answered.digest]
 
-    def found(self, part: int, patient: bool) -> Answered | None:
+    def found(self, part: int, patient: bool) -> OwnerResult | None:
         """What I made again and can speak for: the largest answer that its rows make."""
         makes = self.cases[part].makes
         for word in self._largest_first(part) if makes else ():
@@ -330,7 +338,7 @@ class Witnesses:
                 return None
         return None
 
-    def recomputed(self, part: int, check: int, result: Combined) -> list[Effect]:
+    def recomputed(self, part: int, check: int, result: RowsCombined) -> list[Effect]:
         case = self.cases[part]
         checked = list(case.checks.values())[check]
         # who does not decode cannot have been counted
@@ -342,7 +350,7 @@ class Witnesses:
         return self._blame(part)
 
     def _compare_rows(self, part: int) -> list[Effect]:
-        case, unknown, effects = self.cases[part], list[Word](), list[Effect]()
+        case, unknown, effects = self.cases[part], list[SignedResult](), list[Effect]()
         for word in case.uncompared:
             owner, names = word.statement.signer, word.answered.contributors
             same = self.same_rows(word.answered)
@@ -350,7 +358,7 @@ class Witnesses:
                 unknown.append(word)
             elif not same and owner not in case.compared:
                 case.compared.add(owner)
-                effects.append(self._report(OtherRows(owner=owner, contributors=names)))
+                effects.append(self._report(CommitmentsDiffer(owner=owner, contributors=names)))
         case.uncompared = unknown
         return effects
 
@@ -361,7 +369,9 @@ class Witnesses:
             made = case.makes.get(word.rows, word.answered.digest)
             if made != word.answered.digest and index not in case.blamed:
                 case.blamed.add(index)
-                effects.append(self._report(Lied(peer=word.statement.signer, part=part, statement=word.statement)))
+                effects.append(
+                    self._report(OwnerLied(peer=word.statement.signer, part=part, statement=word.statement))
+                )
         return effects
 
     def _recompute(self, part: int) -> list[Effect]:
@@ -375,7 +385,7 @@ class Witnesses:
             names = word.answered.contributors
             if not self.same_rows(word.answered):
                 continue
-            rows: list[Held] = []
+            rows: list[StoredRow] = []
             for name in names:
                 row = self._row(part, name)
                 if row is None:
@@ -386,13 +396,13 @@ class Witnesses:
                 continue
             case.checks[word.rows] = word
             del case.unmade[word.named]
-            given = tuple(Row(n, r.weight, r.payload, (n,)) for n, r in zip(names, rows, strict=True))
+            given = tuple(TaskRow(n, r.weight, r.payload, (n,)) for n, r in zip(names, rows, strict=True))
             job = f"combine/{plan.round}/{plan.attempt}/judge/{len(case.checks) - 1}/{part}"
-            work = Combine(plan.round, part, plan.shares, given, False, plan.statistic, plan.liars)
-            effects.append(Ask(job, work))
+            work = CombineRows(plan.round, part, plan.shares, given, False, plan.statistic, plan.liars)
+            effects.append(RunTask(job, work))
         return effects
 
-    def _lacks_a_row(self, case: Case, word: Word) -> bool:
+    def _lacks_a_row(self, case: PartDispute, word: SignedResult) -> bool:
         """The row that was not here when I last looked is not here yet: one look for every row that comes."""
         name = case.lacks.get(word.named)
         return name is not None and self._row(word.answered.part, name) is None
@@ -416,11 +426,11 @@ class Witnesses:
             holders = holders or [p for p in plan.listeners if p != self.me and not self.gone(p)]
             case.asked[name] += 1
             if holders:
-                wish = WantRow(plan.round, plan.attempt, plan.trace, part, name)
+                wish = RowRequest(plan.round, plan.attempt, plan.trace, part, name)
                 effects.append(Send(holders[times % len(holders)], wish))
         return effects
 
-    def _rows_on_their_way(self, case: Case) -> bool:
+    def _rows_on_their_way(self, case: PartDispute) -> bool:
         """Rows are large: while some of a part come, so may the rest, and many take a while before the first."""
         if case.rows_come:
             case.rows_come, case.silent_for = False, ROWS_PATIENCE
@@ -436,7 +446,7 @@ class Witnesses:
         unknown = {w.rows: w.names for w in self.cases[part].words if self._believes_word(w) is None}
         return set[PeerId]().union(*unknown.values())
 
-    def same_rows(self, answered: Answered) -> bool | None:
+    def same_rows(self, answered: OwnerResult) -> bool | None:
         """Was it made of the rows that its contributors committed to before me? None while I lack a commitment.
 
         The first commitment of an attempt counts, so an answer stays good.
@@ -445,7 +455,7 @@ class Witnesses:
         if rows not in case.same:
             if rows in case.unheard and self.commit_of(case.unheard[rows]) is None:
                 return None
-            known: list[Commit] = []
+            known: list[Commitment] = []
             for name in answered.contributors:
                 commit = self.commit_of(name)
                 if commit is None:
@@ -455,12 +465,12 @@ class Witnesses:
             case.same[rows] = rows_of(known) == answered.rows
         return case.same[rows]
 
-    def _row(self, part: int, peer: PeerId) -> Held | None:
+    def _row(self, part: int, peer: PeerId) -> StoredRow | None:
         return self.row_of(part, peer) or self.cases[part].rows.get(peer)
 
     # ---- who failed ----------------------------------------------------------------------------------------
 
-    def lapses(self, part: int, stands: Answered | None, late: bool) -> dict[PeerId, Lapse]:
+    def lapses(self, part: int, stands: OwnerResult | None, late: bool) -> dict[PeerId, Lapse]:
         """Owners that failed this part without a lie that could be proven; nobody who is gone."""
         found: dict[PeerId, Lapse] = {}
         spoken = self.spoken(part)
@@ -482,19 +492,19 @@ class Witnesses:
     def _opens(self, part: int) -> bool:
         return self.plan.opens(part, self.me)
 
-    def _by_owners(self, part: int) -> list[Word]:
+    def _by_owners(self, part: int) -> list[SignedResult]:
         """Without the jury's, which stand in no body."""
         takers, words = len(self.plan.takers(part)), self.cases[part].words
         return [w for w in words if w.answered.owner_index < takers] if self.plan.juries else words
 
-    def _largest_first(self, part: int) -> list[Word]:
+    def _largest_first(self, part: int) -> list[SignedResult]:
         """Of equally large ones those that I can judge, so that nobody waits for what adds nothing."""
 
-        def place(word: Word) -> tuple[int, bool, int]:
+        def place(word: SignedResult) -> tuple[int, bool, int]:
             unknown = self.judges and self._believes_word(word) is None and not self.made_again(word.answered)
             return -len(word.answered.contributors), unknown, word.answered.owner_index
 
         return sorted(self._by_owners(part), key=place)
 
-    def _report(self, fact: Fact) -> Report:
-        return Report(replace(fact, round=self.plan.round, trace=self.plan.trace))
+    def _report(self, fact: Fact) -> Emit:
+        return Emit(replace(fact, round=self.plan.round, trace=self.plan.trace))

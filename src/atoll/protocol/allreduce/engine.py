@@ -32,46 +32,55 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.machine import (
-    Ask,
-    Done,
     Effect,
+    Emit,
     Event,
     Fact,
-    Failed,
-    Keep,
     Lane,
     Payload,
+    Persist,
     Received,
-    Report,
+    RunTask,
     Send,
     SetTimer,
     Start,
+    TaskDone,
+    TaskFailed,
     TimerFired,
 )
-from atoll.protocol.allreduce.broadcast import AnswersDown
-from atoll.protocol.allreduce.buffers import AnswerHeld, Gather, Held, Made, Update
-from atoll.protocol.allreduce.environment import Surroundings
-from atoll.protocol.allreduce.events import Garbage, NoAnswer, PartAnswered, PartMissing, Reduced
+from atoll.protocol.allreduce.broadcast import ResultBroadcast
+from atoll.protocol.allreduce.buffers import ComputedResult, LocalRow, PartAccumulator, ReceivedResult, StoredRow
+from atoll.protocol.allreduce.environment import ReduceEnvironment
+from atoll.protocol.allreduce.events import OwnerFailed, PartAnswered, PartMissing, PartsReduced, RowUndecodable
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.reroute import Detours
-from atoll.protocol.allreduce.result_recovery import Hearsay
-from atoll.protocol.allreduce.routing import Route
-from atoll.protocol.allreduce.row_server import OpenedRows
-from atoll.protocol.allreduce.tasks import Combine, Combined, Products, Row
+from atoll.protocol.allreduce.reroute import RowReroute
+from atoll.protocol.allreduce.result_recovery import ResultRecovery
+from atoll.protocol.allreduce.routing import AttemptRouting
+from atoll.protocol.allreduce.row_server import RowServer
+from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined, RowsCompared, TaskRow
 from atoll.protocol.allreduce.validation import check_answer, check_handed, committed_row
 from atoll.wire.codec import encode
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Answer, Contribution, Declined, Handed, Heard, Repeat, RowBytes, WantRow
-from atoll.wire.messages.statements import Answered, Commit, Lapse, Signed, Weighing
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.round import (
+    PartDeclined,
+    PartialSum,
+    PartResult,
+    ReachabilityHint,
+    ResendRequest,
+    RowContribution,
+    RowRequest,
+    RowResponse,
+)
+from atoll.wire.messages.statements import AgreedWeights, Commitment, Lapse, OwnerResult, SignedStatement
 from atoll.wire.opening import rows_of
 
 ONWARD = -1  # where an owner's index would stand: for a peer that hands it on
 
 
-class Reduce:
+class AllReduce:
     """One peer's side of one attempt."""
 
-    def __init__(self, notary: Notary, plan: ReducePlan, around: Surroundings) -> None:
+    def __init__(self, notary: StatementSigner, plan: ReducePlan, around: ReduceEnvironment) -> None:
         self.notary, self.plan, self.me = notary, plan, notary.me
         self.vote_key_of, self.commit_of = around.vote_key_of, around.commit_of
         self.awaits, self.gone, self.filled, self.unheard = (
@@ -81,34 +90,34 @@ class Reduce:
             around.unheard,
         )
         self.may_see, self.refused = around.may_see, around.refused
-        self.route, self.hearsay = Route(plan, self.me, self.gone), Hearsay(plan, self.gone)
-        self.detours, self.down = Detours(self.me, self.route, around), AnswersDown(self.route, self.unheard)
+        self.route, self.hearsay = AttemptRouting(plan, self.me, self.gone), ResultRecovery(plan, self.gone)
+        self.detours, self.down = RowReroute(self.me, self.route, around), ResultBroadcast(self.route, self.unheard)
         self.said_before = around.said
-        self.update: Update | None = None
-        self.my_rows: dict[int, Held] = {}  # of it, for those who ask again and again
-        self.gathers: dict[int, Gather] = {}  # parts that I may have to answer for
-        self.opened = OpenedRows(plan, self.me, self.gathers, self.gone, self.may_see)
+        self.update: LocalRow | None = None
+        self.my_rows: dict[int, StoredRow] = {}  # of it, for those who ask again and again
+        self.gathers: dict[int, PartAccumulator] = {}  # parts that I may have to answer for
+        self.opened = RowServer(plan, self.me, self.gathers, self.gone, self.may_see)
         # parts in which others' rows come through me
-        self.relays = {part: Gather(ONWARD, below | {self.me}) for part, below in self.route.below.items()}
+        self.relays = {part: PartAccumulator(ONWARD, below | {self.me}) for part, below in self.route.below.items()}
         for part in range(plan.parts):
             if self.me in plan.owners(part):
                 # answered before a restart, and the bytes are lost: silence, the next owner answers
                 closed = self._said_name(part) in around.said
                 takes = plan.topology.parts[part].takes
-                self.gathers[part] = Gather(plan.owners(part).index(self.me), takes, closed=closed)
+                self.gathers[part] = PartAccumulator(plan.owners(part).index(self.me), takes, closed=closed)
         self.parts_in_turn = self.route.parts_in_turn()
         self.sent: set[tuple[int, PeerId]] = set()  # (part, to whom my row of it went)
-        self.answers: dict[int, AnswerHeld] = {}
+        self.answers: dict[int, ReceivedResult] = {}
         # what I answered, by its digest, where the vertex may draw blocks of it, or I keep rows
-        self.made: dict[Digest, Made] = {}
+        self.made: dict[Digest, ComputedResult] = {}
         self.keeps_rows = plan.opened or around.keeps_rows
         self.missing: set[int] = set()
         self.started = self.finished = False
         self.agreed_plan, self.begun_at = plan, 0.0
         self.pace_s: Seconds | None = None  # where members may lie: what the rows of all but the liars took
-        self.unread: dict[tuple[int, PeerId], Held] = {}  # that do not decode, until the round looks
+        self.unread: dict[tuple[int, PeerId], StoredRow] = {}  # that do not decode, until the round looks
         # part -> index of a reserve -> its answer and who showed it, before its turn as I see it
-        self.too_early: dict[int, dict[int, tuple[PeerId, Signed, Answered]]] = {}
+        self.too_early: dict[int, dict[int, tuple[PeerId, SignedStatement, OwnerResult]]] = {}
 
     # ---- events --------------------------------------------------------------------------------------------
 
@@ -116,32 +125,32 @@ class Reduce:
         match event:
             case Start():
                 return self._begin(now)
-            case Received(sender, Contribution() as message, Payload() as payload):
+            case Received(sender, RowContribution() as message, Payload() as payload):
                 return self._collect(sender, message, payload, now)
-            case Received(sender, Handed() as message, Payload() as payload):
+            case Received(sender, PartialSum() as message, Payload() as payload):
                 return self._collect_handed(sender, message, payload, now)
-            case Received(sender, Declined(part=part)):
+            case Received(sender, PartDeclined(part=part)):
                 return self._decline(part, sender, now)
-            case Received(sender, Heard(part=part, peer=peer)):
+            case Received(sender, ReachabilityHint(part=part, peer=peer)):
                 return self._hear_of(part, peer, sender, now)
-            case Received(sender, Answer() as message, payload):
+            case Received(sender, PartResult() as message, payload):
                 return self._hear(sender, message, payload, now)
-            case Received(sender, WantRow(part=part, peer=author)):
+            case Received(sender, RowRequest(part=part, peer=author)):
                 return self._open_row(sender, part, author)
-            case Received(sender, RowBytes() as message, Payload() as payload):
+            case Received(sender, RowResponse() as message, Payload() as payload):
                 return self._take_opened(sender, message, payload, now)
             case TimerFired(name) if name == self._timer():
                 return self.look_again(now)
-            case Done(job, Combined() as result) if job.startswith(self._job("own/")):
+            case TaskDone(job, RowsCombined() as result) if job.startswith(self._job("own/")):
                 return self._answer(int(job.rsplit("/", 1)[1]), result, now)
-            case Done(job, Combined() as result) if job.startswith(self._job("on/")):
+            case TaskDone(job, RowsCombined() as result) if job.startswith(self._job("on/")):
                 return self._combined_onward(int(job.rsplit("/", 1)[1]), result, now)
-            case Failed(job, why) if job.startswith(self._job("")):
+            case TaskFailed(job, why) if job.startswith(self._job("")):
                 return self._cannot(int(job.rsplit("/", 1)[1]), why, now)
             case _:
                 return []  # another attempt, or not for this room
 
-    def contribute(self, update: Update, now: Seconds) -> list[Effect]:
+    def contribute(self, update: LocalRow, now: Seconds) -> list[Effect]:
         """My update is encoded and committed; before this call only other peers' rows can be gathered."""
         self.update, self.my_rows = update, {}
         self._give_time()
@@ -180,11 +189,11 @@ class Reduce:
 
     # ---- what is otherwise where owners are not trusted (watched.py) or weigh rows (weighed.py) --------------
 
-    def examine(self, signed: Signed, said: Answered, now: Seconds) -> list[Effect]:
+    def examine(self, signed: SignedStatement, said: OwnerResult, now: Seconds) -> list[Effect]:
         """An answer of this round that stands in a proposal, or that another member calls a lie."""
         return []
 
-    def believes(self, answered: Answered) -> bool | None:
+    def believes(self, answered: OwnerResult) -> bool | None:
         """May I vote for this answer? None: not yet."""
         return True if self._in_turn(answered) else None
 
@@ -196,21 +205,21 @@ class Reduce:
         """Owners that failed this attempt, as I saw it, in ways that cannot be proven."""
         return {}
 
-    def seconded(self, answered: Answered) -> tuple[Signed, ...]:
+    def seconded(self, answered: OwnerResult) -> tuple[SignedStatement, ...]:
         """What others than its owner signed of this answer, where owners watch each other: the very same."""
         return ()
 
-    def made_again(self, answered: Answered) -> bool:
+    def made_again(self, answered: OwnerResult) -> bool:
         """Did I make it myself to judge it, of the rows that it names?"""
         return False
 
-    def for_body(self) -> tuple[dict[int, AnswerHeld], Weighing | None]:
+    def for_body(self) -> tuple[dict[int, ReceivedResult], AgreedWeights | None]:
         """The answers that may stand in one body, and what weighed the rows of all of them."""
         return self.answers, None
 
-    def _message_of(self, held: AnswerHeld) -> Answer:
+    def _message_of(self, held: ReceivedResult) -> PartResult:
         plan = self.plan
-        return Answer(plan.round, plan.attempt, plan.trace, held.statement)
+        return PartResult(plan.round, plan.attempt, plan.trace, held.statement)
 
     def _row_goes_to(self, part: int) -> Sequence[PeerId]:
         """Who gets my own row now, if it has not had it."""
@@ -226,23 +235,23 @@ class Reduce:
         """Ask others for rows that have not come to me."""
         return []
 
-    def _await_others_rows(self, part: int, gather: Gather, now: Seconds) -> list[Effect] | None:
+    def _await_others_rows(self, part: int, gather: PartAccumulator, now: Seconds) -> list[Effect] | None:
         """All rows are here but those behind broken links: ask for these, and wait a little. None: no longer."""
         asked = self.detours.wait(part, gather, now)
         return None if asked is None else [*asked, *self._set_timer(now)]
 
-    def _window(self, part: int, gather: Gather) -> int | None:
+    def _window(self, part: int, gather: PartAccumulator) -> int | None:
         """The owner index by whose window I gather as an owner of this part; None: it is not my turn."""
         return gather.owner_index if self.route.turn[part] == gather.owner_index else None
 
-    def _stand_in(self, part: int) -> Gather:
+    def _stand_in(self, part: int) -> PartAccumulator:
         """Rows of a part that I have as a reserve, of whom there may be many: from when the first one comes."""
         if part not in self.gathers:
             index = self.plan.takers(part).index(self.me)
-            self.gathers[part] = Gather(index, closed=self._said_name(part) in self.said_before)
+            self.gathers[part] = PartAccumulator(index, closed=self._said_name(part) in self.said_before)
         return self.gathers[part]
 
-    def _forget_rows(self, gather: Gather) -> None:
+    def _forget_rows(self, gather: PartAccumulator) -> None:
         """They are combined: an update's worth of memory, wanted for the next parts."""
         gather.rows.clear()
 
@@ -250,21 +259,21 @@ class Reduce:
         """What my answer says about the commitments it is made of."""
         return ZERO_DIGEST
 
-    def _answer_made(self, held: AnswerHeld, now: Seconds) -> list[Effect]:
+    def _answer_made(self, held: ReceivedResult, now: Seconds) -> list[Effect]:
         """By me, as an owner, and durable before what is sent from here on."""
         return self._hold(held)
 
     def _answer_heard(
-        self, sender: PeerId, signed: Signed, answered: Answered, payload: Payload | None, now: Seconds
+        self, sender: PeerId, signed: SignedStatement, answered: OwnerResult, payload: Payload | None, now: Seconds
     ) -> list[Effect]:
         """A checked answer, with its bytes or only the word that the sender holds it."""
         if answered.part in self.answers:
             return []
         if payload is None:
             return self.hearsay.note(sender, signed, answered)
-        return self._hold(AnswerHeld(signed, answered, payload))
+        return self._hold(ReceivedResult(signed, answered, payload))
 
-    def _pass_down(self, held: AnswerHeld) -> list[Send]:
+    def _pass_down(self, held: ReceivedResult) -> list[Send]:
         """To all that have an answer from me, as soon as I hold it; not to those who showed me that they do."""
         return [self._answer_to(peer, held) for peer in self.down.below(held, self.hearsay.holders(held.answered))]
 
@@ -377,24 +386,24 @@ class Reduce:
         if relay is not None and relay.done is not None:
             done = relay.done
             names = tuple(sorted(done.names))
-            handed = Handed(plan.round, plan.attempt, plan.trace, part, index, done.weight, names)
+            handed = PartialSum(plan.round, plan.attempt, plan.trace, part, index, done.weight, names)
             return [Send(to, handed, Lane.BULK, done.payload)]
         if self.update is None or part >= len(self.update.parts):
             return []
         path = self.update.path(part)
-        message = Contribution(plan.round, plan.attempt, plan.trace, part, index, path, self.update.statement)
+        message = RowContribution(plan.round, plan.attempt, plan.trace, part, index, path, self.update.statement)
         return [Send(to, message, Lane.BULK, self.update.parts[part])]
 
     def _takes(self, part: int, peer: PeerId) -> bool:
         takes = self.plan.topology.parts[part].takes
         return takes is None or peer in takes
 
-    def _my_row(self, part: int) -> Held:
+    def _my_row(self, part: int) -> StoredRow:
         if part not in self.my_rows:
             update, commit = self.update, self.commit_of(self.me)
             assert update is not None and commit is not None
             names, path = frozenset((self.me,)), update.path(part)
-            row = Held(names, commit.weight, update.parts[part], path, update.statement)
+            row = StoredRow(names, commit.weight, update.parts[part], path, update.statement)
             self.my_rows[part] = row
         return self.my_rows[part]
 
@@ -413,26 +422,26 @@ class Reduce:
         relay.closed = True
         return self._combine(part, relay, "on", onward=True)
 
-    def _combined_onward(self, part: int, result: Combined, now: Seconds) -> list[Effect]:
+    def _combined_onward(self, part: int, result: RowsCombined, now: Seconds) -> list[Effect]:
         relay = self.relays[part]
         effects = self._name_garbage(part, result, relay.rows)
         if result.payload is None:
             return effects + self._cannot(part, result.why, now)
         counted = [relay.rows[sender] for sender in result.counted]
         names = frozenset(name for held in counted for name in held.names)
-        relay.done = Held(names, sum(held.weight for held in counted), result.payload)
+        relay.done = StoredRow(names, sum(held.weight for held in counted), result.payload)
         relay.rows.clear()
         return [*effects, *self.look_again(now)]
 
-    def _combine(self, part: int, gather: Gather, job: str, onward: bool = False) -> list[Effect]:
+    def _combine(self, part: int, gather: PartAccumulator, job: str, onward: bool = False) -> list[Effect]:
         chosen = gather.chosen().items()
         rows = tuple(
-            Row(sender, held.weight, held.payload, tuple(sorted(held.names)), held.handed)
+            TaskRow(sender, held.weight, held.payload, tuple(sorted(held.names)), held.handed)
             for sender, held in chosen
         )
         plan = self.plan
-        work = Combine(plan.round, part, plan.shares, rows, onward, plan.statistic, plan.liars)
-        return [Ask(self._job(f"{job}/{part}"), work)]
+        work = CombineRows(plan.round, part, plan.shares, rows, onward, plan.statistic, plan.liars)
+        return [RunTask(self._job(f"{job}/{part}"), work)]
 
     def _cannot(self, part: int, why: str, now: Seconds) -> list[Effect]:
         """I cannot combine this part."""
@@ -441,9 +450,9 @@ class Reduce:
     def _say_declined(self, part: int, why: str) -> list[Effect]:
         """Nobody shall wait for me."""
         plan = self.plan
-        word = Declined(plan.round, plan.attempt, plan.trace, part)
+        word = PartDeclined(plan.round, plan.attempt, plan.trace, part)
         told = [Send(peer, word) for peer in self.route.others()]
-        return [self._report(NoAnswer(part=part, why=why)), *told]
+        return [self._report(OwnerFailed(part=part, why=why)), *told]
 
     def _decline(self, part: int, who: PeerId, now: Seconds) -> list[Effect]:
         if not 0 <= part < self.plan.parts:
@@ -455,7 +464,7 @@ class Reduce:
 
     # ---- answering for the parts I own ---------------------------------------------------------------------
 
-    def _collect(self, sender: PeerId, message: Contribution, payload: Payload, now: Seconds) -> list[Effect]:
+    def _collect(self, sender: PeerId, message: RowContribution, payload: Payload, now: Seconds) -> list[Effect]:
         commit = self.commit_of(sender)
         gather = self._gather_for(message.part, message.owner_index)
         if commit is None or gather is None:  # not committed, not mine, or closed
@@ -463,7 +472,7 @@ class Reduce:
         if not self._takes(message.part, sender):
             raise PeerFault(sender, f"part {message.part} takes no row of its own", message.statement.body)
         said = message.statement
-        if said.signer != sender or self.notary.open(said, Commit, self.vote_key_of(sender)) != commit:
+        if said.signer != sender or self.notary.open(said, Commitment, self.vote_key_of(sender)) != commit:
             # it goes with the row when others ask me for it
             raise PeerFault(sender, f"part {message.part} comes with another commitment than I heard", said.body)
         row = committed_row(sender, commit, message, payload)
@@ -471,7 +480,7 @@ class Reduce:
             raise PeerFault(sender, f"part {message.part} is not what it committed to", said.body)
         return self._take(message.part, gather, sender, row, now)
 
-    def _collect_handed(self, sender: PeerId, message: Handed, payload: Payload, now: Seconds) -> list[Effect]:
+    def _collect_handed(self, sender: PeerId, message: PartialSum, payload: Payload, now: Seconds) -> list[Effect]:
         gather = self._gather_for(message.part, message.owner_index)
         if gather is None:
             return self._answer_already(message.part, sender) + self._too_late_to_hand_on(sender, message)
@@ -479,10 +488,10 @@ class Reduce:
         if by != sender and (message.part, by) not in self.detours.pulled:
             return []
         check_handed(self.plan, sender, by, message, self.commit_of)
-        held = Held(frozenset(message.contributors), message.weight, payload)
+        held = StoredRow(frozenset(message.contributors), message.weight, payload)
         return self._take(message.part, gather, by, held, now)
 
-    def _gather_for(self, part: int, owner_index: int) -> Gather | None:
+    def _gather_for(self, part: int, owner_index: int) -> PartAccumulator | None:
         gather = self.relays.get(part) if owner_index == ONWARD else self.gathers.get(part)
         if gather is None and 0 <= part < self.plan.parts and self._is_mine(part, owner_index):
             gather = self._stand_in(part)
@@ -505,7 +514,9 @@ class Reduce:
             return []
         return [] if (part, to) in self.down.given else [self._answer_to(to, held)]
 
-    def _take(self, part: int, gather: Gather, sender: PeerId, held: Held, now: Seconds) -> list[Effect]:
+    def _take(
+        self, part: int, gather: PartAccumulator, sender: PeerId, held: StoredRow, now: Seconds
+    ) -> list[Effect]:
         if sender in self.refused:
             return []
         gather.add(sender, held)
@@ -533,16 +544,18 @@ class Reduce:
         gather.closed = True
         return self._combine(part, gather, "own")
 
-    def _awaited(self, gather: Gather) -> Iterable[PeerId] | None:
+    def _awaited(self, gather: PartAccumulator) -> Iterable[PeerId] | None:
         """Whose rows of a part of mine may still come. Where it takes those of some, whoever has not committed when
         the sharing begins has none to give."""
         return None if gather.below is None else [p for p in gather.below if self.commit_of(p) is not None]
 
-    def _name_garbage(self, part: int, result: Combined | Products, rows: Mapping[PeerId, Held]) -> list[Effect]:
+    def _name_garbage(
+        self, part: int, result: RowsCombined | RowsCompared, rows: Mapping[PeerId, StoredRow]
+    ) -> list[Effect]:
         self.unread.update({(part, peer): rows[peer] for peer in result.undecodable if peer in rows})
-        return [self._report(Garbage(peer=peer, part=part)) for peer in result.undecodable]
+        return [self._report(RowUndecodable(peer=peer, part=part)) for peer in result.undecodable]
 
-    def _answer(self, part: int, result: Combined, now: Seconds) -> list[Effect]:
+    def _answer(self, part: int, result: RowsCombined, now: Seconds) -> list[Effect]:
         gather, plan = self.gathers[part], self.plan
         rows = dict(gather.rows)
         effects = self._name_garbage(part, result, rows)
@@ -551,7 +564,7 @@ class Reduce:
         self._forget_rows(gather)
         payload = result.payload
         names = {name for sender in result.counted for name in rows[sender].names}
-        answered = Answered(
+        answered = OwnerResult(
             plan.round,
             plan.attempt,
             part,
@@ -562,27 +575,27 @@ class Reduce:
             self._rows_said(names),
             rows_of(c for c in map(self.commit_of, sorted(names)) if c is not None) if plan.opened else UNSET,
         )
-        held = AnswerHeld(self.notary.sign(answered), answered, payload)
+        held = ReceivedResult(self.notary.sign(answered), answered, payload)
         if self.keeps_rows:
             made_of = tuple(rows[name] for name in answered.contributors if name in rows)
-            self.made[answered.digest] = Made(answered, payload, made_of)
+            self.made[answered.digest] = ComputedResult(answered, payload, made_of)
         # durable before it is sent: a restarted owner must never give a second, different answer
-        effects.append(Keep(self._said_name(part), encode(answered)))
+        effects.append(Persist(self._said_name(part), encode(answered)))
         return effects + self._answer_made(held, now)
 
-    def _answer_to(self, to: PeerId, held: AnswerHeld) -> Send:
+    def _answer_to(self, to: PeerId, held: ReceivedResult) -> Send:
         self.down.given.add((held.answered.part, to))
         return Send(to, self._message_of(held), Lane.BULK, held.payload)
 
-    def _too_late_to_hand_on(self, sender: PeerId, message: Contribution | Handed) -> list[Effect]:
+    def _too_late_to_hand_on(self, sender: PeerId, message: RowContribution | PartialSum) -> list[Effect]:
         """I took it for gone and handed on without it: its row goes past me, or its owner would wait for it."""
         plan, part = self.plan, message.part
         relay = self.relays.get(part) if message.owner_index == ONWARD else None
         if relay is None or not relay.closed or sender in relay.names or part in self.answers:
             return []
-        return [Send(sender, Declined(plan.round, plan.attempt, plan.trace, part))]
+        return [Send(sender, PartDeclined(plan.round, plan.attempt, plan.trace, part))]
 
-    def _served(self, answers: Mapping[int, AnswerHeld], to: PeerId) -> list[Send]:
+    def _served(self, answers: Mapping[int, ReceivedResult], to: PeerId) -> list[Send]:
         mine = [h for part, h in answers.items() if self.route.serves(part, h.statement.signer, to)]
         return [self._answer_to(to, held) for held in mine]
 
@@ -591,7 +604,7 @@ class Reduce:
         source = None if self.hearsay.fetches(part) else self.down.source(part)
         if source is None:
             return []
-        return [Send(source, Repeat(self.plan.round, self.plan.attempt, self.plan.trace))]
+        return [Send(source, ResendRequest(self.plan.round, self.plan.attempt, self.plan.trace))]
 
     # ---- opening rows that I hold --------------------------------------------------------------------------
 
@@ -605,8 +618,8 @@ class Reduce:
 
     # ---- around broken links -------------------------------------------------------------------------------
 
-    def _heard(self, part: int, peer: PeerId) -> Heard:
-        return Heard(self.plan.round, self.plan.attempt, self.plan.trace, part, peer)
+    def _heard(self, part: int, peer: PeerId) -> ReachabilityHint:
+        return ReachabilityHint(self.plan.round, self.plan.attempt, self.plan.trace, part, peer)
 
     def _hear_of(self, part: int, peer: PeerId, sender: PeerId, now: Seconds) -> list[Effect]:
         if not 0 <= part < self.plan.parts or peer not in self.plan.hearers:
@@ -616,33 +629,33 @@ class Reduce:
         self.detours.there.add((part, peer))
         return self.look_again(now)
 
-    def _take_opened(self, sender: PeerId, message: RowBytes, payload: Payload, now: Seconds) -> list[Effect]:
+    def _take_opened(self, sender: PeerId, message: RowResponse, payload: Payload, now: Seconds) -> list[Effect]:
         author, part = message.statement.signer, message.part
         commit = self.commit_of(author)
         if commit is None or not 0 <= part < self.plan.parts:
             return []
-        if self.notary.open(message.statement, Commit, self.vote_key_of(author)) != commit:
+        if self.notary.open(message.statement, Commitment, self.vote_key_of(author)) != commit:
             return []  # it committed twice, and the one who opens its row heard the other word
         row = committed_row(author, commit, message, payload)
         if row is None:
             raise PeerFault(sender, f"opened a row of part {part} that {author} did not commit to")
         return self._take_opened_row(part, author, row, now)
 
-    def _take_opened_row(self, part: int, author: PeerId, row: Held, now: Seconds) -> list[Effect]:
+    def _take_opened_row(self, part: int, author: PeerId, row: StoredRow, now: Seconds) -> list[Effect]:
         gather = self._gather_short_of(part, author)
         return self._take(part, gather, author, row, now) if gather is not None else []
 
-    def _gather_short_of(self, part: int, author: PeerId) -> Gather | None:
+    def _gather_short_of(self, part: int, author: PeerId) -> PartAccumulator | None:
         """Where this row goes that I asked others for; None: I did not, or it comes too late."""
         gather = self.gathers.get(part)
         asked = (part, author) in self.detours.pulled
         return gather if asked and gather is not None and not gather.closed else None
 
-    def _row_to_open(self, part: int, author: PeerId) -> Held | None:
+    def _row_to_open(self, part: int, author: PeerId) -> StoredRow | None:
         """For whoever asks."""
         return self._row_held(part, author)
 
-    def _row_held(self, part: int, peer: PeerId) -> Held | None:
+    def _row_held(self, part: int, peer: PeerId) -> StoredRow | None:
         if peer == self.me:
             mine = self.update is not None and 0 <= part < len(self.update.parts)
             return self._my_row(part) if mine else None
@@ -651,9 +664,9 @@ class Reduce:
 
     # ---- what comes back -----------------------------------------------------------------------------------
 
-    def _hear(self, sender: PeerId, message: Answer, payload: Payload | None, now: Seconds) -> list[Effect]:
+    def _hear(self, sender: PeerId, message: PartResult, payload: Payload | None, now: Seconds) -> list[Effect]:
         signed = message.statement
-        answered = self.notary.open(signed, Answered, self.vote_key_of(signed.signer))
+        answered = self.notary.open(signed, OwnerResult, self.vote_key_of(signed.signer))
         if (answered.round, answered.attempt) != (self.plan.round, self.plan.attempt):
             return []
         check_answer(self.plan, signed.signer, answered)
@@ -664,7 +677,7 @@ class Reduce:
             return []
         return self._answer_heard(sender, signed, answered, payload, now)
 
-    def _in_turn(self, answered: Answered) -> bool:
+    def _in_turn(self, answered: OwnerResult) -> bool:
         """Where members may lie nobody stands in for others that are there, as I see it, nor for an owner that has
         answered, when all windows are over: else not the six that were drawn for a part could answer for it, but
         whoever likes."""
@@ -676,7 +689,7 @@ class Reduce:
             return False
         return answered.attempt == plan.attempt and self.route.turn[part] >= index
 
-    def _keep_until_in_turn(self, holder: PeerId, signed: Signed, answered: Answered) -> None:
+    def _keep_until_in_turn(self, holder: PeerId, signed: SignedStatement, answered: OwnerResult) -> None:
         """Some notice deaths before others. Its bytes are asked for then, for they could be many: of the reserve
         itself, as soon as it has said so, since others may not have them."""
         words, index = self.too_early.setdefault(answered.part, {}), answered.owner_index
@@ -690,7 +703,7 @@ class Reduce:
             effects += self._answer_heard(holder, signed, answered, None, now)
         return effects
 
-    def _hold(self, held: AnswerHeld) -> list[Effect]:
+    def _hold(self, held: ReceivedResult) -> list[Effect]:
         answered = held.answered
         self.answers[answered.part] = held
         self.hearsay.done(answered.part)
@@ -709,7 +722,7 @@ class Reduce:
         if self.finished or len(self.answers.keys() | self.missing) < self.plan.parts:
             return []
         self.finished = True
-        return [SetTimer(self._timer(), None), self._report(Reduced(attempt=self.plan.attempt))]
+        return [SetTimer(self._timer(), None), self._report(PartsReduced(attempt=self.plan.attempt))]
 
     # ---- small words ---------------------------------------------------------------------------------------
 
@@ -729,5 +742,5 @@ class Reduce:
     def _job(self, part: str) -> str:
         return f"combine/{self.plan.round}/{self.plan.attempt}/{part}"
 
-    def _report(self, fact: Fact) -> Report:
-        return Report(replace(fact, round=self.plan.round, trace=self.plan.trace))
+    def _report(self, fact: Fact) -> Emit:
+        return Emit(replace(fact, round=self.plan.round, trace=self.plan.trace))

@@ -9,15 +9,15 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from atoll.base.ids import PeerId
-from atoll.wire.messages.statements import Commit
+from atoll.wire.messages.statements import Commitment
 
 Awaits = Callable[[int, Container[PeerId], Iterable[PeerId] | None], bool]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ReduceEnvironment:
     vote_key_of: Callable[[PeerId], bytes | None]
-    commit_of: Callable[[PeerId], Commit | None]  # what a peer committed to in this attempt
+    commit_of: Callable[[PeerId], Commitment | None]  # what a peer committed to in this attempt
     awaits: Awaits  # (part, names, among): may somebody of these (None: anybody) still come who is not named?
     gone: Callable[[PeerId], bool]  # nobody waits for it any more
     said: Container[str] = ()  # names of what I durably said before a restart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Fact
-from atoll.wire.messages.statements import Weighing
+from atoll.wire.messages.statements import AgreedWeights
 
 
 class PartAnswered(Fact, frozen=True, kw_only=True, tag="PartAnswered"):
@@ -27,14 +27,14 @@ class PartMissing(Fact, frozen=True, kw_only=True, tag="PartMissing"):
     part: int
 
 
-class Reduced(Fact, frozen=True, kw_only=True, tag="Reduced"):
+class PartsReduced(Fact, frozen=True, kw_only=True, tag="Reduced"):
     """Every part is answered or missing."""
 
     phase = "share"
     attempt: int
 
 
-class Garbage(Fact, frozen=True, kw_only=True, tag="Garbage"):
+class RowUndecodable(Fact, frozen=True, kw_only=True, tag="Garbage"):
     """This peer's committed bytes do not decode; it does not count."""
 
     phase = "share"
@@ -42,7 +42,7 @@ class Garbage(Fact, frozen=True, kw_only=True, tag="Garbage"):
     part: int
 
 
-class NoAnswer(Fact, frozen=True, kw_only=True, tag="NoAnswer"):
+class OwnerFailed(Fact, frozen=True, kw_only=True, tag="NoAnswer"):
     """I own this part and cannot answer for it: somebody else may, else it counts for nobody."""
 
     phase = "share"
@@ -55,4 +55,4 @@ class RowsWeighed(Fact, frozen=True, kw_only=True, tag="RowsWeighed"):
 
     phase = "share"
     attempt: int
-    weighing: Weighing
+    weighing: AgreedWeights

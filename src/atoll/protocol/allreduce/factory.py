@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from atoll.protocol.allreduce.engine import Reduce
-from atoll.protocol.allreduce.environment import Surroundings
+from atoll.protocol.allreduce.engine import AllReduce
+from atoll.protocol.allreduce.environment import ReduceEnvironment
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.verified import WatchedReduce
-from atoll.protocol.allreduce.weighted import WeighedReduce
-from atoll.wire.envelope import Notary
+from atoll.protocol.allreduce.verified import VerifiedReduce
+from atoll.protocol.allreduce.weighted import WeightedReduce
+from atoll.wire.envelope import StatementSigner
 
 
-def reduce_for(notary: Notary, plan: ReducePlan, around: Surroundings) -> Reduce:
+def reduce_for(notary: StatementSigner, plan: ReducePlan, around: ReduceEnvironment) -> AllReduce:
     if plan.witnesses:
         assert not plan.weighs, "settings refuse witnesses where distances weigh rows"
-        return WatchedReduce(notary, plan, around)
-    return (WeighedReduce if plan.weighs else Reduce)(notary, plan, around)
+        return VerifiedReduce(notary, plan, around)
+    return (WeightedReduce if plan.weighs else AllReduce)(notary, plan, around)

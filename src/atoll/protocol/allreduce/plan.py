@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from atoll.base.ids import PeerId, Seconds
-from atoll.protocol.allreduce.topology import Topology
+from atoll.protocol.allreduce.topology import ReduceTopology
 
 BEGUN_WINDOWS = 5  # without a clock: an owner that is heard and does not answer is waited for so many windows
 BEGUN_SLOWEST_BYTES_S = 250_000  # and an uplink of 2 Mbit/s has a third of a window for a whole update
@@ -19,7 +19,7 @@ class ReducePlan:
     round: int
     attempt: int
     trace: str
-    topology: Topology
+    topology: ReduceTopology
     listeners: tuple[PeerId, ...]  # who gets the answers: every member and observer, in plan order
     answer_until: tuple[Seconds, ...]  # run time by which owner 0, 1, … must have answered
     statistic: str = "mean"  # what the rows of a part become

@@ -14,19 +14,19 @@ from collections.abc import Iterable
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Send
-from atoll.protocol.allreduce.buffers import Gather
-from atoll.protocol.allreduce.environment import Surroundings
+from atoll.protocol.allreduce.buffers import PartAccumulator
+from atoll.protocol.allreduce.environment import ReduceEnvironment
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.routing import Route
-from atoll.wire.messages.round import WantRow
+from atoll.protocol.allreduce.routing import AttemptRouting
+from atoll.wire.messages.round import RowRequest
 
 LAST_PATIENCE = 4  # times as long as a detour may take where all are asked: whole rows come of it, from anybody
 
 
-class Detours:
+class RowReroute:
     """One peer's side of one attempt."""
 
-    def __init__(self, me: PeerId, route: Route, around: Surroundings) -> None:
+    def __init__(self, me: PeerId, route: AttemptRouting, around: ReduceEnvironment) -> None:
         self.me, self.route = me, route
         self.commit_of, self.awaits = around.commit_of, around.awaits
         self.gone, self.unheard = around.gone, around.unheard
@@ -39,7 +39,7 @@ class Detours:
         """With the windows that I go by."""
         return self.route.plan
 
-    def behind(self, part: int, gather: Gather) -> list[PeerId]:
+    def behind(self, part: int, gather: PartAccumulator) -> list[PeerId]:
         """Whose rows I lack because we do not hear each other: the next owner has them, since I am gone for them.
         As a last resort also those of who is gone for good: some owner may have had them before it gave up.
 
@@ -59,7 +59,7 @@ class Detours:
         watched = self.plan.witnesses > 0
         return self.unheard(peer) or (watched and self.commit_of(peer) is None and not self.gone(peer))
 
-    def last_resort(self, part: int, gather: Gather) -> bool:
+    def last_resort(self, part: int, gather: PartAccumulator) -> bool:
         """Owners before me are gone or gave up, or what I have makes no answer: everybody is asked, for all that I
         lack. Who combines a part with others from the beginning has its rows from the beginning."""
         owners, index = self.plan.owners(part), gather.owner_index
@@ -68,7 +68,7 @@ class Detours:
         gave_up = index > self.plan.witnesses and any((part, o) in self.route.declined for o in owners[:index])
         return index >= len(owners) or gave_up or not self.plan.enough(gather.names)
 
-    def _dead_were_heard(self, part: int, gather: Gather) -> bool:
+    def _dead_were_heard(self, part: int, gather: PartAccumulator) -> bool:
         """By somebody who is left, and whose turn it was before mine: it may have rows whose authors are gone."""
         if not self.last_resort(part, gather):
             return False
@@ -80,7 +80,7 @@ class Detours:
         commit = self.commit_of(peer)
         return commit is None or commit.parts > part
 
-    def wait(self, part: int, gather: Gather, now: Seconds) -> list[Effect] | None:
+    def wait(self, part: int, gather: PartAccumulator, now: Seconds) -> list[Effect] | None:
         """All rows are here but those behind broken links: ask for these, and wait a little. None: no longer."""
         behind = self.behind(part, gather)
         lost = self.last_resort(part, gather) and any(map(self.gone, behind))
@@ -110,11 +110,11 @@ class Detours:
         for author in authors:
             if (part, author) not in self.pulled:
                 self.pulled.add((part, author))
-                wish = WantRow(plan.round, plan.attempt, plan.trace, part, author)
+                wish = RowRequest(plan.round, plan.attempt, plan.trace, part, author)
                 effects += [Send(owner, wish) for owner in others]
         return effects
 
-    def pull_sums(self, part: int, gather: Gather) -> list[Effect]:
+    def pull_sums(self, part: int, gather: PartAccumulator) -> list[Effect]:
         """I wait for rows that may come through somebody whom I do not hear: others have its sum."""
         parents = self.plan.topology.parts[part].children
         behind = self.behind(part, gather) if parents else ()

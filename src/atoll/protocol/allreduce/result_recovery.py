@@ -10,21 +10,21 @@ from collections.abc import Callable
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Payload, Send
-from atoll.protocol.allreduce.buffers import AnswerHeld
+from atoll.protocol.allreduce.buffers import ReceivedResult
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.wire.messages.round import WantPart
-from atoll.wire.messages.statements import Answered, Signed
+from atoll.wire.messages.round import PartRequest
+from atoll.wire.messages.statements import OwnerResult, SignedStatement
 
-Word = tuple[Signed, Answered]
+Word = tuple[SignedStatement, OwnerResult]
 
 
-class Hearsay:
+class ResultRecovery:
     def __init__(self, plan: ReducePlan, gone: Callable[[PeerId], bool]) -> None:
         self.plan, self.gone = plan, gone
         self.heard: dict[int, dict[PeerId, Word]] = {}  # part -> who says that it holds its answer
         self.fetching: dict[int, PeerId] = {}  # from whom
 
-    def note(self, holder: PeerId, signed: Signed, answered: Answered) -> list[Effect]:
+    def note(self, holder: PeerId, signed: SignedStatement, answered: OwnerResult) -> list[Effect]:
         self.heard.setdefault(answered.part, {}).setdefault(holder, (signed, answered))
         return self.fetch(answered.part)
 
@@ -36,11 +36,11 @@ class Hearsay:
         for holder, (_, answered) in sorted(self.heard[part].items(), key=lambda item: item[0]):
             if not self.gone(holder):
                 self.fetching[part] = holder
-                wish = WantPart(self.plan.round, self.plan.attempt, self.plan.trace, answered.digest)
+                wish = PartRequest(self.plan.round, self.plan.attempt, self.plan.trace, answered.digest)
                 return [Send(holder, wish)]
         return []
 
-    def holders(self, answered: Answered) -> set[PeerId]:
+    def holders(self, answered: OwnerResult) -> set[PeerId]:
         """Who says that it holds this very answer."""
         said = self.heard.get(answered.part, {}).items()
         return {holder for holder, (_, word) in said if word.digest == answered.digest}
@@ -52,10 +52,10 @@ class Hearsay:
         """Its answer is here, from wherever."""
         self.fetching.pop(part, None)
 
-    def completed_by(self, payload: Payload) -> AnswerHeld | None:
+    def completed_by(self, payload: Payload) -> ReceivedResult | None:
         """The answer whose bytes these are, if I asked for them."""
         for part, holder in self.fetching.items():
             signed, answered = self.heard[part][holder]
             if answered.digest == payload.digest:
-                return AnswerHeld(signed, answered, payload)
+                return ReceivedResult(signed, answered, payload)
         return None

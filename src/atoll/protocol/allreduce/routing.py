@@ -18,7 +18,7 @@ from atoll.base.ids import PeerId, Seconds
 from atoll.protocol.allreduce.plan import ReducePlan
 
 
-class Route:
+class AttemptRouting:
     """One peer's view of one attempt."""
 
     def __init__(self, plan: ReducePlan, me: PeerId, gone: Callable[[PeerId], bool]) -> None:

@@ -12,16 +12,16 @@ from collections.abc import Callable, Container
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Lane, Send
-from atoll.protocol.allreduce.buffers import Held
+from atoll.protocol.allreduce.buffers import StoredRow
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.wire.messages.round import Handed, Heard, RowBytes
+from atoll.wire.messages.round import PartialSum, ReachabilityHint, RowResponse
 
 OPENED_MAX = 2  # times that one row is opened to one peer: it may be lost once
 
 Wish = tuple[int, PeerId]  # (part, whose row)
 
 
-class OpenedRows:
+class RowServer:
     """One peer's side of one attempt."""
 
     def __init__(
@@ -38,7 +38,7 @@ class OpenedRows:
         self.wanted: dict[Wish, list[PeerId]] = {}  # owners that asked me for a row before I had it
         self.unshown: dict[PeerId, set[Wish]] = {}  # that it asked for too early
 
-    def ask(self, sender: PeerId, part: int, author: PeerId, row: Held | None) -> list[Effect]:
+    def ask(self, sender: PeerId, part: int, author: PeerId, row: StoredRow | None) -> list[Effect]:
         """`row`: if it is here, and rows may be opened."""
         plan = self.plan
         if sender not in plan.hearers or self.opened[part, author, sender] >= OPENED_MAX:
@@ -54,7 +54,7 @@ class OpenedRows:
             askers = self.wanted.setdefault((part, author), [])
             askers += [sender] if sender not in askers else []
             if plan.topology.parts[part].parents and not self.gone(author):
-                return [Send(sender, Heard(plan.round, plan.attempt, plan.trace, part, author))]
+                return [Send(sender, ReachabilityHint(plan.round, plan.attempt, plan.trace, part, author))]
         return []
 
     def _may_come(self, part: int, author: PeerId) -> bool:
@@ -62,7 +62,7 @@ class OpenedRows:
         mine = part in self.mine or (self.me in self.plan.reserves and 0 <= part < self.plan.parts)
         return mine and author in self.plan.hearers
 
-    def came(self, part: int, author: PeerId, row: Held) -> list[Effect]:
+    def came(self, part: int, author: PeerId, row: StoredRow) -> list[Effect]:
         """To those who asked for it before."""
         askers = self.wanted.pop((part, author), ())
         return [effect for to in askers for effect in self._open(to, part, author, row)]
@@ -72,14 +72,14 @@ class OpenedRows:
         may = [peer for peer in self.unshown if self.may_see(peer)]
         return [(peer, part, author) for peer in may for part, author in sorted(self.unshown.pop(peer))]
 
-    def _open(self, to: PeerId, part: int, author: PeerId, row: Held) -> list[Effect]:
+    def _open(self, to: PeerId, part: int, author: PeerId, row: StoredRow) -> list[Effect]:
         plan = self.plan
         if row.handed and to not in plan.takers(part):
             return []
         self.opened[part, author, to] += 1
         if row.statement is not None:
-            message = RowBytes(plan.round, plan.attempt, plan.trace, part, row.path, row.statement)
+            message = RowResponse(plan.round, plan.attempt, plan.trace, part, row.path, row.statement)
         else:
             index, names = plan.takers(part).index(to), tuple(sorted(row.names))
-            message = Handed(plan.round, plan.attempt, plan.trace, part, index, row.weight, names, author)
+            message = PartialSum(plan.round, plan.attempt, plan.trace, part, index, row.weight, names, author)
         return [Send(to, message, Lane.BULK, row.payload)]

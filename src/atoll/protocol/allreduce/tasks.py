@@ -9,7 +9,7 @@ from atoll.base.machine import Payload
 from atoll.wire.weights import RowWeights
 
 
-class Row(msgspec.Struct, frozen=True):
+class TaskRow(msgspec.Struct, frozen=True):
     peer: PeerId  # who sent it
     weight: int
     payload: Payload
@@ -17,13 +17,13 @@ class Row(msgspec.Struct, frozen=True):
     handed: bool = False  # combined on the way: encoded as an answer is
 
 
-class Combine(msgspec.Struct, frozen=True):
+class CombineRows(msgspec.Struct, frozen=True):
     """Decode the rows, make one of them in the given order by the statistic, encode it once -> Combined."""
 
     round: int
     part: int
     shares: tuple[int, ...]  # relative sizes of all parts
-    rows: tuple[Row, ...]
+    rows: tuple[TaskRow, ...]
     onward: bool = False  # the result is a row again, `handed` to the next
     statistic: str = "mean"  # weighted; all others sort values, and every row with weight counts once
     liars: int = 0  # rows that the statistic has to withstand
@@ -34,29 +34,29 @@ class Combine(msgspec.Struct, frozen=True):
         return len(self.shares)
 
 
-class Combined(msgspec.Struct, frozen=True):
+class RowsCombined(msgspec.Struct, frozen=True):
     payload: Payload | None  # None: there is no answer, for the reason in `why`
     counted: tuple[PeerId, ...]
     undecodable: tuple[PeerId, ...]
     why: str = ""
 
 
-class Compare(msgspec.Struct, frozen=True):
+class CompareRows(msgspec.Struct, frozen=True):
     """Decode the rows and multiply those that weigh something with each other -> Products."""
 
     round: int
     part: int
     shares: tuple[int, ...]  # relative sizes of all parts
-    rows: tuple[Row, ...]
+    rows: tuple[TaskRow, ...]
 
 
-class Products(msgspec.Struct, frozen=True):
+class RowsCompared(msgspec.Struct, frozen=True):
     products: bytes  # as in a `Compared`
     counted: tuple[PeerId, ...]
     undecodable: tuple[PeerId, ...]
 
 
-class Weigh(msgspec.Struct, frozen=True):
+class WeighRows(msgspec.Struct, frozen=True):
     """Add the products of all parts, in order, and ask the rule what these rows weigh -> Weights."""
 
     round: int
@@ -66,5 +66,5 @@ class Weigh(msgspec.Struct, frozen=True):
     parts: tuple[tuple[tuple[PeerId, ...], bytes], ...]  # (whose rows, their products) of each part
 
 
-class Weights(msgspec.Struct, frozen=True):
+class ComputedWeights(msgspec.Struct, frozen=True):
     weights: RowWeights  # of the rows, in their order

@@ -33,7 +33,7 @@ Cluster: TypeAlias = "tuple[PeerId | Cluster, ...]"  # peers and smaller cluster
 
 
 @dataclass(frozen=True)
-class Part:
+class ReducePart:
     """One slice of every update and the tree over which it is combined."""
 
     owners: tuple[PeerId, ...]  # who combines it, and who takes over, in order; at most OWNERS_PER_PART
@@ -68,11 +68,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Topology:
+class ReduceTopology:
     """How one update is reduced. Peers that a part does not list send it to its owner."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[ReducePart, ...]
 
     @property
     def direct(self) -> bool:
@@ -98,7 +98,7 @@ def star(
     weights: Weights | None = None,
     pieces: int = 1,
     server: PeerId | None = None,
-) -> Topology:
+) -> ReduceTopology:
     """One peer owns everything: the given server, else the fastest. It sends n - 1 updates and receives as many."""
     order = _fastest(_carriers(peers, seed, weights), weights)
     if server is not None:
@@ -107,12 +107,12 @@ def star(
                 f"{server} cannot serve: it is no peer here or has no upload rate; name another server"
             )
         order = [server, *(p for p in order if p != server)]
-    return Topology("star", (Part(_chain(order, 0), 1, {}),) * _positive(pieces))
+    return ReduceTopology("star", (ReducePart(_chain(order, 0), 1, {}),) * _positive(pieces))
 
 
 def butterfly(
     peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1, spread: bool = False
-) -> Topology:
+) -> ReduceTopology:
     """Everybody owns a part, up to PARTS_MAX owners, and sends directly: reduce-scatter, then all-gather.
 
     Up to PARTS_MAX equal peers each send 2 (n - 1) / n updates, the least possible (Patarasuk & Yuan 2009).
@@ -125,11 +125,11 @@ def butterfly(
     turns = range(_positive(pieces))
     owned = [(first, share) for first, share in enumerate(shares) if share]
     chains = [[_chain(order, first, turn if spread else 0) for first, _ in owned] for turn in turns]
-    parts = (Part(chain, share, {}) for turn in chains for chain, (_, share) in zip(turn, owned, strict=True))
-    return Topology("butterfly", tuple(parts))
+    parts = (ReducePart(chain, share, {}) for turn in chains for chain, (_, share) in zip(turn, owned, strict=True))
+    return ReduceTopology("butterfly", tuple(parts))
 
 
-def ring(peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1) -> Topology:
+def ring(peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1) -> ReduceTopology:
     """Part j goes once around the ring and ends at its j-th peer; the answer goes back (Patarasuk & Yuan 2009).
 
     Everybody sends 2 (n - 1) / n updates to two neighbours only, beyond PARTS_MAX peers at most 2. `weights` change
@@ -142,13 +142,13 @@ def ring(peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, p
     successors |= _clients(peers, circle)
     # who stands before the owner holds everybody's rows but the owner's: nobody can take over sooner
     last = range(min(n, PARTS_MAX))
-    turn = [Part(_chain(circle[::-1], n - 1 - j), 1, _Onward(successors, circle[j])) for j in last]
-    return Topology("ring", tuple(turn) * _positive(pieces))
+    turn = [ReducePart(_chain(circle[::-1], n - 1 - j), 1, _RingView(successors, circle[j])) for j in last]
+    return ReduceTopology("ring", tuple(turn) * _positive(pieces))
 
 
 def tree(
     peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1, arity: int = 2
-) -> Topology:
+) -> ReduceTopology:
     """One tree with `arity` children per peer, fastest on top; the pieces follow each other through it.
 
     Nobody sends more than arity + 1 updates, and log_arity(n) hops are the fewest for that fan.
@@ -159,11 +159,11 @@ def tree(
     parents = {order[i]: order[(i - 1) // arity] for i in range(1, len(order))}
     parents |= _clients(peers, order[::-1])  # leaves have an idle uplink
     root = order[0]
-    part = Part(_chain(order, 0), 1, {child: p for child, p in parents.items() if p != root})
-    return Topology("tree", (part,) * _positive(pieces))
+    part = ReducePart(_chain(order, 0), 1, {child: p for child, p in parents.items() if p != root})
+    return ReduceTopology("tree", (part,) * _positive(pieces))
 
 
-def hierarchical(clusters: Cluster, seed: bytes, weights: Weights | None = None, pieces: int = 1) -> Topology:
+def hierarchical(clusters: Cluster, seed: bytes, weights: Weights | None = None, pieces: int = 1) -> ReduceTopology:
     """In every cluster, at every level, one peer gathers a part for all; the heads' head is the owner.
 
     A link between two clusters carries each part once up and once down, not once per member. The work goes round:
@@ -175,7 +175,7 @@ def hierarchical(clusters: Cluster, seed: bytes, weights: Weights | None = None,
     count = min(len(rank), PARTS_MAX) * _positive(pieces)
     sends = dict.fromkeys(rank, count)  # parts sent so far; everybody sends each part once, up or to itself
     tidy = _tidy(clusters, rank)
-    parts: list[Part] = []
+    parts: list[ReducePart] = []
     for _ in range(count):
         parents: dict[PeerId, PeerId] = {}
         owner = _head(tidy, rank, sends, weights, parents)
@@ -184,11 +184,11 @@ def hierarchical(clusters: Cluster, seed: bytes, weights: Weights | None = None,
         # whoever already holds the most takes over first; then anybody, in the drawn order
         chain = list(dict.fromkeys([owner, *near[:OWNERS_PER_PART], *list(rank)[:OWNERS_PER_PART]]))
         handed = {child: parent for child, parent in parents.items() if parent != owner}
-        parts.append(Part(tuple(chain[:OWNERS_PER_PART]), 1, handed))
-    return Topology("hierarchical", tuple(parts))
+        parts.append(ReducePart(tuple(chain[:OWNERS_PER_PART]), 1, handed))
+    return ReduceTopology("hierarchical", tuple(parts))
 
 
-def pairs(peers: Sequence[PeerId], round: int, pieces: int = 1) -> Topology:
+def pairs(peers: Sequence[PeerId], round: int, pieces: int = 1) -> ReduceTopology:
     """Gossip: everybody has a part of its own, of its own row and of that of whoever it is drawn with.
 
     In `pieces`, first come all first ones: each is so much of a row, and the same for all.
@@ -198,7 +198,9 @@ def pairs(peers: Sequence[PeerId], round: int, pieces: int = 1) -> Topology:
     without replacement have E[((a + b) / 2)²] = σ² / 2 · (1 - 1 / (n - 1)) (compare Boyd et al. 2006).
     """
     drawn = {peer: frozenset(pair) for pair in in_pairs(round, peers) for peer in pair}
-    return Topology("pairs", tuple(Part((peer,), 1, {}, drawn[peer]) for peer in peers) * _positive(pieces))
+    return ReduceTopology(
+        "pairs", tuple(ReducePart((peer,), 1, {}, drawn[peer]) for peer in peers) * _positive(pieces)
+    )
 
 
 def candidates(
@@ -207,7 +209,7 @@ def candidates(
     weights: Weights | None = None,
     clusters: Cluster | None = None,
     update_bytes: int = 0,
-) -> tuple[Topology, ...]:
+) -> tuple[ReduceTopology, ...]:
     """The topologies worth predicting when one common result is wanted, simplest first, cut to fit frames.
 
     `clusters` holds the same peers, grouped as they are near each other. Above FULL_MESH_MAX peers there is no
@@ -225,7 +227,7 @@ def candidates(
     return tuple(fitting(topology, update_bytes) for topology in found)
 
 
-def fitting(topology: Topology, update_bytes: int) -> Topology:
+def fitting(topology: ReduceTopology, update_bytes: int) -> ReduceTopology:
     """The same, each part cut so often that it stays within PART_BYTES_MAX of an encoded update.
 
     Each by its own share, so that an update has at most one part more per part of `topology` than it fills: a
@@ -234,13 +236,13 @@ def fitting(topology: Topology, update_bytes: int) -> Topology:
     total = sum(part.share for part in topology.parts)
     pieces = [max(1, -(-update_bytes * part.share // (total * PART_BYTES_MAX))) for part in topology.parts]
     if len(set(pieces)) == 1:
-        return Topology(topology.name, topology.parts * pieces[0])
+        return ReduceTopology(topology.name, topology.parts * pieces[0])
     finer = lcm(*pieces)  # shares stay whole and exact
     cut = [replace(part, share=part.share * finer // n) for part, n in zip(topology.parts, pieces, strict=True)]
     divisor = gcd(*(part.share for part in cut))
     cut = [replace(part, share=part.share // divisor) for part in cut]
     turns = range(max(pieces))
-    return Topology(topology.name, tuple(p for k in turns for p, n in zip(cut, pieces, strict=True) if k < n))
+    return ReduceTopology(topology.name, tuple(p for k in turns for p, n in zip(cut, pieces, strict=True) if k < n))
 
 
 def fanned(cluster: Cluster, seed: bytes, fan: int = FAN) -> Cluster:
@@ -269,7 +271,7 @@ def members(cluster: Cluster) -> tuple[PeerId, ...]:
 # ---- what a topology is worth --------------------------------------------------------------------------------
 
 
-def validate(topology: Topology, peers: Sequence[PeerId]) -> str | None:
+def validate(topology: ReduceTopology, peers: Sequence[PeerId]) -> str | None:
     """None if every part reaches its owner from every peer, else what is wrong, in words."""
     here = set(peers)
     if not topology.parts:
@@ -295,7 +297,7 @@ def validate(topology: Topology, peers: Sequence[PeerId]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Counts:
+class TrafficCounts:
     """What peers send in one reduce; what they receive is the same. Bytes in dense updates, before any codec."""
 
     parts: int
@@ -306,7 +308,7 @@ class Counts:
     sent_mean: float
 
 
-def counts(topology: Topology, peers: Sequence[PeerId]) -> Counts:
+def counts(topology: ReduceTopology, peers: Sequence[PeerId]) -> TrafficCounts:
     """How much the busiest and the mean peer send. Assumes a topology that `validate` has nothing against,
     with one common result. Per part everybody but the owner sends one row up, and every parent one answer down per
     child.
@@ -322,7 +324,7 @@ def counts(topology: Topology, peers: Sequence[PeerId]) -> Counts:
         total += part.share
         hops = max(hops, _hops(part) or 0, min(1, len(peers) - 1))
     everybody = len(topology.parts)
-    return Counts(
+    return TrafficCounts(
         everybody,
         hops,
         everybody + max(messages.values()),
@@ -335,7 +337,7 @@ def counts(topology: Topology, peers: Sequence[PeerId]) -> Counts:
 # ---- small words ---------------------------------------------------------------------------------------------
 
 
-class _Onward(Mapping[PeerId, PeerId]):
+class _RingView(Mapping[PeerId, PeerId]):
     """The ring as seen from one owner: a view, so that n parts of n hops cost O(n) memory and not O(n²)."""
 
     def __init__(self, successors: Mapping[PeerId, PeerId], owner: PeerId) -> None:
@@ -454,7 +456,7 @@ def _split(items: Sequence[PeerId | Cluster], width: int) -> Cluster:
     return tuple(group[0] if len(group) == 1 else _split(group, width) for group in groups)
 
 
-def _hops(part: Part) -> int | None:
+def _hops(part: ReducePart) -> int | None:
     """Hops of the longest way to the owner over listed peers, 0 if none is listed; None if a way never ends."""
     owner = part.owners[0]
     hops = {owner: 0}

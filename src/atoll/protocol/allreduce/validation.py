@@ -14,10 +14,10 @@ from atoll.base.ids import DIGEST_BYTES, PeerId
 from atoll.base.limits import WEIGHED_ROWS_MAX
 from atoll.base.machine import Payload
 from atoll.crypto.digest import merkle_holds
-from atoll.protocol.allreduce.buffers import Held
+from atoll.protocol.allreduce.buffers import StoredRow
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.wire.messages.round import Contribution, Handed, RowBytes
-from atoll.wire.messages.statements import Answered, Commit, Compared, Weighing
+from atoll.wire.messages.round import PartialSum, RowContribution, RowResponse
+from atoll.wire.messages.statements import AgreedWeights, Commitment, OwnerComparison, OwnerResult
 from atoll.wire.opening import made_of_fits
 from atoll.wire.weights import mixtures_in
 
@@ -26,16 +26,20 @@ SUM_SLACK = 1e-9  # by which weights may sum to more than 1: they were rounded
 
 
 def committed_row(
-    author: PeerId, commit: Commit, message: Contribution | RowBytes, payload: Payload
-) -> Held | None:
+    author: PeerId, commit: Commitment, message: RowContribution | RowResponse, payload: Payload
+) -> StoredRow | None:
     """The row that came with this message; None if it is not what its author committed to."""
     if not merkle_holds(commit.root, payload.digest, message.part, commit.parts, message.path):
         return None
-    return Held(frozenset((author,)), commit.weight, payload, message.path, message.statement)
+    return StoredRow(frozenset((author,)), commit.weight, payload, message.path, message.statement)
 
 
 def check_handed(
-    plan: ReducePlan, sender: PeerId, by: PeerId, message: Handed, commit_of: Callable[[PeerId], Commit | None]
+    plan: ReducePlan,
+    sender: PeerId,
+    by: PeerId,
+    message: PartialSum,
+    commit_of: Callable[[PeerId], Commitment | None],
 ) -> None:
     """Raise PeerFault unless these rows come through whoever combined them (the sender, but for broken links), with
     the weight they were committed to with."""
@@ -51,7 +55,7 @@ def check_handed(
         raise PeerFault(sender, f"weighs part {message.part} by {message.weight}, not as its contributors do")
 
 
-def check_answer(plan: ReducePlan, owner: PeerId, answered: Answered) -> None:
+def check_answer(plan: ReducePlan, owner: PeerId, answered: OwnerResult) -> None:
     """Raise PeerFault unless this owner may say this about this part."""
     part, index = answered.part, answered.owner_index
     signer = plan.signer(part, index) if 0 <= part < plan.parts else None
@@ -72,7 +76,7 @@ def check_answer(plan: ReducePlan, owner: PeerId, answered: Answered) -> None:
         raise PeerFault(owner, f"combined {len(names)} rows of part {part}, {plan.rows_least} are needed")
 
 
-def check_compared(plan: ReducePlan, owner: PeerId, compared: Compared) -> None:
+def check_compared(plan: ReducePlan, owner: PeerId, compared: OwnerComparison) -> None:
     """Raise PeerFault unless this owner may say this about the rows of this part."""
     part, index, names = compared.part, compared.owner_index, compared.contributors
     owns = 0 <= part < plan.parts and 0 <= index < len(plan.owners(part)) and plan.owners(part)[index] == owner
@@ -88,7 +92,7 @@ def check_compared(plan: ReducePlan, owner: PeerId, compared: Compared) -> None:
         raise PeerFault(owner, f"compared rows of part {part} to numbers that cannot be")
 
 
-def weighing_flaw(plan: ReducePlan, weighing: Weighing) -> str | None:
+def weighing_flaw(plan: ReducePlan, weighing: AgreedWeights) -> str | None:
     """Why rows of this plan cannot weigh this, whatever they are; None if they can."""
     names = weighing.peers
     if list(names) != sorted(set(names)) or not plan.givers.issuperset(names):
@@ -112,7 +116,7 @@ def weighing_flaw(plan: ReducePlan, weighing: Weighing) -> str | None:
     return None
 
 
-def mixtures_hold(plan: ReducePlan, weighing: Weighing) -> bool:
+def mixtures_hold(plan: ReducePlan, weighing: AgreedWeights) -> bool:
     """Whether mixtures, if these are any, can be of rows with all but as many of the others as may lie."""
     if not isinstance(weighing.weights, bytes):
         return True
@@ -128,6 +132,6 @@ def mixtures_hold(plan: ReducePlan, weighing: Weighing) -> bool:
     )
 
 
-def made_with(answered: Answered, weighing: Weighing) -> bool:
+def made_with(answered: OwnerResult, weighing: AgreedWeights) -> bool:
     """Whether this answer can be of this weighing: it may lack rows that died with an owner, and has no others."""
     return answered.part not in weighing.without and set(weighing.peers).issuperset(answered.contributors)

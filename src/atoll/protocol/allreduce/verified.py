@@ -17,30 +17,30 @@ from msgspec.structs import replace
 
 from atoll.base.draw import shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Done, Effect, Event, Failed, Keep, Payload, Received, Report, Send
-from atoll.protocol.allreduce.buffers import AnswerHeld, Gather, Held
-from atoll.protocol.allreduce.cross_check import Lied, Witnesses, loosely
-from atoll.protocol.allreduce.engine import Reduce
-from atoll.protocol.allreduce.environment import Surroundings
+from atoll.base.machine import Effect, Emit, Event, Payload, Persist, Received, Send, TaskDone, TaskFailed
+from atoll.protocol.allreduce.buffers import PartAccumulator, ReceivedResult, StoredRow
+from atoll.protocol.allreduce.cross_check import CrossCheck, OwnerLied, loosely
+from atoll.protocol.allreduce.engine import AllReduce
+from atoll.protocol.allreduce.environment import ReduceEnvironment
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.tasks import Combined
+from atoll.protocol.allreduce.tasks import RowsCombined
 from atoll.wire.codec import encode
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Repeat, WantPart, WantWords
-from atoll.wire.messages.statements import Answered, Lapse, Signed
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.round import PartRequest, PartStatementsRequest, ResendRequest
+from atoll.wire.messages.statements import Lapse, OwnerResult, SignedStatement
 from atoll.wire.opening import rows_of
 
 WORDS_ASKED_MAX = 3  # of one signer about one part, in a large committee: each may be lost
 
 
-class WatchedReduce(Reduce):
+class VerifiedReduce(AllReduce):
     """One peer's side of one attempt whose plan has witnesses. Made by `kinds.reduce_for`."""
 
-    def __init__(self, notary: Notary, plan: ReducePlan, around: Surroundings) -> None:
+    def __init__(self, notary: StatementSigner, plan: ReducePlan, around: ReduceEnvironment) -> None:
         super().__init__(notary, plan, around)
         judged = around.judges, around.two_faced
-        self.watch = Witnesses(plan, self.me, loosely(self._row_held), self.commit_of, self.gone, *judged)
-        self.mine: dict[int, AnswerHeld] = {}  # what I made of the parts that I watch
+        self.watch = CrossCheck(plan, self.me, loosely(self._row_held), self.commit_of, self.gone, *judged)
+        self.mine: dict[int, ReceivedResult] = {}  # what I made of the parts that I watch
         self.absent_known = False  # who of the first owners is not in this attempt
         self.revealed: set[int] = set()  # parts whose bytes I have shown to everybody who lacks them
         self.said = around.said
@@ -51,11 +51,11 @@ class WatchedReduce(Reduce):
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         match event:
-            case Received(sender, WantWords(part=part)):
+            case Received(sender, PartStatementsRequest(part=part)):
                 return self._tell_words(sender, part)
-            case Done(job, Combined() as result) if job.startswith(self._job("judge/")):
+            case TaskDone(job, RowsCombined() as result) if job.startswith(self._job("judge/")):
                 return self._recomputed(job, result, now)
-            case Failed(job) if job.startswith(self._job("judge/")):
+            case TaskFailed(job) if job.startswith(self._job("judge/")):
                 return []  # nobody waits for my judgement but I
             case _:
                 return super().handle(event, now)
@@ -66,7 +66,7 @@ class WatchedReduce(Reduce):
         self._note_absent(now)
         return super().look_again(now)
 
-    def examine(self, signed: Signed, said: Answered, now: Seconds) -> list[Effect]:
+    def examine(self, signed: SignedStatement, said: OwnerResult, now: Seconds) -> list[Effect]:
         if said.attempt != self.plan.attempt:
             return []
         if not self._in_turn(said):
@@ -74,7 +74,7 @@ class WatchedReduce(Reduce):
             return []
         return self._past_liars(said.part, self.watch.hear(signed, said, None), now)
 
-    def believes(self, answered: Answered) -> bool | None:
+    def believes(self, answered: OwnerResult) -> bool | None:
         in_turn = answered.attempt == self.plan.attempt and self._in_turn(answered)
         return self.watch.believes(answered) if in_turn else None
 
@@ -90,13 +90,13 @@ class WatchedReduce(Reduce):
         silent = {owner for part in range(self.plan.parts) for owner in self._unheard(part, -1)} - {self.me}
         for owner in sorted(silent - self.repeat_asked):
             self.repeat_asked.add(owner)
-            effects.append(Send(owner, Repeat(self.plan.round, self.plan.attempt, self.plan.trace)))
+            effects.append(Send(owner, ResendRequest(self.plan.round, self.plan.attempt, self.plan.trace)))
         return effects
 
-    def seconded(self, answered: Answered) -> tuple[Signed, ...]:
+    def seconded(self, answered: OwnerResult) -> tuple[SignedStatement, ...]:
         return self.watch.seconded(answered)
 
-    def made_again(self, answered: Answered) -> bool:
+    def made_again(self, answered: OwnerResult) -> bool:
         return self.watch.made_again(answered)
 
     def lapses(self, now: Seconds) -> dict[PeerId, Lapse]:
@@ -121,7 +121,7 @@ class WatchedReduce(Reduce):
             if holders:
                 self.fetched[part] += 1
                 holder = shuffled(word.digest, f"{self.me}/{self.fetched[part]}", holders)[0]
-                effects.append(Send(holder, WantPart(plan.round, plan.attempt, plan.trace, word.digest)))
+                effects.append(Send(holder, PartRequest(plan.round, plan.attempt, plan.trace, word.digest)))
         return effects
 
     def take_bytes(self, payload: Payload) -> list[Effect]:
@@ -165,16 +165,16 @@ class WatchedReduce(Reduce):
             part, [peer for peer, commit in giving if commit is not None and commit.parts > part]
         )
 
-    def _window(self, part: int, gather: Gather) -> int | None:
+    def _window(self, part: int, gather: PartAccumulator) -> int | None:
         return 0 if gather.owner_index <= self.plan.witnesses else super()._window(part, gather)
 
-    def _forget_rows(self, gather: Gather) -> None:
+    def _forget_rows(self, gather: PartAccumulator) -> None:
         """Not before the attempt ends: whoever doubts an answer may ask for its rows."""
 
     def _rows_said(self, names: Iterable[PeerId]) -> Digest:
         return rows_of(commit for commit in map(self.commit_of, sorted(names)) if commit is not None)
 
-    def _answer_made(self, held: AnswerHeld, now: Seconds) -> list[Effect]:
+    def _answer_made(self, held: ReceivedResult, now: Seconds) -> list[Effect]:
         part, effects = held.answered.part, list[Effect]()
         self.mine[part] = held
         if self.route.owner[part] != self.me:
@@ -183,20 +183,20 @@ class WatchedReduce(Reduce):
         return effects + heard + self._own_up(part, now) + self._watch_part(part, now)
 
     def _answer_heard(
-        self, sender: PeerId, signed: Signed, answered: Answered, payload: Payload | None, now: Seconds
+        self, sender: PeerId, signed: SignedStatement, answered: OwnerResult, payload: Payload | None, now: Seconds
     ) -> list[Effect]:
         part = answered.part
         heard = self.watch.hear(signed, answered, payload)
         return self._past_liars(part, heard + self._own_up(part, now), now)
 
-    def _pass_down(self, held: AnswerHeld) -> list[Send]:
+    def _pass_down(self, held: ReceivedResult) -> list[Send]:
         """But what a reserve answered, to those whose row I have because they do not hear it."""
         part, by = held.answered.part, held.statement.signer
         if not self.plan.stands_in(part, held.answered.owner_index) or self.me == by:
             return []
         return [self._answer_to(peer, held) for peer in sorted(self.route.senders.get(part, ())) if peer != by]
 
-    def _row_to_open(self, part: int, author: PeerId) -> Held | None:
+    def _row_to_open(self, part: int, author: PeerId) -> StoredRow | None:
         """Also one that I fetched to judge an answer."""
         row = super()._row_to_open(part, author)
         return row or (self.watch.cases[part].rows.get(author) if 0 <= part < self.plan.parts else None)
@@ -282,25 +282,25 @@ class WatchedReduce(Reduce):
         """Halfway between the end of gathering and the end of the window."""
         return (self.plan.gather_until(owner_index, 1) + self.plan.until(owner_index)) / 2
 
-    def _word_to(self, to: PeerId, held: AnswerHeld) -> Send:
+    def _word_to(self, to: PeerId, held: ReceivedResult) -> Send:
         if held.answered.part in self.revealed:
             return self._answer_to(to, held)
         return Send(to, self._message_of(held))
 
-    def _take_opened_row(self, part: int, author: PeerId, row: Held, now: Seconds) -> list[Effect]:
+    def _take_opened_row(self, part: int, author: PeerId, row: StoredRow, now: Seconds) -> list[Effect]:
         if self._gather_short_of(part, author) is not None:
             return super()._take_opened_row(part, author, row, now)
         if not self.watch.wants(part, author):
             return []
         return self.opened.came(part, author, row) + self.watch.take(part, author, row)
 
-    def _recomputed(self, job: str, result: Combined, now: Seconds) -> list[Effect]:
+    def _recomputed(self, job: str, result: RowsCombined, now: Seconds) -> list[Effect]:
         check, part = (int(word) for word in job.rsplit("/", 2)[1:])
         return self._past_liars(part, self.watch.recomputed(part, check, result), now)
 
     def _past_liars(self, part: int, effects: list[Effect], now: Seconds) -> list[Effect]:
         """Of owners another has the truth; a reserve is alone, and the next one has its turn."""
-        liars = [e.fact.peer for e in effects if isinstance(e, Report) and isinstance(e.fact, Lied)]
+        liars = [e.fact.peer for e in effects if isinstance(e, Emit) and isinstance(e.fact, OwnerLied)]
         for liar in liars if self.route.stand_in_may(part) else ():
             effects += self._decline(part, liar, now)
         return effects + self._watch_part(part, now)
@@ -316,9 +316,9 @@ class WatchedReduce(Reduce):
             return []
         place = len(plan.takers(part)) + plan.juries[part].index(self.me)
         mine = replace(answered, owner_index=place)
-        held = self.mine[part] = AnswerHeld(self.notary.sign(mine), mine, self.watch.bytes_of(mine))
+        held = self.mine[part] = ReceivedResult(self.notary.sign(mine), mine, self.watch.bytes_of(mine))
         told = [Send(peer, self._message_of(held)) for peer in self.route.others()]
-        return [Keep(name, encode(mine)), *told, *self.watch.hear(held.statement, mine, None)]
+        return [Persist(name, encode(mine)), *told, *self.watch.hear(held.statement, mine, None)]
 
     def _ask_words(self) -> list[Effect]:
         """Of owners, and of the jury where little is lacking: words may have been lost."""
@@ -332,7 +332,7 @@ class WatchedReduce(Reduce):
                 lost = peer not in spoken and peer != self.me and not self.gone(peer)
                 if lost and self.words_asked[part, peer] < WORDS_ASKED_MAX:
                     self.words_asked[part, peer] += 1
-                    effects.append(Send(peer, WantWords(plan.round, plan.attempt, plan.trace, part)))
+                    effects.append(Send(peer, PartStatementsRequest(plan.round, plan.attempt, plan.trace, part)))
         return effects
 
     def _tell_words(self, to: PeerId, part: int) -> list[Effect]:

@@ -28,26 +28,33 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import WEIGHED_ROWS_MAX
-from atoll.base.machine import Ask, Done, Effect, Event, Failed, Keep, Payload, Received, Send
+from atoll.base.machine import Effect, Event, Payload, Persist, Received, RunTask, Send, TaskDone, TaskFailed
 from atoll.crypto.digest import digest
-from atoll.protocol.allreduce.buffers import AnswerHeld, Gather, Held, name_of, shares_left
-from atoll.protocol.allreduce.engine import Reduce
-from atoll.protocol.allreduce.environment import Surroundings
+from atoll.protocol.allreduce.buffers import PartAccumulator, ReceivedResult, StoredRow, name_of, shares_left
+from atoll.protocol.allreduce.engine import AllReduce
+from atoll.protocol.allreduce.environment import ReduceEnvironment
 from atoll.protocol.allreduce.events import RowsWeighed
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.tasks import Combine, Compare, Products, Row, Weigh, Weights
+from atoll.protocol.allreduce.tasks import (
+    CombineRows,
+    CompareRows,
+    ComputedWeights,
+    RowsCompared,
+    TaskRow,
+    WeighRows,
+)
 from atoll.protocol.allreduce.validation import SUM_SLACK, check_answer, check_compared, made_with, weighing_flaw
 from atoll.wire.codec import encode
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.round import Answer, Comparison, Repeat, WantRow
-from atoll.wire.messages.statements import Answered, Compared, Signed, Weighing
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.round import PartResult, ResendRequest, RowComparison, RowRequest
+from atoll.wire.messages.statements import AgreedWeights, OwnerComparison, OwnerResult, SignedStatement
 from atoll.wire.weights import RowWeights, mixtures_in, packed_mixtures
 
-Word = tuple[Signed, Compared]
-Early = tuple[PeerId, Signed, Answered, Payload | None]
+Word = tuple[SignedStatement, OwnerComparison]
+Early = tuple[PeerId, SignedStatement, OwnerResult, Payload | None]
 
 
-class Asked(NamedTuple):
+class WeightRequest(NamedTuple):
     """What I asked the rule about."""
 
     peers: tuple[PeerId, ...]  # whose rows every part has
@@ -58,21 +65,21 @@ class Asked(NamedTuple):
 WISHES_MAX = 2  # for one row, of everybody who may have it: it may be lost once
 
 
-class WeighedReduce(Reduce):
+class WeightedReduce(AllReduce):
     """One peer's side of one attempt whose plan weighs rows. Made by `kinds.reduce_for`."""
 
-    def __init__(self, notary: Notary, plan: ReducePlan, around: Surroundings) -> None:
+    def __init__(self, notary: StatementSigner, plan: ReducePlan, around: ReduceEnvironment) -> None:
         super().__init__(notary, plan, around)
         self.comparing: set[int] = set()  # parts whose rows I compare, or compared
         # compared before a restart: a second comparison would be another word in the same slot, and rows are lost
         self.lost = {part for part in self.gathers if self._compared_name(part) in around.said}
-        self.weighings: dict[Digest, Weighing] = {}  # mine, and those that answers name
+        self.weighings: dict[Digest, AgreedWeights] = {}  # mine, and those that answers name
         self.patient_until: Seconds = 0.0  # for those who compared, since weights are known
         self.since: dict[int, Seconds] = {}  # parts whose rows I want for weights that are known
         self.wished: Counter[tuple[int, PeerId]] = Counter()  # (part, whose row I asked for): how often
         self.words: list[dict[int, Word]] = [{} for _ in range(plan.parts)]  # by owner index
-        self.asked_for: Asked | None = None
-        self.mine: Weighing | None = None  # what I combine with
+        self.asked_for: WeightRequest | None = None
+        self.mine: AgreedWeights | None = None  # what I combine with
         self.named: dict[tuple[int, int], Digest] = {}  # (part, owner index): which of them its answer names
         self.told: set[tuple[int, PeerId]] = set()  # (part, whom I showed a dead owner's comparison)
         self.reminded: set[PeerId] = set()  # whom I asked to say everything again
@@ -81,15 +88,15 @@ class WeighedReduce(Reduce):
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         match event:
-            case Received(sender, Comparison(statement=signed)):
+            case Received(sender, RowComparison(statement=signed)):
                 return self._hear_comparison(sender, signed, now)
-            case Received(sender, Answer() as message):
+            case Received(sender, PartResult() as message):
                 return self._hear_answer(sender, message, event, now)
-            case Done(job, Products() as result) if job.startswith(self._job("compare/")):
+            case TaskDone(job, RowsCompared() as result) if job.startswith(self._job("compare/")):
                 return self._compared(int(job.rsplit("/", 1)[1]), result, now)
-            case Done(job, Weights(weights=weights)) if job == self._job("weigh/0"):
+            case TaskDone(job, ComputedWeights(weights=weights)) if job == self._job("weigh/0"):
                 return self._weighed(weights, now)
-            case Failed(job, why) if job == self._job("weigh/0"):
+            case TaskFailed(job, why) if job == self._job("weigh/0"):
                 return self._refuse(self.gathers, why) + self.look_again(now)
             case _:
                 return super().handle(event, now)
@@ -105,7 +112,7 @@ class WeighedReduce(Reduce):
             effects += self._hear_early(now) + super().look_again(now) + self._weigh_if_due(now)
         return effects
 
-    def for_body(self) -> tuple[dict[int, AnswerHeld], Weighing | None]:
+    def for_body(self) -> tuple[dict[int, ReceivedResult], AgreedWeights | None]:
         """Those with the weighing that most parts were answered with: owners may have died between two."""
         made = Counter(held.answered.rows for held in self.answers.values())
         if not made:
@@ -133,7 +140,7 @@ class WeighedReduce(Reduce):
             unheard = [p for p in range(self.plan.parts) if self._word_of(p) is None and p not in self.missing]
             silent = {self.route.owner[part] for part in unheard} - {self.me} - self.reminded
             self.reminded |= silent
-            repeat = Repeat(self.plan.round, self.plan.attempt, self.plan.trace)
+            repeat = ResendRequest(self.plan.round, self.plan.attempt, self.plan.trace)
             effects += [Send(owner, repeat) for owner in sorted(silent)]
         return effects
 
@@ -146,7 +153,9 @@ class WeighedReduce(Reduce):
             effects += self.look_again(now)
         return effects
 
-    def _take(self, part: int, gather: Gather, sender: PeerId, held: Held, now: Seconds) -> list[Effect]:
+    def _take(
+        self, part: int, gather: PartAccumulator, sender: PeerId, held: StoredRow, now: Seconds
+    ) -> list[Effect]:
         effects = super()._take(part, gather, sender, held, now)
         return effects + (self.look_again(now) if self.again else [])
 
@@ -180,11 +189,11 @@ class WeighedReduce(Reduce):
         assert self.mine is not None
         return name_of(self.mine)
 
-    def _message_of(self, held: AnswerHeld) -> Answer:
+    def _message_of(self, held: ReceivedResult) -> PartResult:
         return replace(super()._message_of(held), weighing=self.weighings[held.answered.rows])
 
     def _answer_heard(
-        self, sender: PeerId, signed: Signed, answered: Answered, payload: Payload | None, now: Seconds
+        self, sender: PeerId, signed: SignedStatement, answered: OwnerResult, payload: Payload | None, now: Seconds
     ) -> list[Effect]:
         part, index = answered.part, answered.owner_index
         self.route.pass_turn(part, now)
@@ -202,7 +211,7 @@ class WeighedReduce(Reduce):
 
     # ---- comparing -----------------------------------------------------------------------------------------
 
-    def _compare_if_due(self, part: int, gather: Gather, window: int, now: Seconds) -> list[Effect]:
+    def _compare_if_due(self, part: int, gather: PartAccumulator, window: int, now: Seconds) -> list[Effect]:
         if part in self.comparing or not gather.rows:
             return []
         early = now < self.plan.gather_until(window, 1)
@@ -213,10 +222,10 @@ class WeighedReduce(Reduce):
         if len(self.plan.settled(gather.rows)) > WEIGHED_ROWS_MAX:
             return self._refuse([part], f"distances of more than {WEIGHED_ROWS_MAX} rows are too many")
         self.comparing.add(part)
-        work = Compare(self.plan.round, part, self.plan.shares, _rows(gather, sorted(gather.rows)))
-        return [Ask(self._job(f"compare/{part}"), work)]
+        work = CompareRows(self.plan.round, part, self.plan.shares, _rows(gather, sorted(gather.rows)))
+        return [RunTask(self._job(f"compare/{part}"), work)]
 
-    def _compared(self, part: int, result: Products, now: Seconds) -> list[Effect]:
+    def _compared(self, part: int, result: RowsCompared, now: Seconds) -> list[Effect]:
         plan, gather = self.plan, self.gathers[part]
         effects = self._name_garbage(part, result, gather.rows)
         for peer in result.undecodable:
@@ -225,16 +234,18 @@ class WeighedReduce(Reduce):
             return effects + self.look_again(now)  # a dead owner's comparison was found meanwhile, and it counts
         if not plan.settled(result.counted):
             return effects + self._refuse([part], "no row of it decodes") + self.look_again(now)
-        compared = Compared(plan.round, plan.attempt, part, gather.owner_index, result.counted, result.products)
+        compared = OwnerComparison(
+            plan.round, plan.attempt, part, gather.owner_index, result.counted, result.products
+        )
         signed = self.notary.sign(compared)
         # durable before it is sent: a restarted owner must never compare a second time
-        effects.append(Keep(self._compared_name(part), encode(compared)))
+        effects.append(Persist(self._compared_name(part), encode(compared)))
         effects += [self._shown(peer, signed) for peer in self.readers if peer != self.me]
         self._hold_word(signed, compared)
         return effects + self.look_again(now)
 
-    def _hear_comparison(self, sender: PeerId, signed: Signed, now: Seconds) -> list[Effect]:
-        compared = self.notary.open(signed, Compared, self.vote_key_of(signed.signer))
+    def _hear_comparison(self, sender: PeerId, signed: SignedStatement, now: Seconds) -> list[Effect]:
+        compared = self.notary.open(signed, OwnerComparison, self.vote_key_of(signed.signer))
         if (compared.round, compared.attempt) != (self.plan.round, self.plan.attempt):
             return []
         check_compared(self.plan, signed.signer, compared)
@@ -243,7 +254,7 @@ class WeighedReduce(Reduce):
         self._hold_word(signed, compared)
         return self.look_again(now)
 
-    def _hold_word(self, signed: Signed, compared: Compared) -> None:
+    def _hold_word(self, signed: SignedStatement, compared: OwnerComparison) -> None:
         self.words[compared.part][compared.owner_index] = signed, compared
         # it answers when all parts are compared, which may take until the end
         until = self.patient_until if self.mine is not None else self.plan.answer_until[-1]
@@ -287,12 +298,12 @@ class WeighedReduce(Reduce):
         peers, settled = tuple(sorted(common)), tuple(self.plan.settled(sorted(common)))
         name = digest(b"".join(signed.body for signed, _ in words))
         without = tuple(part for part in range(self.plan.parts) if part not in parts)
-        self.asked_for = Asked(peers, name, without)
+        self.asked_for = WeightRequest(peers, name, without)
         if not settled or not self.plan.enough(settled):
             return self._refuse(self.gathers, self._shortage(len(settled), "in all parts"))
         given = tuple((tuple(self.plan.settled(c.contributors)), c.products) for _, c in words)
-        work = Weigh(self.plan.round, self.plan.statistic, self.plan.liars, settled, given)
-        return [Ask(self._job("weigh/0"), work)]
+        work = WeighRows(self.plan.round, self.plan.statistic, self.plan.liars, settled, given)
+        return [RunTask(self._job("weigh/0"), work)]
 
     def _given_up(self, now: Seconds) -> set[int]:
         """Parts that are gone without: nobody is left to compare them, or too little time."""
@@ -306,7 +317,7 @@ class WeighedReduce(Reduce):
         last = len(self.plan.answer_until) - 1
         return self.plan.gather_until(last, 1) + self.plan.window_s / 12
 
-    def _believed(self, lost: set[int], now: Seconds) -> Weighing | None:
+    def _believed(self, lost: set[int], now: Seconds) -> AgreedWeights | None:
         """Of the weighings that answers name, the one of most owners whose turn has come.
 
         One owner alone is believed when there was time to ask for the comparison that I lack. It may go without no
@@ -333,16 +344,16 @@ class WeighedReduce(Reduce):
         fact = self._report(RowsWeighed(attempt=self.plan.attempt, weighing=weighing))
         return [fact, *self._weigh_with(weighing, now), *self.look_again(now)]
 
-    def _weighing_of(self, asked: Asked, weights: RowWeights) -> Weighing:
+    def _weighing_of(self, asked: WeightRequest, weights: RowWeights) -> AgreedWeights:
         """What the rule answered about the rows of those who are settled, as all say it."""
         peers, settled = asked.peers, self.plan.settled(asked.peers)
         if isinstance(weights, bytes):
-            return Weighing(peers, among(peers, settled, weights), asked.compared, asked.without)
+            return AgreedWeights(peers, among(peers, settled, weights), asked.compared, asked.without)
         weight_of = dict(zip(settled, influenced(settled, weights, self.plan.influence), strict=True))
         weighed = tuple(weight_of.get(peer, 0.0) for peer in peers)
-        return Weighing(peers, weighed, asked.compared, asked.without)
+        return AgreedWeights(peers, weighed, asked.compared, asked.without)
 
-    def _hear_answer(self, sender: PeerId, message: Answer, event: Event, now: Seconds) -> list[Effect]:
+    def _hear_answer(self, sender: PeerId, message: PartResult, event: Event, now: Seconds) -> list[Effect]:
         opened = self._open_answer(sender, message)
         if opened is None:
             return []
@@ -354,10 +365,10 @@ class WeighedReduce(Reduce):
         effects = super().handle(event, now)
         return effects if self.mine is not None or self.asked_for is not None else effects + self.look_again(now)
 
-    def _open_answer(self, sender: PeerId, message: Answer) -> tuple[Answered, Weighing] | None:
+    def _open_answer(self, sender: PeerId, message: PartResult) -> tuple[OwnerResult, AgreedWeights] | None:
         """Raise PeerFault unless an answer comes with the weighing that its owner signed for. None: not of now."""
         signed, weighing = message.statement, message.weighing
-        answered = self.notary.open(signed, Answered, self.vote_key_of(signed.signer))
+        answered = self.notary.open(signed, OwnerResult, self.vote_key_of(signed.signer))
         if (answered.round, answered.attempt) != (self.plan.round, self.plan.attempt):
             return None
         check_answer(self.plan, signed.signer, answered)
@@ -377,7 +388,7 @@ class WeighedReduce(Reduce):
                 effects += super()._answer_heard(*self.early.pop(part), now)
         return effects
 
-    def _weigh_with(self, weighing: Weighing, now: Seconds) -> list[Effect]:
+    def _weigh_with(self, weighing: AgreedWeights, now: Seconds) -> list[Effect]:
         self.mine = weighing
         self.weighings[name_of(weighing)] = weighing
         # whoever compared has another window to combine, and then it is the next one's turn
@@ -388,7 +399,7 @@ class WeighedReduce(Reduce):
     # ---- combining -----------------------------------------------------------------------------------------
 
     def _combine_if_due(
-        self, part: int, gather: Gather, weighing: Weighing, window: int, now: Seconds
+        self, part: int, gather: PartAccumulator, weighing: AgreedWeights, window: int, now: Seconds
     ) -> list[Effect]:
         self.since.setdefault(part, now)
         lacking = self._lacking(part, weighing)
@@ -402,10 +413,10 @@ class WeighedReduce(Reduce):
             return self._refuse([part], "most of what weighs anything died with its owner")
         gather.closed = True
         plan, rows = self.plan, _rows(gather, here)
-        work = Combine(plan.round, part, plan.shares, rows, False, plan.statistic, plan.liars, weights)
-        return [Ask(self._job(f"own/{part}"), work)]
+        work = CombineRows(plan.round, part, plan.shares, rows, False, plan.statistic, plan.liars, weights)
+        return [RunTask(self._job(f"own/{part}"), work)]
 
-    def _lacking(self, part: int, weighing: Weighing) -> list[PeerId]:
+    def _lacking(self, part: int, weighing: AgreedWeights) -> list[PeerId]:
         """Whose rows that weigh may still come to me."""
         rows = self.gathers[part].rows
         return [p for p in weighing.peers if p not in rows and p != self.me and not self.gone(p)]
@@ -423,11 +434,11 @@ class WeighedReduce(Reduce):
             # where a link is broken its author took me for gone, and gave it to the next owner
             holders = {peer, *plan.owners(part)} - {self.me}
             self.wished[part, peer] += 1
-            wish = WantRow(plan.round, plan.attempt, plan.trace, part, peer)
+            wish = RowRequest(plan.round, plan.attempt, plan.trace, part, peer)
             effects += [Send(holder, wish) for holder in sorted(holders) if not self.gone(holder)]
         return effects
 
-    def _gather_short_of(self, part: int, author: PeerId) -> Gather | None:
+    def _gather_short_of(self, part: int, author: PeerId) -> PartAccumulator | None:
         gather = self.gathers.get(part)
         wished = self.wished[part, author] > 0 and gather is not None and not gather.closed
         return gather if wished else super()._gather_short_of(part, author)
@@ -456,13 +467,13 @@ class WeighedReduce(Reduce):
         """Who may have to weigh: all who own a part, also in another's place."""
         return tuple(sorted({owner for tree in self.plan.topology.parts for owner in tree.owners}))
 
-    def _shown(self, to: PeerId, signed: Signed) -> Send:
-        return Send(to, Comparison(self.plan.round, self.plan.attempt, self.plan.trace, signed))
+    def _shown(self, to: PeerId, signed: SignedStatement) -> Send:
+        return Send(to, RowComparison(self.plan.round, self.plan.attempt, self.plan.trace, signed))
 
 
-def _rows(gather: Gather, names: Sequence[PeerId]) -> tuple[Row, ...]:
+def _rows(gather: PartAccumulator, names: Sequence[PeerId]) -> tuple[TaskRow, ...]:
     held = [(name, gather.rows[name]) for name in names]
-    return tuple(Row(name, row.weight, row.payload, (name,)) for name, row in held)
+    return tuple(TaskRow(name, row.weight, row.payload, (name,)) for name, row in held)
 
 
 def among(peers: Sequence[PeerId], settled: Sequence[PeerId], mixtures: bytes) -> bytes:

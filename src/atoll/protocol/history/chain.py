@@ -17,8 +17,8 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import CLOCK_FAR_S
 from atoll.crypto.digest import digest
 from atoll.wire.codec import decode_body, decode_vertex, vertex_id
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.vertex import Body, Member, Vertex
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.vertex import Member, Vertex, VertexBody
 
 RECOVERY_DOMAIN = b"atoll/recovery/1\0"
 VOTE_BYTES = 100  # of one in a certificate, at the least
@@ -30,7 +30,7 @@ def genesis_digest(vertex: Vertex) -> Digest:
     return vertex_id(vertex.body)
 
 
-def is_too_old(parent: Body, time_s: Seconds) -> bool:
+def is_too_old(parent: VertexBody, time_s: Seconds) -> bool:
     """True if no body after `parent` may have this time: it is earlier, by less than a wrong clock that was set."""
     return 0 < parent.time_s - time_s <= CLOCK_FAR_S
 
@@ -57,20 +57,20 @@ def whole(kept: Iterable[bytes]) -> list[Vertex]:
     return found
 
 
-class Hole(NamedTuple):
+class MissingVertex(NamedTuple):
     """A vertex that this disk changed or lost; `id` is what the next one calls its parent, None if none does."""
 
     round: int
     id: Digest | None
 
 
-def newest_hole(kept: Mapping[str, bytes], run: Digest) -> Hole | None:
+def newest_hole(kept: Mapping[str, bytes], run: Digest) -> MissingVertex | None:
     """The newest hole in what a starting peer goes by; None: it is whole.
 
     Who went on from it would refuse what the others agreed on, and blame them for it.
     """
     if "genesis" in kept and [genesis_digest(vertex) for vertex in whole([kept["genesis"]])] != [run]:
-        return Hole(-1, None)
+        return MissingVertex(-1, None)
     rounds = [int(name.removeprefix("vertex/")) for name in kept if name.startswith("vertex/")]
     if not rounds:
         return None
@@ -82,39 +82,39 @@ def newest_hole(kept: Mapping[str, bytes], run: Digest) -> Hole | None:
         except PeerFault:
             body = None
         if vertex is None or body is None or body.round != round or goal not in (None, vertex_id(vertex.body)):
-            return Hole(round, goal)
+            return MissingVertex(round, goal)
         goal = body.parent
-    return Hole(0, None) if min(rounds) == 0 and goal != run else None
+    return MissingVertex(0, None) if min(rounds) == 0 and goal != run else None
 
 
-class History:
+class VertexChain:
     """Vertices from genesis to the head; `voters_of(head id, body)` gives the keys and quorum for the next."""
 
     def __init__(
         self,
         genesis: Vertex,
-        notary: Notary,
-        voters_of: Callable[[Digest, Body], tuple[dict[PeerId, bytes], int]],
+        notary: StatementSigner,
+        voters_of: Callable[[Digest, VertexBody], tuple[dict[PeerId, bytes], int]],
         recovery: bytes = b"",
     ) -> None:
         body = decode_body(genesis.body)
         assert body.round == -1 and genesis_digest(genesis) == notary.run
         self.notary, self.voters_of, self.recovery = notary, voters_of, recovery
         self.genesis = genesis
-        self.bodies: dict[int, Body] = {-1: body}
+        self.bodies: dict[int, VertexBody] = {-1: body}
         self.vertices: dict[int, Vertex] = {-1: genesis}
         self.ids: dict[int, Digest] = {-1: genesis_digest(genesis)}
         self.head = -1
 
     @property
-    def head_body(self) -> Body:
+    def head_body(self) -> VertexBody:
         return self.bodies[self.head]
 
     @property
     def head_id(self) -> Digest:
         return self.ids[self.head]
 
-    def append(self, vertex: Vertex, who: PeerId = PeerId("")) -> Body | None:
+    def append(self, vertex: Vertex, who: PeerId = PeerId("")) -> VertexBody | None:
         """Believe this vertex if it is the next one. None if it is not the next; PeerFault if it is forged."""
         body = decode_body(vertex.body, who)
         if body.round != self.head + 1:
@@ -123,7 +123,7 @@ class History:
         self._hold(vertex, body)
         return body
 
-    def check(self, vertex: Vertex, body: Body, who: PeerId = PeerId("")) -> None:
+    def check(self, vertex: Vertex, body: VertexBody, who: PeerId = PeerId("")) -> None:
         """Raise PeerFault unless this vertex follows the head and is final. Its content is
         `peer/round/vertex_body.py`'s."""
         self._check_after(self.head_id, self.head_body, vertex, body, who)
@@ -133,7 +133,7 @@ class History:
         before, body = decode_body(parent.body, who), decode_body(vertex.body, who)
         self._check_after(vertex_id(parent.body), before, vertex, body, who)
 
-    def other(self, vertex: Vertex, who: PeerId = PeerId("")) -> Body | None:
+    def other(self, vertex: Vertex, who: PeerId = PeerId("")) -> VertexBody | None:
         """Where another branch begins: as final as ours of this round, after the same parent, and not the same.
 
         None if it is ours, or its place is not in memory; PeerFault if it is forged.
@@ -145,7 +145,9 @@ class History:
         self._check_after(parent, self.bodies[body.round - 1], vertex, body, who)
         return body
 
-    def _check_after(self, parent: Digest, before: Body, vertex: Vertex, body: Body, who: PeerId) -> None:
+    def _check_after(
+        self, parent: Digest, before: VertexBody, vertex: Vertex, body: VertexBody, who: PeerId
+    ) -> None:
         if body.run != self.notary.run or body.parent != parent:
             raise PeerFault(who, f"a vertex for round {body.round} that does not follow ours")
         if is_too_old(before, body.time_s):
@@ -181,7 +183,9 @@ class History:
             chosen.append(vertex)
         return tuple(chosen)
 
-    def _check_certificate(self, parent: Digest, before: Body, vertex: Vertex, body: Body, who: PeerId) -> None:
+    def _check_certificate(
+        self, parent: Digest, before: VertexBody, vertex: Vertex, body: VertexBody, who: PeerId
+    ) -> None:
         certificate, digest = vertex.certificate, vertex_id(vertex.body)
         if certificate is None:
             self._check_recovery(before, vertex, body, who)
@@ -198,7 +202,7 @@ class History:
         if not fits:
             raise PeerFault(who, f"a certificate for round {body.round} that no quorum signed")
 
-    def _check_recovery(self, parent: Body, vertex: Vertex, body: Body, who: PeerId) -> None:
+    def _check_recovery(self, parent: VertexBody, vertex: Vertex, body: VertexBody, who: PeerId) -> None:
         """A new epoch: the same state, fewer members, signed by the identity that genesis named for this.
 
         That identity may also bring another vote key of its own: no quorum can admit it where only it votes.
@@ -224,7 +228,7 @@ class History:
                 who, f"a vertex for round {body.round} that neither a quorum nor the recovery key signed"
             )
 
-    def _hold(self, vertex: Vertex, body: Body) -> None:
+    def _hold(self, vertex: Vertex, body: VertexBody) -> None:
         self.head = body.round
         self.bodies[body.round], self.vertices[body.round] = body, vertex
         self.ids[body.round] = vertex_id(vertex.body)

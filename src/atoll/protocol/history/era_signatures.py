@@ -23,12 +23,12 @@ from msgspec.structs import replace
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import COMMITTEE_MOST, ERAS_LACKING_MAX, ERAS_READ_AT_ONCE
-from atoll.base.machine import Ask, Effect, Fact, Keep, Report, Send
+from atoll.base.machine import Effect, Emit, Fact, Persist, RunTask, Send
 from atoll.crypto.digest import digest
-from atoll.crypto.signer import Verifier, Vouch
-from atoll.protocol.history.chain import History
-from atoll.wire.messages.history import EraSignature, EraSigned, WantEra
-from atoll.wire.messages.vertex import Body
+from atoll.crypto.signer import IdentitySigner, SignatureVerifier
+from atoll.protocol.history.chain import VertexChain
+from atoll.wire.messages.history import EraSignature, EraSignatures, EraSignaturesRequest
+from atoll.wire.messages.vertex import VertexBody
 
 ERA_DOMAIN = b"atoll/era/1\0"
 WORD_DOMAIN = b"atoll/era/recovered/1\0"
@@ -45,7 +45,7 @@ def era_bytes(run: Digest, round: int, vertex: Digest) -> bytes:
     return ERA_DOMAIN + run + round.to_bytes(8, "big") + vertex
 
 
-class Begin(NamedTuple):
+class EraStart(NamedTuple):
     """The vertex that an era begins after, and who has to sign the vertex that ends it."""
 
     round: int
@@ -68,13 +68,15 @@ def is_overdue(ended: int, covered: bool, head: int, era_rounds: int) -> bool:
     return not covered and head - ended >= max(era_rounds, OVERDUE_LEAST)
 
 
-def begin_after(body: Body, voters: tuple[dict[PeerId, bytes], int]) -> Begin:
+def begin_after(body: VertexBody, voters: tuple[dict[PeerId, bytes], int]) -> EraStart:
     """`voters` are the keys and the quorum of the committee that `body` implies."""
     committee, quorum = voters
-    return Begin(body.round, body.epoch, {m.peer: m.identity for m in body.members if m.peer in committee}, quorum)
+    return EraStart(
+        body.round, body.epoch, {m.peer: m.identity for m in body.members if m.peer in committee}, quorum
+    )
 
 
-def ends(begin: Begin, body: Body, era_rounds: int, rounds: int) -> bool:
+def ends(begin: EraStart, body: VertexBody, era_rounds: int, rounds: int) -> bool:
     """Whether the era that began there ends with this body: after `era_rounds`, with the run, before too many left.
 
     The next vertex may take a third of the voters, at least one. While those who began the era are enough even
@@ -109,13 +111,13 @@ class Era(msgspec.Struct, frozen=True, array_like=True):
         return tuple(s.peer for s in self.signatures)
 
 
-def era_of(begin: Begin, body: Body, named: Digest) -> Era:
+def era_of(begin: EraStart, body: VertexBody, named: Digest) -> Era:
     """The era that began there and ended with this body, without signatures."""
     return Era(body.round, named, begin.signers, 0 if body.epoch > begin.epoch else begin.quorum)
 
 
 def signature_flaw(
-    signature: EraSignature, era: Era, run: Digest, verifier: Verifier, recovery: bytes
+    signature: EraSignature, era: Era, run: Digest, verifier: SignatureVerifier, recovery: bytes
 ) -> str | None:
     """None if this is the word of one of the era's signers for the vertex that ended it; else what is wrong.
 
@@ -168,7 +170,7 @@ class EraAwaited(Fact, frozen=True, kw_only=True, tag="EraAwaited"):
     elsewhere: int = 0  # of those who should have signed it a quorum signed another past: so many
 
 
-class Eras:
+class EraChain:
     """The eras of one run as one peer keeps them. `vouch` is its own identity; without one it only collects.
 
     `rounds_after` a vertex says how many the run has then; 0: no end.
@@ -177,11 +179,11 @@ class Eras:
 
     def __init__(
         self,
-        history: History,
+        history: VertexChain,
         era_rounds: int,
-        rounds_after: Callable[[Body], int],
-        verifier: Verifier,
-        vouch: Vouch | None,
+        rounds_after: Callable[[VertexBody], int],
+        verifier: SignatureVerifier,
+        vouch: IdentitySigner | None,
         demands: bool = True,
     ) -> None:
         assert era_rounds > 0
@@ -193,7 +195,9 @@ class Eras:
         self.sealed: dict[int, Era] = {}  # the newest of the others
         self.asked: dict[int, tuple[Seconds, PeerId]] = {}  # when and who was last asked for this one
         self.unheard: dict[int, Seconds] = {}  # asked for then, and not a word since
-        self.reading: dict[str, tuple[PeerId, WantEra]] = {}  # eras on their way from disk, and who wants what
+        self.reading: dict[
+            str, tuple[PeerId, EraSignaturesRequest]
+        ] = {}  # eras on their way from disk, and who wants what
 
     # ---- where eras end ------------------------------------------------------------------------------------
 
@@ -214,7 +218,7 @@ class Eras:
                 effects += self.grew(self.history.bodies[round])
         return effects
 
-    def grew(self, body: Body, handed: bool = False) -> list[Effect]:
+    def grew(self, body: VertexBody, handed: bool = False) -> list[Effect]:
         """The history grew by this one. If an era ends with it: keep that, signed by me if it is my turn."""
         begin = self.begin
         if not ends(begin, body, self.era_rounds, self.rounds_after(body)):
@@ -239,7 +243,7 @@ class Eras:
         for era in self.unsigned():
             word = EraSignature(RECOVERY, b"", sign(word_bytes(self.run, era.round, era.vertex)))
             effects += self._keep(_with(era, (word,)))
-            effects += [Send(peer, EraSigned(era.round, era.vertex, (word,))) for peer in reach]
+            effects += [Send(peer, EraSignatures(era.round, era.vertex, (word,))) for peer in reach]
         return effects
 
     def unsigned(self) -> list[Era]:
@@ -266,9 +270,9 @@ class Eras:
         if era is None or now - self.asked.get(era.round, (-1e9, peer))[0] < UNHEARD_S:
             return []
         awaited = EraAwaited(round=era.round, signed=len(era.signatures), needed=era.quorum)
-        return [Report(awaited), *self._ask(era.round, peer, now)]
+        return [Emit(awaited), *self._ask(era.round, peer, now)]
 
-    def _begin_at(self, round: int) -> Begin:
+    def _begin_at(self, round: int) -> EraStart:
         history = self.history
         body = history.bodies[round]
         return begin_after(body, history.voters_of(history.ids[round], body))
@@ -287,9 +291,9 @@ class Eras:
         news = era.round in self.lacking or era.round not in self.sealed
         self._hold(era)
         if not era.sealed:
-            return [Keep(name, encode_era(era))]
-        effects: list[Effect] = [Keep(f"sealed/{era.round}", encode_era(era)), Keep(name, None)]
-        return [*effects, Report(EraSealed(round=era.round, signed=era.signed_by))] if news else effects
+            return [Persist(name, encode_era(era))]
+        effects: list[Effect] = [Persist(f"sealed/{era.round}", encode_era(era)), Persist(name, None)]
+        return [*effects, Emit(EraSealed(round=era.round, signed=era.signed_by))] if news else effects
 
     def _hold(self, era: Era) -> None:
         """In memory, where the oldest give way."""
@@ -309,10 +313,10 @@ class Eras:
         for era in (*self.lacking.values(), *self.sealed.values()):
             own = tuple(s for s in era.signatures if s.peer == self.me)
             if own and era.round >= first:
-                effects += [Send(peer, EraSigned(era.round, era.vertex, own)) for peer in reach]
+                effects += [Send(peer, EraSignatures(era.round, era.vertex, own)) for peer in reach]
         return effects
 
-    def hear(self, sender: PeerId, said: EraSigned, now: Seconds) -> list[Effect]:
+    def hear(self, sender: PeerId, said: EraSignatures, now: Seconds) -> list[Effect]:
         """Keep what holds. PeerFault, before anything is kept, for a signature that does not."""
         self.unheard.pop(said.round, None)
         era = self.lacking.get(said.round) or self.sealed.get(said.round)
@@ -331,7 +335,7 @@ class Eras:
             return []
         return self._keep(_with(era, tuple(fresh.values()))) + self.ask_of(sender, now, ASK_AGAIN_S, most=1)
 
-    def _contest(self, sender: PeerId, said: EraSigned, era: Era) -> list[Effect]:
+    def _contest(self, sender: PeerId, said: EraSignatures, era: Era) -> list[Effect]:
         """Those who had to sign the vertex that I hold signed another one. I may have been shown a made-up past."""
         if era.handed and not era.sealed:
             other, recovery = replace(era, vertex=said.vertex), self.history.recovery
@@ -339,7 +343,7 @@ class Eras:
             good = [s for s in signed if signature_flaw(s, other, self.run, self.verifier, recovery) is None]
             if replace(other, signatures=tuple(good)).sealed:
                 have, needed = len(era.signatures), era.quorum
-                return [Report(EraAwaited(round=era.round, signed=have, needed=needed, elsewhere=len(good)))]
+                return [Emit(EraAwaited(round=era.round, signed=have, needed=needed, elsewhere=len(good)))]
             if good:
                 return []  # too few to tell who is lied to, and it may only have handed them on
         if not any(m.peer == sender and m.present for m in self.history.head_body.members):
@@ -367,9 +371,9 @@ class Eras:
     def _ask(self, round: int, peer: PeerId, now: Seconds) -> list[Effect]:
         self.asked[round] = now, peer
         self.unheard[round] = now
-        return [Send(peer, WantEra(round, self.lacking[round].signed_by))]
+        return [Send(peer, EraSignaturesRequest(round, self.lacking[round].signed_by))]
 
-    def give(self, sender: PeerId, wish: WantEra) -> list[Effect]:
+    def give(self, sender: PeerId, wish: EraSignaturesRequest) -> list[Effect]:
         era = self.lacking.get(wish.round) or self.sealed.get(wish.round)
         if era is not None:
             return _answer(sender, wish, era)
@@ -381,7 +385,7 @@ class Eras:
         ):
             return []
         self.reading[job] = sender, wish
-        return [Ask(job, ReadEra(wish.round))]
+        return [RunTask(job, ReadEra(wish.round))]
 
     def read(self, job: str, data: bytes | None) -> list[Effect]:
         """An old era came from disk, or is not there."""
@@ -401,6 +405,6 @@ def _with(era: Era, more: tuple[EraSignature, ...]) -> Era:
     return replace(era, signatures=tuple(sorted((*era.signatures, *more), key=lambda s: s.peer)))
 
 
-def _answer(asker: PeerId, wish: WantEra, era: Era) -> list[Effect]:
+def _answer(asker: PeerId, wish: EraSignaturesRequest, era: Era) -> list[Effect]:
     more = tuple(s for s in era.signatures if s.peer not in wish.have)
-    return [Send(asker, EraSigned(era.round, era.vertex, more[:COMMITTEE_MOST]))] if more else []
+    return [Send(asker, EraSignatures(era.round, era.vertex, more[:COMMITTEE_MOST]))] if more else []

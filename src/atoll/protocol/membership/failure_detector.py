@@ -21,8 +21,8 @@ from typing import Literal
 from atoll.base.draw import shuffled
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import CLOCK_BOUND_S, CLOCK_FAR_S, CLOCK_MOST_S
-from atoll.base.machine import Effect, Fact, LinkDown, LinkUp, Received, Report, Send, SetTimer
-from atoll.wire.messages.membership import Beat, BeatBack
+from atoll.base.machine import Effect, Emit, Fact, LinkDown, LinkUp, Received, Send, SetTimer
+from atoll.wire.messages.membership import Ping, PingReply
 
 WATCH_ALL_UP_TO = 8  # members; up to here everybody watches everybody
 MINDED_MAX = 8  # watched beside those since my link to them broke: more at once is no broken link, but my own
@@ -30,13 +30,13 @@ WATCHED = 4  # peers that each one watches above that size: load per peer stays 
 SAMPLES = 8  # clock exchanges remembered per peer; the one with the smallest round trip counts
 
 
-class Suspected(Fact, frozen=True, kw_only=True, tag="Suspected"):
+class PeerSuspected(Fact, frozen=True, kw_only=True, tag="Suspected"):
     phase = "membership"
     peer: PeerId
     why: Literal["silent", "refused"]
 
 
-class Returned(Fact, frozen=True, kw_only=True, tag="Returned"):
+class PeerReturned(Fact, frozen=True, kw_only=True, tag="Returned"):
     """A peer that was given up is heard again."""
 
     phase = "membership"
@@ -51,7 +51,7 @@ class ClockOff(Fact, frozen=True, kw_only=True, tag="ClockOff"):
 
 
 @dataclass
-class Watched:
+class WatchedPeer:
     heard_s: Seconds  # local clock at which I last heard from it
     samples: deque[tuple[Seconds, Seconds]] = field(
         default_factory=lambda: deque[tuple[Seconds, Seconds]](maxlen=SAMPLES)
@@ -59,12 +59,12 @@ class Watched:
     """(round trip, its run time minus my local clock)"""
 
 
-class Heartbeat:
+class FailureDetector:
     """One peer's watch over some others. Works in the driver's local clock; `offset_s` leads to run time."""
 
     def __init__(self, me: PeerId, beat_s: Seconds, suspect_s: Seconds) -> None:
         self.me, self.beat_s, self.suspect_s = me, beat_s, suspect_s
-        self.watched: dict[PeerId, Watched] = {}
+        self.watched: dict[PeerId, WatchedPeer] = {}
         self.chosen: frozenset[PeerId] = frozenset()  # of those, the ones that are mine to watch by the plan
         self.others: tuple[PeerId, ...] = ()  # members that I do not watch
         self.minded: set[PeerId] = set()  # of these, those to whom my link broke: I watch them, too
@@ -94,7 +94,7 @@ class Heartbeat:
         """Are these there, too? Asked until they answer."""
         fresh = [p for p in members if p != self.me and p not in self.watched and p not in self.called]
         self.called |= dict.fromkeys(fresh, now)
-        return [Send(peer, Beat(now, head)) for peer in fresh]
+        return [Send(peer, Ping(now, head)) for peer in fresh]
 
     def watch(self, members: tuple[PeerId, ...], now: Seconds) -> None:
         """Follow the agreed membership: watch the next ones on a ring that everybody draws alike."""
@@ -106,7 +106,7 @@ class Heartbeat:
             chosen = [p for p in (ring[(at + k + 1) % len(ring)] for k in range(WATCHED)) if p != self.me]
         self.chosen = frozenset(chosen)
         self.minded &= set(members) - self.chosen
-        self.watched = {p: self.watched.get(p) or Watched(now) for p in (*chosen, *sorted(self.minded))}
+        self.watched = {p: self.watched.get(p) or WatchedPeer(now) for p in (*chosen, *sorted(self.minded))}
         self.others = tuple(p for p in members if p != self.me and p not in self.chosen)
         self.trips = {p: trips for p, trips in self.trips.items() if p in members}
         self.silent &= self.watched.keys()
@@ -120,7 +120,7 @@ class Heartbeat:
         if self.others:
             self.beats += 1
             asked += {self.others[self.beats % len(self.others)]} - set(asked)
-        asks: list[Effect] = [Send(peer, Beat(now, head)) for peer in asked]
+        asks: list[Effect] = [Send(peer, Ping(now, head)) for peer in asked]
         return asks + self.look(now)
 
     def latencies(self) -> dict[PeerId, Seconds]:
@@ -133,7 +133,7 @@ class Heartbeat:
         for peer, record in self.watched.items():
             if now - record.heard_s >= self.suspect_s and not self.gone(peer):
                 self.silent.add(peer)
-                effects.append(Report(Suspected(peer=peer, why="silent")))
+                effects.append(Emit(PeerSuspected(peer=peer, why="silent")))
         due = min((r.heard_s for p, r in self.watched.items() if not self.gone(p)), default=now) + self.suspect_s
         return [*effects, SetTimer("silence", due)] if now < due < now + self.beat_s else effects
 
@@ -148,7 +148,7 @@ class Heartbeat:
             self.silent.discard(peer)
             self.refused.discard(peer)
             self.accused.pop(peer, None)
-            return [Report(Returned(peer=peer))] if was_gone else []
+            return [Emit(PeerReturned(peer=peer))] if was_gone else []
         return []
 
     def accuse(self, peer: PeerId, by: PeerId, now: Seconds) -> None:
@@ -159,7 +159,7 @@ class Heartbeat:
         """
         if peer != self.me:
             self.accused.setdefault(peer, set()).add(by)
-            self.watched.setdefault(peer, Watched(now))
+            self.watched.setdefault(peer, WatchedPeer(now))
 
     def link(self, event: LinkUp | LinkDown, now: Seconds) -> list[Effect]:
         match event:
@@ -170,18 +170,18 @@ class Heartbeat:
             case LinkDown(peer, refused=True) if peer not in self.refused:
                 was_gone = self.gone(peer)
                 self.refused.add(peer)
-                return [] if was_gone else [Report(Suspected(peer=peer, why="refused"))]
+                return [] if was_gone else [Emit(PeerSuspected(peer=peer, why="refused"))]
             case LinkDown(peer):
                 if peer in self.others and len(self.minded) < MINDED_MAX:
                     self.minded.add(peer)
-                    self.watched.setdefault(peer, Watched(now))
+                    self.watched.setdefault(peer, WatchedPeer(now))
                 return []  # the network may be back before the silence is long enough
 
     def beat(self, event: Received, now: Seconds, head: int) -> list[Effect]:
         match event.message:
-            case Beat(sent_s):
-                return [Send(event.sender, BeatBack(sent_s, now + self.offset_s, head))]
-            case BeatBack(sent_s, clock_s):
+            case Ping(sent_s):
+                return [Send(event.sender, PingReply(sent_s, now + self.offset_s, head))]
+            case PingReply(sent_s, clock_s):
                 return self._learn_clock(event.sender, sent_s, clock_s, now)
             case _:
                 return []
@@ -208,7 +208,7 @@ class Heartbeat:
         before = self.offset_s
         self.offset_s = self._middle(best)
         if abs(self.offset_s) > CLOCK_BOUND_S >= abs(before):
-            return [Report(ClockOff(offset_s=self.offset_s))]
+            return [Emit(ClockOff(offset_s=self.offset_s))]
         return []
 
     def _middle(self, theirs: list[Seconds]) -> Seconds:

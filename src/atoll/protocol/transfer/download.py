@@ -23,32 +23,32 @@ from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX
 from atoll.base.machine import (
-    Ask,
-    Done,
     Effect,
+    Emit,
     Event,
     Fact,
-    Failed,
     Lane,
     Payload,
     Received,
-    Report,
+    RunTask,
     Send,
     SetTimer,
     Start,
+    TaskDone,
+    TaskFailed,
     TimerFired,
 )
-from atoll.crypto.digest import Manifest, blob_id
+from atoll.crypto.digest import BlobManifest, blob_id
 from atoll.protocol.transfer.tasks import (
     BlobOpened,
     CloseBlob,
     OpenBlob,
-    Partly,
+    PartialManifest,
     ReadChunk,
     ReadManifest,
     StoreChunk,
 )
-from atoll.wire.messages.history import Chunk, ManifestIs, WantChunk, WantManifest
+from atoll.wire.messages.history import ChunkRequest, ChunkResponse, ManifestRequest, ManifestResponse
 
 WINDOW, WINDOW_MAX = 8, 32  # requests in flight at one source: 8 hide 100 ms at 80 MB/s, 32 at 320 MB/s
 HUNGRY = 4  # part of a window that is free before it is filled again
@@ -66,7 +66,7 @@ SERVED_AT_ONCE = 64  # chunk reads in progress for others; more requests are dro
 SERVED_TO_ONE = WINDOW_MAX  # of these, for one asker: whoever floods leaves the other half to the others
 
 
-class Fetched(Fact, frozen=True, kw_only=True, tag="Fetched"):
+class BlobFetched(Fact, frozen=True, kw_only=True, tag="Fetched"):
     """The blob is here, complete and durable. `sources` gave at least one chunk each."""
 
     phase = "transfer"
@@ -99,7 +99,7 @@ class StallingSource(Fact, frozen=True, kw_only=True, tag="StallingSource"):
 
 
 @dataclass
-class Source:
+class BlobSource:
     """What is known about one peer that may hold the blob."""
 
     window: int = WINDOW
@@ -134,7 +134,7 @@ class Source:
         return self.stalls, (len(self.asked) + 1) / self.window * (self.usual_s or 0.001)
 
 
-class Fetch:
+class BlobDownload:
     """One blob on its way here."""
 
     def __init__(
@@ -154,13 +154,13 @@ class Fetch:
         self.allowance, self.requests_max = allowance, requests_max
         self.blob, self.bytes_max = blob, bytes_max
         self.prefix = f"fetch/{blob.hex()}/"
-        self.sources = {peer: Source() for peer in sources}
+        self.sources = {peer: BlobSource() for peer in sources}
         self.bad: set[PeerId] = set()
-        self.left: dict[PeerId, Source] = {}  # for stalling; a new connection is a new beginning
+        self.left: dict[PeerId, BlobSource] = {}  # for stalling; a new connection is a new beginning
         self.maybe: set[PeerId] = set()  # had nothing of it, or was not asked yet
         self.told: dict[PeerId, bool] = {}  # whom it was asked last what it has, and whether it answered
         self.gave: set[PeerId] = set()
-        self.manifest: Manifest | None = None
+        self.manifest: BlobManifest | None = None
         self.opened = self.closing = self.over = False
         self.asks = 0  # for the manifest
         self.asked_at: Seconds = 0.0  # the last of them
@@ -182,13 +182,15 @@ class Fetch:
         match event:
             case Start():
                 return [*self._ask_manifest(now), self._tick(now)]
-            case Received(sender, ManifestIs(blob=self.blob) as message):
+            case Received(sender, ManifestResponse(blob=self.blob) as message):
                 return self._open(sender, message, now)
-            case Received(sender, Chunk(blob=self.blob) as message):
+            case Received(sender, ChunkResponse(blob=self.blob) as message):
                 return self._take(sender, message.index, event.payload, now)
             case TimerFired(name) if name == self._name("stall"):
                 return self._look_for_late_ones(now)
-            case Done(job, result) if job == self._name("open") and self.manifest is not None and not self.opened:
+            case TaskDone(job, result) if (
+                job == self._name("open") and self.manifest is not None and not self.opened
+            ):
                 assert isinstance(result, BlobOpened)
                 self.opened = True
                 self.fed_at, self.news_at = now, now
@@ -197,21 +199,21 @@ class Fetch:
                 self.todo = deque(i for i in [*range(first, count), *range(first)] if i not in result.have)
                 self._order()
                 return self._ask_chunks(now)
-            case Done(job, _) if job.startswith(self._name("chunk/")):
+            case TaskDone(job, _) if job.startswith(self._name("chunk/")):
                 self.storing.discard(int(job.rsplit("/", 1)[1]))
                 return self._ask_chunks(now)
-            case Done(job, _) if job == self._name("close") and self.closing:
+            case TaskDone(job, _) if job == self._name("close") and self.closing:
                 return self._finish()
-            case Failed(job, why) if job.startswith(self._name("")):
+            case TaskFailed(job, why) if job.startswith(self._name("")):
                 self.over = True
-                return [Report(FetchFailed(blob=self.blob, why=why))]
+                return [Emit(FetchFailed(blob=self.blob, why=why))]
             case _:
                 return []
 
     def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
         """A connection came up: what was asked over the old one may never be answered."""
         if peer in self.left:
-            self.sources[peer] = Source(here=self.left.pop(peer).here)
+            self.sources[peer] = BlobSource(here=self.left.pop(peer).here)
         source = self.sources.get(peer)
         if self.over or source is None:
             return []
@@ -230,7 +232,7 @@ class Fetch:
     def offer(self, sources: Sequence[PeerId], now: Seconds) -> list[Effect]:
         """More peers that hold the blob."""
         fresh = [p for p in sources if p not in self.sources and p not in self.bad]
-        self.sources.update((p, Source()) for p in fresh)
+        self.sources.update((p, BlobSource()) for p in fresh)
         if self.manifest is None:
             return [self._ask_what_is_here(p) for p in fresh]
         return self._ask_chunks(now) if self.opened else []
@@ -249,9 +251,9 @@ class Fetch:
 
     def _ask_what_is_here(self, peer: PeerId) -> Send:
         self.told[peer] = False
-        return Send(peer, WantManifest(self.blob, known=self.manifest is not None))
+        return Send(peer, ManifestRequest(self.blob, known=self.manifest is not None))
 
-    def _open(self, sender: PeerId, message: ManifestIs, now: Seconds) -> list[Effect]:
+    def _open(self, sender: PeerId, message: ManifestResponse, now: Seconds) -> list[Effect]:
         manifest, here = message.manifest, None if message.here is UNSET else message.here
         if (sender not in self.sources and sender not in self.maybe) or self.told.get(sender, True):
             return []  # not asked, or left: a manifest is no secret
@@ -267,14 +269,14 @@ class Fetch:
         if here is not None and len(here) != -(-len(known.chunks) // 8):
             return self._blame(sender)
         self.maybe.discard(sender)
-        self.sources.setdefault(sender, Source()).here = here
+        self.sources.setdefault(sender, BlobSource()).here = here
         self.news = True
         if self.manifest is not None:
             return self._ask_chunks(now) if self.opened else []
         self.manifest = known
-        return [Ask(self._name("open"), OpenBlob(self.blob, known))]
+        return [RunTask(self._name("open"), OpenBlob(self.blob, known))]
 
-    def _is_right(self, manifest: Manifest) -> bool:
+    def _is_right(self, manifest: BlobManifest) -> bool:
         try:
             manifest.check()
         except ValueError:
@@ -328,19 +330,22 @@ class Fetch:
         for peer in self.waiting.pop(index):
             if peer in self.sources:
                 self.sources[peer].asked.pop(index, None)
-        self.sources.setdefault(sender, Source()).answered(now - asked_at)
+        self.sources.setdefault(sender, BlobSource()).answered(now - asked_at)
         self.gave.add(sender)
         self.came.add(index)
         self.storing.add(index)
         self.fed_at = now
-        return [Ask(self._name(f"chunk/{index}"), StoreChunk(self.blob, index, payload)), *self._ask_chunks(now)]
+        return [
+            RunTask(self._name(f"chunk/{index}"), StoreChunk(self.blob, index, payload)),
+            *self._ask_chunks(now),
+        ]
 
     def _ask_chunks(self, now: Seconds) -> list[Effect]:
         while self.todo and self.todo[0] in self.came:
             self.todo.popleft()
         if not (self.todo or self.waiting or self.storing or self.closing) and self.opened and not self.over:
             self.closing = True
-            return [Ask(self._name("close"), CloseBlob(self.blob))]
+            return [RunTask(self._name("close"), CloseBlob(self.blob))]
         effects: list[Effect] = []
         effects += self._ask_those_with_parts(now)
         room = self._room() + len(effects)
@@ -389,7 +394,7 @@ class Fetch:
         self.waiting.setdefault(index, {})[peer] = now
         if self.allowance is not None:
             self.allowance -= 1
-        return Send(peer, WantChunk(self.blob, index))
+        return Send(peer, ChunkRequest(self.blob, index))
 
     def _help_out(self, now: Seconds) -> list[Effect]:
         """Nothing is left to ask for: who is idle fetches what others are slow with, each chunk at most twice."""
@@ -440,7 +445,7 @@ class Fetch:
                 effects += self._stalled(peer, source, late)
         return [*effects, *self._ask_chunks(now)]
 
-    def _stalled(self, peer: PeerId, source: Source, late: list[int]) -> list[Effect]:
+    def _stalled(self, peer: PeerId, source: BlobSource, late: list[int]) -> list[Effect]:
         """It gets one request at a time from now on, and what it owes is asked of somebody else too."""
         source.window, source.stalls = 1, source.stalls + 1
         for index in late:
@@ -449,12 +454,12 @@ class Fetch:
         left = source.stalls >= STALLS_MAX and len(self.sources) > 1
         effects: list[Effect] = []
         if source.stalls == 1 or left:
-            effects.append(Report(StallingSource(peer=peer, blob=self.blob, left=left)))
+            effects.append(Emit(StallingSource(peer=peer, blob=self.blob, left=left)))
         if left:
             self.left[peer] = source
             effects += self._leave(peer)
         elif source.stalls >= STALLS_MAX:  # those that were left for it were no worse
-            self.sources.update((p, Source(here=s.here)) for p, s in self.left.items())
+            self.sources.update((p, BlobSource(here=s.here)) for p, s in self.left.items())
             self.left.clear()
         return effects
 
@@ -473,7 +478,7 @@ class Fetch:
     def _blame(self, sender: PeerId) -> list[Effect]:
         self.bad.add(sender)
         self.maybe.discard(sender)
-        return [Report(BadSource(peer=sender, blob=self.blob)), *self._leave(sender)]
+        return [Emit(BadSource(peer=sender, blob=self.blob)), *self._leave(sender)]
 
     def _leave(self, peer: PeerId) -> list[Effect]:
         if self.sources.pop(peer, None) is None:
@@ -493,7 +498,7 @@ class Fetch:
 
     def _give_up(self, why: str) -> list[Effect]:
         self.over = True
-        return [Report(FetchFailed(blob=self.blob, why=why))]
+        return [Emit(FetchFailed(blob=self.blob, why=why))]
 
     def _starves(self, now: Seconds) -> bool:
         if self._whole() or self.closing or self.storing or self.allowance == 0:
@@ -509,7 +514,7 @@ class Fetch:
         size, sources = self.manifest.size_bytes, tuple(sorted(self.gave))
         return [
             SetTimer(self._name("stall"), None),
-            Report(Fetched(blob=self.blob, size_bytes=size, sources=sources)),
+            Emit(BlobFetched(blob=self.blob, size_bytes=size, sources=sources)),
         ]
 
     def _tick(self, now: Seconds) -> SetTimer:
@@ -520,43 +525,43 @@ class Fetch:
         return self.prefix + what
 
 
-class Serve:
+class BlobServer:
     """The other side: answers requests for manifests and chunks from what is on disk."""
 
     def __init__(self) -> None:
-        self.jobs: dict[str, tuple[PeerId, WantManifest | WantChunk]] = {}
+        self.jobs: dict[str, tuple[PeerId, ManifestRequest | ChunkRequest]] = {}
         self.count = 0
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         match event:
-            case Received(sender, (WantManifest() | WantChunk()) as wish):
+            case Received(sender, (ManifestRequest() | ChunkRequest()) as wish):
                 theirs = sum(asker == sender for asker, _ in self.jobs.values())
                 if len(self.jobs) >= SERVED_AT_ONCE or theirs >= SERVED_TO_ONE:
                     return []  # the asker's patience ends, it asks somebody else
                 self.count += 1
                 job = f"serve/{self.count}"
                 self.jobs[job] = (sender, wish)
-                if isinstance(wish, WantManifest):
-                    return [Ask(job, ReadManifest(wish.blob, partly=wish.known is not UNSET))]
-                return [Ask(job, ReadChunk(wish.blob, wish.index))]
-            case Done(job, result) if job in self.jobs:
+                if isinstance(wish, ManifestRequest):
+                    return [RunTask(job, ReadManifest(wish.blob, partly=wish.known is not UNSET))]
+                return [RunTask(job, ReadChunk(wish.blob, wish.index))]
+            case TaskDone(job, result) if job in self.jobs:
                 sender, wish = self.jobs.pop(job)
-                if isinstance(wish, WantManifest):
+                if isinstance(wish, ManifestRequest):
                     return [Send(sender, _told(wish, result), Lane.BULK)]
                 payload = result if isinstance(result, Payload) else None
-                return [Send(sender, Chunk(wish.blob, wish.index), Lane.BULK, payload)]
-            case Failed(job, _) if job in self.jobs:
+                return [Send(sender, ChunkResponse(wish.blob, wish.index), Lane.BULK, payload)]
+            case TaskFailed(job, _) if job in self.jobs:
                 del self.jobs[job]
                 return []
             case _:
                 return []
 
 
-def _told(wish: WantManifest, found: object) -> ManifestIs:
+def _told(wish: ManifestRequest, found: object) -> ManifestResponse:
     match found:
-        case Manifest():
-            return ManifestIs(wish.blob, found)
-        case Partly(manifest, here):
-            return ManifestIs(wish.blob, None if wish.known is True else manifest, here)
+        case BlobManifest():
+            return ManifestResponse(wish.blob, found)
+        case PartialManifest(manifest, here):
+            return ManifestResponse(wish.blob, None if wish.known is True else manifest, here)
         case _:
-            return ManifestIs(wish.blob, None)
+            return ManifestResponse(wish.blob, None)

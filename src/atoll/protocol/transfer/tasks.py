@@ -6,14 +6,14 @@ import msgspec
 
 from atoll.base.ids import Digest
 from atoll.base.machine import Payload
-from atoll.crypto.digest import Manifest
+from atoll.crypto.digest import BlobManifest
 
 
 class OpenBlob(msgspec.Struct, frozen=True):
     """Make room for this blob -> BlobOpened with the chunks that are here already, verified."""
 
     blob: Digest
-    manifest: Manifest
+    manifest: BlobManifest
 
 
 class BlobOpened(msgspec.Struct, frozen=True):
@@ -47,8 +47,8 @@ class ReadManifest(msgspec.Struct, frozen=True):
     partly: bool = False
 
 
-class Partly(msgspec.Struct, frozen=True):
-    manifest: Manifest
+class PartialManifest(msgspec.Struct, frozen=True):
+    manifest: BlobManifest
     here: bytes  # a bit for each chunk, the lowest first
 
 

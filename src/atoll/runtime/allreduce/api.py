@@ -35,26 +35,26 @@ from atoll.peer.round.topology_choice import PAIRS, TOPOLOGIES
 from atoll.peer.settings import RunSettings, TopologyName
 from atoll.policy.fault_tolerance import StatisticName
 from atoll.policy.plan import RoundSettings
-from atoll.runtime.allreduce.delta_reference import Held
-from atoll.runtime.allreduce.driver import GroupHost, own_folder
+from atoll.runtime.allreduce.delta_reference import DeltaReference
+from atoll.runtime.allreduce.driver import GroupDriver, own_folder
 from atoll.runtime.allreduce.error_feedback import ErrorFeedback
-from atoll.runtime.allreduce.flatten import Fused, Lanes, unfused
+from atoll.runtime.allreduce.flatten import FlatTensors, StreamPool, unfused
 from atoll.runtime.allreduce.trust import distrusting
 from atoll.runtime.allreduce.worker import (
     GATHERED,
     PART_VALUES,
     SAMPLE,
     SAMPLE_VALUES,
-    Call,
     GroupTerms,
     Part,
-    Reduced,
+    ReduceCall,
+    ReduceResult,
     is_shaped,
     placed,
 )
-from atoll.runtime.bootstrap import Invitation, Listening, found_run, join_run
+from atoll.runtime.bootstrap import ListenOptions, TicketTerms, found_run, join_run
 from atoll.runtime.network.addresses import listening
-from atoll.runtime.training_spec import Founded, with_room
+from atoll.runtime.training_spec import FoundingBlobs, with_room
 from atoll.training.codec import codec_named
 from atoll.training.codec.compiled.device import works_on
 
@@ -90,12 +90,12 @@ os.register_at_fork(after_in_child=_not_closed.clear)  # a worker of a data load
 class Group:
     """This process's seat in a group. Made by `found` and `join`; thread-safe; close it when done."""
 
-    def __init__(self, opening: Coroutine[Any, Any, tuple[GroupHost, str]]) -> None:
+    def __init__(self, opening: Coroutine[Any, Any, tuple[GroupDriver, str]]) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._work, name="atoll-group", daemon=True)
         self._thread.start()
         self._closed, self._process = False, os.getpid()
-        self._lanes = Lanes()
+        self._lanes = StreamPool()
         try:
             self._host, self.ticket = self._run(opening)
         except BaseException:
@@ -115,12 +115,12 @@ class Group:
     @property
     def peers(self) -> tuple[PeerId, ...]:
         """The members that take part, by the last agreed vertex."""
-        return self._ask(GroupHost.members)
+        return self._ask(GroupDriver.members)
 
     @property
     def topology(self) -> tuple[str, str]:
         """(how the round in progress is reduced, why this way): it may change with what members measure."""
-        return self._ask(GroupHost.way)
+        return self._ask(GroupDriver.way)
 
     @arguments("group.wait_for_peers", CODE)
     def wait_for_peers(self, count: Peers, timeout_s: Patience = MEET_S) -> None:
@@ -136,9 +136,9 @@ class Group:
         codec: str | None = None,
         topology: str | None = None,
         error_feedback: ErrorFeedback | None = None,
-        held: Held | None = None,
+        held: DeltaReference | None = None,
         timeout_s: Patience | None = None,
-    ) -> Reduced:
+    ) -> ReduceResult:
         """The weighted mean over all members, in place. Raises RunFailedError when it cannot be agreed in time, or
         too few members to agree on anything have been here for the group's `timeout_s`. After an error the tensors
         are as they were, but for two that say so: E-RED-03, where the call goes on and they are its own, and where
@@ -171,8 +171,8 @@ class Group:
         codec: str | None = None,
         topology: str | None = None,
         error_feedback: ErrorFeedback | None = None,
-        held: Held | None = None,
-    ) -> Work:
+        held: DeltaReference | None = None,
+    ) -> PendingReduce:
         """The same without waiting; the tensors are not to be touched until `wait` has returned."""
         self._check_open()
         if held is not None and error_feedback is not None:
@@ -200,7 +200,7 @@ class Group:
         codec: str | None = None,
         error_feedback: ErrorFeedback | None = None,
         timeout_s: Patience | None = None,
-    ) -> Reduced:
+    ) -> ReduceResult:
         """Gossip: the weighted mean with one other member, in place. There is no common result, and much less is
         sent: each member's tensors once. Errors are those of `all_reduce`.
 
@@ -220,7 +220,7 @@ class Group:
         weight: Weight = 1,
         codec: str | None = None,
         error_feedback: ErrorFeedback | None = None,
-    ) -> Work:
+    ) -> PendingReduce:
         """The same without waiting; the tensors are not to be touched until `wait` has returned."""
         self._check_open()
         if self._host.island.checked is not None:
@@ -258,8 +258,8 @@ class Group:
         codec: str | None,
         topology: str,
         error_feedback: ErrorFeedback | None,
-        held: Held | None = None,
-    ) -> Work:
+        held: DeltaReference | None = None,
+    ) -> PendingReduce:
         codec_name = _codec_name(codec) if codec else self._host.island.terms.codec
         if codec_name != self._host.island.terms.codec and self._host.island.checked is not None:
             raise UsageError("E-RED-14", "another codec for one call, where members may lie", fix="leave it out")
@@ -283,7 +283,7 @@ class Group:
         shaped = is_shaped(f"{codec_name}+{self._host.island.terms.way_back}")
         answers = error_feedback.answers if error_feedback is not None and self._host.island.remembers else None
         calls = [
-            Call(
+            ReduceCall(
                 flat_N[s],
                 weight,
                 codec_name,
@@ -302,7 +302,7 @@ class Group:
             self._loop.call_soon_threadsafe(self._host.call, calls)
         except RuntimeError:  # another thread closed the group meanwhile
             raise _closed() from None
-        return Work(self, given, fused, calls)
+        return PendingReduce(self, given, fused, calls)
 
     def close(self) -> None:
         """Say farewell and end, once the others can agree without this member. Harmless the second time; also done
@@ -335,7 +335,7 @@ class Group:
                 fix="start this process anew (multiprocessing: spawn) and let it atoll.reduce.join(group.ticket)",
             )
 
-    def _ask(self, question: Callable[[GroupHost], Coroutine[Any, Any, T]]) -> T:
+    def _ask(self, question: Callable[[GroupDriver], Coroutine[Any, Any, T]]) -> T:
         self._check_open()
         try:
             return self._run(question(self._host))
@@ -358,22 +358,24 @@ class Group:
 
     def trouble(self) -> str:
         """Why nothing happens, as far as this member knows."""
-        return self._ask(GroupHost.trouble)
+        return self._ask(GroupDriver.trouble)
 
 
-class Work:
+class PendingReduce:
     """An all-reduce that is under way."""
 
-    def __init__(self, group: Group, tensors: Sequence[Tensor], fused: Fused, calls: Sequence[Call]) -> None:
+    def __init__(
+        self, group: Group, tensors: Sequence[Tensor], fused: FlatTensors, calls: Sequence[ReduceCall]
+    ) -> None:
         self._group, self._tensors, self._fused, self._calls = group, tensors, fused, calls
-        self._done: Reduced | None = None
+        self._done: ReduceResult | None = None
 
     def done(self) -> bool:
         self._group._check_process()
         return all(call.future.done() for call in self._calls)
 
     @arguments("work.wait", CODE)
-    def wait(self, timeout_s: Patience | None = None) -> Reduced:
+    def wait(self, timeout_s: Patience | None = None) -> ReduceResult:
         """Until the mean is in the tensors. RunFailedError if it is not within `timeout_s`, where one is given, or
         nothing came of it: then nothing writes to the tensors any more, and they hold what `all_reduce` says."""
         self._group._check_process()
@@ -490,11 +492,11 @@ def found(
     settings = distrusting(settings, trust, statistic, codec, way_back or codec, peers)
     with_room(settings)
 
-    async def opening() -> tuple[GroupHost, str]:
-        founded, where = Founded(settings, STATE), Listening(listening(listen), announce, upload_bytes_s)
-        invitation = Invitation(uses=PEERS_MAX)  # members of a group come and go
+    async def opening() -> tuple[GroupDriver, str]:
+        founded, where = FoundingBlobs(settings, STATE), ListenOptions(listening(listen), announce, upload_bytes_s)
+        invitation = TicketTerms(uses=PEERS_MAX)  # members of a group come and go
         with own_folder() as folder:
-            host, ticket = await found_run(folder, founded, name, where, invitation, GroupHost, durable=False)
+            host, ticket = await found_run(folder, founded, name, where, invitation, GroupDriver, durable=False)
         host.start()
         return host, ticket.text
 
@@ -520,10 +522,10 @@ def join(
     Raises the ticket's own error, or NetworkError if nobody lets it in for two minutes.
     """
 
-    async def opening() -> tuple[GroupHost, str]:
-        where, role = Listening(listening(listen), announce, upload_bytes_s), "client" if client else "trainer"
+    async def opening() -> tuple[GroupDriver, str]:
+        where, role = ListenOptions(listening(listen), announce, upload_bytes_s), "client" if client else "trainer"
         with own_folder() as folder:
-            host = await join_run(folder, ticket, role, name, where, GroupHost, durable=False)
+            host = await join_run(folder, ticket, role, name, where, GroupDriver, durable=False)
         host.bootstrap += tuple((address, None) for address in via)
         host.start()
         try:
@@ -582,7 +584,7 @@ def _codec_name(name: str) -> str:
                 "E-RED-08",
                 f"a group cannot use the codec {name}",
                 cause="whoever is new, or missed a call, could not read a difference",
-                fix=f'say "{rest}", and all_reduce(…, held=atoll.reduce.Held())',
+                fix=f'say "{rest}", and all_reduce(…, held=atoll.reduce.DeltaReference())',
             ) from None
         if name.startswith("powersgd"):
             raise UsageError(
@@ -615,7 +617,7 @@ def _for_rows(topology: str, trust: str, asked: str) -> Literal["butterfly", "st
     return "star" if topology == "star" else "butterfly"
 
 
-def _joined(results: Sequence[Reduced], lengths: Sequence[int]) -> Reduced:
+def _joined(results: Sequence[ReduceResult], lengths: Sequence[int]) -> ReduceResult:
     """What the slices of one call did together."""
     if len(results) == 1:
         return results[0]
@@ -628,4 +630,4 @@ def _joined(results: Sequence[Reduced], lengths: Sequence[int]) -> Reduced:
     contributors = {peer for result in results for peer in result.contributors}
     missing = {peer for result in results for peer in result.missing} - contributors
     counted, partly, missing = (tuple(sorted(s)) for s in (contributors, contributors - everywhere, missing))
-    return Reduced(results[-1].round, counted, partly, missing, tuple(parts), results[-1].topology)
+    return ReduceResult(results[-1].round, counted, partly, missing, tuple(parts), results[-1].topology)

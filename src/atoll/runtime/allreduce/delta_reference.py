@@ -1,6 +1,6 @@
 """What a caller's members hold of an earlier mean, so that calls send differences from it.
 
-    held = atoll.reduce.Held()                     # one for each sequence of tensors, kept by its user
+    held = atoll.reduce.DeltaReference()                     # one for each sequence of tensors, kept by its user
     group.all_reduce(parameters, held=held)        # sends C(parameters - held); held becomes the new mean
 
 A codec loses a share of what it is given, and between two calls parameters change by far less than they are.
@@ -22,7 +22,7 @@ from torch import Tensor
 from atoll.runtime.allreduce.error_feedback import same_sizes
 
 
-class Held:
+class DeltaReference:
     """For one group and one sequence of tensors. Calls may follow each other without waiting."""
 
     def __init__(self) -> None:

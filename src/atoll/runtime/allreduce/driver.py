@@ -23,19 +23,27 @@ from atoll.base.ids import PeerId, Seconds, names_of
 from atoll.base.limits import BULK_FRAME_MAX, MIB
 from atoll.base.machine import Event, Fact, Received, TimerFired
 from atoll.features.attribution.row_archive import commits_in
-from atoll.peer.events import MembershipChanged, OtherCall, RoundBegan, RoundClosed, ShareBegan
-from atoll.peer.peer import CaughtUp, GenesisKnown, Refused
+from atoll.peer.events import IncompatibleCall, MembershipChanged, RoundBegan, RoundClosed, ShareBegan
+from atoll.peer.peer import CaughtUp, GenesisKnown, JoinRejected
 from atoll.peer.round.topology_choice import PAIRS, pair_pieces
 from atoll.peer.settings import RunSettings
 from atoll.runtime import driver
-from atoll.runtime.allreduce.trust import Checked
-from atoll.runtime.allreduce.worker import Call, Cuts, GroupIsland, GroupTerms, Reduced, asked_for, but_for_held
+from atoll.runtime.allreduce.trust import CheckedArithmetic
+from atoll.runtime.allreduce.worker import (
+    Cuts,
+    GroupTerms,
+    GroupWorker,
+    ReduceCall,
+    ReduceResult,
+    asked_for,
+    but_for_held,
+)
 from atoll.runtime.storage.store import in_use
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.round import Committed
-from atoll.wire.messages.statements import Answered, Join, Leave, Ready, Signed
-from atoll.wire.messages.vertex import Body, Member, Standing
+from atoll.wire.messages.round import CommitAnnouncement
+from atoll.wire.messages.statements import JoinRequest, LeaveReport, OwnerResult, ReadyReport, SignedStatement
+from atoll.wire.messages.vertex import Member, Standing, VertexBody
 
 GIVES_WAY = "members come or go"  # why a member passes a round that nobody but they needs; all say it in one word
 WORDS_MAX = 8  # rounds in a row made for a report on such a word alone; a true one has come by then
@@ -50,14 +58,14 @@ _mine: set[Path] = set()  # folders of this process: to look at its own locks wo
 _TERMS = msgspec.msgpack.Decoder(GroupTerms)
 
 
-class GroupHost(driver.Driver):
+class GroupDriver(driver.Driver):
     """The member behind a `Group`; lives in its loop."""
 
-    island: GroupIsland
+    island: GroupWorker
     hash_on_loop_bytes = BULK_FRAME_MAX  # its names are quick: a thread would take longer to wake up
 
-    def __init__(self, seat: driver.Seat) -> None:
-        super().__init__(seat, GroupIsland(seat.store))
+    def __init__(self, seat: driver.PeerConfig) -> None:
+        super().__init__(seat, GroupWorker(seat.store))
         self.island.uplink_bytes_s = self.uplink_bytes_s
         self.follow, self.named = self.island.follow, self.island.named
         self.listeners = [self._wake, self._react_to_fact]  # no record: nobody plots a group
@@ -74,7 +82,7 @@ class GroupHost(driver.Driver):
         await super().listen(addresses, announce, upload_bytes_s)
         self.island.room = self.links.memory  # what a row leaves behind has the size of an answer
 
-    def call(self, calls: Iterable[Call]) -> None:
+    def call(self, calls: Iterable[ReduceCall]) -> None:
         for call in calls:
             self.island.call(call)
         if self._had_place and self._standing() == "expelled":  # it never comes back
@@ -83,7 +91,7 @@ class GroupHost(driver.Driver):
     def handle(self, event: Event) -> None:
         super().handle(event)
         match event:
-            case Received(message=Committed()):
+            case Received(message=CommitAnnouncement()):
                 self._look_who_waits()
             case Received(message=MemberReport()):
                 self._give_way()
@@ -202,11 +210,11 @@ class GroupHost(driver.Driver):
                 self.island.missed(round, _left_behind())
             case MembershipChanged():
                 self._look_at_my_place()
-            case OtherCall() if _differs_in_held(fact):
+            case IncompatibleCall() if _differs_in_held(fact):
                 self.island.mixes(fact.round)
-            case OtherCall():
+            case IncompatibleCall():
                 self.island.fails(fact.round, self._other_call(fact))
-            case Refused():
+            case JoinRejected():
                 self._refused = RefusedError(fact.code, fact.what, fix=fact.fix)
             case _:
                 pass
@@ -240,24 +248,24 @@ class GroupHost(driver.Driver):
         self.island.remembers = settings.steady is True
         if settings.tolerance:
             terms, opened = self.island.terms, settings.opened is not None
-            self.island.checked = Checked(self.store, terms.codec, terms.way_back or terms.codec, opened)
+            self.island.checked = CheckedArithmetic(self.store, terms.codec, terms.way_back or terms.codec, opened)
             # these names take longer than a thread's start
             self.hash_on_loop_bytes = driver.Driver.hash_on_loop_bytes
             self.links.memory.kept_bytes_max = KEPT_ROWS_MAX
 
-    def _others(self, fact: RoundClosed) -> dict[PeerId, OtherCall]:
+    def _others(self, fact: RoundClosed) -> dict[PeerId, IncompatibleCall]:
         """Whose calls are in the mean and are not as mine was: they may never have reached me before."""
         mine = self.island.asked_in(fact.round)
         if mine is None:
             return {}
         values, asked = mine
         return {
-            p: OtherCall(peer=p, values=c.values, asked=c.asked, my_values=values, my_asked=asked)
+            p: IncompatibleCall(peer=p, values=c.values, asked=c.asked, my_values=values, my_asked=asked)
             for p, c in commits_in(fact.body).items()
             if (c.values, c.asked) != mine
         }
 
-    def _other_call(self, fact: OtherCall) -> AtollError:
+    def _other_call(self, fact: IncompatibleCall) -> AtollError:
         assert self.machine.history is not None
         names = names_of((m.peer, m.name) for m in self.machine.history.head_body.members)
         other = names.get(fact.peer, fact.peer)
@@ -413,44 +421,44 @@ def _newcomers(members: Iterable[Member]) -> bool:
     return any(m.standing == "new" for m in members)
 
 
-def _lets_in(reports: Iterable[Signed]) -> bool:
+def _lets_in(reports: Iterable[SignedStatement]) -> bool:
     """True if one of them brings somebody in."""
-    return any(isinstance(decode_statement(s.body, s.signer), Join | Ready) for s in reports)
+    return any(isinstance(decode_statement(s.body, s.signer), JoinRequest | ReadyReport) for s in reports)
 
 
-def _leaving(reports: Iterable[Signed]) -> set[PeerId]:
+def _leaving(reports: Iterable[SignedStatement]) -> set[PeerId]:
     """Who says farewell in them."""
-    return {s.signer for s in reports if isinstance(decode_statement(s.body, s.signer), Leave)}
+    return {s.signer for s in reports if isinstance(decode_statement(s.body, s.signer), LeaveReport)}
 
 
-def _differs_in_held(call: OtherCall) -> bool:
+def _differs_in_held(call: IncompatibleCall) -> bool:
     """And in nothing else."""
     mine, theirs = but_for_held(call.my_asked), but_for_held(call.asked)
     return (call.my_values, mine) == (call.values, theirs)
 
 
-def _parts_of(body: Body, among: Collection[PeerId]) -> frozenset[int]:
+def _parts_of(body: VertexBody, among: Collection[PeerId]) -> frozenset[int]:
     """The parts whose mean holds what one of these sent."""
     if not among:
         return frozenset()
     return frozenset(i for i, signed in enumerate(body.parts) if any(p in among for p in _in(signed)))
 
 
-def _in(part: Signed | None) -> tuple[PeerId, ...]:
+def _in(part: SignedStatement | None) -> tuple[PeerId, ...]:
     answered = decode_statement(part.body, part.signer) if part is not None else None
-    return answered.contributors if isinstance(answered, Answered) else ()
+    return answered.contributors if isinstance(answered, OwnerResult) else ()
 
 
-def _reduced(fact: RoundClosed, cuts: Cuts, me: PeerId, others: Container[PeerId] = ()) -> Reduced:
+def _reduced(fact: RoundClosed, cuts: Cuts, me: PeerId, others: Container[PeerId] = ()) -> ReduceResult:
     """What it did for me: where members exchange in pairs, what is in my own parts. Nothing, where `others` are in
     it, whose calls were not as mine."""
     named = [() if any(p in others for p in names) else names for names in map(_in, fact.body.parts)]
     parts = tuple(zip(cuts, named, strict=True)) if cuts else ()
     if fact.topology != PAIRS:
-        return Reduced(fact.round, fact.counted, fact.partly, fact.missing, parts, fact.topology)
+        return ReduceResult(fact.round, fact.counted, fact.partly, fact.missing, parts, fact.topology)
     owners = (signed.signer if signed is not None else None for signed in fact.body.parts)
     mine = tuple(part for part, owner in zip(parts, owners, strict=False) if owner == me)
     rows = [frozenset(names) for _, names in mine]
     held = frozenset[PeerId]().union(*rows)
     partly = held - held.intersection(*rows)
-    return Reduced(fact.round, tuple(sorted(held)), tuple(sorted(partly)), fact.missing, mine, fact.topology)
+    return ReduceResult(fact.round, tuple(sorted(held)), tuple(sorted(partly)), fact.missing, mine, fact.topology)

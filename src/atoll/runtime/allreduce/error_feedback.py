@@ -24,7 +24,7 @@ from torch import Tensor
 
 from atoll.base.errors import UsageError
 from atoll.runtime.allreduce.flatten import moved
-from atoll.runtime.worker.downlink_error_feedback import Owing
+from atoll.runtime.worker.downlink_error_feedback import DownlinkErrorFeedback
 
 
 class ErrorFeedback:
@@ -33,7 +33,7 @@ class ErrorFeedback:
     def __init__(self) -> None:
         self._sizes: tuple[int, ...] = ()
         self._owed_N: Tensor | None = None
-        self.answers = Owing()
+        self.answers = DownlinkErrorFeedback()
 
     def owed(self, tensors: Sequence[Tensor], beside: Tensor) -> Tensor:
         """(N,) what is owed for the values of these tensors, in order, where the first call that named this object

@@ -27,7 +27,7 @@ from atoll.training.codec.compiled import device
 
 
 @dataclass(frozen=True)
-class Lane:
+class DeviceStream:
     arriving: tuple[Any, ...] = ()  # an event for each device whose copies to the host are under way
     stream: Any = None  # in which the vector is worked on; None: it lies on the host
 
@@ -46,23 +46,23 @@ class Lane:
                 self.stream.synchronize()
 
 
-ON_HOST = Lane()
+ON_HOST = DeviceStream()
 
 
 @dataclass(frozen=True)
-class Fused:
+class FlatTensors:
     vector_N: Tensor  # (N,) fp32
-    lane: Lane
+    lane: DeviceStream
     own: bool = False  # it is the one tensor's own memory
 
 
-class Lanes:
+class StreamPool:
     """Of one group: a stream on every device that its calls brought tensors of."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, Any] = {}
 
-    def fused(self, tensors: Sequence[Tensor], works_on: Callable[[Tensor], bool]) -> Fused:
+    def fused(self, tensors: Sequence[Tensor], works_on: Callable[[Tensor], bool]) -> FlatTensors:
         """`works_on`: whether the call's codec works where this tensor lies."""
         devices = list(dict.fromkeys(tensor.device for tensor in tensors if tensor.is_cuda))
         if not devices:
@@ -82,7 +82,7 @@ class Lanes:
         for piece, tensor in pieces:
             if not tensor.is_cuda:
                 piece.copy_(_flat(tensor))
-        return Fused(vector_N, Lane(tuple(arriving)))
+        return FlatTensors(vector_N, DeviceStream(tuple(arriving)))
 
     def close(self) -> None:
         """Give back what was pinned, once nobody works with it any more."""
@@ -90,17 +90,17 @@ class Lanes:
             self._streams.clear()
             _give_back()
 
-    def _there(self, tensors: Sequence[Tensor]) -> Fused:
+    def _there(self, tensors: Sequence[Tensor]) -> FlatTensors:
         stream = self._behind_user(tensors[0].device)
-        lane = Lane(stream=stream)
+        lane = DeviceStream(stream=stream)
         if len(tensors) == 1 and _is_vector(tensors[0]):
-            return Fused(tensors[0].detach().view(-1), lane, own=True)
+            return FlatTensors(tensors[0].detach().view(-1), lane, own=True)
         size = sum(tensor.numel() for tensor in tensors)
         with cuda.stream(stream):
             vector_N = tensors[0].new_empty(size, dtype=torch.float32)
             for piece, tensor in zip(_pieces(vector_N, tensors), tensors, strict=True):
                 _copy(piece, tensor, stream)
-        return Fused(vector_N, lane)
+        return FlatTensors(vector_N, lane)
 
     def _behind_user(self, where: torch.device) -> Any:
         """The stream of this device, which goes on when what its user's was told until now is done."""
@@ -111,7 +111,7 @@ class Lanes:
         return stream
 
 
-def unfused(fused: Fused, tensors: Sequence[Tensor]) -> None:
+def unfused(fused: FlatTensors, tensors: Sequence[Tensor]) -> None:
     """Write the vector back, each tensor in its own dtype and on its own device, in its user's stream."""
     if fused.own:
         return
@@ -129,14 +129,14 @@ def moved(x_N: Tensor, beside: Tensor) -> Tensor:
     return x_N if x_N.device == beside.device else beside.new_empty(x_N.shape).copy_(x_N)
 
 
-def _on_host(tensors: Sequence[Tensor]) -> Fused:
+def _on_host(tensors: Sequence[Tensor]) -> FlatTensors:
     if len(tensors) == 1 and _is_vector(tensors[0]) and tensors[0].device.type == "cpu":
-        return Fused(tensors[0].detach().view(-1), ON_HOST, own=True)
+        return FlatTensors(tensors[0].detach().view(-1), ON_HOST, own=True)
     size = sum(tensor.numel() for tensor in tensors)
     vector_N = torch.empty(size, dtype=torch.float32, device="cpu")
     for piece, tensor in zip(_pieces(vector_N, tensors), tensors, strict=True):
         piece.copy_(_flat(tensor))
-    return Fused(vector_N, ON_HOST)
+    return FlatTensors(vector_N, ON_HOST)
 
 
 def _pieces(vector_N: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -16,22 +16,22 @@ from atoll.base.ids import Digest
 from atoll.base.machine import Payload
 from atoll.crypto.digest import Buffer, digest
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Judged, JudgeOpening, LaidOpen, LayOpen
+from atoll.peer.tasks import BuildOpening, JudgeOpening, JudgmentResult, OpeningBuilt
 from atoll.policy.fault_tolerance import CAPTURED, DISTANCES, StatisticName, peers_for_one_liar
 from atoll.policy.presets import UNCHECKED
-from atoll.protocol.allreduce.tasks import Combine, Compare, Products
-from atoll.runtime.storage.store import Store
+from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, RowsCompared
+from atoll.runtime.storage.store import PeerStore
 from atoll.training.codec import Codec, codec_named
 from atoll.training.codec.blocks import Room
-from atoll.training.exchange.combine import Combined as Made
+from atoll.training.exchange.combine import CombinedPart as Made
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.distance_weights import compare
-from atoll.training.exchange.statistic import Statistic
-from atoll.verification.sum_check.policy import SHARE, Terms
-from atoll.verification.sum_check.tensors import Claimed, Cut, judge, opening_problem
-from atoll.verification.sum_check.wire_digests import Encode, Names
+from atoll.training.exchange.statistic import RowStatistic
+from atoll.verification.sum_check.policy import SHARE, SumCheckTerms
+from atoll.verification.sum_check.tensors import ExpectedPart, LeafLayout, judge, opening_problem
+from atoll.verification.sum_check.wire_digests import Encode, WireDigestCache
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Commit
+from atoll.wire.messages.statements import Commitment
 from atoll.wire.opening import opening_bytes
 
 TOLERANCE = 0.33
@@ -111,15 +111,15 @@ def distrusting(
     if problem:
         words = problem.replace("sync.up", "codec").replace("sync.down", "way_back")
         raise UsageError("E-RED-14", f"owners could not be checked: {words}", fix='say codec = "int8" or "fp32"')
-    return replace(settings, openings=Terms(SHARE, Cut(codec_named(down)).leaf_bytes), **more)
+    return replace(settings, openings=SumCheckTerms(SHARE, LeafLayout(codec_named(down)).leaf_bytes), **more)
 
 
-class Checked:
+class CheckedArithmetic:
     """The arithmetic and the names of one member of such a group."""
 
-    def __init__(self, store: Store, up: str, down: str, opened: bool) -> None:
+    def __init__(self, store: PeerStore, up: str, down: str, opened: bool) -> None:
         self.store, self.up = store, codec_named(up)
-        self._opened = Names(up, down) if opened else None
+        self._opened = WireDigestCache(up, down) if opened else None
 
     def made(self, codec: Codec, encode: Encode) -> Payload:
         """A row or an answer of mine, named while it is encoded."""
@@ -135,38 +135,38 @@ class Checked:
         return digest(payload) if self._opened is None else self._opened.of_arrived(message, payload)
 
     def combine(
-        self, work: Combine, values: int, up: Codec, down: Codec, room: Room
+        self, work: CombineRows, values: int, up: Codec, down: Codec, room: Room
     ) -> tuple[Made, Payload | None]:
         rows, done = [(row.weight, row.payload.data) for row in work.rows], Made(None, (), ())
 
         def encode(down: Codec) -> Buffer:
             nonlocal done
-            statistic = Statistic(work.statistic, work.liars, work.weights)
+            statistic = RowStatistic(work.statistic, work.liars, work.weights)
             done = combine(rows, values, up, down, statistic, room)
             return done.wire or b""
 
         payload = self.made(down, encode)
         return done, None if done.wire is None else payload
 
-    def compare(self, work: Compare, values: int) -> Products:
+    def compare(self, work: CompareRows, values: int) -> RowsCompared:
         done = compare([(row.weight, row.payload.data) for row in work.rows], values, self.up)
         counted = tuple(work.rows[i].peer for i in done.counted)
-        return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
+        return RowsCompared(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
-    def lay_open(self, work: LayOpen) -> LaidOpen:
-        return LaidOpen(tuple(self.store.put_blob(opening_bytes(one)) for one in self._names.lay_out(work)))
+    def lay_open(self, work: BuildOpening) -> OpeningBuilt:
+        return OpeningBuilt(tuple(self.store.put_blob(opening_bytes(one)) for one in self._names.lay_out(work)))
 
-    def judge(self, work: JudgeOpening, values: int) -> Judged:
+    def judge(self, work: JudgeOpening, values: int) -> JudgmentResult:
         names, shown = self._names, self.store.read_blob(work.blob)
         if shown is None:
             raise RunFailedError("E-AUD-03", "what this opening needs is not here any more")
-        statistic = Statistic(work.statistic, work.liars, work.weights)
-        claimed = Claimed(work.answered, work.commits, values, work.blocks, statistic)
+        statistic = RowStatistic(work.statistic, work.liars, work.weights)
+        claimed = ExpectedPart(work.answered, work.commits, values, work.blocks, statistic)
         (finding, why), others = judge(claimed, shown, names.up, names.down)
-        return Judged(finding, why, others)
+        return JudgmentResult(finding, why, others)
 
     @property
-    def _names(self) -> Names:
+    def _names(self) -> WireDigestCache:
         if self._opened is None:
             raise RunFailedError("E-AUD-03", "answers of this group are not opened")
         return self._opened
@@ -175,4 +175,4 @@ class Checked:
 def values_of(work: JudgeOpening) -> int:
     """Of the whole call, as its contributors committed to it."""
     commits = (decode_statement(signed.body, signed.signer) for signed in work.commits)
-    return next(commit.values for commit in commits if isinstance(commit, Commit))
+    return next(commit.values for commit in commits if isinstance(commit, Commitment))

@@ -28,45 +28,45 @@ from atoll.base.machine import Message, Payload
 from atoll.crypto.digest import Buffer, digest
 from atoll.peer.round.topology_choice import ASKED, PAIRS
 from atoll.peer.tasks import (
-    Adopt,
-    Advance,
-    Advanced,
-    Encode,
-    Encoded,
-    Hold,
+    AdoptState,
+    AdvanceState,
+    BuildOpening,
+    EncodeUpdate,
+    ExhibitRow,
     JudgeOpening,
     JudgeRow,
-    LayOpen,
-    Restore,
-    Restored,
-    RowLooked,
-    ShowRow,
-    Train,
-    Trained,
+    PinBlobs,
+    RestoreState,
+    RowJudged,
+    StateAdvanced,
+    StateRestored,
+    TrainingResult,
+    TrainRound,
+    UpdateEncoded,
 )
-from atoll.protocol.allreduce.tasks import Combine, Combined, Compare, Weigh, Weights
-from atoll.runtime.allreduce.delta_reference import Held
-from atoll.runtime.allreduce.flatten import ON_HOST, Lane, moved
-from atoll.runtime.allreduce.trust import Checked, values_of
-from atoll.runtime.network.buffer_pool import Reused
-from atoll.runtime.network.bulk_channel import Follower
-from atoll.runtime.storage.store import Store, stored
-from atoll.runtime.worker.downlink_error_feedback import Owing
-from atoll.training.codec import Codec, Known, codec_named, pack_spans
+from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, ComputedWeights, RowsCombined, WeighRows
+from atoll.runtime.allreduce.delta_reference import DeltaReference
+from atoll.runtime.allreduce.flatten import ON_HOST, DeviceStream, moved
+from atoll.runtime.allreduce.trust import CheckedArithmetic, values_of
+from atoll.runtime.network.buffer_pool import BufferPool
+from atoll.runtime.network.bulk_channel import PayloadHasher
+from atoll.runtime.storage.store import PeerStore, stored
+from atoll.runtime.worker.downlink_error_feedback import DownlinkErrorFeedback
+from atoll.training.codec import Codec, SharedKnowledge, codec_named, pack_spans
 from atoll.training.codec.blocks import Room, spans_of
 from atoll.training.codec.compiled import native
 from atoll.training.codec.compiled.device import pack_there
 from atoll.training.codec.fp32 import TRUSTED_FP32
-from atoll.training.exchange.combine import Combined as Made
+from atoll.training.exchange.combine import CombinedPart as Made
 from atoll.training.exchange.combine import combine, gather
 from atoll.training.exchange.distance_weights import weigh
-from atoll.training.exchange.reply_formats import Answering
-from atoll.training.exchange.update import Placed, matrices, part_bounds, tensor_sizes, whole_sizes
+from atoll.training.exchange.reply_formats import ReplyFormat
+from atoll.training.exchange.update import TensorPlace, matrices, part_bounds, tensor_sizes, whole_sizes
 from atoll.verification.malformed_updates.tensors import UNJUDGED
-from atoll.wire.messages.round import Answer, Contribution, PartBytes, RowBytes
+from atoll.wire.messages.round import PartResponse, PartResult, RowContribution, RowResponse
 
 SAMPLE_VALUES = 2**20
-SAMPLE = Known(seed=b"sample", shapes=((2**10, 2**10),))  # of a codec, to see how long its wires are
+SAMPLE = SharedKnowledge(seed=b"sample", shapes=((2**10, 2**10),))  # of a codec, to see how long its wires are
 SHAPED = frozenset({"lowrank", "changed"})  # codecs that ask what tensors a vector is made of
 PART_VALUES = 2 * 2**20  # of a part in fp32: while one is combined the next ones are on their way
 PART_VALUES_MOST = 4 * 2**20  # of one in codecs with fewer bytes: half as many messages for the same work
@@ -74,7 +74,9 @@ TURNS = 3  # of every owner, in fp32: it holds everybody's rows of one of them, 
 TURN_VALUES_LEAST = 2**19  # of a part for that: below it more messages cost more than the memory is worth
 PART_VALUES_LEAST = 2**16  # below it a part costs everybody more in messages than its owner in work
 GATHERED = "gathered"  # a way back without a codec: answers are the rows themselves, and everybody combines them
-QUICK = Contribution | RowBytes | Answer | PartBytes  # messages whose payloads a private group names by XXH3
+QUICK = (
+    RowContribution | RowResponse | PartResult | PartResponse
+)  # messages whose payloads a private group names by XXH3
 STATES_KEPT = 16  # names of agreed states: a newcomer fetches one while the next ones are agreed, ten a second
 HELD = "held="  # the word for it
 Cuts = tuple[tuple[int, int], ...]  # [lo, hi) of every part
@@ -94,7 +96,7 @@ def is_shaped(name: str) -> bool:
     return not SHAPED.isdisjoint(stage.partition(":")[0] for stage in name.split("+"))
 
 
-def asked_for(codec: str, topology: str, tensors: tuple[Placed, ...] = (), held: str = "") -> str:
+def asked_for(codec: str, topology: str, tensors: tuple[TensorPlace, ...] = (), held: str = "") -> str:
     """What a call wants otherwise than its group, in the words in which members commit to it; empty: nothing. Where
     tensors matter rows of others would be read as if they were these; `held` is what rows are differences from."""
     shapes = digest(repr([tuple(tensor) for tensor in tensors]).encode()).hex()[:16] if tensors else ""
@@ -107,7 +109,7 @@ def but_for_held(asked: str) -> str:
 
 
 @dataclass(frozen=True)
-class Reduced:
+class ReduceResult:
     """What an all-reduce did. Peers are ids, in order."""
 
     round: int
@@ -125,7 +127,7 @@ class Reduced:
 
 
 @dataclass
-class Call:
+class ReduceCall:
     """One slice of one all-reduce: `flat_N` is read while it is under way, and overwritten when it is agreed."""
 
     flat_N: Tensor  # (N,) fp32, on the host or on a GPU
@@ -134,13 +136,13 @@ class Call:
     owed_N: Tensor | None = None
     """(N,) what earlier calls left out, where this one feeds errors back. May lie elsewhere than the vector."""
     topology: str = ""  # that its caller wants otherwise than its group
-    tensors: tuple[Placed, ...] = ()  # where a codec asks what `flat_N` is made of
-    owing: Owing | None = None  # what my answers for these tensors left out, where owners remember
+    tensors: tuple[TensorPlace, ...] = ()  # where a codec asks what `flat_N` is made of
+    owing: DownlinkErrorFeedback | None = None  # what my answers for these tensors left out, where owners remember
     at: int = 0  # where `flat_N` begins in what was called for, which has so many values
     whole: int = 0
-    held: Held | None = None  # what its user holds of an earlier mean of these tensors
-    lane: Lane = ON_HOST  # in which `flat_N` is worked on
-    future: Future[Reduced] = field(default_factory=Future[Reduced])
+    held: DeltaReference | None = None  # what its user holds of an earlier mean of these tensors
+    lane: DeviceStream = ON_HOST  # in which `flat_N` is worked on
+    future: Future[ReduceResult] = field(default_factory=Future[ReduceResult])
     written: int = 0  # values of `flat_N` up to here may be the mean's, or of a part of it that could not be read
     cuts: Cuts = ()
     left_N: Tensor | None = None  # (N,) what its rows leave out: owed where the agreed mean holds them
@@ -196,15 +198,17 @@ class Call:
             self.owed_N[lo:hi] += moved(self.flat_N[lo:hi], self.owed_N)
 
 
-class GroupIsland:
-    def __init__(self, store: Store) -> None:
+class GroupWorker:
+    def __init__(self, store: PeerStore) -> None:
         self.store = store
         self.terms = GroupTerms()
         self.pieces = self.pair_pieces = 1
         self.remembers = False  # what answers left out, where a call says with what
-        self.calls: deque[Call] = deque()
+        self.calls: deque[ReduceCall] = deque()
         self._closed = False
-        self.current: tuple[int, Call] | None = None  # the round that is under way, and what was encoded for it
+        self.current: tuple[int, ReduceCall] | None = (
+            None  # the round that is under way, and what was encoded for it
+        )
         self._agreed: dict[Digest, tuple[Payload | None, ...]] = {}
         self._parts: tuple[Agreed, ...] = ()  # of the round that was agreed last, until they are delivered
         self._led: tuple[Digest, ...] = ()  # of those, the ones that I answered
@@ -215,13 +219,13 @@ class GroupIsland:
         self._passes = ""  # why the round that is under way goes on without my user
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self.uplink_bytes_s: Callable[[], float | None] = lambda: None  # what it carries, as far as is known
-        self.room: Room = Reused()  # for wires; better the one that arriving parts lie in
-        self.checked: Checked | None = None  # where members may lie
+        self.room: Room = BufferPool()  # for wires; better the one that arriving parts lie in
+        self.checked: CheckedArithmetic | None = None  # where members may lie
         self._needed: dict[str, tuple[Digest, ...]] = {}  # blobs, for openings under way and for verdicts
 
     # ---- what the group's owner does -----------------------------------------------------------------------
 
-    def call(self, call: Call) -> None:
+    def call(self, call: ReduceCall) -> None:
         if self._closed:  # meanwhile, by another thread than its user's
             call.future.set_exception(_never_agreed())
             return
@@ -242,7 +246,7 @@ class GroupIsland:
         self._passes = why
         self._changed.set()
 
-    def closed(self, done: Reduced, again: bool, others: Container[int] = ()) -> None:
+    def closed(self, done: ReduceResult, again: bool, others: Container[int] = ()) -> None:
         """The round was agreed. `again`: it only made room for a newcomer, the call is for the next one. `others`:
         of these parts the mean is of other calls than mine."""
         self._others_are_served()
@@ -291,7 +295,7 @@ class GroupIsland:
         """The others go on without this member: nobody answers the calls that wait, and their users are told."""
         self._others_are_served()
         self.current, self._parts = None, ()
-        calls, self.calls = self.calls, deque[Call]()
+        calls, self.calls = self.calls, deque[ReduceCall]()
         for call in calls:
             if not call.future.done():
                 call.future.set_exception(why)
@@ -317,34 +321,34 @@ class GroupIsland:
 
     async def do(self, work: Any) -> Any:
         match work:
-            case Train():
+            case TrainRound():
                 return await self._train()
-            case Encode():
+            case EncodeUpdate():
                 return await self._encode(work)
-            case Combine():
+            case CombineRows():
                 return await self._off_loop(self._combine, work)
-            case Compare() if self.checked is not None:
+            case CompareRows() if self.checked is not None:
                 return await self._off_loop(lambda work: self._checked.compare(work, self._values(work)), work)
-            case Weigh():
-                return Weights(weigh(work.statistic, work.liars, work.rows, work.parts))
-            case LayOpen():
+            case WeighRows():
+                return ComputedWeights(weigh(work.statistic, work.liars, work.rows, work.parts))
+            case BuildOpening():
                 return await asyncio.to_thread(self._checked.lay_open, work)
             case JudgeOpening():
                 # where rows are shown all calls are in this codec
                 each = part_values(codec_named(self.terms.codec, SAMPLE))
                 lo, hi = cuts(values_of(work), work.shares, self.pieces, each)[work.answered.part]
                 return await self._off_loop(lambda work: self._checked.judge(work, hi - lo), work)
-            case ShowRow() | JudgeRow():
-                return RowLooked(fault=UNJUDGED)  # what a row has to be is its caller's choice
-            case Hold(blobs, why):
+            case ExhibitRow() | JudgeRow():
+                return RowJudged(fault=UNJUDGED)  # what a row has to be is its caller's choice
+            case PinBlobs(blobs, why):
                 self._needed[why] = blobs
                 return None
-            case Advance():
+            case AdvanceState():
                 return self._advance(work)
-            case Adopt():
+            case AdoptState():
                 return await self._off_loop(self._adopt, work)
-            case Restore():
-                return Restored() if self.store.has_blob(work.state) else None  # calls want every mean
+            case RestoreState():
+                return StateRestored() if self.store.has_blob(work.state) else None  # calls want every mean
             case _:
                 return stored(self.store, work)
 
@@ -354,7 +358,7 @@ class GroupIsland:
             return self.checked.name_of(message, payload)
         return _quick_name(payload) if isinstance(message, QUICK) else digest(payload)
 
-    def follow(self) -> Follower | None:
+    def follow(self) -> PayloadHasher | None:
         """Hashes one payload on its way in."""
         return xxhash.xxh3_128() if self.checked is None else None
 
@@ -373,7 +377,7 @@ class GroupIsland:
 
     # ---- the work ------------------------------------------------------------------------------------------
 
-    async def _train(self) -> Trained:
+    async def _train(self) -> TrainingResult:
         while not self.calls and not self._passes:
             self._changed.clear()
             await self._changed.wait()
@@ -385,9 +389,9 @@ class GroupIsland:
             if not self._is_first(call):  # ousted meanwhile
                 return await self._train()
             call.begins()
-        return Trained(1, call.weight, 0.0, 0.0, len(call.flat_N), self._asked(call))
+        return TrainingResult(1, call.weight, 0.0, 0.0, len(call.flat_N), self._asked(call))
 
-    async def _encode(self, work: Encode) -> Encoded:
+    async def _encode(self, work: EncodeUpdate) -> UpdateEncoded:
         told = RunFailedError("E-RED-06", "its user was told that its call failed")
         if not self.calls:  # ousted since it trained, and the round goes on after all
             raise told
@@ -404,16 +408,16 @@ class GroupIsland:
         if not self._is_first(call):  # ousted meanwhile: what its user calls now is another call
             raise told
         self.current = work.round, call
-        return Encoded(payloads)
+        return UpdateEncoded(payloads)
 
-    def _refuse(self, call: Call, why: AtollError) -> None:
+    def _refuse(self, call: ReduceCall, why: AtollError) -> None:
         if self._is_first(call) and not self._closed:  # which tells everybody
             self.calls.popleft().future.set_exception(why)
 
-    def _is_first(self, call: Call) -> bool:
+    def _is_first(self, call: ReduceCall) -> bool:
         return bool(self.calls) and self.calls[0] is call
 
-    def _rows(self, work: Encode, call: Call) -> tuple[Payload, ...]:
+    def _rows(self, work: EncodeUpdate, call: ReduceCall) -> tuple[Payload, ...]:
         each = part_values(codec_named(call.codec, SAMPLE))
         if call.paired:
             call.members = len(work.shares) // self.pair_pieces
@@ -428,7 +432,7 @@ class GroupIsland:
             rows = [self._encoded(call, work.round, part) for part in range(0, filled, call.members)]
         return tuple(row for row in rows for _ in range(call.members))
 
-    def _combine(self, work: Combine) -> Combined:
+    def _combine(self, work: CombineRows) -> RowsCombined:
         call, values = self._call_of(work), self._values(work)
         if self.checked is not None:
             up, down = self._both_ways(call, work)
@@ -437,9 +441,9 @@ class GroupIsland:
             done, payload = self._combine_trusting(call, work, values)
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
-        return Combined(payload, counted, faulty, done.why)
+        return RowsCombined(payload, counted, faulty, done.why)
 
-    def _combine_trusting(self, call: Call, work: Combine, values: int) -> tuple[Made, Payload | None]:
+    def _combine_trusting(self, call: ReduceCall, work: CombineRows, values: int) -> tuple[Made, Payload | None]:
         """Sums made on the way travel as answers do, which is the finer codec."""
         rows = [(row.weight, row.payload.data) for row in work.rows]
         if call.paired:
@@ -462,7 +466,7 @@ class GroupIsland:
         return done, _quickly_named(done.wire, name.digest()) if done.wire is not None else None
 
     def _combine_pair(
-        self, call: Call, work: Combine, rows: Sequence[tuple[int, Buffer]]
+        self, call: ReduceCall, work: CombineRows, rows: Sequence[tuple[int, Buffer]]
     ) -> tuple[Made, Payload | None]:
         """The mean is mine alone, so its name is all that the others hear of it, and no codec comes between."""
         lo, hi = call.cuts[work.part]
@@ -474,11 +478,11 @@ class GroupIsland:
         call.made[work.part, answer.digest] = done.mean_N
         return Made(name, done.counted, done.faults), answer
 
-    def _values(self, work: Combine | Compare) -> int:
+    def _values(self, work: CombineRows | CompareRows) -> int:
         lo, hi = self._call_of(work).cuts[work.part]
         return hi - lo
 
-    def _call_of(self, work: Combine | Compare) -> Call:
+    def _call_of(self, work: CombineRows | CompareRows) -> ReduceCall:
         call = self._mine(work.round)
         if call is None:
             raise RunFailedError("E-RED-06", "its user has not called")
@@ -486,20 +490,20 @@ class GroupIsland:
             raise RunFailedError("E-RED-06", "its call cannot succeed")
         return call
 
-    def _advance(self, work: Advance) -> Advanced:
+    def _advance(self, work: AdvanceState) -> StateAdvanced:
         """The state is the names of the agreed parts: enough for every member to see that it holds the same."""
         names = [ABSENT if p is None else p.digest for p in work.parts]
         state = self.store.put_blob(work.before + b"".join(names))
         self._agreed[state] = work.parts
         self._states.append(state)
-        return Advanced(state)
+        return StateAdvanced(state)
 
-    def _adopt(self, work: Adopt) -> None:
+    def _adopt(self, work: AdoptState) -> None:
         answers, self._agreed = self._agreed.get(work.state, ()), {}
         self._parts, self._led = tuple(zip(answers, work.counted or repeat(False), strict=False)), work.led
         self.store.drop_blobs({*self._states, work.state, *chain.from_iterable(self._needed.values())})
 
-    def _deliver(self, delivery: tuple[Call, tuple[Agreed, ...], tuple[Digest, ...], Reduced]) -> None:
+    def _deliver(self, delivery: tuple[ReduceCall, tuple[Agreed, ...], tuple[Digest, ...], ReduceResult]) -> None:
         call, parts, led, done = delivery
         if call.future.done():
             return  # its user was told that it cannot succeed
@@ -531,7 +535,7 @@ class GroupIsland:
             call.left_N, call.made = None, {}  # whoever keeps the result need not keep these
             call.future.set_result(done)
 
-    def _decode(self, call: Call, round: int, part: int, answer: Payload) -> None:
+    def _decode(self, call: ReduceCall, round: int, part: int, answer: Payload) -> None:
         lo, hi = call.cuts[part]
         if call.paired:
             call.flat_N[lo:hi] = call.made[part, answer.digest]
@@ -542,38 +546,40 @@ class GroupIsland:
         if call.from_N is not None:
             call.flat_N[lo:hi] += call.from_N[lo:hi]
 
-    def _gathering(self, call: Call, round: int, part: int) -> Answering:
+    def _gathering(self, call: ReduceCall, round: int, part: int) -> ReplyFormat:
         """Of a part that is one tensor, and nobody asks how much the rows agree."""
         lo, hi = call.cuts[part]
-        return Answering(self._codec(call.codec, call, round, part), None, "mean", False, (hi - lo,))
+        return ReplyFormat(self._codec(call.codec, call, round, part), None, "mean", False, (hi - lo,))
 
-    def _both_ways(self, call: Call, work: Combine) -> tuple[Codec, Codec]:
+    def _both_ways(self, call: ReduceCall, work: CombineRows) -> tuple[Codec, Codec]:
         """An answer goes to all whose rows are in it, a sum to one: so much less does my uplink carry of it."""
         up, carried_bytes_s = self._codec(call.codec, call, work.round, work.part), self.uplink_bytes_s()
         receivers = 1 if work.onward else max(1, len(work.rows) - 1)
         each_bytes_s = carried_bytes_s / receivers if carried_bytes_s is not None else None
         return up, self._way_back(call, work.round, work.part, each_bytes_s)
 
-    def _way_back(self, call: Call, round: int, part: int, link_bytes_s: float | None = None) -> Codec:
+    def _way_back(self, call: ReduceCall, round: int, part: int, link_bytes_s: float | None = None) -> Codec:
         return self._codec(self.terms.way_back or call.codec, call, round, part, link_bytes_s)
 
     # ---- small words ---------------------------------------------------------------------------------------
 
-    def _asked(self, call: Call) -> str:
+    def _asked(self, call: ReduceCall) -> str:
         codec = call.codec if call.codec != self.terms.codec else ""
         return asked_for(codec, call.topology, call.tensors, call.from_name)
 
-    def _codec(self, name: str, call: Call, round: int, part: int, link_bytes_s: float | None = None) -> Codec:
+    def _codec(
+        self, name: str, call: ReduceCall, round: int, part: int, link_bytes_s: float | None = None
+    ) -> Codec:
         """Where members trust each other nobody looks for numbers that are none."""
         if name == "fp32" and self.checked is None:
             return TRUSTED_FP32
-        known = Known(seed=seed_of(round, call.coded_as(part)), link_bytes_s=link_bytes_s)
+        known = SharedKnowledge(seed=seed_of(round, call.coded_as(part)), link_bytes_s=link_bytes_s)
         if is_shaped(name):
             cut = call.tensors, *call.cuts[part]
             known = replace(known, sizes=tensor_sizes(*cut), wholes=whole_sizes(*cut), shapes=matrices(*cut))
         return codec_named(name, known)
 
-    def _encoded(self, call: Call, round: int, part: int) -> Payload:
+    def _encoded(self, call: ReduceCall, round: int, part: int) -> Payload:
         codec = self._codec(call.codec, call, round, part, self.uplink_bytes_s())
         lo, hi = call.cuts[part]
         if self.checked is not None:
@@ -583,12 +589,12 @@ class GroupIsland:
         return _quickly_named(wire, name.digest())
 
     @property
-    def _checked(self) -> Checked:
+    def _checked(self) -> CheckedArithmetic:
         if self.checked is None:
             raise RunFailedError("E-AUD-03", "members of this group trust each other")
         return self.checked
 
-    def _mine(self, round: int) -> Call | None:
+    def _mine(self, round: int) -> ReduceCall | None:
         return self.current[1] if self.current is not None and self.current[0] == round else None
 
     def _others_are_served(self) -> None:
@@ -659,11 +665,11 @@ def _padded(hashed: bytes) -> Digest:
     return Digest(hashed.ljust(DIGEST_BYTES, b"\0"))
 
 
-def placed(tensors: Sequence[Tensor], origin: int) -> tuple[Placed, ...]:
+def placed(tensors: Sequence[Tensor], origin: int) -> tuple[TensorPlace, ...]:
     """Where they lie in such a vector, counted from `origin`."""
     ends = accumulate(tensor.numel() for tensor in tensors)
     return tuple(
-        Placed(end - t.numel() - origin, t.numel(), tuple(t.shape))
+        TensorPlace(end - t.numel() - origin, t.numel(), tuple(t.shape))
         for t, end in zip(tensors, ends, strict=True)
         if t.numel()
     )

@@ -28,11 +28,11 @@ from atoll.runtime.control.pause import pause_run, pause_told
 from atoll.runtime.control.rollback import roll_back
 from atoll.runtime.control.socket import Handler
 from atoll.runtime.event_log import line_of, waiting_text
-from atoll.wire.messages.statements import Invite
+from atoll.wire.messages.statements import TicketInvite
 from atoll.wire.ticket import issue
 
 if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs
-    from atoll.runtime.training_peer import PeerHost
+    from atoll.runtime.training_peer import TrainingPeer
 
 AGREE_S = 30.0  # an invitation takes effect with the next vertex; later than this it is said to be on its way
 INVITED_MOST_S = TICKET_MOST_S - 86400.0  # that an owner may ask for: vertices are dated a little behind its clock
@@ -42,7 +42,7 @@ SAMPLE_MAX = 4096  # bytes of text in one sample
 MISSED_TOLD = 8  # rounds in a row without a counted update: fewer may be a newcomer's, or a slow network's
 
 
-def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handler]:
+def handlers_of(host: TrainingPeer, leave: Callable[[str], None]) -> dict[str, Handler]:
     """The table of the control door. `leave` ends the process in good order."""
 
     async def status(_: dict[str, Any]) -> Any:
@@ -126,7 +126,7 @@ def handlers_of(host: PeerHost, leave: Callable[[str], None]) -> dict[str, Handl
     }
 
 
-def status_of(host: PeerHost) -> dict[str, Any]:
+def status_of(host: TrainingPeer) -> dict[str, Any]:
     from atoll.runtime.control.settings_change import amended_of
 
     p, machine = host.progress, host.machine
@@ -194,7 +194,7 @@ def status_of(host: PeerHost) -> dict[str, Any]:
     }
 
 
-def unaudited_text(host: PeerHost) -> str:
+def unaudited_text(host: TrainingPeer) -> str:
     """What a member should know whose work nobody could replay, where members' work is; empty elsewhere."""
     if not (host.wish.unaudited and host.machine.settings.audited_share):
         return ""
@@ -204,7 +204,7 @@ def unaudited_text(host: PeerHost) -> str:
     )
 
 
-def vote_text(host: PeerHost) -> str:
+def vote_text(host: TrainingPeer) -> str:
     """How far a trainer is from its vote, where votes are earned; empty for all others."""
     history, terms = host.machine.history, host.machine.settings.vote_terms
     body = history.head_body if history is not None else None
@@ -221,14 +221,14 @@ def vote_text(host: PeerHost) -> str:
     return ""
 
 
-def _validation(host: PeerHost) -> dict[str, Any]:
+def _validation(host: TrainingPeer) -> dict[str, Any]:
     """The newest verdict on an agreed state, and the returns behind bad ones with those who had counted in them."""
     p = host.progress
     returns = [r | {"contributors": [p.name_of(peer) for peer in r["contributors"]]} for r in p.returns]
     return p.validation | {"returns": returns}
 
 
-def kept_of(host: PeerHost) -> dict[str, Any]:
+def kept_of(host: TrainingPeer) -> dict[str, Any]:
     """What this peer's folder holds of states, and where older ones lie in pieces, how many are mine and how
     sound."""
     store, pieces = host.store, host.machine.pieces
@@ -246,7 +246,7 @@ def kept_of(host: PeerHost) -> dict[str, Any]:
     }
 
 
-def peers_of(host: PeerHost) -> list[dict[str, Any]]:
+def peers_of(host: TrainingPeer) -> list[dict[str, Any]]:
     """The agreed membership, and what my own links say about each."""
     history = host.machine.history
     if history is None:
@@ -255,7 +255,7 @@ def peers_of(host: PeerHost) -> list[dict[str, Any]]:
     return [_with_link(host, line_of(m, scores)) for m in history.head_body.members]
 
 
-def _with_link(host: PeerHost, line: dict[str, Any]) -> dict[str, Any]:
+def _with_link(host: TrainingPeer, line: dict[str, Any]) -> dict[str, Any]:
     if line["peer"] == host.me:
         return line | {"link": "me", "rtt_ms": None}
     stats = host.links.stats().get(line["peer"])
@@ -267,18 +267,18 @@ def _with_link(host: PeerHost, line: dict[str, Any]) -> dict[str, Any]:
     return line | {"link": link, "rtt_ms": rtt}
 
 
-def _epoch_of(host: PeerHost) -> int:
+def _epoch_of(host: TrainingPeer) -> int:
     history = host.machine.history
     return history.head_body.epoch if history is not None else 0
 
 
-def _eras_lacking(host: PeerHost) -> set[int]:
+def _eras_lacking(host: TrainingPeer) -> set[int]:
     """Last rounds of the eras without a quorum of signatures."""
     eras = host.machine.eras
     return set(eras.lacking) if eras is not None else set()
 
 
-def _settings_now(host: PeerHost) -> RunSettings:
+def _settings_now(host: TrainingPeer) -> RunSettings:
     """By which the next round goes."""
     settings, history = host.machine.settings, host.machine.history
     return settings if history is None else settings_after(settings, history.head_body)
@@ -301,7 +301,7 @@ def uncounted_text(missed: int, passed: str, settings: RunSettings) -> str:
     )
 
 
-def _needs_state(host: PeerHost) -> None:
+def _needs_state(host: TrainingPeer) -> None:
     if host.island.head is None:
         raise RunFailedError(
             "E-RUN-06",
@@ -311,7 +311,7 @@ def _needs_state(host: PeerHost) -> None:
         )
 
 
-async def _invite(host: PeerHost, with_: dict[str, Any]) -> dict[str, Any]:
+async def _invite(host: TrainingPeer, with_: dict[str, Any]) -> dict[str, Any]:
     """A new ticket, or the end of one. `agreed` says whether a vertex holds it already."""
     history = host.machine.history
     mine = None if history is None else next((m for m in history.head_body.members if m.peer == host.me), None)
@@ -345,7 +345,7 @@ async def _invite(host: PeerHost, with_: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _invitation(host: PeerHost, with_: dict[str, Any]) -> tuple[Invite, str]:
+def _invitation(host: TrainingPeer, with_: dict[str, Any]) -> tuple[TicketInvite, str]:
     uses, role = int(with_.get("uses", 1)), str(with_.get("role", "trainer"))
     if role not in ("trainer", "observer"):
         raise UsageError("E-ARG-03", f"a ticket admits no {role!r}", fix="--role trainer, or --role observer")
@@ -361,10 +361,10 @@ def _invitation(host: PeerHost, with_: dict[str, Any]) -> tuple[Invite, str]:
     ticket = issue(
         host.identity, genesis=host.run_id, role=role, expires_wall_s=expires_s, addresses=addresses, uses=uses
     )
-    return Invite(ticket.id, ticket.key, role, uses, float(expires_s)), ticket.text
+    return TicketInvite(ticket.id, ticket.key, role, uses, float(expires_s)), ticket.text
 
 
-def _invitations(host: PeerHost) -> list[dict[str, Any]]:
+def _invitations(host: TrainingPeer) -> list[dict[str, Any]]:
     """The tickets that members agreed on and that can still be used. Their text is known to their makers only."""
     history = host.machine.history
     if history is None:
@@ -376,7 +376,7 @@ def _invitations(host: PeerHost) -> list[dict[str, Any]]:
     ]
 
 
-def _revocation(host: PeerHost, text: str) -> tuple[Invite, str]:
+def _revocation(host: TrainingPeer, text: str) -> tuple[TicketInvite, str]:
     """`text` is a ticket, or the beginning of its id."""
     from atoll.wire.ticket import parse
 
@@ -392,4 +392,4 @@ def _revocation(host: PeerHost, text: str) -> tuple[Invite, str]:
             fix="atoll invite --list",
         )
     t = found[0]
-    return Invite(t.ticket, t.key, t.role, 0, t.expires_s), ""
+    return TicketInvite(t.ticket, t.key, t.role, 0, t.expires_s), ""

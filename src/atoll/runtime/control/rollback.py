@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 from atoll.base.errors import PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds, one_line
 from atoll.features.attribution.statistics import refusals
-from atoll.peer.governance.orders import Goal, amend_of, goal_of
+from atoll.peer.governance.orders import RollbackGoal, amend_of, goal_of
 from atoll.peer.tasks import FindState
 from atoll.wire.codec import decode_body, decode_vertex, vertex_id
 
 if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs
-    from atoll.runtime.storage.store import Store
-    from atoll.runtime.training_peer import PeerHost
+    from atoll.runtime.storage.store import PeerStore
+    from atoll.runtime.training_peer import TrainingPeer
 
 SHOWN = 12  # rounds named in a refusal
 
 
-async def roll_back(host: PeerHost, round: int, wait_s: Seconds, without: Sequence[str] = ()) -> dict[str, Any]:
+async def roll_back(host: TrainingPeer, round: int, wait_s: Seconds, without: Sequence[str] = ()) -> dict[str, Any]:
     """Say to the members that the run goes on from this round's state, and without those named, and wait for the
     vertex that does it."""
     if not host.may_recover:
@@ -70,7 +70,7 @@ async def roll_back(host: PeerHost, round: int, wait_s: Seconds, without: Sequen
     }
 
 
-def _member(host: PeerHost, named: str) -> PeerId:
+def _member(host: TrainingPeer, named: str) -> PeerId:
     """By its name, or the beginning of its id."""
     assert host.machine.history is not None
     members = [m for m in host.machine.history.head_body.members if m.standing != "expelled"]
@@ -86,7 +86,7 @@ def _member(host: PeerHost, named: str) -> PeerId:
     )
 
 
-async def _demand(host: PeerHost, goal: Goal, wait_s: Seconds) -> None:
+async def _demand(host: TrainingPeer, goal: RollbackGoal, wait_s: Seconds) -> None:
     """The state is here and is what was agreed on; out of pieces, if it lies in some. Errors name what is."""
     was_here = host.store.has_blob(goal.state)
     if await host.island.do(FindState(goal.state)):
@@ -120,7 +120,7 @@ async def _demand(host: PeerHost, goal: Goal, wait_s: Seconds) -> None:
     )
 
 
-def _goal(store: Store, round: int) -> Goal | None:
+def _goal(store: PeerStore, round: int) -> RollbackGoal | None:
     data = store.value("genesis" if round == -1 else f"vertex/{round}")
     if data is None:
         return None
@@ -136,7 +136,7 @@ def _goal(store: Store, round: int) -> Goal | None:
         ) from fault
 
 
-def rounds_here(store: Store) -> list[int]:
+def rounds_here(store: PeerStore) -> list[int]:
     """Rounds whose state lies in this folder, oldest first; not those whose vertex cannot be read."""
     genesis, here = store.value("genesis"), list[int]()
     for data in ([genesis] if genesis else []) + store.vertices():
@@ -146,7 +146,7 @@ def rounds_here(store: Store) -> list[int]:
     return here
 
 
-def _carried(host: PeerHost, after: int, goal: Goal) -> int | None:
+def _carried(host: TrainingPeer, after: int, goal: RollbackGoal) -> int | None:
     """The round that went back there since."""
     history = host.machine.history
     assert history is not None

@@ -22,17 +22,17 @@ from atoll.peer.governance.settings_change import in_words, numbers_in, tuned_by
 from atoll.peer.operator_commands import with_waiting
 from atoll.peer.settings import RunSettings
 from atoll.runtime.config import numbers_of
-from atoll.runtime.training_spec import ATTACHED, Learning, effort_misfit, with_room
-from atoll.training.recipe.inner import Accumulate, tuned
+from atoll.runtime.training_spec import ATTACHED, TrainingSpec, effort_misfit, with_room
+from atoll.training.recipe.inner import GradientAccumulation, tuned
 from atoll.training.recipe.recipes import Recipe, check_recipe, lasting, over_tokens, swarm_problem
-from atoll.wire.messages.statements import Numbers, Tuned
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import ChangedNumbers, RunNumbers
+from atoll.wire.messages.vertex import VertexBody
 
 if TYPE_CHECKING:
-    from atoll.runtime.training_peer import PeerHost
+    from atoll.runtime.training_peer import TrainingPeer
 
 
-class _Number(NamedTuple):
+class _TunableNumber(NamedTuple):
     """How a number of the run follows from what people write."""
 
     name: str
@@ -41,20 +41,20 @@ class _Number(NamedTuple):
 
 
 KEYS = {
-    "run.rounds": _Number("rounds", turns=1),
-    "run.start_peers": _Number("start_peers"),
-    "run.min_peers": _Number("min_peers"),
-    "run.audit_rate": _Number("audit_rate"),
-    "run.train_max": _Number("train_max_s"),
-    "consensus.timeout": _Number("owner_s", share=1 / 5),
-    "consensus.timeout_min": _Number("window_min_s", share=1 / 5),
-    "sync.quorum": _Number("updates"),
-    "sync.grace": _Number("grace"),
-    "train.round_time": _Number("round_time_s"),
-    "train.inner_steps": _Number("inner_steps", turns=-1),
-    "train.total_tokens": _Number("total_tokens"),
-    "train.lr": _Number("lr"),
-    "train.outer_lr": _Number("outer_lr"),
+    "run.rounds": _TunableNumber("rounds", turns=1),
+    "run.start_peers": _TunableNumber("start_peers"),
+    "run.min_peers": _TunableNumber("min_peers"),
+    "run.audit_rate": _TunableNumber("audit_rate"),
+    "run.train_max": _TunableNumber("train_max_s"),
+    "consensus.timeout": _TunableNumber("owner_s", share=1 / 5),
+    "consensus.timeout_min": _TunableNumber("window_min_s", share=1 / 5),
+    "sync.quorum": _TunableNumber("updates"),
+    "sync.grace": _TunableNumber("grace"),
+    "train.round_time": _TunableNumber("round_time_s"),
+    "train.inner_steps": _TunableNumber("inner_steps", turns=-1),
+    "train.total_tokens": _TunableNumber("total_tokens"),
+    "train.lr": _TunableNumber("lr"),
+    "train.outer_lr": _TunableNumber("outer_lr"),
 }
 OWN = "it is this computer's own: write it in run.toml, then atoll stop and atoll up"
 STAYS = {  # why other keys cannot change, by key or section
@@ -74,7 +74,7 @@ STAYS = {  # why other keys cannot change, by key or section
 }
 
 
-def numbers_from(written: Sequence[str], fragments: int) -> Numbers:
+def numbers_from(written: Sequence[str], fragments: int) -> RunNumbers:
     """Of key=value, as people write them. UsageError for what is none, or for what cannot change."""
     found: dict[str, Any] = {}
     for key, value in numbers_of(written).items():
@@ -97,13 +97,13 @@ def numbers_from(written: Sequence[str], fragments: int) -> Numbers:
             value = value * fragments if number.turns > 0 else value // fragments
         found[number.name] = value if number.share == 1.0 else value * number.share
         _demand_bounds(key, number.name, found[number.name])
-    return convert(found, Numbers)
+    return convert(found, RunNumbers)
 
 
 def _demand_bounds(key: str, name: str, value: float) -> None:
     """The config takes zeros for "none", and longer waits than a vertex may ask for."""
     try:
-        convert({name: value}, Numbers)
+        convert({name: value}, RunNumbers)
     except ValidationError:
         more = "is more than members agree on"
         none = "is a number that this run may change, and not switch off"
@@ -112,7 +112,7 @@ def _demand_bounds(key: str, name: str, value: float) -> None:
         ) from None
 
 
-def by_key(to: Numbers, fragments: int) -> dict[str, Any]:
+def by_key(to: RunNumbers, fragments: int) -> dict[str, Any]:
     """The same, by the keys that people know."""
     given, found = numbers_in(to), dict[str, Any]()
     for key, number in KEYS.items():
@@ -124,7 +124,7 @@ def by_key(to: Numbers, fragments: int) -> dict[str, Any]:
     return found
 
 
-def learning_after(learning: Learning, changed: Tuned | UnsetType) -> Learning:
+def learning_after(learning: TrainingSpec, changed: ChangedNumbers | UnsetType) -> TrainingSpec:
     """What the round after a vertex that says this learns by; `learning` is genesis'. Whatever it says has a
     meaning, the same at all members: what a recipe has no number for stays as it is."""
     if changed is UNSET:
@@ -133,16 +133,16 @@ def learning_after(learning: Learning, changed: Tuned | UnsetType) -> Learning:
     if to.total_tokens is not UNSET:
         recipe = over_tokens(recipe, to.total_tokens)
     if to.lr is not UNSET and recipe.model != ATTACHED:
-        if isinstance(recipe.inner, Accumulate):  # the outer step is the optimizer
+        if isinstance(recipe.inner, GradientAccumulation):  # the outer step is the optimizer
             recipe = replace(recipe, outer=_with_rate(recipe.outer, to.lr))
         else:
             recipe = replace(recipe, inner=tuned(recipe.inner, lr=to.lr))
-    if to.outer_lr is not UNSET and not isinstance(recipe.inner, Accumulate):
+    if to.outer_lr is not UNSET and not isinstance(recipe.inner, GradientAccumulation):
         recipe = replace(recipe, outer=_with_rate(recipe.outer, to.outer_lr))
     return replace(learning, recipe=recipe)
 
 
-def _timed(recipe: Recipe, changed: Tuned) -> Recipe:
+def _timed(recipe: Recipe, changed: ChangedNumbers) -> Recipe:
     """With other rounds and steps. Rates fall over the steps that were taken and those to come; where they follow
     tokens, over these."""
     to, schedule = changed.to, recipe.schedule
@@ -162,19 +162,19 @@ def _with_rate(outer: Any, lr: float) -> Any:
     return replace(outer, lr=lr) if "lr" in outer.__struct_fields__ else outer
 
 
-def problem(learning: Learning, settings: RunSettings, changed: Tuned) -> str:
+def problem(learning: TrainingSpec, settings: RunSettings, changed: ChangedNumbers) -> str:
     """Why a run that learns so cannot go by these numbers; empty if it can. `settings` are those that then hold."""
     to, before, then = changed.to, learning.recipe, learning_after(learning, changed).recipe
     loops = before.model == ATTACHED
     without = "its members' loops have optimizers of their own" if loops else "its recipe has none"
     for name in sorted({"lr", "outer_lr"} & numbers_in(to).keys()):
-        alone = learning_after(learning, replace(changed, to=convert({name: 1e-30}, Numbers))).recipe
+        alone = learning_after(learning, replace(changed, to=convert({name: 1e-30}, RunNumbers))).recipe
         if alone == before:
             return f"train.{name}: {without}"
     if to.inner_steps is not UNSET:
         if before.schedule.epochs is not UNSET:
             return "its rounds are passes over members' own data, not steps (epochs)"
-        if isinstance(before.inner, Accumulate):
+        if isinstance(before.inner, GradientAccumulation):
             return "every step is a round, which can be neither longer nor shorter"
         if before.own_anchors:
             return "trainers run on for a whole round before they know how long the next one is"
@@ -189,7 +189,7 @@ def problem(learning: Learning, settings: RunSettings, changed: Tuned) -> str:
     return swarm_problem(then) or effort_misfit(then, settings.round.effort)
 
 
-async def amend_run(host: PeerHost, texts: Sequence[str], wait_s: Seconds) -> dict[str, Any]:
+async def amend_run(host: TrainingPeer, texts: Sequence[str], wait_s: Seconds) -> dict[str, Any]:
     """Say it to the members, and wait for the vertex that does it."""
     if not host.may_recover:
         raise RefusedError(
@@ -219,14 +219,14 @@ async def amend_run(host: PeerHost, texts: Sequence[str], wait_s: Seconds) -> di
     return told | {"round": last.round, "trained": last.trained}
 
 
-def _first_with(bodies: Mapping[int, Body], after: int, to: Numbers) -> Body | None:
+def _first_with(bodies: Mapping[int, VertexBody], after: int, to: RunNumbers) -> VertexBody | None:
     """The first vertex after that round that says so."""
     wanted, later = numbers_in(to).items(), sorted(round for round in bodies if round > after)
     said = (bodies[round] for round in later)
     return next((b for b in said if b.tuned is not UNSET and wanted <= numbers_in(b.tuned.to).items()), None)
 
 
-def amended_of(host: PeerHost) -> dict[str, Any] | None:
+def amended_of(host: TrainingPeer) -> dict[str, Any] | None:
     """What holds otherwise than genesis says, for people; None if nothing does."""
     history, learning = host.machine.history, host.island.learning
     if history is None or learning is None or history.head_body.tuned is UNSET:

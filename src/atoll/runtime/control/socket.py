@@ -36,12 +36,12 @@ Handler = Callable[[dict[str, Any]], Awaitable[Any]]
 ERRORS: dict[int, type[AtollError]] = {2: UsageError, 3: NetworkError, 4: RefusedError, 5: RunFailedError}
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verb: str
     with_: dict[str, Any] = msgspec.field(default_factory=dict, name="with")
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class ControlError(msgspec.Struct, frozen=True):
     code: str
     what: str
     cause: str = ""
@@ -49,19 +49,19 @@ class Trouble(msgspec.Struct, frozen=True):
     exit_status: int = 1
 
 
-class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+class ControlReply(msgspec.Struct, frozen=True, omit_defaults=True):
     ok: Any = None
-    error: Trouble | None = None
+    error: ControlError | None = None
 
 
-_REQUEST = msgspec.json.Decoder(Request)
-_REPLY = msgspec.json.Decoder(Reply)
+_REQUEST = msgspec.json.Decoder(ControlRequest)
+_REPLY = msgspec.json.Decoder(ControlReply)
 
 
 # ---- the peer's side ---------------------------------------------------------------------------------------
 
 
-class Door:
+class ControlServer:
     """Answers on behalf of one running peer. `handlers` is the table of what it can be asked."""
 
     def __init__(self, folder: Path, handlers: dict[str, Handler]) -> None:
@@ -94,7 +94,7 @@ class Door:
             await writer.drain()
         writer.close()
 
-    async def _answer(self, line: bytes) -> Reply:
+    async def _answer(self, line: bytes) -> ControlReply:
         try:
             request = _REQUEST.decode(line)
             handler = self.handlers.get(request.verb)
@@ -105,11 +105,13 @@ class Door:
                     cause="the command is newer than the peer that runs in this folder",
                     fix="stop the peer and start it again with this version of Atoll",
                 )
-            return Reply(ok=await handler(request.with_))
+            return ControlReply(ok=await handler(request.with_))
         except AtollError as why:
-            return Reply(error=Trouble(why.code, why.what, why.cause, why.fix, why.exit_status))
+            return ControlReply(error=ControlError(why.code, why.what, why.cause, why.fix, why.exit_status))
         except (msgspec.DecodeError, KeyError, ValueError) as why:
-            return Reply(error=Trouble("E-DOOR-03", f"the request makes no sense: {why}", exit_status=2))
+            return ControlReply(
+                error=ControlError("E-DOOR-03", f"the request makes no sense: {why}", exit_status=2)
+            )
 
 
 # ---- the command's side ------------------------------------------------------------------------------------
@@ -117,7 +119,7 @@ class Door:
 
 def ask(folder: Path, verb: str, **with_: Any) -> Any:
     """What the peer that runs in `folder` answers. Raises the error it answers with."""
-    return _reply(folder, msgspec.json.encode(Request(verb, with_)) + b"\n")
+    return _reply(folder, msgspec.json.encode(ControlRequest(verb, with_)) + b"\n")
 
 
 async def ask_soon(folder: Path, verb: str, **with_: Any) -> Any:

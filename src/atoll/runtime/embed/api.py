@@ -18,9 +18,9 @@ from atoll.base.arguments import Count, Peers, Positive, Share, Whole, arguments
 from atoll.base.errors import UsageError
 from atoll.base.ids import Seconds
 from atoll.base.limits import PEERS_MAX, WINDOW_MOST_S
-from atoll.base.workload import Effort, effort_problem
+from atoll.base.workload import WorkloadPolicy, effort_problem
 from atoll.policy.fault_tolerance import StatisticName, peers_for_one_liar
-from atoll.policy.participation import THOUSAND, Sample
+from atoll.policy.participation import THOUSAND, ParticipationPolicy
 from atoll.policy.presets import PRESETS, Trust
 from atoll.runtime.embed.run import Run
 from atoll.runtime.embed.trust_defaults import rule_of
@@ -174,7 +174,7 @@ def _check_only_recipe(numbers: dict[str, Any]) -> None:
         raise ValueError(f"a recipe has numbers of its own, say there what {', '.join(given)} shall be")
 
 
-def _effort(recipe: Recipe, train_s: Seconds, samples: int, by_loss: bool, steps_min: int) -> Effort | None:
+def _effort(recipe: Recipe, train_s: Seconds, samples: int, by_loss: bool, steps_min: int) -> WorkloadPolicy | None:
     """What of a round's work follows the run; None: nothing. ValueError if that is none for this recipe."""
     from atoll.runtime.training_spec import effort_misfit
 
@@ -182,7 +182,9 @@ def _effort(recipe: Recipe, train_s: Seconds, samples: int, by_loss: bool, steps
         raise ValueError("inner_steps_min changes nothing without target_samples or adaptive_steps")
     if not (train_s or samples or by_loss):
         return None
-    effort = Effort(1, train_s or UNSET, samples or UNSET, steps_min, by_loss or UNSET)  # a batch is told later
+    effort = WorkloadPolicy(
+        1, train_s or UNSET, samples or UNSET, steps_min, by_loss or UNSET
+    )  # a batch is told later
     if problem := effort_misfit(recipe, effort) or effort_problem(effort, recipe.schedule.turn_steps):
         raise ValueError(f"rounds cannot follow the run: {problem}")
     return effort
@@ -203,7 +205,9 @@ def _start_peers() -> int:
     return int(text)
 
 
-def _sample(share: float, peers: int, group: str, trust: Trust, statistic: StatisticName) -> Sample | None:
+def _sample(
+    share: float, peers: int, group: str, trust: Trust, statistic: StatisticName
+) -> ParticipationPolicy | None:
     """How many train in a round; None: everybody. UsageError for what is none, or withstands nobody."""
     if share and peers:
         raise UsageError(
@@ -229,4 +233,4 @@ def _sample(share: float, peers: int, group: str, trust: Trust, statistic: Stati
             cause="a group is its member's own word: a liar in a group of its own would be drawn most often",
             fix='leave group out, or say trust="private"',
         )
-    return Sample(thousandths, peers, least)
+    return ParticipationPolicy(thousandths, peers, least)

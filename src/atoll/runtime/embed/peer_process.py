@@ -26,53 +26,53 @@ from atoll.base.arguments import Peers, Whole
 from atoll.base.errors import AtollError, RefusedError, RunFailedError, UsageError
 from atoll.base.limits import COMMITTEE_MOST, PEERS_MAX
 from atoll.base.machine import Fact
-from atoll.base.workload import Effort
+from atoll.base.workload import WorkloadPolicy
 from atoll.crypto.digest import Buffer
-from atoll.peer.events import GenesisKnown, Refused, RoundClosed, RunOver
+from atoll.peer.events import GenesisKnown, JoinRejected, RoundClosed, RunOver
 from atoll.peer.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.fault_tolerance import StatisticName
-from atoll.policy.participation import Sample
+from atoll.policy.participation import ParticipationPolicy
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, Trust, looked_every
 from atoll.runtime.control.handlers import handlers_of
-from atoll.runtime.control.socket import Door
+from atoll.runtime.control.socket import ControlServer
 from atoll.runtime.embed.trust_defaults import forgone, opened_share, rule_of
-from atoll.runtime.trainer import Evaluated, TrainerFailed, TrainerSpec
+from atoll.runtime.trainer import ModelEvaluated, TrainerFailed, TrainerSpec
 from atoll.runtime.trainer.protocol import (
     FRAME_MAX,
     LENGTH,
-    Broken,
-    Cancel,
-    Carried,
+    BeginValidation,
+    CancelTraining,
+    CommandDone,
+    CommandFailed,
+    InnerSaved,
     LoadInner,
     Look,
-    Looked,
-    LookOn,
-    Merge,
-    Saved,
+    LossesMeasured,
+    MergeAnchor,
+    NextBatch,
     SaveInner,
+    StepsTrained,
     Taken,
-    Train,
-    Trained,
-    Validate,
-    WriteX,
+    TrainSteps,
+    WriteParameters,
 )
-from atoll.runtime.trainer.shared_memory import Mailbox
+from atoll.runtime.trainer.shared_memory import SharedMailbox
 from atoll.training.codec.blocks import Room, new_wire
-from atoll.training.exchange.layout import Layout, difference
+from atoll.training.exchange.layout import ModelLayout, difference
 from atoll.training.exchange.state import SharedState, state_bytes
-from atoll.training.recipe.outer import Delayed
+from atoll.training.recipe.outer import DelayedNesterov
 from atoll.training.recipe.recipes import Recipe
-from atoll.verification.state_validation.policy import Rule
+from atoll.verification.state_validation.policy import ValidationRule
 
 if TYPE_CHECKING:
-    from atoll.runtime.training_spec import Beginning
+    from atoll.runtime.training_spec import RunStart
 
 T = TypeVar("T")
 FAREWELL_S = 10.0  # for the others to agree that I am gone; below what a loop waits for its peer (attach.LEAVE_S)
 
 
-class Attach(msgspec.Struct, frozen=True, tag="Attach"):
+class AttachLoop(msgspec.Struct, frozen=True, tag="Attach"):
     """First words of the user's process: who it wants to be."""
 
     folder: str
@@ -80,20 +80,20 @@ class Attach(msgspec.Struct, frozen=True, tag="Attach"):
     ticket: str  # empty: found a new run, or go on with the folder's
     listen: tuple[str, ...]
     announce: tuple[str, ...]
-    layout: Layout
+    layout: ModelLayout
     recipe: Recipe | None  # of a run to found; None when joining
     start_peers: Peers = 1
     min_peers: Whole = 0  # 0: as many as the rule needs
     trust: Trust = "private"
     statistic: StatisticName | None = None  # how updates are combined; None: as trust has it
-    sample: Sample | None = None  # how many train in a round of a run to found; None: everybody
-    effort: Effort | None = None  # what of its rounds' work follows the run; None: nothing
+    sample: ParticipationPolicy | None = None  # how many train in a round of a run to found; None: everybody
+    effort: WorkloadPolicy | None = None  # what of its rounds' work follows the run; None: nothing
     batch: int = 1  # samples behind one optimizer step
     pass_steps: Whole = 0  # optimizer steps of one pass over the loop's own data; 0: it did not say
     validates: bool = False  # the loop can measure a held-out loss
 
 
-class Told(msgspec.Struct, frozen=True, tag="Told"):
+class PeerNews(msgspec.Struct, frozen=True, tag="Told"):
     """News for the user's process."""
 
     ticket: str
@@ -101,14 +101,14 @@ class Told(msgspec.Struct, frozen=True, tag="Told"):
     lacks: tuple[str, ...] = ()  # a run that it founded, of what its trust stands for
 
 
-class Begins(msgspec.Struct, frozen=True, tag="Begins"):
+class RoundsBegin(msgspec.Struct, frozen=True, tag="Begins"):
     """The first job comes next: what the run's recipe works with may be in the hands of the loop's optimizer."""
 
     recipe: Recipe
     validated: bool = False  # members look at its agreed model
 
 
-class Closed(msgspec.Struct, frozen=True, tag="Closed"):
+class LoopRoundClosed(msgspec.Struct, frozen=True, tag="Closed"):
     """A round was agreed."""
 
     round: int
@@ -118,13 +118,13 @@ class Closed(msgspec.Struct, frozen=True, tag="Closed"):
     loss: float
 
 
-class Over(msgspec.Struct, frozen=True, tag="Over"):
+class LoopRunOver(msgspec.Struct, frozen=True, tag="Over"):
     """The run has had its rounds; x holds the agreed model."""
 
     rounds: int
 
 
-class Trouble(msgspec.Struct, frozen=True, tag="Trouble"):
+class PeerError(msgspec.Struct, frozen=True, tag="Trouble"):
     """This peer cannot go on: an AtollError in parts."""
 
     code: str
@@ -133,27 +133,47 @@ class Trouble(msgspec.Struct, frozen=True, tag="Trouble"):
     fix: str
 
 
-class Declines(msgspec.Struct, frozen=True, tag="Declines"):
+class DeclineRounds(msgspec.Struct, frozen=True, tag="Declines"):
     """The loop gives nothing to this round, nor to so many less one after it."""
 
     job: int  # its Train, which this answers; 0: it has none just now
     rounds: int
 
 
-class Farewell(msgspec.Struct, frozen=True, tag="Farewell"):
+class DetachLoop(msgspec.Struct, frozen=True, tag="Farewell"):
     """Last words of the user's process."""
 
 
 ToUser = (
-    Train | Cancel | WriteX | Merge | SaveInner | LoadInner | Validate | Begins | Told | Closed | Over | Trouble
+    TrainSteps
+    | CancelTraining
+    | WriteParameters
+    | MergeAnchor
+    | SaveInner
+    | LoadInner
+    | BeginValidation
+    | RoundsBegin
+    | PeerNews
+    | LoopRoundClosed
+    | LoopRunOver
+    | PeerError
 )
-FromUser = Attach | Trained | Carried | Saved | Looked | Broken | Declines | Farewell
+FromUser = (
+    AttachLoop
+    | StepsTrained
+    | CommandDone
+    | InnerSaved
+    | LossesMeasured
+    | CommandFailed
+    | DeclineRounds
+    | DetachLoop
+)
 
 _FROM_USER: msgspec.msgpack.Decoder[FromUser] = msgspec.msgpack.Decoder(FromUser)
-_ATTACH = msgspec.msgpack.Decoder(Attach)
+_ATTACH = msgspec.msgpack.Decoder(AttachLoop)
 
 
-def room_of(layout: Layout) -> int:
+def room_of(layout: ModelLayout) -> int:
     """Bytes behind x in the mailbox, for two moments and what names them, or for a model to look at. Memory is
     taken when they come."""
     return max(8 * layout.parameters, 4 * layout.floats) + 4096
@@ -162,8 +182,8 @@ def room_of(layout: Layout) -> int:
 class AttachedTrainer:
     """Looks like `Trainer` to an island; behind it is somebody else's loop."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mailbox: Mailbox) -> None:
-        self.layout: Layout | None = None
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mailbox: SharedMailbox) -> None:
+        self.layout: ModelLayout | None = None
         self._reader, self._writer, self._mailbox = reader, writer, mailbox
         self._lock = asyncio.Lock()
         self._answers: asyncio.Queue[FromUser] = asyncio.Queue()
@@ -181,9 +201,9 @@ class AttachedTrainer:
             while True:
                 (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
                 word = _FROM_USER.decode(await self._reader.readexactly(size))
-                if isinstance(word, Farewell):
+                if isinstance(word, DetachLoop):
                     break
-                if isinstance(word, Declines):
+                if isinstance(word, DeclineRounds):
                     self.on_decline(word.rounds)
                     if not self._training or word.job != self._job:
                         continue  # it went on ahead of a round that it was not asked for yet
@@ -196,12 +216,12 @@ class AttachedTrainer:
         with suppress(ConnectionError):
             self._writer.write(LENGTH.pack(len(body)) + body)
 
-    async def start(self, spec: TrainerSpec) -> Layout:
+    async def start(self, spec: TrainerSpec) -> ModelLayout:
         assert self.layout is not None
         if self.ended.is_set():
             raise _ended()
         assert self.recipe is not None, "who knows a spec knows genesis"
-        self.say(Begins(self.recipe, self.validated))
+        self.say(RoundsBegin(self.recipe, self.validated))
         return self.layout
 
     async def train(
@@ -216,25 +236,25 @@ class AttachedTrainer:
         ahead: int | None = None,
         apart: bool = False,  # data are the loop's own
         batch: int = 0,  # and so is this
-    ) -> Trained:
+    ) -> StepsTrained:
         if self.recipe is not None and self.recipe.schedule.epochs is not msgspec.UNSET:
             steps = min(steps, self.recipe.schedule.steps_of(self.pass_steps))
         async with self._lock:
             self._job, self._training = self._job + 1, True
             try:
-                word = Train(self._job, steps, until, cursor, shard, shards, global_step, ahead)
-                return await self._turn(word, Trained)
+                word = TrainSteps(self._job, steps, until, cursor, shard, shards, global_step, ahead)
+                return await self._turn(word, StepsTrained)
             finally:
                 self._training = False
 
     def cancel(self) -> None:
-        self.say(Cancel(self._job))
+        self.say(CancelTraining(self._job))
 
     def hand_over(self) -> None:
         self.cancel()
 
     def stand(self) -> None:
-        self.say(Cancel(self._job, stands=True))
+        self.say(CancelTraining(self._job, stands=True))
 
     def read_x(self) -> Tensor:
         return self._mailbox.x_F
@@ -242,25 +262,25 @@ class AttachedTrainer:
     async def write_x(self, x_F: Tensor, counters: tuple[int, ...] = ()) -> None:
         async with self._lock:
             self._mailbox.x_F.copy_(x_F)
-            await self._turn(WriteX(counters), Carried)
+            await self._turn(WriteParameters(counters), CommandDone)
 
     async def merge(self, lo: int, value_N: Tensor, how: Taken) -> None:
         async with self._lock:
             self._mailbox.x_F[lo : lo + len(value_N)].copy_(value_N)
-            await self._turn(Merge(lo, lo + len(value_N), how), Carried)
+            await self._turn(MergeAnchor(lo, lo + len(value_N), how), CommandDone)
 
-    async def evaluate(self, samples: int = 512, of_F: Tensor | None = None) -> Evaluated:
+    async def evaluate(self, samples: int = 512, of_F: Tensor | None = None) -> ModelEvaluated:
         raise TrainerFailed("refused", "an attached loop evaluates its model itself", alive=True)
 
     async def sample(self, prompt: str, n: int, seed: int = 0, of_F: Tensor | None = None) -> str:
         raise TrainerFailed("refused", "an attached loop draws its own samples", alive=True)
 
-    async def validate(self, work: Look | LookOn, of_F: Tensor | None = None) -> Looked:
-        if not isinstance(work, Validate) or of_F is None or not self.validates:
+    async def validate(self, work: Look | NextBatch, of_F: Tensor | None = None) -> LossesMeasured:
+        if not isinstance(work, BeginValidation) or of_F is None or not self.validates:
             raise TrainerFailed("refused", "this attached loop brings no held-out loss (validate=)", alive=True)
         async with self._lock:
             self._mailbox.show(of_F)
-            return await self._turn(work, Looked)
+            return await self._turn(work, LossesMeasured)
 
     def made(self) -> Tensor:
         raise TrainerFailed("refused", "an attached loop takes nobody's steps again", alive=True)
@@ -269,14 +289,14 @@ class AttachedTrainer:
         if not self._averages:
             return b""  # the optimizer is the loop's own
         async with self._lock:
-            saved = await self._turn(SaveInner(), Saved)
+            saved = await self._turn(SaveInner(), InnerSaved)
             return self._mailbox.take(saved.size_bytes, room)
 
     async def set_inner_state(self, data: Buffer) -> None:
         if not self._averages:
             return
         async with self._lock:
-            await self._turn(LoadInner(self._mailbox.put(data)), Carried)
+            await self._turn(LoadInner(self._mailbox.put(data)), CommandDone)
 
     @property
     def _averages(self) -> bool:
@@ -296,9 +316,9 @@ class AttachedTrainer:
             answer.cancel()
             raise _ended()
         word = answer.result()
-        if isinstance(word, Broken):
+        if isinstance(word, CommandFailed):
             raise TrainerFailed(word.why, word.what, alive=True)
-        if isinstance(word, Declines):
+        if isinstance(word, DeclineRounds):
             raise RunFailedError("E-ATT-08", "its loop declined this round")
         assert isinstance(word, expected), f"{type(word).__name__} is no answer to {command}"
         return word
@@ -324,8 +344,8 @@ async def serve(fd: int, memory: int) -> None:
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, memory: int) -> None:
     from atoll.runtime.bootstrap import (
-        Invitation,
-        Listening,
+        ListenOptions,
+        TicketTerms,
         found_run,
         holds_run,
         join_run,
@@ -337,7 +357,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
 
     (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     wish = _ATTACH.decode(await reader.readexactly(size))
-    mailbox = Mailbox(memory, wish.layout.floats, room_of(wish.layout))
+    mailbox = SharedMailbox(memory, wish.layout.floats, room_of(wish.layout))
     trainer = AttachedTrainer(reader, writer, mailbox)
     trainer.layout, trainer.pass_steps, trainer.validates = wish.layout, wish.pass_steps, wish.validates
     over = asyncio.Event()
@@ -347,7 +367,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         _watch(fact, trainer, over, trouble)
 
     hearing = asyncio.create_task(trainer.hear())
-    listening, make = Listening(wish.listen, wish.announce), training(1, watch, trainer)
+    listening, make = ListenOptions(wish.listen, wish.announce), training(1, watch, trainer)
     folder, lacks = Path(wish.folder), tuple[str, ...]()
     try:
         prepare(folder)
@@ -361,10 +381,10 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
             beginning, settings = _beginning(wish, trainer.read_x())
             founded = found(beginning, settings)
             lacks = forgone(wish.trust, wish.statistic, settings.statistic, beginning.recipe)
-            host, made = await found_run(folder, founded, wish.name, listening, Invitation(_uses()), make)
+            host, made = await found_run(folder, founded, wish.name, listening, TicketTerms(_uses()), make)
             ticket = made.text
     except AtollError as why:
-        trainer.say(Trouble(why.code, why.what, why.cause, why.fix))
+        trainer.say(PeerError(why.code, why.what, why.cause, why.fix))
         with suppress(ConnectionError):  # the loop may have ended meanwhile
             await writer.drain()
         return
@@ -380,18 +400,18 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         over.set()
 
     host.on_unkept = end
-    door = Door(folder, handlers_of(host, leave))
+    door = ControlServer(folder, handlers_of(host, leave))
     await door.open()
     host.start()
-    trainer.say(Told(ticket, host.me, lacks))
+    trainer.say(PeerNews(ticket, host.me, lacks))
     ends = [asyncio.create_task(e.wait()) for e in (over, trainer.ended)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if trouble:
-        trainer.say(Trouble(trouble[0].code, trouble[0].what, trouble[0].cause, trouble[0].fix))
+        trainer.say(PeerError(trouble[0].code, trouble[0].what, trouble[0].cause, trouble[0].fix))
     elif over.is_set():
         with suppress(TrainerFailed):
             await host.island.end_on_head()
-        trainer.say(Over(host.machine.history.head_body.trained if host.machine.history else 0))
+        trainer.say(LoopRunOver(host.machine.history.head_body.trained if host.machine.history else 0))
         with suppress(TimeoutError):  # laggards may still need what we hold
             await asyncio.wait_for(trainer.ended.wait(), 10.0)
     await door.close()
@@ -419,15 +439,15 @@ def _uses() -> int:
     return int(text)
 
 
-def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
+def _beginning(wish: AttachLoop, x_F: Tensor) -> tuple[RunStart, RunSettings]:
     """The run that this loop founds: its model as it is now, its own data, the recipe it asked for."""
-    from atoll.runtime.training_spec import ATTACHED, Beginning, terms_of
+    from atoll.runtime.training_spec import ATTACHED, RunStart, terms_of
 
     assert wish.recipe is not None
     layout, recipe = wish.layout, _in_samples(wish.recipe, wish.batch)
     momentum_P = torch.zeros(layout.parameters, dtype=torch.float32)
     first = SharedState(x_F.clone(), momentum_P, torch.zeros(layout.counters, dtype=torch.int64))
-    beginning = Beginning(recipe, layout, state_bytes(first, layout), ATTACHED, b"")
+    beginning = RunStart(recipe, layout, state_bytes(first, layout), ATTACHED, b"")
     schedule = recipe.schedule
     preset = PRESETS[wish.trust]
     statistic, min_peers = rule_of(wish.trust, wish.statistic, wish.start_peers, wish.min_peers)
@@ -445,7 +465,7 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
         sponsor_rounds=preset.sponsor_rounds or msgspec.UNSET,
         openings=terms_of(recipe, opened),
         captured=(opened and preset.captured) or msgspec.UNSET,
-        validation=Rule(every) if (every := looked_every(preset, schedule.turn_steps)) else msgspec.UNSET,
+        validation=ValidationRule(every) if (every := looked_every(preset, schedule.turn_steps)) else msgspec.UNSET,
         round=RoundSettings(
             inner_steps=schedule.turn_steps,
             quorum=preset.quorum,
@@ -460,12 +480,12 @@ def _beginning(wish: Attach, x_F: Tensor) -> tuple[Beginning, RunSettings]:
 def _in_samples(recipe: Recipe, batch: int) -> Recipe:
     """The same, where an outer step counts what was learned, in samples of which a step has so many."""
     outer = recipe.outer
-    if not isinstance(outer, Delayed):
+    if not isinstance(outer, DelayedNesterov):
         return recipe
     return msgspec.structs.replace(recipe, outer=msgspec.structs.replace(outer, every=outer.every * batch))
 
 
-def _parting(run: Layout, mine: Layout) -> RefusedError | None:
+def _parting(run: ModelLayout, mine: ModelLayout) -> RefusedError | None:
     """Why this model cannot take part; None if it can."""
     text = difference(mine, run)
     if not text:
@@ -490,7 +510,7 @@ def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: l
     match fact:
         case RoundClosed(body=body) if body.parts:
             here = sum(m.present for m in body.members)
-            trainer.say(Closed(body.round, body.trained, len(fact.counted), here, body.metrics.loss))
+            trainer.say(LoopRoundClosed(body.round, body.trained, len(fact.counted), here, body.metrics.loss))
         case RunOver():
             over.set()
         case GenesisKnown(settings=settings):
@@ -508,7 +528,7 @@ def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: l
             if parting := _parting(learning.layout, trainer.layout):
                 trouble.append(parting)
                 over.set()
-        case Refused(code=code, what=what, fix=fix):
+        case JoinRejected(code=code, what=what, fix=fix):
             trouble.append(RefusedError(code, what, fix=fix))
             over.set()
         case _:

@@ -40,41 +40,47 @@ from torch import nn
 
 from atoll.base.arguments import Count, Whole, arguments
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
-from atoll.base.workload import BATCH_MOST, Effort
-from atoll.policy.participation import Sample, group_problem, named
+from atoll.base.workload import BATCH_MOST, WorkloadPolicy
+from atoll.policy.participation import ParticipationPolicy, group_problem, named
 from atoll.runtime.embed.peer_process import (
-    Attach,
-    Begins,
-    Closed,
-    Declines,
-    Farewell,
-    Over,
-    Told,
+    AttachLoop,
+    DeclineRounds,
+    DetachLoop,
+    LoopRoundClosed,
+    LoopRunOver,
+    PeerError,
+    PeerNews,
+    RoundsBegin,
     ToUser,
-    Trouble,
     room_of,
 )
 from atoll.runtime.network.addresses import LOOPBACK
 from atoll.runtime.trainer.protocol import (
     LENGTH,
-    Broken,
-    Cancel,
-    Carried,
+    BeginValidation,
+    CancelTraining,
+    CommandDone,
+    CommandFailed,
+    InnerSaved,
     LoadInner,
-    Looked,
-    Merge,
-    Saved,
+    LossesMeasured,
+    MergeAnchor,
     SaveInner,
-    Train,
-    Trained,
-    Validate,
-    WriteX,
+    StepsTrained,
+    TrainSteps,
+    WriteParameters,
 )
-from atoll.runtime.trainer.shared_memory import Mailbox, anonymous
+from atoll.runtime.trainer.shared_memory import SharedMailbox, anonymous
 from atoll.training.exchange.layout import base_digest, flatten, layout_of, tensors_of, unflatten
-from atoll.training.exchange.parameter_selection import Base, check_optimizer, exchanged
-from atoll.training.exchange.user_optimizer import AdamMoments, Gradients, optimizer_problem, skipped
-from atoll.training.recipe.inner import Accumulate, Pipelined, fresh_inner, inner_from_bytes, inner_pieces
+from atoll.training.exchange.parameter_selection import FrozenBaseGuard, check_optimizer, exchanged
+from atoll.training.exchange.user_optimizer import AdamMoments, GradientSums, optimizer_problem, skipped
+from atoll.training.recipe.inner import (
+    GradientAccumulation,
+    PipelinedGradients,
+    fresh_inner,
+    inner_from_bytes,
+    inner_pieces,
+)
 from atoll.training.recipe.merge import merge
 from atoll.training.recipe.recipes import Recipe
 from atoll.wire.ticket import parse
@@ -88,7 +94,7 @@ UNVALIDATED = (
 
 
 @dataclass
-class _Span:
+class _StepSpan:
     """Steps since the parameters were handed over, or since the gradients before theirs were all taken."""
 
     steps: int = 0
@@ -112,8 +118,8 @@ class Run:
         statistic: str | None = None,
         name: str = "",
         group: str = "",
-        sample: Sample | None = None,
-        effort: Effort | None = None,
+        sample: ParticipationPolicy | None = None,
+        effort: WorkloadPolicy | None = None,
         listen: tuple[str, ...] = LOOPBACK,
         announce: tuple[str, ...] = (),
     ) -> None:
@@ -144,16 +150,18 @@ class Run:
         self._process: subprocess.Popen[bytes] | None = None
         self._joined = False
         self._warned = False  # that it brings no held-out loss
-        self._span = _Span()
+        self._span = _StepSpan()
         self._cancelled = self._stands = -1  # the job that was over last, and the one after which the loop waits
-        self._job: Train | None = None  # what the peer waits for
+        self._job: TrainSteps | None = None  # what the peer waits for
         self._asked = 0  # steps of the last one
         self._full = self._may = 0  # steps of a round, and how many of the next may be taken before it is asked for
         self._sent_F: torch.Tensor | None = None  # what was handed over, while the loop goes on
-        self._gradients: Gradients | None = None  # where members agree on them
+        self._gradients: GradientSums | None = None  # where members agree on them
         self._depth = 0  # rounds whose gradients may wait for their turn, oldest first
-        self._waiting = deque[tuple[_Span, torch.Tensor]]()
-        self._merging: Merge | None = None  # what is to be taken in once the gradients before it are all taken
+        self._waiting = deque[tuple[_StepSpan, torch.Tensor]]()
+        self._merging: MergeAnchor | None = (
+            None  # what is to be taken in once the gradients before it are all taken
+        )
         self._moments: AdamMoments | None = None  # where members average them
         self._hooks: list[Any] = []
         self._in_step = False  # of the optimizer
@@ -205,9 +213,9 @@ class Run:
         if self._wish["recipe"] is not None:
             self._work_with(self._wish["recipe"])
         looks = validate is not None
-        wish = Attach(layout=self._layout, batch=batch, pass_steps=pass_steps, validates=looks, **self._wish)
+        wish = AttachLoop(layout=self._layout, batch=batch, pass_steps=pass_steps, validates=looks, **self._wish)
         memory = anonymous()
-        self._mailbox = Mailbox(memory, self._layout.floats, room_of(self._layout))
+        self._mailbox = SharedMailbox(memory, self._layout.floats, room_of(self._layout))
         self._mailbox.x_F.copy_(self._finite(flatten(self._model, self._layout)[0]))
         self._loop_process = os.getpid()
         self._begin(memory)
@@ -252,7 +260,7 @@ class Run:
             check_optimizer(self._model, going, (p for g in self._optimizer.param_groups for p in g["params"]))
         except ValueError as why:
             raise UsageError("E-ATT-05", str(why)) from None
-        self._base = Base(self._model, going, by_name=bool(only))
+        self._base = FrozenBaseGuard(self._model, going, by_name=bool(only))
         self.exchanged = self._layout.floats
         self.base = base_digest(self._layout).hex() if self._layout.held else ""
 
@@ -262,8 +270,10 @@ class Run:
             self.close()
             raise UsageError("E-ATT-13", problem)
         inner = recipe.inner
-        self._gradients = Gradients(self._model, self._layout) if isinstance(inner, Accumulate) else None
-        self._depth = inner.depth if isinstance(inner, Pipelined) else 0
+        self._gradients = (
+            GradientSums(self._model, self._layout) if isinstance(inner, GradientAccumulation) else None
+        )
+        self._depth = inner.depth if isinstance(inner, PipelinedGradients) else 0
         averages = any(recipe.schedule.moments)
         self._moments = AdamMoments(self._optimizer, self._model, self._layout) if averages else None
 
@@ -295,7 +305,7 @@ class Run:
         with self._whole():
             if self._merging is not None:
                 self._merge(self._merging)
-            self._say(Declines(0 if self._job is None else self._job.job, rounds))
+            self._say(DeclineRounds(0 if self._job is None else self._job.job, rounds))
             self._job = None
             self._forget()
         self._go_on()
@@ -315,7 +325,7 @@ class Run:
         if process is None or self._loop_process != os.getpid():  # a fork of the loop ends, not the loop
             return
         with suppress(OSError):
-            self._say(Farewell())
+            self._say(DetachLoop())
         try:
             process.wait(LEAVE_S)
         except subprocess.TimeoutExpired:
@@ -381,12 +391,12 @@ class Run:
         """Steps that were taken and not handed over."""
         return self._span.steps + sum(span.steps for span, _ in self._waiting)
 
-    def _due(self, job: Train) -> bool:
+    def _due(self, job: TrainSteps) -> bool:
         late = job.until is not None and time.monotonic() >= job.until
         enough = self._span.steps >= job.steps or late or self._cancelled >= job.job
         return bool(self._waiting) or (self._span.steps > 0 and enough)
 
-    def _hand_over(self, job: Train) -> None:
+    def _hand_over(self, job: TrainSteps) -> None:
         if problem := self._base.problem():
             self.close()
             raise UsageError("E-ATT-06", problem)
@@ -399,20 +409,20 @@ class Run:
         self._full = (job.ahead or 0 if self._depth else job.steps) if goes_on else 0
         self._may = 0 if self._cancelled >= job.job else job.ahead or 0
         self._job = None
-        self._say(Trained(span.steps, samples, samples, loss, span.seconds, 0, ()))
+        self._say(StepsTrained(span.steps, samples, samples, loss, span.seconds, 0, ()))
 
-    def _end_span(self) -> tuple[_Span, torch.Tensor]:
+    def _end_span(self) -> tuple[_StepSpan, torch.Tensor]:
         """The steps taken and what they came to (F,): the model, or in it the sum of gradients."""
         span, x_F = self._span, flatten(self._model, self._layout)[0]
         if self._gradients is not None:
             x_F[: self._layout.parameters] = self._gradients.end()
         self._finite(x_F)
-        self._span = _Span()
+        self._span = _StepSpan()
         return span, x_F
 
     def _forget(self) -> None:
         """Nothing was stepped since what the model holds now."""
-        self._span, self._may, self._sent_F = _Span(), 0, None
+        self._span, self._may, self._sent_F = _StepSpan(), 0, None
         self._waiting.clear()
         if self._gradients is not None:
             self._gradients.end()
@@ -436,34 +446,34 @@ class Run:
 
     def _carry_out(self, word: ToUser) -> None:
         match word:
-            case Train():
+            case TrainSteps():
                 self._job, self._asked = word, word.steps
                 self.shard_index, self.shard_count = word.shard, word.shards
-            case WriteX():
+            case WriteParameters():
                 self._write_x()
-                self._say(Carried())
-            case Merge() if self._depth and self._unasked < self._may:
+                self._say(CommandDone())
+            case MergeAnchor() if self._depth and self._unasked < self._may:
                 self._merging = word  # every gradient is of the parameters that its turn has
-            case Merge():
+            case MergeAnchor():
                 self._merge(word)
             case SaveInner() | LoadInner():
                 self._carry_moments(word)
-            case Cancel(job, stands=stands):
+            case CancelTraining(job, stands=stands):
                 self._cancelled = job
                 if stands:
                     self._stands, self._may, self._full = job, 0, 0
-            case Validate():
+            case BeginValidation():
                 self._say(self._looked())
-            case Begins(recipe, validated) if not self._joined:
+            case RoundsBegin(recipe, validated) if not self._joined:
                 self._work_with(recipe)
                 if validated and self._validate is None and not self._warned:
                     self._warned = True  # a loop may begin several times before it has joined
                     print(UNVALIDATED, file=sys.stderr, flush=True)
                 if self._gradients is not None:
                     print(_steps_of(recipe, self._optimizer), file=sys.stderr, flush=True)
-            case Begins():
+            case RoundsBegin():
                 pass
-            case Told(ticket, me, lacks):
+            case PeerNews(ticket, me, lacks):
                 self.ticket, self.peer = ticket, me
                 for text in lacks:
                     print(text, file=sys.stderr, flush=True)
@@ -473,10 +483,10 @@ class Run:
                     print(f"others join with: atoll.join({ticket!r}){where}", flush=True)
                     if parse(ticket).uses == 1:
                         print(f"it admits one; for each of the others: atoll invite --dir {self._wish['folder']}")
-            case Closed():
+            case LoopRoundClosed():
                 self.round, self.trained, self.members = word.round, word.trained, word.members
                 self.loss = word.loss
-            case Over(rounds):
+            case LoopRunOver(rounds):
                 self.done, self.trained = True, rounds
                 if not self._joined:
                     print(
@@ -484,7 +494,7 @@ class Run:
                         f"to begin another, name another folder than {self._wish['folder']}",
                         file=sys.stderr,
                     )
-            case Trouble(code, what, cause, fix):
+            case PeerError(code, what, cause, fix):
                 self.close()
                 raise _error(code)(code, what, cause=cause, fix=fix)
 
@@ -493,7 +503,7 @@ class Run:
         unflatten(self._mailbox.x_F, own, self._model, self._layout)
         self._forget()
 
-    def _looked(self) -> Looked | Broken:
+    def _looked(self) -> LossesMeasured | CommandFailed:
         """The loop's own held-out loss of the model in the mailbox. The loop's model is as it was afterwards."""
         assert self._validate is not None
         own = [(tensor, tensor.detach().clone()) for _, tensor in tensors_of(self._model, self._layout)]
@@ -503,11 +513,11 @@ class Run:
             with torch.random.fork_rng([]), torch.no_grad():
                 unflatten(self._mailbox.shown(), counters_K, self._model, self._layout)
                 self._model.eval()
-                return Looked(True, (_number(self._validate()),))
+                return LossesMeasured(True, (_number(self._validate()),))
         except Exception as why:
             traceback.print_exc()
             print("validate= failed: this member does not look at this state", file=sys.stderr, flush=True)
-            return Broken("refused", f"validate= failed: {type(why).__name__}")
+            return CommandFailed("refused", f"validate= failed: {type(why).__name__}")
         finally:
             with torch.no_grad():
                 for tensor, value in own:
@@ -515,7 +525,7 @@ class Run:
             for module, training in modes:
                 module.training = training
 
-    def _merge(self, word: Merge) -> None:
+    def _merge(self, word: MergeAnchor) -> None:
         """What was agreed goes into the model; the steps since the hand-over stay, as far as the recipe has it."""
         if word.how == "afresh":
             self._write_x()
@@ -529,16 +539,16 @@ class Run:
                 merge(word.how, x_N, x_N if self._sent_F is None else self._sent_F[here], new_N)
             unflatten(x_F, own, self._model, self._layout)
         self._sent_F, self._may, self._merging = None, self._full, None
-        self._say(Carried())
+        self._say(CommandDone())
 
     def _carry_moments(self, word: SaveInner | LoadInner) -> None:
         assert self._moments is not None
         if isinstance(word, SaveInner):
-            self._say(Saved(self._mailbox.put(*inner_pieces(self._moments.read()))))
+            self._say(InnerSaved(self._mailbox.put(*inner_pieces(self._moments.read()))))
         else:
             parameters, data = self._layout.parameters, self._mailbox.take(word.size_bytes)
             self._moments.write(inner_from_bytes(data, parameters) if data else fresh_inner(parameters))
-            self._say(Carried())
+            self._say(CommandDone())
 
     def _finite(self, x_F: torch.Tensor) -> torch.Tensor:
         """The same. RunFailedError if nobody could use it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from atoll.base.errors import UsageError
 from atoll.policy.fault_tolerance import DISTANCES, StatisticName, peers_for_one_liar
-from atoll.policy.presets import PRESETS, UNCHECKED, UNLIKE, Preset, Trust, statistic_of
+from atoll.policy.presets import PRESETS, UNCHECKED, UNLIKE, Trust, TrustPreset, statistic_of
 from atoll.training.recipe.recipes import Recipe
 from atoll.verification.sum_check.tensors import unopened
 
@@ -85,7 +85,7 @@ def opened_share(trust: Trust, recipe: Recipe) -> float:
     return 0.0 if _unopened(preset, recipe) else preset.openings
 
 
-def _unopened(preset: Preset, recipe: Recipe) -> str:
+def _unopened(preset: TrustPreset, recipe: Recipe) -> str:
     """Why answers are not opened, though trust has it so; empty if they are, or need not."""
     why = unopened(recipe) if preset.openings else None
     return (why or "").replace("sync.", "")

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Literal
 
 from atoll.runtime.network.dialer import endpoint_of, named_by_environment
-from atoll.wire.libp2p.multiaddr import Endpoint, endpoint, text_of
+from atoll.wire.libp2p.multiaddr import DialEndpoint, endpoint, text_of
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 Ambiguity = Literal["", "loopback", "link"]
@@ -87,7 +87,7 @@ def only_here(address: str) -> bool:
     return endpoint(address).host == "127.0.0.1"
 
 
-def _ip(where: Endpoint) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _ip(where: DialEndpoint) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(where.host)
     except ValueError:

@@ -15,19 +15,21 @@ from collections import deque
 from collections.abc import Mapping
 
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.machine import Carried
+from atoll.base.machine import BandwidthMeasured
 
 SPANS = 64  # recent ones that count; half a minute of uploading
 
 
-class Carriage:
+class BandwidthEstimator:
     def __init__(self) -> None:
         self._before: tuple[Seconds, Mapping[PeerId, tuple[int, bool]]] | None = None
         self._all: deque[float] = deque(maxlen=SPANS)
         self._round: int | None = None  # in which the rates to single peers were measured
         self._to: dict[PeerId, tuple[int, Seconds]] = {}  # bytes, and the time in which something waited
 
-    def look(self, now: Seconds, uploading: Mapping[PeerId, tuple[int, bool]], round: int | None) -> Carried | None:
+    def look(
+        self, now: Seconds, uploading: Mapping[PeerId, tuple[int, bool]], round: int | None
+    ) -> BandwidthMeasured | None:
         """Per peer: bytes acknowledged so far, and whether some bulk waits. Answers if something was learned."""
         before, self._before = self._before, (now, uploading)
         self._to = {peer: carried for peer, carried in self._to.items() if peer in uploading}
@@ -49,4 +51,4 @@ class Carriage:
             return None
         self._all.append(total)
         to = tuple((peer, carried / time_s) for peer, (carried, time_s) in sorted(self._to.items()))
-        return Carried(max(self._all), to, self._round)
+        return BandwidthMeasured(max(self._all), to, self._round)

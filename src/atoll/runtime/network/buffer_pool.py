@@ -25,20 +25,22 @@ STEP = 4  # between the sizes of blocks
 LARGE_PAGE = 2 * MIB  # numpy asks for them wherever memory is long: a part of 8.3 MB then lay on ten or more
 
 
-class _Block(NamedTuple):
+class _PooledBlock(NamedTuple):
     memory: np.ndarray
     used_bytes: int  # of it, from the beginning: the rest has no pages
 
 
-class Reused:
+class BufferPool:
     """Called with a size, answers with uninitialised memory of that size."""
 
     def __init__(self, kept_bytes_max: int = 4 * BULK_FRAME_MAX) -> None:
         self.kept_bytes_max = kept_bytes_max  # whoever keeps rows longer may want more
-        self._free: list[_Block] = []  # oldest first
+        self._free: list[_PooledBlock] = []  # oldest first
         self._kept_bytes = 0  # in them
         self._unused = 0  # so many of the oldest have not been used since the last sweep
-        self._returned: deque[_Block] = deque()  # by whatever thread dropped the last view, even while it asks
+        self._returned: deque[_PooledBlock] = (
+            deque()
+        )  # by whatever thread dropped the last view, even while it asks
         self._asking = Lock()
 
     def __call__(self, size_bytes: int) -> memoryview:
@@ -58,18 +60,18 @@ class Reused:
             del self._free[: self._unused]
             self._unused = len(self._free)
 
-    def _block(self, size_bytes: int) -> _Block:
+    def _block(self, size_bytes: int) -> _PooledBlock:
         self._collect()
         capacity_bytes = SMALL_BYTES
         while capacity_bytes < size_bytes:
             capacity_bytes *= STEP
         index = self._best_fit(capacity_bytes, size_bytes)
         if index is None:
-            return _Block(_fresh(capacity_bytes, size_bytes), size_bytes)
+            return _PooledBlock(_fresh(capacity_bytes, size_bytes), size_bytes)
         self._unused -= index < self._unused
         memory, used_bytes = self._free.pop(index)
         self._kept_bytes -= used_bytes
-        return _Block(memory, max(used_bytes, size_bytes))
+        return _PooledBlock(memory, max(used_bytes, size_bytes))
 
     def _best_fit(self, capacity_bytes: int, size_bytes: int) -> int | None:
         """Of equally good ones the newest: it may still be in a core's cache."""

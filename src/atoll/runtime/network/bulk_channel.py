@@ -24,10 +24,10 @@ from atoll.base.errors import PeerFault
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.crypto.seal import TAG_BYTES
 from atoll.runtime.network.buffer_pool import mapped
-from atoll.runtime.network.file_slice import Stretch
-from atoll.runtime.network.secure_channel import Opener, Sealer
-from atoll.runtime.network.tcp import Wire
-from atoll.runtime.network.upload_limiter import Cap
+from atoll.runtime.network.file_slice import FileSlice
+from atoll.runtime.network.secure_channel import RecordOpener, RecordSealer
+from atoll.runtime.network.tcp import TcpConnection
+from atoll.runtime.network.upload_limiter import UploadLimiter
 
 HEAD = struct.Struct("!BxxxIIIQ")
 MESSAGE, SLAB = 0, 1
@@ -45,7 +45,7 @@ ABANDONED_MAX = 256  # frame numbers whose late slabs are thrown away; forgotten
 STALLED_SWEEPS = 3  # a frame without a byte for so long gives its memory back; clocks run on while we stand still
 
 
-class Follower(Protocol):
+class PayloadHasher(Protocol):
     """Hashes one payload on its way in: out of memory that was written long ago it costs five times as much."""
 
     def update(self, data: memoryview, /) -> None: ...
@@ -56,10 +56,10 @@ class Follower(Protocol):
 Deliver = Callable[[bytes, memoryview | None, bytes | None], None]
 """(message, payload, digest by the follower if there was one)"""
 
-Body = memoryview | Stretch  # bytes to be sent: in memory, or in a file until they are sealed
+Body = memoryview | FileSlice  # bytes to be sent: in memory, or in a file until they are sealed
 
 
-class Record(NamedTuple):
+class RecordHeader(NamedTuple):
     """The head of a record, judged."""
 
     head: bytes
@@ -75,7 +75,7 @@ class Record(NamedTuple):
         return self.body_bytes + TAG_BYTES
 
 
-class _Outgoing:
+class _OutgoingFrame:
     """A frame on its way out: which records are still to be made."""
 
     def __init__(
@@ -112,14 +112,14 @@ class _Outgoing:
         return HEAD.pack(SLAB, len(body), payload_bytes, index, self.number), body
 
 
-class _Incoming:
+class _IncomingFrame:
     """A frame on its way in: its memory, and which records are still missing."""
 
     def __init__(
         self,
         payload_bytes: int,
         allocate: Callable[[int], memoryview],
-        follower: Follower | None,
+        follower: PayloadHasher | None,
     ) -> None:
         self.payload_bytes, self.follower = payload_bytes, follower
         size_bytes = 0 if payload_bytes == NO_PAYLOAD else payload_bytes
@@ -135,7 +135,7 @@ class _Incoming:
         """What it may take at most; counting a message as long as can be also bounds how many frames there are."""
         return _held_bytes(self.payload_bytes)
 
-    def place_of(self, record: Record) -> memoryview:
+    def place_of(self, record: RecordHeader) -> memoryview:
         """Where this slab belongs. PeerFault if it does not."""
         at = record.slab * SLAB_BYTES
         if record.slab not in self.missing or record.body_bytes != min(SLAB_BYTES, record.payload_bytes - at):
@@ -154,7 +154,7 @@ class _Incoming:
             self.followed += 1
 
 
-class Intake:
+class ReceiveBudget:
     """Memory that all peers together may take for frames not yet complete."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -177,7 +177,7 @@ class Intake:
             self._loop.call_soon(self._waiting.popleft())
 
 
-class Boxes:
+class RecordBuffers:
     """Memory in which records are sealed and opened, shared by all connections: few have part of one in it at once.
 
     The one that was given back last is taken first: it may still be in a core's cache. Of those that nobody uses a
@@ -209,14 +209,14 @@ class BulkLane:
     def __init__(
         self,
         limits: BulkLimits,
-        intake: Intake,
+        intake: ReceiveBudget,
         allocate: Callable[[int], memoryview],
         deliver: Deliver,
         detached: Callable[[], None] = lambda: None,
-        follow: Callable[[], Follower | None] = lambda: None,
-        boxes: Boxes | None = None,
+        follow: Callable[[], PayloadHasher | None] = lambda: None,
+        boxes: RecordBuffers | None = None,
     ) -> None:
-        self.boxes = boxes or Boxes()
+        self.boxes = boxes or RecordBuffers()
         self.channels: list[BulkChannel] = []
         self.dropped = 0  # frames we wanted to send
         self.lost = 0  # frames that came in part
@@ -225,11 +225,11 @@ class BulkLane:
         self._limits, self._intake, self._allocate = limits, intake, allocate
         self._deliver, self._detached, self._follow = deliver, detached, follow
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[_Outgoing] = deque()
-        self._places: dict[Hashable, _Outgoing] = {}  # frames that wait, by what a newer one would replace
-        self._shared: _Outgoing | None = None  # long frame that every connection takes slabs from
+        self._queue: deque[_OutgoingFrame] = deque()
+        self._places: dict[Hashable, _OutgoingFrame] = {}  # frames that wait, by what a newer one would replace
+        self._shared: _OutgoingFrame | None = None  # long frame that every connection takes slabs from
         self._numbers = 0
-        self._incoming: dict[int, _Incoming] = {}
+        self._incoming: dict[int, _IncomingFrame] = {}
         self._receiving_bytes = 0
         self._abandoned: deque[int] = deque(maxlen=ABANDONED_MAX)
         self._kick_scheduled = False
@@ -239,7 +239,7 @@ class BulkLane:
     def send(
         self, message: bytes, payload: Body | None, place: Hashable = None, of_round: int | None = None
     ) -> None:
-        frame = _Outgoing(self._number(), message, payload, place, of_round)
+        frame = _OutgoingFrame(self._number(), message, payload, place, of_round)
         self.queued_bytes += frame.size_bytes
         older = self._places.pop(place, None)
         if older is not None:
@@ -337,7 +337,7 @@ class BulkLane:
     def received_bytes(self) -> int:
         return self._closed_received_bytes + sum(channel.wire.received_bytes for channel in self.channels)
 
-    def _taken(self) -> _Outgoing:
+    def _taken(self) -> _OutgoingFrame:
         """The frame whose turn it is; nothing replaces it any more."""
         frame = self._queue.popleft()
         if self._places.get(frame.place) is frame:
@@ -353,22 +353,22 @@ class BulkLane:
         for channel in list(self.channels):
             channel.pump()
 
-    def _restart(self, frame: _Outgoing) -> None:
+    def _restart(self, frame: _OutgoingFrame) -> None:
         if frame.restarts == RESTARTS_MAX:
             self._drop(frame)
             return
-        anew = _Outgoing(self._number(), frame.message, frame.payload)
+        anew = _OutgoingFrame(self._number(), frame.message, frame.payload)
         anew.restarts = frame.restarts + 1
         self._queue.appendleft(anew)
 
-    def _drop(self, frame: _Outgoing | None) -> None:
+    def _drop(self, frame: _OutgoingFrame | None) -> None:
         assert frame is not None
         self.queued_bytes -= frame.size_bytes
         self.dropped += 1
 
     # ---- in ----
 
-    def accept(self, channel: BulkChannel, record: Record, sealed: memoryview, opener: Opener) -> bool:
+    def accept(self, channel: BulkChannel, record: RecordHeader, sealed: memoryview, opener: RecordOpener) -> bool:
         """Open one record where it belongs. False: no memory now, `channel.resume` will be called."""
         number, payload_bytes = record.number, record.payload_bytes
         frame = self._incoming.get(number)
@@ -379,7 +379,7 @@ class BulkLane:
             if not self._intake.take(_held_bytes(payload_bytes), channel.resume):
                 return False
             follower = self._follow() if payload_bytes != NO_PAYLOAD else None
-            frame = _Incoming(payload_bytes, self._allocate, follower)
+            frame = _IncomingFrame(payload_bytes, self._allocate, follower)
             self._hold(number, frame)
         if frame.payload_bytes != payload_bytes:
             raise PeerFault("", "two records of one frame disagree about its size")
@@ -418,13 +418,13 @@ class BulkLane:
                 self._abandon(number)
             frame.quiet_sweeps += 1
 
-    def _hold(self, number: int, frame: _Incoming) -> None:
+    def _hold(self, number: int, frame: _IncomingFrame) -> None:
         self._incoming[number] = frame
         self._receiving_bytes += frame.held_bytes
         while self._receiving_bytes > self._limits.receive_bytes:
             self._abandon(next(iter(self._incoming)))  # the oldest; never the new one, a frame is below the limit
 
-    def _release(self, number: int) -> _Incoming:
+    def _release(self, number: int) -> _IncomingFrame:
         frame = self._incoming.pop(number)
         self._receiving_bytes -= frame.held_bytes
         self._intake.give(frame.held_bytes)
@@ -439,9 +439,11 @@ class BulkLane:
 class BulkChannel:
     """One connection of the lane: seals records into a socket, opens records out of it."""
 
-    def __init__(self, wire: Wire, lane: BulkLane, cap: Cap, sealer: Sealer, opener: Opener) -> None:
+    def __init__(
+        self, wire: TcpConnection, lane: BulkLane, cap: UploadLimiter, sealer: RecordSealer, opener: RecordOpener
+    ) -> None:
         self.wire = wire
-        self.frame: _Outgoing | None = None  # short frame that only this connection carries
+        self.frame: _OutgoingFrame | None = None  # short frame that only this connection carries
         self._lane, self._cap, self._sealer, self._opener = lane, cap, sealer, opener
         self._loop = asyncio.get_running_loop()
         self._boxes = lane.boxes
@@ -450,7 +452,7 @@ class BulkChannel:
         self._inbox: memoryview | None = None  # while something in it waits for the rest
         self._begin = self._got = 0  # in it: where what waits begins, and where what came ends
         self._want = PEEK_BYTES  # where the next read ends at most
-        self._coming: Record | None = None  # whose body stands at the beginning of the inbox, or will
+        self._coming: RecordHeader | None = None  # whose body stands at the beginning of the inbox, or will
         self._pump_scheduled = False
         self._waiting = False  # for memory
 
@@ -492,7 +494,7 @@ class BulkChannel:
             begin, end = end, end + HEAD.size + len(body) + TAG_BYTES
             box[begin : begin + HEAD.size] = head
             place = box[begin + HEAD.size : end]
-            plain = body.read_into(place) if isinstance(body, Stretch) else body
+            plain = body.read_into(place) if isinstance(body, FileSlice) else body
             self._sealer.seal_into(plain, place, head)
         self._sealed = box[:end]
         return True
@@ -513,7 +515,7 @@ class BulkChannel:
 
     # ---- what the wire calls ----
 
-    def began(self, wire: Wire) -> None:
+    def began(self, wire: TcpConnection) -> None:
         raise AssertionError("a bulk channel takes over from a handshake")
 
     def room(self) -> memoryview:
@@ -560,7 +562,7 @@ class BulkChannel:
         self._lane.detach(self)
 
 
-def _worth_reading(coming: Record | None) -> int:
+def _worth_reading(coming: RecordHeader | None) -> int:
     """Bytes behind its head: exactly to the end of this record and the next one's head, so nothing large is ever
     moved. Behind a message stands the first slab of its payload, and both are one read, as they were one write."""
     if coming is None:
@@ -571,7 +573,7 @@ def _worth_reading(coming: Record | None) -> int:
     return wanted_bytes
 
 
-def _judged(head: bytes) -> Record:
+def _judged(head: bytes) -> RecordHeader:
     """What the head of a record says, if it keeps the limits; raises PeerFault for any other."""
     kind, body_bytes, payload_bytes, index, number = HEAD.unpack(head)
     if kind not in (MESSAGE, SLAB) or (kind == SLAB and payload_bytes == NO_PAYLOAD):
@@ -580,7 +582,7 @@ def _judged(head: bytes) -> Record:
         raise PeerFault("", f"a bulk record of {body_bytes} bytes")
     if payload_bytes != NO_PAYLOAD and payload_bytes > BULK_FRAME_MAX:
         raise PeerFault("", f"a payload of {payload_bytes} bytes")
-    return Record(head, kind, body_bytes, payload_bytes, index, number)
+    return RecordHeader(head, kind, body_bytes, payload_bytes, index, number)
 
 
 def _held_bytes(payload_bytes: int) -> int:

@@ -23,24 +23,31 @@ from atoll.base.ids import PeerId, Seconds, one_line, short
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB, PEERS_MAX
 from atoll.base.machine import Lane, LinkDown, LinkUp
 from atoll.runtime.network.addresses import Ambiguity, ambiguity_of
-from atoll.runtime.network.buffer_pool import Reused
-from atoll.runtime.network.bulk_channel import Boxes, BulkChannel, BulkLane, BulkLimits, Follower, Intake
-from atoll.runtime.network.control_channel import Control, Word
+from atoll.runtime.network.buffer_pool import BufferPool
+from atoll.runtime.network.bulk_channel import (
+    BulkChannel,
+    BulkLane,
+    BulkLimits,
+    PayloadHasher,
+    ReceiveBudget,
+    RecordBuffers,
+)
+from atoll.runtime.network.control_channel import ControlChannel, ControlFrame
 from atoll.runtime.network.dialer import (
-    Outcome,
-    Refusal,
+    DialRefused,
+    DialResult,
     cannot_dial,
     cannot_listen,
     dial_any,
     endpoint_of,
     endpoints_of,
 )
-from atoll.runtime.network.file_slice import Stretch
-from atoll.runtime.network.peer_link import Link, LinkStats
-from atoll.runtime.network.secure_channel import Security
-from atoll.runtime.network.tcp import BACKLOG, Wire, connect, listening
-from atoll.runtime.network.upload_limiter import Cap
-from atoll.wire.libp2p.multiaddr import Endpoint, text_of
+from atoll.runtime.network.file_slice import FileSlice
+from atoll.runtime.network.peer_link import LinkStats, PeerLink
+from atoll.runtime.network.secure_channel import SessionFactory
+from atoll.runtime.network.tcp import BACKLOG, TcpConnection, connect, listening
+from atoll.runtime.network.upload_limiter import UploadLimiter
+from atoll.wire.libp2p.multiaddr import DialEndpoint, text_of
 
 log = logging.getLogger(__name__)
 
@@ -74,38 +81,38 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     handshake_s: Seconds = 10.0  # three round trips and two signatures, on a bad day
 
 
-class Links:
+class ConnectionManager:
     """All links of one peer. Made and used inside one running event loop."""
 
     def __init__(
         self,
         me: PeerId,
-        security: Security,
+        security: SessionFactory,
         on_event: Callable[[LinkUp | LinkDown], None],
         on_message: Callable[[PeerId, bytes, memoryview | None, bytes | None], None],
         *,
         on_fault: Callable[[PeerFault], None] = lambda fault: None,
         allow: Callable[[PeerId], bool] = lambda peer: True,
         allocate: Callable[[int], memoryview] | None = None,
-        follow: Callable[[], Follower | None] = lambda: None,
+        follow: Callable[[], PayloadHasher | None] = lambda: None,
         settings: LinkSettings | None = None,
     ) -> None:
         self._me, self._security = me, security
         self._on_event, self._on_message, self._on_fault, self._allow = on_event, on_message, on_fault, allow
         self._settings = settings or LinkSettings()
         self._loop = asyncio.get_running_loop()
-        self._links: dict[PeerId, Link] = {}
-        self._half_open: dict[Control, None] = {}  # oldest first
-        self._guests: dict[Control, None] = {}  # oldest first
-        self.memory = Reused()
+        self._links: dict[PeerId, PeerLink] = {}
+        self._half_open: dict[ControlChannel, None] = {}  # oldest first
+        self._guests: dict[ControlChannel, None] = {}  # oldest first
+        self.memory = BufferPool()
         self._allocate = allocate or self.memory  # payloads are decrypted right into what this returns
         self._follow = follow  # and hashed by what this returns, on their way
-        self._cap = Cap(self._settings.upload_bytes_s)
-        self._boxes = Boxes()
-        self._intake = Intake(self._settings.receive_total_bytes)
+        self._cap = UploadLimiter(self._settings.upload_bytes_s)
+        self._boxes = RecordBuffers()
+        self._intake = ReceiveBudget(self._settings.receive_total_bytes)
         self._servers: list[asyncio.Server] = []
         self._meant = set[Ambiguity]({""})  # kinds of addresses that others may tell us to dial
-        self._wires: set[Wire] = set()
+        self._wires: set[TcpConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._traffic_before = (0, 0)  # of links that were let go
         self._closing = False
@@ -188,7 +195,7 @@ class Links:
         peer: PeerId,
         message: bytes,
         lane: Lane = Lane.CONTROL,
-        payload: Buffer | Stretch | None = None,
+        payload: Buffer | FileSlice | None = None,
         place: Hashable = None,
         of_round: int | None = None,
     ) -> bool:
@@ -200,7 +207,7 @@ class Links:
         link = self._links.get(peer)
         if link is None or link.control is None or self._closing:
             return False
-        view = payload if payload is None or isinstance(payload, Stretch) else _bytes_view(payload)
+        view = payload if payload is None or isinstance(payload, FileSlice) else _bytes_view(payload)
         if len(message) > CONTROL_FRAME_MAX or (view is not None and len(view) > BULK_FRAME_MAX):
             link.refused_sends += 1
             return False
@@ -269,12 +276,12 @@ class Links:
 
     # ---- dialling ----
 
-    def _redial(self, link: Link) -> None:
+    def _redial(self, link: PeerLink) -> None:
         if link.endpoints and link.control is None and link.redialler is None and not self._closing:
             link.redialler = self._spawn(self._redial_until_up(link))
 
-    async def _redial_until_up(self, link: Link) -> None:
-        async def introduce(sock: socket, where: Endpoint) -> None:
+    async def _redial_until_up(self, link: PeerLink) -> None:
+        async def introduce(sock: socket, where: DialEndpoint) -> None:
             await self._introduce(sock, where, Lane.CONTROL, link.peer)
 
         pause_s, resets = REDIAL_FIRST_S, 0
@@ -285,10 +292,10 @@ class Links:
                 if link.control is not None:
                     return  # by this attempt, or because they dialled us meanwhile
                 resets += 1
-                if outcome is Outcome.RESET and resets < RESETS_MAX:
+                if outcome is DialResult.RESET and resets < RESETS_MAX:
                     await asyncio.sleep(0.01 * resets)
                     continue
-                self._settle(link, refused=outcome is Outcome.REFUSED)
+                self._settle(link, refused=outcome is DialResult.REFUSED)
                 try:
                     async with asyncio.timeout(pause_s * random.uniform(0.5, 1.5)):  # noqa: S311  # spreads retries
                         await link.nudge.wait()
@@ -304,9 +311,9 @@ class Links:
             self._meant.add(kind)
         return kind in self._meant
 
-    async def _introduce(self, sock: socket, where: Endpoint, lane: Lane, expected: PeerId | None) -> PeerId:
+    async def _introduce(self, sock: socket, where: DialEndpoint, lane: Lane, expected: PeerId | None) -> PeerId:
         """Handshake on a fresh connection. Raises OSError or PeerFault."""
-        control = Control(
+        control = ControlChannel(
             self,
             lambda: self._security.dialing(lane, expected),
             deadline_s=self._settings.handshake_s,
@@ -325,9 +332,9 @@ class Links:
 
     # ---- accepting ----
 
-    def _accept(self) -> Wire:
+    def _accept(self) -> TcpConnection:
         return self._wire(
-            Control(
+            ControlChannel(
                 self,
                 self._security.accepting,
                 deadline_s=self._settings.handshake_s,
@@ -335,13 +342,13 @@ class Links:
             )
         )
 
-    def _wire(self, control: Control) -> Wire:
-        wire = Wire(control, self._cap.count)
+    def _wire(self, control: ControlChannel) -> TcpConnection:
+        wire = TcpConnection(control, self._cap.count)
         self._wires.add(wire)
         wire.closed.add_done_callback(lambda _: self._wires.discard(wire))
         return wire
 
-    def admit(self, control: Control) -> None:
+    def admit(self, control: ControlChannel) -> None:
         source = control.wire.source
         if self._closing or sum(c.wire.source == source for c in self._half_open) >= HALF_OPEN_PER_SOURCE_MAX:
             raise ConnectionAbortedError("too many strangers from one source")
@@ -351,7 +358,7 @@ class Links:
 
     # ---- what connections tell us ----
 
-    def visited(self, control: Control) -> None:
+    def visited(self, control: ControlChannel) -> None:
         self._half_open.pop(control, None)
         if not self._allow(control.peer):
             raise ConnectionAbortedError("this guest is not admitted")
@@ -360,7 +367,7 @@ class Links:
         self._guests[control] = None
         control.settled()
 
-    def opened(self, control: Control) -> None:
+    def opened(self, control: ControlChannel) -> None:
         """The handshake is over: we know who it is."""
         self._half_open.pop(control, None)
         peer = control.peer
@@ -374,26 +381,26 @@ class Links:
             self._judge(control)
         # otherwise the listener has the next word
 
-    def _judge(self, control: Control) -> None:
+    def _judge(self, control: ControlChannel) -> None:
         if not self._allow(control.peer):
-            control.say(Word.REFUSED, b"this peer does not admit you")
+            control.say(ControlFrame.REFUSED, b"this peer does not admit you")
             control.finish()
         elif control.peer not in self._links and len(self._links) >= PEERS_MAX:
-            control.say(Word.REFUSED, b"this peer has too many links")
+            control.say(ControlFrame.REFUSED, b"this peer has too many links")
             control.finish()
         else:
             link = self._link(control.peer)
             if link.control is None or self._prefers(control, link.control):
-                control.say(Word.WELCOME)
+                control.say(ControlFrame.WELCOME)
                 self._adopt(link, control)
             else:
                 self._retire(link, control)
 
-    def heard(self, control: Control, word: Word, body: bytes) -> None:
+    def heard(self, control: ControlChannel, word: ControlFrame, body: bytes) -> None:
         link = self._links.get(control.peer)
         adopted = link is not None and link.holds(control)
         match word:
-            case Word.WELCOME if control.dialled and not adopted:
+            case ControlFrame.WELCOME if control.dialled and not adopted:
                 link = self._link(control.peer)
                 if link.control is None or self._prefers(control, link.control):
                     self._adopt(link, control)
@@ -401,27 +408,27 @@ class Links:
                     self._retire(link, control)
                 if not control.ready.done():
                     control.ready.set_result(control.peer)
-            case Word.REFUSED if control.dialled and not adopted:
-                raise Refusal(one_line(body.decode(errors="replace"), REASON_MAX))
-            case Word.RETIRE if control.dialled and not adopted:
+            case ControlFrame.REFUSED if control.dialled and not adopted:
+                raise DialRefused(one_line(body.decode(errors="replace"), REASON_MAX))
+            case ControlFrame.RETIRE if control.dialled and not adopted:
                 if link is None or link.control is None:
                     raise ConnectionResetError("it believes in another connection to us")
                 self._retire(link, control)
                 self._left(control)
                 if not control.ready.done():
                     control.ready.set_result(control.peer)
-            case Word.RETIRE if adopted:
+            case ControlFrame.RETIRE if adopted:
                 self._left(control)
-            case Word.MESSAGE if adopted:
+            case ControlFrame.MESSAGE if adopted:
                 self._tell(self._on_message, control.peer, body, None, None)
-            case Word.MORE_BULK if adopted and control.dialled and len(body) == 1 and body[0] > 0:
+            case ControlFrame.MORE_BULK if adopted and control.dialled and len(body) == 1 and body[0] > 0:
                 assert link is not None
                 link.bulk_wanted = min(body[0], self._bulk_connections_max())
                 self._open_bulk(link)
             case _:
                 raise PeerFault(control.peer, f"said {word.name} out of turn")
 
-    def over(self, control: Control, why: Exception | None) -> None:
+    def over(self, control: ControlChannel, why: Exception | None) -> None:
         self._half_open.pop(control, None)
         self._guests.pop(control, None)
         if not control.ready.done():
@@ -446,7 +453,7 @@ class Links:
 
     # ---- one connection per pair ----
 
-    def _prefers(self, new: Control, old: Control) -> bool:
+    def _prefers(self, new: ControlChannel, old: ControlChannel) -> bool:
         """Both ends must come to the same answer without asking each other."""
         if new.dialled == old.dialled:
             return True  # who dials again knows that the first connection is dead
@@ -454,7 +461,7 @@ class Links:
             return True  # no simultaneous dial lasts so long: the other end has lost the old one
         return new.dialled == (self._me < new.peer)  # the connection that the smaller id dialled stays
 
-    def _adopt(self, link: Link, new: Control) -> None:
+    def _adopt(self, link: PeerLink, new: ControlChannel) -> None:
         old, link.control = link.control, new
         new.since = self._loop.time()
         new.settled()
@@ -469,22 +476,22 @@ class Links:
         if link.bulk_wanted:
             self._open_bulk(link)
 
-    def _retire(self, link: Link, control: Control) -> None:
+    def _retire(self, link: PeerLink, control: ControlChannel) -> None:
         if len(link.retiring) >= RETIRING_MAX:
             next(iter(link.retiring)).wire.abort()
         link.retiring[control] = None
         control.retired = True
-        control.say(Word.RETIRE)
+        control.say(ControlFrame.RETIRE)
         control.settled(RETIRE_S)
         if control.left:
             control.finish()
 
-    def _left(self, control: Control) -> None:
+    def _left(self, control: ControlChannel) -> None:
         control.left = True
         if control.retired:
             control.finish()  # both have said their last word: nothing is under way any more
 
-    def _settle(self, link: Link, refused: bool) -> None:
+    def _settle(self, link: PeerLink, refused: bool) -> None:
         """Tell a LinkDown that is owed; let go of what only a live link needs."""
         if link.down_owed:
             self._down(link, refused)
@@ -495,7 +502,7 @@ class Links:
                 self._traffic_before = _sum(self._traffic_before, link.traffic())
                 self._links.pop(link.peer, None)
 
-    def _down(self, link: Link, refused: bool) -> None:
+    def _down(self, link: PeerLink, refused: bool) -> None:
         if link.down_owed:
             link.down_owed.cancel()
             link.down_owed = None
@@ -505,7 +512,7 @@ class Links:
 
     # ---- bulk connections ----
 
-    def _join_bulk(self, control: Control) -> None:
+    def _join_bulk(self, control: ControlChannel) -> None:
         link = self._links.get(control.peer)
         if link is None or link.control is None or len(link.bulk.channels) >= self._bulk_connections_max():
             raise ConnectionAbortedError("a bulk connection without a link, perhaps no longer")
@@ -517,17 +524,17 @@ class Links:
         if not control.ready.done():
             control.ready.set_result(control.peer)
 
-    def _open_bulk(self, link: Link) -> None:
+    def _open_bulk(self, link: PeerLink) -> None:
         """The side that dialled the control connection dials these too: it knows that it can."""
         if link.control is None:
             return
         if not link.control.dialled:
             if len(link.bulk.channels) < link.bulk_wanted:
-                link.control.say(Word.MORE_BULK, bytes((link.bulk_wanted,)))
+                link.control.say(ControlFrame.MORE_BULK, bytes((link.bulk_wanted,)))
         elif link.bulk_opener is None and not self._closing:
             link.bulk_opener = self._spawn(self._open_bulk_until_enough(link))
 
-    async def _open_bulk_until_enough(self, link: Link) -> None:
+    async def _open_bulk_until_enough(self, link: PeerLink) -> None:
         pause_s = REDIAL_FIRST_S
         try:
             while (
@@ -551,7 +558,7 @@ class Links:
         if link and link.control and link.control.dialled and link.bulk_wanted:
             self._open_bulk(link)  # kept warm: a cold connection spends a short round on slow start
 
-    def _bulk_connections(self, control: Control) -> int:
+    def _bulk_connections(self, control: ControlChannel) -> int:
         wire = control.wire
         if wire.congestion in ("", self._settings.congestion) or wire.local:
             return self._settings.bulk_connections
@@ -563,7 +570,7 @@ class Links:
 
     # ---- inside ----
 
-    def _link(self, peer: PeerId) -> Link:
+    def _link(self, peer: PeerId) -> PeerLink:
         if peer not in self._links:
             bulk = BulkLane(
                 BulkLimits(self._settings.bulk_queue_bytes, self._settings.receive_bytes),
@@ -576,7 +583,7 @@ class Links:
                 follow=self._follow,
                 boxes=self._boxes,
             )
-            self._links[peer] = Link(peer, bulk)
+            self._links[peer] = PeerLink(peer, bulk)
         return self._links[peer]
 
     def _tell(self, listener: Callable[..., None], *what: object) -> None:
@@ -612,6 +619,6 @@ def _bytes_view(data: Buffer) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses empty shapes
 
 
-def _is_member_here(link: Link) -> bool:
+def _is_member_here(link: PeerLink) -> bool:
     """Connected from this computer, and a peer that was to be contacted: strangers may come from here, too."""
     return bool(link.endpoints) and link.control is not None and link.control.wire.inside

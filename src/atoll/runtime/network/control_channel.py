@@ -18,15 +18,15 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import MIB
 from atoll.base.machine import Lane
-from atoll.runtime.network.secure_channel import Guest, Opened, Session
-from atoll.runtime.network.tcp import Channel, Wire
-from atoll.wire.libp2p.multiaddr import Endpoint
+from atoll.runtime.network.secure_channel import ChannelOpened, ForeignPeer, SecureSession
+from atoll.runtime.network.tcp import TcpConnection, WireChannel
+from atoll.wire.libp2p.multiaddr import DialEndpoint
 
 READ_BYTES = MIB // 16  # control frames are small; a long one comes in several reads
 SESSION_BYTES_MAX = MIB // 16  # given to it at once: what waits there can no longer be dropped or overtaken
 
 
-class Word(IntEnum):
+class ControlFrame(IntEnum):
     """What a control frame says."""
 
     MESSAGE = 0  # body: one message of the peer's own
@@ -36,38 +36,38 @@ class Word(IntEnum):
     MORE_BULK = 4  # listener: please open this many (u8) bulk connections; you know how to reach me, not I you
 
 
-class Owner(Protocol):
-    def admit(self, control: Control) -> None:
+class ControlChannelOwner(Protocol):
+    def admit(self, control: ControlChannel) -> None:
         """A stranger connected; raises to close the connection at once."""
         ...
 
-    def visited(self, control: Control) -> None:
+    def visited(self, control: ControlChannel) -> None:
         """A foreign peer that the session serves by itself; it may still be `opened` later."""
         ...
 
-    def opened(self, control: Control) -> None: ...
+    def opened(self, control: ControlChannel) -> None: ...
 
-    def heard(self, control: Control, word: Word, body: bytes) -> None: ...
+    def heard(self, control: ControlChannel, word: ControlFrame, body: bytes) -> None: ...
 
-    def over(self, control: Control, why: Exception | None) -> None: ...
+    def over(self, control: ControlChannel, why: Exception | None) -> None: ...
 
 
-class Control:
+class ControlChannel:
     """A channel of `tcp.Wire`. `peer` and `lane` hold from `opened` on."""
 
-    wire: Wire
-    session: Session
+    wire: TcpConnection
+    session: SecureSession
     peer: PeerId
     lane: Lane
 
     def __init__(
         self,
-        owner: Owner,
-        make_session: Callable[[], Session],
+        owner: ControlChannelOwner,
+        make_session: Callable[[], SecureSession],
         *,
         deadline_s: Seconds,
         queue_bytes: int,
-        endpoint: Endpoint | None = None,
+        endpoint: DialEndpoint | None = None,
         expected: PeerId | None = None,
     ) -> None:
         self._owner, self._make_session, self._queue_bytes = owner, make_session, queue_bytes
@@ -95,19 +95,19 @@ class Control:
     # ---- what the owner uses ----
 
     def send(self, message: bytes) -> None:
-        self._messages.append(bytes((Word.MESSAGE,)) + message)
+        self._messages.append(bytes((ControlFrame.MESSAGE,)) + message)
         self._waiting_bytes += len(message) + 1
         while self._waiting_bytes > self._queue_bytes:
             self._take_message()
             self.dropped += 1
         self._schedule()
 
-    def say(self, word: Word, body: bytes = b"") -> None:
+    def say(self, word: ControlFrame, body: bytes = b"") -> None:
         """Words overtake waiting messages and are never dropped."""
         self._words.append(bytes((word,)) + body)
         self._schedule()
 
-    def move_messages(self, other: Control) -> None:
+    def move_messages(self, other: ControlChannel) -> None:
         while self._messages:
             other.send(self._take_message()[1:])
 
@@ -124,7 +124,7 @@ class Control:
         self.settled(within_s)
         self._schedule()
 
-    def hand_over(self, channel: Channel) -> None:
+    def hand_over(self, channel: WireChannel) -> None:
         """The handshake was for another lane: its last words leave, then the wire is the channel's."""
         self.settled()
         while out := self.session.outgoing():
@@ -133,7 +133,7 @@ class Control:
 
     # ---- what the wire calls ----
 
-    def began(self, wire: Wire) -> None:
+    def began(self, wire: TcpConnection) -> None:
         self.wire = wire
         self.settled(self._deadline_s)
         if not self.dialled:
@@ -149,16 +149,16 @@ class Control:
         came = self.session.receive(self._buffer[:count])
         self._flush()  # the handshake's last word stands before the first record of a bulk lane
         for item in came if not self._finishing else ():  # else: what they sent before they knew
-            if isinstance(item, Opened):
+            if isinstance(item, ChannelOpened):
                 self.peer, self.lane = item
                 self._owner.opened(self)
-            elif isinstance(item, Guest):
+            elif isinstance(item, ForeignPeer):
                 self.peer = item.peer
                 self._owner.visited(self)
             elif not item or item[0] not in _WORDS:
                 raise PeerFault(self.peer, "an empty or unknown control frame", item[:16])
             else:
-                self._owner.heard(self, Word(item[0]), item[1:])
+                self._owner.heard(self, ControlFrame(item[0]), item[1:])
         if self._words or self._messages or self._finishing:
             self._schedule()  # the remote may have made room
 
@@ -208,4 +208,4 @@ class Control:
         self.wire.abort(TimeoutError("the other end took too long"))
 
 
-_WORDS = frozenset(Word)
+_WORDS = frozenset(ControlFrame)

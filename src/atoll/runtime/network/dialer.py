@@ -17,12 +17,12 @@ from atoll.base.errors import NetworkError, PeerFault, RefusedError, UsageError
 from atoll.base.ids import PeerId
 from atoll.base.limits import ADDRESSES_MAX, PEERS_MAX
 from atoll.runtime.network.tcp import connect
-from atoll.wire.libp2p.multiaddr import Endpoint, endpoint
+from atoll.wire.libp2p.multiaddr import DialEndpoint, endpoint
 
 log = logging.getLogger(__name__)
 
 
-class Outcome(Enum):
+class DialResult(Enum):
     """What came of dialling all addresses of a peer."""
 
     UP = auto()
@@ -31,21 +31,21 @@ class Outcome(Enum):
     FAILED = auto()
 
 
-class Refusal(OSError):
+class DialRefused(OSError):
     """The listener said no, in words."""
 
 
 async def dial_any(
-    endpoints: Sequence[Endpoint],
+    endpoints: Sequence[DialEndpoint],
     congestion: str,
-    introduce: Callable[[socket, Endpoint], Awaitable[object]],
+    introduce: Callable[[socket, DialEndpoint], Awaitable[object]],
     may_dial: Callable[[str], bool],
-) -> Outcome:
+) -> DialResult:
     """Connect to all at once, introduce ourselves on one connection after the other until one succeeds.
 
     Endpoints whose numbers `may_dial` refuses are left out, and say nothing about the others.
     """
-    outcomes: set[Outcome] = set()
+    outcomes: set[DialResult] = set()
     dialed = [where for where in endpoints if may_dial(where.host)]
     dials = {asyncio.create_task(connect(where, congestion, may_dial)): where for where in dialed}
     pending = set(dials)
@@ -55,32 +55,32 @@ async def dial_any(
             for dial in done:
                 try:
                     await introduce(dial.result(), dials.pop(dial))
-                    return Outcome.UP
+                    return DialResult.UP
                 except ConnectionRefusedError:
-                    outcomes.add(Outcome.REFUSED)
+                    outcomes.add(DialResult.REFUSED)
                 except ConnectionError:
-                    outcomes.add(Outcome.RESET)
+                    outcomes.add(DialResult.RESET)
                 except (OSError, PeerFault) as why:
                     log.debug("dialling: %r", why)
-                    outcomes.add(Outcome.FAILED)
+                    outcomes.add(DialResult.FAILED)
     finally:
         for dial in dials:
             dial.cancel()
         for unused in await asyncio.gather(*dials, return_exceptions=True):
             if isinstance(unused, socket):
                 unused.close()
-    if outcomes == {Outcome.REFUSED}:
-        return Outcome.REFUSED
-    return Outcome.RESET if Outcome.RESET in outcomes else Outcome.FAILED
+    if outcomes == {DialResult.REFUSED}:
+        return DialResult.REFUSED
+    return DialResult.RESET if DialResult.RESET in outcomes else DialResult.FAILED
 
 
 # ---- addresses ---------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=PEERS_MAX)  # a round asks for those of every member, and they hardly ever change
-def endpoints_of(peer: PeerId, addresses: tuple[str, ...]) -> tuple[Endpoint, ...]:
+def endpoints_of(peer: PeerId, addresses: tuple[str, ...]) -> tuple[DialEndpoint, ...]:
     """Those of a peer's addresses that we can dial and that are not somebody else's."""
-    found: list[Endpoint] = []
+    found: list[DialEndpoint] = []
     for address in addresses[:ADDRESSES_MAX]:
         try:
             where = endpoint(address)
@@ -91,7 +91,7 @@ def endpoints_of(peer: PeerId, addresses: tuple[str, ...]) -> tuple[Endpoint, ..
     return tuple(found)
 
 
-def endpoint_of(address: str) -> Endpoint:
+def endpoint_of(address: str) -> DialEndpoint:
     """An address that a person gave us. Raises UsageError."""
     try:
         where = endpoint(address)
@@ -133,7 +133,7 @@ def cannot_dial(address: str, why: OSError | PeerFault) -> NetworkError | Refuse
                 cause="the peer is not running, or its port changed",
                 fix="ask for a fresh ticket",
             )
-        case Refusal():
+        case DialRefused():
             return RefusedError("E-NET-14", f"the peer at {address} refused: {why}")
         case PeerFault():
             return RefusedError(

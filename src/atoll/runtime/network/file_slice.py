@@ -13,7 +13,7 @@ import os
 from contextlib import suppress
 
 
-class Handle:
+class FileHandle:
     """An open file. Closed when nobody refers to it."""
 
     def __init__(self, path: str) -> None:
@@ -24,18 +24,18 @@ class Handle:
             os.close(self.number)
 
 
-class Stretch:
+class FileSlice:
     """Bytes `begin` to `end` of this file."""
 
-    def __init__(self, file: Handle, begin: int, end: int) -> None:
+    def __init__(self, file: FileHandle, begin: int, end: int) -> None:
         self._file, self._begin, self._end = file, begin, end
 
     def __len__(self) -> int:
         return self._end - self._begin
 
-    def __getitem__(self, part: slice) -> Stretch:
+    def __getitem__(self, part: slice) -> FileSlice:
         begin, end, _ = part.indices(len(self))
-        return Stretch(self._file, self._begin + begin, self._begin + end)
+        return FileSlice(self._file, self._begin + begin, self._begin + end)
 
     def __bytes__(self) -> bytes:
         return bytes(self.read_into(memoryview(bytearray(len(self)))))

@@ -11,8 +11,8 @@ import msgspec
 
 from atoll.base.ids import PeerId
 from atoll.runtime.network.bulk_channel import BulkLane
-from atoll.runtime.network.control_channel import Control
-from atoll.wire.libp2p.multiaddr import Endpoint
+from atoll.runtime.network.control_channel import ControlChannel
+from atoll.wire.libp2p.multiaddr import DialEndpoint
 
 
 class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,14 +33,14 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     congestion: str  # in use, read back
 
 
-class Link:
+class PeerLink:
     """One peer: what we know about it and what connects us."""
 
     def __init__(self, peer: PeerId, bulk: BulkLane) -> None:
         self.peer, self.bulk = peer, bulk
-        self.endpoints: tuple[Endpoint, ...] = ()  # empty: we cannot dial, only be dialled
-        self.control: Control | None = None
-        self.retiring: dict[Control, None] = {}  # oldest first
+        self.endpoints: tuple[DialEndpoint, ...] = ()  # empty: we cannot dial, only be dialled
+        self.control: ControlChannel | None = None
+        self.retiring: dict[ControlChannel, None] = {}  # oldest first
         self.up = False  # LinkUp was told
         self.down_owed: asyncio.TimerHandle | None = None  # the connection broke; LinkDown is not told yet
         self.redialler: asyncio.Task[None] | None = None
@@ -50,11 +50,11 @@ class Link:
         self.refused_sends = 0
         self._sent_bytes = self._received_bytes = self._dropped = 0  # of controls that are gone
 
-    def holds(self, control: Control) -> bool:
+    def holds(self, control: ControlChannel) -> bool:
         """It is one of ours, in use or on its way out."""
         return self.control is control or control in self.retiring
 
-    def let_go(self, control: Control) -> None:
+    def let_go(self, control: ControlChannel) -> None:
         """This connection is over; what it carried stays counted."""
         self._sent_bytes += control.wire.sent_bytes
         self._received_bytes += control.wire.received_bytes

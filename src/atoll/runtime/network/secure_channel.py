@@ -13,26 +13,26 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.base.machine import Lane
-from atoll.wire.libp2p.framing import Frames, frame
+from atoll.wire.libp2p.framing import LengthPrefixedFrames, frame
 
 FRAME_MAX = CONTROL_FRAME_MAX + 1  # bytes; a message and the word that says what it is
 PLAIN_HELLO = b"atoll/plain/1"
 
 
-class Guest(NamedTuple):
+class ForeignPeer(NamedTuple):
     """A foreign libp2p peer: we know who it is, it may ask what the session itself answers, it is no link."""
 
     peer: PeerId
 
 
-class Opened(NamedTuple):
+class ChannelOpened(NamedTuple):
     """The handshake is over: this is who is at the other end, and what the connection is for."""
 
     peer: PeerId
     lane: Lane
 
 
-class Sealer(Protocol):
+class RecordSealer(Protocol):
     """Encrypts the records of one direction, in order: `keys.seal.Seal`, or nothing for tests."""
 
     def seal_into(self, plain: memoryview, out: memoryview, header: bytes) -> int:
@@ -40,20 +40,20 @@ class Sealer(Protocol):
         ...
 
 
-class Opener(Protocol):
+class RecordOpener(Protocol):
     def open_into(self, box: memoryview, out: memoryview, header: bytes) -> int:
         """The reverse; raises PeerFault when header or box are not what was sealed, in order."""
         ...
 
 
-class Session(Protocol):
+class SecureSession(Protocol):
     """One connection. Bytes in by `receive`, bytes out by `outgoing`, which is asked after every call."""
 
     def start(self, seen_at: str) -> None:
         """The connection stands, and this is the remote's address as we see it; the dialer begins."""
         ...
 
-    def receive(self, data: memoryview) -> list[Opened | Guest | bytes]:
+    def receive(self, data: memoryview) -> list[ChannelOpened | ForeignPeer | bytes]:
         """What came of these bytes: `Guest` or `Opened`, then control frames. A PeerFault ends the session."""
         ...
 
@@ -70,17 +70,17 @@ class Session(Protocol):
         """Of frames sent and not yet handed out by `outgoing`, because the remote has no room for them."""
         ...
 
-    def boxes(self) -> tuple[Sealer, Opener, bytes]:
+    def boxes(self) -> tuple[RecordSealer, RecordOpener, bytes]:
         """Bulk lane only, once, after `Opened`: both directions, and the bytes that came behind the handshake."""
         ...
 
 
-class Security(Protocol):
+class SessionFactory(Protocol):
     """Who I am, and how I prove it on each connection."""
 
-    def dialing(self, lane: Lane, expected: PeerId | None) -> Session: ...
+    def dialing(self, lane: Lane, expected: PeerId | None) -> SecureSession: ...
 
-    def accepting(self) -> Session: ...
+    def accepting(self) -> SecureSession: ...
 
     def listening(self, addresses: list[str]) -> None:
         """Where we can be reached, for whoever asks."""
@@ -90,7 +90,7 @@ class Security(Protocol):
 # ---- without secrecy, for tests ----------------------------------------------------------------------------
 
 
-class PlainSecurity:
+class PlainSessionFactory:
     """Peer ids in clear, believed as they come. For tests of what is above and below the cryptography."""
 
     def __init__(self, me: PeerId, *, insecure: bool = False) -> None:
@@ -98,13 +98,13 @@ class PlainSecurity:
             raise ValueError("PlainSecurity neither hides nor proves anything; pass insecure=True in a test")
         self._me = me
 
-    def dialing(self, lane: Lane, expected: PeerId | None) -> Session:
+    def dialing(self, lane: Lane, expected: PeerId | None) -> SecureSession:
         return _PlainSession(self._me, lane)
 
     def listening(self, addresses: list[str]) -> None:
         pass
 
-    def accepting(self) -> Session:
+    def accepting(self) -> SecureSession:
         return _PlainSession(self._me, None)
 
 
@@ -118,13 +118,13 @@ class _PlainSession:
         self._opened = False
         self._part = bytearray()  # of the hello
         self._out = bytearray()
-        self._frames = Frames(limit=FRAME_MAX)
+        self._frames = LengthPrefixedFrames(limit=FRAME_MAX)
 
     def start(self, seen_at: str) -> None:
         if self._lane is not None:
             self._hello(self._lane)
 
-    def receive(self, data: memoryview) -> list[Opened | Guest | bytes]:
+    def receive(self, data: memoryview) -> list[ChannelOpened | ForeignPeer | bytes]:
         if self._opened:
             return list(self._frames.receive(data))
         self._part += data
@@ -144,7 +144,7 @@ class _PlainSession:
             self._hello(lane)
         self._part = bytearray(rest)
         frames = self._frames.receive(rest) if lane is Lane.CONTROL else []
-        return [Opened(peer, lane), *frames]
+        return [ChannelOpened(peer, lane), *frames]
 
     def _hello(self, lane: Lane) -> None:
         self._out += PLAIN_HELLO + bytes((lane, len(self._me))) + self._me
@@ -156,7 +156,7 @@ class _PlainSession:
         out, self._out = bytes(self._out), bytearray()
         return out
 
-    def boxes(self) -> tuple[Sealer, Opener, bytes]:
+    def boxes(self) -> tuple[RecordSealer, RecordOpener, bytes]:
         return _PlainBox(), _PlainBox(), bytes(self._part)
 
 

@@ -18,8 +18,8 @@ from ipaddress import ip_address
 from typing import Protocol, TypeVar, cast
 
 from atoll.base.errors import PeerFault
-from atoll.crypto.seal import LinkSpent
-from atoll.wire.libp2p.multiaddr import Endpoint, text_of
+from atoll.crypto.seal import KeysExhausted
+from atoll.wire.libp2p.multiaddr import DialEndpoint, text_of
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ UNPACED = "reno"  # between processes of one computer, where nothing is lost: BB
 
 
 async def connect(
-    endpoint: Endpoint, congestion: str, may_dial: Callable[[str], bool] = lambda host: True
+    endpoint: DialEndpoint, congestion: str, may_dial: Callable[[str], bool] = lambda host: True
 ) -> socket.socket:
     """A connected, non-blocking socket. Raises OSError, ConnectionRefusedError only if every address refused.
 
@@ -61,7 +61,7 @@ async def connect(
     raise troubles[0] if troubles else OSError(f"{text_of(endpoint)} has no address")
 
 
-async def listening(endpoint: Endpoint, congestion: str) -> socket.socket:
+async def listening(endpoint: DialEndpoint, congestion: str) -> socket.socket:
     """A bound, non-blocking socket; accepted connections inherit its congestion control (Linux)."""
     family, address = (await _resolved(endpoint))[0]
     sock = _socket(family, address[0], congestion)
@@ -76,7 +76,7 @@ async def listening(endpoint: Endpoint, congestion: str) -> socket.socket:
     return sock
 
 
-async def _resolved(endpoint: Endpoint) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+async def _resolved(endpoint: DialEndpoint) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
     with contextlib.suppress(ValueError):  # a number needs no resolver, which would cost a thread
         family = socket.AF_INET6 if ip_address(endpoint.host).version == 6 else socket.AF_INET
         return [(family, (endpoint.host, endpoint.port))]
@@ -105,10 +105,10 @@ def _socket(family: socket.AddressFamily, host: str, congestion: str) -> socket.
     return sock
 
 
-class Channel(Protocol):
+class WireChannel(Protocol):
     """What a wire carries at the moment: a handshake, control frames, or bulk records."""
 
-    def began(self, wire: Wire) -> None: ...
+    def began(self, wire: TcpConnection) -> None: ...
 
     def room(self) -> memoryview:
         """Where the next bytes go; never empty."""
@@ -127,10 +127,10 @@ class Channel(Protocol):
         ...
 
 
-class Wire(asyncio.BufferedProtocol):
+class TcpConnection(asyncio.BufferedProtocol):
     """One TCP connection."""
 
-    def __init__(self, channel: Channel, count: Callable[[int], None] = lambda written_bytes: None) -> None:
+    def __init__(self, channel: WireChannel, count: Callable[[int], None] = lambda written_bytes: None) -> None:
         self.channel = channel
         self._count = count  # is told of every byte given to the socket
         self.received_bytes = 0
@@ -178,7 +178,7 @@ class Wire(asyncio.BufferedProtocol):
     def seen_at(self) -> str:
         """The same as a multiaddr, or empty."""
         host, port = self._peername()
-        return text_of(Endpoint(host, port, "tcp", None)) if host else ""
+        return text_of(DialEndpoint(host, port, "tcp", None)) if host else ""
 
     def _peername(self) -> tuple[str, int]:
         name = self._transport.get_extra_info("peername") if self._transport else None
@@ -210,7 +210,7 @@ class Wire(asyncio.BufferedProtocol):
             self._give_up(why)
 
     def _give_up(self, why: Exception) -> None:
-        if isinstance(why, PeerFault | LinkSpent | OSError):
+        if isinstance(why, PeerFault | KeysExhausted | OSError):
             log.debug("closing a connection to %s: %r", self.source, why)
         else:  # ours: bytes led us where nobody thought
             log.warning("closing a connection to %s", self.source, exc_info=why)

@@ -22,7 +22,7 @@ DEBT_MAX_S: Seconds = 5.0  # a flood of control messages, say answers to strange
 NAP_MIN_S: Seconds = 0.001  # a timer that is a rounding error early must not fire in a circle
 
 
-class Cap:
+class UploadLimiter:
     """Made and used inside one running event loop. A rate of 0 is no cap."""
 
     def __init__(self, upload_bytes_s: int) -> None:

@@ -30,10 +30,10 @@ from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
 from atoll.crypto.digest import Buffer, digest
 from atoll.protocol.transfer.tasks import ReadChunk, StoreChunk
-from atoll.runtime.network.buffer_pool import Reused
-from atoll.runtime.storage.store import NotInMemory, Store
-from atoll.runtime.storage.verified_chunks import Opening
-from atoll.wire.messages.history import Chunk
+from atoll.runtime.network.buffer_pool import BufferPool
+from atoll.runtime.storage.store import NotInMemory, PeerStore
+from atoll.runtime.storage.verified_chunks import PartialBlob
+from atoll.wire.messages.history import ChunkResponse
 
 ARRIVING_MAX = 2  # chunks that wait for the thread, a megabyte each: a kill loses them, its own and the loop's
 AT_ONCE = 4  # chunks of one turn of the thread: their memory is free again, and the machine hears of them, after it
@@ -41,33 +41,33 @@ AT_ONCE = 4  # chunks of one turn of the thread: their memory is free again, and
 Answer = Callable[[Any], None]  # is given the result, or the exception
 
 
-class Landed(NamedTuple):
+class ChunkOnDisk(NamedTuple):
     """In the place of a chunk's bytes: they are in their file already, if this is still its opening."""
 
     data: Buffer
-    opening: Opening
+    opening: PartialBlob
 
 
-class Arriving(NamedTuple):
-    chunk: Chunk
+class ArrivingChunk(NamedTuple):
+    chunk: ChunkResponse
     data: memoryview
     then: Callable[[Payload], None]
 
 
-class Chunks:
+class ChunkPipeline:
     """Takes, stores and reads chunks for one peer. Used from one running loop."""
 
-    def __init__(self, store: Store, memory: Callable[[int], memoryview] | None = None) -> None:
+    def __init__(self, store: PeerStore, memory: Callable[[int], memoryview] | None = None) -> None:
         """`memory`: where chunks that are read are put."""
-        self._store, self._memory = store, memory or Reused()
+        self._store, self._memory = store, memory or BufferPool()
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "chunks")
-        self._arriving: deque[Arriving] = deque()
+        self._arriving: deque[ArrivingChunk] = deque()
         self._to_read: deque[tuple[ReadChunk, Answer]] = deque()
         self._lock = Lock()  # of what the thread and the loop both change
         self._landing = self._closing = False
 
-    def take(self, chunk: Chunk, data: memoryview, then: Callable[[Payload], None]) -> None:
+    def take(self, chunk: ChunkResponse, data: memoryview, then: Callable[[Payload], None]) -> None:
         """A chunk came, nobody knows yet whether it is one: `then` is given its bytes by their name."""
         if len(data) > BLOB_CHUNK:  # no chunk of anything, though a frame may be 64 times as long
             then(Payload(ZERO_DIGEST, len(data), b""))
@@ -75,7 +75,7 @@ class Chunks:
         with self._lock:
             waits = len(self._arriving) < ARRIVING_MAX
             if waits:
-                self._arriving.append(Arriving(chunk, data, then))
+                self._arriving.append(ArrivingChunk(chunk, data, then))
             begins = waits and not self._landing
             self._landing |= begins
         if begins:
@@ -92,7 +92,7 @@ class Chunks:
                 self._loop.call_soon(self._read_one)
             return
         data = work.payload.data
-        if not isinstance(data, Landed):
+        if not isinstance(data, ChunkOnDisk):
             self._off_the_loop(self._store_one, (work, data), answer)
         elif data.opening is self._store.unfinished.opening(work.blob):
             self._loop.call_soon(self._then, answer, None)
@@ -123,12 +123,12 @@ class Chunks:
         if not self._closing:  # `close` waits for the thread, then the loop may end
             self._loop.call_soon_threadsafe(self._tell, landed)
 
-    def _land(self, chunk: Chunk, data: memoryview) -> Payload:
+    def _land(self, chunk: ChunkResponse, data: memoryview) -> Payload:
         name = digest(data)
-        opening: Opening | None = None
+        opening: PartialBlob | None = None
         with suppress(Exception):  # whoever asks for it to be stored is told why; the thread goes on
             opening = self._store.unfinished.land(chunk.blob, chunk.index, name, data)
-        return Payload(name, len(data), data if opening is None else Landed(data, opening))
+        return Payload(name, len(data), data if opening is None else ChunkOnDisk(data, opening))
 
     def _tell(self, landed: list[tuple[Callable[[Payload], None], Payload]]) -> None:
         for then, payload in landed:

@@ -22,11 +22,11 @@ from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
-from atoll.crypto.digest import Buffer, Manifest, digest
-from atoll.protocol.transfer.tasks import Partly
+from atoll.crypto.digest import BlobManifest, Buffer, digest
+from atoll.protocol.transfer.tasks import PartialManifest
 from atoll.runtime.storage.atomic_files import make_room, write_at
 from atoll.runtime.storage.ownership import open_private
-from atoll.runtime.storage.verified_chunks import Opening
+from atoll.runtime.storage.verified_chunks import PartialBlob
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +40,12 @@ _sync_data = getattr(os, "fdatasync", os.fsync)
 Memory = Callable[[int], memoryview]
 
 
-class Unfinished:
+class PartialBlobStore:
     """The unfinished blobs of one `Store`, in the folder of its blobs."""
 
     def __init__(self, blobs: Path, durable: bool) -> None:
         self._blobs, self._folder, self._durable = blobs, os.fspath(blobs), durable
-        self._openings: dict[Digest, Opening] = {}
+        self._openings: dict[Digest, PartialBlob] = {}
         self._syncs = ThreadPoolExecutor(1, "sync")
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Unfinished:
 
     # ---- begin ---------------------------------------------------------------------------------------------
 
-    def make_room(self, name: Digest, manifest: Manifest, drop_spare: Callable[[], int]) -> set[int]:
+    def make_room(self, name: Digest, manifest: BlobManifest, drop_spare: Callable[[], int]) -> set[int]:
         """For all of it; the chunks that an earlier attempt left here, each one verified. A full disk is asked for
         what quiet downloads hold, and for what `drop_spare` does; it says how many files that were."""
         path, before = self._part(name), self._openings.get(name)
@@ -71,10 +71,10 @@ class Unfinished:
             found = (digest(file.read(manifest.chunk_bytes(index))) for index in range(len(manifest.chunks)))
             return {index for index, (is_, be) in enumerate(zip(found, manifest.chunks, strict=True)) if is_ == be}
 
-    def begin(self, name: Digest, manifest: Manifest, have: Iterable[int]) -> None:
+    def begin(self, name: Digest, manifest: BlobManifest, have: Iterable[int]) -> None:
         """Its room is made, and these chunks are in it."""
         self._openings.pop(name, None)
-        self._openings[name] = opening = Opening(manifest)
+        self._openings[name] = opening = PartialBlob(manifest)
         for index in have:
             opening.wrote(index)
         if len(self._openings) > OPENINGS_HELD:
@@ -82,12 +82,16 @@ class Unfinished:
 
     # ---- what is here --------------------------------------------------------------------------------------
 
-    def partly(self, name: Digest) -> Partly | None:
+    def partly(self, name: Digest) -> PartialManifest | None:
         """What is here of a blob that is being fetched, if anything is."""
         opening = self._openings.get(name)
-        return Partly(opening.manifest, bytes(opening.here)) if opening is not None and any(opening.here) else None
+        return (
+            PartialManifest(opening.manifest, bytes(opening.here))
+            if opening is not None and any(opening.here)
+            else None
+        )
 
-    def opening(self, name: Digest) -> Opening | None:
+    def opening(self, name: Digest) -> PartialBlob | None:
         """The room that was made last for this blob, while it is being fetched."""
         return self._openings.get(name)
 
@@ -115,7 +119,7 @@ class Unfinished:
 
     # ---- filling it ----------------------------------------------------------------------------------------
 
-    def land(self, name: Digest, index: int, proof: Digest, data: Buffer) -> Opening | None:
+    def land(self, name: Digest, index: int, proof: Digest, data: Buffer) -> PartialBlob | None:
         """Write this chunk, whose digest is `proof`, if a blob that is being fetched is made of it. Says into which
         room it went; None: nothing was written, whoever asks for it to be stored may be told why."""
         opening = self._openings.get(name)
@@ -159,7 +163,7 @@ class Unfinished:
 
     # ---- its end -------------------------------------------------------------------------------------------
 
-    def take(self, name: Digest) -> Opening | None:
+    def take(self, name: Digest) -> PartialBlob | None:
         """Every chunk was verified: its opening, which is none any more. OSError if the disk lost some of it."""
         opening = self._openings.get(name)
         if opening is not None and not (opening.is_whole or self._path(name).exists()):
@@ -168,7 +172,7 @@ class Unfinished:
         self._openings.pop(name, None)
         return opening
 
-    def give_name(self, name: Digest, opening: Opening | None) -> bool:
+    def give_name(self, name: Digest, opening: PartialBlob | None) -> bool:
         """The synced file gets its final name; False if somebody else's has it already, and this one goes."""
         part, path = self._part(name), self._path(name)
         if opening is not None and opening.syncing is not None:
@@ -227,7 +231,7 @@ class Unfinished:
         return f"{self._folder}/{name.hex()}.part"
 
 
-def _empty(manifest: Manifest) -> set[int]:
+def _empty(manifest: BlobManifest) -> set[int]:
     """The chunks of zeros, of which a file that was just made consists: moments at the beginning of a run."""
     zeros = {size: digest(bytes(size)) for size in {manifest.chunk_bytes(i) for i in range(len(manifest.chunks))}}
     return {i for i, chunk in enumerate(manifest.chunks) if chunk == zeros[manifest.chunk_bytes(i)]}

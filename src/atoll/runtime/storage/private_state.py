@@ -23,42 +23,42 @@ from torch import Tensor
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import DIGEST_BYTES, Digest
 from atoll.crypto.digest import Buffer, blob_id, manifest_of
-from atoll.features.partition_training.tensors import LateWork, late_bytes, late_from_bytes
-from atoll.peer.tasks import Counted
-from atoll.runtime.storage.store import Store
+from atoll.features.partition_training.tensors import DeferredUpdate, late_bytes, late_from_bytes
+from atoll.peer.tasks import UpdateSettlement
+from atoll.runtime.storage.store import PeerStore
 from atoll.training.codec.blocks import tensor_over
 from atoll.training.exchange.tensorfile import load, pieces_of
-from atoll.training.exchange.update import Bounds, Update
-from atoll.training.recipe.private_parameters import Kept
+from atoll.training.exchange.update import Bounds, EncodedUpdate
+from atoll.training.recipe.private_parameters import PrivateParameters
 
 FORMAT = "atoll/private/3"
 BYTES = ("inner", "claim", "late")  # what stands in the file as bytes, beside vectors
 
 
 @dataclass(frozen=True)
-class Sent:
+class InFlightUpdate:
     """An update whose vertex is not known yet."""
 
     root: Digest  # of its parts, as my commitment has it
     claim: Digest | None  # as my commitment names it, where rounds are audited
     state: Digest  # that it builds on
     begins: int  # where the stretch that it is of begins
-    update: Update
+    update: EncodedUpdate
 
 
 @dataclass(frozen=True)
-class Private:
+class PrivateState:
     """Good for exactly one vertex, but for `kept`, which says what it is good for."""
 
     vertex: Digest | None  # with `sent`: the one before
     memory_F: Tensor | None = None  # error feedback; with `sent`: before it, where that is of a stretch alone
     inner: Buffer = b""  # moments
     claim: bytes = b""  # the last one that a vertex holds, where rounds are audited
-    late: LateWork | None = None  # what it did apart and no vertex has yet
-    kept: Kept | None = None  # parameters that the recipe leaves to it
-    sent: Sent | None = None  # a vertex that counts it is the one that this is good for
+    late: DeferredUpdate | None = None  # what it did apart and no vertex has yet
+    kept: PrivateParameters | None = None  # parameters that the recipe leaves to it
+    sent: InFlightUpdate | None = None  # a vertex that counts it is the one that this is good for
 
-    def goes_with(self, vertex: Digest, mine: Counted | None) -> bool:
+    def goes_with(self, vertex: Digest, mine: UpdateSettlement | None) -> bool:
         """`mine`: what this vertex counts of mine."""
         if self.sent is None:
             return self.vertex == vertex
@@ -67,10 +67,12 @@ class Private:
         return (mine.root, mine.claim) == (self.sent.root, self.sent.claim)
 
 
-NOTHING = Private(None)
+NOTHING = PrivateState(None)
 
 
-def going_with(files: Sequence[Private], vertex: Digest, mine: Sequence[Counted]) -> tuple[Private, Counted | None]:
+def going_with(
+    files: Sequence[PrivateState], vertex: Digest, mine: Sequence[UpdateSettlement]
+) -> tuple[PrivateState, UpdateSettlement | None]:
     """Of these files the one that goes with this vertex, and what a vertex counts of what was sent in it.
 
     `mine`: of this vertex and the one before. Where this one counts nothing of mine what was good for the one
@@ -100,7 +102,7 @@ def placed(memory_F: Tensor | None, left_N: Tensor, begins: int, floats: int) ->
 # ---- as bytes ----------------------------------------------------------------------------------------------
 
 
-class _SentWord(msgspec.Struct, frozen=True):
+class _InFlightHeader(msgspec.Struct, frozen=True):
     """What of `Sent` is no vector and no wire."""
 
     root: bytes
@@ -110,10 +112,10 @@ class _SentWord(msgspec.Struct, frozen=True):
     bounds: Bounds
 
 
-_SENT = msgspec.msgpack.Decoder(_SentWord)
+_SENT = msgspec.msgpack.Decoder(_InFlightHeader)
 
 
-def write_private(store: Store, private: Private) -> None:
+def write_private(store: PeerStore, private: PrivateState) -> None:
     """Tensors go to disk from where they lie. With `sent` in it, ahead."""
     assert private.vertex is not None
     late = late_bytes(private.late) if private.late is not None else b""
@@ -125,7 +127,7 @@ def write_private(store: Store, private: Private) -> None:
     if private.kept is not None:
         vectors["kept"], told["kept"] = private.kept.x_F, private.kept.state.hex()
     if (sent := private.sent) is not None:
-        word = _SentWord(sent.root, sent.claim, sent.state, sent.begins, sent.update.bounds)
+        word = _InFlightHeader(sent.root, sent.claim, sent.state, sent.begins, sent.update.bounds)
         vectors["left"], beside["sent"] = sent.update.memory_F, msgspec.msgpack.encode(word)
         beside |= {f"wire/{part:06}": wire for part, wire in enumerate(sent.update.wires)}
     tensors = vectors | {name: tensor_over(data, torch.uint8) for name, data in beside.items() if len(data)}
@@ -134,14 +136,14 @@ def write_private(store: Store, private: Private) -> None:
     store.private.write(*pieces_of(tensors, told), ahead=sent is not None)
 
 
-def read_private(store: Store, floats: int) -> list[Private]:
+def read_private(store: PeerStore, floats: int) -> list[PrivateState]:
     """What was written last, of a model of so many values, and what was written ahead. Left out is what is damaged,
     which costs what is this peer's own and nothing that was agreed."""
     found = (store.private.read(), store.private.read(ahead=True))
     return [one for data in found if data is not None and (one := _read(data, floats)) is not None]
 
 
-def _read(data: bytes, floats: int) -> Private | None:
+def _read(data: bytes, floats: int) -> PrivateState | None:
     try:
         tensors, told = load(data)
         if told.get("body") != blob_id(manifest_of(*pieces_of(tensors, {})[1:])).hex():
@@ -155,26 +157,28 @@ def _read(data: bytes, floats: int) -> Private | None:
         beside = {name: value.numpy().tobytes() for name, value in tensors.items()}
         inner, claim, late = (beside.get(name, b"") for name in BYTES)
         kept_F, left_N = vectors.get("kept"), vectors.get("left")
-        return Private(
+        return PrivateState(
             _digest(bytes.fromhex(told.get("vertex", ""))),
             vectors.get("memory"),
             inner,
             claim,
             late_from_bytes(late, floats) if late else None,
-            Kept(kept_F, _digest(bytes.fromhex(told.get("kept", "")))) if kept_F is not None else None,
+            PrivateParameters(kept_F, _digest(bytes.fromhex(told.get("kept", "")))) if kept_F is not None else None,
             _sent(beside, left_N) if left_N is not None else None,
         )
     except (PeerFault, ValueError, *UNREADABLE):
         return None
 
 
-def _sent(beside: dict[str, bytes], left_N: Tensor) -> Sent:
+def _sent(beside: dict[str, bytes], left_N: Tensor) -> InFlightUpdate:
     word = _SENT.decode(beside.get("sent", b""))
     if not word.bounds or word.bounds[-1][1] != len(left_N):
         raise ValueError("these are no parts of what was sent")
     wires = tuple(beside.get(f"wire/{part:06}", b"") for part in range(len(word.bounds)))
     claim = _digest(word.claim) if word.claim is not None else None
-    return Sent(_digest(word.root), claim, _digest(word.state), word.begins, Update(wires, left_N, word.bounds))
+    return InFlightUpdate(
+        _digest(word.root), claim, _digest(word.state), word.begins, EncodedUpdate(wires, left_N, word.bounds)
+    )
 
 
 def _fits(vector: Tensor) -> bool:

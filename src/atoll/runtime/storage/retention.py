@@ -13,15 +13,15 @@ from itertools import chain
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
-from atoll.peer.config.sections import Keep
-from atoll.runtime.storage.store import Store
+from atoll.peer.config.sections import KeepSection
+from atoll.runtime.storage.store import PeerStore
 from atoll.wire.codec import decode_body, decode_vertex
 
 SPACED_MAX = 64  # states of every so many rounds: a week of rounds of ten minutes, at a state in two or three hours
 
 
-class Retention:
-    def __init__(self, store: Store, keep: Keep) -> None:
+class StateRetention:
+    def __init__(self, store: PeerStore, keep: KeepSection) -> None:
         self._store, self.keep = store, keep
         self._agreed: dict[int, Digest] = {}  # of the rounds that stay: read once
         self._whole: Sequence[Digest] | None = None  # where older states lie in pieces: those that do not yet

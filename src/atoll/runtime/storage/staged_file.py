@@ -15,7 +15,7 @@ from atoll.runtime.storage.atomic_files import write_over
 from atoll.runtime.storage.ownership import open_private
 
 
-class TwoFiles:
+class StagedFile:
     def __init__(self, folder: Path, name: str) -> None:
         self._held, self._ahead, self._spare = (folder / f"{name}.{end}" for end in ("bin", "next", "tmp"))
 

@@ -15,11 +15,11 @@ from threading import Lock
 
 from atoll.base.errors import PeerFault, RunFailedError
 from atoll.base.ids import Digest
-from atoll.features.attribution.row_store import Rows
-from atoll.peer.config.sections import Keep
-from atoll.runtime.storage.retention import Retention
-from atoll.runtime.storage.store import Store
-from atoll.training.exchange.layout import Layout
+from atoll.features.attribution.row_store import RowStore
+from atoll.peer.config.sections import KeepSection
+from atoll.runtime.storage.retention import StateRetention
+from atoll.runtime.storage.store import PeerStore
+from atoll.training.exchange.layout import ModelLayout
 from atoll.training.exchange.state import SharedState, state_from_bytes, state_pieces
 
 STATES_HELD = 4  # recent shared states in memory: the head, its parent, and proposals
@@ -29,12 +29,12 @@ VERDICTS_SHARE = 4  # of `keep.bytes_max` at most a fourth goes to what verdicts
 LOOKED_FOR_MAX = 4  # earlier states that somebody looked for; the oldest wish gives way
 
 
-class Shelf:
+class StateCache:
     """States by name. `put` and `find` belong to one thread, `tidy` to another, which must not see half a `put`."""
 
-    def __init__(self, store: Store, keep: Keep = Keep()) -> None:  # a frozen value
-        self._store, self._retention = store, Retention(store, keep)
-        self.rows = Rows(store)
+    def __init__(self, store: PeerStore, keep: KeepSection = KeepSection()) -> None:  # a frozen value
+        self._store, self._retention = store, StateRetention(store, keep)
+        self.rows = RowStore(store)
         self._looked_for: OrderedDict[Digest, None] = OrderedDict()
         self._verdicts: Sequence[Digest] = ()  # exhibits, and the states to judge them by, the newest first
         self._pieces: frozenset[Digest] = frozenset()  # of older states, where these lie in pieces
@@ -42,14 +42,14 @@ class Shelf:
         self._kept_since: dict[Digest, float] = {}  # states on disk -> when they were put there
         self._tidying = Lock()
 
-    def put(self, state: SharedState, layout: Layout) -> Digest:
+    def put(self, state: SharedState, layout: ModelLayout) -> Digest:
         pieces = state_pieces(state, layout)
         with self._tidying:
             name = self._store.put_blob(*pieces)
             self._hold(name, state)
         return name
 
-    def find(self, name: Digest, layout: Layout) -> SharedState | None:
+    def find(self, name: Digest, layout: ModelLayout) -> SharedState | None:
         """None if it is not on this disk. Raises RunFailedError for one that cannot be read."""
         held = self._held.get(name)
         if held is not None:

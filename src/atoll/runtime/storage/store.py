@@ -30,21 +30,21 @@ from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
-from atoll.crypto.digest import Buffer, Manifest, blob_id, digest, manifest_of
+from atoll.crypto.digest import BlobManifest, Buffer, blob_id, digest, manifest_of
 from atoll.peer.tasks import ReadVertices
 from atoll.protocol.history.era_signatures import SEALED_HELD, ReadEra
 from atoll.protocol.transfer.tasks import BlobOpened, CloseBlob, DropBlob, OpenBlob, ReadManifest
 from atoll.runtime.network.buffer_pool import for_once
-from atoll.runtime.network.file_slice import Handle, Stretch
+from atoll.runtime.network.file_slice import FileHandle, FileSlice
 from atoll.runtime.storage.atomic_files import aside, open_elsewhere, read_at, refused, sync_folder, write_durably
 from atoll.runtime.storage.ownership import make_private, open_private, private_folder, read_secret
-from atoll.runtime.storage.partial_blobs import PARTS_KEPT_S, Memory, Unfinished
-from atoll.runtime.storage.staged_file import TwoFiles
-from atoll.runtime.storage.verified_chunks import Proof, Stamp
+from atoll.runtime.storage.partial_blobs import PARTS_KEPT_S, Memory, PartialBlobStore
+from atoll.runtime.storage.staged_file import StagedFile
+from atoll.runtime.storage.verified_chunks import FileStamp, VerifiedChunks
 
 VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones stay on disk
 MANIFESTS_HELD = 64
-_MANIFEST = msgspec.msgpack.Decoder(Manifest)
+_MANIFEST = msgspec.msgpack.Decoder(BlobManifest)
 SPARE_FROM_BYTES = 2**20  # of a blob that goes: smaller files are not worth a second life
 
 AT_ONCE = getattr(os, "RWF_NOWAIT", 0)  # read what is in memory, fail for what is not; Linux
@@ -69,7 +69,7 @@ class NotInMemory(Exception):
     """The disk would have to be waited for."""
 
 
-class Store:
+class PeerStore:
     """One peer's folder. Used by one process at a time; a second one is told so."""
 
     def __init__(self, folder: Path, durable: bool = True) -> None:
@@ -94,10 +94,10 @@ class Store:
         except sqlite3.DatabaseError as why:
             os.close(self._lock)
             raise damaged(f"kept.sqlite ({why})", folder) from why
-        self._manifests: OrderedDict[Digest, Manifest] = OrderedDict()
-        self._proofs: dict[Digest, Proof] = {}  # of some whose manifests are held
-        self.unfinished = Unfinished(folder / "blobs", durable)
-        self.private = TwoFiles(folder, "private")  # what only this peer knows: `private.py`
+        self._manifests: OrderedDict[Digest, BlobManifest] = OrderedDict()
+        self._proofs: dict[Digest, VerifiedChunks] = {}  # of some whose manifests are held
+        self.unfinished = PartialBlobStore(folder / "blobs", durable)
+        self.private = StagedFile(folder, "private")  # what only this peer knows: `private.py`
 
     def _open_database(self) -> sqlite3.Connection:
         path = self.folder / "kept.sqlite"
@@ -229,16 +229,16 @@ class Store:
         try:
             found = os.fstat(handle)  # before reading: what is changed meanwhile is seen
             data = for_once(found.st_size)
-            manifest = self._read_all(name, handle, Stamp.of(found), data)
+            manifest = self._read_all(name, handle, FileStamp.of(found), data)
         finally:
             os.close(handle)
         if blob_id(manifest) != name:
             self.set_aside(name)
             return None
-        self._remember(name, manifest, Stamp.of(found))
+        self._remember(name, manifest, FileStamp.of(found))
         return data.toreadonly()
 
-    def _read_all(self, name: Digest, handle: int, stamp: Stamp, data: memoryview) -> Manifest:
+    def _read_all(self, name: Digest, handle: int, stamp: FileStamp, data: memoryview) -> BlobManifest:
         """What it is made of. A chunk that was hashed in this process, and is in memory, is believed."""
         proof, held = self._proofs.get(name), self._manifests.get(name)
         known = held if proof is not None and proof.stamp == stamp else None
@@ -252,7 +252,7 @@ class Store:
                 proof.went(index)
             read_at(handle, place, begin)
             chunks.append(digest(place))
-        return Manifest(len(data), tuple(chunks))
+        return BlobManifest(len(data), tuple(chunks))
 
     def set_aside(self, name: Digest) -> None:
         """This disk damaged it: as if it were not here."""
@@ -262,7 +262,7 @@ class Store:
     def blob_path(self, name: Digest) -> Path:
         return self._path(name)
 
-    def manifest(self, name: Digest) -> Manifest | None:
+    def manifest(self, name: Digest) -> BlobManifest | None:
         """Of a finished blob. Kept beside it: whoever asks for one should not wait until all of it was read."""
         if not self.has_blob(name):
             return None
@@ -299,20 +299,20 @@ class Store:
                 proof.went(index)
             raise NotInMemory from None
 
-    def _proved_chunk(self, name: Digest, manifest: Manifest, index: int) -> Payload | None:
+    def _proved_chunk(self, name: Digest, manifest: BlobManifest, index: int) -> Payload | None:
         proof = self._proofs.get(name)
         if proof is None or not 0 <= index < len(proof.chunks) or not proof.chunks[index]:
             return None
         if self._stamp(name) != proof.stamp:
             return None  # it was changed
-        proof.file = proof.file or Handle(self._place(name))
+        proof.file = proof.file or FileHandle(self._place(name))
         begin = index * BLOB_CHUNK
-        stretch = Stretch(proof.file, begin, begin + manifest.chunk_bytes(index))
+        stretch = FileSlice(proof.file, begin, begin + manifest.chunk_bytes(index))
         stretch.touch(AT_ONCE)
         return Payload(manifest.chunks[index], len(stretch), stretch)
 
     def _read_chunk(
-        self, name: Digest, manifest: Manifest, index: int, memory: Memory, flags: int
+        self, name: Digest, manifest: BlobManifest, index: int, memory: Memory, flags: int
     ) -> Payload | None:
         if not 0 <= index < len(manifest.chunks):
             return None
@@ -323,7 +323,7 @@ class Store:
             return self.unfinished.read(name, index, memory, flags)
         try:
             count = os.preadv(handle, [data], index * BLOB_CHUNK, flags)
-            stamp = Stamp.of(os.fstat(handle))  # after reading: what was changed before is seen
+            stamp = FileStamp.of(os.fstat(handle))  # after reading: what was changed before is seen
         finally:
             os.close(handle)
         if flags and count < len(data):
@@ -334,11 +334,11 @@ class Store:
             return None
         proof = self._proofs.get(name)
         if proof is None or proof.stamp != stamp:
-            proof = self._proofs[name] = Proof(stamp, bytearray(len(manifest.chunks)))
+            proof = self._proofs[name] = VerifiedChunks(stamp, bytearray(len(manifest.chunks)))
         proof.chunks[index] = 1
         return Payload(manifest.chunks[index], count, data)
 
-    def open_blob(self, name: Digest, manifest: Manifest) -> frozenset[int]:
+    def open_blob(self, name: Digest, manifest: BlobManifest) -> frozenset[int]:
         """Make room for a blob that is being fetched; the chunks that are here already, each one verified: of an
         earlier attempt, or of other blobs, as far as an earlier state or another one is made of the same."""
         if self.has_blob(name):
@@ -349,7 +349,7 @@ class Store:
         self.unfinished.begin(name, manifest, have)
         return frozenset(have)
 
-    def _copy_from_others(self, name: Digest, manifest: Manifest, have: set[int]) -> set[int]:
+    def _copy_from_others(self, name: Digest, manifest: BlobManifest, have: set[int]) -> set[int]:
         """Write what finished blobs share with this one into its file; the chunks that this was."""
         lacking: dict[tuple[Digest, int], list[int]] = {}  # by digest and length
         for index, wanted in enumerate(manifest.chunks):
@@ -385,7 +385,7 @@ class Store:
             self._remember(name, opening.manifest, self._stamp(name))
         sync_folder(self.folder / "blobs")
 
-    def take_in(self, path: Path, name: Digest, manifest: Manifest) -> None:
+    def take_in(self, path: Path, name: Digest, manifest: BlobManifest) -> None:
         """This file, whole and synced, becomes the blob of this name."""
         self._write_manifest(name, manifest)
         path.rename(self._path(name))
@@ -429,7 +429,7 @@ class Store:
         """The same, without the price of a `Path`, for what happens once per chunk."""
         return f"{self._blobs}/{name.hex()}"
 
-    def _read_manifest(self, name: Digest) -> Manifest | None:
+    def _read_manifest(self, name: Digest) -> BlobManifest | None:
         try:
             manifest = _MANIFEST.decode(self._path(name).with_suffix(".manifest").read_bytes())
             manifest.check()
@@ -437,24 +437,24 @@ class Store:
             return None
         return manifest if blob_id(manifest) == name else None
 
-    def _write_manifest(self, name: Digest, manifest: Manifest) -> None:
+    def _write_manifest(self, name: Digest, manifest: BlobManifest) -> None:
         path = self._path(name).with_suffix(".manifest")
         # made again when it is asked for; what a full disk cut off proves nothing
         with suppress(OSError), open(path, "wb", opener=open_private) as file:
             file.write(msgspec.msgpack.encode(manifest))
 
-    def _remember(self, name: Digest, manifest: Manifest, proved: Stamp | None = None) -> None:
+    def _remember(self, name: Digest, manifest: BlobManifest, proved: FileStamp | None = None) -> None:
         """`proved`: of the file whose every chunk has just been hashed."""
         self._manifests[name] = manifest
         if proved is not None:
-            self._proofs[name] = Proof(proved, bytearray(b"\1") * len(manifest.chunks))
+            self._proofs[name] = VerifiedChunks(proved, bytearray(b"\1") * len(manifest.chunks))
         if len(self._manifests) > MANIFESTS_HELD:
             forgotten, _ = self._manifests.popitem(last=False)
             self._proofs.pop(forgotten, None)
 
-    def _stamp(self, name: Digest) -> Stamp | None:
+    def _stamp(self, name: Digest) -> FileStamp | None:
         with suppress(FileNotFoundError):  # tidied away meanwhile
-            return Stamp.of(os.stat(self._place(name)))
+            return FileStamp.of(os.stat(self._place(name)))
         return None
 
     def _take_lock(self) -> int:
@@ -476,7 +476,7 @@ class Store:
 class NewBlob:
     """Under no name until it is whole. One at a time per folder; whoever gives up calls `drop`."""
 
-    def __init__(self, store: Store, path: Path, durable: bool) -> None:
+    def __init__(self, store: PeerStore, path: Path, durable: bool) -> None:
         self._store, self._path, self._durable = store, path, durable
         self._file = open(path, "wb", opener=open_private)  # noqa: SIM115  # until `finish` or `drop`
         self._chunks: list[Digest] = []
@@ -491,7 +491,7 @@ class NewBlob:
 
     def finish(self, goal: Digest | None = None) -> Digest | None:
         """Durable under its name, which is returned; None, and nothing is left, if it should be another one."""
-        manifest = Manifest(self._size, tuple(self._chunks))
+        manifest = BlobManifest(self._size, tuple(self._chunks))
         name = blob_id(manifest)
         if goal not in (None, name):
             self.drop()
@@ -521,7 +521,7 @@ def in_use(folder: Path) -> bool:
     return False
 
 
-def stored(store: Store, work: Any) -> Any:
+def stored(store: PeerStore, work: Any) -> Any:
     """The answer to work that concerns only what is kept. Chunks go their own way: `chunks.py`."""
     match work:
         case ReadVertices():

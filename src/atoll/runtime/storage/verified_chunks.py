@@ -14,15 +14,15 @@ from threading import Lock
 from typing import NamedTuple
 
 from atoll.base.ids import Digest
-from atoll.crypto.digest import Manifest
-from atoll.runtime.network.file_slice import Handle
+from atoll.crypto.digest import BlobManifest
+from atoll.runtime.network.file_slice import FileHandle
 
 
-class Opening:
+class PartialBlob:
     """Room for a blob that is being fetched. Every `open_blob` makes another one: what was written into the file of
     an earlier one is not in this."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: BlobManifest) -> None:
         self.manifest = manifest
         self.here = bytearray(-(-len(manifest.chunks) // 8))  # a bit for each chunk that was verified and written
         self.unsynced_bytes = 0  # written since the last sync began
@@ -61,7 +61,7 @@ class Opening:
         return manifest.chunks[index] == proof and manifest.chunk_bytes(index) == size_bytes
 
 
-class Stamp(NamedTuple):
+class FileStamp(NamedTuple):
     """Another one after every write: whoever changes a file, or puts another one in its place, leaves a trace."""
 
     inode: int
@@ -69,11 +69,11 @@ class Stamp(NamedTuple):
     changed_ns: int
 
     @classmethod
-    def of(cls, found: os.stat_result) -> Stamp:
+    def of(cls, found: os.stat_result) -> FileStamp:
         return cls(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-class Proof:
+class VerifiedChunks:
     """Which chunks of a blob were hashed in this process since they were last known to be in memory.
 
     A disk that rots leaves no trace in the stamp, but what it changed has to come from it: a chunk that is not in
@@ -83,10 +83,10 @@ class Proof:
     asker, which hashes all.
     """
 
-    def __init__(self, stamp: Stamp, chunks: bytearray) -> None:
+    def __init__(self, stamp: FileStamp, chunks: bytearray) -> None:
         self.stamp = stamp
         self.chunks = chunks  # 1: proved
-        self.file: Handle | None = None  # once one of them was served
+        self.file: FileHandle | None = None  # once one of them was served
 
     def went(self, index: int) -> None:
         for near in range(max(0, index - 1), min(index + 2, len(self.chunks))):

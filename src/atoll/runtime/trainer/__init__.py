@@ -20,8 +20,16 @@ Never forks: the child is a fresh interpreter, `python -m atoll.runtime.trainer`
 
 from __future__ import annotations
 
-from atoll.runtime.trainer.client import Trainer, check_device, threads_per_trainer
+from atoll.runtime.trainer.client import TrainerClient, check_device, threads_per_trainer
 from atoll.runtime.trainer.failures import TrainerFailed
-from atoll.runtime.trainer.protocol import Beat, Evaluated, TrainerSpec
+from atoll.runtime.trainer.protocol import ModelEvaluated, TrainerHeartbeat, TrainerSpec
 
-__all__ = ["Beat", "Evaluated", "Trainer", "TrainerFailed", "TrainerSpec", "check_device", "threads_per_trainer"]
+__all__ = [
+    "ModelEvaluated",
+    "TrainerClient",
+    "TrainerFailed",
+    "TrainerHeartbeat",
+    "TrainerSpec",
+    "check_device",
+    "threads_per_trainer",
+]

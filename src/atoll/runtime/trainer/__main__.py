@@ -9,7 +9,7 @@ import threading
 import traceback
 from contextlib import suppress
 
-from atoll.runtime.trainer.process import Child, Commands
+from atoll.runtime.trainer.process import CommandReader, TrainerProcess
 from atoll.runtime.trainer.protocol import read_frame
 
 NICE = 5  # below the peer beside it: a heartbeat is worth more than a step
@@ -22,10 +22,10 @@ def _main() -> None:
     frame = read_frame(sys.stdin.buffer)
     if frame is None:
         return
-    commands = Commands(sys.stdin.buffer)
+    commands = CommandReader(sys.stdin.buffer)
     threading.Thread(target=commands.listen, daemon=True).start()
     try:
-        Child(int(sys.argv[1]), frame, commands, answers).serve()
+        TrainerProcess(int(sys.argv[1]), frame, commands, answers).serve()
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

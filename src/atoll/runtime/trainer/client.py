@@ -26,39 +26,39 @@ from atoll.runtime.trainer.protocol import (
     FRAME_MAX,
     LENGTH,
     Answer,
-    Beat,
-    Broken,
-    Cancel,
-    Carried,
+    AuditProgress,
+    CancelTraining,
     Command,
-    Evaluate,
-    Evaluated,
-    GoOn,
+    CommandDone,
+    CommandFailed,
+    EvaluateModel,
+    InnerSaved,
     JudgeSegment,
     LoadInner,
     Look,
-    Looked,
-    LookOn,
-    Merge,
-    Progressed,
-    Ready,
-    Sample,
-    Sampled,
-    Saved,
+    LossesMeasured,
+    MergeAnchor,
+    ModelEvaluated,
+    NextAuditStep,
+    NextBatch,
+    SampleText,
     SaveInner,
     ShowSegment,
+    StepsTrained,
     Taken,
-    Train,
-    Trained,
+    TextSampled,
+    TrainerHeartbeat,
+    TrainerReady,
     TrainerSpec,
-    WriteX,
+    TrainSteps,
+    WriteParameters,
 )
-from atoll.runtime.trainer.shared_memory import Mailbox, anonymous
+from atoll.runtime.trainer.shared_memory import SharedMailbox, anonymous
 from atoll.training.codec.blocks import Room, new_wire
-from atoll.training.exchange.layout import Layout
+from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.inner import Inner
-from atoll.training.recipe.lr_position import Horizon
-from atoll.verification.replay_audit import Assignment
+from atoll.training.recipe.lr_position import ScheduleHorizon
+from atoll.verification.replay_audit.replay import TrainingAssignment
 
 STEPS_OF_SILENCE = 20  # a step that takes so many times longer than the last ones counts as hung
 # What Python runs, with the descriptor of the mailbox behind it. -P: no module comes from the working directory,
@@ -94,20 +94,20 @@ def check_device(name: str) -> None:
     )
 
 
-class Trainer:
+class TrainerClient:
     """One trainer process. `start` it, drive it, `stop` it; after a crash, `start` it again.
 
     `on_beat` is called about twice a second while it trains.
     """
 
-    def __init__(self, on_beat: Callable[[Beat], None] | None = None) -> None:
-        self.layout: Layout | None = None
+    def __init__(self, on_beat: Callable[[TrainerHeartbeat], None] | None = None) -> None:
+        self.layout: ModelLayout | None = None
         self._on_beat = on_beat
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._lock = asyncio.Lock()
 
-    async def start(self, spec: TrainerSpec) -> Layout:
+    async def start(self, spec: TrainerSpec) -> ModelLayout:
         """Start the process and build the model; returns its layout. The first weights are in `read_x()`."""
         await self.stop()
         loop = asyncio.get_running_loop()
@@ -126,9 +126,9 @@ class Trainer:
                 env=os.environ | {"OMP_NUM_THREADS": str(spec.threads), "PYTHONPATH": _python_path()} | ALONE,
             )
             self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._overhear())]
-            ready = await self._ask(spec, Ready)
+            ready = await self._ask(spec, TrainerReady)
             self.layout = ready.layout
-            self._mailbox = Mailbox(fd, ready.layout.floats, ready.room_bytes)
+            self._mailbox = SharedMailbox(fd, ready.layout.floats, ready.room_bytes)
         except BaseException:
             await self.stop()
             raise
@@ -146,13 +146,13 @@ class Trainer:
         global_step: int,
         until: float | None = None,
         ahead: int | None = None,
-        assignment: Assignment | None = None,
+        assignment: TrainingAssignment | None = None,
         held: tuple[int, ...] = (),
         apart: bool = False,
         batch: int = 0,
         inner: Inner | None = None,
-        horizon: Horizon | None = None,
-    ) -> Trained:
+        horizon: ScheduleHorizon | None = None,
+    ) -> StepsTrained:
         """At most `steps` inner steps from x, at most until `until` (time.monotonic()); x is then in `read_x()`.
 
         With `ahead`, also of 0, it goes on from there by itself, so many steps, and after a `merge` as many as
@@ -165,23 +165,23 @@ class Trainer:
         assert steps >= 0
         self._job += 1
         where = cursor, shard, shards, global_step
-        job = Train(self._job, steps, until, *where, ahead, assignment, held, apart, batch, inner, horizon)
-        return await self._ask(job, Trained)
+        job = TrainSteps(self._job, steps, until, *where, ahead, assignment, held, apart, batch, inner, horizon)
+        return await self._ask(job, StepsTrained)
 
     def cancel(self) -> None:
         """End the training under way at its next step boundary. Harmless if there is none."""
         if self._process is not None and not self._failure.done():
-            self._say(Cancel(self._job))
+            self._say(CancelTraining(self._job))
 
     def hand_over(self) -> None:
         """The same, and it goes on ahead from there as after all its steps."""
         if self._process is not None and not self._failure.done():
-            self._say(Cancel(self._job, ahead=True))
+            self._say(CancelTraining(self._job, ahead=True))
 
     def stand(self) -> None:
         """The same as `cancel`, and it takes no step ahead either until the next `train`."""
         if self._process is not None and not self._failure.done():
-            self._say(Cancel(self._job, stands=True))
+            self._say(CancelTraining(self._job, stands=True))
 
     def read_x(self) -> Tensor:
         """(F,): x as of the end of the last `train` or `write_x`. A view: it changes with the next of them."""
@@ -189,30 +189,30 @@ class Trainer:
 
     async def write_x(self, x_F: Tensor, counters: tuple[int, ...] = ()) -> None:
         """Go on from these parameters and buffers (F,)."""
-        await self._ask(WriteX(counters), Carried, before=lambda: self._mailbox.x_F.copy_(x_F))
+        await self._ask(WriteParameters(counters), CommandDone, before=lambda: self._mailbox.x_F.copy_(x_F))
 
     async def merge(self, lo: int, value_N: Tensor, how: Taken) -> None:
         """x[lo : lo + N] takes in a new anchor (N,), between two steps; `shift` adds what is given."""
         into_N = self._mailbox.x_F[lo : lo + len(value_N)]
-        await self._ask(Merge(lo, lo + len(value_N), how), Carried, before=lambda: into_N.copy_(value_N))
+        await self._ask(MergeAnchor(lo, lo + len(value_N), how), CommandDone, before=lambda: into_N.copy_(value_N))
 
-    async def evaluate(self, samples: int = 512, of_F: Tensor | None = None) -> Evaluated:
+    async def evaluate(self, samples: int = 512, of_F: Tensor | None = None) -> ModelEvaluated:
         """Loss and accuracy of x, or of these parameters (F,), on the same validation samples every time."""
-        command = Evaluate(samples, given=of_F is not None)
-        return await self._ask(command, Evaluated, before=lambda: self._mailbox.show(of_F))
+        command = EvaluateModel(samples, given=of_F is not None)
+        return await self._ask(command, ModelEvaluated, before=lambda: self._mailbox.show(of_F))
 
     async def sample(self, prompt: str, n: int, seed: int = 0, of_F: Tensor | None = None) -> str:
         """What the model would write after `prompt`, `n` bytes, with x or with these parameters (F,)."""
-        command = Sample(prompt, n, seed, given=of_F is not None)
-        return (await self._ask(command, Sampled, before=lambda: self._mailbox.show(of_F))).text
+        command = SampleText(prompt, n, seed, given=of_F is not None)
+        return (await self._ask(command, TextSampled, before=lambda: self._mailbox.show(of_F))).text
 
-    async def audit(self, work: ShowSegment | JudgeSegment | GoOn) -> Progressed:
+    async def audit(self, work: ShowSegment | JudgeSegment | NextAuditStep) -> AuditProgress:
         """Begin to show or to judge, or go on with it, for one step: no round waits for the rest."""
-        return await self._ask(work, Progressed)
+        return await self._ask(work, AuditProgress)
 
-    async def validate(self, work: Look | LookOn, of_F: Tensor | None = None) -> Looked:
+    async def validate(self, work: Look | NextBatch, of_F: Tensor | None = None) -> LossesMeasured:
         """Begin to look at these parameters (F,), or go on with it, for one batch: no round waits for the rest."""
-        return await self._ask(work, Looked, before=lambda: self._mailbox.show(of_F))
+        return await self._ask(work, LossesMeasured, before=lambda: self._mailbox.show(of_F))
 
     def made(self) -> Tensor:
         """A copy (F,) of what steps made that were taken again, right after the last of them."""
@@ -220,11 +220,13 @@ class Trainer:
 
     async def inner_state(self, room: Room = new_wire) -> Buffer:
         """A copy of it, in `room`."""
-        return await self._ask(SaveInner(), Saved, after=lambda saved: self._mailbox.take(saved.size_bytes, room))
+        return await self._ask(
+            SaveInner(), InnerSaved, after=lambda saved: self._mailbox.take(saved.size_bytes, room)
+        )
 
     async def set_inner_state(self, data: Buffer) -> None:
         """Empty bytes begin afresh, as after a divergence."""
-        await self._ask(LoadInner(len(data)), Carried, before=lambda: self._mailbox.put(data))
+        await self._ask(LoadInner(len(data)), CommandDone, before=lambda: self._mailbox.put(data))
 
     async def stop(self) -> None:
         """End the process, whatever it is doing. Harmless if there is none."""
@@ -253,8 +255,8 @@ class Trainer:
             return await asyncio.shield(turn)
         except asyncio.CancelledError:
             turn.add_done_callback(lambda done: done.cancelled() or done.exception())
-            if isinstance(command, Train) and self._process is not None and not turn.done():
-                self._say(Cancel(command.job))
+            if isinstance(command, TrainSteps) and self._process is not None and not turn.done():
+                self._say(CancelTraining(command.job))
             raise
 
     async def _turn(
@@ -271,12 +273,12 @@ class Trainer:
                 raise self._failure.result()
             self._answer = asyncio.get_running_loop().create_future()
             self._heard, self._step_s = time.monotonic(), None
-            self._training = isinstance(command, Train)
+            self._training = isinstance(command, TrainSteps)
             if before is not None:
                 before()
             self._say(command)
             answer = await self._watch(self._answer)
-            if isinstance(answer, Broken):
+            if isinstance(answer, CommandFailed):
                 raise broken(answer)
             assert isinstance(answer, expected), f"{type(answer).__name__} is no answer to {command}"
             return after(answer) if after is not None else answer
@@ -324,7 +326,7 @@ class Trainer:
                 (size,) = LENGTH.unpack(await stdout.readexactly(LENGTH.size))
                 answer = ANSWER.decode(await stdout.readexactly(size))
                 self._heard = time.monotonic()
-                if isinstance(answer, Beat):
+                if isinstance(answer, TrainerHeartbeat):
                     self._step_s = answer.step_s
                     if self._on_beat is not None and self._training:
                         asyncio.get_running_loop().call_soon(self._on_beat, answer)  # its errors are its own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from atoll.base.errors import RunFailedError
-from atoll.runtime.trainer.protocol import Broken, Why
+from atoll.runtime.trainer.protocol import CommandFailed, Why
 
 HINTS = {  # likely cause, what to do
     "memory": ("batch or model are too large for this device", "lower the batch or choose a smaller model"),
@@ -22,7 +22,7 @@ class TrainerFailed(RunFailedError):
         super().__init__(f"E-TRN-{codes[why]:02d}", what, cause=cause, fix=fix)
 
 
-def broken(said: Broken) -> TrainerFailed:
+def broken(said: CommandFailed) -> TrainerFailed:
     """It could not do what it was asked, and says so itself."""
     cause, fix = HINTS.get(said.why, ("", ""))
     return TrainerFailed(said.why, said.what, cause=cause, fix=fix, alive=True)

@@ -28,42 +28,42 @@ from atoll.runtime.trainer.protocol import (
     LENGTH,
     SPEC,
     Answer,
-    Beat,
-    Broken,
-    Cancel,
-    Carried,
+    BeginReplay,
+    BeginScoring,
+    BeginValidation,
+    CancelTraining,
     Command,
-    Evaluate,
-    Evaluated,
-    GoOn,
+    CommandDone,
+    CommandFailed,
+    EvaluateModel,
+    InnerSaved,
     JudgeSegment,
     LoadInner,
-    LookAlong,
-    Looked,
-    LookOn,
-    Merge,
-    Ready,
-    Sample,
-    Sampled,
-    Saved,
+    LossesMeasured,
+    MergeAnchor,
+    ModelEvaluated,
+    NextAuditStep,
+    NextBatch,
+    SampleText,
     SaveInner,
     ShowSegment,
-    StepAgain,
-    Train,
-    Trained,
-    Validate,
-    WriteX,
+    StepsTrained,
+    TextSampled,
+    TrainerHeartbeat,
+    TrainerReady,
+    TrainSteps,
+    WriteParameters,
     read_frame,
 )
-from atoll.runtime.trainer.shared_memory import Mailbox
+from atoll.runtime.trainer.shared_memory import SharedMailbox
 from atoll.training.data import batch, cursor_after, epoch_samples, load_data, validation
 from atoll.training.exchange.layout import bind, flatten, unflatten
 from atoll.training.models import generate_text
-from atoll.training.recipe.gradient import Gradient
+from atoll.training.recipe.gradient import GradientComputer
 from atoll.training.recipe.inner import (
-    Accumulate,
+    GradientAccumulation,
     InnerState,
-    Pipelined,
+    PipelinedGradients,
     fresh_inner,
     inner_from_bytes,
     inner_pieces,
@@ -72,28 +72,33 @@ from atoll.training.recipe.inner import (
 )
 from atoll.training.recipe.lr_position import later, step_at
 from atoll.training.recipe.merge import merge
-from atoll.verification.replay_audit import Live, Profile, profile_here
-from atoll.verification.replay_audit.trainer import Auditing
-from atoll.verification.state_validation.trainer import VALIDATION_BATCH, Validating, model_of
+from atoll.verification.replay_audit.replay import TrainerSnapshot
+from atoll.verification.replay_audit.tolerance import TrainingProfile, profile_here
+from atoll.verification.replay_audit.trainer import SegmentReplayer
+from atoll.verification.state_validation.trainer import VALIDATION_BATCH, ModelEvaluator, model_of
 
 BEAT_EVERY_S = 0.5  # a heartbeat at the first step boundary after this long; more would only wake the peer
 
 T = TypeVar("T")
 
 
-class Child:
+class TrainerProcess:
     """The trainer process: model, data and inner state, and the loop over commands."""
 
-    def __init__(self, fd: int, frame: bytes, commands: Commands, answers: BinaryIO) -> None:
+    def __init__(self, fd: int, frame: bytes, commands: CommandReader, answers: BinaryIO) -> None:
         self.fd, self.commands, self.answers = fd, commands, answers
         self.spec = SPEC.decode(frame)
         self.beaten = time.monotonic()
-        self.span = _Span()  # the steps since x was handed over
-        self.onward: Train | None = None  # the steps that may be taken unasked
+        self.span = _TrainingSpan()  # the steps since x was handed over
+        self.onward: TrainSteps | None = None  # the steps that may be taken unasked
         self.full = 0  # how many it may be once nothing is under way
-        self.waiting = deque[tuple[Tensor, _Span]]()  # sums of gradients that later rounds are handed, oldest first
-        self.depth = self.spec.inner.depth if isinstance(self.spec.inner, Pipelined) else 0  # the most that wait
-        self.trouble: Broken | None = None  # what happened in them, told when the next ones are asked for
+        self.waiting = deque[
+            tuple[Tensor, _TrainingSpan]
+        ]()  # sums of gradients that later rounds are handed, oldest first
+        self.depth = (
+            self.spec.inner.depth if isinstance(self.spec.inner, PipelinedGradients) else 0
+        )  # the most that wait
+        self.trouble: CommandFailed | None = None  # what happened in them, told when the next ones are asked for
         self.sent_F: Tensor | None = None  # x as it was handed over; stale unless something is under way
         self.under_way = False
 
@@ -118,7 +123,7 @@ class Child:
         if self.span.steps >= job.steps or len(self.waiting) >= self.depth > 0:
             return False
         outcome = self.outcome(partial(self._take_step, job))
-        if isinstance(outcome, Broken):
+        if isinstance(outcome, CommandFailed):
             self.trouble, self.onward = outcome, None
             return False
         if self.depth and self.span.steps == job.steps:
@@ -128,30 +133,30 @@ class Child:
             self.onward = self._after(job, [span])
         return True
 
-    def outcome(self, work: Callable[[], T]) -> T | Broken:
+    def outcome(self, work: Callable[[], T]) -> T | CommandFailed:
         """What the user or the data did wrong is an answer too; our own bugs end us."""
         try:
             return work()
-        except _Diverged as why:
-            return Broken("diverged", str(why))
+        except _LossDiverged as why:
+            return CommandFailed("diverged", str(why))
         except (MemoryError, torch.OutOfMemoryError) as why:
-            return Broken("memory", f"out of memory: {_first_line(why)}")
+            return CommandFailed("memory", f"out of memory: {_first_line(why)}")
         except (ValueError, IndexError, OSError, AssertionError, PeerFault) as why:
-            return Broken("refused", _first_line(why) or type(why).__name__)
+            return CommandFailed("refused", _first_line(why) or type(why).__name__)
         except RuntimeError as why:  # torch's CPU allocator has no exception of its own
             if "allocate memory" not in str(why):
                 raise
-            return Broken("memory", f"out of memory: {_first_line(why)}")
+            return CommandFailed("memory", f"out of memory: {_first_line(why)}")
 
-    def set_up(self) -> Ready:
+    def set_up(self) -> TrainerReady:
         spec = self.spec
         torch.set_num_threads(spec.threads)
         self.data = load_data(spec.data)
-        self.auditing = Auditing(self.data)
-        self.validating = Validating(spec, self.data)
+        self.auditing = SegmentReplayer(self.data)
+        self.validating = ModelEvaluator(spec, self.data)
         self.model, self.layout = model_of(spec)
         self.x_F, gradient_P = bind(self.model, self.layout, spec.device)
-        self.gradient = Gradient(self.model, gradient_P, spec.computing)
+        self.gradient = GradientComputer(self.model, gradient_P, spec.computing)
         if spec.computing.compiled:
             self._compile()
         self.x_P = self.x_F[: self.layout.parameters]
@@ -159,11 +164,11 @@ class Child:
         self.inner = fresh_inner(self.layout.parameters, spec.device)
         room_bytes = sum(map(len, inner_pieces(self.inner))) + 64  # the count of steps may gain digits
         room_bytes = max(room_bytes, 4 * self.layout.floats)  # or a model to look at
-        self.mailbox = Mailbox(self.fd, self.layout.floats, room_bytes)
+        self.mailbox = SharedMailbox(self.fd, self.layout.floats, room_bytes)
         self.mailbox.x_F.copy_(self.x_F)
-        return Ready(self.layout, room_bytes)
+        return TrainerReady(self.layout, room_bytes)
 
-    def _looked(self, looked: Looked) -> Looked:
+    def _looked(self, looked: LossesMeasured) -> LossesMeasured:
         """What steps that were taken again make lies in the mailbox."""
         if looked.done:
             self.mailbox.show(self.validating.made_F)
@@ -172,41 +177,41 @@ class Child:
     def _compile(self) -> None:
         """Before anybody waits for a step, and without leaving a trace in the model."""
         kept = flatten(self.model, self.layout)
-        self.gradient.of(self._batch(Train(0, 1, None, 0, 0, 1, 0), 0))
+        self.gradient.of(self._batch(TrainSteps(0, 1, None, 0, 0, 1, 0), 0))
         unflatten(*kept, self.model, self.layout)
 
     def carry_out(self, command: Command) -> Answer:
         match command:
-            case Train():
+            case TrainSteps():
                 return self.train(command)
-            case WriteX(counters):
+            case WriteParameters(counters):
                 return self.write_x(counters)
-            case Merge():
+            case MergeAnchor():
                 while self.depth and self._goes_ahead():  # each gradient is of the parameters that its turn has
                     self._beat(len(self.waiting), self.span.last_loss, self.span.seconds)
                 return self.merge(command)
-            case Evaluate(samples, given):
+            case EvaluateModel(samples, given):
                 with self._looking_at(given):
                     return self.evaluate(samples)
-            case Sample(prompt, n, seed, given):
+            case SampleText(prompt, n, seed, given):
                 with self._looking_at(given):
-                    return Sampled(generate_text(self.model, prompt, n, seed))
+                    return TextSampled(generate_text(self.model, prompt, n, seed))
             case SaveInner():
-                return Saved(self.mailbox.put(*inner_pieces(self.inner)))
+                return InnerSaved(self.mailbox.put(*inner_pieces(self.inner)))
             case LoadInner(size_bytes):
                 return self.load_inner(size_bytes)
             case ShowSegment() | JudgeSegment():
                 return self.auditing.start(command)
-            case GoOn():
+            case NextAuditStep():
                 return self.auditing.go_on()
-            case Validate() | LookAlong() | StepAgain():
+            case BeginValidation() | BeginScoring() | BeginReplay():
                 return self._looked(self.validating.start(command, self.mailbox.shown()))
-            case LookOn():
+            case NextBatch():
                 return self._looked(self.validating.go_on())
-            case Cancel():
+            case CancelTraining():
                 raise AssertionError("the listener keeps these to itself")
 
-    def train(self, job: Train) -> Trained | Broken:
+    def train(self, job: TrainSteps) -> StepsTrained | CommandFailed:
         trouble, self.trouble, onward, self.onward = self.trouble, None, self.onward, None
         if trouble is not None:
             return trouble
@@ -230,10 +235,10 @@ class Child:
             step_s = time.monotonic() - stepped
             self._beat(self.span.steps, self.span.last_loss, step_s)
         if not all(bool(end.isfinite()) for end in self.x_F.aminmax()):  # isfinite of all makes four vectors more
-            raise _Diverged(f"parameters are not finite after {self.span.steps} steps")
+            raise _LossDiverged(f"parameters are not finite after {self.span.steps} steps")
         return self._hand_over(job)
 
-    def _take_step(self, job: Train) -> None:
+    def _take_step(self, job: TrainSteps) -> None:
         """The next one of the job."""
         began, span = time.monotonic(), self.span
         inputs, targets = self._batch(job, job.cursor + span.samples)
@@ -244,7 +249,7 @@ class Child:
         span.tokens += targets.numel()
         span.seconds += time.monotonic() - began
 
-    def _hand_over(self, job: Train) -> Trained:
+    def _hand_over(self, job: TrainSteps) -> StepsTrained:
         if self.waiting:
             oldest_F, span = self.waiting.popleft()
             self.mailbox.x_F.copy_(oldest_F)
@@ -259,7 +264,7 @@ class Child:
             self.full = job.steps
             onward = self._after(job, [span, *(ahead for _, ahead in self.waiting)])
             self.onward = msgspec.structs.replace(onward, steps=left)
-        return Trained(
+        return StepsTrained(
             steps=span.steps,
             samples=span.samples,
             tokens=span.tokens,
@@ -272,50 +277,52 @@ class Child:
             notice=self.gradient.told(),
         )
 
-    def _end_span(self, into_F: Tensor) -> _Span:
+    def _end_span(self, into_F: Tensor) -> _TrainingSpan:
         """What its steps came to goes into the given vector, and the next one begins."""
         into_F.copy_(self.x_F)
-        if isinstance(self.spec.inner, Accumulate):  # x rests: what is handed over is the sum of gradients
+        if isinstance(
+            self.spec.inner, GradientAccumulation
+        ):  # x rests: what is handed over is the sum of gradients
             into_F[: self.layout.parameters].copy_(self.inner.first_P)
             self.inner.first_P.zero_()
-        span, self.span = self.span, _Span()
+        span, self.span = self.span, _TrainingSpan()
         return span
 
-    def _after(self, job: Train, spans: Sequence[_Span]) -> Train:
+    def _after(self, job: TrainSteps, spans: Sequence[_TrainingSpan]) -> TrainSteps:
         """The same job once these were taken."""
         cursor = job.cursor + sum(span.samples for span in spans)
         position = self._position(job, sum(span.steps for span in spans))
         return msgspec.structs.replace(job, cursor=cursor, global_step=position)
 
-    def _position(self, job: Train, steps: int) -> int:
+    def _position(self, job: TrainSteps, steps: int) -> int:
         """Where the run stands in its rates after so many steps of the job, as far as this worker knows."""
         spec = self.spec
         together = (job.batch or spec.batch) * spec.seq_len * job.shards
         return later(spec.horizon, job.global_step, steps, together)
 
-    def _profile(self) -> Profile:
+    def _profile(self) -> TrainingProfile:
         return msgspec.structs.replace(profile_here(self.spec.computing), device=self.x_F.device.type)
 
-    def _live(self) -> Live:
+    def _live(self) -> TrainerSnapshot:
         """A copy, on the host, of everything that the next step depends on."""
         x_F, counters_K = flatten(self.model, self.layout)
         first_P, second_P = (
             moment_P.to("cpu", copy=True) for moment_P in (self.inner.first_P, self.inner.second_P)
         )
-        return Live(x_F, counters_K, InnerState(first_P, second_P, self.inner.steps))
+        return TrainerSnapshot(x_F, counters_K, InnerState(first_P, second_P, self.inner.steps))
 
     def _step(self, inputs: Tensor, targets: Tensor, global_step: int) -> float:
         value = self.gradient.of((inputs, targets))
         if not abs(value) < float("inf"):  # NaN compares false
-            raise _Diverged(f"the loss is {value} at step {global_step}")
+            raise _LossDiverged(f"the loss is {value} at step {global_step}")
         gradient_P = self.gradient.gradient_P
-        if isinstance(self.spec.inner, Accumulate):
+        if isinstance(self.spec.inner, GradientAccumulation):
             self.inner.first_P.add_(gradient_P)
         else:
             inner_step(self.spec.inner, self.inner, self.x_P, gradient_P, global_step, self.matrices)
         return value
 
-    def _batch(self, job: Train, cursor: int) -> tuple[Tensor, Tensor]:
+    def _batch(self, job: TrainSteps, cursor: int) -> tuple[Tensor, Tensor]:
         spec = self.spec
         if job.apart:
             cursor += cursor_after(epoch_samples(self.data, spec.seq_len) // 2, job.shards)
@@ -330,10 +337,10 @@ class Child:
         now = time.monotonic()
         if steps == 1 or now - self.beaten >= BEAT_EVERY_S:
             self.beaten = now
-            self.say(Beat(steps, loss, step_s))
+            self.say(TrainerHeartbeat(steps, loss, step_s))
 
     @torch.no_grad()
-    def merge(self, job: Merge) -> Carried:
+    def merge(self, job: MergeAnchor) -> CommandDone:
         """What was agreed goes into x; the steps since x was handed over stay, as far as the recipe lets them."""
         if job.how == "afresh":
             return self.write_x(())
@@ -347,7 +354,7 @@ class Child:
         self.under_way = False
         if self.onward is not None:  # nothing is under way any more: it may take all the steps of the next round
             self.onward = msgspec.structs.replace(self.onward, steps=self.full)
-        return Carried()
+        return CommandDone()
 
     @contextmanager
     def _looking_at(self, given: bool) -> Iterator[None]:
@@ -363,21 +370,21 @@ class Child:
             self.x_F.copy_(own_F)
 
     @torch.no_grad()
-    def write_x(self, counters: tuple[int, ...]) -> Carried:
-        self.span, self.onward, self.trouble, self.under_way = _Span(), None, None, False
+    def write_x(self, counters: tuple[int, ...]) -> CommandDone:
+        self.span, self.onward, self.trouble, self.under_way = _TrainingSpan(), None, None, False
         self.waiting.clear()
         self.x_F.copy_(self.mailbox.x_F)
-        if isinstance(self.spec.inner, Accumulate):
+        if isinstance(self.spec.inner, GradientAccumulation):
             self.inner.first_P.zero_()  # gradients of another x
         buffers = dict(self.model.named_buffers())
         for slot in self.layout.slots:
             if slot.kind == "counter" and counters:
                 values = torch.tensor(counters[slot.at : slot.at + slot.size])
                 buffers[slot.name].copy_(values.view(slot.shape))
-        return Carried()
+        return CommandDone()
 
     @torch.no_grad()
-    def evaluate(self, samples: int) -> Evaluated:
+    def evaluate(self, samples: int) -> ModelEvaluated:
         self.model.eval()
         loss_sum, right, targets_seen = 0.0, 0, 0
         found_batches = validation(self.data, samples, VALIDATION_BATCH, self.spec.seq_len)
@@ -391,15 +398,15 @@ class Child:
             targets_seen += targets.numel()
             self._beat(index + 1, loss_sum / targets_seen, time.monotonic() - began)
         self.model.train()
-        return Evaluated(loss_sum / targets_seen, right / targets_seen)
+        return ModelEvaluated(loss_sum / targets_seen, right / targets_seen)
 
-    def load_inner(self, size_bytes: int) -> Carried:
+    def load_inner(self, size_bytes: int) -> CommandDone:
         parameters, device = self.layout.parameters, self.spec.device
         if size_bytes == 0:
             self.inner = fresh_inner(parameters, device)
         else:
             self.inner = inner_from_bytes(self.mailbox.take(size_bytes), parameters, device)
-        return Carried()
+        return CommandDone()
 
     def _counters(self) -> tuple[int, ...]:
         buffers = dict(self.model.named_buffers())
@@ -413,7 +420,7 @@ class Child:
 
 
 @dataclass
-class _Span:
+class _TrainingSpan:
     """Steps since x was handed over."""
 
     steps: int = 0
@@ -424,16 +431,16 @@ class _Span:
     seconds: float = 0.0
 
 
-def _dealt(job: Train) -> tuple[int, int, int]:
+def _dealt(job: TrainSteps) -> tuple[int, int, int]:
     """How samples were dealt out when it was asked for."""
     return job.shard, job.shards, job.batch
 
 
-class _Diverged(Exception):
+class _LossDiverged(Exception):
     """The loss or the parameters are no longer finite."""
 
 
-class Commands:
+class CommandReader:
     """Commands as they come in on a thread of their own, so that a cancel is seen between steps."""
 
     def __init__(self, source: BinaryIO) -> None:
@@ -445,9 +452,9 @@ class Commands:
     def listen(self) -> None:
         while (frame := read_frame(self._source)) is not None:
             command = COMMAND.decode(frame)
-            if isinstance(command, Cancel) and command.ahead:
+            if isinstance(command, CancelTraining) and command.ahead:
                 self.hurried = command.job
-            elif isinstance(command, Cancel):
+            elif isinstance(command, CancelTraining):
                 self.cancelled = command.job
                 self.stands = command.job if command.stands else self.stands
             else:

@@ -13,12 +13,15 @@ from typing import BinaryIO, Literal
 import msgspec
 
 from atoll.base.ids import Digest
-from atoll.training.exchange.layout import Layout
-from atoll.training.recipe.gradient import PLAIN, Computing
+from atoll.training.exchange.layout import ModelLayout
+from atoll.training.recipe.gradient import PLAIN, ComputeOptions
 from atoll.training.recipe.inner import Inner
-from atoll.training.recipe.lr_position import Horizon
+from atoll.training.recipe.lr_position import ScheduleHorizon
 from atoll.training.recipe.merge import Merge as How
-from atoll.verification.replay_audit import Assignment, Claim, Link, Profile, Verdict
+from atoll.verification.replay_audit.judge import Verdict
+from atoll.verification.replay_audit.replay import ChainLink, TrainingAssignment
+from atoll.verification.replay_audit.state_chain import ChainClaim
+from atoll.verification.replay_audit.tolerance import TrainingProfile
 
 FRAME_MAX = 2**20  # bytes of one command or answer; tensors never travel this way
 LENGTH = struct.Struct("<I")
@@ -38,16 +41,16 @@ class TrainerSpec(msgspec.Struct, frozen=True):
     device: str = "cpu"
     patience_s: float = 30.0  # silence during training that counts as hung; rises with the step time
     first_patience_s: float = 300.0  # the same before the first sign of life: loading, compiling, one huge step
-    horizon: Horizon | None = None  # of its rates; None: they go by steps
+    horizon: ScheduleHorizon | None = None  # of its rates; None: they go by steps
     # path of a blob (training/exchange/frozen_base.py): what of the model stays as it is; empty: all of it trains
     base: str = ""
-    computing: Computing = PLAIN  # of gradients
+    computing: ComputeOptions = PLAIN  # of gradients
 
 
 # ---- What the parent says ----------------------------------------------------------------------------------
 
 
-class Train(msgspec.Struct, frozen=True, tag="Train"):
+class TrainSteps(msgspec.Struct, frozen=True, tag="Train"):
     job: int
     steps: int
     until: float | None  # time.monotonic() of this machine: no step begins that would end later
@@ -58,25 +61,25 @@ class Train(msgspec.Struct, frozen=True, tag="Train"):
     ahead: int | None = None
     """Steps that it goes on afterwards, until something is merged, which then frees all of the next round's; these
     count. 0: it stands until then. None: whatever is merged, it waits to be asked."""
-    assignment: Assignment | None = None  # keep a chain of these steps: the round may be audited
+    assignment: TrainingAssignment | None = None  # keep a chain of these steps: the round may be audited
     held: tuple[int, ...] = ()  # rounds whose chain is still to be shown
     apart: bool = False  # from half an epoch ahead: the run goes on without these steps
     batch: int = 0  # samples of a step; 0: as the spec has it
     inner: Inner | None = None  # with these numbers from now on; None: as before, and so is the horizon
-    horizon: Horizon | None = None
+    horizon: ScheduleHorizon | None = None
 
 
-class Cancel(msgspec.Struct, frozen=True, tag="Cancel"):
+class CancelTraining(msgspec.Struct, frozen=True, tag="Cancel"):
     job: int  # a cancel that comes too late must not stop the next job
     ahead: bool = False  # only these steps are over: it may go on from there, as after all of them
     stands: bool = False  # nor does it go on from there, whatever is merged, until it is asked
 
 
-class WriteX(msgspec.Struct, frozen=True, tag="WriteX"):
+class WriteParameters(msgspec.Struct, frozen=True, tag="WriteX"):
     counters: tuple[int, ...]
 
 
-class Merge(msgspec.Struct, frozen=True, tag="Merge"):
+class MergeAnchor(msgspec.Struct, frozen=True, tag="Merge"):
     """x[lo:hi] takes in the new anchor that lies in the mailbox there; `shift`: what lies there is added; `afresh`:
     x becomes it, and nothing is left of any steps."""
 
@@ -85,12 +88,12 @@ class Merge(msgspec.Struct, frozen=True, tag="Merge"):
     how: Taken
 
 
-class Evaluate(msgspec.Struct, frozen=True, tag="Evaluate"):
+class EvaluateModel(msgspec.Struct, frozen=True, tag="Evaluate"):
     samples: int
     given: bool = False  # not x, but the parameters behind it in the mailbox
 
 
-class Sample(msgspec.Struct, frozen=True, tag="Sample"):
+class SampleText(msgspec.Struct, frozen=True, tag="Sample"):
     prompt: str
     n: int
     seed: int
@@ -110,31 +113,31 @@ class ShowSegment(msgspec.Struct, frozen=True, tag="ShowSegment"):
 
     round: int
     segment: int
-    claim: Claim
-    last: Claim | None
+    claim: ChainClaim
+    last: ChainClaim | None
     path: str
 
 
 class JudgeSegment(msgspec.Struct, frozen=True, tag="JudgeSegment"):
     """Take the segment again that somebody shows in this file."""
 
-    assignment: Assignment
+    assignment: TrainingAssignment
     segment: int
     path: str
 
 
-class GoOn(msgspec.Struct, frozen=True, tag="GoOn"):
+class NextAuditStep(msgspec.Struct, frozen=True, tag="GoOn"):
     """One more step of what was to be shown or judged."""
 
 
-class Validate(msgspec.Struct, frozen=True, tag="Validate"):
+class BeginValidation(msgspec.Struct, frozen=True, tag="Validate"):
     """Begin to look at the parameters behind x in the mailbox, in a second model: take its first batch."""
 
     samples: int  # of each set
     canary: str = ""  # path of a blob of data to look at too
 
 
-class LookAlong(msgspec.Struct, frozen=True, tag="LookAlong"):
+class BeginScoring(msgspec.Struct, frozen=True, tag="LookAlong"):
     """The same on samples of the training data that a draw picks: of those that one peer took, then of others."""
 
     drawn: Digest
@@ -145,7 +148,7 @@ class LookAlong(msgspec.Struct, frozen=True, tag="LookAlong"):
     dealt: int  # the position before which all samples are dealt out
 
 
-class StepAgain(msgspec.Struct, frozen=True, tag="StepAgain"):
+class BeginReplay(msgspec.Struct, frozen=True, tag="StepAgain"):
     """Begin to take the steps of somebody's round again, in a second model, from the parameters behind x in the
     mailbox, where the update that they make lies in the end: take the first one."""
 
@@ -156,44 +159,44 @@ class StepAgain(msgspec.Struct, frozen=True, tag="StepAgain"):
     batch: int
     position: int  # of training/recipe/lr_position.py
     inner: Inner
-    horizon: Horizon | None = None
+    horizon: ScheduleHorizon | None = None
 
 
-class LookOn(msgspec.Struct, frozen=True, tag="LookOn"):
+class NextBatch(msgspec.Struct, frozen=True, tag="LookOn"):
     """One more batch of what is looked at, or of what is taken again."""
 
 
 Command = (
-    Train
-    | Cancel
-    | WriteX
-    | Merge
-    | Evaluate
-    | Sample
+    TrainSteps
+    | CancelTraining
+    | WriteParameters
+    | MergeAnchor
+    | EvaluateModel
+    | SampleText
     | SaveInner
     | LoadInner
     | ShowSegment
     | JudgeSegment
-    | GoOn
-    | Validate
-    | LookAlong
-    | StepAgain
-    | LookOn
+    | NextAuditStep
+    | BeginValidation
+    | BeginScoring
+    | BeginReplay
+    | NextBatch
 )
 
 
-Look = Validate | LookAlong | StepAgain
+Look = BeginValidation | BeginScoring | BeginReplay
 
 
 # ---- What the trainer says ---------------------------------------------------------------------------------
 
 
-class Ready(msgspec.Struct, frozen=True, tag="Ready"):
-    layout: Layout
+class TrainerReady(msgspec.Struct, frozen=True, tag="Ready"):
+    layout: ModelLayout
     room_bytes: int
 
 
-class Beat(msgspec.Struct, frozen=True, tag="Beat"):
+class TrainerHeartbeat(msgspec.Struct, frozen=True, tag="Beat"):
     """A sign of progress, made between steps and never by a thread of its own."""
 
     steps: int  # of this job so far
@@ -201,7 +204,7 @@ class Beat(msgspec.Struct, frozen=True, tag="Beat"):
     step_s: float
 
 
-class Trained(msgspec.Struct, frozen=True, tag="Trained"):
+class StepsTrained(msgspec.Struct, frozen=True, tag="Trained"):
     steps: int  # since x was handed over last
     samples: int
     tokens: int
@@ -209,32 +212,32 @@ class Trained(msgspec.Struct, frozen=True, tag="Trained"):
     seconds: float  # that they took
     cursor: int
     counters: tuple[int, ...]
-    links: tuple[Link, ...] = ()  # of the chain that was asked for
-    profile: Profile | None = None
+    links: tuple[ChainLink, ...] = ()  # of the chain that was asked for
+    profile: TrainingProfile | None = None
     notice: str = ""  # what it does otherwise than it was asked to, and why; said once
 
 
-class Evaluated(msgspec.Struct, frozen=True, tag="Evaluated"):
+class ModelEvaluated(msgspec.Struct, frozen=True, tag="Evaluated"):
     loss: float  # nats per token or image
     accuracy: float  # share of tokens or images guessed right
 
 
-class Sampled(msgspec.Struct, frozen=True, tag="Sampled"):
+class TextSampled(msgspec.Struct, frozen=True, tag="Sampled"):
     text: str
 
 
-class Saved(msgspec.Struct, frozen=True, tag="Saved"):
+class InnerSaved(msgspec.Struct, frozen=True, tag="Saved"):
     size_bytes: int
 
 
-class Progressed(msgspec.Struct, frozen=True, tag="Progressed"):
+class AuditProgress(msgspec.Struct, frozen=True, tag="Progressed"):
     """A step of an audit was taken; with the last one comes the verdict, if there is one to give."""
 
     done: bool
     verdict: Verdict | None = None
 
 
-class Looked(msgspec.Struct, frozen=True, tag="Looked"):
+class LossesMeasured(msgspec.Struct, frozen=True, tag="Looked"):
     """A batch was looked at; with the last one come losses in nats: a mean per set of data, or one per sample."""
 
     done: bool
@@ -242,16 +245,27 @@ class Looked(msgspec.Struct, frozen=True, tag="Looked"):
     right: tuple[float, ...] = ()  # share of tokens or images guessed right, per set
 
 
-class Carried(msgspec.Struct, frozen=True, tag="Carried"):
+class CommandDone(msgspec.Struct, frozen=True, tag="Carried"):
     """The command was carried out and has no answer of its own."""
 
 
-class Broken(msgspec.Struct, frozen=True, tag="Broken"):
+class CommandFailed(msgspec.Struct, frozen=True, tag="Broken"):
     why: Why
     what: str
 
 
-Answer = Ready | Beat | Trained | Evaluated | Sampled | Saved | Progressed | Looked | Carried | Broken
+Answer = (
+    TrainerReady
+    | TrainerHeartbeat
+    | StepsTrained
+    | ModelEvaluated
+    | TextSampled
+    | InnerSaved
+    | AuditProgress
+    | LossesMeasured
+    | CommandDone
+    | CommandFailed
+)
 
 
 # Made while one thread runs: msgspec lets other threads see the tables of a type before they are filled, and a

@@ -28,7 +28,7 @@ def anonymous() -> int:
         return os.dup(file.fileno())
 
 
-class Mailbox:
+class SharedMailbox:
     """The memory behind a descriptor: F floats for x, then room for inner bytes or a model to look at."""
 
     def __init__(self, fd: int, floats: int, room_bytes: int) -> None:

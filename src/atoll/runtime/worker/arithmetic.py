@@ -19,18 +19,25 @@ from torch import Tensor
 from atoll.base.ids import Digest
 from atoll.base.machine import Payload
 from atoll.crypto.digest import Buffer
-from atoll.peer.tasks import Advance
-from atoll.protocol.allreduce.tasks import Combine, Combined, Compare, Products, Weigh, Weights
-from atoll.runtime.training_spec import Learning
-from atoll.runtime.worker.downlink_error_feedback import Owing
+from atoll.peer.tasks import AdvanceState
+from atoll.protocol.allreduce.tasks import (
+    CombineRows,
+    CompareRows,
+    ComputedWeights,
+    RowsCombined,
+    RowsCompared,
+    WeighRows,
+)
+from atoll.runtime.training_spec import TrainingSpec
+from atoll.runtime.worker.downlink_error_feedback import DownlinkErrorFeedback
 from atoll.training.codec.blocks import Room
 from atoll.training.data import position_after
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.distance_weights import compare, weigh
 from atoll.training.exchange.reply_formats import answering, remembers, says_more
 from atoll.training.exchange.state import SharedState, decode_parts, moved_by, rested
-from atoll.training.exchange.statistic import Statistic
-from atoll.training.exchange.update import Bounds, Common, moved, part_bounds, part_codec, part_codecs
+from atoll.training.exchange.statistic import RowStatistic
+from atoll.training.exchange.update import Bounds, RoundInputs, moved, part_bounds, part_codec, part_codecs
 from atoll.training.recipe.lr_position import step_of_run
 from atoll.training.recipe.outer import SHARED
 from atoll.training.recipe.recipes import Recipe
@@ -50,7 +57,9 @@ def shared_outer(recipe: Recipe) -> SHARED:
 # ---- an owner ----------------------------------------------------------------------------------------------
 
 
-def answer(work: Combine, learning: Learning, common: Common, owing: Owing, name: Namer) -> Combined:
+def answer(
+    work: CombineRows, learning: TrainingSpec, common: RoundInputs, owing: DownlinkErrorFeedback, name: Namer
+) -> RowsCombined:
     """What the rows of a part become. What an answer leaves out waits in `owing`, where owners remember."""
     recipe, bounds = learning.recipe_after(common.state), _bounds(work.shares, learning, common.state)
     up, down = (part_codec(one, common, bounds, work.part) for one in (recipe.coding.up, recipe.coding.down))
@@ -58,7 +67,7 @@ def answer(work: Combine, learning: Learning, common: Common, owing: Owing, name
     left_N: Tensor | None = None
     rows = [(row.weight, row.payload.data) for row in work.rows]
     if work.weights:
-        done = combine(rows, values, up, down, Statistic(work.statistic, work.liars, work.weights))
+        done = combine(rows, values, up, down, RowStatistic(work.statistic, work.liars, work.weights))
     elif says_more(recipe):
         done = answering(recipe, common, bounds, work.part).answer(rows)
     elif remembers(recipe):  # rows come straight from members there
@@ -66,7 +75,7 @@ def answer(work: Combine, learning: Learning, common: Common, owing: Owing, name
     elif any(row.handed for row in work.rows):
         done = combine(rows, values, [down if row.handed else up for row in work.rows], down)
     else:
-        done = combine(rows, values, up, down, Statistic(work.statistic, work.liars))
+        done = combine(rows, values, up, down, RowStatistic(work.statistic, work.liars))
     counted = tuple(work.rows[i].peer for i in done.counted)
     faulty = tuple(work.rows[i].peer for i, _ in done.faults)
     payload = None
@@ -74,23 +83,23 @@ def answer(work: Combine, learning: Learning, common: Common, owing: Owing, name
         payload = named(done.wire, name)
         if left_N is not None:
             owing.waits(payload.digest, at, left_N)
-    return Combined(payload, counted, faulty, done.why)
+    return RowsCombined(payload, counted, faulty, done.why)
 
 
-def compared(work: Compare, learning: Learning, common: Common) -> Products:
+def compared(work: CompareRows, learning: TrainingSpec, common: RoundInputs) -> RowsCompared:
     """Inner products of the rows of a part."""
     recipe, bounds = learning.recipe_after(common.state), _bounds(work.shares, learning, common.state)
     up, (lo, hi) = part_codec(recipe.coding.up, common, bounds, work.part), bounds[work.part]
     done = compare([(row.weight, row.payload.data) for row in work.rows], hi - lo, up)
     counted = tuple(work.rows[i].peer for i in done.counted)
-    return Products(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
+    return RowsCompared(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
 
-def weighed(work: Weigh) -> Weights:
-    return Weights(weigh(work.statistic, work.liars, work.rows, work.parts))
+def weighed(work: WeighRows) -> ComputedWeights:
+    return ComputedWeights(weigh(work.statistic, work.liars, work.rows, work.parts))
 
 
-def _bounds(shares: tuple[int, ...], learning: Learning, before: SharedState) -> Bounds:
+def _bounds(shares: tuple[int, ...], learning: TrainingSpec, before: SharedState) -> Bounds:
     """The parts of the round after this state, in places of the whole vector."""
     begin, end = learning.turn(before)
     return moved(part_bounds(end - begin, shares), begin)
@@ -100,7 +109,7 @@ def _bounds(shares: tuple[int, ...], learning: Learning, before: SharedState) ->
 
 
 def advanced(
-    work: Advance, learning: Learning, before: SharedState, room: Room
+    work: AdvanceState, learning: TrainingSpec, before: SharedState, room: Room
 ) -> tuple[SharedState, Tensor | None]:
     """The state after a round with these answers, and the combined update (N,) of its stretch that led there; both
     in `room`. None led there where the round counts nobody."""
@@ -127,7 +136,9 @@ def advanced(
     return after, combined_N
 
 
-def _heard(work: Advance, learning: Learning, before: SharedState, room: Room) -> tuple[Tensor, Tensor | float]:
+def _heard(
+    work: AdvanceState, learning: TrainingSpec, before: SharedState, room: Room
+) -> tuple[Tensor, Tensor | float]:
     """The combined update of the round's stretch, and how much the members agreed."""
     recipe, (lo, hi) = learning.recipe_after(before), learning.turn(before)
     bounds, parts = part_bounds(hi - lo, work.shares), [None if p is None else p.data for p in work.parts]

@@ -18,17 +18,17 @@ from torch import Tensor
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer
 from atoll.training.codec import Codec
-from atoll.training.exchange.combine import Combined, combine_remembering
+from atoll.training.exchange.combine import CombinedPart, combine_remembering
 
 
-class Owing:
+class DownlinkErrorFeedback:
     def __init__(self) -> None:
         self._owed_F: Tensor | None = None  # over the whole vector: part borders move with the members
         self._waiting: dict[Digest, tuple[int, Tensor]] = {}  # answer -> where its part begins, what it left out
 
     def combine(
         self, rows: Sequence[tuple[int, Buffer]], lo: int, n: int, up: Codec, down: Codec
-    ) -> tuple[Combined, Tensor | None]:
+    ) -> tuple[CombinedPart, Tensor | None]:
         """The answer for n values from `lo` on, and what it leaves out, (n,): for `waits`, once it has a name.
 
         DoubleSqueeze (`learn.combine.combine_remembering`, 1905.05957) with a memory that does not fade.

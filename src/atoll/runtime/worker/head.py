@@ -9,7 +9,7 @@ from atoll.training.exchange.state import SharedState
 
 
 @dataclass
-class Agreed:
+class AgreedHead:
     """Its island writes it; whoever works for the island reads it, and may see it change between two `await`s."""
 
     head: SharedState | None = None

@@ -21,33 +21,40 @@ from torch import Tensor
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer
-from atoll.features.partition_training.worker import Away
-from atoll.peer.tasks import Train, TrainApart, Trained
+from atoll.features.partition_training.worker import OfflineProgress
+from atoll.peer.tasks import TrainApart, TrainingResult, TrainRound
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.trainer.protocol import Taken
-from atoll.runtime.training_spec import Learning
-from atoll.runtime.worker.head import Agreed
-from atoll.runtime.worker.local_update import Mine, gathers
-from atoll.runtime.worker.trainer_supervisor import Tended
+from atoll.runtime.training_spec import TrainingSpec
+from atoll.runtime.worker.head import AgreedHead
+from atoll.runtime.worker.local_update import LocalUpdateState, gathers
+from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.codec.blocks import Room
 from atoll.training.data import cursor_after
 from atoll.training.exchange.state import SharedState
 from atoll.training.recipe.inner import inner_from_bytes
-from atoll.training.recipe.local_anchor import Own
+from atoll.training.recipe.local_anchor import LocalAnchor
 from atoll.training.recipe.lr_position import position_of
 from atoll.training.recipe.merge import where_moved
 from atoll.training.recipe.moments import behind, taken_in
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.schedule import moments_due
-from atoll.verification.replay_audit.worker import Auditing
+from atoll.verification.replay_audit.worker import ReplayAuditWorker
 
 log = logging.getLogger(__name__)
 
 
-class Live:
+class LiveParameters:
     """Reads of `mine` only whether there is an anchor of my own, and where that stands."""
 
-    def __init__(self, tended: Tended, away: Away, mine: Mine, agreed: Agreed, room: Room) -> None:
+    def __init__(
+        self,
+        tended: TrainerSupervisor,
+        away: OfflineProgress,
+        mine: LocalUpdateState,
+        agreed: AgreedHead,
+        room: Room,
+    ) -> None:
         self.inner: Buffer = b""  # moments, as they go into the private file
         self._moments: Buffer = b""  # as they were handed over, where they are averaged
         self._left: Buffer | None = None  # as this round's steps left them, once they were read
@@ -64,7 +71,7 @@ class Live:
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
-    async def ready(self, learning: Learning) -> None:
+    async def ready(self, learning: TrainingSpec) -> None:
         """The trainer runs and holds the live parameters. The caller has its turn. Raises TrainerFailed."""
         if self._tended.ready:
             return
@@ -84,7 +91,9 @@ class Live:
         self._left = None
         self._tended.ready = True
 
-    async def train(self, work: Train, learning: Learning, auditing: Auditing | None) -> Trained:
+    async def train(
+        self, work: TrainRound, learning: TrainingSpec, auditing: ReplayAuditWorker | None
+    ) -> TrainingResult:
         begin, agreed = time.monotonic(), self._agreed
         await self._tended.wanted(work.seconds_max)
         async with self._tended.turn:
@@ -127,15 +136,17 @@ class Live:
         self._tended.failures = 0
         carried = self.steps_since and learning.recipe.reducer.quorum  # the last round went on without them
         if (done.steps == 0 or done.loss is None) and not carried:
-            return Trained(0, 0, 0.0, 0.0)
+            return TrainingResult(0, 0, 0.0, 0.0)
         if done.steps and done.loss is not None:
             self._loss_since += done.loss * done.steps
             self.steps_since += done.steps
             self._samples_since += done.samples
             self._step_s = done.seconds / done.steps
-        return Trained(self.steps_since, self._samples_since, self._loss_since / self.steps_since, self._step_s)
+        return TrainingResult(
+            self.steps_since, self._samples_since, self._loss_since / self.steps_since, self._step_s
+        )
 
-    def handed(self, learning: Learning, head: SharedState) -> Tensor:
+    def handed(self, learning: TrainingSpec, head: SharedState) -> Tensor:
         """What my steps of the round after this head came to, (N,): x, and behind it moments that are due.
 
         RunFailedError if another trainer was started since, as an audit or a look at the head may do: it begins
@@ -186,8 +197,8 @@ class Live:
                 await self._tended.failed()
 
     async def train_apart(
-        self, work: TrainApart, learning: Learning, keep: Callable[[Digest], Awaitable[None]]
-    ) -> Trained:
+        self, work: TrainApart, learning: TrainingSpec, keep: Callable[[Digest], Awaitable[None]]
+    ) -> TrainingResult:
         """`keep` makes durable, for this vertex, what is this peer's own."""
         agreed = self._agreed
         await self._tended.wanted(work.seconds_max)
@@ -233,7 +244,9 @@ class Live:
         others, head = self._wanders(recipe) or self._away.base_F is not None, self._agreed.head
         return head.anchor_F if others and head is not None else None
 
-    async def merge(self, learning: Learning, before: SharedState | None, after: SharedState, sent: bool) -> None:
+    async def merge(
+        self, learning: TrainingSpec, before: SharedState | None, after: SharedState, sent: bool
+    ) -> None:
         """x becomes the new anchor; `sent` says whether an update of mine was encoded. The caller has the turn."""
         recipe = learning.recipe
         if sent or gathers(recipe):  # a gradient that comes too late is one of another anchor
@@ -276,7 +289,12 @@ class Live:
             await self._tended.failed()
 
     def take_in(
-        self, learning: Learning, before: SharedState | None, after: SharedState, sent: bool, by_F: Tensor | None
+        self,
+        learning: TrainingSpec,
+        before: SharedState | None,
+        after: SharedState,
+        sent: bool,
+        by_F: Tensor | None,
     ) -> None:
         """The same as `merge` while x goes its own way: between two steps, for which the next round does not wait.
 
@@ -322,7 +340,7 @@ class Live:
         if self._merging is not None:
             await self._merging
 
-    async def follow(self, own: Own) -> None:
+    async def follow(self, own: LocalAnchor) -> None:
         """My own anchor moved with what I sent: x goes on from it, with the steps taken since."""
         async with self._tended.turn:
             try:

@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from atoll.base.ids import Digest
-from atoll.features.partition_training.worker import Away
-from atoll.peer.tasks import Adopt, Encode, Left
+from atoll.features.partition_training.worker import OfflineProgress
+from atoll.peer.tasks import AdoptState, EncodeUpdate, RoundSettlement
 from atoll.runtime.storage.private_state import placed
 from atoll.runtime.storage.state_cache import STATES_HELD
-from atoll.runtime.training_spec import Learning
+from atoll.runtime.training_spec import TrainingSpec
 from atoll.training.codec import Codec
 from atoll.training.codec.blocks import Room
 from atoll.training.codec.compiled import native
 from atoll.training.exchange.state import SharedState
 from atoll.training.exchange.update import (
-    Common,
-    Update,
+    EncodedUpdate,
+    RoundInputs,
     encode_update,
     gathered_span,
     moved,
@@ -38,28 +38,30 @@ from atoll.training.exchange.update import (
     part_codecs,
     settle,
 )
-from atoll.training.recipe.inner import Accumulate
-from atoll.training.recipe.local_anchor import Own
+from atoll.training.recipe.inner import GradientAccumulation
+from atoll.training.recipe.local_anchor import LocalAnchor
 from atoll.training.recipe.lr_position import step_of_run
 from atoll.training.recipe.moments import padded
 from atoll.training.recipe.outer import PLAIN
-from atoll.training.recipe.private_parameters import Kept
+from atoll.training.recipe.private_parameters import PrivateParameters
 from atoll.training.recipe.recipes import Recipe
-from atoll.wire.messages.statements import Late
+from atoll.wire.messages.statements import LateShare
 
 
 def gathers(recipe: Recipe) -> bool:
     """Trainers hand over sums of gradients in the place of parameters."""
-    return isinstance(recipe.inner, Accumulate)
+    return isinstance(recipe.inner, GradientAccumulation)
 
 
-class Mine:
-    def __init__(self, away: Away, arithmetic: Executor, room: Room) -> None:
+class LocalUpdateState:
+    def __init__(self, away: OfflineProgress, arithmetic: Executor, room: Room) -> None:
         self.memory_F: Tensor | None = None  # error feedback
-        self.update: Update | None = None  # under way
+        self.update: EncodedUpdate | None = None  # under way
         self.up: tuple[Codec, ...] = ()  # what it was encoded with
-        self.own: Own | None = None  # my own anchor, where the recipe gives every member one
-        self.kept: Kept | None = None  # my own parameters, where it leaves them to me, as of the last update
+        self.own: LocalAnchor | None = None  # my own anchor, where the recipe gives every member one
+        self.kept: PrivateParameters | None = (
+            None  # my own parameters, where it leaves them to me, as of the last update
+        )
         self._steps = 0  # that the update stands for, late work apart
         self._means: OrderedDict[Digest, Tensor | None] = OrderedDict()  # then: state -> the mean that led to it
         self.uplink_bytes_s: Callable[[], float | None] = lambda: None  # what it carries, as far as is known
@@ -74,8 +76,8 @@ class Mine:
         return head.anchor_F if self.own is None else self.own.anchor_F
 
     def encode(
-        self, work: Encode, learning: Learning, common: Common, x_F: Tensor, steps: int, members: int
-    ) -> tuple[Update, Late | None]:
+        self, work: EncodeUpdate, learning: TrainingSpec, common: RoundInputs, x_F: Tensor, steps: int, members: int
+    ) -> tuple[EncodedUpdate, LateShare | None]:
         """The update of so many steps, from the anchor to this x (F,), and the late work that rides on it.
 
         Behind x lie moments that are due. `members` send one each; their mean is what my own anchor hears of.
@@ -86,7 +88,7 @@ class Mine:
         bounds, anchor_F = part_bounds(hi - lo, work.shares), self._anchor(head)
         memory_N = self.memory_F[lo:hi] if self.memory_F is not None and coding.beta else None
         if learning.recipe.merge == "swap":
-            self.kept = Kept(x_F.clone(), common.name)
+            self.kept = PrivateParameters(x_F.clone(), common.name)
         if hi > len(anchor_F):
             anchor_F = padded(anchor_F, hi)
         if gathers(learning.recipe):
@@ -110,7 +112,7 @@ class Mine:
         """Steps of the update under way, if this is what a vertex says of it and nothing of it counts."""
         return self._steps if self.update is not None and counted is not None and not any(counted) else 0
 
-    async def settle(self, work: Adopt, learning: Learning, before: SharedState | None) -> bool:
+    async def settle(self, work: AdoptState, learning: TrainingSpec, before: SharedState | None) -> bool:
         """Error feedback after a round that built on this state; True if something of mine was encoded for it."""
         update, self.update = self.update, None
         counted = work.counted
@@ -123,11 +125,11 @@ class Mine:
         self.memory_F = placed(self.memory_F, left_N, learning.turn(before)[0], len(before.anchor_F))
         return True
 
-    def take_up(self, update: Update, up: tuple[Codec, ...]) -> None:
+    def take_up(self, update: EncodedUpdate, up: tuple[Codec, ...]) -> None:
         """What a life before sent, and the vertex that comes next counts."""
         self.update, self.up, self._steps = update, up, 0
 
-    async def leave_open(self, left: Left) -> None:
+    async def leave_open(self, left: RoundSettlement) -> None:
         """The round that was under way is settled elsewhere, and a later state takes its place."""
         if left.late:
             self._away.forget()
@@ -139,7 +141,7 @@ class Mine:
             self._away.forget()
         self.update, self._away.riding_F = None, None
 
-    async def _left(self, update: Update, counted: Sequence[bool]) -> Tensor:
+    async def _left(self, update: EncodedUpdate, counted: Sequence[bool]) -> Tensor:
         """What these parts of it leave to the feedback, (N,)."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._arithmetic, settle, update, counted, self.up)
@@ -160,7 +162,7 @@ class Mine:
                 self._means.popitem(last=False)
 
     def hear(
-        self, state: Digest, learning: Learning, before: SharedState | None, after: SharedState
+        self, state: Digest, learning: TrainingSpec, before: SharedState | None, after: SharedState
     ) -> Tensor | None:
         """What is mine hears of an agreed round; by what (F,) my own anchor moved at once, None if it did not."""
         own = self.own
@@ -170,7 +172,7 @@ class Mine:
             return None
         before_F = own.anchor_F
         if state not in self._means:  # agreed without me: the agreed anchor has all that mine would miss
-            self.own = own = Own(after.anchor_F, after.momentum_P)
+            self.own = own = LocalAnchor(after.anchor_F, after.momentum_P)
             return own.anchor_F - before_F
         mean_F = self._means[state]
         if mean_F is None:
@@ -179,14 +181,16 @@ class Mine:
             moved = own.agreed(_outer(learning), mean_F, step_of_run(learning.recipe, before))
         return own.anchor_F - before_F if moved else None
 
-    def begin_afresh(self, learning: Learning, state: SharedState, kept: Kept | None = None) -> None:
+    def begin_afresh(
+        self, learning: TrainingSpec, state: SharedState, kept: PrivateParameters | None = None
+    ) -> None:
         """From this state with nothing of my own but `kept`: my feedback and anchor led elsewhere."""
         if learning.recipe.reducer.own == "fresh":
-            self.own = Own(state.anchor_F, state.momentum_P)
+            self.own = LocalAnchor(state.anchor_F, state.momentum_P)
         self.memory_F, self.update, self.kept = None, None, kept
 
 
-def _outer(learning: Learning) -> PLAIN:
+def _outer(learning: TrainingSpec) -> PLAIN:
     outer = learning.recipe.outer
     assert isinstance(outer, PLAIN), "decode_learning refuses the others"
     return outer

@@ -15,8 +15,8 @@ from typing import Any
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Seconds
 from atoll.runtime.embed.peer_process import AttachedTrainer
-from atoll.runtime.trainer import Beat, Trainer, TrainerFailed, TrainerSpec
-from atoll.runtime.training_spec import ATTACHED, Learning
+from atoll.runtime.trainer import TrainerClient, TrainerFailed, TrainerHeartbeat, TrainerSpec
+from atoll.runtime.training_spec import ATTACHED, TrainingSpec
 from atoll.training.exchange.layout import check_same
 from atoll.training.recipe.gradient import PLAIN
 from atoll.training.recipe.lr_position import horizon_of
@@ -26,16 +26,16 @@ RETRY_FIRST_S, RETRY_LAST_S = 0.5, 60.0  # a trainer that failed is started agai
 FAILURES_MAX = 6  # in a row; then the peer leaves with a farewell
 
 
-class Tended:
+class TrainerSupervisor:
     """`trainer` is the user's own loop, or None for a process of ours."""
 
     def __init__(self, threads: int, trainer: AttachedTrainer | None, device: str = "cpu") -> None:
         self.attached = trainer is not None
-        self.trainer = trainer or Trainer(on_beat=lambda beat: self.on_beat(beat))
+        self.trainer = trainer or TrainerClient(on_beat=lambda beat: self.on_beat(beat))
         self.ready = False  # it runs and holds the live parameters
         self.lives = 0  # times that it was started
         self.failures = 0  # in a row
-        self.on_beat: Callable[[Beat], None] = lambda beat: None
+        self.on_beat: Callable[[TrainerHeartbeat], None] = lambda beat: None
         self.turn = asyncio.Lock()
         self.looking = asyncio.Lock()  # of those who look at losses, batch by batch: one at a time
         self._threads, self._device = threads, device
@@ -61,7 +61,7 @@ class Tended:
         except TimeoutError:
             raise RunFailedError("E-TRN-12", "its data set has not arrived yet") from None
 
-    async def start(self, learning: Learning) -> None:
+    async def start(self, learning: TrainingSpec) -> None:
         """It runs; its inner state and parameters are still to be written."""
         recipe = learning.recipe
         assert self._equipped.is_set()

@@ -30,121 +30,121 @@ from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest, PeerId
 from atoll.crypto.digest import Buffer, digest, merkle_root
 from atoll.features.archive.worker import cut_state, rebuild_blob
-from atoll.features.attribution.worker import Leaving
-from atoll.features.partition_training.worker import Away
-from atoll.peer.config.sections import Keep
+from atoll.features.attribution.worker import LeaveOneOutWorker
+from atoll.features.partition_training.worker import OfflineProgress
+from atoll.peer.config.sections import KeepSection
 from atoll.peer.tasks import (
-    Adopt,
-    Advance,
-    Advanced,
-    Counted,
+    AdoptState,
+    AdvanceState,
+    BuildExhibit,
+    BuildOpening,
     CutState,
-    Encode,
-    Encoded,
-    Exhibit,
+    EncodeUpdate,
+    ExhibitRow,
     FindState,
-    GoBack,
     HandOver,
-    Hold,
     HoldPieces,
     HoldRows,
-    Judge,
     JudgeOpening,
+    JudgeReplay,
     JudgeRow,
     KeepRows,
-    LayOpen,
-    LeaveOut,
+    LeaveOneOut,
+    PinBlobs,
     ReadRow,
-    Rebuild,
-    Restore,
-    Restored,
-    Score,
-    ShowRow,
+    RebuildState,
+    ReplayBoth,
+    RestoreState,
+    RollbackState,
+    ScoreUpdate,
     ShowUpdate,
-    TakeAgain,
-    Train,
+    StateAdvanced,
+    StateRestored,
     TrainApart,
-    Validate,
+    TrainRound,
+    UpdateEncoded,
+    UpdateSettlement,
+    ValidateState,
 )
-from atoll.protocol.allreduce.tasks import Combine, Combined, Compare, Weigh
+from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, RowsCombined, WeighRows
 from atoll.protocol.transfer.tasks import CloseBlob
 from atoll.runtime.control.settings_change import learning_after
 from atoll.runtime.embed.peer_process import AttachedTrainer
-from atoll.runtime.network.buffer_pool import Reused
+from atoll.runtime.network.buffer_pool import BufferPool
 from atoll.runtime.storage.private_state import (
     NOTHING,
-    Private,
-    Sent,
+    InFlightUpdate,
+    PrivateState,
     going_with,
     placed,
     read_private,
     write_private,
 )
-from atoll.runtime.storage.state_cache import Shelf
-from atoll.runtime.storage.store import Store, stored
-from atoll.runtime.trainer import Evaluated, TrainerFailed
-from atoll.runtime.training_spec import Learning
+from atoll.runtime.storage.state_cache import StateCache
+from atoll.runtime.storage.store import PeerStore, stored
+from atoll.runtime.trainer import ModelEvaluated, TrainerFailed
+from atoll.runtime.training_spec import TrainingSpec
 from atoll.runtime.worker.arithmetic import advanced, answer, compared, named, weighed
-from atoll.runtime.worker.downlink_error_feedback import Owing
-from atoll.runtime.worker.head import Agreed
-from atoll.runtime.worker.live_parameters import Live
-from atoll.runtime.worker.local_update import Mine
-from atoll.runtime.worker.trainer_supervisor import Tended
+from atoll.runtime.worker.downlink_error_feedback import DownlinkErrorFeedback
+from atoll.runtime.worker.head import AgreedHead
+from atoll.runtime.worker.live_parameters import LiveParameters
+from atoll.runtime.worker.local_update import LocalUpdateState
+from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.codec import Codec
 from atoll.training.codec.compiled import native
 from atoll.training.data import position_after
 from atoll.training.exchange.reply_formats import remembers
 from atoll.training.exchange.state import SharedState, export_model, gone_back
-from atoll.training.exchange.update import Common, moved, part_codecs, settle
+from atoll.training.exchange.update import RoundInputs, moved, part_codecs, settle
 from atoll.training.recipe.moments import as_bytes, inherited, taken_in
-from atoll.training.recipe.outer import Moments
-from atoll.training.recipe.private_parameters import Kept
+from atoll.training.recipe.outer import MomentAverage
+from atoll.training.recipe.private_parameters import PrivateParameters
 from atoll.training.recipe.schedule import moments_due
-from atoll.verification.loss_scoring.worker import Scoring
+from atoll.verification.loss_scoring.worker import LossScoringWorker
 from atoll.verification.malformed_updates.worker import looked_at_row
-from atoll.verification.redundant_training.worker import Twins
-from atoll.verification.replay_audit.worker import Auditing
+from atoll.verification.redundant_training.worker import RedundancyWorker
+from atoll.verification.replay_audit.worker import ReplayAuditWorker
 from atoll.verification.state_validation.worker import canary_in, validated
-from atoll.verification.sum_check.worker import Openings
-from atoll.verification.update_cache import Outbox
-from atoll.wire.messages.statements import Tuned
+from atoll.verification.sum_check.worker import SumCheckWorker
+from atoll.verification.update_cache import SentUpdateCache
+from atoll.wire.messages.statements import ChangedNumbers
 
 log = logging.getLogger(__name__)
 
 
-class Island:
+class TrainingWorker:
     """`trains` is false for an observer; `trainer` is the user's own loop, or None for a process of ours."""
 
     def __init__(
         self,
-        store: Store,
+        store: PeerStore,
         threads: int,
         trains: bool = True,
         trainer: AttachedTrainer | None = None,
-        keep: Keep = Keep(),  # a frozen value
+        keep: KeepSection = KeepSection(),  # a frozen value
         device: str = "cpu",
     ) -> None:
         self.store, self.trains, self.keep = store, trains, keep
-        self.learning: Learning | None = None  # as genesis has it
-        self.tuned_before: Callable[[int], Tuned | UnsetType] = lambda round: UNSET  # numbers of a round
-        self.tended = Tended(threads, trainer, device)
+        self.learning: TrainingSpec | None = None  # as genesis has it
+        self.tuned_before: Callable[[int], ChangedNumbers | UnsetType] = lambda round: UNSET  # numbers of a round
+        self.tended = TrainerSupervisor(threads, trainer, device)
         self.trainer = self.tended.trainer
-        self.shelf = Shelf(store, keep)
+        self.shelf = StateCache(store, keep)
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
-        self.away = Away(self.tended)
+        self.away = OfflineProgress(self.tended)
         # for vectors that every round makes anew: fresh pages cost more than sums. A sweep per round bounds it
-        room = self._memory = Reused(sys.maxsize)
-        self.mine = Mine(self.away, self._arithmetic, room)
-        self.agreed = Agreed()
-        self.live = Live(self.tended, self.away, self.mine, self.agreed, room)
-        self.owing = Owing()  # where owners remember
-        self.auditing: Auditing | None = None  # where rounds are audited
+        room = self._memory = BufferPool(sys.maxsize)
+        self.mine = LocalUpdateState(self.away, self._arithmetic, room)
+        self.agreed = AgreedHead()
+        self.live = LiveParameters(self.tended, self.away, self.mine, self.agreed, room)
+        self.owing = DownlinkErrorFeedback()  # where owners remember
+        self.auditing: ReplayAuditWorker | None = None  # where rounds are audited
         self.needed: dict[str, frozenset[Digest]] = {}  # blobs that stay on disk, by what for
-        self.openings: Openings | None = None  # where answers are opened
-        self.outbox: Outbox | None = None  # where others look at updates
-        self.scoring: Scoring | None = None  # where updates are scored
-        self.twins: Twins | None = None  # where members take each other's samples
-        self._ahead: Private | None = None  # what is on disk once the round under way counts what I sent
+        self.openings: SumCheckWorker | None = None  # where answers are opened
+        self.outbox: SentUpdateCache | None = None  # where others look at updates
+        self.scoring: LossScoringWorker | None = None  # where updates are scored
+        self.twins: RedundancyWorker | None = None  # where members take each other's samples
+        self._ahead: PrivateState | None = None  # what is on disk once the round under way counts what I sent
         self._writing: asyncio.Task[None] | None = None  # that
         self._disk = ThreadPoolExecutor(1, "disk")
         self._coding = ThreadPoolExecutor(1, "coding")  # pieces of a large state take seconds, and nobody waits
@@ -156,7 +156,7 @@ class Island:
 
     def be_audited(self, run: Digest, me: PeerId) -> None:
         """Rounds of this run are: keep a chain of every one, and be able to take others' again."""
-        self.auditing = Auditing(
+        self.auditing = ReplayAuditWorker(
             run,
             me,
             self._learning_in,
@@ -170,19 +170,19 @@ class Island:
 
     def be_opened(self) -> None:
         """Blocks of answers of this run are: name wires so that they can be, show mine, judge others'."""
-        self.openings = Openings(self._learning, self._learning_in, self.store, self.shelf)
+        self.openings = SumCheckWorker(self._learning, self._learning_in, self.store, self.shelf)
 
     def be_scored(self) -> None:
         """Updates of this run are: keep what was sent for a while, and be able to take a step along others'."""
-        self.outbox = Outbox(self.shelf, 2)  # the one that was agreed last and the one under way
-        self.scoring = Scoring(
+        self.outbox = SentUpdateCache(self.shelf, 2)  # the one that was agreed last and the one under way
+        self.scoring = LossScoringWorker(
             self._learning_in, self.store, self.shelf, self.tended, self._arithmetic, self._ready, self._up_name
         )
 
     def be_twinned(self) -> None:
         """Members of this run take each other's samples: the same, and be able to take others' steps again."""
-        self.outbox = Outbox(self.shelf, 3)  # who was a twin is known a round later
-        self.twins = Twins(
+        self.outbox = SentUpdateCache(self.shelf, 3)  # who was a twin is known a round later
+        self.twins = RedundancyWorker(
             self._learning_in, self.store, self.shelf, self.tended, self._arithmetic, self._ready, self._up_name
         )
 
@@ -206,7 +206,7 @@ class Island:
         run = asyncio.get_running_loop().run_in_executor
         arithmetic, coding, disk = (partial(run, on) for on in (self._arithmetic, self._coding, self._disk))
         match work:
-            case Train():
+            case TrainRound():
                 if not self.trains:
                     raise RunFailedError("E-TRN-10", "this peer does not train")
                 return await self.live.train(work, self._learning_in(work.round), self.auditing)
@@ -214,7 +214,7 @@ class Island:
                 return self.live.hand_over(work.round)
             case TrainApart():
                 return await self.live.train_apart(work, self._learning_in(work.round), self._keep)
-            case Encode():
+            case EncodeUpdate():
                 if work.round <= self.agreed.round:  # what is mine must not move any more
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
                 encoded = await arithmetic(self._encode, work)
@@ -222,55 +222,55 @@ class Island:
                     await self.live.follow(self.mine.own)
                 self._write_ahead(work, encoded)
                 return encoded
-            case Combine() | Compare() if work.round <= self.agreed.round:
+            case CombineRows() | CompareRows() if work.round <= self.agreed.round:
                 raise RunFailedError("E-RUN-09", f"round {work.round} is over: its rows build on an older head")
-            case Combine():
+            case CombineRows():
                 return await arithmetic(self._combine, work, self._common(work.round))
-            case Compare():
+            case CompareRows():
                 return await arithmetic(compared, work, self._learning_in(work.round), self._common(work.round))
-            case Weigh():
+            case WeighRows():
                 return await arithmetic(weighed, work)
-            case Advance():
+            case AdvanceState():
                 await self._written()  # before I can vote: no vertex is kept before it
                 return await arithmetic(self._advance, work)
-            case Adopt():
+            case AdoptState():
                 return await self._adopt(work)
-            case GoBack():
+            case RollbackState():
                 return await arithmetic(self._go_back, work)
             case FindState():
                 return await disk(self.shelf.look_for, work.state)
             case CutState():
                 return await coding(cut_state, self.store, work, self.shelf.hold_a_while)
-            case Rebuild():
+            case RebuildState():
                 return await coding(rebuild_blob, self.store, work, self.shelf.hold_a_while)
             case HoldPieces():
                 return await disk(self.shelf.hold_pieces, work.pieces, work.whole)
-            case Hold(blobs, "verdicts"):
+            case PinBlobs(blobs, "verdicts"):
                 return self.shelf.keep_verdicts(blobs)
-            case Hold(blobs, why):
+            case PinBlobs(blobs, why):
                 self.needed[why] = frozenset(blobs)
                 return None
-            case Validate():
+            case ValidateState():
                 looked_at = await arithmetic(self._find, work.state)
                 canary = canary_in(self.store, self._learning.canary)
                 return await validated(self.tended, self._ready, looked_at, canary)
-            case LayOpen() if self.openings is not None:
+            case BuildOpening() if self.openings is not None:
                 return await asyncio.to_thread(self.openings.lay, work)
             case JudgeOpening() if self.openings is not None:
                 return await arithmetic(self.openings.judge, work)
-            case ShowRow() | JudgeRow():
+            case ExhibitRow() | JudgeRow():
                 up, put = self.openings.names.up if self.openings is not None else None, self.shelf.put_other
                 learning = self._learning_in(work.round)
                 return await arithmetic(looked_at_row, work, learning, up, put)
-            case Exhibit() if self.auditing is not None:
+            case BuildExhibit() if self.auditing is not None:
                 return await self.auditing.show(work)
-            case Judge() if self.auditing is not None:
+            case JudgeReplay() if self.auditing is not None:
                 return await self.auditing.judge(work)
             case ShowUpdate() if self.outbox is not None:
                 return await self.outbox.show(work)
-            case Score() if self.scoring is not None:
+            case ScoreUpdate() if self.scoring is not None:
                 return await self.scoring.score(work)
-            case TakeAgain() if self.twins is not None:
+            case ReplayBoth() if self.twins is not None:
                 return await self.twins.compare(work)
             case KeepRows():
                 return await disk(self.shelf.rows.put, work.rows)
@@ -278,13 +278,13 @@ class Island:
                 return await disk(self.shelf.rows.hold, work.blobs)
             case ReadRow():
                 return await disk(self.shelf.rows.read, work.blob, work.digest)
-            case LeaveOut():
+            case LeaveOneOut():
                 hands = self.store, self.shelf, self.tended, self._arithmetic, self._ready
-                return await Leaving(self._learning_in(work.round), *hands).left_out(work)
+                return await LeaveOneOutWorker(self._learning_in(work.round), *hands).left_out(work)
             case CloseBlob():
                 await disk(stored, self.store, work)
                 return self.shelf.hold_a_while(work.blob)
-            case Restore():
+            case RestoreState():
                 await self._written()
                 if work.left is not None:
                     await self.mine.leave_open(work.left)
@@ -317,7 +317,7 @@ class Island:
         """The trainer runs and holds the live parameters."""
         await self.live.ready(self._learning)
 
-    async def evaluate(self, samples: int = 512) -> Evaluated:
+    async def evaluate(self, samples: int = 512) -> ModelEvaluated:
         """Validation loss of the head."""
         await self.tended.equipped()
         async with self.tended.turn:
@@ -353,7 +353,7 @@ class Island:
 
     # ---- tensors -------------------------------------------------------------------------------------------
 
-    def _encode(self, work: Encode) -> Encoded:
+    def _encode(self, work: EncodeUpdate) -> UpdateEncoded:
         mine, common, learning = self.mine, self._common(work.round), self._learning_in(work.round)
         x_F = self.live.handed(learning, common.state)
         update, late = mine.encode(work, learning, common, x_F, self.live.steps_since, self.live.members)
@@ -362,37 +362,37 @@ class Island:
             claim = self.auditing.claim(work.round, update, mine.memory_F, mine.up)
         if self.outbox is not None:
             self.outbox.made(work.round, update)
-        return Encoded(tuple(named(wire, self._up_name) for wire in update.wires), claim, late)
+        return UpdateEncoded(tuple(named(wire, self._up_name) for wire in update.wires), claim, late)
 
-    def _common(self, round: int) -> Common:
+    def _common(self, round: int) -> RoundInputs:
         head, name = self.agreed.head, self.agreed.name
         assert head is not None and name is not None
         return self._learning.common(round, head, name)
 
-    def _combine(self, work: Combine, common: Common) -> Combined:
+    def _combine(self, work: CombineRows, common: RoundInputs) -> RowsCombined:
         name = self._up_name if work.onward else self._down_name
         return answer(work, self._learning_in(work.round), common, self.owing, name)
 
-    def _advance(self, work: Advance) -> Advanced:
+    def _advance(self, work: AdvanceState) -> StateAdvanced:
         before = self._find(work.before)
         if before is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
         after, combined_N = advanced(work, self._learning_in(work.round), before, self._memory)
         name = self.shelf.put(after, self._learning.layout)
         self.mine.led(name, combined_N)
-        return Advanced(name)
+        return StateAdvanced(name)
 
-    def _go_back(self, work: GoBack) -> Advanced:
+    def _go_back(self, work: RollbackState) -> StateAdvanced:
         before, earlier = self._find(work.before), self._find(work.back_to)
         if before is None or earlier is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
         taken = work.steps * (work.batch or self._learning.recipe.batch)
         samples = position_after(before.samples, work.shards, taken) - before.samples
-        return Advanced(self.shelf.put(gone_back(earlier, before, samples), self._learning.layout))
+        return StateAdvanced(self.shelf.put(gone_back(earlier, before, samples), self._learning.layout))
 
     # ---- what was agreed -----------------------------------------------------------------------------------
 
-    async def _adopt(self, work: Adopt) -> None:
+    async def _adopt(self, work: AdoptState) -> None:
         await self.live.taken_in()
         await self._written()
         self.agreed.round = work.round
@@ -437,7 +437,7 @@ class Island:
         await self._keep(work.vertex, self._foreseen(work))
 
     async def _follow(
-        self, work: Adopt, after: SharedState
+        self, work: AdoptState, after: SharedState
     ) -> tuple[SharedState | None, SharedState, bool, Tensor | None]:
         """The state is the head, and what is mine of its round is settled. Returns the head before, this one,
         whether something of mine was encoded, and what my own anchor (F,) moved by."""
@@ -447,7 +447,9 @@ class Island:
         self.agreed.head = after
         return before, after, sent, by_F
 
-    async def _begin_anew(self, work: Adopt, after: SharedState, counts: bool, before: Private | None) -> None:
+    async def _begin_anew(
+        self, work: AdoptState, after: SharedState, counts: bool, before: PrivateState | None
+    ) -> None:
         """Where rounds are audited each one begins from the anchor, with moments and error feedback as vertices
         hold them against me: as before if my round does not count, as it left them if it does, else fresh. Fresh,
         too, where the run went back: an auditor takes that for a crash."""
@@ -461,7 +463,7 @@ class Island:
         goes_on = counts and self.auditing is not None and self.auditing.lives_on(work.round)
         await self.live.begin_again(after.anchor_F, counts, goes_on)
 
-    def _restore(self, work: Restore) -> Restored | None:
+    def _restore(self, work: RestoreState) -> StateRestored | None:
         state, kept = self._find(work.state), None
         if state is None:
             return None
@@ -478,11 +480,11 @@ class Island:
         if self.auditing is not None:
             self.auditing.remember(private.claim)
         manifest = self.store.manifest(work.state)
-        return Restored(manifest.size_bytes if manifest is not None else 0)
+        return StateRestored(manifest.size_bytes if manifest is not None else 0)
 
     def _private(
-        self, files: list[Private], work: Restore, mine: tuple[Counted, ...], state: SharedState
-    ) -> Private:
+        self, files: list[PrivateState], work: RestoreState, mine: tuple[UpdateSettlement, ...], state: SharedState
+    ) -> PrivateState:
         """What of these goes with this vertex and its state, as it is since."""
         private, counted = going_with(files, work.vertex, mine)
         sent = private.sent
@@ -501,7 +503,7 @@ class Island:
             inner = taken_in(inner, state, due)
         return replace(private, memory_F=memory_F, inner=inner, late=late, sent=None)
 
-    def _encoded_with(self, sent: Sent, round: int) -> tuple[Codec, ...] | None:
+    def _encoded_with(self, sent: InFlightUpdate, round: int) -> tuple[Codec, ...] | None:
         """The codecs of what was sent in this round; None if its state is gone."""
         before = self._find(sent.state)
         if before is None:
@@ -510,7 +512,9 @@ class Island:
         common = learning.common(round, before, sent.state)
         return part_codecs(learning.recipe_after(before).coding.up, common, moved(sent.update.bounds, sent.begins))
 
-    def _still_kept(self, on_disk: Kept | None, name: Digest, state: SharedState) -> Kept | None:
+    def _still_kept(
+        self, on_disk: PrivateParameters | None, name: Digest, state: SharedState
+    ) -> PrivateParameters | None:
         """My own parameters in a state that I come to by leaving out rounds; None where the one is gone that they
         belong to, or this one is from before it."""
         kept = self.mine.kept or on_disk
@@ -519,7 +523,7 @@ class Island:
             return None
         return kept.with_moved(before.anchor_F, state.anchor_F, name)
 
-    def _begin_afresh(self, state: SharedState, kept: Kept | None = None) -> None:
+    def _begin_afresh(self, state: SharedState, kept: PrivateParameters | None = None) -> None:
         """From this state with nothing of my own but `kept`, like a newcomer: my steps, feedback and moments led
         elsewhere."""
         self.mine.begin_afresh(self._learning, state, kept)
@@ -530,14 +534,14 @@ class Island:
 
     def _inherited(self, state: SharedState) -> bytes:
         """The moments that whoever has none begins with."""
-        return as_bytes(inherited(state)) if isinstance(self._learning.recipe.outer, Moments) else b""
+        return as_bytes(inherited(state)) if isinstance(self._learning.recipe.outer, MomentAverage) else b""
 
     def _find(self, name: Digest) -> SharedState | None:
         return self.shelf.find(name, self._learning.layout)
 
     # ---- what is this peer's own, on its disk -----------------------------------------------------------------
 
-    def _write_ahead(self, work: Encode, encoded: Encoded) -> None:
+    def _write_ahead(self, work: EncodeUpdate, encoded: UpdateEncoded) -> None:
         """While what I made is on its way: what will be mine if it is counted. Late work goes another way."""
         away, mine, agreed, self._ahead = self.away, self.mine, self.agreed, None
         if mine.own is not None or away.held is not None or away.base_F is not None:
@@ -548,12 +552,12 @@ class Island:
         learning, claim = self._learning_in(work.round), b""
         if self.auditing is not None and encoded.claim is not None:
             claim = self.auditing.memory(sent=work.round)
-        sent = Sent(root, encoded.claim, agreed.name, learning.turn(agreed.head)[0], mine.update)
+        sent = InFlightUpdate(root, encoded.claim, agreed.name, learning.turn(agreed.head)[0], mine.update)
         memory_F = None if len(mine.update.memory_F) >= learning.layout.floats else mine.memory_F
-        private = Private(agreed.vertex, memory_F, b"", claim, None, mine.kept, sent)
+        private = PrivateState(agreed.vertex, memory_F, b"", claim, None, mine.kept, sent)
         self._writing = asyncio.create_task(self._keep_ahead(private, learning, work.round))
 
-    async def _keep_ahead(self, private: Private, learning: Learning, round: int) -> None:
+    async def _keep_ahead(self, private: PrivateState, learning: TrainingSpec, round: int) -> None:
         inner = await self.live.left(learning.recipe, undone=self.auditing is not None)
         if self.auditing is not None and not self.auditing.lives_on(round):
             inner = b""  # the moments that the claim ends with are gone
@@ -571,7 +575,7 @@ class Island:
             await asyncio.wait([self._writing])
             self._writing.result()
 
-    async def _recalled(self, work: Adopt) -> tuple[Adopt, Private | None]:
+    async def _recalled(self, work: AdoptState) -> tuple[AdoptState, PrivateState | None]:
         """The vertex may count what a life before sent, and this one knows from its disk alone."""
         if work.mine is None or work.mine.root is None or self.mine.update is not None or self.mine.own is not None:
             return work, None
@@ -592,7 +596,7 @@ class Island:
         self._ahead = private
         return msgspec.structs.replace(work, counted=work.mine.parts), private
 
-    def _foreseen(self, work: Adopt) -> bool:
+    def _foreseen(self, work: AdoptState) -> bool:
         """What was written ahead is what is mine now."""
         ahead, mine, self._ahead = self._ahead, work.mine, None
         if ahead is None or mine is None or work.afresh or not all(mine.parts) or self.away.kept() is not None:
@@ -610,7 +614,7 @@ class Island:
         if foreseen:
             self.store.private.come_true()
         else:
-            write_private(self.store, Private(vertex, mine.memory_F, self.live.inner, claim, late, mine.kept))
+            write_private(self.store, PrivateState(vertex, mine.memory_F, self.live.inner, claim, late, mine.kept))
         name = self.agreed.name
         assert name is not None
         needed = frozenset[Digest]().union(*self.needed.values())
@@ -618,12 +622,12 @@ class Island:
         self.shelf.tidy({name, *data, *needed}, self.agreed.round)
         self._memory.sweep()
 
-    def _learning_in(self, round: int) -> Learning:
+    def _learning_in(self, round: int) -> TrainingSpec:
         """What this round is learned by."""
         return learning_after(self._learning, self.tuned_before(round))
 
     @property
-    def _learning(self) -> Learning:
+    def _learning(self) -> TrainingSpec:
         if self.learning is None:
             raise RunFailedError("E-RUN-04", "the run's genesis is not known yet")
         return self.learning

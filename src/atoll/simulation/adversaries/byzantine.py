@@ -34,56 +34,56 @@ from atoll.crypto.digest import digest
 from atoll.crypto.signer import Signer
 from atoll.peer.governance.orders import amends_in, tunes_in
 from atoll.peer.governance.settings_change import tuned_after
-from atoll.peer.membership.admission import Wish
+from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
-from atoll.protocol.history.chain import History
-from atoll.simulation.signatures import Keys
+from atoll.protocol.history.chain import VertexChain
+from atoll.simulation.signatures import WorldKeys
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
-from atoll.wire.envelope import Notary
-from atoll.wire.messages.history import Vertices
-from atoll.wire.messages.membership import Beat, BeatBack, MemberReport
+from atoll.wire.envelope import StatementSigner
+from atoll.wire.messages.history import VerticesResponse
+from atoll.wire.messages.membership import MemberReport, Ping, PingReply
 from atoll.wire.messages.round import (
-    Answer,
-    Committed,
-    Contribution,
-    PartBytes,
-    Propose,
-    TimedOut,
-    Voted,
-    WantPart,
+    CommitAnnouncement,
+    PartRequest,
+    PartResponse,
+    PartResult,
+    ProposalMessage,
+    RowContribution,
+    TimeoutMessage,
+    VoteMessage,
 )
 from atoll.wire.messages.statements import (
-    Certificate,
-    Commit,
-    Leave,
-    Numbers,
-    Proposed,
-    Signed,
+    ChangeSettings,
+    Commitment,
+    LeaveReport,
+    Proposal,
+    QuorumCertificate,
+    RunNumbers,
+    SignedStatement,
     Statement,
-    Suspect,
-    Timeout,
-    Tune,
+    SuspicionReport,
+    ViewTimeout,
     Vote,
 )
 from atoll.wire.messages.vertex import Vertex
 
-Twist = Callable[["Villain", Send], list[Effect]]
+Twist = Callable[["ByzantineMember", Send], list[Effect]]
 MISCHIEF_S = 0.5  # how often a villain says something that nobody asked for
 LISTENERS = 16  # to how many at once, at most; in a larger swarm to a few, drawn each time
 LISTENERS_DRAWN = 4
 REPORTS_HEARD = 64
 
 
-class Villain:
+class ByzantineMember:
     """`twist` turns each thing that the honest peer inside would send into what is sent instead."""
 
     def __init__(self, peer: Peer, twist: Twist) -> None:
         self.peer, self.twist = peer, twist
         self.lied = False  # it has sent something else than the peer inside, or nothing in its place
-        self.notary: Notary = peer.notary
+        self.notary: StatementSigner = peer.notary
         self.draw = random.Random(f"villain/{peer.me}")
-        self.heard: dict[PeerId, Signed] = {}  # other people's words, to misuse
-        self.reports: list[Signed] = []  # those on coming and going
+        self.heard: dict[PeerId, SignedStatement] = {}  # other people's words, to misuse
+        self.reports: list[SignedStatement] = []  # those on coming and going
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         if isinstance(event, TimerFired) and event.name == "mischief":
@@ -113,7 +113,7 @@ class Villain:
 
     def _overhear(self, event: Event) -> None:
         statement = getattr(getattr(event, "message", None), "statement", None)
-        if isinstance(statement, Signed):
+        if isinstance(statement, SignedStatement):
             self.heard[statement.signer] = statement
             if isinstance(getattr(event, "message", None), MemberReport) and statement not in self.reports:
                 self.reports = [*self.reports, statement][-REPORTS_HEARD:]
@@ -130,31 +130,31 @@ class Villain:
 # ---- saying one thing to some and another to the rest ------------------------------------------------------
 
 
-def equivocate(villain: Villain, send: Send) -> list[Effect]:
+def equivocate(villain: ByzantineMember, send: Send) -> list[Effect]:
     """Every second peer hears a different vote, proposal, commitment or timeout, each properly signed."""
     if villain.others.index(send.to) % 2 if send.to in villain.others else True:
         return [send]
     match send.message:
-        case Voted(statement=signed) as message:
+        case VoteMessage(statement=signed) as message:
             vote = decode_statement(signed.body, signed.signer)
             assert isinstance(vote, Vote)
             other = replace(vote, digest=digest(vote.digest))
             return [replace(send, message=replace(message, statement=villain.notary.sign(other)))]
-        case Propose(body=raw) as message:
+        case ProposalMessage(body=raw) as message:
             body = decode_body(raw)
             other = encode(replace(body, time_s=body.time_s + 1e-3))
             proposed = decode_statement(message.statement.body, villain.peer.me)
-            assert isinstance(proposed, Proposed)
+            assert isinstance(proposed, Proposal)
             signed = villain.notary.sign(replace(proposed, digest=vertex_id(other)))
             return [replace(send, message=replace(message, body=other, statement=signed))]
-        case TimedOut(statement=signed) as message:
+        case TimeoutMessage(statement=signed) as message:
             timeout = decode_statement(signed.body, signed.signer)
-            assert isinstance(timeout, Timeout)
+            assert isinstance(timeout, ViewTimeout)
             other = replace(timeout, high_view=-1, high_digest=Digest(bytes(32)))
             return [replace(send, message=replace(message, statement=villain.notary.sign(other), high=None))]
-        case Committed(statement=signed) as message:
+        case CommitAnnouncement(statement=signed) as message:
             commit = decode_statement(signed.body, signed.signer)
-            assert isinstance(commit, Commit)
+            assert isinstance(commit, Commitment)
             other = replace(commit, loss=commit.loss + 1)
             return [replace(send, message=replace(message, statement=villain.notary.sign(other)))]
         case _:
@@ -164,18 +164,18 @@ def equivocate(villain: Villain, send: Send) -> list[Effect]:
 # ---- nonsense ----------------------------------------------------------------------------------------------
 
 
-def garble(villain: Villain, send: Send) -> list[Effect]:
+def garble(villain: ByzantineMember, send: Send) -> list[Effect]:
     """What it proposes is no body at all; what it commits to has numbers that are none."""
     match send.message:
-        case Propose() as message:
+        case ProposalMessage() as message:
             proposed = decode_statement(message.statement.body, villain.peer.me)
-            assert isinstance(proposed, Proposed)
+            assert isinstance(proposed, Proposal)
             body = b"\xc1 not a body"
             signed = villain.notary.sign(replace(proposed, digest=vertex_id(body)))
             return [replace(send, message=replace(message, body=body, statement=signed))]
-        case Committed(statement=signed) as message:
+        case CommitAnnouncement(statement=signed) as message:
             commit = decode_statement(signed.body, signed.signer)
-            assert isinstance(commit, Commit)
+            assert isinstance(commit, Commitment)
             loss = villain.draw.choice([nan, inf, 1e300])
             wrong = villain.draw.choice(
                 [
@@ -185,100 +185,102 @@ def garble(villain: Villain, send: Send) -> list[Effect]:
                 ]
             )
             return [replace(send, message=replace(message, statement=villain.notary.sign(wrong)))]
-        case BeatBack() as message:
+        case PingReply() as message:
             return [replace(send, message=replace(message, clock_s=villain.draw.choice([nan, inf, -1e300])))]
         case _:
             return [send]
 
 
-def _nonsense(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
+def _nonsense(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
     round = villain.peer.round
     assert round is not None
     number, trace, view = round.plan.round, round.plan.trace, round.agreement.view
     sign = villain.notary.sign
     invented = digest(villain.draw.randbytes(8))
-    forged = Signed(to, encode(Vote(number, view, "commit", invented)), villain.draw.randbytes(64))
-    nobody_voted = Certificate(number, view + 40, "prepare", invented, ((villain.peer.me, b""),))
+    forged = SignedStatement(to, encode(Vote(number, view, "commit", invented)), villain.draw.randbytes(64))
+    nobody_voted = QuorumCertificate(number, view + 40, "prepare", invented, ((villain.peer.me, b""),))
     words = [
-        Voted(number, 0, trace, forged),
-        Voted(number, 0, trace, replace(forged, body=villain.draw.randbytes(20))),
-        Voted(number, 0, trace, sign(Commit(number, 0, invented, 1, 1, 1, 1.0, 1.0, 1))),
-        TimedOut(number, 0, trace, sign(Timeout(number, view, view - 1, invented)), None),
-        TimedOut(number, 0, trace, sign(Timeout(number, view, view + 40, invented)), nobody_voted),
-        Propose(number, 0, trace, sign(Proposed(number, view, invented)), b"", (), nobody_voted),
-        Propose(number, 0, trace, sign(Proposed(number, view + 1, vertex_id(b"x"))), b"x", (forged,) * 9, None),
-        MemberReport(sign(Leave(number, "x" * 100_000))),
-        MemberReport(sign(Suspect(number, to, "silent"))),
-        MemberReport(replace(forged, body=encode(Leave(number, "I never said so")))),
-        WantPart(number, 0, trace, invented),
-        PartBytes(number, 0, trace, invented),
-        Beat(nan, 2**62),
-        Vertices((Vertex(villain.draw.randbytes(30), None),), 2**62),
+        VoteMessage(number, 0, trace, forged),
+        VoteMessage(number, 0, trace, replace(forged, body=villain.draw.randbytes(20))),
+        VoteMessage(number, 0, trace, sign(Commitment(number, 0, invented, 1, 1, 1, 1.0, 1.0, 1))),
+        TimeoutMessage(number, 0, trace, sign(ViewTimeout(number, view, view - 1, invented)), None),
+        TimeoutMessage(number, 0, trace, sign(ViewTimeout(number, view, view + 40, invented)), nobody_voted),
+        ProposalMessage(number, 0, trace, sign(Proposal(number, view, invented)), b"", (), nobody_voted),
+        ProposalMessage(
+            number, 0, trace, sign(Proposal(number, view + 1, vertex_id(b"x"))), b"x", (forged,) * 9, None
+        ),
+        MemberReport(sign(LeaveReport(number, "x" * 100_000))),
+        MemberReport(sign(SuspicionReport(number, to, "silent"))),
+        MemberReport(replace(forged, body=encode(LeaveReport(number, "I never said so")))),
+        PartRequest(number, 0, trace, invented),
+        PartResponse(number, 0, trace, invented),
+        Ping(nan, 2**62),
+        VerticesResponse((Vertex(villain.draw.randbytes(30), None),), 2**62),
     ]
     message = villain.draw.choice(words)
     heard = villain.heard.get(to)
     if heard is not None and villain.draw.random() < 0.3:  # somebody's own words, with other people's bytes
-        message = Propose(number, 0, trace, heard, b"other bytes", (), None)
-    payload = Payload(digest(b"x"), 1, b"x") if isinstance(message, PartBytes) else None
+        message = ProposalMessage(number, 0, trace, heard, b"other bytes", (), None)
+    payload = Payload(digest(b"x"), 1, b"x") if isinstance(message, PartResponse) else None
     return [Send(to, message, Lane.CONTROL, payload)]
 
 
 # ---- lies about bytes --------------------------------------------------------------------------------------
 
 
-def lie(villain: Villain, send: Send) -> list[Effect]:
+def lie(villain: ByzantineMember, send: Send) -> list[Effect]:
     """Parts and answers arrive with other bytes than were committed to."""
     match send.message:
-        case Contribution() | Answer() | PartBytes() if send.payload is not None:
+        case RowContribution() | PartResult() | PartResponse() if send.payload is not None:
             other = Payload(digest(send.payload.digest), send.payload.size_bytes, (villain.peer.me, "nobody"))
             return [replace(send, payload=other)]
         case _:
             return [send]
 
 
-def withhold(villain: Villain, send: Send) -> list[Effect]:
-    return [] if isinstance(send.message, Answer | Propose) else [send]
+def withhold(villain: ByzantineMember, send: Send) -> list[Effect]:
+    return [] if isinstance(send.message, PartResult | ProposalMessage) else [send]
 
 
 # ---- too many words ----------------------------------------------------------------------------------------
 
 
-def flood(villain: Villain, send: Send) -> list[Effect]:
+def flood(villain: ByzantineMember, send: Send) -> list[Effect]:
     return [send]
 
 
-def _flood(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
+def _flood(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
     round = villain.peer.round
     assert round is not None
     effects: list[Effect] = []
     for k in range(100):
         number = round.plan.round + villain.draw.choice([1, 2, 3, 1000, 2**40])
         vote = villain.notary.sign(Vote(number, k, "prepare", digest(bytes([k]))))
-        effects.append(Send(to, Voted(number, k, "", vote)))
+        effects.append(Send(to, VoteMessage(number, k, "", vote)))
     return effects
 
 
 # ---- words of yesterday ------------------------------------------------------------------------------------
 
 
-def replay(villain: Villain, send: Send) -> list[Effect]:
+def replay(villain: ByzantineMember, send: Send) -> list[Effect]:
     return [send]
 
 
-def _replay(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
+def _replay(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
     return [Send(to, MemberReport(signed)) for signed in villain.reports]
 
 
 # ---- in somebody else's name -------------------------------------------------------------------------------
 
 
-FORGED = Numbers(inner_steps=1, lr=1e3)  # so that whoever goes by it is seen
+FORGED = RunNumbers(inner_steps=1, lr=1e3)  # so that whoever goes by it is seen
 
 
-def usurp(villain: Villain, send: Send) -> list[Effect]:
+def usurp(villain: ByzantineMember, send: Send) -> list[Effect]:
     """Every body that it proposes holds a word of its own making."""
     history = villain.peer.history
-    if not isinstance(send.message, Propose) or history is None:
+    if not isinstance(send.message, ProposalMessage) or history is None:
         return [send]
     body = decode_body(send.message.body)
     parent, genesis = history.bodies.get(body.round - 1), villain.peer.settings
@@ -290,12 +292,12 @@ def usurp(villain: Villain, send: Send) -> list[Effect]:
     forged = replace(body, reports=reports, tuned=tuned_after(genesis, parent, body.trained, reports))
     raw = encode(forged)
     proposed = decode_statement(send.message.statement.body, villain.peer.me)
-    assert isinstance(proposed, Proposed)
+    assert isinstance(proposed, Proposal)
     signed = villain.notary.sign(replace(proposed, digest=vertex_id(raw)))
     return [replace(send, message=replace(send.message, body=raw, statement=signed))]
 
 
-def _usurp(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
+def _usurp(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
     history = villain.peer.history
     if history is None:
         return []
@@ -305,11 +307,11 @@ def _usurp(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
     return [Send(to, MemberReport(signed)) for signed in [_forged(villain, history), *again]]
 
 
-def _forged(villain: Villain, history: History) -> Signed:
-    return villain.notary.sign(Tune(history.head_id, FORGED, b"the founder's, of course"))
+def _forged(villain: ByzantineMember, history: VertexChain) -> SignedStatement:
+    return villain.notary.sign(ChangeSettings(history.head_id, FORGED, b"the founder's, of course"))
 
 
-MISCHIEF: dict[Twist, Callable[[Villain, PeerId, Seconds], list[Effect]]] = {
+MISCHIEF: dict[Twist, Callable[[ByzantineMember, PeerId, Seconds], list[Effect]]] = {
     garble: _nonsense,
     flood: _flood,
     replay: _replay,
@@ -328,10 +330,15 @@ def villain(kind: str | Twist) -> Callable[..., Peer]:
     """How a swarm makes this kind of villain."""
 
     def make(
-        run: Digest, signer: Signer, keys: Keys, wish: Wish, genesis: Vertex | None, bootstrap: tuple[PeerId, ...]
+        run: Digest,
+        signer: Signer,
+        keys: WorldKeys,
+        wish: DesiredRole,
+        genesis: Vertex | None,
+        bootstrap: tuple[PeerId, ...],
     ) -> Peer:
         twist = KINDS[kind] if isinstance(kind, str) else kind
-        made = Villain(Peer(run, signer, keys.verifier, wish, genesis, bootstrap), twist)
+        made = ByzantineMember(Peer(run, signer, keys.verifier, wish, genesis, bootstrap), twist)
         return cast(Peer, made)  # it stands where a peer would
 
     return make

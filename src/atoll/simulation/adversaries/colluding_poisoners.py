@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from atoll.base.ids import PeerId
-from atoll.simulation.tensors import TensorIsland
-from atoll.simulation.worker import IslandKnobs
+from atoll.simulation.tensors import TensorWorker
+from atoll.simulation.worker import WorkerKnobs
 from atoll.training.robust.attacks import ATTACKS, OPTIMISED, Rule, constant, lies, stale
 
 LARGEST = 1e17  # that a codec lets through
@@ -26,18 +26,18 @@ GANGS = (*ATTACKS, *OPTIMISED, "largest", "stale")  # what they send, by name
 
 
 @dataclass
-class Gang:
+class PoisonerGang:
     attack: str
     liars: frozenset[PeerId]
     rule: Rule  # what the run makes of rows
-    crowd: dict[PeerId, TensorIsland] = field(default_factory=dict[PeerId, TensorIsland])  # the honest
+    crowd: dict[PeerId, TensorWorker] = field(default_factory=dict[PeerId, TensorWorker])  # the honest
     said: dict[int, dict[PeerId, Tensor]] = field(default_factory=dict[int, dict[PeerId, Tensor]])
     """By round, what everybody sent; of honest ones who have not yet, what they will."""
     anchors: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # that rounds begin with
 
-    def islands(self) -> Callable[[PeerId, IslandKnobs, Random], TensorIsland]:
-        def make(me: PeerId, knobs: IslandKnobs, draw: Random) -> TensorIsland:
-            island = TensorIsland(me, knobs, draw, sends=partial(self.sends, me))
+    def islands(self) -> Callable[[PeerId, WorkerKnobs, Random], TensorWorker]:
+        def make(me: PeerId, knobs: WorkerKnobs, draw: Random) -> TensorWorker:
+            island = TensorWorker(me, knobs, draw, sends=partial(self.sends, me))
             if me not in self.liars:
                 self.crowd[me] = island
             return island

@@ -19,29 +19,29 @@ from atoll.base.machine import Effect, Event, Fact, Lane, Payload, Received, Sen
 from atoll.crypto.digest import digest, merkle_path, merkle_root
 from atoll.crypto.signer import Signer
 from atoll.peer.events import RoundClosed
-from atoll.peer.membership.admission import Wish
+from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
 from atoll.peer.round.commit_reveal import passing
-from atoll.peer.round.machine import Round
-from atoll.simulation.adversaries.byzantine import Villain
+from atoll.peer.round.machine import RoundMachine
+from atoll.simulation.adversaries.byzantine import ByzantineMember
 from atoll.simulation.invariants import InvariantBroken
-from atoll.simulation.signatures import Keys
-from atoll.simulation.world import Node
+from atoll.simulation.signatures import WorldKeys
+from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.round import Answer, Committed, Contribution, Propose, RowBytes
-from atoll.wire.messages.statements import Caught, Signed
+from atoll.wire.messages.round import CommitAnnouncement, PartResult, ProposalMessage, RowContribution, RowResponse
+from atoll.wire.messages.statements import Accusation, SignedStatement
 from atoll.wire.messages.vertex import Vertex
 
 
-class Peeker(Villain):
+class PeekingMember(ByzantineMember):
     """The honest peer inside trains, shares and votes; of what it says of its own update nothing gets out."""
 
     def __init__(self, peer: Peer, passes: bool) -> None:
         super().__init__(peer, peek)
         self.passes = passes
         self.round, self.spoke = -1, -1  # the last attempt of it in which I said something
-        self.said: Signed | None = None  # that
+        self.said: SignedStatement | None = None  # that
         self.given: set[tuple[int, PeerId]] = set()  # in it: (part, to whom my row of it went)
         self.seen: list[Digest] = []  # rows of others, of this round
         self.rows: tuple[Digest, ...] = ()  # what I give, made of them
@@ -55,7 +55,7 @@ class Peeker(Villain):
         if round.plan.round != self.round:
             self.round, self.spoke, self.said, self.seen, self.rows = round.plan.round, -1, None, [], ()
         match event:
-            case Received(message=Contribution() | RowBytes() as message, payload=Payload() as payload):
+            case Received(message=RowContribution() | RowResponse() as message, payload=Payload() as payload):
                 if message.round == self.round and message.statement.signer != self.peer.me:
                     self.seen.append(payload.digest)
                     self.shown += self.spoke < 0
@@ -65,17 +65,17 @@ class Peeker(Villain):
             effects += self._speak(round)
         return effects + self._share(round)
 
-    def _speak(self, round: Round) -> list[Effect]:
+    def _speak(self, round: RoundMachine) -> list[Effect]:
         """Once in an attempt: of what I have seen, if I have."""
         commit, made_of = passing(self.round, round.attempt, "nothing to give"), b"".join(sorted(self.seen))
         if self.seen:
             self.rows = self.rows or tuple(digest(made_of + bytes([k])) for k in range(len(round.encoded or ())))
             commit = replace(round.update.commit(round.attempt), root=merkle_root(self.rows))
         self.spoke, self.said, self.given = round.attempt, self.notary.sign(commit), set()
-        said = Committed(self.round, round.attempt, round.plan.trace, self.said)
+        said = CommitAnnouncement(self.round, round.attempt, round.plan.trace, self.said)
         return [Send(peer, said) for peer in self.others]
 
-    def _share(self, round: Round) -> list[Effect]:
+    def _share(self, round: RoundMachine) -> list[Effect]:
         """To owners that may see it: two that lie together are not meant here."""
         if self.said is None or self.spoke != round.attempt or round.reduce is None:
             return []
@@ -86,22 +86,22 @@ class Peeker(Villain):
                 if owner != self.peer.me and (part, owner) not in self.given and round.reveal.may_see(owner):
                     self.given.add((part, owner))
                     slot = self.round, round.attempt, round.plan.trace
-                    row = Contribution(*slot, part, index, path, self.said)
+                    row = RowContribution(*slot, part, index, path, self.said)
                     effects.append(Send(owner, row, Lane.BULK, payload))
         return effects
 
 
-def peek(villain: Villain, send: Send) -> list[Effect]:
+def peek(villain: ByzantineMember, send: Send) -> list[Effect]:
     """Nothing of its own update gets out, nor what it combined, nor that it has seen itself commit twice."""
     match send.message:
-        case Committed(statement=said) | Contribution(statement=said) | Answer(statement=said):
+        case CommitAnnouncement(statement=said) | RowContribution(statement=said) | PartResult(statement=said):
             return [] if said.signer == villain.peer.me else [send]
-        case RowBytes(statement=said):
+        case RowResponse(statement=said):
             return [] if said.signer == villain.peer.me else [send]
-        case Propose():
+        case ProposalMessage():
             return []  # it would hold all of that
         case MemberReport(statement=said):
-            return [] if isinstance(decode_statement(said.body, said.signer), Caught) else [send]
+            return [] if isinstance(decode_statement(said.body, said.signer), Accusation) else [send]
         case _:
             return [send]
 
@@ -110,9 +110,14 @@ def peeker(passes: bool = False) -> Callable[..., Peer]:
     """How a swarm makes one; `passes`: a turncoat."""
 
     def make(
-        run: Digest, signer: Signer, keys: Keys, wish: Wish, genesis: Vertex | None, bootstrap: tuple[PeerId, ...]
+        run: Digest,
+        signer: Signer,
+        keys: WorldKeys,
+        wish: DesiredRole,
+        genesis: Vertex | None,
+        bootstrap: tuple[PeerId, ...],
     ) -> Peer:
-        return cast(Peer, Peeker(Peer(run, signer, keys.verifier, wish, genesis, bootstrap), passes))
+        return cast(Peer, PeekingMember(Peer(run, signer, keys.verifier, wish, genesis, bootstrap), passes))
 
     return make
 
@@ -120,10 +125,10 @@ def peeker(passes: bool = False) -> Callable[..., Peer]:
 PEEKERS = {"peeker": peeker(), "turncoat": peeker(passes=True)}
 
 
-def never_counted(peekers: Collection[PeerId]) -> Callable[[Seconds, Node, Fact], None]:
+def never_counted(peekers: Collection[PeerId]) -> Callable[[Seconds, VirtualComputer, Fact], None]:
     """A watcher: their rows are in no vertex."""
 
-    def watch(now: Seconds, node: Node, fact: Fact) -> None:
+    def watch(now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed):
             counted = sorted(said.signer for said in fact.body.commits if said.signer in peekers)
             if counted:

@@ -20,15 +20,15 @@ import torch
 
 from atoll.base.ids import Digest, PeerId
 from atoll.peer.events import RoundClosed
-from atoll.peer.tasks import Encode, Encoded, Judged, JudgeOpening, LaidOpen, LayOpen
-from atoll.protocol.allreduce.tasks import Combine, Combined
+from atoll.peer.tasks import BuildOpening, EncodeUpdate, JudgeOpening, JudgmentResult, OpeningBuilt, UpdateEncoded
+from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
 from atoll.simulation import symbolic_openings
 from atoll.simulation.invariants import InvariantBroken
-from atoll.simulation.simulated_audit_chain import Chain
-from atoll.simulation.worker import Island, IslandKnobs
+from atoll.simulation.simulated_audit_chain import VirtualChain
+from atoll.simulation.worker import VirtualWorker, WorkerKnobs
 from atoll.training.exchange.statistic import OF_COLUMNS
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Answered
+from atoll.wire.messages.statements import OwnerResult
 
 ROUNDING = 1e-9  # of numbers up to 1e6, summed in fp64
 
@@ -43,7 +43,7 @@ Row = tuple[PeerId, int, int]  # whose, of which round, for which part
 
 
 @dataclass(frozen=True)
-class Made:
+class ComputedAnswer:
     """One answer that an island computed."""
 
     rows: tuple[tuple[PeerId, Digest], ...]
@@ -53,33 +53,39 @@ class Made:
 
 
 @dataclass
-class Ledger:
+class RowLedger:
     """What the bytes of one world are worth, by their digests, who wrote them, and what answers are made of."""
 
     authors: dict[Digest, Row] = field(default_factory=dict[Digest, Row])
     poisoned: dict[Digest, float] = field(default_factory=dict[Digest, float])
-    made: dict[Digest, Made] = field(default_factory=dict[Digest, Made])
+    made: dict[Digest, ComputedAnswer] = field(default_factory=dict[Digest, ComputedAnswer])
 
     def worth(self, row: Digest) -> float:
         found = self.poisoned.get(row)
         return int.from_bytes(row[:6], "big") / 2**47 - 1 if found is None else found
 
     def islands(
-        self, poisons: dict[PeerId, str], chains: Callable[[PeerId], Chain]
-    ) -> Callable[[PeerId, IslandKnobs, Random], Island]:
+        self, poisons: dict[PeerId, str], chains: Callable[[PeerId], VirtualChain]
+    ) -> Callable[[PeerId, WorkerKnobs, Random], VirtualWorker]:
         """What stands behind each peer: these send poison, all others honest rows."""
 
-        def make(me: PeerId, knobs: IslandKnobs, draw: Random) -> Island:
-            return ValuedIsland(me, knobs, draw, self, poisons.get(me), chains(me))
+        def make(me: PeerId, knobs: WorkerKnobs, draw: Random) -> VirtualWorker:
+            return ValuedWorker(me, knobs, draw, self, poisons.get(me), chains(me))
 
         return make
 
 
-class ValuedIsland(Island):
+class ValuedWorker(VirtualWorker):
     """An island of names whose rows are worth something."""
 
     def __init__(
-        self, me: PeerId, knobs: IslandKnobs, draw: Random, ledger: Ledger, poison: str | None, chain: Chain
+        self,
+        me: PeerId,
+        knobs: WorkerKnobs,
+        draw: Random,
+        ledger: RowLedger,
+        poison: str | None,
+        chain: VirtualChain,
     ) -> None:
         super().__init__(me, knobs, draw, chain=chain)
         self.ledger, self.poison = ledger, poison
@@ -89,39 +95,39 @@ class ValuedIsland(Island):
             return shown
         done = super().do(work)
         match work, done:
-            case Encode(), Encoded(parts):
+            case EncodeUpdate(), UpdateEncoded(parts):
                 for index, part in enumerate(parts):
                     self.ledger.authors[part.digest] = self.me, work.round, index
                     if self.poison is not None:
                         self.ledger.poisoned[part.digest] = POISONS[self.poison](self.ledger.worth(part.digest))
-            case Combine(), Combined(payload) if payload is not None:
+            case CombineRows(), RowsCombined(payload) if payload is not None:
                 return self._combined(work, done)
             case _:
                 pass
         return done
 
-    def _shown(self, work: object) -> LaidOpen | Judged | None:
+    def _shown(self, work: object) -> OpeningBuilt | JudgmentResult | None:
         """Of an answer that is opened."""
         match work:
-            case LayOpen():
-                return LaidOpen((self._put(symbolic_openings.lay_out(work)),) * len(work.draws))
+            case BuildOpening():
+                return OpeningBuilt((self._put(symbolic_openings.lay_out(work)),) * len(work.draws))
             case JudgeOpening():
                 return symbolic_openings.judged(work, self.blobs[work.blob])
             case _:
                 return None
 
-    def _combined(self, work: Combine, done: Combined) -> Combined:
+    def _combined(self, work: CombineRows, done: RowsCombined) -> RowsCombined:
         """By the rule of real rounds; it answers with nothing where rows are too few, as that does."""
         assert done.payload is not None
         rows = tuple((row.peer, row.payload.digest) for row in work.rows)
         counted = tuple(row.peer for row in work.rows if row.weight > 0)
         if work.statistic != "mean" and len(counted) < 2 * work.liars + 1:
             why = f"{work.statistic} needs {2 * work.liars + 1} rows, {len(counted)} are here"
-            return Combined(None, (), (), why)
+            return RowsCombined(None, (), (), why)
         if done.payload.digest not in self.ledger.made:
             among = set(counted)
             worths = [self.ledger.worth(digest) for peer, digest in rows if peer in among]
-            made = Made(rows, counted, combined_worth(work.statistic, work.liars, worths), work.liars)
+            made = ComputedAnswer(rows, counted, combined_worth(work.statistic, work.liars, worths), work.liars)
             self.ledger.made[done.payload.digest] = made
         return done
 
@@ -150,13 +156,13 @@ def allowed(honest: list[float], lies: int, trim: int) -> tuple[float, float]:
 
 
 @dataclass
-class Influence:
+class InfluenceMeter:
     """Watches every vertex once. Sums over all parts of all rounds, in units of the honest rows' own numbers.
 
     `moved` is how far answers lie from what the same rule makes of the honest rows alone; `most` how far they may.
     """
 
-    ledger: Ledger
+    ledger: RowLedger
     villains: frozenset[PeerId]
     rounds: set[int] = field(default_factory=set[int])
     parts: int = 0
@@ -174,10 +180,10 @@ class Influence:
             if signed is None:
                 continue
             answered = decode_statement(signed.body, signed.signer)
-            assert isinstance(answered, Answered)
+            assert isinstance(answered, OwnerResult)
             self._part(closed.body.round, part, answered)
 
-    def _part(self, round: int, part: int, answered: Answered) -> None:
+    def _part(self, round: int, part: int, answered: OwnerResult) -> None:
         made, where = self.ledger.made.get(answered.digest), f"part {part} of round {round}"
         if made is None or tuple(peer for peer, _ in made.rows) != answered.contributors:
             raise InvariantBroken(

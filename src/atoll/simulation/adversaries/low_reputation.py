@@ -15,39 +15,39 @@ from typing import Any
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
-from atoll.peer.tasks import Train, Trained
-from atoll.simulation.simulated_audit_chain import Chain
-from atoll.simulation.worker import Island, IslandKnobs
+from atoll.peer.tasks import TrainingResult, TrainRound
+from atoll.simulation.simulated_audit_chain import VirtualChain
+from atoll.simulation.worker import VirtualWorker, WorkerKnobs
 
 IDLE = 10  # an idler takes one step of so many
 FLAPS = 2 / 3  # of its rounds a flapper fails in
 KINDS = ("idler", "boaster", "flapper", "cheat")
 
 
-class PoorIsland(Island):
+class LowReputationWorker(VirtualWorker):
     """An island of one of these kinds, or an honest one."""
 
     kind: str = ""
 
     def do(self, work: Any) -> Any:
-        if not isinstance(work, Train) or not self.kind:
+        if not isinstance(work, TrainRound) or not self.kind:
             return super().do(work)
         if self.kind == "flapper" and self.draw.random() < FLAPS:
             raise RuntimeError("the virtual trainer is out again")
         if self.kind == "idler":
             work = replace(work, steps=max(1, work.steps // IDLE))
         done = super().do(work)
-        return replace(done, loss=0.0) if isinstance(done, Trained) and self.kind == "boaster" else done
+        return replace(done, loss=0.0) if isinstance(done, TrainingResult) and self.kind == "boaster" else done
 
 
-def islands(kinds: dict[PeerId, str], audited: bool) -> Callable[[PeerId, IslandKnobs, Random], Island]:
+def islands(kinds: dict[PeerId, str], audited: bool) -> Callable[[PeerId, WorkerKnobs, Random], VirtualWorker]:
     """What stands behind each peer of a swarm in which these trainers are of these kinds."""
 
-    def make(me: PeerId, knobs: IslandKnobs, draw: Random) -> Island:
-        chain = Chain(me) if audited else None
+    def make(me: PeerId, knobs: WorkerKnobs, draw: Random) -> VirtualWorker:
+        chain = VirtualChain(me) if audited else None
         if chain is not None:
             chain.cheats = kinds.get(me) == "cheat"
-        island = PoorIsland(me, knobs, draw, chain=chain)
+        island = LowReputationWorker(me, knobs, draw, chain=chain)
         island.kind = kinds.get(me, "")
         return island
 

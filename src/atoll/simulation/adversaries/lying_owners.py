@@ -19,38 +19,38 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Payload, Send
 from atoll.crypto.digest import digest, merkle_path, merkle_root
-from atoll.protocol.allreduce.verified import WatchedReduce
-from atoll.simulation.adversaries.byzantine import MISCHIEF, Twist, Villain
+from atoll.protocol.allreduce.verified import VerifiedReduce
+from atoll.simulation.adversaries.byzantine import MISCHIEF, ByzantineMember, Twist
 from atoll.simulation.worker import whole_of
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.round import Answer, Committed, Contribution, RowBytes
-from atoll.wire.messages.statements import Answered, Caught, Commit, Complaint
+from atoll.wire.messages.round import CommitAnnouncement, PartResult, RowContribution, RowResponse
+from atoll.wire.messages.statements import Accusation, Commitment, OwnerComplaint, OwnerResult
 from atoll.wire.opening import rows_of
 
 CENSORED = 2  # contributors that a censor leaves out
 
-Lie = Callable[[Villain, Answered, tuple[PeerId, ...]], tuple[Answered, tuple[PeerId, ...]]]
+Lie = Callable[[ByzantineMember, OwnerResult, tuple[PeerId, ...]], tuple[OwnerResult, tuple[PeerId, ...]]]
 
 
-def _told(villain: Villain, send: Send, lie: Lie) -> list[Effect]:
+def _told(villain: ByzantineMember, send: Send, lie: Lie) -> list[Effect]:
     """An answer of its own, shown or only signed, with a lie in it; all else as it was."""
     message = send.message
-    if not isinstance(message, Answer) or message.statement.signer != villain.peer.me:
+    if not isinstance(message, PartResult) or message.statement.signer != villain.peer.me:
         return [send]
     answered = decode_statement(message.statement.body, villain.peer.me)
-    assert isinstance(answered, Answered)
+    assert isinstance(answered, OwnerResult)
     other, names = lie(villain, answered, tuple(send.payload.data) if send.payload is not None else ())
     said = replace(message, statement=villain.notary.sign(other))
     payload = Payload(other.digest, other.size_bytes, names) if send.payload is not None else None
     return [replace(send, message=said, payload=payload)]
 
 
-def _other_bytes(villain: Villain, answered: Answered, names: tuple[PeerId, ...]):
+def _other_bytes(villain: ByzantineMember, answered: OwnerResult, names: tuple[PeerId, ...]):
     return replace(answered, digest=digest(answered.digest)), names
 
 
-def _fewer(villain: Villain, answered: Answered, names: tuple[PeerId, ...]):
+def _fewer(villain: ByzantineMember, answered: OwnerResult, names: tuple[PeerId, ...]):
     round = villain.peer.round
     assert round is not None and round.reduce is not None
     if answered.part not in round.reduce.gathers:  # on its jury, which leaves nobody out
@@ -64,46 +64,49 @@ def _fewer(villain: Villain, answered: Answered, names: tuple[PeerId, ...]):
     return replace(answered, digest=made, contributors=left, rows=of, made_of=made_of), left
 
 
-def _forged(villain: Villain, answered: Answered, names: tuple[PeerId, ...]):
+def _forged(villain: ByzantineMember, answered: OwnerResult, names: tuple[PeerId, ...]):
     other, left = _fewer(villain, answered, names)
     return replace(other, contributors=answered.contributors, rows=answered.rows, made_of=answered.made_of), left
 
 
-def miscount(villain: Villain, send: Send) -> list[Effect]:
+def miscount(villain: ByzantineMember, send: Send) -> list[Effect]:
     return _told(villain, send, _other_bytes)
 
 
-def censor(villain: Villain, send: Send) -> list[Effect]:
+def censor(villain: ByzantineMember, send: Send) -> list[Effect]:
     return _told(villain, send, _fewer)
 
 
-def forge(villain: Villain, send: Send) -> list[Effect]:
+def forge(villain: ByzantineMember, send: Send) -> list[Effect]:
     return _told(villain, send, _forged)
 
 
-def two_tongued(villain: Villain, send: Send) -> list[Effect]:
+def two_tongued(villain: ByzantineMember, send: Send) -> list[Effect]:
     others = villain.others
     if send.to not in others or others.index(send.to) % 2:
         return [send]
     return _told(villain, send, _other_bytes)
 
 
-def mute(villain: Villain, send: Send) -> list[Effect]:
-    mine = isinstance(send.message, Answer) and send.message.statement.signer == villain.peer.me
+def mute(villain: ByzantineMember, send: Send) -> list[Effect]:
+    mine = isinstance(send.message, PartResult) and send.message.statement.signer == villain.peer.me
     return [] if mine else [send]
 
 
-def two_promises(villain: Villain, send: Send) -> list[Effect]:
+def two_promises(villain: ByzantineMember, send: Send) -> list[Effect]:
     message, others, round = send.message, villain.others, villain.peer.round
-    if not isinstance(message, Committed | Contribution | RowBytes) or message.statement.signer != villain.peer.me:
+    if (
+        not isinstance(message, CommitAnnouncement | RowContribution | RowResponse)
+        or message.statement.signer != villain.peer.me
+    ):
         return [send]
     if send.to not in others or others.index(send.to) % 2 or round is None or round.encoded is None:
         return [send]
     commit = decode_statement(message.statement.body, villain.peer.me)
-    assert isinstance(commit, Commit)
+    assert isinstance(commit, Commitment)
     rows = tuple(second_promise(part.digest) for part in round.encoded)
     signed = villain.notary.sign(replace(commit, root=merkle_root(rows)))
-    if isinstance(message, Committed):
+    if isinstance(message, CommitAnnouncement):
         return [replace(send, message=replace(message, statement=signed))]
     if send.payload is None:
         return [replace(send, message=replace(message, statement=signed))]
@@ -116,13 +119,13 @@ def second_promise(row: Digest) -> Digest:
     return digest(row)
 
 
-def frame(villain: Villain, send: Send) -> list[Effect]:
+def frame(villain: ByzantineMember, send: Send) -> list[Effect]:
     return [send]
 
 
-def _frame(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
+def _frame(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
     round = villain.peer.round
-    if round is None or not isinstance(round.reduce, WatchedReduce):
+    if round is None or not isinstance(round.reduce, VerifiedReduce):
         return []
     words = [w for p in villain.others for w in round.reduce.watch.words_of(p)]
     if not words:
@@ -130,11 +133,11 @@ def _frame(villain: Villain, to: PeerId, now: Seconds) -> list[Effect]:
     word, another = villain.draw.choice(words), villain.draw.choice(words)
     said = villain.draw.choice(
         [
-            Caught(word.statement),
-            Caught(word.statement, another.statement),
-            Caught(word.statement, word.statement),
-            Caught(villain.notary.sign(replace(word.answered, part=999))),
-            Complaint(round.plan.round, word.statement.signer, "withheld"),
+            Accusation(word.statement),
+            Accusation(word.statement, another.statement),
+            Accusation(word.statement, word.statement),
+            Accusation(villain.notary.sign(replace(word.answered, part=999))),
+            OwnerComplaint(round.plan.round, word.statement.signer, "withheld"),
         ]
     )
     return [Send(to, MemberReport(villain.notary.sign(said)))]

@@ -16,11 +16,11 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Send
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import plan_round
-from atoll.simulation.adversaries.byzantine import Twist, Villain
+from atoll.simulation.adversaries.byzantine import ByzantineMember, Twist
 from atoll.verification.replay_audit.policy import drawn_segment
 from atoll.wire.codec import encode, statement_in, vertex_id
-from atoll.wire.messages.statements import Commit
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import Commitment
+from atoll.wire.messages.vertex import VertexBody
 
 TRIES = (
     256  # bodies at most; a third of thirteen need one in three for the chair, and one in 2.4 for the audits at 0.2
@@ -31,7 +31,7 @@ STEP_S = 1e-6
 def keeper(friends: Collection[PeerId]) -> Twist:
     """Takes the pen of the honest peer inside when it first speaks in a round, long before anything is written."""
 
-    def keep(villain: Villain, send: Send) -> list[Effect]:
+    def keep(villain: ByzantineMember, send: Send) -> list[Effect]:
         round = villain.peer.round
         if round is not None and "write" not in vars(round.my_body):
             vars(round.my_body)["write"] = _chosen(round.my_body.write, villain.peer.settings, friends)
@@ -40,8 +40,10 @@ def keeper(friends: Collection[PeerId]) -> Twist:
     return keep
 
 
-def _chosen(write: Callable[..., Body], settings: RunSettings, friends: Collection[PeerId]) -> Callable[..., Body]:
-    def chosen(*args: Any) -> Body:
+def _chosen(
+    write: Callable[..., VertexBody], settings: RunSettings, friends: Collection[PeerId]
+) -> Callable[..., VertexBody]:
+    def chosen(*args: Any) -> VertexBody:
         body, best = write(*args), (False, -len(friends) - 1)
         found = body
         for tried in range(TRIES):
@@ -56,12 +58,12 @@ def _chosen(write: Callable[..., Body], settings: RunSettings, friends: Collecti
     return chosen
 
 
-def _worth(body: Body, settings: RunSettings, friends: Collection[PeerId]) -> tuple[bool, int]:
+def _worth(body: VertexBody, settings: RunSettings, friends: Collection[PeerId]) -> tuple[bool, int]:
     """Whether a friend is next, and, below 0, how many of them are audited."""
     id = vertex_id(encode(body))
     claims = {signed.signer: statement_in(signed) for signed in body.commits if signed.signer in friends}
     audited = sum(
-        isinstance(claim, Commit) and drawn_segment(id, peer, claim.steps, settings.audited_share) is not None
+        isinstance(claim, Commitment) and drawn_segment(id, peer, claim.steps, settings.audited_share) is not None
         for peer, claim in claims.items()
     )
     return plan_round(id, body, settings.round).turns()[0] in friends, -audited

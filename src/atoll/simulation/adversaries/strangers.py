@@ -13,7 +13,7 @@ from typing import cast, get_args
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import (
-    Contact,
+    Connect,
     Effect,
     Event,
     LinkDown,
@@ -28,19 +28,27 @@ from atoll.base.machine import (
 )
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import Signer
-from atoll.peer.membership.admission import Wish
+from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
 from atoll.simulation.adversaries.byzantine import MISCHIEF_S
-from atoll.simulation.signatures import Keys
-from atoll.wire.messages.audits import WantExhibit
-from atoll.wire.messages.history import Vertices, WantChunk, WantEra, WantManifest, WantVertices
-from atoll.wire.messages.membership import Beat, Hello, JoinRefused, MemberReport, RefusalCode
-from atoll.wire.messages.preference import WantPreference
-from atoll.wire.messages.round import WantPart, WantRow
-from atoll.wire.messages.statements import Join
+from atoll.simulation.signatures import WorldKeys
+from atoll.wire.messages.audits import ExhibitRequest
+from atoll.wire.messages.history import (
+    ChunkRequest,
+    EraSignaturesRequest,
+    ManifestRequest,
+    VerticesRequest,
+    VerticesResponse,
+)
+from atoll.wire.messages.membership import Hello, JoinRefused, MemberReport, Ping, RefusalCode
+from atoll.wire.messages.preference import PreferenceRequest
+from atoll.wire.messages.round import PartRequest, RowRequest
+from atoll.wire.messages.statements import JoinRequest
 from atoll.wire.messages.vertex import Vertex
 
-HARMLESS = Hello | JoinRefused | WantVertices | WantManifest | WantChunk | WantEra  # first words, a no, questions
+HARMLESS = (
+    Hello | JoinRefused | VerticesRequest | ManifestRequest | ChunkRequest | EraSignaturesRequest
+)  # first words, a no, questions
 ROUNDS = 64  # rounds that it guesses
 
 
@@ -58,7 +66,7 @@ class Stranger:
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         match event:
             case Start():
-                return [SetTimer("mischief", now + MISCHIEF_S), *(Contact(peer, ()) for peer in self.members)]
+                return [SetTimer("mischief", now + MISCHIEF_S), *(Connect(peer, ()) for peer in self.members)]
             case LinkUp(peer):
                 self.linked.add(peer)
             case LinkDown(peer):
@@ -81,20 +89,22 @@ class Stranger:
         run, me, round = self.peer.run, self.peer.me, self.draw.randrange(ROUNDS)
         signer, invented = self.notary.signer, digest(self.draw.randbytes(8))
         blob = self.draw.choice([*self.blobs, invented])
-        join = Join(me, signer.vote_key, signer.certificate, (), "trainer", "", invented, self.peer.wish.admission)
+        join = JoinRequest(
+            me, signer.vote_key, signer.certificate, (), "trainer", "", invented, self.peer.wish.admission
+        )
         return [
             Hello(run, self.draw.choice([-2, 2**40]), self.peer.wish.admission),
             *(JoinRefused(code) for code in get_args(RefusalCode)),
-            *(WantVertices(first) for first in (-1, 0, round)),
-            Beat(now, round),
-            WantManifest(blob),
-            WantChunk(blob, 0),
-            WantEra(round, ()),
-            WantExhibit(round),
-            WantPreference(f"branch/{round}", 0, invented),
-            WantPart(round, 0, "", invented),
-            WantRow(round, 0, "", 0, self.draw.choice(self.members)),
-            Vertices((Vertex(self.draw.randbytes(30), None),), 2**40),
+            *(VerticesRequest(first) for first in (-1, 0, round)),
+            Ping(now, round),
+            ManifestRequest(blob),
+            ChunkRequest(blob, 0),
+            EraSignaturesRequest(round, ()),
+            ExhibitRequest(round),
+            PreferenceRequest(f"branch/{round}", 0, invented),
+            PartRequest(round, 0, "", invented),
+            RowRequest(round, 0, "", 0, self.draw.choice(self.members)),
+            VerticesResponse((Vertex(self.draw.randbytes(30), None),), 2**40),
             MemberReport(self.notary.sign(join)),
         ]
 
@@ -103,7 +113,12 @@ def stranger(members: Sequence[PeerId], blobs: Sequence[Digest]) -> Callable[...
     """How a swarm makes one."""
 
     def make(
-        run: Digest, signer: Signer, keys: Keys, wish: Wish, genesis: Vertex | None, bootstrap: tuple[PeerId, ...]
+        run: Digest,
+        signer: Signer,
+        keys: WorldKeys,
+        wish: DesiredRole,
+        genesis: Vertex | None,
+        bootstrap: tuple[PeerId, ...],
     ) -> Peer:
         return cast(Peer, Stranger(Peer(run, signer, keys.verifier, wish, None, ()), members, blobs))
 

@@ -94,7 +94,14 @@ from atoll.simulation.scenarios.churn import (
 )
 from atoll.simulation.scenarios.colluding_poisoners import poisoners
 from atoll.simulation.scenarios.forks import branches
-from atoll.simulation.scenarios.harness import CannotBeTold, Scenario, ScenarioFailed, ScenarioReport, Stage, play
+from atoll.simulation.scenarios.harness import (
+    Scenario,
+    ScenarioContext,
+    ScenarioFailed,
+    ScenarioReport,
+    ScenarioUnsupported,
+    play,
+)
 from atoll.simulation.scenarios.loss_scoring import scores
 from atoll.simulation.scenarios.lying_owners import framers, owners, watched
 from atoll.simulation.scenarios.mixed_byzantine import siege, siege_opened
@@ -111,7 +118,15 @@ from atoll.simulation.scenarios.strangers import strangers
 from atoll.simulation.scenarios.sum_check import accomplices, opened, openings, slanderers
 from atoll.simulation.scenarios.wide_area import oceans
 
-__all__ = ["SCENARIOS", "CannotBeTold", "ScenarioFailed", "ScenarioReport", "Stage", "main", "run_scenario"]
+__all__ = [
+    "SCENARIOS",
+    "ScenarioContext",
+    "ScenarioFailed",
+    "ScenarioReport",
+    "ScenarioUnsupported",
+    "main",
+    "run_scenario",
+]
 
 SCENARIOS: dict[str, Scenario] = {
     "calm": Scenario(calm, peers=8, rounds=20),
@@ -211,7 +226,7 @@ def main(argv: list[str] | None = None) -> int:
             try:
                 by = options.protocol, options.topology
                 report = run_scenario(name, seed, options.peers, options.rounds, options.quorum, *by)
-            except CannotBeTold as why:
+            except ScenarioUnsupported as why:
                 if options.name != "all":
                     parser.error(str(why))
                 continue

@@ -10,12 +10,12 @@ from atoll.base.machine import Fact
 from atoll.peer.events import RoundClosed, ShareBegan
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.simulation.invariants import InvariantBroken
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.scenarios.lying_owners import check_sums
 from atoll.simulation.swarm import SwarmKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Answered
+from atoll.wire.messages.statements import OwnerResult
 
 MOMENTS_S = 0.15  # from when the first begins to share: about as long as rows and answers take
 TRUSTS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -25,21 +25,21 @@ TRUSTS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def orphans(stage: Stage) -> None:
+def orphans(stage: ScenarioContext) -> None:
     """Again and again the six owners of a drawn part die or freeze in the middle of a round, under each trust in
     turn: the part is combined all the same, of all who are left, and they agree on it."""
     stage.quorum, more = TRUSTS[stage.seed % len(TRUSTS)]
     stage.gather(SwarmKnobs(stage.peers, run=stage.settings(round=stage.paced(), **more)))
     stage.until_round(1)
     for _ in range(stage.rounds):
-        check_sums(stage.world, Orphaned(stage).play(), frozenset())
+        check_sums(stage.world, OrphanedPart(stage).play(), frozenset())
         stage.demand_progress(rounds=2)
 
 
-class Orphaned:
+class OrphanedPart:
     """One part of one round."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ScenarioContext) -> None:
         self.stage, self.world = stage, stage.world
         self.owners: tuple[PeerId, ...] = ()
         self.round, self.part = -1, -1
@@ -60,7 +60,7 @@ class Orphaned:
             self.world.start(peer)
         return self.closed
 
-    def watch(self, now: Seconds, node: Node, fact: Fact) -> None:
+    def watch(self, now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.stage.swarm.checkers.villains:
             return
         if isinstance(fact, RoundClosed) and fact.body.round == self.round:
@@ -92,7 +92,7 @@ class Orphaned:
         if signed is None:
             raise InvariantBroken(f"{what} counts for nobody")
         answered = decode_statement(signed.body, signed.signer)
-        assert isinstance(answered, Answered)
+        assert isinstance(answered, OwnerResult)
         if lost := sorted(set(left) - set(answered.contributors)):
             raise InvariantBroken(f"{what} lacks {lost}, who are left")
         self.stage.fault("owner" if signed.signer in self.owners else "stood_in")

@@ -11,25 +11,25 @@ from typing import Any
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact, Payload
 from atoll.crypto.digest import digest
-from atoll.features.archive.policy import Coded, Ledger
+from atoll.features.archive.policy import ErasureParams, PlacementLedger
 from atoll.peer.events import PieceKept, StateRebuilt
 from atoll.protocol.transfer.download import BadSource
 from atoll.protocol.transfer.tasks import ReadChunk
 from atoll.simulation.invariants import InvariantBroken
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.signatures import peer_name
 from atoll.simulation.swarm import SwarmKnobs
-from atoll.simulation.worker import Island, IslandKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.worker import VirtualWorker, WorkerKnobs
+from atoll.simulation.world import VirtualComputer
 
-CODED = Coded(6, 10, every_rounds=3, lost_s=15.0)
+CODED = ErasureParams(6, 10, every_rounds=3, lost_s=15.0)
 STATES_KEPT = 8  # blobs beside those that are held: fewer than the story has rounds
 LIAR = 2  # whose disk gives out wrong bytes
 LEAVERS = 2
 
 
 @dataclass
-class Corrupt(Island):
+class CorruptArchiveWorker(VirtualWorker):
     """Says that it holds its pieces, and gives out other bytes."""
 
     def do(self, work: Any) -> Any:
@@ -39,8 +39,8 @@ class Corrupt(Island):
         return answer
 
 
-class Story:
-    def __init__(self, stage: Stage) -> None:
+class ArchiveStory:
+    def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
         self.truth: dict[Digest, bytes] = {}  # every state there ever was
         self.named: Counter[PeerId] = Counter()
@@ -48,7 +48,7 @@ class Story:
         self.rebuilt: set[tuple[PeerId, Digest]] = set()
         self.wrong: list[Digest] = []
 
-    def watch(self, now: float, node: Node, fact: Fact) -> None:
+    def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         self.truth.update((n, b) for n, b in node.island.blobs.items() if n == node.island.head)
         match fact:
             case BadSource(peer=peer):
@@ -62,7 +62,7 @@ class Story:
                 pass
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> PlacementLedger:
         pools = [n.machine.pool for n in self.stage.swarm.honest if n.machine is not None]
         return max((p.ledger for p in pools if p is not None), key=lambda ledger: ledger.book.head)
 
@@ -79,15 +79,15 @@ class Story:
         return len(found) >= entries and all(e.here == CODED.n for e in self.ledger.entries[:-1])
 
 
-def pieces(stage: Stage) -> None:
+def pieces(stage: ScenarioContext) -> None:
     """Thirteen members, 6 of 10: states are placed without a byte; two leave and are made good by six pieces each;
     then three vanish and one lies, and every older state comes back, bit for bit, although nobody holds it."""
-    told = Story(stage)
+    told = ArchiveStory(stage)
 
-    def island(me: PeerId, knobs: IslandKnobs, draw: random.Random) -> Island:
-        return (Corrupt if me == peer_name(LIAR) else Island)(me, knobs, draw)
+    def island(me: PeerId, knobs: WorkerKnobs, draw: random.Random) -> VirtualWorker:
+        return (CorruptArchiveWorker if me == peer_name(LIAR) else VirtualWorker)(me, knobs, draw)
 
-    knobs = SwarmKnobs(stage.peers, island=IslandKnobs(states_kept=STATES_KEPT), run=stage.settings(coded=CODED))
+    knobs = SwarmKnobs(stage.peers, island=WorkerKnobs(states_kept=STATES_KEPT), run=stage.settings(coded=CODED))
     swarm = stage.gather(knobs, island=island)
     stage.world.watchers.append(told.watch)
     stage.until_round(stage.rounds - 1)
@@ -129,9 +129,9 @@ def pieces(stage: Stage) -> None:
     _demand(set(told.named) <= {peer_name(LIAR)}, f"honest holders were named: {told.named}")
 
 
-def restore_everything(stage: Stage) -> None:
+def restore_everything(stage: ScenarioContext) -> None:
     """After whatever happened: somebody drawn makes every state again that lies in pieces."""
-    told = Story(stage)
+    told = ArchiveStory(stage)
     stage.world.watchers.append(told.watch)
     seeker = stage.draw.choice(stage.swarm.honest)
     told.until(lambda: any(e.placed for e in told.ledger.entries), 120.0, "no state was ever placed")
@@ -146,18 +146,18 @@ def restore_everything(stage: Stage) -> None:
     told.until(again, 120.0, f"not each of {len(states)} older states could be made again")
 
 
-def _old(told: Story, of: int, older: list[Digest]) -> bool:
+def _old(told: ArchiveStory, of: int, older: list[Digest]) -> bool:
     entry = told.ledger.entry(of)
     return entry is not None and entry.state in older
 
 
-def _seek(node: Node, state: Digest, stage: Stage) -> None:
+def _seek(node: VirtualComputer, state: Digest, stage: ScenarioContext) -> None:
     assert node.machine is not None
     effects = node.machine.downloads.seek(state, node.clock.local(stage.world.now))
     stage.world.carry_out(node, effects)
 
 
-def _given(nodes: dict[PeerId, Node]) -> int:
+def _given(nodes: dict[PeerId, VirtualComputer]) -> int:
     return sum(node.island.given_bytes for node in nodes.values())
 
 

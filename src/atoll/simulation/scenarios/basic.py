@@ -6,16 +6,16 @@ from atoll.base.machine import Fact
 from atoll.peer.events import RoundClosed
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs
-from atoll.simulation.worker import IslandKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.worker import WorkerKnobs
+from atoll.simulation.world import VirtualComputer
 
 LINKS = NetworkKnobs(0.005, 0.02, jitter_s=0.005)
 UNNOTICED_ROUNDS = 2  # after a link broke: the one under way, and the next, which may do without one of the two
 
 
-def calm(stage: Stage) -> None:
+def calm(stage: ScenarioContext) -> None:
     """No faults: every round counts everybody, in its first attempt."""
     swarm = stage.gather()
     swarm.checkers.faultless = True
@@ -24,7 +24,7 @@ def calm(stage: Stage) -> None:
         raise InvariantBroken(f"{stage.attempts_failed} attempts failed although nothing was wrong")
 
 
-def growth(stage: Stage) -> None:
+def growth(stage: ScenarioContext) -> None:
     """Founders become six by tickets and the real join path; then one is lost, and the others close rounds."""
     swarm = stage.gather(SwarmKnobs(stage.peers, run=stage.settings(open_to_all=False)))
     stage.until_round(1)
@@ -44,7 +44,7 @@ def growth(stage: Stage) -> None:
     stage.until_round(max(max(swarm.heads()) + 3, stage.rounds))
 
 
-def blackout(stage: Stage) -> None:
+def blackout(stage: ScenarioContext) -> None:
     """All peers stop at one moment, often while they write; they restart from disk and lose no agreed round."""
     swarm = stage.gather()
     for k in range(max(1, stage.rounds // 4)):
@@ -69,7 +69,7 @@ def blackout(stage: Stage) -> None:
     stage.demand_progress()
 
 
-def late_joiner(stage: Stage) -> None:
+def late_joiner(stage: ScenarioContext) -> None:
     """A joiner comes after hundreds of rounds, a member sleeps through dozens: both hold the head soon."""
     swarm = stage.gather()
     stage.until_round(stage.rounds - 40)
@@ -82,7 +82,7 @@ def late_joiner(stage: Stage) -> None:
     stage.demand_progress()
 
 
-def frozen(stage: Stage) -> None:
+def frozen(stage: ScenarioContext) -> None:
     """One member is suspended for ten seconds: the others go on without it, and it comes back."""
     swarm = stage.gather()
     stage.until_round(2)
@@ -100,15 +100,15 @@ def frozen(stage: Stage) -> None:
     stage.demand_progress()
 
 
-def broken_links(stage: Stage) -> None:
+def broken_links(stage: ScenarioContext) -> None:
     """One link after the other breaks for some rounds: once that is noticed, and whoever was taken for gone is a
     member again, all rows count, in all parts."""
     stage.quorum = "majority"
     run = stage.settings(round=stage.paced())
-    swarm = stage.gather(SwarmKnobs(stage.peers, LINKS, IslandKnobs(update_bytes=400_000), run=run))
+    swarm = stage.gather(SwarmKnobs(stage.peers, LINKS, WorkerKnobs(update_bytes=400_000), run=run))
     closed: dict[int, RoundClosed] = {}
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed):
             closed.setdefault(fact.body.round, fact)
 
@@ -133,22 +133,22 @@ def broken_links(stage: Stage) -> None:
         stage.until_round(max(swarm.heads()) + 2)
 
 
-def _all_settled(stage: Stage) -> bool:
+def _all_settled(stage: ScenarioContext) -> bool:
     newest = stage.newest
     return newest is not None and all(m.standing == "member" for m in newest.head_body.members)
 
 
-def _voters(stage: Stage) -> int:
+def _voters(stage: ScenarioContext) -> int:
     newest = stage.newest
     return sum(m.votes for m in newest.head_body.members) if newest else 0
 
 
-def _tickets(stage: Stage) -> int:
+def _tickets(stage: ScenarioContext) -> int:
     """Agreed tickets that can still be used."""
     newest = stage.newest
     return sum(ticket.uses_left > 0 for ticket in newest.head_body.tickets) if newest else 0
 
 
-def _voting(stage: Stage, round: int) -> bool:
+def _voting(stage: ScenarioContext, round: int) -> bool:
     rounds = [n.machine.round for n in stage.swarm.honest if n.machine]
     return any(r is not None and r.plan.round == round and r.agreement.has_voted for r in rounds)

@@ -6,7 +6,7 @@ from atoll.base.ids import PeerId
 from atoll.simulation.adversaries.byzantine import KINDS, replay, villain
 from atoll.simulation.adversaries.commit_after_peek import PEEKERS, never_counted
 from atoll.simulation.invariants import InvariantBroken
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs
 
 ROUND_S = 120.0  # virtual time per round beside villains: some attempts are lost to them
@@ -14,7 +14,7 @@ MAKERS = {kind: villain(kind) for kind in KINDS} | PEEKERS
 CALM_ROUNDS = 3  # in which everybody is to stay where it is
 
 
-def liars(stage: Stage) -> None:
+def liars(stage: ScenarioContext) -> None:
     """Kinds and places of the villains are drawn; the honest reach every round and keep their votes, and nobody who
     looks at others' rows first counts."""
     stage.quorum = "two-thirds"
@@ -24,7 +24,7 @@ def liars(stage: Stage) -> None:
     play_liars(stage, {place: kinds[k % len(kinds)] for k, place in enumerate(places)})
 
 
-def play_liars(stage: Stage, kinds: dict[int, str]) -> None:
+def play_liars(stage: ScenarioContext, kinds: dict[int, str]) -> None:
     """`kinds`: the villains' trades, by their places."""
     for kind in kinds.values():
         stage.fault(kind)
@@ -36,7 +36,7 @@ def play_liars(stage: Stage, kinds: dict[int, str]) -> None:
         raise InvariantBroken(f"honest {harmed} lost their votes to villains")
 
 
-def replayers(stage: Stage) -> None:
+def replayers(stage: ScenarioContext) -> None:
     """Members leave and come back, or lose their disks and sign with new keys, while a third of all say again what
     anybody ever said of coming and going: once a vertex holds where somebody stands, no old word moves it."""
     stage.quorum = "two-thirds"
@@ -59,7 +59,7 @@ def replayers(stage: Stage) -> None:
         _demand_votes(stage, who)
 
 
-def _demand_votes(stage: Stage, who: PeerId) -> None:
+def _demand_votes(stage: ScenarioContext, who: PeerId) -> None:
     """Of everybody honest, soon, and for some rounds."""
     stage.until(lambda: not _without_votes(stage), ROUND_S, f"{who} did not get its vote back")
     settled = stage.newest.head if stage.newest is not None else 0
@@ -68,7 +68,7 @@ def _demand_votes(stage: Stage, who: PeerId) -> None:
         raise InvariantBroken(f"honest {harmed} lost their votes to old words")
 
 
-def _without_votes(stage: Stage) -> list[PeerId]:
+def _without_votes(stage: ScenarioContext) -> list[PeerId]:
     """Honest peers that do not vote under the key that they sign with, as the newest vertex has it."""
     keys = {m.peer: m.vote_key for m in stage.newest.head_body.members if m.votes} if stage.newest else {}
     peers = [n.machine for n in stage.swarm.honest if n.machine is not None]

@@ -12,13 +12,13 @@ from msgspec.structs import replace as replaced
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact
-from atoll.features.archive.policy import Coded
+from atoll.features.archive.policy import ErasureParams
 from atoll.peer.events import RoundBegan, RoundClosed
 from atoll.peer.governance.orders import amend_of, goal_of, tunes_in
 from atoll.peer.operator_commands import go_back, pause, tune, with_waiting
 from atoll.peer.peer import Peer
-from atoll.policy.participation import Sample
-from atoll.policy.plan import Acceptance
+from atoll.policy.participation import ParticipationPolicy
+from atoll.policy.plan import StragglerPolicy
 from atoll.simulation.adversaries.byzantine import usurp, villain
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.loss_scoring import islands as scored_islands
@@ -26,18 +26,18 @@ from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.redundant_training import islands as twinned_islands
 from atoll.simulation.replay_audits import islands
 from atoll.simulation.scenarios.archive import restore_everything
-from atoll.simulation.scenarios.harness import Stage
-from atoll.simulation.scenarios.redundant_training import Told as TwinsTold
-from atoll.simulation.scenarios.replay_audits import Told
+from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.scenarios.redundant_training import RedundancyReports as TwinsTold
+from atoll.simulation.scenarios.replay_audits import AuditReports
 from atoll.simulation.scenarios.state_validation import CALM_ROUNDS, demand_near
 from atoll.simulation.scenarios.state_validation import islands as validated_islands
 from atoll.simulation.signatures import RealKeys, peer_name
-from atoll.simulation.swarm import IslandMaker, Keys, Swarm, SwarmKnobs
-from atoll.simulation.worker import Island, IslandKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.swarm import IslandMaker, SwarmKnobs, VirtualSwarm, WorldKeys
+from atoll.simulation.worker import VirtualWorker, WorkerKnobs
+from atoll.simulation.world import VirtualComputer
 from atoll.verification.case import REFUTING
-from atoll.verification.state_validation.policy import Rule
-from atoll.wire.messages.statements import Numbers
+from atoll.verification.state_validation.policy import ValidationRule
+from atoll.wire.messages.statements import RunNumbers
 
 PACE_S = 3.0  # mean time between two faults
 DOWN_SHARE = 0.3  # of the founders at most, down or asleep at one time
@@ -46,40 +46,40 @@ JOINERS_MAX = 6  # strangers that come in one run
 WEATHER = NetworkKnobs(loss_rate=0.05, duplicate_rate=0.05, jitter_s=0.05)
 
 
-def churn(stage: Stage) -> None:
+def churn(stage: ScenarioContext) -> None:
     """Loss, kills with lost writes, sleeps, partitions, joins, leaves, failing trainers, drifting clocks."""
     _through_weather(stage, None)
 
 
-def overlap(stage: Stage) -> None:
+def overlap(stage: ScenarioContext) -> None:
     """The same where trainers go on while a round is agreed: the next one finds most of its steps taken."""
     _through_weather(stage, None, overlap=16)
 
 
-def weighed(stage: Stage) -> None:
+def weighed(stage: ScenarioContext) -> None:
     """The same where rows are weighed by their distances: owners die before, between and after their two words."""
     _through_weather(stage, None, statistic="robust", tolerance=0.33)
 
 
-def paced(stage: Stage) -> None:
+def paced(stage: ScenarioContext) -> None:
     """The same where windows follow the pace that rounds have shown, and the weather changes it all the time."""
     _through_weather(stage, None, round=stage.paced())
 
 
-def sampled_churn(stage: Stage) -> None:
+def sampled_churn(stage: ScenarioContext) -> None:
     """The same where half of the members train in a round, drawn by the one before."""
-    drawn = Sample(thousandths=500, least=1 if stage.quorum == "majority" else 4)
+    drawn = ParticipationPolicy(thousandths=500, least=1 if stage.quorum == "majority" else 4)
     _through_weather(stage, None, round=replaced(stage.paced(), sample=drawn))
 
 
-def straggler_churn(stage: Stage) -> None:
+def straggler_churn(stage: ScenarioContext) -> None:
     """The same where rounds go on without the slow: one member always is, and others for a while."""
     stage.quorum = "majority"
-    waits = replaced(stage.paced(), acceptance=Acceptance(quorum=max(2, stage.peers // 2), grace=2))
+    waits = replaced(stage.paced(), acceptance=StragglerPolicy(quorum=max(2, stage.peers // 2), grace=2))
     _through_weather(stage, None, overlap=4, slow=1, round=waits)
 
 
-def reputed_churn(stage: Stage) -> None:
+def reputed_churn(stage: ScenarioContext) -> None:
     """The same where records are kept: who was down is worth less, weighs less and owns less, and all agree on it.
 
     Every other seed rows are weighed by distances, too.
@@ -88,33 +88,33 @@ def reputed_churn(stage: Stage) -> None:
     _through_weather(stage, None, reputation=True, **more)
 
 
-def clocks(stage: Stage) -> None:
+def clocks(stage: ScenarioContext) -> None:
     """The same where clocks run by up to a twentieth too fast or too slow, five hundred times as far apart."""
     _through_weather(stage, None, drift=0.05)
 
 
-def real_keys(stage: Stage) -> None:
+def real_keys(stage: ScenarioContext) -> None:
     """The same with real signatures: Ed25519 sessions certified by ML-DSA identities."""
     _through_weather(stage, RealKeys(stage.seed))
 
 
-def post_quantum(stage: Stage) -> None:
+def post_quantum(stage: ScenarioContext) -> None:
     """The same where sessions sign with ML-DSA-65: keys, statements and certificates are that long."""
     _through_weather(stage, None, round=replaced(stage.settings().round, votes="ml-dsa-65"))
 
 
-def rollback(stage: Stage) -> None:
+def rollback(stage: ScenarioContext) -> None:
     """The same while the recovery identity sends the run back again and again, to whatever round it likes."""
     _through_weather(stage, None, returns=True)
 
 
-def pauses(stage: Stage) -> None:
+def pauses(stage: ScenarioContext) -> None:
     """The same while the recovery identity pauses the run and lets it go on, again and again: no paused round is
     trained in, and each is forgotten once resumed."""
     _through_weather(stage, None, pauses=True)
 
 
-def amendments(stage: Stage) -> None:
+def amendments(stage: ScenarioContext) -> None:
     """The same while the recovery identity changes numbers and sends the run back, again and again, beside a member
     that does so in its name, where members may lie: every word counts once, and every round goes by the numbers of
     its vertex."""
@@ -123,29 +123,29 @@ def amendments(stage: Stage) -> None:
     _through_weather(stage, None, returns=True, amends=True)
 
 
-def pieces_churn(stage: Stage) -> None:
+def pieces_churn(stage: ScenarioContext) -> None:
     """The same where older states lie in pieces: holders come and go, what is gone back to may be whole nowhere.
     In the end every state that was ever placed comes back."""
-    _through_weather(stage, None, returns=True, coded=Coded(3, 6, every_rounds=4, lost_s=30.0))
+    _through_weather(stage, None, returns=True, coded=ErasureParams(3, 6, every_rounds=4, lost_s=30.0))
     restore_everything(stage)
 
 
-def audited_churn(stage: Stage) -> None:
+def audited_churn(stage: ScenarioContext) -> None:
     """The same where every round of everybody is audited: crashes lose records, the run is sent back, and nobody is
     taken for a liar."""
-    told = Told(stage)
+    told = AuditReports(stage)
     _through_weather(stage, None, returns=True, told=told, audit_rate=1.0)
     expelled = sorted(peer for peer, (_, how) in told.left.items() if how == "expelled")
     if expelled or REFUTING & told.findings.keys():
         raise InvariantBroken(f"honest trainers were found {dict(told.findings)}, expelled: {expelled}")
 
 
-def scored_churn(stage: Stage) -> None:
+def scored_churn(stage: ScenarioContext) -> None:
     """The same where updates are scored: who restarts knows what the others know, so records stay the same."""
     _through_weather(stage, None, island=scored_islands({}), reputation=True, score_rate=0.25)
 
 
-def twinned_churn(stage: Stage) -> None:
+def twinned_churn(stage: ScenarioContext) -> None:
     """The same where members take each other's samples: who restarts draws as it did, and nobody honest strays."""
     told = TwinsTold(stage)
     _through_weather(stage, None, told=told, island=twinned_islands({}), reputation=True, twin_rate=0.5)
@@ -153,26 +153,28 @@ def twinned_churn(stage: Stage) -> None:
         raise InvariantBroken(f"nobody cheats, and these were found to: {strayed}")
 
 
-def validated_churn(stage: Stage) -> None:
+def validated_churn(stage: ScenarioContext) -> None:
     """The same with real numbers, while one member poisons a mean now and then: what comes of it is left again."""
     bouts = range(4, stage.rounds, 7)
     stage.quorum = "two-thirds"
-    _through_weather(stage, None, island=validated_islands([1], "silent", "huge", bouts), validation=Rule())
+    _through_weather(
+        stage, None, island=validated_islands([1], "silent", "huge", bouts), validation=ValidationRule()
+    )
     settled = stage.newest.head if stage.newest is not None else 0
     stage.until_round(settled + CALM_ROUNDS, stage.healed() * CALM_ROUNDS)
     demand_near(stage)
 
 
 def _through_weather(
-    stage: Stage,
-    keys: Keys | None,
+    stage: ScenarioContext,
+    keys: WorldKeys | None,
     overlap: int = 0,
     slow: int = 0,
     drift: float = 1e-4,
     returns: bool = False,
     pauses: bool = False,
     amends: bool = False,
-    told: Told | TwinsTold | None = None,
+    told: AuditReports | TwinsTold | None = None,
     island: IslandMaker | None = None,
     **settings: Any,
 ) -> None:
@@ -180,29 +182,29 @@ def _through_weather(
     knobs = SwarmKnobs(
         stage.peers,
         network=WEATHER,
-        island=IslandKnobs(train_failure_rate=0.02, overlap=overlap, carries=slow > 0),
+        island=WorkerKnobs(train_failure_rate=0.02, overlap=overlap, carries=slow > 0),
         clock_offset_s=0.2,
         clock_drift=drift,
         run=stage.settings(**({"recovery": peer_name(0).encode()} if words else {}), **settings),
     )
     villains = {stage.peers - 1: villain(usurp)} if amends and stage.protocol == "bft" else {}
-    swarm = stage.gather(knobs, villains, keys, island or (Island if told is None else islands({})))
+    swarm = stage.gather(knobs, villains, keys, island or (VirtualWorker if told is None else islands({})))
     if told is not None:
         stage.world.watchers.append(told.watch)
     for name in swarm.founders[:slow]:
         island_of = swarm.world.nodes[name].island
         island_of.knobs = replace(island_of.knobs, step_s=4 * island_of.knobs.step_s)
-    weather = Weather(stage)
+    weather = FaultInjector(stage)
     weather.kinds += [(6, weather.go_back)] if returns else []
     if pauses:
         weather.kinds.append((6, weather.pause))
         stage.world.watchers.append(_no_paused_round_trains)
     if amends:
         weather.kinds.append((12, weather.amend))
-        stage.world.watchers.append(_Amended(weather).watch)
+        stage.world.watchers.append(_RollbackStory(weather).watch)
     weather.begin()
     honest = [name for name in swarm.founders if name not in swarm.checkers.villains]
-    heads = HeadCount(swarm, stage.rounds - 1, honest)
+    heads = FounderCount(swarm, stage.rounds - 1, honest)
     stage.until(
         lambda: heads() * 2 > stage.peers,
         60.0 * (stage.rounds + 10),
@@ -213,7 +215,7 @@ def _through_weather(
     stage.demand_progress()
 
 
-def _no_paused_round_trains(now: Seconds, node: Node, fact: Fact) -> None:
+def _no_paused_round_trains(now: Seconds, node: VirtualComputer, fact: Fact) -> None:
     """The round that holds the word is the last that trains."""
     if isinstance(fact, RoundClosed) and fact.body.paused not in (UNSET, fact.body.round):
         assert fact.body.paused < fact.body.round
@@ -221,14 +223,14 @@ def _no_paused_round_trains(now: Seconds, node: Node, fact: Fact) -> None:
             raise InvariantBroken(f"round {fact.body.round} trained, paused since {fact.body.paused}")
 
 
-class _Amended:
+class _RollbackStory:
     """What the recovery identity said, and what became of it."""
 
-    def __init__(self, weather: Weather) -> None:
+    def __init__(self, weather: FaultInjector) -> None:
         self.weather = weather
         self.held: dict[bytes, int] = {}  # the round whose vertex held a word
 
-    def watch(self, now: Seconds, node: Node, fact: Fact) -> None:
+    def watch(self, now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.weather.swarm.checkers.villains:
             return
         if isinstance(fact, RoundClosed):
@@ -249,10 +251,10 @@ class _Amended:
                 raise InvariantBroken(f"{node.name} takes {fact.steps} steps in round {fact.round}, not {steps}")
 
 
-class HeadCount:
+class FounderCount:
     """How many founders (or `who`) have reached a round. Asked at every event, counted once per virtual second."""
 
-    def __init__(self, swarm: Swarm, round: int, who: Sequence[PeerId] = ()) -> None:
+    def __init__(self, swarm: VirtualSwarm, round: int, who: Sequence[PeerId] = ()) -> None:
         self.swarm, self.round, self.due, self.there = swarm, round, 0.0, 0
         self.who = who or swarm.founders
 
@@ -263,13 +265,13 @@ class HeadCount:
         return self.there
 
 
-class Weather:
+class FaultInjector:
     """Draws one fault after another until it is told to end; then everything is repaired.
 
     `spare` says how many more members may be gone, where a share of all of them is not the measure.
     """
 
-    def __init__(self, stage: Stage, spare: Callable[[], int] | None = None) -> None:
+    def __init__(self, stage: ScenarioContext, spare: Callable[[], int] | None = None) -> None:
         self.spare = spare
         self.stage, self.swarm, self.world, self.draw = stage, stage.swarm, stage.swarm.world, stage.draw
         self.over = self.cut = False
@@ -278,7 +280,7 @@ class Weather:
         self.leaving: set[PeerId] = set()  # who said farewell, also if it is back: no vertex has it yet
         self.troubled: dict[PeerId, Seconds] = {}  # until when it was last away or cut off
         self.joined = 0
-        self.numbers: list[Numbers] = []  # that the run was told to go by
+        self.numbers: list[RunNumbers] = []  # that the run was told to go by
         self.kinds: list[tuple[int, Callable[[], None]]] = [
             (4, self._kill),
             (4, self._kill_while_writing),
@@ -420,7 +422,7 @@ class Weather:
         if not up:
             return
         via = self.draw.choice(up)
-        numbers = Numbers(inner_steps=self.draw.randint(5, 30))
+        numbers = RunNumbers(inner_steps=self.draw.randint(5, 30))
         if self.draw.random() < 0.5:
             numbers = replaced(numbers, owner_s=self.draw.uniform(6.0, 9.0), lr=self.draw.random())
         node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign

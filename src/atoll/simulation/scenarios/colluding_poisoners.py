@@ -14,18 +14,18 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.peer.events import RoundClosed
 from atoll.policy.fault_tolerance import DISTANCES, StatisticName, liars_among, members_needed
-from atoll.protocol.allreduce.events import Garbage
+from atoll.protocol.allreduce.events import RowUndecodable
 from atoll.simulation.invariants import InvariantBroken
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs, peer_name
-from atoll.simulation.world import Node
+from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Answered
+from atoll.wire.messages.statements import OwnerResult
 
 if TYPE_CHECKING:  # torch: most scenarios do without it
     from torch import Tensor
 
-    from atoll.simulation.adversaries.colluding_poisoners import Gang
+    from atoll.simulation.adversaries.colluding_poisoners import PoisonerGang
 
 ROUND_S = 120.0  # virtual time per round beside villains
 TOLERANCE = 0.33
@@ -35,7 +35,7 @@ NEAR = 0.75  # of the way that there is to learn is left at most: a round goes h
 STATISTICS: tuple[StatisticName, ...] = ("median", "trimmed_mean", "meamed", *DISTANCES)
 
 
-def poisoners(stage: Stage) -> None:
+def poisoners(stage: ScenarioContext) -> None:
     """An attack of the literature by as many as may lie, against a statistic; all of it drawn."""
     from atoll.simulation.adversaries.colluding_poisoners import GANGS
 
@@ -44,20 +44,20 @@ def poisoners(stage: Stage) -> None:
     play_poisoners(stage, stage.draw.sample(range(stage.peers), liars), attack, stage.draw.choice(fits))
 
 
-def play_poisoners(stage: Stage, places: list[int], attack: str, statistic: StatisticName) -> Harm:
-    from atoll.simulation.adversaries.colluding_poisoners import Gang
+def play_poisoners(stage: ScenarioContext, places: list[int], attack: str, statistic: StatisticName) -> PoisonHarm:
+    from atoll.simulation.adversaries.colluding_poisoners import PoisonerGang
     from atoll.training.experiment.adversaries import rule_of
 
     stage.quorum = "two-thirds"
     for _ in places:
         stage.fault(f"{attack} against {statistic}".replace(",", "").replace(" ", "_"))
     liars = frozenset(peer_name(place) for place in places)
-    gang = Gang(attack, liars, rule_of(statistic, liars_among(stage.peers, TOLERANCE)))
+    gang = PoisonerGang(attack, liars, rule_of(statistic, liars_among(stage.peers, TOLERANCE)))
     by_value = statistic not in DISTANCES  # else owners are believed
     run = stage.settings(statistic=statistic, tolerance=TOLERANCE, witnessed=by_value)
     swarm = stage.gather(SwarmKnobs(stage.peers, run=run), island=gang.islands())
     swarm.checkers.villains = liars
-    harm = Harm(gang, statistic)
+    harm = PoisonHarm(gang, statistic)
     stage.world.watchers.append(harm.watch)
     stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
     away = max(island.distance() for island in gang.crowd.values())
@@ -70,11 +70,11 @@ def play_poisoners(stage: Stage, places: list[int], attack: str, statistic: Stat
     return harm
 
 
-class Harm:
+class PoisonHarm:
     """How far each round's answer is from the mean of the honest rows that are in it, in units of their spread: the
     root of the mean squared distance of an honest row from that mean."""
 
-    def __init__(self, gang: Gang, statistic: StatisticName) -> None:
+    def __init__(self, gang: PoisonerGang, statistic: StatisticName) -> None:
         self.gang = gang
         self.statistic: StatisticName = statistic
         self.rounds: set[int] = set()
@@ -82,11 +82,11 @@ class Harm:
         self.refused: set[PeerId] = set()  # since what they sent is no number, or absurd
         self.out: dict[PeerId, int] = {}  # who is expelled, since the vertex of which round
 
-    def watch(self, now: float, node: Node, fact: Fact) -> None:
+    def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.gang.liars:
             return
         match fact:
-            case Garbage(peer=peer):
+            case RowUndecodable(peer=peer):
                 self.refused.add(peer)
                 if peer not in self.gang.liars:
                     raise InvariantBroken(f"{peer} is honest, and its row is called garbage")
@@ -100,14 +100,14 @@ class Harm:
             case _:
                 pass
 
-    def _look(self, node: Node, closed: RoundClosed) -> None:
-        from atoll.simulation.tensors import TensorIsland
+    def _look(self, node: VirtualComputer, closed: RoundClosed) -> None:
+        from atoll.simulation.tensors import TensorWorker
 
         body, island = closed.body, node.island
-        assert isinstance(island, TensorIsland)
+        assert isinstance(island, TensorWorker)
         signed = [part for part in body.parts if part is not None]
         answers = [decode_statement(part.body, part.signer) for part in signed]
-        of = {answer.contributors for answer in answers if isinstance(answer, Answered)}
+        of = {answer.contributors for answer in answers if isinstance(answer, OwnerResult)}
         if len(signed) < len(body.parts) or len(of) > 1:
             return
         said = self.gang.said[body.round]

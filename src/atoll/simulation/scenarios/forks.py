@@ -13,16 +13,16 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Fact, Send
 from atoll.peer.events import BranchPreferred, BranchSeen
 from atoll.peer.operator_commands import recover
-from atoll.protocol.history.chain import History
-from atoll.simulation.adversaries.byzantine import Villain, villain
-from atoll.simulation.invariants import Checkers, InvariantBroken
+from atoll.protocol.history.chain import VertexChain
+from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
+from atoll.simulation.invariants import InvariantBroken, InvariantCheckers
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.signatures import peer_name
 from atoll.simulation.swarm import SwarmKnobs
-from atoll.simulation.worker import IslandKnobs
-from atoll.simulation.world import Node
-from atoll.wire.messages.preference import PreferenceIs
+from atoll.simulation.worker import WorkerKnobs
+from atoll.simulation.world import VirtualComputer
+from atoll.wire.messages.preference import PreferenceResponse
 
 SHARE = 5  # one of so many is on the recovered branch, and one of so many lies
 WEATHER = NetworkKnobs(loss_rate=0.03, duplicate_rate=0.03, jitter_s=0.05)
@@ -32,17 +32,17 @@ ASKING_S = 1200.0  # in which all have settled: a query in a few seconds, some t
 CREATOR = peer_name(0)
 
 
-def branches(stage: Stage) -> None:
+def branches(stage: ScenarioContext) -> None:
     """The creator and a few others lose sight of a quorum that is well, and recover; then the cut heals."""
     few = max(2, stage.peers // SHARE)
     minority = {CREATOR, *stage.draw.sample([peer_name(i) for i in range(1, stage.peers)], few - 1)}
     places = stage.draw.sample(range(1, stage.peers), stage.peers // SHARE)
-    told = Told(stage, minority)
+    told = BranchReports(stage, minority)
     liars = {place: villain(told.lie(stage.draw.choice(sorted(LIES)))) for place in places}
     knobs = SwarmKnobs(
         stage.peers,
         network=WEATHER,
-        island=IslandKnobs(step_s=STEP_S),
+        island=WorkerKnobs(step_s=STEP_S),
         run=replaced(stage.settings(), recovery=CREATOR.encode()),
     )
     world = stage.gather(knobs, liars).world
@@ -79,20 +79,20 @@ LIES: dict[str, Callable[[random.Random, Digest, Digest | None], Digest | None]]
 }
 
 
-class Told:
+class BranchReports:
     """What peers tell of branches, and a checker for each of the two."""
 
-    def __init__(self, stage: Stage, minority: set[PeerId]) -> None:
+    def __init__(self, stage: ScenarioContext, minority: set[PeerId]) -> None:
         self.stage, self.minority = stage, minority
         self.recovered: Digest | None = None  # the vertex with which the smaller branch begins
         self.prefers: dict[PeerId, Digest] = {}
         self.settled: dict[PeerId, bool] = {}
         self.queries: dict[PeerId, int] = {}
 
-    def lie(self, kind: str) -> Callable[[Villain, Send], list[Effect]]:
-        def twist(liar: Villain, send: Send) -> list[Effect]:
+    def lie(self, kind: str) -> Callable[[ByzantineMember, Send], list[Effect]]:
+        def twist(liar: ByzantineMember, send: Send) -> list[Effect]:
             message = send.message
-            if not isinstance(message, PreferenceIs) or self.recovered is None:
+            if not isinstance(message, PreferenceResponse) or self.recovered is None:
                 return [send]
             self.stage.fault(f"says {kind}")
             said = LIES[kind](liar.draw, self.recovered, message.choice)
@@ -103,9 +103,9 @@ class Told:
     def watch_both(self) -> None:
         """One checker takes two vertices of one round for a broken promise: here each side has its own."""
         stage, ours = self.stage, self.stage.swarm.checkers
-        theirs = Checkers(ours.villains)
+        theirs = InvariantCheckers(ours.villains)
 
-        def watch(now: Seconds, node: Node, fact: Fact) -> None:
+        def watch(now: Seconds, node: VirtualComputer, fact: Fact) -> None:
             (theirs if node.name in self.minority else ours).watch(now, node, fact)
             self._hear(node.name, fact)
 
@@ -120,16 +120,16 @@ class Told:
             self.queries[name] = fact.queries
 
 
-def past_of(node: Node) -> dict[int, Digest]:
+def past_of(node: VirtualComputer) -> dict[int, Digest]:
     return dict(_history_of(node).ids)
 
 
-def _history_of(node: Node) -> History:
+def _history_of(node: VirtualComputer) -> VertexChain:
     assert node.machine is not None and node.machine.history is not None
     return node.machine.history
 
 
-def _nobody_moved(stage: Stage, minority: set[PeerId], pasts: dict[PeerId, dict[int, Digest]]) -> None:
+def _nobody_moved(stage: ScenarioContext, minority: set[PeerId], pasts: dict[PeerId, dict[int, Digest]]) -> None:
     """Everybody goes on where it stood, and by more than what it was shown."""
     for node in stage.swarm.honest:
         before, now = pasts[node.name], _history_of(node)

@@ -25,9 +25,9 @@ from atoll.peer.events import AttemptFailed
 from atoll.peer.settings import RunSettings, TopologyName, acceptance_problem
 from atoll.policy.plan import RoundPlan, RoundSettings
 from atoll.simulation.invariants import InvariantBroken
-from atoll.simulation.swarm import IslandMaker, Keys, PeerMaker, Swarm, SwarmKnobs
-from atoll.simulation.worker import Island
-from atoll.simulation.world import Node
+from atoll.simulation.swarm import IslandMaker, PeerMaker, SwarmKnobs, VirtualSwarm, WorldKeys
+from atoll.simulation.worker import VirtualWorker
+from atoll.simulation.world import VirtualComputer
 
 ERA_ROUNDS = 10  # short, so that every story sees some end
 WINDOW_MIN_S = 1.5  # as `atoll up` has it
@@ -40,7 +40,7 @@ class ScenarioFailed(AssertionError):
     """Says what happened, and in its last line how to see it again."""
 
 
-class CannotBeTold(ValueError):
+class ScenarioUnsupported(ValueError):
     """Not by this protocol or topology: the story has liars, asks for a quorum that expects some, or for a way of
     its own to reduce."""
 
@@ -82,12 +82,12 @@ class ScenarioReport(msgspec.Struct, kw_only=True):
 
 @dataclass
 class Scenario:
-    tell: Callable[[Stage], None]
+    tell: Callable[[ScenarioContext], None]
     peers: int
     rounds: int
 
 
-class Stage:
+class ScenarioContext:
     """What a story needs: its numbers, a seeded generator, and words for time and people."""
 
     def __init__(
@@ -109,16 +109,18 @@ class Stage:
         self.faults: Counter[str] = Counter()
         self.measured: dict[str, float] = {}
         self.attempts_failed = 0
-        self.swarm: Swarm  # set by `gather`
+        self.swarm: VirtualSwarm  # set by `gather`
 
     def gather(
         self,
         knobs: SwarmKnobs | None = None,
         villains: Mapping[int, PeerMaker] | None = None,
-        keys: Keys | None = None,
-        island: IslandMaker = Island,
-    ) -> Swarm:
-        self.swarm = Swarm(self.seed, knobs or SwarmKnobs(self.peers, run=self.settings()), villains, keys, island)
+        keys: WorldKeys | None = None,
+        island: IslandMaker = VirtualWorker,
+    ) -> VirtualSwarm:
+        self.swarm = VirtualSwarm(
+            self.seed, knobs or SwarmKnobs(self.peers, run=self.settings()), villains, keys, island
+        )
         self.world = self.swarm.world
         self.world.watchers.append(self._watch)
         return self.swarm
@@ -127,7 +129,9 @@ class Stage:
         rule = "two-thirds" if self.quorum == "two-thirds" else "majority"
         raft = self.protocol == "raft"
         if raft and rule != "majority":
-            raise CannotBeTold(f"members of {self.name!r} may lie, and Raft is for those who trust each other")
+            raise ScenarioUnsupported(
+                f"members of {self.name!r} may lie, and Raft is for those who trust each other"
+            )
         if self.topology is not None:
             more = {"topology": self.topology} | more
         plan = RoundSettings(inner_steps=20, first_train_s=10, quorum=rule)
@@ -137,7 +141,7 @@ class Stage:
             **more,
         )
         if self.topology is not None and (why := self._not_by_it(settings)):
-            raise CannotBeTold(f"{self.name!r} cannot be told by a {self.topology} topology: {why}")
+            raise ScenarioUnsupported(f"{self.name!r} cannot be told by a {self.topology} topology: {why}")
         return settings
 
     def _not_by_it(self, settings: RunSettings) -> str:
@@ -227,12 +231,12 @@ class Stage:
             lines.append(f"{node.name}: {_where(node)}")
         return "; ".join(lines)
 
-    def _watch(self, now: Seconds, node: Node, fact: Fact) -> None:
+    def _watch(self, now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, AttemptFailed):
             self.attempts_failed += 1
 
 
-def _where(node: Node) -> str:
+def _where(node: VirtualComputer) -> str:
     m = getattr(node.machine, "peer", node.machine)  # a villain has an honest peer inside
     if m is None:
         return "down"
@@ -269,12 +273,12 @@ def play(
     protocol: str = "bft",
     topology: TopologyName | None = None,
 ) -> ScenarioReport:
-    stage = Stage(name, seed, peers, rounds, quorum, protocol, topology)
+    stage = ScenarioContext(name, seed, peers, rounds, quorum, protocol, topology)
     wall, cpu = time.perf_counter(), time.process_time()
     try:
         with _seldom_collected():
             scenario.tell(stage)
-    except CannotBeTold:
+    except ScenarioUnsupported:
         raise
     except Exception as why:
         kind = "" if isinstance(why, InvariantBroken) else f"{type(why).__name__}: "

@@ -13,16 +13,16 @@ from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.loss_scoring import LYING, SHIRKING, SQUATTER, islands
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.replay_audits import SHIRKERS, as_it_is
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs, peer_name
-from atoll.simulation.world import Node
+from atoll.simulation.world import VirtualComputer
 
 ROUND_S = 120.0  # virtual time per round beside villains
 CLAIMS_END = 10  # rounds, after which a member's own words lift it no higher (policy/reputation.CLAIMED_UNTAUGHT)
 SHARE = 0.25  # of updates: four times as many of those on probation, that is all
 
 
-def scores(stage: Stage) -> None:
+def scores(stage: ScenarioContext) -> None:
     """As many villains as may lie, each of a drawn kind: they end on probation, nobody honest is found hollow, and
     whoever is found to teach leaves probation."""
     tolerated = (stage.peers - 1) // 3
@@ -30,15 +30,15 @@ def scores(stage: Stage) -> None:
     play_scores(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), kinds, strict=True)))
 
 
-class Told:
+class ScoringReports:
     """What an honest peer's vertices said of updates."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
         self.opinions: defaultdict[PeerId, Counter[str]] = defaultdict(Counter)
         self.seen: dict[tuple[int, PeerId], str] = {}
 
-    def watch(self, now: float, node: Node, fact: Fact) -> None:
+    def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if not isinstance(fact, UpdateScored) or node.name in self.stage.swarm.checkers.villains:
             return
         key = fact.of, fact.peer
@@ -49,7 +49,9 @@ class Told:
             raise InvariantBroken(f"two opinions of the update of {fact.peer} in round {fact.of}")
 
 
-def play_scores(stage: Stage, kinds: dict[int, str], network: NetworkKnobs | None = None) -> Told:
+def play_scores(
+    stage: ScenarioContext, kinds: dict[int, str], network: NetworkKnobs | None = None
+) -> ScoringReports:
     stage.quorum = "two-thirds"
     for kind in kinds.values():
         stage.fault(kind)
@@ -59,7 +61,7 @@ def play_scores(stage: Stage, kinds: dict[int, str], network: NetworkKnobs | Non
     knobs = SwarmKnobs(stage.peers, run=run, network=network or NetworkKnobs())
     swarm = stage.gather(knobs, villains=twists, island=behind)
     names = {swarm.keys.name(place): kind for place, kind in kinds.items()}
-    told = Told(stage)
+    told = ScoringReports(stage)
     stage.world.watchers.append(told.watch)
     stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
     machine = swarm.honest[0].machine
@@ -68,7 +70,7 @@ def play_scores(stage: Stage, kinds: dict[int, str], network: NetworkKnobs | Non
     return told
 
 
-def _judge(worth: dict[PeerId, int], names: dict[PeerId, str], told: Told) -> None:
+def _judge(worth: dict[PeerId, int], names: dict[PeerId, str], told: ScoringReports) -> None:
     """Of whom nobody is sure yet, however good its work is, stays where its own words bring it; and a good word
     that comes before these have brought it there is worth no more than they are."""
     taught = {peer for (of, peer), opinion in told.seen.items() if opinion == "taught" and of >= CLAIMS_END}

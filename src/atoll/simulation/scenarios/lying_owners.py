@@ -8,16 +8,16 @@ from typing import Any, cast
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.peer.events import RoundClosed
-from atoll.simulation.adversaries.byzantine import Villain, villain
+from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.adversaries.lying_owners import CROOKS, second_promise
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs
 from atoll.simulation.worker import whole_of
-from atoll.simulation.world import Node, World
+from atoll.simulation.world import VirtualComputer, VirtualWorld
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Answered
+from atoll.wire.messages.statements import OwnerResult
 
 ROUND_S = 120.0  # virtual time per round beside villains
 CAUGHT_WITHIN = 3  # rounds, for what the liar signed
@@ -25,7 +25,7 @@ NOTICED_WITHIN = 4  # for silence and left-out rows: two rounds to see them twic
 PROVEN = ("miscounter", "forger", "two_tongued", "two_promises")
 
 
-def owners(stage: Stage) -> None:
+def owners(stage: ScenarioContext) -> None:
     """As many liars as the run withstands, kinds drawn: each is soon out, and nobody honest is."""
     kinds = sorted(set(CROOKS) - {"framer"})
     tolerated = (stage.peers - 1) // 3
@@ -33,18 +33,20 @@ def owners(stage: Stage) -> None:
     play_crooks(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), drawn, strict=True)))
 
 
-def framers(stage: Stage) -> None:
+def framers(stage: ScenarioContext) -> None:
     """The liars answer rightly and call everybody else a liar: nobody honest leaves."""
     tolerated = (stage.peers - 1) // 3
     play_crooks(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "framer"))
 
 
-def watched(stage: Stage, **settings: Any) -> None:
+def watched(stage: ScenarioContext, **settings: Any) -> None:
     """Nobody lies, but messages are lost and links are slow: no accusation, no complaint that is heeded."""
     play_crooks(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01), **settings)
 
 
-def play_crooks(stage: Stage, crooks: dict[int, str], network: NetworkKnobs | None = None, **settings: Any) -> None:
+def play_crooks(
+    stage: ScenarioContext, crooks: dict[int, str], network: NetworkKnobs | None = None, **settings: Any
+) -> None:
     stage.quorum = "two-thirds"
     run = stage.settings(witnessed=True, tolerance=0.33, **settings)
     knobs = SwarmKnobs(stage.peers, run=run, network=network or NetworkKnobs())
@@ -53,7 +55,7 @@ def play_crooks(stage: Stage, crooks: dict[int, str], network: NetworkKnobs | No
     swarm = stage.gather(knobs, villains={place: villain(CROOKS[kind]) for place, kind in crooks.items()})
     left: dict[PeerId, int] = {}  # who was no member any more after which round, first
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed):
             check_sums(stage.world, fact, swarm.checkers.villains)
             for member in fact.body.members:
@@ -65,7 +67,9 @@ def play_crooks(stage: Stage, crooks: dict[int, str], network: NetworkKnobs | No
     for place, kind in crooks.items():
         name = swarm.keys.name(place)
         within = min(CAUGHT_WITHIN if kind in PROVEN else NOTICED_WITHIN, stage.rounds)
-        lied = cast(Villain, stage.world.nodes[name].machine).lied  # who owns no part for so long has no occasion
+        lied = cast(
+            ByzantineMember, stage.world.nodes[name].machine
+        ).lied  # who owns no part for so long has no occasion
         if kind != "framer" and lied and left.get(name, within) >= within:
             raise InvariantBroken(f"the {kind} {name} left after round {left.get(name)}")
     harmed = sorted(left.keys() - swarm.checkers.villains)
@@ -73,14 +77,14 @@ def play_crooks(stage: Stage, crooks: dict[int, str], network: NetworkKnobs | No
         raise InvariantBroken(f"honest {harmed} lost their place")
 
 
-def check_sums(world: World, closed: RoundClosed, villains: frozenset[PeerId]) -> None:
+def check_sums(world: VirtualWorld, closed: RoundClosed, villains: frozenset[PeerId]) -> None:
     """What was agreed on is what the rows of its contributors make, whoever answered."""
     body = closed.body
     for part, signed in enumerate(body.parts):
         if signed is None:
             continue
         answered = decode_statement(signed.body, signed.signer)
-        assert isinstance(answered, Answered)
+        assert isinstance(answered, OwnerResult)
         true = ((p, world.nodes[p].island.encoded[body.round][part]) for p in answered.contributors)
         rows = [(row, second_promise(row)) if p in villains else (row,) for p, row in true]
         if all(answered.digest != whole_of(chosen, body.round, part) for chosen in product(*rows)):

@@ -17,23 +17,23 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.machine import Fact
-from atoll.peer.events import OpeningVerdict, RoundClosed, Verdict
+from atoll.peer.events import AuditVerdict, OpeningVerdict, RoundClosed
 from atoll.policy.fault_tolerance import STRIKE_ROUNDS, liars_among
 from atoll.policy.plan import plan_round
 from atoll.simulation.adversaries.byzantine import KINDS, Twist, villain
-from atoll.simulation.adversaries.influence_bound import POISONS, Influence, Ledger
+from atoll.simulation.adversaries.influence_bound import POISONS, InfluenceMeter, RowLedger
 from atoll.simulation.adversaries.lying_owners import CROOKS
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.replay_audits import SHIRKERS, TRAINERS, as_it_is
-from atoll.simulation.scenarios.churn import WEATHER, HeadCount, Weather
-from atoll.simulation.scenarios.harness import Stage
-from atoll.simulation.simulated_audit_chain import Chain
+from atoll.simulation.scenarios.churn import WEATHER, FaultInjector, FounderCount
+from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.simulated_audit_chain import VirtualChain
 from atoll.simulation.swarm import SwarmKnobs, peer_name
-from atoll.simulation.worker import IslandKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.worker import WorkerKnobs
+from atoll.simulation.world import VirtualComputer
 from atoll.verification.case import REFUTING
-from atoll.verification.sum_check.policy import SHARE, Terms
-from atoll.wire.messages.vertex import Body
+from atoll.verification.sum_check.policy import SHARE, SumCheckTerms
+from atoll.wire.messages.vertex import VertexBody
 
 VILLAINS = 0.3
 AUDITED = 0.05  # of rounds of trainers
@@ -44,7 +44,7 @@ CHURNER_S = 20.0  # mean time between two disappearances of one
 MOUTHS: dict[str, Twist] = {**KINDS, **CROOKS, **SHIRKERS, **dict.fromkeys((*TRAINERS, "churner"), as_it_is)}
 
 
-def siege(stage: Stage, captured: float = 0.0) -> None:
+def siege(stage: ScenarioContext, captured: float = 0.0) -> None:
     """Kinds, poisons and places are drawn: 3 members of 10 are villains, each poisons its rows as well."""
     stage.quorum = "two-thirds"
     places = stage.draw.sample(range(stage.peers), min(int(VILLAINS * stage.peers), (stage.peers - 1) // 3))
@@ -52,30 +52,30 @@ def siege(stage: Stage, captured: float = 0.0) -> None:
     play_siege(stage, {place: order[k % len(order)] for k, place in enumerate(places)}, captured)
 
 
-def siege_opened(stage: Stage) -> None:
+def siege_opened(stage: ScenarioContext) -> None:
     """The same with fewer witnesses: blocks of answers are opened, and liars may own parts by themselves."""
     siege(stage, CAPTURED)
 
 
-def play_siege(stage: Stage, kinds: dict[int, str], captured: float = 0.0) -> Siege:
+def play_siege(stage: ScenarioContext, kinds: dict[int, str], captured: float = 0.0) -> SiegeBudget:
     """`kinds`: the villains' trades, by their places."""
     plan = replace(stage.settings().round, committee=COMMITTEE_MOST)
     trust = {"witnessed": True, "tolerance": 0.33, "statistic": "trimmed_mean", "audit_rate": AUDITED}
-    trust |= {"openings": Terms(SHARE, LEAF_BYTES), "captured": captured} if captured else {}
+    trust |= {"openings": SumCheckTerms(SHARE, LEAF_BYTES), "captured": captured} if captured else {}
     knobs = SwarmKnobs(
         stage.peers,
         network=WEATHER,
-        island=IslandKnobs(train_failure_rate=0.01),
+        island=WorkerKnobs(train_failure_rate=0.01),
         clock_offset_s=0.2,
         clock_drift=1e-4,
         run=replace(stage.settings(), round=plan, **trust),
     )
     names = {peer_name(place): kind for place, kind in kinds.items()}
     poisons = {name: stage.draw.choice(sorted(POISONS)) for name in names}
-    ledger = Ledger()
+    ledger = RowLedger()
 
-    def chain(me: PeerId) -> Chain:
-        chain = Chain(me)
+    def chain(me: PeerId) -> VirtualChain:
+        chain = VirtualChain(me)
         chain.cheats, chain.starts = names.get(me) == "cheat", names.get(me) == "starter"
         return chain
 
@@ -83,16 +83,16 @@ def play_siege(stage: Stage, kinds: dict[int, str], captured: float = 0.0) -> Si
     swarm = stage.gather(knobs, villains=mouths, island=ledger.islands(poisons, chain))
     for kind in kinds.values():
         stage.fault(kind)
-    siege = Siege(stage, names, Influence(ledger, swarm.checkers.villains))
+    siege = SiegeBudget(stage, names, InfluenceMeter(ledger, swarm.checkers.villains))
     stage.world.watchers.append(siege.watch)
-    weather = Weather(stage, siege.spare)
+    weather = FaultInjector(stage, siege.spare)
     siege.weather = weather
     weather.begin()
     for name, kind in names.items():
         if kind == "churner":
             siege.come_and_go(name)
     honest = [p for p in swarm.founders if p not in names]
-    heads = HeadCount(swarm, stage.rounds - 1, honest)
+    heads = FounderCount(swarm, stage.rounds - 1, honest)
     try:
         stage.until(
             lambda: heads() * 2 > len(honest),
@@ -101,30 +101,30 @@ def play_siege(stage: Stage, kinds: dict[int, str], captured: float = 0.0) -> Si
         )
         weather.end()
         stage.demand_progress()
-    except NothingPromised:
+    except OutsideFaultBound:
         stage.measured["not_judged_after"] = siege.seen
     siege.measure()
     return siege
 
 
-class NothingPromised(Exception):
+class OutsideFaultBound(Exception):
     """The weather left too few honest members for what the run is built for."""
 
 
-class Siege:
+class SiegeBudget:
     """What the story watches beside the checkers of every run, and how much weather it still bears."""
 
-    def __init__(self, stage: Stage, kinds: dict[PeerId, str], influence: Influence) -> None:
+    def __init__(self, stage: ScenarioContext, kinds: dict[PeerId, str], influence: InfluenceMeter) -> None:
         self.stage, self.kinds, self.influence = stage, kinds, influence
         self.villains = stage.swarm.checkers.villains
-        self.weather: Weather | None = None
+        self.weather: FaultInjector | None = None
         self.seen = -1  # the newest round that was looked at
         self.closed = [0.0] * STRIKE_ROUNDS  # when each round was first seen to close
         self.present = set(stage.swarm.founders)
         self.sent_away: dict[PeerId, int] = {}  # honest members that the weather left alone, and after which round
         self.left: dict[PeerId, tuple[int, str]] = {}  # villains that left, after which round first, and how
 
-    def watch(self, now: float, node: Node, fact: Fact) -> None:
+    def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.villains:
             return
         match fact:
@@ -133,7 +133,7 @@ class Siege:
                 self.influence.look(fact)
                 self._members(fact)
                 self.closed.append(now)
-            case Verdict(peer=peer, auditor=by, finding=finding) if finding in REFUTING:
+            case AuditVerdict(peer=peer, auditor=by, finding=finding) if finding in REFUTING:
                 self._found(peer, by, finding)
             case OpeningVerdict(peer=peer, checker=by, finding=finding) if finding in REFUTING:
                 self._found(peer, by, finding)
@@ -162,9 +162,9 @@ class Siege:
                     f"{lying} villains of {len(settled)} trainers, {voting} of {len(plan.committee)} voters after "
                     f"round {body.round}: nothing is promised there, and {self.sent_away} were sent away"
                 )
-            raise NothingPromised
+            raise OutsideFaultBound
 
-    def _departures(self, body: Body) -> None:
+    def _departures(self, body: VertexBody) -> None:
         """Who is voted away was silent, or failed others lately: that is how long complaints reach back."""
         present, weather = {m.peer for m in body.members if m.present}, self.weather
         assert weather is not None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.features.partition_training.policy import Apart
+from atoll.features.partition_training.policy import PartitionPolicy
 from atoll.policy.plan import quorum
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs
 
 CUTS = 3
@@ -18,12 +18,12 @@ SETTLED_ROUNDS = 5  # observer, newcomer, member: then its late work may be sent
 WEATHER = NetworkKnobs(loss_rate=0.03, duplicate_rate=0.03, jitter_s=0.05)
 
 
-def apart(stage: Stage) -> None:
+def apart(stage: ScenarioContext) -> None:
     """Three partitions, one after the other, some one way only; every other seed somebody cut off dies, too.
 
     The majority goes on, no state differs, and every step that was taken alone is counted once.
     """
-    terms = Apart("drop" if stage.seed % 5 == 0 else "merge", ROUNDS)
+    terms = PartitionPolicy("drop" if stage.seed % 5 == 0 else "merge", ROUNDS)
     stage.gather(SwarmKnobs(stage.peers, network=WEATHER, run=stage.settings(apart=terms)))
     rule = stage.swarm.knobs.run.round.quorum
     stage.until_round(1)
@@ -36,7 +36,7 @@ def apart(stage: Stage) -> None:
     _check_books(stage, terms)
 
 
-def _cut_off(stage: Stage, most: int, crash: bool) -> None:
+def _cut_off(stage: ScenarioContext, most: int, crash: bool) -> None:
     """Some of the minority vanish behind a cut and are there again; the others do not wait for them."""
     swarm, world = stage.swarm, stage.world
     names = sorted(swarm.founders)
@@ -59,13 +59,13 @@ def _cut_off(stage: Stage, most: int, crash: bool) -> None:
     stage.until_round(max(swarm.heads()) + stage.draw.randint(0, SETTLED_ROUNDS))
 
 
-def _all_settled(stage: Stage) -> bool:
+def _all_settled(stage: ScenarioContext) -> bool:
     """Asked at every event."""
     history = stage.newest
     return history is not None and all(m.standing == "member" for m in history.head_body.members)
 
 
-def _check_books(stage: Stage, terms: Apart) -> None:
+def _check_books(stage: ScenarioContext, terms: PartitionPolicy) -> None:
     """What vertices count, what is still held and what was dropped is what islands took, but for crashes."""
     counted = stage.swarm.checkers.late
     for name in stage.swarm.founders:

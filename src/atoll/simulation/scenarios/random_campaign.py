@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from atoll.base.ids import Seconds
 from atoll.peer.round.topology_choice import TOPOLOGIES
 from atoll.peer.settings import TopologyName
-from atoll.simulation.scenarios.harness import CannotBeTold, Scenario, ScenarioFailed, ScenarioReport, play
+from atoll.simulation.scenarios.harness import Scenario, ScenarioFailed, ScenarioReport, ScenarioUnsupported, play
 
 SIZES: dict[str, tuple[int, ...]] = {  # these are short and of drawn sizes; others are told as they are
     **dict.fromkeys(
@@ -38,7 +38,7 @@ TOPOLOGY_SHARE = 0.25  # of the worlds whose rows may be reduced by one that is 
 
 
 @dataclass(frozen=True)
-class World:
+class DrawnScenario:
     """What one number draws."""
 
     story: str
@@ -49,7 +49,9 @@ class World:
     topology: TopologyName | None = None  # of the story itself
 
 
-def drawn(number: int, stories: dict[str, Scenario], peers: int | None = None, rounds: int | None = None) -> World:
+def drawn(
+    number: int, stories: dict[str, Scenario], peers: int | None = None, rounds: int | None = None
+) -> DrawnScenario:
     """`peers`, `rounds`: as they are said instead of drawn; all else stays what the number draws."""
     draw = random.Random(f"night/{number}")
     story = draw.choice(sorted(stories))
@@ -59,7 +61,7 @@ def drawn(number: int, stories: dict[str, Scenario], peers: int | None = None, r
         size, length = draw.choice(SIZES[story]), ROUNDS.get(story, min(length, ROUNDS_MOST))
     protocol = "raft" if draw.random() < RAFT_SHARE else "bft"
     topology = draw.choice(TOPOLOGIES) if draw.random() < TOPOLOGY_SHARE else None
-    return World(story, number, peers or size, rounds or length, protocol, topology)
+    return DrawnScenario(story, number, peers or size, rounds or length, protocol, topology)
 
 
 def least(story: str, told: Scenario) -> tuple[int, int]:
@@ -101,14 +103,14 @@ def night(
                     playing.add(players.submit(_told, stories, next(worlds)))
 
 
-def _told(stories: dict[str, Scenario], world: World) -> ScenarioReport | ScenarioFailed:
+def _told(stories: dict[str, Scenario], world: DrawnScenario) -> ScenarioReport | ScenarioFailed:
     drawn_by = world.protocol, world.topology
     ways: tuple[tuple[str, TopologyName | None], ...] = (drawn_by, (world.protocol, None), ("bft", None))
     for protocol, topology in ways:
         try:
             numbers = world.seed, world.peers, world.rounds
             return play(world.story, stories[world.story], *numbers, "", protocol, topology)
-        except CannotBeTold:
+        except ScenarioUnsupported:
             continue
         except ScenarioFailed as failure:
             return failure

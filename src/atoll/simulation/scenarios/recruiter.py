@@ -18,11 +18,11 @@ from atoll.policy.membership import changes_max
 from atoll.simulation.adversaries.byzantine import villain
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.replay_audits import as_it_is
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs
-from atoll.simulation.world import Node
-from atoll.wire.messages.statements import Leave
-from atoll.wire.messages.vertex import Body
+from atoll.simulation.world import VirtualComputer
+from atoll.wire.messages.statements import LeaveReport
+from atoll.wire.messages.vertex import VertexBody
 
 NAMES = 12  # under which it comes back
 AFTER_ROUNDS, SPONSOR_ROUNDS = (
@@ -33,12 +33,12 @@ TURNS, TURN_ROUNDS = 4, 5  # of these, that leave and come back one after the ot
 ROUND_S = 60.0
 
 
-def recruiter(stage: Stage) -> None:
+def recruiter(stage: ScenarioContext) -> None:
     """Four founders invite one by one ticket with one use; it makes a ticket for each of its other names."""
     play_recruiter(stage, AFTER_ROUNDS, SPONSOR_ROUNDS)
 
 
-def play_recruiter(stage: Stage, after_rounds: int, sponsor_rounds: int) -> Votes:
+def play_recruiter(stage: ScenarioContext, after_rounds: int, sponsor_rounds: int) -> Votes:
     stage.quorum, first = "two-thirds", stage.peers
     terms = {"vote_after_rounds": after_rounds or UNSET, "sponsor_rounds": sponsor_rounds or UNSET}
     run = replace(stage.settings(open_to_all=False), **terms)
@@ -59,7 +59,7 @@ def play_recruiter(stage: Stage, after_rounds: int, sponsor_rounds: int) -> Vote
         name = swarm.keys.name(place)
         node = stage.world.nodes[name]
         assert node.machine is not None
-        farewell = Leave(max(swarm.heads()), "")
+        farewell = LeaveReport(max(swarm.heads()), "")
         stage.world.carry_out(node, node.machine.say(farewell, node.clock.local(stage.world.now)))
         stage.until_round(max(swarm.heads()) + TURN_ROUNDS)
     if not votes.trained.issuperset(votes.names):
@@ -77,12 +77,12 @@ class Votes:
         self.trained: set[PeerId] = set()
         self.counted: dict[PeerId, int] = {}
 
-    def watch(self, now: Seconds, node: Node, fact: Fact) -> None:
+    def watch(self, now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed) and fact.body.round >= self.seen:
             self.seen = fact.body.round + 1
             self._look(fact.body)
 
-    def _look(self, body: Body) -> None:
+    def _look(self, body: VertexBody) -> None:
         voters = {m.peer for m in body.members if m.votes}
         ours = voters & self.names
         self.of_one, self.most = len(ours), max(self.most, len(ours))

@@ -13,15 +13,15 @@ from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.redundant_training import CHEATING, FORGER, HIDING, LYING, islands
 from atoll.simulation.replay_audits import SHIRKERS, as_it_is
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs, peer_name
-from atoll.simulation.world import Node
+from atoll.simulation.world import VirtualComputer
 
 ROUND_S = 120.0  # virtual time per round beside villains
 SHARE = 0.5  # of updates: a story is short
 
 
-def twins(stage: Stage) -> None:
+def twins(stage: ScenarioContext) -> None:
     """As many villains as may lie, each of a drawn kind: whoever does not learn from its samples is found, nobody
     honest is."""
     tolerated = (stage.peers - 1) // 3
@@ -33,17 +33,17 @@ def twins(stage: Stage) -> None:
             raise InvariantBroken(f"the {kind} {stage.swarm.keys.name(place)} was never found")
 
 
-class Told:
+class RedundancyReports:
     """What an honest peer's vertices said of twins."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
         self.pairs: dict[tuple[int, PeerId], TwinsJudged] = {}
         self.found: dict[tuple[int, PeerId], PeerId] = {}  # cases that were opened: the host
         self.words: defaultdict[PeerId, Counter[str]] = defaultdict(Counter)  # against each
         self.worth: dict[PeerId, int] = {}  # at the end
 
-    def watch(self, now: float, node: Node, fact: Fact) -> None:
+    def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.stage.swarm.checkers.villains:
             return
         if isinstance(fact, TwinsFound):
@@ -60,8 +60,8 @@ class Told:
 
 
 def play_twins(
-    stage: Stage, kinds: dict[int, str], network: NetworkKnobs | None = None, share: float = SHARE
-) -> Told:
+    stage: ScenarioContext, kinds: dict[int, str], network: NetworkKnobs | None = None, share: float = SHARE
+) -> RedundancyReports:
     stage.quorum = "two-thirds"
     for kind in kinds.values():
         stage.fault(kind)
@@ -71,7 +71,7 @@ def play_twins(
     knobs = SwarmKnobs(stage.peers, run=run, network=network or NetworkKnobs())
     swarm = stage.gather(knobs, villains=twists, island=behind)
     names = {swarm.keys.name(place): kind for place, kind in kinds.items()}
-    told = Told(stage)
+    told = RedundancyReports(stage)
     stage.world.watchers.append(told.watch)
     stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
     machine = swarm.honest[0].machine

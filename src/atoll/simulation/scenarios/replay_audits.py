@@ -10,15 +10,15 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.limits import AUDIT_ROUNDS
 from atoll.base.machine import Fact
-from atoll.peer.events import AuditDrawn, RoundClosed, Verdict
+from atoll.peer.events import AuditDrawn, AuditVerdict, RoundClosed
 from atoll.simulation.adversaries.byzantine import villain
 from atoll.simulation.adversaries.proposer_grinding import keeper
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.replay_audits import LIARS, SHIRKERS, TRAINERS, as_it_is, islands
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs, peer_name
-from atoll.simulation.world import Node
+from atoll.simulation.world import VirtualComputer
 
 ROUND_S = 120.0  # virtual time per round beside villains
 KEPT_RATE = 0.2  # of audits, where liars try to escape them
@@ -26,7 +26,7 @@ LATE_SHARE = 20  # at most one audit of so many waits for lost messages
 OPEN_ROUNDS = 3  # newest rounds whose audits may still be on their way
 
 
-def audits(stage: Stage) -> None:
+def audits(stage: ScenarioContext) -> None:
     """As many villains as the run withstands, kinds drawn: who did not train is out, and nobody honest is."""
     kinds = sorted((*TRAINERS, *SHIRKERS))
     tolerated = (stage.peers - 1) // 3
@@ -34,13 +34,13 @@ def audits(stage: Stage) -> None:
     play_audits(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), drawn, strict=True)))
 
 
-def accusers(stage: Stage) -> None:
+def accusers(stage: ScenarioContext) -> None:
     """The villains find everybody guilty: nobody leaves."""
     tolerated = (stage.peers - 1) // 3
     play_audits(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "accuser"))
 
 
-def keepers(stage: Stage) -> None:
+def keepers(stage: ScenarioContext) -> None:
     """The villains agree, and try bodies where they propose: each has its turns all the same, and no more.
 
     Measured: their share of the rounds, and how many of their claims were audited where one of them proposed and
@@ -49,7 +49,7 @@ def keepers(stage: Stage) -> None:
     stage.quorum = "two-thirds"
     places = stage.draw.sample(range(stage.peers), (stage.peers - 1) // 3)
     friends = frozenset(peer_name(place) for place in places)
-    chairs = Chairs(stage, friends)
+    chairs = ProposerStats(stage, friends)
     knobs = SwarmKnobs(stage.peers, run=replace(stage.settings(), audit_rate=KEPT_RATE))
     makers = {place: villain(keeper(friends)) for place in places}
     stage.gather(knobs, villains=makers, island=islands({}))
@@ -59,16 +59,16 @@ def keepers(stage: Stage) -> None:
     chairs.demand_turns()
 
 
-class Chairs:
+class ProposerStats:
     """Who wrote the vertices, and whom of the friends they audit."""
 
-    def __init__(self, stage: Stage, friends: frozenset[PeerId]) -> None:
+    def __init__(self, stage: ScenarioContext, friends: frozenset[PeerId]) -> None:
         self.stage, self.friends = stage, friends
         self.wrote: dict[int, PeerId] = {}
         self.claims: dict[int, frozenset[PeerId]] = {}
         self.drawn: set[tuple[int, PeerId]] = set()
 
-    def watch(self, now: float, node: Node, fact: Fact) -> None:
+    def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, AuditDrawn):
             self.drawn.add((fact.round, fact.peer))
         if isinstance(fact, RoundClosed):
@@ -93,7 +93,7 @@ class Chairs:
         return len(claims & self.drawn) / max(1, len(claims))
 
 
-def audited(stage: Stage) -> None:
+def audited(stage: ScenarioContext) -> None:
     """Nobody cheats, but messages are lost and links are slow: nearly all is accepted, and nothing is refuted."""
     told = play_audits(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01))
     late = len(told.late) + told.findings["withheld"]  # a lost chunk is asked for again after five seconds
@@ -101,10 +101,10 @@ def audited(stage: Stage) -> None:
         raise InvariantBroken(f"honest trainers were found {dict(told.findings)}, audits open: {sorted(told.late)}")
 
 
-class Told:
+class AuditReports:
     """What an honest peer's vertices said of audits."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
         self.findings: Counter[str] = Counter()
         self.drawn: set[tuple[int, PeerId]] = set()
@@ -112,13 +112,13 @@ class Told:
         self.left: dict[PeerId, tuple[int, str]] = {}  # who left, after which round first, and how
         self.head = -1
 
-    def watch(self, now: float, node: Node, fact: Fact) -> None:
+    def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.stage.swarm.checkers.villains:
             return
         match fact:
             case AuditDrawn(round=round, peer=peer):
                 self.drawn.add((round, peer))
-            case Verdict(peer=peer, of=round, finding=finding):
+            case AuditVerdict(peer=peer, of=round, finding=finding):
                 self.findings[finding] += 1
                 self.done.add((round, peer))
             case RoundClosed(body=body):
@@ -135,8 +135,8 @@ class Told:
 
 
 def play_audits(
-    stage: Stage, kinds: dict[int, str], network: NetworkKnobs | None = None, share: float = 1.0
-) -> Told:
+    stage: ScenarioContext, kinds: dict[int, str], network: NetworkKnobs | None = None, share: float = 1.0
+) -> AuditReports:
     stage.quorum = "two-thirds"
     settings = replace(stage.settings(), audit_rate=share)
     for kind in kinds.values():
@@ -145,7 +145,7 @@ def play_audits(
     twists = {place: villain(SHIRKERS.get(kind, as_it_is)) for place, kind in kinds.items()}
     behind = islands({peer_name(place): kind for place, kind in kinds.items()})
     swarm = stage.gather(knobs, villains=twists, island=behind)
-    told = Told(stage)
+    told = AuditReports(stage)
     stage.world.watchers.append(told.watch)
     stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
     for place, kind in kinds.items():

@@ -14,10 +14,10 @@ from atoll.policy.reputation import FLOOR, influence_of, scores_of, tier_of
 from atoll.simulation.adversaries.byzantine import villain
 from atoll.simulation.adversaries.low_reputation import KINDS, islands
 from atoll.simulation.invariants import InvariantBroken
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs, peer_name
-from atoll.simulation.world import Node
-from atoll.wire.messages.vertex import Body
+from atoll.simulation.world import VirtualComputer
+from atoll.wire.messages.vertex import VertexBody
 
 ROUND_S = 120.0  # virtual time per round beside villains
 AUDITED_SHARE = 0.1  # of rounds, where there are audits: every other seed
@@ -25,7 +25,7 @@ SAYING = {"equivocator": villain("equivocator"), "withholder": villain("withhold
 TO_COME, TO_GO, TO_RETURN = 8, 10, 18  # rounds in which a newcomer joins, a founder leaves and is back
 
 
-def reputation(stage: Stage) -> None:
+def reputation(stage: ScenarioContext) -> None:
     """Idlers, boasters, flappers, cheats, silent owners and equivocators, as many as may lie, their kinds drawn;
     a newcomer; a founder that leaves and returns. Everybody honest is worth more than they are in the end."""
     tolerated = (stage.peers - 1) // 3
@@ -36,7 +36,7 @@ def reputation(stage: Stage) -> None:
     play_records(stage, dict(zip(places, kinds, strict=True)), audited)
 
 
-class Records:
+class ReputationReports:
     """What vertices say of members, each looked at when the first honest peer closes it."""
 
     def __init__(self, villains: frozenset[PeerId]) -> None:
@@ -46,12 +46,12 @@ class Records:
         self.seen: set[int] = set()
         self.share_most = 0.0  # of all influence, that villains ever had together
 
-    def watch(self, now: float, node: Node, fact: Fact) -> None:
+    def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed) and fact.body.round not in self.seen:
             self.seen.add(fact.body.round)
             self._look(fact.body)
 
-    def _look(self, body: Body) -> None:
+    def _look(self, body: VertexBody) -> None:
         if body.reputation is UNSET or len(body.reputation) != len(body.members):
             raise InvariantBroken(f"round {body.round} does not say what every member is worth")
         scores = scores_of(body)
@@ -70,7 +70,7 @@ class Records:
             self.standing[m.peer] = m.standing
         self._weigh(body, scores)
 
-    def _weigh(self, body: Body, scores: dict[PeerId, int]) -> None:
+    def _weigh(self, body: VertexBody, scores: dict[PeerId, int]) -> None:
         weighs = influence_of({m.peer: scores[m.peer] for m in body.members if m.trains and m.standing == "member"})
         total, among = sum(weighs.values()), sum(peer in self.villains for peer in weighs)
         theirs = sum(weight for peer, weight in weighs.items() if peer in self.villains)
@@ -81,7 +81,9 @@ class Records:
         self.share_most = max(self.share_most, theirs / total if total else 0.0)
 
 
-def play_records(stage: Stage, kinds: dict[int, str], audited: bool, **settings: Any) -> Records:
+def play_records(
+    stage: ScenarioContext, kinds: dict[int, str], audited: bool, **settings: Any
+) -> ReputationReports:
     """Villains of these kinds at these places. The last founder is honest, leaves and returns; a stranger joins."""
     stage.quorum = "two-thirds"
     for kind in kinds.values():
@@ -92,7 +94,7 @@ def play_records(stage: Stage, kinds: dict[int, str], audited: bool, **settings:
     behind = islands({peer_name(place): kind for place, kind in kinds.items()}, audited)
     swarm = stage.gather(SwarmKnobs(stage.peers, run=run), villains=twists, island=behind)
     names = {swarm.keys.name(place): kind for place, kind in kinds.items()}
-    records = Records(frozenset(names))
+    records = ReputationReports(frozenset(names))
     stage.world.watchers.append(records.watch)
     leaver, host = swarm.founders[-1], next(p for p in swarm.founders if p not in names)
     others = [p for p in swarm.founders if p != leaver and names.get(p) not in SAYING]
@@ -120,7 +122,12 @@ def _after_good_rounds(score: int, rounds: int) -> int:
 
 
 def _judge(
-    records: Records, names: dict[PeerId, str], honest: list[PeerId], newcomer: PeerId, audited: bool, rounds: int
+    records: ReputationReports,
+    names: dict[PeerId, str],
+    honest: list[PeerId],
+    newcomer: PeerId,
+    audited: bool,
+    rounds: int,
 ) -> None:
     worth = {peer: history[-1] for peer, history in records.history.items()}
     least = min(worth[peer] for peer in honest)

@@ -17,30 +17,30 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.peer import operator_commands
 from atoll.peer.events import RoundBegan, RoundClosed
-from atoll.policy.participation import Sample, group_of, resting_in
+from atoll.policy.participation import ParticipationPolicy, group_of, resting_in
 from atoll.policy.plan import RoundSettings, plan_round
 from atoll.simulation.invariants import InvariantBroken
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_body
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.vertex import VertexBody
 
 ROUND_S = 60.0  # virtual time per round, at most
 RESTS = 6  # rounds
 
 
-class Turns:
+class ParticipationCount:
     """Reckoned from vertices, each looked at when the first peer closes it."""
 
-    def __init__(self, settings: RoundSettings, wanted: int, run: Digest, genesis: Body) -> None:
+    def __init__(self, settings: RoundSettings, wanted: int, run: Digest, genesis: VertexBody) -> None:
         self.settings, self.wanted = settings, wanted
-        self.bodies: dict[int, tuple[Digest, Body]] = {genesis.round: (run, genesis)}
+        self.bodies: dict[int, tuple[Digest, VertexBody]] = {genesis.round: (run, genesis)}
         self.drawn: Counter[PeerId] = Counter()
         self.counted: Counter[PeerId] = Counter()
         self.group: dict[PeerId, str] = {}
 
-    def watch(self, now: Seconds, node: Node, fact: Fact) -> None:
+    def watch(self, now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed) and fact.body.round not in self.bodies:
             self.bodies[fact.body.round] = fact.id, fact.body
             if fact.body.parts and fact.body.round - 1 in self.bodies:
@@ -78,21 +78,21 @@ class Turns:
         return found
 
 
-def clients(stage: Stage) -> None:
+def clients(stage: ScenarioContext) -> None:
     """Two of seven train where members trust each other, in groups of four, two and one; four where they do not."""
     trusted = stage.quorum == "majority"
     wanted = 2 if trusted else 4
-    plan = replace(stage.settings().round, sample=Sample(peers=wanted, least=1 if trusted else wanted))
+    plan = replace(stage.settings().round, sample=ParticipationPolicy(peers=wanted, least=1 if trusted else wanted))
     names = tuple(f"{i}@{'aaaabbc'[i % 7]}" for i in range(stage.peers))
     swarm = stage.gather(SwarmKnobs(stage.peers, run=stage.settings(round=plan), names=names))
-    turns = Turns(plan, wanted, swarm.run_id, decode_body(swarm.genesis.body))
+    turns = ParticipationCount(plan, wanted, swarm.run_id, decode_body(swarm.genesis.body))
     stage.world.watchers.append(turns.watch)
     founders, world = swarm.founders, stage.world
     rester, decliner, killed = founders[-1], founders[0], founders[4]
     unwilling = world.nodes[decliner].island
     unwilling.knobs = replaced(unwilling.knobs, train_failure_rate=1.0)
 
-    def decline(now: Seconds, node: Node, fact: Fact) -> None:
+    def decline(now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundBegan) and node.name == decliner:
             world.at(now, lambda: rest(decliner, 1, at_once=True))
 
@@ -118,7 +118,7 @@ def clients(stage: Stage) -> None:
     _judge(stage, turns, others if trusted else [p for p in others if p != rester], trusted)
 
 
-def _judge(stage: Stage, turns: Turns, peers: list[PeerId], trusted: bool) -> None:
+def _judge(stage: ScenarioContext, turns: ParticipationCount, peers: list[PeerId], trusted: bool) -> None:
     everybody = list(stage.swarm.founders)
     levels = turns.levels(everybody if trusted else peers, trusted)
     apart = max(levels.values()) - min(levels.values())

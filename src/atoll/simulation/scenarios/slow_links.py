@@ -11,13 +11,13 @@ from dataclasses import replace as replaced
 from msgspec.structs import replace
 
 from atoll.base.machine import Fact
-from atoll.peer.events import Accused, RoundClosed, Verdict
+from atoll.peer.events import AuditVerdict, MemberAccused, RoundClosed
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.replay_audits import islands
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.world import VirtualComputer
 from atoll.verification.case import REFUTING
 
 LINKS = NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01, duplicate_rate=0.01)
@@ -27,7 +27,7 @@ AUDITED = 0.2
 ROUND_S = 120.0
 
 
-def slow(stage: Stage) -> None:
+def slow(stage: ScenarioContext) -> None:
     """A third of the members, drawn, are slow."""
     stage.quorum = "two-thirds"
     settings = replace(
@@ -43,11 +43,11 @@ def slow(stage: Stage) -> None:
         swarm.world.network.downlink_bytes_s[name] = SLOW_BYTES_S
     stage.measured["audits"] = 0
 
-    def watch(now: float, node: Node, fact: Fact) -> None:
+    def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         match fact:
-            case Accused(peer=peer, statement=statement):
+            case MemberAccused(peer=peer, statement=statement):
                 raise InvariantBroken(f"{node.name} accuses {peer}: {type(statement).__name__} {statement}")
-            case Verdict(peer=peer, auditor=by, finding=finding):
+            case AuditVerdict(peer=peer, auditor=by, finding=finding):
                 if finding in REFUTING:
                     raise InvariantBroken(f"{by} found {finding} against {peer}")
                 stage.measured["audits"] += node.name == swarm.founders[0]

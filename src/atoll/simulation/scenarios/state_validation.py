@@ -8,14 +8,14 @@ from math import inf
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
-from atoll.peer.events import StateJudged, WentBack
+from atoll.peer.events import AutoRolledBack, StateJudged
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import IslandMaker, SwarmKnobs, peer_name
-from atoll.simulation.worker import Island, IslandKnobs
-from atoll.simulation.world import Node
-from atoll.verification.state_validation.policy import Rule
+from atoll.simulation.worker import VirtualWorker, WorkerKnobs
+from atoll.simulation.world import VirtualComputer
+from atoll.verification.state_validation.policy import ValidationRule
 
 ROUND_S = 120.0  # virtual time per round
 CALM_ROUNDS = 10  # at the end: whatever was done to the model is found and left by then
@@ -35,7 +35,7 @@ LIES: dict[str, Callable[[float], float] | None] = {  # what a villain among the
 }
 
 
-def validated(stage: Stage) -> None:
+def validated(stage: ScenarioContext) -> None:
     """As many villains as the run withstands poison a mean now and then, and lie about what came of it."""
     tolerated = (stage.peers - 1) // 3
     lie, poison = stage.draw.choice(sorted(LIES)), stage.draw.choice(["scaling", "huge", "sign flip"])
@@ -48,7 +48,7 @@ def validated(stage: Stage) -> None:
         raise InvariantBroken("the model was ruined and nobody went back")
 
 
-def wolves(stage: Stage) -> None:
+def wolves(stage: ScenarioContext) -> None:
     """Nobody poisons anything; the villains find every state as bad as can be. Nobody goes back."""
     tolerated = (stage.peers - 1) // 3
     places = stage.draw.sample(range(stage.peers), tolerated)
@@ -57,19 +57,19 @@ def wolves(stage: Stage) -> None:
         raise InvariantBroken(f"liars sent an honest run back: {played.returns}")
 
 
-class Played:
+class ValidationReports:
     """What honest peers told of validation."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
-        self.returns: dict[int, WentBack] = {}  # by the round that went back
+        self.returns: dict[int, AutoRolledBack] = {}  # by the round that went back
         self.judged: dict[int, StateJudged] = {}  # by the round whose state it is about; the last word on it
 
-    def watch(self, now: float, node: Node, fact: Fact) -> None:
+    def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.stage.swarm.checkers.villains:
             return
         match fact:
-            case WentBack():
+            case AutoRolledBack():
                 self.returns[fact.round] = fact
             case StateJudged(of=of):
                 self.judged[of] = fact
@@ -79,45 +79,45 @@ class Played:
 
 def islands(places: Sequence[int], lie: str, poison: str, rounds: Container[int]) -> IslandMaker:
     """Real numbers behind every peer; villains at these places."""
-    from atoll.simulation.tensors import POISONS, TensorIsland  # torch: most scenarios do without it
+    from atoll.simulation.tensors import POISONS, TensorWorker  # torch: most scenarios do without it
 
     villains = {peer_name(place) for place in places}
 
-    def make(me: PeerId, knobs: IslandKnobs, draw: random.Random) -> Island:
+    def make(me: PeerId, knobs: WorkerKnobs, draw: random.Random) -> VirtualWorker:
         if me not in villains:
-            return TensorIsland(me, knobs, draw)
-        return TensorIsland(me, knobs, draw, POISONS.get(poison), rounds, LIES[lie])
+            return TensorWorker(me, knobs, draw)
+        return TensorWorker(me, knobs, draw, POISONS.get(poison), rounds, LIES[lie])
 
     return make
 
 
 def play_validated(
-    stage: Stage,
+    stage: ScenarioContext,
     places: Sequence[int],
     lie: str,
     poison: str,
     rounds: Container[int],
     network: NetworkKnobs | None = None,
-    rule: Rule | None = None,
-) -> Played:
+    rule: ValidationRule | None = None,
+) -> ValidationReports:
     stage.quorum = "two-thirds"
     stage.fault(f"{lie}{'+' if poison else ''}{poison.replace(' ', '_')}")
-    settings = stage.settings(validation=rule or Rule())
+    settings = stage.settings(validation=rule or ValidationRule())
     knobs = SwarmKnobs(stage.peers, run=settings, network=network or NetworkKnobs())
     swarm = stage.gather(knobs, island=islands(places, lie, poison, rounds))
     swarm.checkers.villains = frozenset(peer_name(place) for place in places)
-    played = Played(stage)
+    played = ValidationReports(stage)
     stage.world.watchers.append(played.watch)
     stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
     demand_near(stage)
     return played
 
 
-def demand_near(stage: Stage) -> None:
+def demand_near(stage: ScenarioContext) -> None:
     """What the honest hold is near the point that everybody learns."""
-    from atoll.simulation.tensors import TensorIsland
+    from atoll.simulation.tensors import TensorWorker
 
     islands = [node.island for node in stage.swarm.honest]
-    farthest = max(island.distance() for island in islands if isinstance(island, TensorIsland))
+    farthest = max(island.distance() for island in islands if isinstance(island, TensorWorker))
     if farthest > NEAR:
         raise InvariantBroken(f"the model is {farthest:.2f} from where it should be")

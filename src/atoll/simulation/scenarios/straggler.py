@@ -15,57 +15,59 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact
-from atoll.base.workload import Effort
+from atoll.base.workload import WorkloadPolicy
 from atoll.peer.events import RoundClosed
-from atoll.policy.plan import Acceptance
+from atoll.policy.plan import StragglerPolicy
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs
-from atoll.simulation.worker import BATCH, IslandKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.worker import BATCH, WorkerKnobs
+from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Commit
+from atoll.wire.messages.statements import Commitment
 
 LINKS = NetworkKnobs(0.01, 0.05, jitter_s=0.01)
 SLOWER = 4.0
 WARM_ROUNDS = 2  # nobody's speed is known in the first, and the second began before that was agreed
 STEP_S = 0.1
 USEFUL_MIN = 0.85
-ACCEPTANCE = Acceptance(quorum=2, grace=2)  # of four
+ACCEPTANCE = StragglerPolicy(quorum=2, grace=2)  # of four
 
 
-def straggler(stage: Stage) -> None:
+def straggler(stage: ScenarioContext) -> None:
     """A round goes on without whoever is slow, as soon as half of the members have their updates."""
     tell(stage, ACCEPTANCE)
     if stage.measured["useful"] < USEFUL_MIN:
         raise InvariantBroken(f"only {stage.measured['useful']:.2f} of all steps that could be taken count")
 
 
-def by_speed(stage: Stage) -> None:
+def by_speed(stage: ScenarioContext) -> None:
     """All are waited for, and who is slow takes fewer steps, so that nobody waits for long."""
     tell(stage, None, by_speed=True)
     if stage.measured["useful"] < USEFUL_MIN:
         raise InvariantBroken(f"only {stage.measured['useful']:.2f} of all steps that could be taken count")
 
 
-def tell(stage: Stage, acceptance: Acceptance | None, overlap: int = 4, by_speed: bool = False) -> None:
+def tell(
+    stage: ScenarioContext, acceptance: StragglerPolicy | None, overlap: int = 4, by_speed: bool = False
+) -> None:
     stage.quorum = "majority"
     round = stage.paced()
     if acceptance is not None:
         round = replace(round, acceptance=acceptance)
     if by_speed:
-        effort = Effort(BATCH, steps_min=overlap + 1, by_speed=True)
+        effort = WorkloadPolicy(BATCH, steps_min=overlap + 1, by_speed=True)
         round = replace(round, inner_steps=2 * round.inner_steps, effort=effort)
     settings = stage.settings(round=round)
-    island = IslandKnobs(step_s=STEP_S, overlap=overlap, carries=True, update_bytes=400_000)
+    island = WorkerKnobs(step_s=STEP_S, overlap=overlap, carries=True, update_bytes=400_000)
     swarm = stage.gather(SwarmKnobs(stage.peers, network=LINKS, island=island, run=settings))
     slow = swarm.founders[-1]
     swarm.world.nodes[slow].island.knobs = replaced(island, step_s=SLOWER * STEP_S)
     stage.fault("slow")
     steps, began, ended = Counter[PeerId](), dict[int, Seconds](), dict[int, Seconds]()
 
-    def watch(now: Seconds, node: Node, fact: Fact) -> None:
+    def watch(now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         if not isinstance(fact, RoundClosed) or fact.body.round in ended:
             return
         ended[fact.body.round] = now
@@ -73,7 +75,9 @@ def tell(stage: Stage, acceptance: Acceptance | None, overlap: int = 4, by_speed
             began[0] = now
             return
         said = [decode_statement(signed.body, signed.signer) for signed in fact.body.commits]
-        by = {signed.signer: c for signed, c in zip(fact.body.commits, said, strict=True) if isinstance(c, Commit)}
+        by = {
+            signed.signer: c for signed, c in zip(fact.body.commits, said, strict=True) if isinstance(c, Commitment)
+        }
         if tuple(sorted(by)) != fact.counted:
             raise InvariantBroken(f"round {fact.body.round} counts {fact.counted}, and says steps of {sorted(by)}")
         for peer, commit in by.items():

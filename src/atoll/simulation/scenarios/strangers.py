@@ -6,18 +6,18 @@ from __future__ import annotations
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.crypto.digest import blob_id, manifest_of
-from atoll.peer.events import Refused, RoundClosed
+from atoll.peer.events import JoinRejected, RoundClosed
 from atoll.simulation.adversaries.strangers import Stranger, stranger
 from atoll.simulation.invariants import InvariantBroken
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs, peer_name
 from atoll.simulation.worker import GENESIS_STATE
-from atoll.simulation.world import Node
+from atoll.simulation.world import VirtualComputer
 
 COMES_IN_S = 60.0  # from an invited peer's first connection to its vote, in rounds of some seconds
 
 
-def strangers(stage: Stage) -> None:
+def strangers(stage: ScenarioContext) -> None:
     """One knows the run's id, the other has a ticket that is used up soon. Both pull at everything all the time."""
     states: list[Digest] = [blob_id(manifest_of(GENESIS_STATE))]
     members = [peer_name(index) for index in range(stage.peers)]
@@ -25,8 +25,8 @@ def strangers(stage: Stage) -> None:
     makers = dict.fromkeys((outside, late), stranger(members, states))
     swarm = stage.gather(SwarmKnobs(stage.peers, run=stage.settings(open_to_all=False)), makers)
 
-    def watch(now: Seconds, node: Node, fact: Fact) -> None:
-        if isinstance(fact, Refused):
+    def watch(now: Seconds, node: VirtualComputer, fact: Fact) -> None:
+        if isinstance(fact, JoinRejected):
             raise InvariantBroken(f"{node.name} was ended by strangers: {fact.what}")
         if isinstance(fact, RoundClosed) and fact.body.state not in states:
             states.append(fact.body.state)
@@ -54,11 +54,11 @@ def strangers(stage: Stage) -> None:
         raise InvariantBroken(f"{lost} lost their votes to strangers")
 
 
-def _voters(stage: Stage) -> set[PeerId]:
+def _voters(stage: ScenarioContext) -> set[PeerId]:
     return {m.peer for m in stage.newest.head_body.members if m.votes} if stage.newest else set()
 
 
-def _tickets(stage: Stage) -> list[bool]:
+def _tickets(stage: ScenarioContext) -> list[bool]:
     """At each honest peer: does it know a ticket?"""
     machines = [node.machine for node in stage.swarm.honest]
     return [bool(m and m.history and m.history.head_body.tickets) for m in machines]

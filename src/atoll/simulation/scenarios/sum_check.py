@@ -13,17 +13,17 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Fact
-from atoll.peer.events import Accused, OpeningVerdict, RoundClosed
-from atoll.simulation.adversaries.byzantine import Villain, villain
+from atoll.peer.events import MemberAccused, OpeningVerdict, RoundClosed
+from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.scenarios.harness import Stage
-from atoll.simulation.sum_check import CUT, PROVEN, UNSHOWN, OwnersIsland, islands, twist_of
+from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.sum_check import CUT, PROVEN, UNSHOWN, LyingOwnerWorker, islands, twist_of
 from atoll.simulation.swarm import SwarmKnobs, peer_name
-from atoll.simulation.world import Node
-from atoll.verification.sum_check.policy import Terms
+from atoll.simulation.world import VirtualComputer
+from atoll.verification.sum_check.policy import SumCheckTerms
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Answered, Complaint
+from atoll.wire.messages.statements import OwnerComplaint, OwnerResult
 
 ROUND_S = 120.0  # virtual time per round beside villains
 SHARE = 0.1  # of blocks: parts are small
@@ -32,7 +32,7 @@ TOGETHER_WITHIN = 8  # the same, and two for the words about whoever signed the 
 UNSHOWN_WITHIN = 24  # each of two waits ends after some rounds and ten seconds
 
 
-def openings(stage: Stage) -> None:
+def openings(stage: ScenarioContext) -> None:
     """As many lying owners as the run withstands, kinds drawn: each is out, and nobody honest is."""
     kinds = sorted({*PROVEN, *UNSHOWN} - {"one_block"})  # that one takes luck: its odds are in specs/openings.md
     tolerated = (stage.peers - 1) // 3
@@ -40,29 +40,29 @@ def openings(stage: Stage) -> None:
     play_openings(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), drawn, strict=True)))
 
 
-def slanderers(stage: Stage) -> None:
+def slanderers(stage: ScenarioContext) -> None:
     """The villains find everybody guilty: nobody leaves."""
     tolerated = (stage.peers - 1) // 3
     play_openings(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "accuser"))
 
 
-def opened(stage: Stage) -> None:
+def opened(stage: ScenarioContext) -> None:
     """Nobody lies, but messages are lost and links are slow: nothing is refuted, and nobody leaves."""
     told = play_openings(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01))
     if told.findings.keys() - {"withheld", "accepted"}:
         raise InvariantBroken(f"honest owners were found {dict(told.findings)}")
 
 
-def accomplices(stage: Stage) -> None:
+def accomplices(stage: ScenarioContext) -> None:
     """As many as the run withstands lie wherever they own a part by themselves, and say the same."""
     tolerated = (stage.peers - 1) // 3
     play_together(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "accomplice"))
 
 
-class Told:
+class OpeningReports:
     """What honest peers' vertices said of openings, each once, and who left."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
         self.said: set[tuple[PeerId, int, int, PeerId, str]] = set()
         self.left: dict[PeerId, tuple[int, str]] = {}  # who left, after which round first, and how
@@ -72,13 +72,13 @@ class Told:
     def findings(self) -> Counter[str]:
         return Counter(finding for *_, finding in self.said)
 
-    def watch(self, now: float, node: Node, fact: Fact) -> None:
+    def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.stage.swarm.checkers.villains:
             return
         match fact:
             case OpeningVerdict(peer=peer, of=round, part=part, checker=checker, finding=finding):
                 self.said.add((peer, round, part, checker, finding))
-            case Accused(peer=peer, statement=Complaint(why="unopened")):
+            case MemberAccused(peer=peer, statement=OwnerComplaint(why="unopened")):
                 self.complained.add((node.name, peer))
             case RoundClosed(body=body):
                 for member in body.members:
@@ -89,14 +89,14 @@ class Told:
 
 
 def play_openings(
-    stage: Stage,
+    stage: ScenarioContext,
     kinds: dict[int, str],
     network: NetworkKnobs | None = None,
     share: float = SHARE,
     statistic: str = "mean",
-) -> Told:
+) -> OpeningReports:
     stage.quorum = "two-thirds"
-    terms = Terms(share, CUT.leaf_bytes)
+    terms = SumCheckTerms(share, CUT.leaf_bytes)
     settings = replace(stage.settings(), tolerance=0.33, openings=terms, statistic=statistic)
     for kind in kinds.values():
         stage.fault(kind)
@@ -104,7 +104,7 @@ def play_openings(
     twists = {place: villain(twist_of(kind)) for place, kind in kinds.items()}
     behind = islands({peer_name(place): kind for place, kind in kinds.items()})
     swarm = stage.gather(knobs, villains=twists, island=behind)
-    told = Told(stage)
+    told = OpeningReports(stage)
     stage.world.watchers.append(told.watch)
     stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
     for place, kind in kinds.items():
@@ -121,39 +121,41 @@ def play_openings(
     return told
 
 
-class Together:
+class ColludingOwners:
     """Liars that own parts by themselves: what they said there that was agreed on, and what became of them."""
 
-    def __init__(self, stage: Stage, places: Collection[int]) -> None:
-        self.stage, self.told = stage, Told(stage)
+    def __init__(self, stage: ScenarioContext, places: Collection[int]) -> None:
+        self.stage, self.told = stage, OpeningReports(stage)
         self.names = {peer_name(place) for place in places}
         self.lied: dict[PeerId, int] = {}  # who signed a false answer that was agreed on, in which round first
         self.false: list[tuple[int, int]] = []  # (round, part) of these answers
         for name in self.names:
             island = stage.world.nodes[name].island
-            assert isinstance(island, OwnersIsland)
+            assert isinstance(island, LyingOwnerWorker)
             island.captures = partial(self.captured, name)
 
     def captured(self, name: PeerId, part: int) -> bool:
         """Whether liars alone own this part, so that nobody in the round can tell; as `name` knows."""
         machine = self.stage.world.nodes[name].machine
-        round = cast("Villain", machine).peer.round
+        round = cast("ByzantineMember", machine).peer.round
         return round is not None and round.reduce is not None and self._own(round.reduce.plan.watchers(part))
 
     def _own(self, owners: Collection[PeerId]) -> bool:
         return self.names.issuperset(owners)
 
-    def watch(self, now: float, node: Node, fact: Fact) -> None:
+    def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         self.told.watch(now, node, fact)
         if node.name in self.names or not isinstance(fact, RoundClosed):
             return
         for part, signed in enumerate(fact.body.parts):
             answered = decode_statement(signed.body, signed.signer) if signed is not None else None
-            if isinstance(answered, Answered) and any(answered.digest in self._false(name) for name in self.names):
+            if isinstance(answered, OwnerResult) and any(
+                answered.digest in self._false(name) for name in self.names
+            ):
                 self._agreed(fact.body.round, part, [n for n in self.names if answered.digest in self._false(n)])
 
     def _false(self, name: PeerId) -> set[Digest]:
-        return cast("OwnersIsland", self.stage.world.nodes[name].island).false
+        return cast("LyingOwnerWorker", self.stage.world.nodes[name].island).false
 
     def _agreed(self, round: int, part: int, liars: list[PeerId]) -> None:
         if (round, part) in self.false:
@@ -166,14 +168,14 @@ class Together:
             self.lied.setdefault(name, round)
 
 
-def play_together(stage: Stage, kinds: dict[int, str], captured: float = 0.05) -> Together:
+def play_together(stage: ScenarioContext, kinds: dict[int, str], captured: float = 0.05) -> ColludingOwners:
     """Owners watch each other and answers are opened. Who lies is found out soon, and nobody else is."""
     stage.quorum = "two-thirds"
     settings = stage.settings(
         tolerance=0.33,
         statistic="trimmed_mean",
         witnessed=True,
-        openings=Terms(SHARE, CUT.leaf_bytes),
+        openings=SumCheckTerms(SHARE, CUT.leaf_bytes),
         captured=captured or UNSET,
     )
     for kind in kinds.values():
@@ -181,7 +183,7 @@ def play_together(stage: Stage, kinds: dict[int, str], captured: float = 0.05) -
     twists = {place: villain(twist_of(kind)) for place, kind in kinds.items()}
     behind = islands({peer_name(place): kind for place, kind in kinds.items()})
     stage.gather(SwarmKnobs(stage.peers, run=settings), villains=twists, island=behind)
-    together = Together(stage, kinds)
+    together = ColludingOwners(stage, kinds)
     stage.world.watchers.append(together.watch)
     stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
     told = together.told

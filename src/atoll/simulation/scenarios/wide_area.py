@@ -15,10 +15,10 @@ from atoll.base.machine import Fact
 from atoll.peer.events import RoundClosed
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.scenarios.harness import Stage
+from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs
-from atoll.simulation.worker import IslandKnobs
-from atoll.simulation.world import Node
+from atoll.simulation.worker import WorkerKnobs
+from atoll.simulation.world import VirtualComputer
 
 STEPS, STEP_S = 100, 22.8  # 38 minutes
 UPDATE_BYTES = 100_000_000  # int8
@@ -31,7 +31,7 @@ OVERLAPPED_MIN = 0.96
 OF_LINKS_MIN = 0.99  # of what members would train if an exchange took what its bytes take
 
 
-def oceans(stage: Stage) -> None:
+def oceans(stage: ScenarioContext) -> None:
     """The same members twice: they stand still while a round is agreed, and go on."""
     stage.measured["waiting"], stage.measured["overlapped"] = trained(stage, 0), trained(stage, OVERLAP)
     exchange_s = 2 * (stage.peers - 1) / stage.peers * UPDATE_BYTES / RATE_BYTES_S
@@ -43,18 +43,18 @@ def oceans(stage: Stage) -> None:
             )
 
 
-def trained(stage: Stage, overlap: int, spread: float = 0.0) -> float:
+def trained(stage: ScenarioContext, overlap: int, spread: float = 0.0) -> float:
     """The share of all members' time that went into steps which vertices count; `spread` is that of step times."""
     stage.quorum = "majority"
     plan = replace(
         stage.settings().round, inner_steps=STEPS, first_train_s=3600.0, owner_s=900.0, beat_s=60.0, suspect_s=180.0
     )
-    island = IslandKnobs(step_s=STEP_S, step_jitter=spread, overlap=overlap, update_bytes=UPDATE_BYTES)
+    island = WorkerKnobs(step_s=STEP_S, step_jitter=spread, overlap=overlap, update_bytes=UPDATE_BYTES)
     settings = stage.settings(round=plan, topology="butterfly")
     stage.gather(SwarmKnobs(stage.peers, network=LINKS, island=island, run=settings))
     steps, ended = dict[int, int](), dict[int, Seconds]()
 
-    def watch(now: Seconds, node: Node, fact: Fact) -> None:
+    def watch(now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed) and fact.body.round not in ended:
             steps[fact.body.round], ended[fact.body.round] = fact.body.metrics.steps, now
 

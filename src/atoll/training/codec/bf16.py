@@ -17,7 +17,7 @@ from atoll.crypto.digest import Buffer
 from atoll.training.codec.blocks import (
     SPAN,
     VALUE_MAX,
-    Opened,
+    OpenedBlocks,
     Room,
     check_length,
     copy_span,
@@ -51,7 +51,7 @@ def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buf
     return wire
 
 
-def _open_wire(wire: Buffer, n: int) -> Opened:
+def _open_wire(wire: Buffer, n: int) -> OpenedBlocks:
     check_length(wire, _wire_bytes(n))
     bits_N = np.frombuffer(wire, np.uint16)
     work = np.empty(min(n, SPAN), np.uint16)
@@ -60,7 +60,7 @@ def _open_wire(wire: Buffer, n: int) -> Opened:
         above_S -= LEAST_BITS  # unsigned: what is below comes out above everything
         if np.count_nonzero(above_S > _MOST - LEAST_BITS) > hi - lo - np.count_nonzero(bits_N[lo:hi]):
             raise PeerFault("", f"a value in {lo}…{hi} is not finite, too small or too large")
-    return Opened(torch.empty(0, dtype=torch.float32), tensor_over(wire, torch.bfloat16))
+    return OpenedBlocks(torch.empty(0, dtype=torch.float32), tensor_over(wire, torch.bfloat16))
 
 
 BF16 = Codec(

@@ -137,7 +137,7 @@ def times_scales(value_S: Tensor, scale_B: Tensor) -> None:
         value_S[whole:].mul_(scale_B[-1])
 
 
-class Opened(NamedTuple):
+class OpenedBlocks(NamedTuple):
     """A wire that was checked: what decode_span reads from."""
 
     scale_B: Tensor  # fp32, one per block; empty where the codec has none
@@ -149,7 +149,7 @@ class Opened(NamedTuple):
         return codes.numpy(), self.scale_B[lo // BLOCK : blocks_of(lo + size)].numpy()
 
 
-def copy_span(opened: Opened, lo: int, out_S: Tensor) -> None:
+def copy_span(opened: OpenedBlocks, lo: int, out_S: Tensor) -> None:
     """Decode where codes are the values, in a type of their own."""
     out_S.copy_(opened.codes[lo : lo + out_S.numel()])
 

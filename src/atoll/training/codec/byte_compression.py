@@ -31,7 +31,7 @@ HOME_LINK_BYTES_S = 2.5e6  # where nobody measured the link: 20 Mbit/s, a home's
 AUTO = "auto"
 
 
-class Method(NamedTuple):
+class ByteCompressor(NamedTuple):
     """A compressor. Its speeds decide only what a sender sends; nothing that peers must agree on hangs on them."""
 
     code: int  # first byte of the wire
@@ -45,11 +45,11 @@ def _lz4_into(data: Buffer, room: bytearray) -> int:
 
 
 METHODS = {
-    "zstd:3": Method(1, 0.16, 0.87, partial(cramjam.zstd.compress, level=3)),
-    "zstd:5": Method(1, 0.06, 0.55, partial(cramjam.zstd.compress, level=5)),
-    "zstd:9": Method(1, 0.03, 0.88, partial(cramjam.zstd.compress, level=9)),
-    "lz4": Method(2, 0.40, 2.4, partial(cramjam.lz4.compress_block, store_size=False)),
-    "snappy": Method(3, 0.35, 0.9, cramjam.snappy.compress_raw),
+    "zstd:3": ByteCompressor(1, 0.16, 0.87, partial(cramjam.zstd.compress, level=3)),
+    "zstd:5": ByteCompressor(1, 0.06, 0.55, partial(cramjam.zstd.compress, level=5)),
+    "zstd:9": ByteCompressor(1, 0.03, 0.88, partial(cramjam.zstd.compress, level=9)),
+    "lz4": ByteCompressor(2, 0.40, 2.4, partial(cramjam.lz4.compress_block, store_size=False)),
+    "snappy": ByteCompressor(3, 0.35, 0.9, cramjam.snappy.compress_raw),
 }
 # first byte -> (packed, room) -> bytes written; raises rather than write more
 INTO: dict[int, Callable[[Buffer, bytearray], int]] = {
@@ -87,7 +87,7 @@ def squeezed(name: str, inner: Codec, link_bytes_s: float | None) -> Codec:
     )
 
 
-def _encode(methods: tuple[Method, ...], inner: Codec, link_bytes_s: float, x: Tensor) -> Buffer:
+def _encode(methods: tuple[ByteCompressor, ...], inner: Codec, link_bytes_s: float, x: Tensor) -> Buffer:
     plain = inner.encode(x)
     if len(x) == 0:
         return b""

@@ -20,7 +20,7 @@ from atoll.training.codec.bf16 import BF16
 from atoll.training.codec.byte_compression import AUTO, METHODS, squeezed
 from atoll.training.codec.changed_tensors import THRESHOLD, changed
 from atoll.training.codec.compiled.device import on_devices
-from atoll.training.codec.core import NOTHING, Codec, Known
+from atoll.training.codec.core import NOTHING, Codec, SharedKnowledge
 from atoll.training.codec.dct import dct
 from atoll.training.codec.delta import delta
 from atoll.training.codec.e3m0 import E3M0
@@ -40,7 +40,7 @@ from atoll.training.codec.two_means import TWO_MEANS
 CODECS = {codec.name: on_devices(codec) for codec in (FP32, FP16, BF16, INT8, INT4, E3M0, TWO_BIT, TWO_MEANS, SIGN)}
 
 # what stands before them: (what its name says behind the colon, the codec inside, what both sides know) -> codec
-WRAPS: dict[str, Callable[[Any, Codec, Known], Codec]] = {
+WRAPS: dict[str, Callable[[Any, Codec, SharedKnowledge], Codec]] = {
     "topk": lambda ratio, inner, known: top_k(ratio, inner),
     "topk-rice": lambda ratio, inner, known: top_k(ratio, inner, GAPS),
     "randk": lambda ratio, inner, known: random_k(ratio, inner, known.seed),
@@ -65,7 +65,7 @@ RANK_FORM = re.compile(r"[1-9]\d?", re.ASCII)
 RATIO_MIN = Fraction(1, 256)  # below it places cost more than the values they name
 
 
-def codec_named(name: str, known: Known = NOTHING) -> Codec:
+def codec_named(name: str, known: SharedKnowledge = NOTHING) -> Codec:
     """ValueError if there is no such codec, or it needs to know more than `known` says."""
     stages = [stage for word in name.split("+") for stage in NICKNAMES.get(word, word).split("+")]
     if len(stages) > STAGES_MAX:
@@ -79,10 +79,10 @@ def codec_named(name: str, known: Known = NOTHING) -> Codec:
 
 def check_name(name: str) -> None:
     """ValueError if no codec is called that, whatever its peers may come to know."""
-    codec_named(name, Known(seed=b"any", reference_N=empty(0), shapes=()))
+    codec_named(name, SharedKnowledge(seed=b"any", reference_N=empty(0), shapes=()))
 
 
-def _wrap(stage: str) -> Callable[[Codec, Known], Codec]:
+def _wrap(stage: str) -> Callable[[Codec, SharedKnowledge], Codec]:
     word, colon, argument = stage.partition(":")
     if stage in CODECS or stage in COMPRESSORS:
         raise ValueError(f"{stage} stands in the wrong place; a chain is like topk:0.1+int8+zstd:3")

@@ -134,7 +134,7 @@ def whole(spanwise: EncodeSpans) -> Callable[[Tensor], Buffer]:
 
 
 @dataclass(frozen=True)
-class Known:
+class SharedKnowledge:
     """What both sides of a wire hold already, and what the sender knows of its link. Most codecs need none of it.
 
     `training/exchange/update.py` fills it in from what all members of a round agreed on.
@@ -149,4 +149,4 @@ class Known:
     """Compressors at the sender: what its link carries. None: nobody knows, so as a home's. See `squeeze.pays`."""
 
 
-NOTHING = Known()
+NOTHING = SharedKnowledge()

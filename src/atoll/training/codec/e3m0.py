@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from atoll.training.codec.blocks import scale_bits
-from atoll.training.codec.packed import Rule, packed_codec
+from atoll.training.codec.packed import PackingRule, packed_codec
 
 LOWEST = -6
 FOUR_THIRDS = float(torch.tensor(4 / 3, dtype=torch.float32))  # the border between 2^e and 2^(e-1) is 2^e * 3/4
@@ -41,4 +41,4 @@ def _codes(x_BK: Tensor, magnitude_BK: Tensor, scale_B: Tensor) -> Tensor:
     return code_BK.bitwise_or_(sign_BK).mul_(torch.from_numpy(is_not_zero_BK.view(np.uint8)))
 
 
-E3M0 = packed_codec("e3m0", Rule(LEVELS, _largest, _codes))
+E3M0 = packed_codec("e3m0", PackingRule(LEVELS, _largest, _codes))

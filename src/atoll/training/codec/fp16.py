@@ -13,7 +13,7 @@ from torch import Tensor
 from atoll.base.errors import PeerFault
 from atoll.crypto.digest import Buffer
 from atoll.training.codec.blocks import (
-    Opened,
+    OpenedBlocks,
     Room,
     check_length,
     copy_span,
@@ -45,13 +45,13 @@ def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buf
     return wire
 
 
-def _open_wire(wire: Buffer, n: int) -> Opened:
+def _open_wire(wire: Buffer, n: int) -> OpenedBlocks:
     check_length(wire, _wire_bytes(n))
     values = tensor_over(wire, torch.float16)
     for lo, hi in spans_of(n):
         if int((values[lo:hi].view(torch.int16) & _MAGNITUDE).amax()) > _LARGEST_BITS:
             raise PeerFault("", f"a value in {lo}…{hi} is not finite")
-    return Opened(torch.empty(0, dtype=torch.float32), values)
+    return OpenedBlocks(torch.empty(0, dtype=torch.float32), values)
 
 
 FP16 = Codec(

@@ -17,7 +17,7 @@ from atoll.base.errors import PeerFault
 from atoll.crypto.digest import Buffer
 from atoll.training.codec.blocks import (
     VALUE_MAX,
-    Opened,
+    OpenedBlocks,
     Room,
     check_input,
     check_length,
@@ -77,12 +77,12 @@ def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire, show: 
     return wire
 
 
-def _open_wire(wire: Buffer, n: int) -> Opened:
+def _open_wire(wire: Buffer, n: int) -> OpenedBlocks:
     check_length(wire, _wire_bytes(n))
     values = tensor_over(wire, torch.float32)
     for lo, hi in spans_of(n):
         _judge(values[lo:hi], lo)
-    return Opened(torch.empty(0, dtype=torch.float32), values)
+    return OpenedBlocks(torch.empty(0, dtype=torch.float32), values)
 
 
 def _judge(value_S: Tensor, lo: int) -> None:
@@ -98,11 +98,11 @@ def _decode_into(wire: Buffer, out_N: Tensor) -> None:
         out_N[lo:hi] = values[lo:hi]
 
 
-def _at_hand(opened: Opened, lo: int, hi: int) -> Tensor:
+def _at_hand(opened: OpenedBlocks, lo: int, hi: int) -> Tensor:
     return opened.codes[lo:hi]
 
 
-def _add_span(opened: Opened, lo: int, share: float, sum_S: Tensor) -> bool:
+def _add_span(opened: OpenedBlocks, lo: int, share: float, sum_S: Tensor) -> bool:
     if native.kernels is None:
         return False
     native.kernels.fp32_add(_at_hand(opened, lo, lo + len(sum_S)).numpy(), share, sum_S.numpy())
@@ -128,9 +128,9 @@ FP32 = Codec(
 )
 
 
-def _open_trusted(wire: Buffer, n: int) -> Opened:
+def _open_trusted(wire: Buffer, n: int) -> OpenedBlocks:
     check_length(wire, _wire_bytes(n))
-    return Opened(torch.empty(0, dtype=torch.float32), tensor_over(wire, torch.float32))
+    return OpenedBlocks(torch.empty(0, dtype=torch.float32), tensor_over(wire, torch.float32))
 
 
 TRUSTED_FP32 = replace(FP32, open_wire=_open_trusted, decodes=None)

@@ -26,7 +26,7 @@ FORM_FAULT = "the places of values are not in the agreed form"
 ORDER_FAULT = "the places of values do not increase, or leave the vector"
 
 
-class Form(NamedTuple):
+class IndexFormat(NamedTuple):
     """How places become bytes."""
 
     most_bytes: Callable[[int, int], int]  # (n, m) -> length for m places below n; the longest if not `fixed`
@@ -176,18 +176,18 @@ def _padded(data: np.ndarray, bits: int) -> bool:
     return bool(bits % 8 and data[-1] >> bits % 8)
 
 
-PLACES = Form(places_bytes, encode_places, decode_places, True)
-GAPS = Form(gaps_bytes, encode_gaps, decode_gaps, False)
+PLACES = IndexFormat(places_bytes, encode_places, decode_places, True)
+GAPS = IndexFormat(gaps_bytes, encode_gaps, decode_gaps, False)
 
 
-class Placed(NamedTuple):
+class SparseValues(NamedTuple):
     """A sparse wire that was checked: values and where they belong."""
 
     place_M: np.ndarray  # int32, increasing
     value_M: Tensor
 
 
-def scatter_span(opened: Placed, lo: int, out_S: Tensor) -> None:
+def scatter_span(opened: SparseValues, lo: int, out_S: Tensor) -> None:
     """Values lo … lo + len(out): zero but for those that were sent."""
     place_M, value_M = _within(opened, lo, len(out_S))
     if native.kernels is not None:
@@ -197,7 +197,7 @@ def scatter_span(opened: Placed, lo: int, out_S: Tensor) -> None:
     out_S.numpy()[place_M - lo] = value_M
 
 
-def scatter_add(opened: Placed, lo: int, share: float, sum_S: Tensor) -> bool:
+def scatter_add(opened: SparseValues, lo: int, share: float, sum_S: Tensor) -> bool:
     """See `Codec.add_span`."""
     if native.kernels is None:
         return False
@@ -205,7 +205,7 @@ def scatter_add(opened: Placed, lo: int, share: float, sum_S: Tensor) -> bool:
     return True
 
 
-def _within(opened: Placed, lo: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _within(opened: SparseValues, lo: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     # of their own dtype: for keys of another, numpy would convert all places at every span
     first, last = np.searchsorted(opened.place_M, np.array((lo, lo + size), opened.place_M.dtype))
     return opened.place_M[first:last], opened.value_M[first:last].numpy()

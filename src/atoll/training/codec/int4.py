@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from atoll.training.codec.blocks import scale_bits
-from atoll.training.codec.packed import Rule, packed_codec
+from atoll.training.codec.packed import PackingRule, packed_codec
 
 ONE_7TH = float(torch.tensor(1 / 7, dtype=torch.float32))
 LEVELS = tuple(float(code) for code in (0, 1, 2, 3, 4, 5, 6, 7, "nan", -7, -6, -5, -4, -3, -2, -1))
@@ -27,4 +27,4 @@ def _codes(x_BK: Tensor, magnitude_BK: Tensor, step_B: Tensor) -> Tensor:
     return code_BK.to(torch.int8).bitwise_and_(15)
 
 
-INT4 = packed_codec("int4", Rule(LEVELS, _step, _codes, "int4_encode"))
+INT4 = packed_codec("int4", PackingRule(LEVELS, _step, _codes, "int4_encode"))

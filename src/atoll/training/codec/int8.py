@@ -17,7 +17,7 @@ from atoll.training.codec.blocks import (
     BLOCK,
     SCALE_BYTES,
     SCALE_MAX,
-    Opened,
+    OpenedBlocks,
     Room,
     as_blocks,
     blocks_of,
@@ -72,13 +72,13 @@ def _encode_span(x_S: Tensor, steps_B: Tensor, codes_S: Tensor, work: Tensor) ->
     codes_S.copy_(code_BK.view(-1)[: len(codes_S)])
 
 
-def _open_wire(wire: Buffer, n: int) -> Opened:
+def _open_wire(wire: Buffer, n: int) -> OpenedBlocks:
     check_length(wire, _wire_bytes(n))
     steps, codes = _halves(wire, n)
-    return Opened(checked_scales(steps), codes)
+    return OpenedBlocks(checked_scales(steps), codes)
 
 
-def _decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
+def _decode_span(opened: OpenedBlocks, lo: int, out_S: Tensor) -> None:
     hi = lo + out_S.numel()
     if native.kernels is not None:
         native.kernels.int8_decode(*opened.span(lo, hi - lo), out_S.numpy())
@@ -87,7 +87,7 @@ def _decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
     times_scales(out_S, opened.scale_B[lo // BLOCK : blocks_of(hi)])
 
 
-def _add_span(opened: Opened, lo: int, share: float, sum_S: Tensor) -> bool:
+def _add_span(opened: OpenedBlocks, lo: int, share: float, sum_S: Tensor) -> bool:
     if native.kernels is None:
         return False
     native.kernels.int8_add(*opened.span(lo, len(sum_S)), share, sum_S.numpy())

@@ -38,7 +38,7 @@ FACTOR_MIN, FACTOR_MAX = 2.0**-45, 2.0**40
 Shapes = tuple[tuple[int, int], ...]
 
 
-class Piece(NamedTuple):
+class MatrixPiece(NamedTuple):
     """A stretch of the vector, rows x columns from `at`, and where the inner vector has what travels of it."""
 
     at: int
@@ -57,7 +57,7 @@ class Piece(NamedTuple):
 
 
 class OpenedFactors(NamedTuple):
-    pieces: tuple[Piece, ...]
+    pieces: tuple[MatrixPiece, ...]
     sent_M: Tensor
 
 
@@ -76,18 +76,18 @@ def low_rank(rank: int, factors: Codec, shapes: Shapes | None, reference_N: Tens
     )
 
 
-def pieces_of(shapes: Shapes, rank: int) -> tuple[Piece, ...]:
+def pieces_of(shapes: Shapes, rank: int) -> tuple[MatrixPiece, ...]:
     """Where everything is. A matrix travels as factors only where they are fewer values than it has."""
     pieces, at, source = [], 0, 0
     for rows, columns in shapes:
         thin = rank * (rows + columns) < rows * columns
-        piece = Piece(at, rows, columns, rank if thin else 0, source)
+        piece = MatrixPiece(at, rows, columns, rank if thin else 0, source)
         pieces.append(piece)
         at, source = piece.end, source + piece.sent
     return tuple(pieces)
 
 
-def _sent(pieces: tuple[Piece, ...], n: int) -> int:
+def _sent(pieces: tuple[MatrixPiece, ...], n: int) -> int:
     """How many values travel."""
     end = pieces[-1].end if pieces else 0
     if end != n:
@@ -95,7 +95,7 @@ def _sent(pieces: tuple[Piece, ...], n: int) -> int:
     return pieces[-1].source + pieces[-1].sent if pieces else 0
 
 
-def _encode(pieces: tuple[Piece, ...], factors: Codec, reference_N: Tensor | None, x: Tensor) -> Buffer:
+def _encode(pieces: tuple[MatrixPiece, ...], factors: Codec, reference_N: Tensor | None, x: Tensor) -> Buffer:
     x = check_input(x)
     refuse(largest_of(x))
     sent_M = torch.zeros(_sent(pieces, len(x)), dtype=torch.float32)
@@ -136,7 +136,7 @@ def _drawn(size: int, rank: int) -> Tensor:
     return torch.from_numpy(numbers.astype(np.float32)).view(size, rank)
 
 
-def _open_wire(pieces: tuple[Piece, ...], factors: Codec, wire: Buffer, n: int) -> OpenedFactors:
+def _open_wire(pieces: tuple[MatrixPiece, ...], factors: Codec, wire: Buffer, n: int) -> OpenedFactors:
     sent_M = factors.decode(wire, _sent(pieces, n))
     for piece in pieces:
         if piece.rank:
@@ -161,7 +161,7 @@ def _decode_span(opened: OpenedFactors, lo: int, out_S: Tensor) -> None:
             _multiply(opened.sent_M[piece.source : piece.source + piece.sent], piece, begin, end, out)
 
 
-def _multiply(factor_F: Tensor, piece: Piece, begin: int, end: int, out: Tensor) -> None:
+def _multiply(factor_F: Tensor, piece: MatrixPiece, begin: int, end: int, out: Tensor) -> None:
     """Values begin … end of the vector, which lie in this matrix: p1 q1 + p2 q2 + …, from left to right."""
     first, last = (begin - piece.at) // piece.columns, -((piece.at - end) // piece.columns)
     cut = piece.rank * piece.rows

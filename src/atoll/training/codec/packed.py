@@ -22,7 +22,7 @@ from atoll.training.codec.blocks import (
     BLOCK,
     SCALE_BYTES,
     SCALE_MIN,
-    Opened,
+    OpenedBlocks,
     Room,
     as_blocks,
     blocks_of,
@@ -41,7 +41,7 @@ from atoll.training.codec.core import Codec, whole
 
 
 @dataclass(frozen=True)
-class Rule:
+class PackingRule:
     levels: tuple[float, ...]  # by code; NaN where encode never makes the code: only the eighth of sixteen
     scale: Callable[[Tensor, Tensor, int], Tensor]
     """(magnitude_BK, largest_B, size) -> 16 wire bits of every scale. It may not change magnitude_BK."""
@@ -66,7 +66,7 @@ _GATHER = {
 }
 
 
-def packed_codec(name: str, rule: Rule) -> Codec:
+def packed_codec(name: str, rule: PackingRule) -> Codec:
     table = level_table(rule.levels)
     never = [code for code, level in enumerate(rule.levels) if level != level]
     assert never in ([], [8])
@@ -94,7 +94,7 @@ def _wire_bytes(per_byte: int, n: int) -> int:
     return SCALE_BYTES * blocks_of(n) + -(-n // per_byte)
 
 
-def _encode_spans(rule: Rule, n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buffer:
+def _encode_spans(rule: PackingRule, n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buffer:
     per_byte = rule.per_byte
     if n == 0:
         return b""
@@ -110,7 +110,7 @@ def _encode_spans(rule: Rule, n: int, spans: Iterable[Tensor], room: Room = new_
     return wire
 
 
-def _encode_span(rule: Rule, x_S: Tensor, scales_B: Tensor, packed_Q: Tensor, work: Tensor) -> None:
+def _encode_span(rule: PackingRule, x_S: Tensor, scales_B: Tensor, packed_Q: Tensor, work: Tensor) -> None:
     size, x_BK = x_S.numel(), as_blocks(x_S)
     magnitude_BK = torch.abs(x_BK, out=work[: len(x_BK)])
     largest_B = magnitude_BK.amax(1)
@@ -129,14 +129,14 @@ def side_by_side(code_S: Tensor, bits: int) -> Tensor:
     return (code_S.view(dtype) * factor).bitwise_right_shift_(shift).to(torch.uint8)
 
 
-def _open_wire(rule: Rule, has_hole: bool, wire: Buffer, n: int) -> Opened:
+def _open_wire(rule: PackingRule, has_hole: bool, wire: Buffer, n: int) -> OpenedBlocks:
     check_length(wire, _wire_bytes(rule.per_byte, n))
     scales, packed = _halves(wire, n)
     if n % rule.per_byte and int(packed[-1]) >> rule.bits * (n % rule.per_byte):
         raise PeerFault("", "unused bits of the last byte are not zero")
     if has_hole and _any_eight(packed.numpy()):
         raise PeerFault("", "a code means nothing")
-    return Opened(checked_scales(scales), packed)
+    return OpenedBlocks(checked_scales(scales), packed)
 
 
 def _any_eight(packed: np.ndarray) -> bool:
@@ -152,7 +152,7 @@ def _any_eight(packed: np.ndarray) -> bool:
     return False
 
 
-def _decode_span(per_byte: int, table: np.ndarray, opened: Opened, lo: int, out_S: Tensor) -> None:
+def _decode_span(per_byte: int, table: np.ndarray, opened: OpenedBlocks, lo: int, out_S: Tensor) -> None:
     hi = lo + out_S.numel()
     if native.kernels is not None:
         bytes_Q, scale_B = opened.span(lo, hi - lo, per_byte)
@@ -167,7 +167,7 @@ def _decode_span(per_byte: int, table: np.ndarray, opened: Opened, lo: int, out_
     times_scales(out_S, opened.scale_B[lo // BLOCK : blocks_of(hi)])
 
 
-def _add_span(per_byte: int, table: np.ndarray, opened: Opened, lo: int, share: float, sum_S: Tensor) -> bool:
+def _add_span(per_byte: int, table: np.ndarray, opened: OpenedBlocks, lo: int, share: float, sum_S: Tensor) -> bool:
     if native.kernels is None:
         return False
     bytes_Q, scale_B = opened.span(lo, len(sum_S), per_byte)

@@ -20,7 +20,7 @@ from atoll.base.draw import draw_bytes
 from atoll.crypto.digest import Buffer
 from atoll.training.codec.blocks import check_input, largest_of, refuse
 from atoll.training.codec.core import Codec
-from atoll.training.codec.index_coding import Placed, scatter_add, scatter_span, taken
+from atoll.training.codec.index_coding import SparseValues, scatter_add, scatter_span, taken
 
 
 def random_k(ratio: Fraction, values: Codec, seed: bytes | None) -> Codec:
@@ -60,6 +60,6 @@ def _encode(ratio: Fraction, values: Codec, seed: bytes, x: Tensor) -> Buffer:
     return values.encode(taken(x, _places(ratio, seed, x.numel())))
 
 
-def _open_wire(ratio: Fraction, values: Codec, seed: bytes, wire: Buffer, n: int) -> Placed:
+def _open_wire(ratio: Fraction, values: Codec, seed: bytes, wire: Buffer, n: int) -> SparseValues:
     place_M = _places(ratio, seed, n)
-    return Placed(place_M, values.decode(wire, len(place_M)))
+    return SparseValues(place_M, values.decode(wire, len(place_M)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.training.codec.blocks import scale_bits
-from atoll.training.codec.packed import Rule, mean_of, on_grid, packed_codec
+from atoll.training.codec.packed import PackingRule, mean_of, on_grid, packed_codec
 
 GRID = 65535  # 256 integers up to 65535 add up to less than 2^24: exact in fp32, in any order
 LEVELS = (1.0, -1.0)
@@ -28,4 +28,4 @@ def _codes(x_BK: Tensor, _magnitude_BK: Tensor, _scale_B: Tensor) -> Tensor:
     return torch.from_numpy(np.signbit(x_BK.numpy()))  # ten times as fast as torch's
 
 
-SIGN = packed_codec("sign", Rule(LEVELS, _mean_magnitude, _codes))
+SIGN = packed_codec("sign", PackingRule(LEVELS, _mean_magnitude, _codes))

@@ -17,7 +17,7 @@ from atoll.base.errors import PeerFault
 from atoll.crypto.digest import Buffer
 from atoll.training.codec.blocks import check_input, largest_of, refuse
 from atoll.training.codec.core import Codec
-from atoll.training.codec.index_coding import Placed, scatter_add, scatter_span, taken
+from atoll.training.codec.index_coding import SparseValues, scatter_add, scatter_span, taken
 
 WORD = 64
 WORD_BYTES = 8
@@ -55,7 +55,7 @@ def _encode(values: Codec, x: Tensor) -> Buffer:
     return first + word_W[used_W].tobytes() + values.encode(taken(x, np.flatnonzero(bits)))
 
 
-def _open_wire(values: Codec, wire: Buffer, n: int) -> Placed:
+def _open_wire(values: Codec, wire: Buffer, n: int) -> SparseValues:
     data, words = np.frombuffer(wire, np.uint8), _words(n)
     first_bytes = -(-words // 8)
     if not first_bytes <= len(data) <= _most_bytes(values, n):
@@ -71,4 +71,4 @@ def _open_wire(values: Codec, wire: Buffer, n: int) -> Placed:
     word_U = np.frombuffer(second.tobytes(), np.uint64)  # copied: a wire may lie at any address
     if np.count_nonzero(word_U) < len(word_U) or (len(place_M) and place_M[-1] >= n):
         raise PeerFault("", "a word of the mask is empty, or leaves the vector")
-    return Placed(place_M.astype(np.int32), values.decode(memoryview(wire)[cut:], len(place_M)))
+    return SparseValues(place_M.astype(np.int32), values.decode(memoryview(wire)[cut:], len(place_M)))

@@ -21,13 +21,13 @@ from atoll.crypto.digest import Buffer
 from atoll.training.codec.blocks import SPAN, Room, largest_of, new_wire, refuse, spans_of
 from atoll.training.codec.compiled import native
 from atoll.training.codec.core import Codec, whole
-from atoll.training.codec.index_coding import PLACES, Form, Placed, scatter_add, scatter_span, taken
+from atoll.training.codec.index_coding import PLACES, IndexFormat, SparseValues, scatter_add, scatter_span, taken
 
 CHUNK = 4096  # small enough to spread the choice over the model, large enough for the largest to stand out
 assert SPAN % CHUNK == 0
 
 
-def top_k(ratio: Fraction, values: Codec, form: Form = PLACES) -> Codec:
+def top_k(ratio: Fraction, values: Codec, form: IndexFormat = PLACES) -> Codec:
     if not (form.fixed or values.fixed):
         raise ValueError(
             f"nobody could tell where places end and values begin: {values.name} varies in length, too"
@@ -51,13 +51,13 @@ def _kept(per_chunk: int, n: int) -> int:
     return n // CHUNK * per_chunk + -(-(n % CHUNK) * per_chunk // CHUNK)
 
 
-def _wire_bytes(per_chunk: int, values: Codec, form: Form, n: int) -> int:
+def _wire_bytes(per_chunk: int, values: Codec, form: IndexFormat, n: int) -> int:
     kept = _kept(per_chunk, n)
     return form.most_bytes(n, kept) + values.wire_bytes(kept)
 
 
 def _encode_spans(
-    per_chunk: int, values: Codec, form: Form, n: int, spans: Iterable[Tensor], room: Room = new_wire
+    per_chunk: int, values: Codec, form: IndexFormat, n: int, spans: Iterable[Tensor], room: Room = new_wire
 ) -> Buffer:
     """What is kept is a new vector anyway: nothing of it is written into `room`."""
     kept, m = _kept(per_chunk, n), 0
@@ -94,7 +94,7 @@ def _largest(x_S: Tensor, k: int, chunk: int) -> tuple[np.ndarray, float]:
     return np.flatnonzero(chosen_CK), largest_of(x_S)
 
 
-def _open_wire(per_chunk: int, values: Codec, form: Form, wire: Buffer, n: int) -> Placed:
+def _open_wire(per_chunk: int, values: Codec, form: IndexFormat, wire: Buffer, n: int) -> SparseValues:
     kept, view = _kept(per_chunk, n), memoryview(wire)
     most = form.most_bytes(n, kept)
     if form.fixed:
@@ -110,4 +110,4 @@ def _open_wire(per_chunk: int, values: Codec, form: Form, wire: Buffer, n: int) 
     is_early = last < kept and place_M[last] < n // CHUNK * CHUNK  # the last, shorter chunk's first
     if is_early or (chunk_CK[:, 0] < start_C).any() or (chunk_CK[:, -1] >= start_C + CHUNK).any():
         raise PeerFault("", f"a chunk holds more or less than {per_chunk} values")
-    return Placed(place_M.astype(np.int32), values.decode(view[cut:], kept))
+    return SparseValues(place_M.astype(np.int32), values.decode(view[cut:], kept))

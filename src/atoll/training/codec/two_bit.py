@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from atoll.training.codec.blocks import scale_bits
-from atoll.training.codec.packed import Rule, mean_of, on_grid, packed_codec
+from atoll.training.codec.packed import PackingRule, mean_of, on_grid, packed_codec
 
 INNER, OUTER = 464 / 1024, 1546 / 1024
 LEVELS = (INNER, OUTER, -INNER, -OUTER)
@@ -40,4 +40,4 @@ def _codes(x_BK: Tensor, magnitude_BK: Tensor, scale_B: Tensor) -> Tensor:
     return torch.from_numpy(code_BK)
 
 
-TWO_BIT = packed_codec("2bit", Rule(LEVELS, _root_mean_square, _codes, "two_bit_encode"))
+TWO_BIT = packed_codec("2bit", PackingRule(LEVELS, _root_mean_square, _codes, "two_bit_encode"))

@@ -17,7 +17,7 @@ from atoll.base.errors import PeerFault
 from atoll.crypto.digest import Buffer
 from atoll.training.codec.blocks import (
     SPAN,
-    Opened,
+    OpenedBlocks,
     Room,
     check_length,
     checked_scales,
@@ -73,15 +73,15 @@ def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buf
     return wire
 
 
-def _open_wire(wire: Buffer, n: int) -> Opened:
+def _open_wire(wire: Buffer, n: int) -> OpenedBlocks:
     check_length(wire, _wire_bytes(n))
     pairs_G2, packed = _halves(wire, n)
     if n % PER_BYTE and int(packed[-1]) >> 2 * (n % PER_BYTE):
         raise PeerFault("", "unused bits of the last byte are not zero")
-    return Opened(checked_scales(pairs_G2.reshape(-1)), packed)
+    return OpenedBlocks(checked_scales(pairs_G2.reshape(-1)), packed)
 
 
-def _decode_span(opened: Opened, lo: int, out_S: Tensor) -> None:
+def _decode_span(opened: OpenedBlocks, lo: int, out_S: Tensor) -> None:
     size = out_S.numel()
     bytes_Q = opened.codes[lo // PER_BYTE : -(-(lo + size) // PER_BYTE)].numpy()
     code_S = torch.from_numpy(_CODES.numpy().take(bytes_Q, axis=0)).view(-1)[:size]

@@ -23,13 +23,13 @@ from torch import Tensor
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
 from atoll.crypto.digest import blob_id, manifest_of
-from atoll.training.data.images import Images, image_samples, images_problem, load_images
+from atoll.training.data.images import ImageDataset, image_samples, images_problem, load_images
 from atoll.training.data.order import places
 from atoll.training.data.pictures import holds_pictures, load_pictures
 from atoll.training.data.records import COLUMN, holds_records, load_records
 from atoll.training.data.text import (
     NUMBERED,
-    Text,
+    TextDataset,
     enough_to_split,
     held_out,
     joined,
@@ -45,7 +45,7 @@ from atoll.training.data.text import (
 from atoll.training.data.tokens import tokenised
 from atoll.training.exchange.tensorfile import dump, load
 
-Data = Text | Images
+Data = TextDataset | ImageDataset
 STDLIB = "stdlib"
 
 
@@ -78,7 +78,7 @@ def _loaded(source: str, tokenizer: bytes, column: str) -> Data:
     if path.is_dir() and holds_pictures(path):
         return load_pictures(path)
     if holds_records(path):
-        return Text(*map(joined, load_records(path, column)))
+        return TextDataset(*map(joined, load_records(path, column)))
     return load_text(path)
 
 
@@ -105,11 +105,11 @@ def _documents(source: str, path: Path, column: str) -> tuple[Iterable[str], Ite
 def data_blob(data: Data) -> bytes:
     """The whole data set as one blob that a joiner can fetch by its id."""
     match data:
-        case Text():
+        case TextDataset():
             train, validation = _as_tensor(data.train), _as_tensor(data.validation)
             return dump({"train": train, "validation": validation}, {"format": "atoll/text/1"})
-        case Images():
-            arrays = {name: _as_tensor(getattr(data, name)) for name in Images._fields}
+        case ImageDataset():
+            arrays = {name: _as_tensor(getattr(data, name)) for name in ImageDataset._fields}
             return dump(arrays, {"format": "atoll/images/1"})
 
 
@@ -117,11 +117,11 @@ def data_from_blob(blob: bytes) -> Data:
     """PeerFault if the bytes are no data set. The arrays are views of the blob."""
     tensors, metadata = load(blob)
     arrays = {name: value.numpy() for name, value in tensors.items()}
-    kind = {"atoll/text/1": Text, "atoll/images/1": Images}.get(metadata.get("format", ""))
+    kind = {"atoll/text/1": TextDataset, "atoll/images/1": ImageDataset}.get(metadata.get("format", ""))
     if kind is None or set(arrays) != set(kind._fields):
         raise PeerFault("", f"a blob of {sorted(arrays)} is neither text nor images")
     data = kind(**arrays)
-    problem = text_problem(data) if isinstance(data, Text) else images_problem(data)
+    problem = text_problem(data) if isinstance(data, TextDataset) else images_problem(data)
     if problem:
         raise PeerFault("", f"unusable data: {problem}")
     return data
@@ -145,9 +145,9 @@ def batch(
 def samples_at(data: Data, positions_B: np.ndarray, seq_len: int, seed: int) -> tuple[Tensor, Tensor]:
     """The samples that the order of the run deals out at these positions, in the same shapes."""
     match data:
-        case Text():
+        case TextDataset():
             return text_samples(data.train, positions_B, seq_len, seed)
-        case Images():
+        case ImageDataset():
             epoch_B, index_B = places(positions_B, len(data.train_labels), seed)
             del epoch_B  # images have no borders that could move between epochs
             return image_samples(data.train_images, data.train_labels, index_B)
@@ -166,19 +166,19 @@ def position_after(position: int, shards: int, taken: int) -> int:
 
 def epoch_samples(data: Data, seq_len: int) -> int:
     """After how many the data begin anew, in another order."""
-    return text_windows(data.train, seq_len) if isinstance(data, Text) else len(data.train_labels)
+    return text_windows(data.train, seq_len) if isinstance(data, TextDataset) else len(data.train_labels)
 
 
 def validation(data: Data, samples: int, size: int, seq_len: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches over the same `samples` validation samples every time, spread evenly over the held-out part."""
     match data:
-        case Text():
+        case TextDataset():
             last = len(data.validation) - seq_len - 1
             if last < 0:
                 raise ValueError(f"the validation text is shorter than one window of {seq_len + 1}")
             for index in _spread(last + 1, samples, size):
                 yield windows_at(data.validation, index, seq_len)
-        case Images():
+        case ImageDataset():
             for index in _spread(len(data.validation_labels), samples, size):
                 yield image_samples(data.validation_images, data.validation_labels, index)
 
@@ -186,12 +186,12 @@ def validation(data: Data, samples: int, size: int, seq_len: int) -> Iterator[tu
 def all_held_out(data: Data) -> Data:
     """The same, all of it for validation: canaries are not learned from."""
     match data:
-        case Text():
-            return Text(data.train[:0], np.concatenate([data.train, data.validation]))
-        case Images():
+        case TextDataset():
+            return TextDataset(data.train[:0], np.concatenate([data.train, data.validation]))
+        case ImageDataset():
             images = np.concatenate([data.train_images, data.validation_images])
             labels = np.concatenate([data.train_labels, data.validation_labels])
-            return Images(data.train_images[:0], data.train_labels[:0], images, labels)
+            return ImageDataset(data.train_images[:0], data.train_labels[:0], images, labels)
 
 
 def _spread(available: int, samples: int, size: int) -> Iterator[np.ndarray]:

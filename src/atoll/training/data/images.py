@@ -30,14 +30,14 @@ NPZ_NAMES = {
 }
 
 
-class Images(NamedTuple):
+class ImageDataset(NamedTuple):
     train_images: np.ndarray  # uint8 (N, H, W), or (N, H, W, 3) in colour
     train_labels: np.ndarray  # uint8 (N,)
     validation_images: np.ndarray
     validation_labels: np.ndarray
 
 
-def load_images(path: Path) -> Images:
+def load_images(path: Path) -> ImageDataset:
     """An npz file with x_train, y_train, x_test, y_test, or a folder with the four idx files (.gz too)."""
     if path.suffix == ".npz":
         if not is_zipfile(path):
@@ -52,13 +52,13 @@ def load_images(path: Path) -> Images:
     else:
         folder = path if path.is_dir() else path.parent
         found = {field: _idx(folder, pattern) for field, pattern in IDX_NAMES.items()}
-    data = Images(**{field: np.ascontiguousarray(array, dtype=np.uint8) for field, array in found.items()})
+    data = ImageDataset(**{field: np.ascontiguousarray(array, dtype=np.uint8) for field, array in found.items()})
     if problem := images_problem(data):
         raise ValueError(f"{path}: {problem}")
     return data
 
 
-def images_problem(data: Images) -> str:
+def images_problem(data: ImageDataset) -> str:
     """What keeps these arrays from being labelled images; an empty string if nothing does."""
     for images, labels in (data[:2], data[2:]):
         sides, colours = images.shape[1:3], images.shape[3:]

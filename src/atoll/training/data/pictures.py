@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.training.data.images import CLASSES_MAX, Images, images_problem
+from atoll.training.data.images import CLASSES_MAX, ImageDataset, images_problem
 from atoll.training.data.text import TEXT_SUFFIXES, VALIDATION_SHARE
 
 SUFFIXES = {".png", ".jpg", ".jpeg"}
@@ -35,7 +35,7 @@ def holds_pictures(folder: Path) -> bool:
     return sum(s in SUFFIXES for s in suffixes) > sum(s in TEXT_SUFFIXES for s in suffixes)
 
 
-def load_pictures(folder: Path) -> Images:
+def load_pictures(folder: Path) -> ImageDataset:
     """ValueError if there are no two classes, or Pillow is missing or cannot read one of the files."""
     opened = _pillow()
     held_out = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)
@@ -60,7 +60,7 @@ def load_pictures(folder: Path) -> Images:
             raise ValueError(f"{folder}: no picture is left for {purpose}; add some")
         arrays.append(np.stack([_array(opened, path, grey, scaled) for path, _ in labelled]))
         arrays.append(np.array([number for _, number in labelled], np.uint8))
-    data = Images(*arrays)
+    data = ImageDataset(*arrays)
     if problem := images_problem(data):
         raise ValueError(f"{folder}: {problem}")
     return data

@@ -28,7 +28,7 @@ SIDE = re.compile(r"(train|val|validation|test)(?![a-z0-9])")
 HELD_OUT = ("val", "validation", "test")  # the first that is there
 
 
-class Texts(NamedTuple):
+class DocumentDataset(NamedTuple):
     """Whole documents, in an order that everybody has who has the same files."""
 
     train: list[str]
@@ -45,14 +45,14 @@ def holds_records(path: Path) -> bool:
     )
 
 
-def load_records(path: Path, column: str = COLUMN) -> Texts:
+def load_records(path: Path, column: str = COLUMN) -> DocumentDataset:
     """ValueError if a record has no such column, nothing is left for one side, or pyarrow is missing."""
     files = sorted(f for f in path.rglob("*") if f.suffix in (".jsonl", *BINARY)) if path.is_dir() else [path]
     sides = {file: _side(file.relative_to(path) if path.is_dir() else file) for file in files}
     held_out = next((side for side in HELD_OUT if side in sides.values()), "")
     if held_out and "train" in sides.values():
         chosen = {side: [f for f in files if sides[f] == side] for side in ("train", held_out)}
-        texts = Texts(*(_all(chosen[side], column) for side in ("train", held_out)))
+        texts = DocumentDataset(*(_all(chosen[side], column) for side in ("train", held_out)))
     else:
         texts = split(_all(files, column))
     for side, found in texts._asdict().items():
@@ -61,8 +61,8 @@ def load_records(path: Path, column: str = COLUMN) -> Texts:
     return texts
 
 
-def split(texts: Iterable[str]) -> Texts:
-    sides = Texts([], [])
+def split(texts: Iterable[str]) -> DocumentDataset:
+    sides = DocumentDataset([], [])
     for text in texts:
         first = hashlib.sha256(text.encode()).digest()[0]
         (sides.validation if first < VALIDATION_SHARE * 256 else sides.train).append(text)

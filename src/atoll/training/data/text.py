@@ -28,12 +28,12 @@ NUMBERED = (".npy", ".bin")  # token numbers already
 TEXT_SUFFIXES = {".txt", ".md", ".py", ".rst", ".json", ".jsonl", ".csv", ".html", ".xml", ".tex", ".c", ".h"}
 
 
-class Text(NamedTuple):
+class TextDataset(NamedTuple):
     train: np.ndarray  # token numbers, one dimension: uint8, uint16 or int32, possibly mapped from a file
     validation: np.ndarray
 
 
-def standard_library() -> Text:
+def standard_library() -> TextDataset:
     """The sources of Python's standard library without its tests, ~12 MB: a corpus every machine has."""
     return _split_by_name(library_files())
 
@@ -48,7 +48,7 @@ def library_files() -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def load_text(path: Path) -> Text:
+def load_text(path: Path) -> TextDataset:
     """A folder of text files, one text file, or token numbers (`.npy`, or `.bin` of uint16)."""
     if path.is_dir():
         files = text_files(path)
@@ -109,37 +109,37 @@ def windows_at(tokens: np.ndarray, start_B: np.ndarray, seq_len: int) -> tuple[T
     return window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
 
-def _split_by_name(files: dict[str, Path]) -> Text:
+def _split_by_name(files: dict[str, Path]) -> TextDataset:
     """Join the files of each side with a zero byte, in the order of their names."""
     train, validation = [], []
     for name, path in files.items():
         (validation if held_out(name) else train).append(path.read_bytes())
-    return Text(_bytes_array(b"\0".join(train)), _bytes_array(b"\0".join(validation)))
+    return TextDataset(_bytes_array(b"\0".join(train)), _bytes_array(b"\0".join(validation)))
 
 
-def split_by_block(tokens: np.ndarray) -> Text:
+def split_by_block(tokens: np.ndarray) -> TextDataset:
     """One row, of which every 20th block is for validation. ValueError if there are no two blocks."""
     blocks = -(-len(tokens) // BLOCK)
     if blocks < 2:
         raise ValueError(f"{len(tokens)} bytes or tokens of text are too few; give at least {2 * BLOCK}")
     every = round(1 / VALIDATION_SHARE)
     aside = np.arange(len(tokens)) // BLOCK % every == min(every, blocks) - 1
-    return Text(tokens[~aside], tokens[aside])
+    return TextDataset(tokens[~aside], tokens[aside])
 
 
-def _mapped(path: Path) -> Text:
+def _mapped(path: Path) -> TextDataset:
     """Token numbers stay in the file; the last part, at least one in a hundred, is for validation."""
     try:
         tokens = open_memmap(path, mode="r") if path.suffix == ".npy" else np.memmap(path, np.uint16, "r")
     except ValueError as why:
         raise ValueError(f"{path} holds no token numbers: {why}") from why
-    if problem := text_problem(Text(tokens, tokens)):
+    if problem := text_problem(TextDataset(tokens, tokens)):
         raise ValueError(f"{path}: {problem}")
     cut = len(tokens) - max(len(tokens) // 100, min(len(tokens) // 10, 65536))
-    return Text(tokens[:cut], tokens[cut:])
+    return TextDataset(tokens[:cut], tokens[cut:])
 
 
-def text_problem(data: Text) -> str:
+def text_problem(data: TextDataset) -> str:
     """What keeps these arrays from being token numbers; an empty string if nothing does."""
     for tokens in data:
         if tokens.ndim != 1 or tokens.dtype.kind not in "ui":

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from atoll.training.data.text import Text, split_by_block
+from atoll.training.data.text import TextDataset, split_by_block
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "[SEP]")
 TOKENIZER_BYTES_MAX = 64 * 2**20  # the largest that are published have 30 MB
@@ -24,7 +24,7 @@ DOCUMENTS = 256  # tokenised at a time
 PIECE = 2**16  # characters; one long text is cut at line ends, so that it need not be tokenised in one piece
 
 
-class End(NamedTuple):
+class EndToken(NamedTuple):
     """The token that ends a text."""
 
     text: str
@@ -56,17 +56,17 @@ def vocabulary_of(tokenizer: bytes) -> int:
     return 1 + max(_opened(tokenizer).get_vocab(with_added_tokens=True).values())
 
 
-def end_of(tokenizer: bytes) -> End | None:
+def end_of(tokenizer: bytes) -> EndToken | None:
     """Read without the library, so that whoever only exports needs none. Bytes that say nothing give None."""
     try:
         added = msgspec.json.decode(tokenizer)["added_tokens"]
         found = {str(one["content"]): int(one["id"]) for one in added if one["special"]}
     except (msgspec.DecodeError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
-    return next((End(text, found[text]) for text in ENDS if text in found), None)
+    return next((EndToken(text, found[text]) for text in ENDS if text in found), None)
 
 
-def tokenised(train: Iterable[str], validation: Iterable[str] | None, tokenizer: bytes) -> Text:
+def tokenised(train: Iterable[str], validation: Iterable[str] | None, tokenizer: bytes) -> TextDataset:
     """Both sides as one row of numbers each; without a validation side it is cut out of the other, by blocks."""
     opened, end = _opened(tokenizer), end_of(tokenizer)
     opened.no_truncation()
@@ -79,7 +79,7 @@ def tokenised(train: Iterable[str], validation: Iterable[str] | None, tokenizer:
 
     if validation is None:
         return split_by_block(row(train))
-    return Text(row(train), row(validation))
+    return TextDataset(row(train), row(validation))
 
 
 def pieces(text: str) -> list[str]:
@@ -93,7 +93,7 @@ def pieces(text: str) -> list[str]:
     return found
 
 
-def _numbers(texts: Iterable[str], opened: Any, end: End | None, dtype: Any) -> Iterator[np.ndarray]:
+def _numbers(texts: Iterable[str], opened: Any, end: EndToken | None, dtype: Any) -> Iterator[np.ndarray]:
     """One array per piece; the token that ends a text follows its last one."""
     last = [] if end is None else [end.number]
     cut = ((piece, n + 1 == len(all_of)) for all_of in map(pieces, texts) for n, piece in enumerate(all_of))

@@ -22,19 +22,19 @@ from atoll.base.errors import PeerFault
 from atoll.crypto.digest import Buffer
 from atoll.training.codec import Codec, pack_spans
 from atoll.training.codec.blocks import Room, lent_spans, new_wire, spans_of
-from atoll.training.exchange.statistic import MEAN, Statistic, order_statistics
+from atoll.training.exchange.statistic import MEAN, RowStatistic, order_statistics
 
 WEIGHT_MAX = 2**48  # samples or tokens of one peer in one round; above it a weight is a lie
 
 
-class Combined(NamedTuple):
+class CombinedPart(NamedTuple):
     wire: Buffer | None  # the answer, encoded; None if no row had any weight, or too few for the statistic
     counted: tuple[int, ...]  # indices of the rows that are in it (a row of weight 0 adds nothing, but is in it)
     faults: tuple[tuple[int, str], ...]  # (index, what was wrong) of the rows left out
     why: str = ""  # there is no answer, in words
 
 
-class Gathered(NamedTuple):
+class GatheredMean(NamedTuple):
     mean_N: Tensor | None  # the weighted mean as fp32; None if no row had any weight
     counted: tuple[int, ...]
     faults: tuple[tuple[int, str], ...]
@@ -58,9 +58,9 @@ def combine(
     n: int,
     codec: Codec | Sequence[Codec],
     reply: Codec,
-    statistic: Statistic = MEAN,
+    statistic: RowStatistic = MEAN,
     room: Room = new_wire,
-) -> Combined:
+) -> CombinedPart:
     """Statistic of n values over (weight, wire) rows, encoded with `reply`, if it can into `room`; `codec` is one
     for all rows or one for each (the mean only: sums made on the way travel as answers do).
 
@@ -70,7 +70,7 @@ def combine(
     kept = opened_rows(rows, n, codec)
     if statistic.weights and kept.faults:
         why = f"{len(kept.faults)} of its rows do not decode any more"
-        return Combined(None, kept.counted, kept.faults, why)
+        return CombinedPart(None, kept.counted, kept.faults, why)
     if statistic.weights and not isinstance(statistic.weights, bytes):
         why, spans = "", _sums(kept, statistic.weights, n)
     elif statistic.sorts:
@@ -81,12 +81,12 @@ def combine(
         spans = order_statistics(sorted_in, n, codec, statistic)
     else:
         why, spans = "" if kept.total else "no row has any weight", _means(kept, n)
-    return Combined(None if why else reply.encode_spans(n, spans, room), kept.counted, kept.faults, why)
+    return CombinedPart(None if why else reply.encode_spans(n, spans, room), kept.counted, kept.faults, why)
 
 
 def combine_remembering(
     rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec, reply: Codec, memory_N: Tensor | None, beta: float
-) -> tuple[Combined, Tensor | None]:
+) -> tuple[CombinedPart, Tensor | None]:
     """The same under error feedback of the owner: e = beta * memory + mean; wire = C(e); memory' = e - C^-1(wire).
 
     DoubleSqueeze (Tang et al. 2019, 1905.05957, algorithm 1). The memory (n,) is the owner's alone, so nobody can
@@ -95,13 +95,13 @@ def combine_remembering(
     """
     kept = opened_rows(rows, n, codec)
     if kept.total == 0:
-        return Combined(None, kept.counted, kept.faults), memory_N
+        return CombinedPart(None, kept.counted, kept.faults), memory_N
     left_N = torch.empty(n, dtype=torch.float32)
     wire = pack_spans(reply, _means(kept, n), memory_N, beta, left_N)
-    return Combined(wire, kept.counted, kept.faults), left_N
+    return CombinedPart(wire, kept.counted, kept.faults), left_N
 
 
-def gather(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> Gathered:
+def gather(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> GatheredMean:
     """The weighted mean itself, where every member has every row: no answer, so no second loss.
 
     Members get the same bits from the same rows in the same order; which rows those are is for them to agree on.
@@ -113,7 +113,7 @@ def gather(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> Gathered
         mean_N = torch.empty(n, dtype=torch.float32)
         for (lo, hi), mean_S in zip(spans_of(n), _means(kept, n), strict=True):
             mean_N[lo:hi] = mean_S
-    return Gathered(mean_N, kept.counted, kept.faults)
+    return GatheredMean(mean_N, kept.counted, kept.faults)
 
 
 def opened_rows(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec | Sequence[Codec]) -> OpenRows:

@@ -29,7 +29,7 @@ from atoll.training.exchange.combine import opened_rows
 from atoll.training.exchange.deterministic_dot import Products, add_inner_products, filled
 from atoll.training.exchange.statistic import AFTER_MIXING
 from atoll.training.robust import weights
-from atoll.training.robust.gram import Gram, Square, times, with_origin
+from atoll.training.robust.gram import GramMatrix, Square, times, with_origin
 from atoll.training.robust.weights import Solve
 from atoll.wire.weights import RowWeights, packed_mixtures
 
@@ -37,7 +37,7 @@ from atoll.wire.weights import RowWeights, packed_mixtures
 def after_mixing(solve: Solve) -> Solve:
     """The rule of each row's nearest rows instead of rows, as weights of rows."""
 
-    def solved(gram: Gram, f: int) -> weights.Weights:
+    def solved(gram: GramMatrix, f: int) -> weights.Weights:
         mix = weights.nnm(gram, f)
         return times(solve(gram.mixed(mix), f)[None, :], with_origin(mix))[0]
 
@@ -59,17 +59,17 @@ MIXED_FIRST = ("krum", "multi_krum", "geometric_median", "centred_clipping")
 SOLVES |= {f"nnm + {rule}": after_mixing(SOLVES[rule]) for rule in MIXED_FIRST}
 
 
-class Compared(NamedTuple):
+class RowProducts(NamedTuple):
     products: bytes  # of the rows with weight that decode: upper triangle row by row, little-endian fp64
     counted: tuple[int, ...]  # indices of the rows that decode
     faults: tuple[tuple[int, str], ...]  # (index, what was wrong) of the others
 
 
-def compare(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> Compared:
+def compare(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> RowProducts:
     """Inner products of (weight, wire) rows of n values, in their order; rows of weight 0 are only decoded."""
     kept = opened_rows(rows, n, codec)
     products_P = _products([opened for weight, opened in kept.opened if weight], n, codec)
-    return Compared(packed(products_P), kept.counted, kept.faults)
+    return RowProducts(packed(products_P), kept.counted, kept.faults)
 
 
 def _products(opened: Sequence[Any], n: int, codec: Codec) -> Products:
@@ -117,7 +117,7 @@ def weigh(
     order = sorted(range(count), key=lambda i: (total[i, i], rows[i]))  # as rules have it: shortest first
     about_origin = np.zeros((count + 1, count + 1))  # the origin's own products with everything are 0
     about_origin[:count, :count] = total[np.ix_(order, order)]
-    gram = Gram(about_origin, None)
+    gram = GramMatrix(about_origin, None)
     if statistic in AFTER_MIXING:
         mix = weights.nnm(gram, liars)
         nearest_to = {order[i]: [order[j] for j in np.flatnonzero(mix[i])] for i in range(count)}

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from atoll.base.errors import PeerFault
 from atoll.crypto.digest import Buffer
-from atoll.training.exchange.layout import Layout, layout_of
+from atoll.training.exchange.layout import ModelLayout, layout_of
 from atoll.training.exchange.tensorfile import dump, load
 from atoll.training.models import build_model
 
 FORMAT = "atoll/base/1"
 
 
-def base_bytes(model: nn.Module, layout: Layout) -> bytes:
+def base_bytes(model: nn.Module, layout: ModelLayout) -> bytes:
     """Empty where everything is exchanged. ValueError if something of it would move by itself."""
     moving = {name for name, _ in model.named_buffers()}
     if moved := [one.name for one in layout.held if one.name in moving]:
@@ -40,7 +40,7 @@ def base_tensors(data: Buffer) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def built(name: str, seed: int, base: Buffer = b"") -> tuple[nn.Module, Layout]:
+def built(name: str, seed: int, base: Buffer = b"") -> tuple[nn.Module, ModelLayout]:
     """A built-in model that holds this base, frozen, and the layout of the rest; without one all of it trains.
 
     PeerFault if the base is another model's.

@@ -39,7 +39,7 @@ Shape = Annotated[tuple[Amount, ...], msgspec.Meta(max_length=DIMENSIONS_MAX)]
 Kind = Literal["parameter", "buffer", "counter"]
 
 
-class Slot(msgspec.Struct, frozen=True, array_like=True):
+class TensorSlot(msgspec.Struct, frozen=True, array_like=True):
     """One tensor of the model and where it lies: `at` counts elements of its own vector."""
 
     name: str
@@ -53,7 +53,7 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
         return prod(self.shape)
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class BaseTensor(msgspec.Struct, frozen=True, array_like=True):
     """One tensor of the base: every member has it from elsewhere, with the very same bytes."""
 
     name: str
@@ -62,15 +62,15 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     digest: Digest  # of its bytes, row-major
 
 
-class Layout(msgspec.Struct, frozen=True):
-    slots: tuple[Slot, ...]
+class ModelLayout(msgspec.Struct, frozen=True):
+    slots: tuple[TensorSlot, ...]
     parameters: Amount  # P: leading elements of the flat vector; the outer momentum has this length
     floats: Amount  # F: length of the flat vector, parameters and float buffers
     counters: Amount  # K: length of the int64 vector
-    base: tuple[Held, ...] | UnsetType = UNSET  # what is not exchanged; unset where everything is
+    base: tuple[BaseTensor, ...] | UnsetType = UNSET  # what is not exchanged; unset where everything is
 
     @property
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[BaseTensor, ...]:
         return () if isinstance(self.base, UnsetType) else self.base
 
     @property
@@ -82,7 +82,7 @@ class Layout(msgspec.Struct, frozen=True):
         return f"{self.parameters} parameters, {buffers} buffer floats, {self.counters} counters"
 
 
-def layout_of(model: nn.Module, only: Sequence[str] = (), bound: bool = True) -> Layout:
+def layout_of(model: nn.Module, only: Sequence[str] = (), bound: bool = True) -> ModelLayout:
     """Of what travels: parameters in model order, then float buffers, then integer buffers.
 
     `only` as in `exchanged`. Not `bound`: without its base, for a model that has no values. Non-persistent buffers
@@ -105,7 +105,7 @@ def layout_of(model: nn.Module, only: Sequence[str] = (), bound: bool = True) ->
                 "convert it with model.float(), or register the buffer with persistent=False"
             )
         at = counters if kind == "counter" else floats
-        slot = Slot(name, kind, tuple(value.shape), str(value.dtype).removeprefix("torch."), at)
+        slot = TensorSlot(name, kind, tuple(value.shape), str(value.dtype).removeprefix("torch."), at)
         slots.append(slot)
         counters += slot.size if kind == "counter" else 0
         floats += slot.size if kind != "counter" else 0
@@ -117,30 +117,30 @@ def layout_of(model: nn.Module, only: Sequence[str] = (), bound: bool = True) ->
             f"{BASE_TENSORS_MAX}: stack those of one kind into one tensor"
         )
     base = tuple(_held(name, value) for name, value in still if bound) or UNSET
-    return Layout(tuple(slots), parameters, floats, counters, base)
+    return ModelLayout(tuple(slots), parameters, floats, counters, base)
 
 
-def _held(name: str, value: Tensor) -> Held:
+def _held(name: str, value: Tensor) -> BaseTensor:
     try:
         data = as_bytes(value).cpu().numpy().data
     except (RuntimeError, NotImplementedError, TypeError) as why:
         raise ValueError(
             f"{name} is not exchanged, and a {type(value).__name__} has no plain bytes to compare it by: {why}"
         ) from None
-    return Held(name, tuple(value.shape), str(value.dtype).removeprefix("torch."), digest(data))
+    return BaseTensor(name, tuple(value.shape), str(value.dtype).removeprefix("torch."), digest(data))
 
 
-def base_digest(layout: Layout) -> Digest:
+def base_digest(layout: ModelLayout) -> Digest:
     """One name for the whole base: what a model card says that adapters belong to."""
     return digest(b"atoll/base/1" + msgspec.msgpack.encode(layout.held))
 
 
-def layout_digest(layout: Layout) -> Digest:
+def layout_digest(layout: ModelLayout) -> Digest:
     """What genesis binds: names, shapes, dtypes and order."""
     return digest(b"atoll/layout/1" + msgspec.msgpack.encode(layout))
 
 
-def difference(ours: Layout, theirs: Layout) -> str:
+def difference(ours: ModelLayout, theirs: ModelLayout) -> str:
     """Where two layouts part, one line per tensor, LINES_TOLD of them; an empty string if they are equal."""
     if ours == theirs:
         return ""
@@ -167,7 +167,7 @@ def difference(ours: Layout, theirs: Layout) -> str:
     return "\n".join(lines[:LINES_TOLD] + rest)
 
 
-def _base_lines(here: dict[str, Held], there: dict[str, Held], slots: set[str]) -> list[str]:
+def _base_lines(here: dict[str, BaseTensor], there: dict[str, BaseTensor], slots: set[str]) -> list[str]:
     lines = []
     for name in (here.keys() | there.keys()) - slots:
         ours, theirs = here.get(name), there.get(name)
@@ -181,14 +181,14 @@ def _base_lines(here: dict[str, Held], there: dict[str, Held], slots: set[str]) 
     return lines
 
 
-def check_same(ours: Layout, theirs: Layout) -> None:
+def check_same(ours: ModelLayout, theirs: ModelLayout) -> None:
     """Raise ValueError with the difference unless both layouts are the same."""
     if parting := difference(ours, theirs):
         raise ValueError(f"this model is not the model of the run:\n{parting}")
 
 
 @torch.no_grad()
-def flatten(model: nn.Module, layout: Layout) -> tuple[Tensor, Tensor]:
+def flatten(model: nn.Module, layout: ModelLayout) -> tuple[Tensor, Tensor]:
     """Copy the model out: (flat fp32 vector (F,), counters int64 (K,)), both on the CPU."""
     flat_F = torch.empty(layout.floats, dtype=torch.float32, device="cpu")  # whatever a loop's default device is
     counters_K = torch.empty(layout.counters, dtype=torch.int64, device="cpu")
@@ -199,7 +199,7 @@ def flatten(model: nn.Module, layout: Layout) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def unflatten(flat_F: Tensor, counters_K: Tensor, model: nn.Module, layout: Layout) -> None:
+def unflatten(flat_F: Tensor, counters_K: Tensor, model: nn.Module, layout: ModelLayout) -> None:
     """Copy (flat (F,), counters (K,)) into the model's own tensors."""
     assert flat_F.shape == (layout.floats,) and counters_K.shape == (layout.counters,)
     for slot, tensor in tensors_of(model, layout):
@@ -208,7 +208,7 @@ def unflatten(flat_F: Tensor, counters_K: Tensor, model: nn.Module, layout: Layo
 
 
 @torch.no_grad()
-def bind(model: nn.Module, layout: Layout, device: str = "cpu") -> tuple[Tensor, Tensor]:
+def bind(model: nn.Module, layout: ModelLayout, device: str = "cpu") -> tuple[Tensor, Tensor]:
     """Move the model into one flat vector: (x (F,), gradient (P,)) on `device`.
 
     Afterwards every float tensor of the model is a view of x and every `.grad` a view of gradient, so an
@@ -230,7 +230,7 @@ def bind(model: nn.Module, layout: Layout, device: str = "cpu") -> tuple[Tensor,
     return x_F, gradient_P
 
 
-def named(flat_F: Tensor, counters_K: Tensor, layout: Layout) -> dict[str, Tensor]:
+def named(flat_F: Tensor, counters_K: Tensor, layout: ModelLayout) -> dict[str, Tensor]:
     """The tensors by name in their own dtype: what a file for other programs holds."""
     tensors = {}
     for slot in layout.slots:
@@ -240,7 +240,7 @@ def named(flat_F: Tensor, counters_K: Tensor, layout: Layout) -> dict[str, Tenso
     return tensors
 
 
-def tensors_of(model: nn.Module, layout: Layout) -> list[tuple[Slot, Tensor]]:
+def tensors_of(model: nn.Module, layout: ModelLayout) -> list[tuple[TensorSlot, Tensor]]:
     """The model's own tensors that are exchanged, each with its place."""
     own = dict(parameters_of(model)) | dict(buffers_of(model))
     pairs = [(slot, own.get(slot.name)) for slot in layout.slots]
@@ -249,5 +249,5 @@ def tensors_of(model: nn.Module, layout: Layout) -> list[tuple[Slot, Tensor]]:
     return [(slot, tensor) for slot, tensor in pairs if tensor is not None]
 
 
-def _slot_text(slot: Slot) -> str:
+def _slot_text(slot: TensorSlot) -> str:
     return f"{slot.kind} {slot.name} {list(slot.shape)} {slot.dtype}"

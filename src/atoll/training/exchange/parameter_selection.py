@@ -79,7 +79,7 @@ def check_optimizer(model: nn.Module, going: set[str], held: Iterable[Tensor]) -
         )
 
 
-class Base:
+class FrozenBaseGuard:
     """Watches over what is not exchanged. Costs a look at some integers per tensor, and a copy of base buffers."""
 
     def __init__(self, model: nn.Module, going: set[str], by_name: bool) -> None:

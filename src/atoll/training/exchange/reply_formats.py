@@ -29,9 +29,9 @@ from atoll.base.errors import PeerFault
 from atoll.crypto.digest import Buffer
 from atoll.training.codec import Codec, codec_named
 from atoll.training.codec.blocks import SPAN, spans_of
-from atoll.training.exchange.combine import Combined, opened_rows
-from atoll.training.exchange.update import Bounds, Common, part_codec, tensor_sizes, tensors_of
-from atoll.training.recipe.outer import Agreeing
+from atoll.training.exchange.combine import CombinedPart, opened_rows
+from atoll.training.exchange.update import Bounds, RoundInputs, part_codec, tensor_sizes, tensors_of
+from atoll.training.recipe.outer import AgreementNesterov
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.reducer import Statistic, agreement_of, scales_of
 
@@ -42,13 +42,13 @@ COUNTS = struct.Struct("<HH")
 MEAN, ROWS, EXACT = 0, 1, 2
 
 
-class Said(NamedTuple):
+class DecodedReply(NamedTuple):
     value_N: Tensor
     agreement: float  # 0 … 1; 1 where nobody asked
 
 
 @dataclass(frozen=True)
-class Answering:
+class ReplyFormat:
     """How the owner of one part answers, and how everybody reads it."""
 
     up: Codec
@@ -57,12 +57,12 @@ class Answering:
     agreeing: bool  # the outer step asks how much the updates agree
     sizes: tuple[int, ...]  # values of the part in each tensor
 
-    def answer(self, rows: Sequence[tuple[int, Buffer]]) -> Combined:
+    def answer(self, rows: Sequence[tuple[int, Buffer]]) -> CombinedPart:
         """One answer out of (weight, wire) rows. Holds every row decoded, where their lengths matter."""
         n = sum(self.sizes)
         kept = opened_rows(rows, n, self.up)
         if kept.total == 0:
-            return Combined(None, kept.counted, kept.faults, "no row has any weight")
+            return CombinedPart(None, kept.counted, kept.faults, "no row has any weight")
         weighed = [
             (index, opened) for index, (weight, opened) in zip(kept.counted, kept.opened, strict=True) if weight
         ]
@@ -81,9 +81,9 @@ class Answering:
             kind, body = ROWS, _packed(wires, scale_GT)
         else:
             kind, body = EXACT, bytes(codec_named("fp32").encode_spans(n, sums))  # refuses what nobody would read
-        return Combined(HEAD.pack(kind, agree) + body, kept.counted, kept.faults)
+        return CombinedPart(HEAD.pack(kind, agree) + body, kept.counted, kept.faults)
 
-    def read(self, wire: Buffer) -> Said:
+    def read(self, wire: Buffer) -> DecodedReply:
         """What an answer says of this part. PeerFault if `answer` could not have made it."""
         n, view = sum(self.sizes), memoryview(wire).cast("B")
         if len(view) < HEAD.size:
@@ -93,12 +93,12 @@ class Answering:
             raise PeerFault("", f"an answer that agrees by {agree}")
         body = view[HEAD.size :]
         if kind == MEAN and self.down is not None:
-            return Said(self.down.decode(body, n), agree)
+            return DecodedReply(self.down.decode(body, n), agree)
         if kind == EXACT and self.down is None:
-            return Said(codec_named("fp32").decode(body, n), agree)
+            return DecodedReply(codec_named("fp32").decode(body, n), agree)
         if kind == ROWS and self.down is None:
             opened, scale_GT = self._unpacked(body, n)
-            return Said(torch.cat([sum_S.clone() for sum_S in self._sums(opened, scale_GT)]), agree)
+            return DecodedReply(torch.cat([sum_S.clone() for sum_S in self._sums(opened, scale_GT)]), agree)
         raise PeerFault("", f"an answer of kind {kind}, which this recipe does not have")
 
     def _unpacked(self, body: memoryview, n: int) -> tuple[list[Any], Tensor]:
@@ -134,7 +134,7 @@ class Answering:
 
 def says_more(recipe: Recipe) -> bool:
     """An encoded mean is not enough of an answer for this recipe."""
-    gathered, agreeing = recipe.coding.answer == "gathered", isinstance(recipe.outer, Agreeing)
+    gathered, agreeing = recipe.coding.answer == "gathered", isinstance(recipe.outer, AgreementNesterov)
     return gathered or agreeing or recipe.reducer.statistic != "mean"
 
 
@@ -143,12 +143,12 @@ def remembers(recipe: Recipe) -> bool:
     return recipe.coding.answer == "remembered"
 
 
-def answering(recipe: Recipe, common: Common, bounds: Bounds, part: int) -> Answering:
+def answering(recipe: Recipe, common: RoundInputs, bounds: Bounds, part: int) -> ReplyFormat:
     """Of this part in this round. `bounds` are places of the whole vector."""
     coding, sizes = recipe.coding, tensor_sizes(tensors_of(common.layout), *bounds[part])
     down = None if coding.answer == "gathered" else part_codec(coding.down, common, bounds, part)
     up = part_codec(coding.up, common, bounds, part)
-    return Answering(up, down, recipe.reducer.statistic, isinstance(recipe.outer, Agreeing), sizes)
+    return ReplyFormat(up, down, recipe.reducer.statistic, isinstance(recipe.outer, AgreementNesterov), sizes)
 
 
 def _packed(wires: Sequence[Buffer], scale_GT: Tensor) -> bytes:

@@ -19,10 +19,10 @@ from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer, blob_id, manifest_of
 from atoll.training.codec import Codec
 from atoll.training.codec.blocks import Room, new_wire, tensor_over
-from atoll.training.exchange.layout import Layout, base_digest, flatten, layout_digest, layout_of, named
+from atoll.training.exchange.layout import ModelLayout, base_digest, flatten, layout_digest, layout_of, named
 from atoll.training.exchange.tensorfile import dump, load, pieces_of
 from atoll.training.recipe.inner import AdamW
-from atoll.training.recipe.outer import SHARED, Delayed, agreed_moments, delayed_step, outer_step
+from atoll.training.recipe.outer import SHARED, DelayedNesterov, agreed_moments, delayed_step, outer_step
 from atoll.training.recipe.outer_adamw import adamw_step
 
 FORMAT = "atoll/state/1"
@@ -44,7 +44,7 @@ class SharedState:
     mean of the members', this one since they were first averaged."""
 
 
-def initial_state(model: nn.Module, layout: Layout | None = None) -> SharedState:
+def initial_state(model: nn.Module, layout: ModelLayout | None = None) -> SharedState:
     """The state a run begins with. It becomes a blob in genesis: a seed gives other bits on other machines.
 
     `layout`: of what is exchanged; None: what requires a gradient.
@@ -113,7 +113,7 @@ def moved_by(
         *moved, second_P = adamw_step(outer, *before_N, squares_P, given_N, step, state.round)
         for into, value in zip(into_N, moved, strict=True):
             into.copy_(value)
-    elif isinstance(outer, Delayed):
+    elif isinstance(outer, DelayedNesterov):
         for into, value in zip(into_N, delayed_step(outer, *before_N, given_N, state.tokens, tokens), strict=True):
             into.copy_(value)
     else:
@@ -185,12 +185,12 @@ def decode_parts(
     return combined_F
 
 
-def state_bytes(state: SharedState, layout: Layout) -> bytes:
+def state_bytes(state: SharedState, layout: ModelLayout) -> bytes:
     """Canonical: equal states give equal bytes. Any safetensors reader opens them."""
     return b"".join(state_pieces(state, layout))
 
 
-def state_pieces(state: SharedState, layout: Layout) -> list[Buffer]:
+def state_pieces(state: SharedState, layout: ModelLayout) -> list[Buffer]:
     """The same bytes in pieces, most of which are the state's own memory."""
     counts = {name: str(getattr(state, name)) for name in COUNTS}
     tensors = {"anchor": state.anchor_F, "momentum": state.momentum_P, "counters": state.counters_K}
@@ -207,7 +207,7 @@ def state_hash(data: Buffer) -> Digest:
     return blob_id(manifest_of(data))
 
 
-def state_from_bytes(data: Buffer, layout: Layout) -> SharedState:
+def state_from_bytes(data: Buffer, layout: ModelLayout) -> SharedState:
     """PeerFault unless these are the canonical bytes of a finite state of this layout."""
     tensors, metadata = load(data)
     if metadata.get("format") != FORMAT or metadata.get("layout") != layout_digest(layout).hex():
@@ -239,7 +239,7 @@ def state_from_bytes(data: Buffer, layout: Layout) -> SharedState:
     return state
 
 
-def export_model(state: SharedState, layout: Layout) -> bytes:
+def export_model(state: SharedState, layout: ModelLayout) -> bytes:
     """The agreed model by tensor name, without its base if it has one, as a safetensors file for other programs."""
     told = {"format": "pt", "atoll.round": str(state.round)}
     told |= {"atoll.base": base_digest(layout).hex()} if layout.held else {}

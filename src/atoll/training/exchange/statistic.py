@@ -44,7 +44,7 @@ AFTER_MIXING = {f"nnm + {name}": name for name in OF_COLUMNS}
 
 
 @dataclass(frozen=True)
-class Statistic:
+class RowStatistic:
     name: str = "mean"
     liars: int = 0  # f: rows that may say anything
     weights: RowWeights = ()  # of the rows, in their order, where distances made them
@@ -78,10 +78,10 @@ class Statistic:
         return f"{self.name} needs {least} rows to withstand {self.liars} liars, {rows} are here"
 
 
-MEAN = Statistic()
+MEAN = RowStatistic()
 
 
-def order_statistics(opened: Sequence[Any], n: int, codec: Codec, statistic: Statistic) -> Iterator[Tensor]:
+def order_statistics(opened: Sequence[Any], n: int, codec: Codec, statistic: RowStatistic) -> Iterator[Tensor]:
     """The statistic of n values over opened wires, span by span; each is good until the next is asked for."""
     work, rows_RS = OF_COLUMNS[statistic.by_value], torch.empty(len(opened), min(n, SPAN), dtype=torch.float32)
     mix = statistic.mixtures(len(opened))

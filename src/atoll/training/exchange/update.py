@@ -21,15 +21,15 @@ from torch import Tensor
 
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer, digest
-from atoll.training.codec import Codec, Known, codec_named, pack_spans
+from atoll.training.codec import Codec, SharedKnowledge, codec_named, pack_spans
 from atoll.training.codec.blocks import BLOCK, Room, new_wire, spans_of, tensor_over
-from atoll.training.exchange.layout import Layout
+from atoll.training.exchange.layout import ModelLayout
 from atoll.training.exchange.state import SharedState
 
 Bounds = tuple[tuple[int, int], ...]
 
 
-class Placed(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor lies in a flat vector."""
 
     at: int
@@ -43,24 +43,26 @@ EXPECTED_SHARE = 0.25
 
 
 @dataclass(frozen=True)
-class Update:
+class EncodedUpdate:
     wires: tuple[Buffer, ...]  # one per part
     memory_F: Tensor  # the memory if every part is counted; see settle
     bounds: Bounds
 
 
 @dataclass(frozen=True)
-class Common:
+class RoundInputs:
     """What all members of a round hold alike when they encode and combine: the head, and which round it is."""
 
     round: int
     state: SharedState
     name: Digest  # of the state
-    layout: Layout
+    layout: ModelLayout
     momentum: float  # of the outer step
 
 
-def part_codecs(name: str, common: Common, bounds: Bounds, link_bytes_s: float | None = None) -> tuple[Codec, ...]:
+def part_codecs(
+    name: str, common: RoundInputs, bounds: Bounds, link_bytes_s: float | None = None
+) -> tuple[Codec, ...]:
     """The codec of that name for each part, with all that it may want to know. ValueError if there is none.
 
     `link_bytes_s` is for whoever encodes a row alone: what it takes its own link to carry.
@@ -68,11 +70,13 @@ def part_codecs(name: str, common: Common, bounds: Bounds, link_bytes_s: float |
     return tuple(part_codec(name, common, bounds, part, link_bytes_s) for part in range(len(bounds)))
 
 
-def part_codec(name: str, common: Common, bounds: Bounds, part: int, link_bytes_s: float | None = None) -> Codec:
+def part_codec(
+    name: str, common: RoundInputs, bounds: Bounds, part: int, link_bytes_s: float | None = None
+) -> Codec:
     lo, hi = bounds[part]
     words = {stage.partition(":")[0] for stage in name.split("+")}
     place = common.round.to_bytes(8, "big") + part.to_bytes(4, "big")
-    known = Known(
+    known = SharedKnowledge(
         seed=digest(b"atoll/codec/seed/1" + common.name + place),
         reference_N=_expected(common, lo, hi) if words & {"delta", "lowrank"} else None,
         sizes=tensor_sizes(tensors_of(common.layout), lo, hi) if "changed" in words else None,
@@ -83,29 +87,29 @@ def part_codec(name: str, common: Common, bounds: Bounds, part: int, link_bytes_
     return codec_named(name, known)
 
 
-def _expected(common: Common, lo: int, hi: int) -> Tensor:
+def _expected(common: RoundInputs, lo: int, hi: int) -> Tensor:
     """What the next update may be like (hi - lo,): a share of the mean of past ones. Buffers have no momentum."""
     momentum_P = common.state.momentum_P[lo:hi] * ((1 - common.momentum) * EXPECTED_SHARE)
     return torch.cat([momentum_P, momentum_P.new_zeros(hi - lo - len(momentum_P))])
 
 
-def tensor_sizes(tensors: Iterable[Placed], lo: int, hi: int) -> tuple[int, ...]:
+def tensor_sizes(tensors: Iterable[TensorPlace], lo: int, hi: int) -> tuple[int, ...]:
     """How many values of lo … hi belong to each tensor that it touches, in the order of the flat vector."""
     inside = (min(hi, tensor.at + tensor.size) - max(lo, tensor.at) for tensor in tensors)
     return tuple(size for size in inside if size > 0)
 
 
-def whole_sizes(tensors: Iterable[Placed], lo: int, hi: int) -> tuple[int, ...]:
+def whole_sizes(tensors: Iterable[TensorPlace], lo: int, hi: int) -> tuple[int, ...]:
     """How many values each of these has, also where it begins before lo or ends behind hi."""
     return tuple(tensor.size for tensor in tensors if max(lo, tensor.at) < min(hi, tensor.at + tensor.size))
 
 
-def tensors_of(layout: Layout) -> Iterator[Placed]:
+def tensors_of(layout: ModelLayout) -> Iterator[TensorPlace]:
     """The tensors of the flat vector; counters are in none."""
-    return (Placed(slot.at, slot.size, slot.shape) for slot in layout.slots if slot.kind != "counter")
+    return (TensorPlace(slot.at, slot.size, slot.shape) for slot in layout.slots if slot.kind != "counter")
 
 
-def matrices(tensors: Iterable[Placed], lo: int, hi: int) -> tuple[tuple[int, int], ...]:
+def matrices(tensors: Iterable[TensorPlace], lo: int, hi: int) -> tuple[tuple[int, int], ...]:
     """(rows, columns) of the pieces of lo … hi: whole rows of matrices, and single rows of whatever is left over.
 
     A tensor of more dimensions is the matrix of its first one, like a convolution in PowerSGD.
@@ -153,7 +157,7 @@ def encode_update(
     codec: Codec | Sequence[Codec],
     beta: float,
     room: Room = new_wire,
-) -> Update:
+) -> EncodedUpdate:
     """Wires of anchor − x under error feedback; `codec` is one for all parts or one for each.
 
     The memory is written into `room`. ValueError if a value is not finite.
@@ -164,7 +168,7 @@ def encode_update(
         deltas = (anchor_F[lo + a : lo + b] - x_F[lo + a : lo + b] for a, b in spans_of(hi - lo))
         owed_N = None if memory_F is None else memory_F[lo:hi]
         wires.append(pack_spans(one, deltas, owed_N, beta, left_F[lo:hi]))
-    return Update(tuple(wires), left_F, bounds)
+    return EncodedUpdate(tuple(wires), left_F, bounds)
 
 
 def gathered_span(gathered_F: Tensor, anchor_F: Tensor, parameters: int) -> tuple[Tensor, Tensor]:
@@ -178,7 +182,7 @@ def gathered_span(gathered_F: Tensor, anchor_F: Tensor, parameters: int) -> tupl
     return torch.cat([gathered_F[:parameters], anchor_F[parameters:]]), to_F
 
 
-def settle(update: Update, counted: Sequence[bool], codec: Codec | Sequence[Codec]) -> Tensor:
+def settle(update: EncodedUpdate, counted: Sequence[bool], codec: Codec | Sequence[Codec]) -> Tensor:
     """The error-feedback memory (F,) after an agreed round: parts not counted for this peer are added back.
 
     `codec` is what the update was encoded with. Where all are counted it is the update's own.

@@ -17,20 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atoll.training.exchange.layout import Layout, Slot
+from atoll.training.exchange.layout import ModelLayout, TensorSlot
 from atoll.training.exchange.parameter_names import parameters_of
 from atoll.training.exchange.parameter_selection import some
-from atoll.training.recipe.inner import Accumulate, InnerState, fresh_inner
-from atoll.training.recipe.outer import Moments
+from atoll.training.recipe.inner import GradientAccumulation, InnerState, fresh_inner
+from atoll.training.recipe.outer import MomentAverage
 from atoll.training.recipe.recipes import Recipe
 
-Held = list[tuple[Slot, nn.Parameter]]  # exchanged parameters, and where they lie
+Held = list[tuple[TensorSlot, nn.Parameter]]  # exchanged parameters, and where they lie
 MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch's Adam and AdamW name them
 
 
-def optimizer_problem(recipe: Recipe, optimizer: torch.optim.Optimizer, model: nn.Module, layout: Layout) -> str:
+def optimizer_problem(
+    recipe: Recipe, optimizer: torch.optim.Optimizer, model: nn.Module, layout: ModelLayout
+) -> str:
     """Why this recipe cannot work with this optimizer, and what to do; empty if it can."""
-    gathers, moments = isinstance(recipe.inner, Accumulate), isinstance(recipe.outer, Moments)
+    gathers, moments = isinstance(recipe.inner, GradientAccumulation), isinstance(recipe.outer, MomentAverage)
     if not (gathers or moments):
         return ""
     ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -51,7 +53,7 @@ def optimizer_problem(recipe: Recipe, optimizer: torch.optim.Optimizer, model: n
     return ""
 
 
-def held(model: nn.Module, layout: Layout) -> Held:
+def held(model: nn.Module, layout: ModelLayout) -> Held:
     own = dict(parameters_of(model))
     return [(slot, own[slot.name]) for slot in layout.slots if slot.kind == "parameter"]
 
@@ -62,10 +64,10 @@ def skipped(optimizer: torch.optim.Optimizer) -> bool:
     return found is not None and bool(found)
 
 
-class Gradients:
+class GradientSums:
     """Sums of an optimizer's gradients, in the place of its steps."""
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
+    def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
         self.sum_P = torch.zeros(layout.parameters, dtype=torch.float32, device="cpu")
         self._held = held(model, layout)
         self._kept: list[tuple[nn.Parameter, Tensor | None, int]] = []  # with their gradients and versions
@@ -113,7 +115,7 @@ class Gradients:
 class AdamMoments:
     """The state of a torch.optim.Adam or AdamW, as trainers write theirs down. What it has not begun is zero."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module, layout: Layout) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module, layout: ModelLayout) -> None:
         self._optimizer, self._layout, self._held = optimizer, layout, held(model, layout)
 
     def read(self) -> InnerState:

@@ -15,14 +15,18 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.training.codec import Codec
-from atoll.training.exchange.update import Bounds, Update, encode_update
+from atoll.training.exchange.update import Bounds, EncodedUpdate, encode_update
 from atoll.training.robust import aggregate
 from atoll.training.robust.attacks import Rule, lies
 
 
 def lying(
-    updates: Mapping[int, Update], villains: Mapping[int, str], bounds: Bounds, ups: Sequence[Codec], rule: Rule
-) -> dict[int, Update]:
+    updates: Mapping[int, EncodedUpdate],
+    villains: Mapping[int, str],
+    bounds: Bounds,
+    ups: Sequence[Codec],
+    rule: Rule,
+) -> dict[int, EncodedUpdate]:
     """Updates of the villains among the members, who agree with each other where they share an attack.
 
     `rule`: rows (n, d) -> (d,), what the owners will do, for attacks that search their strength against it.
@@ -38,7 +42,7 @@ def lying(
     return told
 
 
-def readable(update: Update, bounds: Bounds, ups: Sequence[Codec]) -> bool:
+def readable(update: EncodedUpdate, bounds: Bounds, ups: Sequence[Codec]) -> bool:
     """Owners of all parts would take these wires."""
     try:
         for up, wire, (lo, hi) in zip(ups, update.wires, bounds, strict=True):
@@ -48,19 +52,19 @@ def readable(update: Update, bounds: Bounds, ups: Sequence[Codec]) -> bool:
     return True
 
 
-def decoded(update: Update, bounds: Bounds, ups: Sequence[Codec]) -> Tensor:
+def decoded(update: EncodedUpdate, bounds: Bounds, ups: Sequence[Codec]) -> Tensor:
     wires = zip(ups, update.wires, bounds, strict=True)
     return torch.cat([up.decode(wire, hi - lo) for up, wire, (lo, hi) in wires])
 
 
-def encoded_anyway(row_N: Tensor, bounds: Bounds, ups: Codec | Sequence[Codec]) -> Update:
+def encoded_anyway(row_N: Tensor, bounds: Bounds, ups: Codec | Sequence[Codec]) -> EncodedUpdate:
     """The update that says this row: as a codec has it, or as raw fp32 where none would encode it."""
     nothing_N = torch.zeros_like(row_N)
     try:
         return encode_update(row_N, nothing_N, None, bounds, ups, 0.0)
     except ValueError:
         raw = [row_N[lo:hi].numpy().data.cast("B") for lo, hi in bounds]
-        return Update(tuple(raw), nothing_N, bounds)
+        return EncodedUpdate(tuple(raw), nothing_N, bounds)
 
 
 def rule_of(statistic: str, liars: int) -> Rule:

@@ -37,17 +37,17 @@ from msgspec import UNSET
 from torch import nn
 
 from atoll.base.arguments import Count, Peers, Whole, arguments
-from atoll.base.workload import Batches, Effort
-from atoll.training.data import Data, Images, Text, load_data
+from atoll.base.workload import BatchGrowth, WorkloadPolicy
+from atoll.training.data import Data, ImageDataset, TextDataset, load_data
 from atoll.training.exchange.parameter_names import parameters_of
 from atoll.training.exchange.parameter_selection import exchanged
-from atoll.training.experiment.client_draw import Clients, check_clients
-from atoll.training.experiment.faults import Absence, Trouble, check_trouble
+from atoll.training.experiment.client_draw import ClientSampler, check_clients
+from atoll.training.experiment.faults import FaultSpec, MemberAbsence, check_trouble
 from atoll.training.experiment.round_clock import misfit as rhythm_misfit
-from atoll.training.experiment.simulator import Experiment, Outcome, Round
+from atoll.training.experiment.simulator import ExperimentResult, ExperimentSimulator, SyncRecord
 from atoll.training.models import build_model, misfit
 from atoll.training.models import loss_of as built_in_loss
-from atoll.training.recipe.gradient import PLAIN, Computing, Loss, Precision
+from atoll.training.recipe.gradient import PLAIN, ComputeOptions, Loss, Precision
 from atoll.training.recipe.recipes import Recipe, check_recipe, lasting, sample_problem
 from atoll.training.recipe.reducer import PEERS_MIN, ROBUST, Statistic
 
@@ -63,8 +63,8 @@ def experiment(
     peers: Peers = 4,
     steps: Count | None = None,
     statistic: Statistic | None = None,
-    trouble: Trouble | None = None,
-    effort: Effort | None = None,
+    trouble: FaultSpec | None = None,
+    effort: WorkloadPolicy | None = None,
     evaluate_every: Whole = 0,
     samples: Count = 2048,
     order: Sequence[int] | None = None,
@@ -75,8 +75,8 @@ def experiment(
     loss: Loss = built_in_loss,
     precision: Precision | None = None,
     compiled: bool | None = None,
-    progress: Callable[[Round], object] | None = None,
-) -> Outcome:
+    progress: Callable[[SyncRecord], object] | None = None,
+) -> ExperimentResult:
     """Train `peers` workers by this recipe. `model`: a module to copy, or a built-in name (default: the recipe's).
 
     `data`: "stdlib", a path or samples that all members share out among them, or a list of every member's own,
@@ -103,7 +103,7 @@ def experiment(
         reducer = msgspec.structs.replace(recipe.reducer, statistic=statistic)
         recipe = msgspec.structs.replace(recipe, reducer=reducer)
     asked = recipe.computing or PLAIN
-    asked = Computing(precision or asked.precision, asked.compiled if compiled is None else compiled)
+    asked = ComputeOptions(precision or asked.precision, asked.compiled if compiled is None else compiled)
     recipe = msgspec.structs.replace(recipe, computing=UNSET if asked == PLAIN else asked)
     check_recipe(recipe)
     if recipe.reducer.peers_min > peers:
@@ -112,7 +112,7 @@ def experiment(
         raise ValueError(
             f"{recipe.reducer.statistic} needs at least {PEERS_MIN} peers to withstand a liar, not {peers}"
         )
-    check_trouble(trouble or Trouble(), peers)
+    check_trouble(trouble or FaultSpec(), peers)
     if order is not None and sorted(order) != list(range(peers)):
         raise ValueError(f"order names each of the peers 0 … {peers - 1} once, not {list(order)}")
     if effort is not None and (problem := rhythm_misfit(effort, recipe)):
@@ -126,7 +126,7 @@ def experiment(
     if own and trouble and trouble.villains:
         raise ValueError("villains lie to members that reduce together: group='all', own='sent', no merge='swap'")
     recipe = lasting(recipe, recipe.schedule.steps if steps is None else steps)
-    if isinstance(data, Sequence) and not isinstance(data, str | Text | Images):
+    if isinstance(data, Sequence) and not isinstance(data, str | TextDataset | ImageDataset):
         found = [_loaded(one) for one in data]
     else:
         found = _loaded(data)
@@ -142,9 +142,9 @@ def experiment(
     frozen = {name for name, value in parameters_of(model) if not value.requires_grad}
     if still := sorted(exchanged(model, only) & frozen):
         raise ValueError(f"only= names what requires no gradient: unfreeze it, or leave it out: {', '.join(still)}")
-    length, trouble = steps or recipe.schedule.steps, trouble or Trouble()
-    run = Experiment(recipe, model, found, peers, length, trouble, loss, order, effort, only)
-    run.clients = None if sample is None else Clients(peers, sample, groups)
+    length, trouble = steps or recipe.schedule.steps, trouble or FaultSpec()
+    run = ExperimentSimulator(recipe, model, found, peers, length, trouble, loss, order, effort, only)
+    run.clients = None if sample is None else ClientSampler(peers, sample, groups)
     run.records = tuple(records)
     return run.whole(evaluate_every, samples, progress)
 
@@ -158,9 +158,18 @@ def _unsampled(recipe: Recipe) -> str:
 def _loaded(data: object) -> Data:
     if data is None or isinstance(data, str):
         return load_data(data or "stdlib")
-    if not isinstance(data, Text | Images):
+    if not isinstance(data, TextDataset | ImageDataset):
         raise ValueError(f"data is {DATA}, not a {type(data).__name__}")
     return data
 
 
-__all__ = ["Absence", "Batches", "Effort", "Experiment", "Outcome", "Round", "Trouble", "experiment"]
+__all__ = [
+    "BatchGrowth",
+    "ExperimentResult",
+    "ExperimentSimulator",
+    "FaultSpec",
+    "MemberAbsence",
+    "SyncRecord",
+    "WorkloadPolicy",
+    "experiment",
+]

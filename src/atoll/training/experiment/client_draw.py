@@ -13,7 +13,7 @@ from atoll.base.fair_draw import CALL, TURN, credits_after, draw_sample
 THOUSAND = 1000
 
 
-class Clients:
+class ClientSampler:
     """`sample`: a share of the workers, or how many. `groups`: of each worker; none: each is one by itself."""
 
     def __init__(self, peers: int, sample: float, groups: Sequence[str] = ()) -> None:

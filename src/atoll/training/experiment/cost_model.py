@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from atoll.base.ids import Digest
-from atoll.training.exchange.layout import Layout, Slot
+from atoll.training.exchange.layout import ModelLayout, TensorSlot
 from atoll.training.exchange.state import SharedState
-from atoll.training.exchange.update import Bounds, Common, moved, part_bounds, part_codecs
-from atoll.training.experiment.traffic import Traffic
-from atoll.training.recipe.outer import Agreeing, Regional, momentum_of
+from atoll.training.exchange.update import Bounds, RoundInputs, moved, part_bounds, part_codecs
+from atoll.training.experiment.traffic import TrafficCounter
+from atoll.training.recipe.outer import AgreementNesterov, RegionalNesterov, momentum_of
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.schedule import fragments_of
 
@@ -29,7 +29,7 @@ COUNT_MIN = 10_000  # values; a run wants at least PARTS_MAX blocks
 
 
 @dataclass(frozen=True)
-class Exchange:
+class SliceExchange:
     """One synchronisation of one slice."""
 
     dense_bytes: int  # of the slice in fp32
@@ -41,41 +41,43 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Forecast:
-    exchanges: tuple[Exchange, ...]
+class TrafficForecast:
+    exchanges: tuple[SliceExchange, ...]
     up_bytes: float  # per round, an average peer
     down_bytes: float
     up_ratio: float | None  # times less than ring data parallelism in fp32; None where nothing is sent
     down_ratio: float | None
 
 
-def forecast(recipe: Recipe, layout: Layout, peers: int) -> Forecast:
+def forecast(recipe: Recipe, layout: ModelLayout, peers: int) -> TrafficForecast:
     """What one round of this recipe sends for a model of this layout. ValueError if it cannot be cut like that."""
     if peers < max(1, recipe.reducer.peers_min):
         raise ValueError(f"this recipe needs at least {recipe.reducer.peers_min} peers, not {peers}")
-    whole = Traffic(peers)
+    whole = TrafficCounter(peers)
     every = [rounds for rounds in recipe.schedule.moments if rounds]
-    rounds = lcm(1, *every, recipe.outer.every if isinstance(recipe.outer, Regional) else 1)
+    rounds = lcm(1, *every, recipe.outer.every if isinstance(recipe.outer, RegionalNesterov) else 1)
     exchanges = [
         _exchange(recipe, layout, lo, hi, peers) for lo, hi in fragments_of(layout, recipe.schedule.fragments)
     ]
     exchanges += [replace(_exchange(recipe, layout, 0, layout.parameters, peers), every=often) for often in every]
-    if isinstance(recipe.outer, Regional):  # so many updates of a region take so many rounds of all, on average
-        traffic, size = Traffic(peers), 4 * layout.floats
+    if isinstance(
+        recipe.outer, RegionalNesterov
+    ):  # so many updates of a region take so many rounds of all, on average
+        traffic, size = TrafficCounter(peers), 4 * layout.floats
         for peer in range(peers):
             traffic.above([peer], range(peers), size)
         exchanges.append(
-            Exchange(size, size, size, traffic.upload_bytes, traffic.download_bytes, recipe.outer.every)
+            SliceExchange(size, size, size, traffic.upload_bytes, traffic.download_bytes, recipe.outer.every)
         )
     for one in exchanges:
         for peer in range(peers):
             whole.sent[peer] += round(one.sent_bytes * (rounds // one.every))
             whole.heard[peer] += round(one.heard_bytes * (rounds // one.every))
     up, down = whole.ratios(layout.parameters, recipe.schedule.inner_steps * rounds)
-    return Forecast(tuple(exchanges), whole.upload_bytes / rounds, whole.download_bytes / rounds, up, down)
+    return TrafficForecast(tuple(exchanges), whole.upload_bytes / rounds, whole.download_bytes / rounds, up, down)
 
 
-def layout_of_size(parameters: int) -> Layout:
+def layout_of_size(parameters: int) -> ModelLayout:
     """Matrices of about the shape that a GPT with so many parameters has. ValueError if that is no model."""
     if parameters < COUNT_MIN:
         raise ValueError(f"{parameters} parameters are too few to share; give at least {COUNT_MIN}")
@@ -84,14 +86,14 @@ def layout_of_size(parameters: int) -> Layout:
     slots, at = [], 0
     while at < parameters:
         shape = (side, side) if parameters - at >= side * side else (parameters - at,)
-        slots.append(Slot(f"{len(slots)}", "parameter", shape, "float32", at))
+        slots.append(TensorSlot(f"{len(slots)}", "parameter", shape, "float32", at))
         at += slots[-1].size
-    return Layout(tuple(slots), parameters, parameters, 0)
+    return ModelLayout(tuple(slots), parameters, parameters, 0)
 
 
-def _exchange(recipe: Recipe, layout: Layout, lo: int, hi: int, peers: int) -> Exchange:
-    traffic, coding, group = Traffic(peers), recipe.coding, recipe.reducer.group
-    regions = recipe.outer.regions if isinstance(recipe.outer, Regional) else 1
+def _exchange(recipe: Recipe, layout: ModelLayout, lo: int, hi: int, peers: int) -> SliceExchange:
+    traffic, coding, group = TrafficCounter(peers), recipe.coding, recipe.reducer.group
+    regions = recipe.outer.regions if isinstance(recipe.outer, RegionalNesterov) else 1
     owners = 1 if group in ("pair", "server") else -(-peers // regions)
     bounds = part_bounds(hi - lo, (1,) * owners)
     rows = _sizes(recipe, layout, coding.up, bounds, lo)
@@ -106,21 +108,21 @@ def _exchange(recipe: Recipe, layout: Layout, lo: int, hi: int, peers: int) -> E
                 traffic.alone(peer, range(peer % regions, peers, regions), rows, 4 * (hi - lo))
         case "all" | "server":
             if coding.answer != "gathered":
-                extra = 4 if isinstance(recipe.outer, Agreeing) else 0
+                extra = 4 if isinstance(recipe.outer, AgreementNesterov) else 0
                 answers = [size + extra for size in _sizes(recipe, layout, coding.down, bounds, lo)]
             for owner, (row, answer) in enumerate(zip(rows, answers, strict=True)):
                 traffic.part(owner, dict.fromkeys(range(peers), row), range(peers), answer or None)
     sent, heard = traffic.upload_bytes, traffic.download_bytes
-    return Exchange(4 * (hi - lo), sum(rows), sum(answers), sent, heard)
+    return SliceExchange(4 * (hi - lo), sum(rows), sum(answers), sent, heard)
 
 
-def _sizes(recipe: Recipe, layout: Layout, name: str, bounds: Bounds, lo: int) -> list[int]:
+def _sizes(recipe: Recipe, layout: ModelLayout, name: str, bounds: Bounds, lo: int) -> list[int]:
     """Bytes of every part's wire. What codecs may build on is there in shape only: nothing is encoded."""
 
     def empty(values: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(values, dtype=dtype, device="meta")
 
     state = SharedState(empty(layout.floats), empty(layout.parameters), empty(layout.counters, torch.int64))
-    common = Common(0, state, Digest(bytes(32)), layout, momentum_of(recipe.outer))
+    common = RoundInputs(0, state, Digest(bytes(32)), layout, momentum_of(recipe.outer))
     codecs = part_codecs(name, common, moved(bounds, lo))
     return [codec.wire_bytes(b - a) for codec, (a, b) in zip(codecs, bounds, strict=True)]

@@ -10,19 +10,19 @@ from atoll.training.robust.attacks import ATTACKS, OPTIMISED
 CHANCE = 2**32
 
 
-class Absence(msgspec.Struct, frozen=True):
+class MemberAbsence(msgspec.Struct, frozen=True):
     peer: int
     since: int  # step
     until: int | None = None  # None: for good
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class FaultSpec(msgspec.Struct, frozen=True):
     """Lists are by peer; empty means none."""
 
     lost: float = 0.0  # share of all updates that never arrive; they stay in error feedback
     late: tuple[int, ...] = ()  # steps that each peer's updates are under way
     speeds: tuple[float, ...] = ()  # steps that each peer takes per step of the run, at most 1
-    absent: tuple[Absence, ...] = ()
+    absent: tuple[MemberAbsence, ...] = ()
     villains: dict[int, str] = {}  # peer -> the attack it sends instead of its update (training/robust/attacks)
 
     def is_away(self, peer: int, step: int) -> bool:
@@ -42,7 +42,7 @@ class Trouble(msgspec.Struct, frozen=True):
         return draw_below(seed, f"lost {peer}", CHANCE) < self.lost * CHANCE
 
 
-def check_trouble(trouble: Trouble, peers: int) -> None:
+def check_trouble(trouble: FaultSpec, peers: int) -> None:
     """ValueError unless every list is empty or has one entry per peer, and shares are shares."""
     for name in ("late", "speeds"):
         if len(getattr(trouble, name)) not in (0, peers):

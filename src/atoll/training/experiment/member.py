@@ -12,23 +12,30 @@ import torch
 from torch import Tensor, nn
 
 from atoll.training.data import Data, batch
-from atoll.training.exchange.layout import Layout, bind, layout_of
+from atoll.training.exchange.layout import ModelLayout, bind, layout_of
 from atoll.training.exchange.parameter_names import parameters_of
-from atoll.training.exchange.parameter_selection import Base
+from atoll.training.exchange.parameter_selection import FrozenBaseGuard
 from atoll.training.models import loss_of
-from atoll.training.recipe.gradient import PLAIN, Computing, Gradient, Loss
-from atoll.training.recipe.inner import Accumulate, Inner, InnerState, fresh_inner, inner_step, matrices_of
+from atoll.training.recipe.gradient import PLAIN, ComputeOptions, GradientComputer, Loss
+from atoll.training.recipe.inner import (
+    GradientAccumulation,
+    Inner,
+    InnerState,
+    fresh_inner,
+    inner_step,
+    matrices_of,
+)
 from atoll.training.recipe.moments import behind, padded
 from atoll.training.recipe.recipes import Recipe
 
 
-class Worker:
+class SimulatedMember:
     def __init__(
         self,
         model: nn.Module,
         fragments: int,
-        layout: Layout | None = None,
-        computing: Computing = PLAIN,
+        layout: ModelLayout | None = None,
+        computing: ComputeOptions = PLAIN,
         loss: Loss = loss_of,
     ) -> None:
         layout = layout or layout_of(model)
@@ -40,9 +47,9 @@ class Worker:
             if name not in going:
                 value.requires_grad_(False)
         self.layout = layout
-        self.still = Base(self.model, going, by_name=True)
+        self.still = FrozenBaseGuard(self.model, going, by_name=True)
         self.x_F, self.gradient_P = bind(self.model, self.layout)
-        self.gradient = Gradient(self.model, self.gradient_P, computing, loss)
+        self.gradient = GradientComputer(self.model, self.gradient_P, computing, loss)
         self.base_F: Tensor | None = None  # the anchor it started from, where that is not the common one
         self.memory_F = torch.zeros_like(self.x_F)  # error feedback
         self.inner = fresh_inner(self.layout.parameters)
@@ -59,7 +66,7 @@ class Worker:
         self.cursor += recipe.batch
         self.losses.append(self.gradient.of(found))
         x_P = self.x_F[: self.layout.parameters]
-        if isinstance(recipe.inner, Accumulate):
+        if isinstance(recipe.inner, GradientAccumulation):
             self.inner.first_P.add_(self.gradient_P)  # exact; the difference of two anchors would round it away
         else:
             inner_step(recipe.inner, self.inner, x_P, self.gradient_P, step, self.matrices)
@@ -72,7 +79,7 @@ class Worker:
         if problem := self.still.problem():
             raise ValueError(problem)
         base_F = anchor_F if self.base_F is None else self.base_F
-        if isinstance(inner, Accumulate):
+        if isinstance(inner, GradientAccumulation):
             gathered_P = self.inner.first_P[lo:hi].clone()
             self.inner.first_P[lo:hi] = 0
             buffers = slice(max(lo, self.layout.parameters), hi)  # they have no gradient: they moved by themselves

@@ -15,7 +15,7 @@ from atoll.base.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from atoll.training.experiment.simulator import Outcome
+    from atoll.training.experiment.simulator import ExperimentResult
 
 MEGA = 1e6
 
@@ -49,7 +49,7 @@ def _unwritable(path: Path, why: str) -> UsageError:
     return UsageError("E-PLOT-03", f"cannot write a picture to {str(path)!r}", cause=why, fix=fix)
 
 
-def draw_outcomes(outcomes: Mapping[str, Outcome], path: Path | str) -> None:
+def draw_outcomes(outcomes: Mapping[str, ExperimentResult], path: Path | str) -> None:
     """Loss over steps, and over what a peer sent: training loss as lines, the agreed model's as points."""
     with two_charts(Path(path)) as (over_steps, over_bytes):
         for index, (name, done) in enumerate(outcomes.items()):

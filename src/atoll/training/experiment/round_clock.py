@@ -12,23 +12,25 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from atoll.base.workload import (
-    Effort,
-    Quota,
-    Reached,
+    RoundWorkload,
+    WorkloadPolicy,
+    WorkloadProgress,
     effort_problem,
     fastest_of,
     quota_of,
     reached_after,
     steps_at,
 )
-from atoll.training.experiment.faults import Trouble
+from atoll.training.experiment.faults import FaultSpec
 from atoll.training.recipe.lr_position import horizon_of, later, step_at
 from atoll.training.recipe.recipes import Recipe
-from atoll.training.recipe.schedule import Schedule, due
+from atoll.training.recipe.schedule import SyncSchedule, due
 
 
-class Rhythm:
-    def __init__(self, recipe: Recipe, steps: int, peers: int, effort: Effort | None, trouble: Trouble) -> None:
+class RoundClock:
+    def __init__(
+        self, recipe: Recipe, steps: int, peers: int, effort: WorkloadPolicy | None, trouble: FaultSpec
+    ) -> None:
         self.recipe = recipe  # of the round under way: its batch
         self.trouble = trouble
         self.steps, self.peers, self.effort = steps, peers, effort
@@ -39,9 +41,9 @@ class Rhythm:
         self.members = peers  # of the round under way, as it began
         self.whole = True  # the last round took all its steps
         self._taken = [0] * peers  # samples since each worker's last round
-        self._quota: Quota | None = None  # None: between two rounds
+        self._quota: RoundWorkload | None = None  # None: between two rounds
         self._own: dict[int, int] = {}  # steps of each member in it, where these follow its speed
-        self._reached: Reached | UnsetType = UNSET
+        self._reached: WorkloadProgress | UnsetType = UNSET
 
     def go_on(self, members: Sequence[int]) -> None:
         """Before every step: if a round begins with it, these members take part."""
@@ -125,10 +127,10 @@ class Rhythm:
         return self._quota.steps
 
 
-def misfit(effort: Effort, recipe: Recipe) -> str:
+def misfit(effort: WorkloadPolicy, recipe: Recipe) -> str:
     """Why an experiment with this recipe cannot go by it; empty if it can."""
     schedule, whole = recipe.schedule, recipe.reducer.group == "all" and not recipe.own_anchors
-    plain = Schedule(schedule.inner_steps, schedule.rounds, total_tokens=schedule.total_tokens)
+    plain = SyncSchedule(schedule.inner_steps, schedule.rounds, total_tokens=schedule.total_tokens)
     if schedule != plain or not whole:
         return "it takes fragments=1, overlap=0, no phases or closing averages, and members that reduce together"
     if effort.batch != recipe.batch:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from atoll.base.arguments import arguments
 from atoll.base.draw import in_pairs
 from atoll.base.ids import Digest
-from atoll.base.workload import Effort
+from atoll.base.workload import WorkloadPolicy
 from atoll.crypto.digest import digest
 from atoll.training.codec import Codec
 from atoll.training.data import Data, epoch_samples, validation
@@ -28,8 +28,8 @@ from atoll.training.exchange.layout import flatten, layout_of
 from atoll.training.exchange.state import SharedState, state_bytes, state_hash
 from atoll.training.exchange.update import (
     Bounds,
-    Common,
-    Update,
+    EncodedUpdate,
+    RoundInputs,
     encode_update,
     moved,
     part_bounds,
@@ -39,37 +39,37 @@ from atoll.training.exchange.update import (
     tensors_of,
 )
 from atoll.training.experiment.adversaries import decoded, lying, readable
-from atoll.training.experiment.client_draw import Clients
-from atoll.training.experiment.faults import Trouble
-from atoll.training.experiment.member import Worker
+from atoll.training.experiment.client_draw import ClientSampler
+from atoll.training.experiment.faults import FaultSpec
+from atoll.training.experiment.member import SimulatedMember
 from atoll.training.experiment.plots import draw_outcomes
-from atoll.training.experiment.round_clock import Rhythm
-from atoll.training.experiment.traffic import Traffic
-from atoll.training.experiment.two_level import Regions
-from atoll.training.recipe.gradient import Computing, Loss
-from atoll.training.recipe.inner import Pipelined
-from atoll.training.recipe.local_anchor import Own
+from atoll.training.experiment.round_clock import RoundClock
+from atoll.training.experiment.traffic import TrafficCounter
+from atoll.training.experiment.two_level import RegionServers
+from atoll.training.recipe.gradient import ComputeOptions, Loss
+from atoll.training.recipe.inner import PipelinedGradients
+from atoll.training.recipe.local_anchor import LocalAnchor
 from atoll.training.recipe.merge import merge, where_moved
 from atoll.training.recipe.moments import inherited, take_in
 from atoll.training.recipe.outer import (
     PLAIN,
-    Agreeing,
-    Moment,
-    Moments,
+    AgreementNesterov,
+    MomentAverage,
     Outer,
-    Regional,
+    RegionalNesterov,
+    UpdateConditions,
     agreed_moments,
     fresh_outer,
     momentum_of,
     move,
 )
-from atoll.training.recipe.recipes import Coding, Recipe, closing, coding_at, swarm_problem
+from atoll.training.recipe.recipes import Recipe, UpdateCoding, closing, coding_at, swarm_problem
 from atoll.training.recipe.reducer import agreement, answered, arrived, made_of, reduced, weight_of
 from atoll.training.recipe.schedule import fragments_of, moments_due, phase_at
 
 
 @dataclass(frozen=True)
-class Round:
+class SyncRecord:
     """One fragment, synchronised once. Bytes and rounds count from the beginning, bytes for an average peer."""
 
     step: int
@@ -83,7 +83,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExperimentResult:
     val_loss: float  # of the agreed model, nats per token or image
     live_loss: float  # of the mean of live parameters just before the last round: what a closing average would give
     upload_ratio: float | None  # times fewer bytes than ring data parallelism; None where nothing is sent
@@ -93,18 +93,18 @@ class Outcome:
     steps: int
     rounds: int  # synchronisations of the first fragment
     curve: tuple[tuple[int, float], ...]  # (step, validation loss)
-    history: tuple[Round, ...]
+    history: tuple[SyncRecord, ...]
     model_F: Tensor  # the agreed model as one flat vector
     state: Digest | None  # what real rounds would name it; None where they cannot do this, or members never agree
 
     @arguments("Outcome.plot", "E-PLOT-03")
-    def plot(self, path: Path | str, name: str = "this recipe", **others: Outcome) -> None:
+    def plot(self, path: Path | str, name: str = "this recipe", **others: ExperimentResult) -> None:
         """Draw its losses over steps and bytes, beside those of others by name: done.plot("a.png", auto=other)."""
         draw_outcomes({name: self, **others}, path)
 
 
 @dataclass
-class Flight:
+class InFlightFragment:
     """A fragment between sending and applying."""
 
     fragment: int
@@ -119,7 +119,7 @@ class Flight:
     learned: int = 1  # what it counts where the outer step is Delayed: an update, or the tokens behind a round
 
 
-class Experiment:
+class ExperimentSimulator:
     """A run of a recipe in one process, to be looked into between steps."""
 
     def __init__(
@@ -129,15 +129,15 @@ class Experiment:
         data: Data | list[Data],
         peers: int,
         steps: int,
-        trouble: Trouble,
+        trouble: FaultSpec,
         loss: Loss,
         order: Sequence[int] | None = None,
-        effort: Effort | None = None,
+        effort: WorkloadPolicy | None = None,
         only: Sequence[str] = (),
     ) -> None:
         self.recipe, self.steps, self.trouble, self.loss = recipe, steps, trouble, loss
         self.order = range(peers) if order is None else order
-        self.rhythm = Rhythm(recipe, steps, peers, effort, trouble)
+        self.rhythm = RoundClock(recipe, steps, peers, effort, trouble)
         self.own_data = isinstance(data, list)
         # worker -> its data, which of how many shares of them are its own
         self.shares = (
@@ -146,29 +146,29 @@ class Experiment:
         self.held_out = self.shares[0][0]
         self.layout = layout_of(model, only)
         self.fragments = fragments_of(self.layout, recipe.schedule.fragments)
-        how = recipe.computing or Computing(), loss
-        self.workers = [Worker(model, len(self.fragments), self.layout, *how) for _ in range(peers)]
-        self.viewer = Worker(model, 0, self.layout)  # its model is looked at, never trained
+        how = recipe.computing or ComputeOptions(), loss
+        self.workers = [SimulatedMember(model, len(self.fragments), self.layout, *how) for _ in range(peers)]
+        self.viewer = SimulatedMember(model, 0, self.layout)  # its model is looked at, never trained
         self.present = list(range(peers))
-        self.clients: Clients | None = None  # where not everybody trains in every round
+        self.clients: ClientSampler | None = None  # where not everybody trains in every round
         self.drawn_for = -1  # which of them they were drawn for
         self.records: tuple[int, ...] = ()  # by peer, where they decide what rows weigh
         first_F, _ = flatten(model, self.layout)
         anchors, self.regions = peers if recipe.paired else 1, None
-        if isinstance(recipe.outer, Regional):
+        if isinstance(recipe.outer, RegionalNesterov):
             anchors = recipe.outer.regions
-            self.regions = Regions(recipe.outer, first_F, self.layout.parameters)
+            self.regions = RegionServers(recipe.outer, first_F, self.layout.parameters)
         self.anchors = [first_F.clone() for _ in range(anchors)]
         self.outers = [
             [fresh_outer(recipe.outer, self._inside(*f)) for f in self.fragments] for _ in range(anchors)
         ]
         self.momentum_P = torch.zeros(self.layout.parameters, dtype=torch.float32)  # what codecs may build on
         eager = recipe.reducer.own == "fresh"
-        self.own = [Own(first_F, self.momentum_P.clone()) for _ in range(peers)] if eager else []
+        self.own = [LocalAnchor(first_F, self.momentum_P.clone()) for _ in range(peers)] if eager else []
         self.owed: dict[int, Tensor] = {}  # owner -> what its answers left out, over the whole vector
-        self.flights: list[Flight] = []
-        self.traffic = Traffic(peers)
-        self.history: list[Round] = []
+        self.flights: list[InFlightFragment] = []
+        self.traffic = TrafficCounter(peers)
+        self.history: list[SyncRecord] = []
         self.launched = 0
         self.first_round = 0  # number of its first round, before which a real run has some without training
         self.train_loss = float("nan")
@@ -181,7 +181,9 @@ class Experiment:
 
     # ---- the story -----------------------------------------------------------------------------------------
 
-    def whole(self, evaluate_every: int, samples: int, progress: Callable[[Round], object] | None) -> Outcome:
+    def whole(
+        self, evaluate_every: int, samples: int, progress: Callable[[SyncRecord], object] | None
+    ) -> ExperimentResult:
         curve = []
         while self.now < self.steps:
             for one in self.step():
@@ -191,7 +193,7 @@ class Experiment:
                 curve.append((self.now, self.loss_at(self.agreed(), samples)))
         final = self.loss_at(self.agreed(), samples)
         up, down = self.traffic.ratios(self.layout.parameters, self.steps)
-        return Outcome(
+        return ExperimentResult(
             val_loss=final,
             live_loss=self.loss_at(self.live_F, samples),
             upload_ratio=up,
@@ -206,7 +208,7 @@ class Experiment:
             state=self.state(),
         )
 
-    def step(self) -> list[Round]:
+    def step(self) -> list[SyncRecord]:
         """One step of the run, and the rounds that ended with it."""
         self.now += 1
         known = len(self.history)
@@ -247,8 +249,8 @@ class Experiment:
                 if self.recipe.paired and self.present:  # it takes another's: its own is old
                     self.anchors[peer].copy_(self.anchors[self.present[0]])
                 if self.own:
-                    self.own[peer] = Own(self.anchors[0].clone(), self.momentum_P.clone())
-                moments = isinstance(self.recipe.outer, Moments)
+                    self.own[peer] = LocalAnchor(self.anchors[0].clone(), self.momentum_P.clone())
+                moments = isinstance(self.recipe.outer, MomentAverage)
                 self.workers[peer].begin_again(self._anchor_of(peer), inherited(self.shared()) if moments else None)
                 self.rhythm.came(peer)
         self.present = present
@@ -263,7 +265,7 @@ class Experiment:
                     self._go_up(self.regions, region, step, last=True)
             return
         for fragment in self.rhythm.due(step):
-            if not isinstance(self.recipe.inner, Pipelined):
+            if not isinstance(self.recipe.inner, PipelinedGradients):
                 for old in [f for f in self.flights if f.fragment == fragment]:
                     self._apply(old)
             flight = self._launch(fragment, step, self._coding(step), self._span(fragment))
@@ -293,7 +295,7 @@ class Experiment:
         else:
             self._synchronise(self.steps)
 
-    def _close_whole(self, coding: Coding, outer: Outer) -> None:
+    def _close_whole(self, coding: UpdateCoding, outer: Outer) -> None:
         """A last round that carries all fragments at once, as in real rounds."""
         whole = self._launch(0, self.steps, coding, (0, self.layout.floats))
         if whole is None:
@@ -301,7 +303,7 @@ class Experiment:
         for fragment, (lo, hi) in enumerate(self.fragments):
             cut = slice(lo, hi)
             agreed = whole.agreement[cut] if isinstance(whole.agreement, Tensor) else whole.agreement
-            piece = Flight(
+            piece = InFlightFragment(
                 *(fragment, lo, hi, whole.begun, whole.lands_at),
                 sent={peer: sent_F[cut] for peer, sent_F in whole.sent.items()},
                 combined={anchor: combined_F[cut] for anchor, combined_F in whole.combined.items()},
@@ -312,8 +314,8 @@ class Experiment:
     # ---- one fragment --------------------------------------------------------------------------------------
 
     def _launch(
-        self, fragment: int, step: int, coding: Coding, span: tuple[int, int] | None = None
-    ) -> Flight | None:
+        self, fragment: int, step: int, coding: UpdateCoding, span: tuple[int, int] | None = None
+    ) -> InFlightFragment | None:
         """Everybody who trains encodes and sends, of the fragment or of `span`; None if too few are here. All who
         are present own parts."""
         lo, hi = span or self.fragments[fragment]
@@ -339,7 +341,7 @@ class Experiment:
         waits = self.recipe.hidden_steps == 0 or step == self.steps
         _, phase = phase_at(self.recipe.schedule, step, self.steps)
         begun = self.rhythm.outer_step(max(0, step - phase.inner_steps // len(self.fragments)))
-        flight = Flight(fragment, lo, hi, begun, step if waits else step + closes, {})
+        flight = InFlightFragment(fragment, lo, hi, begun, step if waits else step + closes, {})
         for peer in members:
             flight.sent[peer] = self.workers[peer].x_F[lo:hi].clone()
             if peer in villains:
@@ -365,8 +367,8 @@ class Experiment:
         return flight
 
     def _encoded(
-        self, peer: int, lo: int, hi: int, bounds: Bounds, ups: tuple[Codec, ...], coding: Coding
-    ) -> Update:
+        self, peer: int, lo: int, hi: int, bounds: Bounds, ups: tuple[Codec, ...], coding: UpdateCoding
+    ) -> EncodedUpdate:
         worker = self.workers[peer]
         begin, end = worker.progress(self.recipe.inner, self._anchor_of(peer), lo, hi)
         memory = worker.memory_F[lo:hi] if coding.beta else None
@@ -374,18 +376,18 @@ class Experiment:
 
     def _reduce(
         self,
-        flight: Flight,
+        flight: InFlightFragment,
         owners: list[int],
         counted: list[int],
-        updates: dict[int, Update],
+        updates: dict[int, EncodedUpdate],
         bounds: Bounds,
         ups: tuple[Codec, ...],
-        coding: Coding,
+        coding: UpdateCoding,
     ) -> None:
         """Every part at its owner, as in a real round. Rows are added up in the order of `counted`."""
         reducer, n = self.recipe.reducer, flight.hi - flight.lo
         combined = torch.zeros(n, dtype=torch.float32)
-        agreed = torch.ones(n, dtype=torch.float32) if isinstance(self.recipe.outer, Agreeing) else None
+        agreed = torch.ones(n, dtype=torch.float32) if isinstance(self.recipe.outer, AgreementNesterov) else None
         gathered = coding.answer == "gathered"
         downs = [None] * len(bounds) if gathered else self._codecs(coding.down, bounds, flight.lo)
         weights = {p: self._weight(p, flight.fragment) for p in counted}
@@ -427,10 +429,10 @@ class Experiment:
 
     def _pair(
         self,
-        flight: Flight,
+        flight: InFlightFragment,
         members: list[int],
         counted: list[int],
-        updates: dict[int, Update],
+        updates: dict[int, EncodedUpdate],
         ups: tuple[Codec, ...],
     ) -> None:
         """Two by two; each pair also shows each other its anchors, in fp32."""
@@ -468,16 +470,16 @@ class Experiment:
             worker.memory_F.copy_(settle(update, [not lost] * len(bounds), ups))
         anchor = self._anchor_index(peer)
         if not lost:
-            self._apply(Flight(0, lo, hi, step - 1, step, {}, {anchor: decoded(update, bounds, ups)}))
+            self._apply(InFlightFragment(0, lo, hi, step - 1, step, {}, {anchor: decoded(update, bounds, ups)}))
         self.traffic.alone(peer, near, [len(wire) for wire in update.wires], 4 * self.layout.floats)
         if self.regions is not None and not lost:
             self._go_up(self.regions, anchor, step)
         worker.base_F = self.anchors[anchor].clone()
         worker.x_F.copy_(worker.base_F)
         worker.steps[0] = worker.samples[0] = 0
-        self._written(Flight(0, lo, hi, step - 1, step, {}), step, [peer], [] if lost else [peer])
+        self._written(InFlightFragment(0, lo, hi, step - 1, step, {}), step, [peer], [] if lost else [peer])
 
-    def _go_up(self, regions: Regions, region: int, step: int, last: bool = False) -> None:
+    def _go_up(self, regions: RegionServers, region: int, step: int, last: bool = False) -> None:
         """What a region came to goes to the server above it, if it is time."""
         if regions.came(region, self.anchors[region], step, last):
             near = [peer for peer in self.present if regions.region_of(peer) == region]
@@ -487,7 +489,7 @@ class Experiment:
         for flight in [f for f in self.flights if f.lands_at <= step]:
             self._apply(flight)
 
-    def _apply(self, flight: Flight, outer: Outer | None = None) -> None:
+    def _apply(self, flight: InFlightFragment, outer: Outer | None = None) -> None:
         """The outer step at every anchor, the recipe's or another one, then everybody's merge."""
         lo, hi = flight.lo, flight.hi
         inside = self._inside(lo, hi)
@@ -496,7 +498,7 @@ class Experiment:
             anchor_F, state = self.anchors[index], self.outers[index][flight.fragment]
             mean_anchor = flight.mean_anchor.get(index)
             near = None if mean_anchor is None else mean_anchor[:inside]
-            moment = Moment(flight.begun, flight.agreement, near, flight.learned)
+            moment = UpdateConditions(flight.begun, flight.agreement, near, flight.learned)
             inside_P = anchor_F[lo : lo + inside]
             after_P, after = move(outer or self.recipe.outer, state, inside_P, combined[:inside], moment)
             self._check_finite(after_P, flight.lands_at)
@@ -548,7 +550,7 @@ class Experiment:
             return self.regions.region_of(peer)
         return peer if len(self.anchors) > 1 else 0
 
-    def _coding(self, step: int) -> Coding:
+    def _coding(self, step: int) -> UpdateCoding:
         return coding_at(self.recipe, step, self.steps)
 
     def _codecs(self, name: str, bounds: Bounds, lo: int) -> tuple[Codec, ...]:
@@ -556,7 +558,7 @@ class Experiment:
         head, round = digest(self._seed()), self.first_round + self.launched - 1
         if "randk" in name:  # it draws by the name of the state, as in real rounds
             head = state_hash(state_bytes(self.shared(), self.layout))
-        common = Common(round, state, head, self.layout, momentum_of(self.recipe.outer))
+        common = RoundInputs(round, state, head, self.layout, momentum_of(self.recipe.outer))
         return part_codecs(name, common, moved(bounds, lo))
 
     def _sizes(self, lo: int, hi: int) -> tuple[int, ...]:
@@ -575,7 +577,7 @@ class Experiment:
     def _seed(self) -> bytes:
         return b"experiment %d %d" % (self.recipe.seed, self.launched)
 
-    def _written(self, flight: Flight, step: int, members: list[int], counted: list[int]) -> None:
+    def _written(self, flight: InFlightFragment, step: int, members: list[int], counted: list[int]) -> None:
         losses = [loss for peer in members for loss in self.workers[peer].losses]
         batch = self.rhythm.recipe.batch
         self.rhythm.closed(step, members, {peer: tuple(self.workers[peer].losses) for peer in counted})
@@ -585,7 +587,7 @@ class Experiment:
             self.train_loss = sum(losses) / len(losses)
         bytes_up, bytes_down = self.traffic.upload_bytes, self.traffic.download_bytes
         who = tuple(members), tuple(counted)
-        one = Round(step, flight.fragment, *who, self.train_loss, bytes_up, bytes_down, batch)
+        one = SyncRecord(step, flight.fragment, *who, self.train_loss, bytes_up, bytes_down, batch)
         self.history.append(one)
 
     def _check_finite(self, anchor: Tensor, step: int) -> None:
@@ -619,7 +621,7 @@ class Experiment:
         schedule = recipe.schedule
         whole = self.steps % schedule.turn_steps == 0 if self.rhythm.effort is None else self.rhythm.whole
         whole &= not schedule.phases or self.steps == schedule.steps
-        if apart or swarm_problem(recipe) or trouble != Trouble() or not whole:
+        if apart or swarm_problem(recipe) or trouble != FaultSpec() or not whole:
             return None
         return state_hash(state_bytes(self.shared(), self.layout))
 

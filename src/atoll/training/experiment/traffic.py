@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 
-class Traffic:
+class TrafficCounter:
     def __init__(self, peers: int) -> None:
         self.sent, self.heard = [0] * peers, [0] * peers
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from atoll.training.recipe.outer import Moment, Regional, fresh_outer, move
+from atoll.training.recipe.outer import RegionalNesterov, UpdateConditions, fresh_outer, move
 
 
-class Regions:
-    def __init__(self, outer: Regional, first_F: Tensor, parameters: int) -> None:
+class RegionServers:
+    def __init__(self, outer: RegionalNesterov, first_F: Tensor, parameters: int) -> None:
         self.outer, self.parameters = outer, parameters
         self.anchor_F = first_F.clone()  # of all regions
         self.state = fresh_outer(outer.above, parameters)
@@ -34,7 +34,9 @@ class Regions:
             return False
         self.since[region] = 0
         update_F, cut = self.base_F[region] - anchor_F, self.parameters
-        moved_P, self.state = move(self.outer.above, self.state, self.anchor_F[:cut], update_F[:cut], Moment(step))
+        moved_P, self.state = move(
+            self.outer.above, self.state, self.anchor_F[:cut], update_F[:cut], UpdateConditions(step)
+        )
         self.anchor_F[:cut] = moved_P
         self.anchor_F[cut:] -= update_F[cut:] / self.outer.regions  # buffers are averaged
         anchor_F.mul_(1 - self.outer.pull).add_(self.anchor_F * self.outer.pull)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from atoll.training.data import Data
-from atoll.training.data.text import Text
-from atoll.training.exchange.layout import Layout, layout_of
+from atoll.training.data.text import TextDataset
+from atoll.training.exchange.layout import ModelLayout, layout_of
 from atoll.training.models.gpt import GPT
 from atoll.training.models.llama import Llama
 from atoll.training.models.names import BYTES, FAMILIES, MODELS, Task, spec_of, with_adapters
@@ -37,7 +37,7 @@ def travelling(name: str, only: Sequence[str] = ()) -> Sequence[str]:
     return only or (ADAPTER_NAMES if spec_of(name).numbers.get("lora") else ())
 
 
-def shape_of(name: str, only: Sequence[str] = ()) -> Layout:
+def shape_of(name: str, only: Sequence[str] = ()) -> ModelLayout:
     """The layout of a model, or of what these patterns name, without its numbers: no memory, whatever its size."""
     with torch.device("meta"):
         return layout_of(spec_of(name).build(), only, bound=False)
@@ -50,10 +50,10 @@ def task_of(name: str) -> Task:
 def misfit(name: str, data: Data) -> str:
     """Why this model cannot learn from this data, and what can; empty if it can."""
     spec = spec_of(name)
-    if isinstance(data, Text) != (spec.task == "text"):
-        theirs = "text" if isinstance(data, Text) else "images"
+    if isinstance(data, TextDataset) != (spec.task == "text"):
+        theirs = "text" if isinstance(data, TextDataset) else "images"
         return f"{name} learns from {spec.task}, the data is {theirs}"
-    if isinstance(data, Text):
+    if isinstance(data, TextDataset):
         largest = max(int(tokens[:LOOKED_AT].max(initial=0)) for tokens in data)
         fits = largest < spec.numbers["v"]
         return "" if fits else f"{name} knows {spec.numbers['v']} tokens, the data has token {largest}; set v="

@@ -23,26 +23,26 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import one_line
 from atoll.base.units import bytes_text, count_text
 from atoll.crypto.digest import digest
-from atoll.training.data.tokens import End, end_of
+from atoll.training.data.tokens import EndToken, end_of
 from atoll.training.exchange.frozen_base import built
-from atoll.training.exchange.layout import Layout, base_digest, difference, flatten, layout_of, unflatten
+from atoll.training.exchange.layout import ModelLayout, base_digest, difference, flatten, layout_of, unflatten
 from atoll.training.exchange.state import SharedState, export_model
 from atoll.training.models import build_model, spec_of, with_adapters
 from atoll.training.models.llama import NORM_EPS
 from atoll.training.models.lora import merged
-from atoll.training.models.names import BYTES, Spec, llama_size
+from atoll.training.models.names import BYTES, NamedModel, llama_size
 
 CARD_DOMAIN = b"atoll/card/1\0"
 
 
-class Contributor(NamedTuple):
+class CardContributor(NamedTuple):
     name: str
     rounds: int
     steps: int
     samples: int
 
 
-class Story(NamedTuple):
+class ModelCard(NamedTuple):
     """What the card tells. None: the folder that was read does not say."""
 
     run: str
@@ -55,7 +55,7 @@ class Story(NamedTuple):
     inner_steps: int
     codecs: tuple[str, str]
     trained: int  # rounds
-    contributors: tuple[Contributor, ...] = ()
+    contributors: tuple[CardContributor, ...] = ()
     loss_first: float | None = None
     loss_last: float | None = None
     sent_bytes: int | None = None  # by the peer in whose folder this was read
@@ -65,13 +65,13 @@ class Story(NamedTuple):
     validated: tuple[tuple[str, float], ...] = ()  # what the run's validators found of this state, by what it is
 
 
-def tensor_file(layout: Layout) -> str:
+def tensor_file(layout: ModelLayout) -> str:
     """What the file with the agreed tensors is called: nobody shall take adapters for a model."""
     return "adapters.safetensors" if layout.held else "model.safetensors"
 
 
 def hugging_face_files(
-    state: SharedState, layout: Layout, story: Story, tokenizer: bytes = b"", base: bytes = b""
+    state: SharedState, layout: ModelLayout, story: ModelCard, tokenizer: bytes = b"", base: bytes = b""
 ) -> dict[str, bytes]:
     """File name -> bytes. `tokenizer` and `base` are the bytes that story and layout name, if they are at hand.
 
@@ -91,7 +91,7 @@ def hugging_face_files(
 
 
 def _whole_files(
-    state: SharedState, layout: Layout, story: Story, tokenizer: bytes, base: bytes
+    state: SharedState, layout: ModelLayout, story: ModelCard, tokenizer: bytes, base: bytes
 ) -> dict[str, bytes]:
     """The same of what was exchanged and its base together, as if all of it had been exchanged."""
     trained, theirs = built(story.model, 0, base)
@@ -111,14 +111,14 @@ def _whole_files(
     return hugging_face_files(replace(state, anchor_F=flat_F, counters_K=counters_K), whole, about, tokenizer)
 
 
-def _tokenizer_config(spec: Spec | None, end: End | None) -> dict[str, Any]:
+def _tokenizer_config(spec: NamedModel | None, end: EndToken | None) -> dict[str, Any]:
     told: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     if spec is not None and spec.seq_len is not None:
         told["model_max_length"] = spec.seq_len
     return told | ({"eos_token": end.text} if end is not None else {})
 
 
-def _base(layout: Layout) -> dict[str, Any]:
+def _base(layout: ModelLayout) -> dict[str, Any]:
     tensors = [
         {"name": one.name, "shape": list(one.shape), "dtype": one.dtype, "blake3": one.digest.hex()}
         for one in layout.held
@@ -126,7 +126,7 @@ def _base(layout: Layout) -> dict[str, Any]:
     return {"base": base_digest(layout).hex(), "tensors": tensors}
 
 
-def _config(spec: Spec | None, name: str, end: End | None) -> dict[str, Any]:
+def _config(spec: NamedModel | None, name: str, end: EndToken | None) -> dict[str, Any]:
     if spec is None or spec.family != "llama":
         numbers = dict(spec.numbers) if spec is not None else {}
         return {"model_type": "atoll", "atoll_model": name, **({"atoll_numbers": numbers} if numbers else {})}
@@ -157,7 +157,7 @@ def _config(spec: Spec | None, name: str, end: End | None) -> dict[str, Any]:
     }
 
 
-def _card(spec: Spec | None, layout: Layout, story: Story, tokenizer_here: bool) -> str:
+def _card(spec: NamedModel | None, layout: ModelLayout, story: ModelCard, tokenizer_here: bool) -> str:
     llama, text = spec is not None and spec.family == "llama", spec is not None and spec.task == "text"
     lines = [
         "---",
@@ -226,7 +226,7 @@ def _named(run_id: str) -> str:
     return digest(CARD_DOMAIN + run_id.encode()).hex()
 
 
-def _use(spec: Spec | None, story: Story, tokenizer_here: bool) -> list[str]:
+def _use(spec: NamedModel | None, story: ModelCard, tokenizer_here: bool) -> list[str]:
     if spec is None:
         return [
             "The tensors are those of its members' own PyTorch model, by name: `load_state_dict(strict=False)`."
@@ -256,7 +256,7 @@ def _use(spec: Spec | None, story: Story, tokenizer_here: bool) -> list[str]:
     return lines
 
 
-def _use_adapters(layout: Layout) -> list[str]:
+def _use_adapters(layout: ModelLayout) -> list[str]:
     base = base_digest(layout).hex()
     return [
         f"They belong to the base `{base}`, and to no other: `base.json` lists its {len(layout.held)} tensors "

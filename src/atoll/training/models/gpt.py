@@ -21,7 +21,7 @@ class GPTSize(NamedTuple):
     seq_len: int
 
 
-class Block(nn.Module):
+class GPTBlock(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -49,7 +49,7 @@ class GPT(nn.Module):
         self.size, self.vocabulary = size, vocabulary
         self.token = nn.Embedding(vocabulary, size.width)
         self.position = nn.Embedding(size.seq_len, size.width)
-        self.blocks = nn.ModuleList(Block(size.width, size.heads) for _ in range(size.layers))
+        self.blocks = nn.ModuleList(GPTBlock(size.width, size.heads) for _ in range(size.layers))
         nn.init.normal_(self.token.weight, std=0.02)
         nn.init.normal_(self.position.weight, std=0.02)
 

@@ -31,7 +31,7 @@ class LlamaSize(NamedTuple):
     tied: bool = True  # reading and writing use one table
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     def __init__(self, size: LlamaSize) -> None:
         super().__init__()
         self.head = size.width // size.heads
@@ -65,10 +65,10 @@ class SwiGLU(nn.Module):
         return self.down_proj(functional.silu(self.gate_proj(h_BTD)) * self.up_proj(h_BTD))
 
 
-class Layer(nn.Module):
+class LlamaLayer(nn.Module):
     def __init__(self, size: LlamaSize) -> None:
         super().__init__()
-        self.self_attn = Attention(size)
+        self.self_attn = LlamaAttention(size)
         self.mlp = SwiGLU(size)
         self.input_layernorm = nn.RMSNorm(size.width, eps=NORM_EPS)
         self.post_attention_layernorm = nn.RMSNorm(size.width, eps=NORM_EPS)
@@ -78,12 +78,12 @@ class Layer(nn.Module):
         return h_BTD + self.mlp(self.post_attention_layernorm(h_BTD))
 
 
-class Stack(nn.Module):
+class LlamaStack(nn.Module):
     def __init__(self, size: LlamaSize) -> None:
         super().__init__()
         self.size = size
         self.embed_tokens = nn.Embedding(size.vocabulary, size.width)
-        self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
+        self.layers = nn.ModuleList(LlamaLayer(size) for _ in range(size.layers))
         self.norm = nn.RMSNorm(size.width, eps=NORM_EPS)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Llama(nn.Module):
     def __init__(self, size: LlamaSize) -> None:
         super().__init__()
         self.size = size
-        self.model = Stack(size)
+        self.model = LlamaStack(size)
         self.lm_head = nn.Linear(size.width, size.vocabulary, bias=False)
         for name, weight in self.named_parameters():
             if weight.dim() == 2:

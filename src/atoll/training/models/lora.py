@@ -18,7 +18,7 @@ HEAD = "lm_head"  # often the table that reads tokens, under another name
 A, B = ADAPTER = ".lora_a", ".lora_b"  # how names of its tensors end
 
 
-class Adapted(nn.Module):
+class LoraLinear(nn.Module):
     """A linear layer without bias, and its adapter."""
 
     def __init__(self, linear: nn.Linear, rank: int) -> None:
@@ -37,7 +37,7 @@ def adapted(model: nn.Module, rank: int) -> nn.Module:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear) and name != HEAD:
-                setattr(module, name, Adapted(child, rank))
+                setattr(module, name, LoraLinear(child, rank))
     return model
 
 

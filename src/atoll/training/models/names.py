@@ -25,21 +25,21 @@ BYTES = 256
 Task = Literal["text", "images"]
 
 
-class Key(NamedTuple):
+class ModelOption(NamedTuple):
     about: str
     most: int
     default: int | None = None  # None: must be said; 0: follows from the others
 
 
-class Family(NamedTuple):
+class ModelFamily(NamedTuple):
     task: Task
-    keys: Mapping[str, Key]
+    keys: Mapping[str, ModelOption]
     plan: Callable[
         [Mapping[str, int]], Callable[[], nn.Module]
     ]  # numbers -> what builds it; ValueError if they do not fit
 
 
-class Spec(NamedTuple):
+class NamedModel(NamedTuple):
     """What a name stands for."""
 
     family: str
@@ -89,29 +89,34 @@ def _divides(n: Mapping[str, int], part: str, whole: str) -> None:
         raise ValueError(f"{part}={n[part]} does not divide {whole}={n[whole]}")
 
 
-WIDTH, LAYERS, HEADS = Key("width", 16_384), Key("layers", 256), Key("heads", 256)
-WINDOW, TOKENS = Key("tokens read at once", 2**17), Key("different tokens; 256 for bytes", 2**20, BYTES)
-ADAPTERS = Key("rank of adapters beside every linear layer; none unless said", 1024, 0)
-CLASSES, CHANNELS = Key("classes", 2**16, 10), Key("channels, 1 grey or 3", 3, 3)
-IMAGES = {"c": CLASSES, "i": CHANNELS, "w": Key("width of the first layer", 512, 64)}
-FAMILIES: dict[str, Family] = {
-    "gpt": Family("text", {"d": WIDTH, "l": LAYERS, "h": HEADS, "t": WINDOW, "v": TOKENS, "lora": ADAPTERS}, _gpt),
-    "llama": Family(
+WIDTH, LAYERS, HEADS = ModelOption("width", 16_384), ModelOption("layers", 256), ModelOption("heads", 256)
+WINDOW, TOKENS = (
+    ModelOption("tokens read at once", 2**17),
+    ModelOption("different tokens; 256 for bytes", 2**20, BYTES),
+)
+ADAPTERS = ModelOption("rank of adapters beside every linear layer; none unless said", 1024, 0)
+CLASSES, CHANNELS = ModelOption("classes", 2**16, 10), ModelOption("channels, 1 grey or 3", 3, 3)
+IMAGES = {"c": CLASSES, "i": CHANNELS, "w": ModelOption("width of the first layer", 512, 64)}
+FAMILIES: dict[str, ModelFamily] = {
+    "gpt": ModelFamily(
+        "text", {"d": WIDTH, "l": LAYERS, "h": HEADS, "t": WINDOW, "v": TOKENS, "lora": ADAPTERS}, _gpt
+    ),
+    "llama": ModelFamily(
         "text",
         {
             **{"d": WIDTH, "l": LAYERS, "h": HEADS},
-            "kv": Key("key-value heads; as many as heads unless said", 256, 0),
-            "f": Key("width of the gated layer; 8/3 d unless said", 2**17, 0),
+            "kv": ModelOption("key-value heads; as many as heads unless said", 256, 0),
+            "f": ModelOption("width of the gated layer; 8/3 d unless said", 2**17, 0),
             **{"t": WINDOW, "v": TOKENS},
-            "theta": Key("base of the rotary wavelengths", 10**8, 10_000),
-            "tie": Key("1: one table reads and writes, 0: two", 1, 1),
+            "theta": ModelOption("base of the rotary wavelengths", 10**8, 10_000),
+            "tie": ModelOption("1: one table reads and writes, 0: two", 1, 1),
             "lora": ADAPTERS,
         },
         _llama,
     ),
-    "resnet18": Family("images", IMAGES, _resnet18),
-    "vgg11": Family("images", IMAGES, _vgg11),
-    "cnn": Family("images", {}, lambda _: SmallCNN),
+    "resnet18": ModelFamily("images", IMAGES, _resnet18),
+    "vgg11": ModelFamily("images", IMAGES, _vgg11),
+    "cnn": ModelFamily("images", {}, lambda _: SmallCNN),
 }
 ZERO_ALLOWED = {"tie"}
 
@@ -134,7 +139,7 @@ MODELS: dict[str, str] = {
 NUMBER = re.compile(r"([a-z]+)=(0|[1-9]\d{0,8})", re.ASCII)
 
 
-def spec_of(name: str) -> Spec:
+def spec_of(name: str) -> NamedModel:
     """What a name stands for. ValueError if it stands for nothing."""
     family, colon, rest = MODELS.get(name, name).partition(":")
     if family not in FAMILIES or (name == family and not FAMILIES[family].keys):
@@ -154,8 +159,8 @@ def spec_of(name: str) -> Spec:
             raise ValueError(f"{name[:80]!r}: {key}={value}, {about.about}, must be 1 to {about.most}")
     build, rank = FAMILIES[family].plan(given), given.get("lora")
     if rank:
-        return Spec(family, given, lambda: adapted(build(), rank))
-    return Spec(family, {key: value for key, value in given.items() if key != "lora"}, build)
+        return NamedModel(family, given, lambda: adapted(build(), rank))
+    return NamedModel(family, {key: value for key, value in given.items() if key != "lora"}, build)
 
 
 def with_adapters(name: str, rank: int) -> str:

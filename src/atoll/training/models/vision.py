@@ -24,7 +24,7 @@ class VisionSize(NamedTuple):
     width: int  # of the first layer; both papers have 64
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, width, 3, stride, 1, bias=False)
@@ -51,7 +51,10 @@ class ResNet18(nn.Module):
         self.conv1 = nn.Conv2d(size.channels, size.width, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(size.width)
         self.stages = nn.ModuleList(
-            nn.Sequential(Block(widths[max(0, stage - 1)], width, 1 if stage == 0 else 2), Block(width, width, 1))
+            nn.Sequential(
+                ResidualBlock(widths[max(0, stage - 1)], width, 1 if stage == 0 else 2),
+                ResidualBlock(width, width, 1),
+            )
             for stage, width in enumerate(widths)
         )
         self.fc = nn.Linear(widths[-1], size.classes)

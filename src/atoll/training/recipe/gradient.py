@@ -26,19 +26,19 @@ Precision = Literal["fp32", "bf16"]
 log = logging.getLogger(__name__)
 
 
-class Computing(msgspec.Struct, frozen=True):
+class ComputeOptions(msgspec.Struct, frozen=True):
     """How gradients are computed. Part of a run's recipe: all members do it alike."""
 
     precision: Precision = "fp32"
     compiled: bool = False
 
 
-PLAIN = Computing()  # in fp32, as the model is written
+PLAIN = ComputeOptions()  # in fp32, as the model is written
 
 
-class Gradient:
+class GradientComputer:
     def __init__(
-        self, model: nn.Module, gradient_P: Tensor, computing: Computing = PLAIN, loss: Loss = loss_of
+        self, model: nn.Module, gradient_P: Tensor, computing: ComputeOptions = PLAIN, loss: Loss = loss_of
     ) -> None:
         """`gradient_P` is what the gradients of `model` are views of (`training/exchange/layout.bind`)."""
         self.model, self.gradient_P = model, gradient_P

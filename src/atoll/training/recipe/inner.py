@@ -19,7 +19,7 @@ from torch import Tensor
 from atoll.base.arguments import Factor, Share, Whole
 from atoll.base.errors import PeerFault
 from atoll.crypto.digest import Buffer
-from atoll.training.exchange.layout import Layout, Slot
+from atoll.training.exchange.layout import ModelLayout, TensorSlot
 from atoll.training.exchange.tensorfile import load, pieces_of
 
 FORMAT = "atoll/inner/adamw/1"
@@ -64,18 +64,18 @@ class SGD(msgspec.Struct, frozen=True, tag="sgd"):
     floor: Share = 0.1
 
 
-class Accumulate(msgspec.Struct, frozen=True, tag="accumulate"):
+class GradientAccumulation(msgspec.Struct, frozen=True, tag="accumulate"):
     """x <- x - gradient: the pseudo-gradient is then the sum of gradients, and the outer step does the rest."""
 
 
-class Pipelined(Accumulate, frozen=True, tag="pipelined"):
+class PipelinedGradients(GradientAccumulation, frozen=True, tag="pipelined"):
     """The same, and the next gradients are computed while so many sums before them are still under way (Pipe-SGD,
     1811.03619, algorithm 1): none is waited for, each is of parameters that lack the `depth` sums before it."""
 
     depth: Annotated[int, msgspec.Meta(ge=1, le=QUEUE_MAX)] = 3  # 1 to QUEUE_MAX
 
 
-Inner = AdamW | Muon | SGD | Accumulate | Pipelined
+Inner = AdamW | Muon | SGD | GradientAccumulation | PipelinedGradients
 
 
 @dataclass
@@ -95,7 +95,7 @@ def fresh_inner(parameters: int, device: str = "cpu") -> InnerState:
 def lasting(spec: Inner, steps: int) -> Inner:
     """The same for a run of so many steps: the rate falls over all of them, and warms up in a tenth at most."""
     match spec:
-        case Accumulate():
+        case GradientAccumulation():
             return spec
         case Muon():
             return msgspec.structs.replace(spec, rest=lasting(spec.rest, steps))
@@ -133,7 +133,7 @@ def inner_step(
     x_P: Tensor,
     gradient_P: Tensor,
     global_step: int,
-    matrices: Sequence[Slot] = (),
+    matrices: Sequence[TensorSlot] = (),
 ) -> None:
     """One step of x, in place; `gradient_P` is scaled in place if it is clipped. `matrices` are Muon's."""
     state.steps += 1
@@ -148,7 +148,7 @@ def inner_step(
             _clip(gradient_P, spec.clip_norm)
             state.first_P.mul_(spec.momentum).add_(gradient_P)
             x_P.add_(state.first_P, alpha=-rate_at(spec, global_step))
-        case Accumulate():
+        case GradientAccumulation():
             x_P.sub_(gradient_P)
 
 
@@ -173,14 +173,14 @@ def _adamw(spec: AdamW, state: InnerState, x_P: Tensor, gradient_P: Tensor, glob
 NOT_HIDDEN = ("embed", "token", "position", "wte", "wpe", "head")
 
 
-def matrices_of(layout: Layout) -> tuple[Slot, ...]:
+def matrices_of(layout: ModelLayout) -> tuple[TensorSlot, ...]:
     """The hidden matrices of a model, which Muon orthogonalises."""
     slots = (slot for slot in layout.slots if slot.kind == "parameter" and len(slot.shape) == 2)
     return tuple(slot for slot in slots if not any(word in slot.name for word in NOT_HIDDEN))
 
 
 def _muon(
-    spec: Muon, state: InnerState, x_P: Tensor, gradient_P: Tensor, global_step: int, matrices: Sequence[Slot]
+    spec: Muon, state: InnerState, x_P: Tensor, gradient_P: Tensor, global_step: int, matrices: Sequence[TensorSlot]
 ) -> None:
     kept = [(x_P[m.at : m.at + m.size].clone(), state.first_P[m.at : m.at + m.size].clone()) for m in matrices]
     _adamw(spec.rest, state, x_P, gradient_P, global_step)

@@ -14,7 +14,7 @@ from torch import Tensor
 from atoll.training.recipe.outer import PLAIN, outer_step
 
 
-class Own:
+class LocalAnchor:
     """Begins as the agreed anchor (F,) and outer momentum (P,); neither is changed in place."""
 
     def __init__(self, anchor_F: Tensor, momentum_P: Tensor) -> None:
@@ -55,4 +55,4 @@ class Own:
         self.anchor_F = torch.cat([anchor_P, self.anchor_F[inside:] - update_F[inside:]])
 
 
-__all__ = ["Own"]
+__all__ = ["LocalAnchor"]

@@ -20,15 +20,15 @@ from atoll.training.recipe.recipes import Recipe
 Many = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Horizon(msgspec.Struct, frozen=True):
+class ScheduleHorizon(msgspec.Struct, frozen=True):
     steps: Many  # nominal, of one worker over the whole run: rates are functions of these
     tokens: Many  # of all workers, over which they are spread
 
 
-def horizon_of(recipe: Recipe) -> Horizon | None:
+def horizon_of(recipe: Recipe) -> ScheduleHorizon | None:
     """None: rates go by steps."""
     total = recipe.schedule.total_tokens
-    return None if total is msgspec.UNSET else Horizon(recipe.schedule.steps, total)
+    return None if total is msgspec.UNSET else ScheduleHorizon(recipe.schedule.steps, total)
 
 
 def position_of(recipe: Recipe, state: SharedState) -> int:
@@ -36,12 +36,12 @@ def position_of(recipe: Recipe, state: SharedState) -> int:
     return state.steps if horizon_of(recipe) is None else state.tokens
 
 
-def later(horizon: Horizon | None, position: int, steps: int, tokens_per_step: int) -> int:
+def later(horizon: ScheduleHorizon | None, position: int, steps: int, tokens_per_step: int) -> int:
     """The position after so many steps of a worker; all workers together learn from `tokens_per_step` meanwhile."""
     return position + (steps if horizon is None else steps * tokens_per_step)
 
 
-def step_at(horizon: Horizon | None, position: int) -> int:
+def step_at(horizon: ScheduleHorizon | None, position: int) -> int:
     """The step of the run, counted from 0, whose rates hold there."""
     return position if horizon is None else position * horizon.steps // horizon.tokens
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from atoll.base.arguments import Share
 
 
-class Mix(msgspec.Struct, frozen=True, tag="mix"):
+class MixMerge(msgspec.Struct, frozen=True, tag="mix"):
     own: Share = 0.5  # alpha: share of the worker's own parameters that stays
 
 
-Merge = Literal["replace", "delta", "swap"] | Mix
+Merge = Literal["replace", "delta", "swap"] | MixMerge
 
 
 def where_moved(before_F: Tensor, after_F: Tensor) -> Tensor:
@@ -40,5 +40,5 @@ def merge(how: Merge, x_F: Tensor, sent_F: Tensor, anchor_F: Tensor) -> None:
             x_F.sub_(sent_F).add_(anchor_F)
         case "swap":
             x_F.copy_(torch.where(anchor_F.isnan(), x_F, anchor_F + (x_F - sent_F)))
-        case Mix(own):
+        case MixMerge(own):
             x_F.mul_(own).add_(anchor_F * (1 - own))

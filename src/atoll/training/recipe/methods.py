@@ -14,24 +14,33 @@ from typing import TypedDict, Unpack
 
 from msgspec import UNSET
 
-from atoll.training.recipe.inner import SGD, Accumulate, AdamW, Muon, Pipelined
-from atoll.training.recipe.merge import Mix
-from atoll.training.recipe.outer import AVERAGE, Agreeing, Delayed, Gossip, Moments, Nesterov, Regional, Sign
+from atoll.training.recipe.inner import SGD, AdamW, GradientAccumulation, Muon, PipelinedGradients
+from atoll.training.recipe.merge import MixMerge
+from atoll.training.recipe.outer import (
+    AVERAGE,
+    AgreementNesterov,
+    DelayedNesterov,
+    GossipNesterov,
+    MomentAverage,
+    Nesterov,
+    RegionalNesterov,
+    SignOuter,
+)
 from atoll.training.recipe.recipes import (
     BATCH,
-    Coding,
     Recipe,
+    UpdateCoding,
     diloco,
     drawn_share,
     fitting_seq_len,
     nesterov_for,
     recipe_for,
 )
-from atoll.training.recipe.reducer import Reducer
-from atoll.training.recipe.schedule import Schedule
+from atoll.training.recipe.reducer import RecipeReducer
+from atoll.training.recipe.schedule import SyncSchedule
 
 
-class Setting(TypedDict, total=False):
+class CommonOptions(TypedDict, total=False):
     """What every recipe may be told beside its own numbers."""
 
     batch: int
@@ -39,17 +48,17 @@ class Setting(TypedDict, total=False):
     seed: int
 
 
-EXACT = Coding("fp32", "fp32", beta=0.0)  # nothing is lost on the way, so nothing is remembered
+EXACT = UpdateCoding("fp32", "fp32", beta=0.0)  # nothing is lost on the way, so nothing is remembered
 
 
 def data_parallel(
-    model: str = "gpt-tiny", *, rounds: int = 1500, lr: float = 4e-3, **setting: Unpack[Setting]
+    model: str = "gpt-tiny", *, rounds: int = 1500, lr: float = 4e-3, **setting: Unpack[CommonOptions]
 ) -> Recipe:
     """Synchronous data parallelism: the mean gradient of every step in fp32, AdamW on the agreed parameters."""
     return recipe_for(
         model,
-        inner=Accumulate(),
-        schedule=Schedule(inner_steps=1, rounds=rounds),
+        inner=GradientAccumulation(),
+        schedule=SyncSchedule(inner_steps=1, rounds=rounds),
         coding=EXACT,
         outer=AdamW(lr=lr),
         **setting,
@@ -57,31 +66,36 @@ def data_parallel(
 
 
 def parameter_server(
-    model: str = "gpt-tiny", *, rounds: int = 1500, lr: float = 4e-3, **setting: Unpack[Setting]
+    model: str = "gpt-tiny", *, rounds: int = 1500, lr: float = 4e-3, **setting: Unpack[CommonOptions]
 ) -> Recipe:
     """A synchronous parameter server (Li et al., OSDI 2014, with one server): the same through a single member,
     whose links carry everybody's bytes. The baseline that all others are to beat."""
     return recipe_for(
         model,
-        inner=Accumulate(),
-        schedule=Schedule(inner_steps=1, rounds=rounds),
+        inner=GradientAccumulation(),
+        schedule=SyncSchedule(inner_steps=1, rounds=rounds),
         coding=EXACT,
         outer=AdamW(lr=lr),
-        reducer=Reducer(group="server"),
+        reducer=RecipeReducer(group="server"),
         **setting,
     )
 
 
 def pipelined(
-    model: str = "gpt-tiny", *, rounds: int = 1500, lr: float = 1e-3, depth: int = 3, **setting: Unpack[Setting]
+    model: str = "gpt-tiny",
+    *,
+    rounds: int = 1500,
+    lr: float = 1e-3,
+    depth: int = 3,
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """Pipelined gradients (Pipe-SGD, 1811.03619, algorithm 1): the means of the last three steps are under way
     while the next is computed, so no step waits for the network; each gradient is of parameters three steps old,
     which asks for a smaller rate (bench/RESULTS.md)."""
     return recipe_for(
         model,
-        inner=Pipelined(depth),
-        schedule=Schedule(inner_steps=1, rounds=rounds),
+        inner=PipelinedGradients(depth),
+        schedule=SyncSchedule(inner_steps=1, rounds=rounds),
         coding=EXACT,
         outer=AdamW(lr=lr),
         **setting,
@@ -96,7 +110,7 @@ def local_sgd(
     lr: float = 4e-3,
     up: str = "fp32",
     down: str = "fp32",
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """Local SGD (1805.09767) with AdamW inside: parameters are averaged, no outer momentum."""
     return diloco(
@@ -119,7 +133,7 @@ def fedavg(
     inner_steps: int = 50,
     lr: float = 0.5,
     epochs: int = 0,
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """FedAvg (McMahan et al. 2017, algorithm 1): SGD inside, means weighted by samples. lr is of our byte GPT.
 
@@ -129,7 +143,7 @@ def fedavg(
     return recipe_for(
         model,
         inner=SGD(lr=lr),
-        schedule=Schedule(inner_steps, rounds, epochs=epochs or UNSET),
+        schedule=SyncSchedule(inner_steps, rounds, epochs=epochs or UNSET),
         coding=EXACT,
         outer=AVERAGE,
         **setting,
@@ -142,7 +156,7 @@ def opendiloco(
     rounds: int = 30,
     inner_steps: int = 500,
     lr: float = 4e-3,
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """OpenDiLoCo (2407.07852, section 3): DiLoCo with fp16 pseudo-gradients, H = 500, outer (0.7, 0.9)."""
     return diloco(
@@ -164,7 +178,7 @@ def intellect1(
     rounds: int = 30,
     inner_steps: int = 100,
     lr: float = 4e-3,
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """INTELLECT-1 (2412.01152): DiLoCo with int8 pseudo-gradients both ways, H = 100, outer (0.7, 0.9).
 
@@ -198,7 +212,7 @@ def muloco(
     settle: float = 0.0,
     up: str = "2bit",
     down: str = "2bit",
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """MuLoCo (2505.23725): Muon inside, 2-bit updates under error feedback (0.9–0.95), H = 30.
 
@@ -209,8 +223,8 @@ def muloco(
     return recipe_for(
         model,
         inner=Muon(lr=5 * lr if muon_lr is None else muon_lr, rest=AdamW(lr=lr, floor=floor)),
-        schedule=Schedule(inner_steps, rounds, fragments, overlap),
-        coding=Coding(up, down, beta, "remembered"),
+        schedule=SyncSchedule(inner_steps, rounds, fragments, overlap),
+        coding=UpdateCoding(up, down, beta, "remembered"),
         outer=nesterov_for(rounds, outer_lr, outer_momentum, settle=settle),
         merge="delta" if overlap else "replace",
         **setting,
@@ -233,7 +247,7 @@ def streaming(
     down: str = "2bit",
     mix: float | None = None,
     closing: str = "",
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """Streaming DiLoCo (2501.18512): fragments take turns and are applied `overlap` steps after they were sent.
 
@@ -243,10 +257,10 @@ def streaming(
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps, rounds, fragments, overlap, closing=closing),
-        coding=Coding(up, down, answer="remembered"),
+        schedule=SyncSchedule(inner_steps, rounds, fragments, overlap, closing=closing),
+        coding=UpdateCoding(up, down, answer="remembered"),
         outer=nesterov_for(rounds, outer_lr, outer_momentum, outer_floor, settle),
-        merge="delta" if mix is None else Mix(mix),
+        merge="delta" if mix is None else MixMerge(mix),
         **setting,
     )
 
@@ -261,7 +275,7 @@ def sparseloco(
     beta: float = 0.95,
     codec: str = "sparseloco",
     clip: bool = True,
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """SparseLoCo (2508.15706): the 64 largest of every 4096 values in 2 bits, error feedback 0.95, no momentum.
 
@@ -271,10 +285,10 @@ def sparseloco(
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps, rounds),
-        coding=Coding(codec, "fp32", beta, "gathered"),
+        schedule=SyncSchedule(inner_steps, rounds),
+        coding=UpdateCoding(codec, "fp32", beta, "gathered"),
         outer=Nesterov(lr=outer_lr, momentum=0.0),
-        reducer=Reducer(statistic="clipped" if clip else "mean"),
+        reducer=RecipeReducer(statistic="clipped" if clip else "mean"),
         **setting,
     )
 
@@ -286,16 +300,16 @@ def demo_(
     lr: float = 1e-3,
     beta: float = 0.999,
     codec: str = "demo",
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """DeMo / DisTrO (2411.19870, algorithm 1): every step the largest DCT coefficients of the gathered gradient,
     32 of 4096, beta 0.999, and the agreed parameters move by the sign of their mean."""
     return recipe_for(
         model,
-        inner=Accumulate(),
-        schedule=Schedule(inner_steps=1, rounds=rounds),
-        coding=Coding(codec, "fp32", beta, "gathered"),
-        outer=Sign(lr=lr, warmup_steps=100, floor=0.1),
+        inner=GradientAccumulation(),
+        schedule=SyncSchedule(inner_steps=1, rounds=rounds),
+        coding=UpdateCoding(codec, "fp32", beta, "gathered"),
+        outer=SignOuter(lr=lr, warmup_steps=100, floor=0.1),
         **setting,
     )
 
@@ -310,16 +324,16 @@ def noloco(
     outer_momentum: float = 0.5,
     gamma: float = 0.7,
     up: str = "fp32",
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """NoLoCo (2506.10911): random pairs instead of an all-reduce; anchors drift together by gamma. H = 50."""
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps, rounds),
-        coding=Coding(up, "fp32", 0.0 if up == "fp32" else 1.0, "gathered"),
-        outer=Gossip(outer_lr, outer_momentum, gamma),
-        reducer=Reducer(group="pair"),
+        schedule=SyncSchedule(inner_steps, rounds),
+        coding=UpdateCoding(up, "fp32", 0.0 if up == "fp32" else 1.0, "gathered"),
+        outer=GossipNesterov(outer_lr, outer_momentum, gamma),
+        reducer=RecipeReducer(group="pair"),
         **setting,
     )
 
@@ -334,17 +348,17 @@ def eager(
     outer_momentum: float | None = None,
     up: str = "int8",
     down: str = "int8",
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """Eager updates (2502.12996): a round's mean is applied when the next round ends, so a whole round of training
     hides it; my own share in it is my newest one. Anchors differ a little between members until the end."""
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps, rounds),
-        coding=Coding(up, down),
+        schedule=SyncSchedule(inner_steps, rounds),
+        coding=UpdateCoding(up, down),
         outer=nesterov_for(rounds, outer_lr, outer_momentum),
-        reducer=Reducer(own="fresh"),
+        reducer=RecipeReducer(own="fresh"),
         **setting,
     )
 
@@ -355,7 +369,7 @@ def sparta(
     rounds: int = 1500,
     lr: float = 4e-3,
     share: float = 0.005,
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """SPARTA (openreview stFPf3gzq1): after every step a random 0.5 % of the parameters is averaged, in fp16.
 
@@ -365,7 +379,7 @@ def sparta(
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps=1, rounds=rounds, closing="fp16"),
+        schedule=SyncSchedule(inner_steps=1, rounds=rounds, closing="fp16"),
         coding=drawn_share(share),
         outer=AVERAGE,
         merge="swap",
@@ -379,7 +393,7 @@ def des_loc(
     rounds: int = 30,
     inner_steps: int = 50,
     lr: float = 4e-3,
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """DES-LOC (2505.22549): parameters are averaged every round, first moments every third, second every sixth.
 
@@ -387,15 +401,20 @@ def des_loc(
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps, rounds, moments=(3, 6)),
+        schedule=SyncSchedule(inner_steps, rounds, moments=(3, 6)),
         coding=EXACT,
-        outer=Moments(),
+        outer=MomentAverage(),
         **setting,
     )
 
 
 def powersgd(
-    model: str = "gpt-tiny", *, rounds: int = 1500, lr: float = 4e-3, rank: int = 4, **setting: Unpack[Setting]
+    model: str = "gpt-tiny",
+    *,
+    rounds: int = 1500,
+    lr: float = 4e-3,
+    rank: int = 4,
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """PowerSGD (1905.13727): every step low-rank factors of the gradient under error feedback, AdamW outside.
 
@@ -403,9 +422,9 @@ def powersgd(
     """
     return recipe_for(
         model,
-        inner=Accumulate(),
-        schedule=Schedule(inner_steps=1, rounds=rounds),
-        coding=Coding(f"lowrank:{rank}+fp16", "fp32", 1.0, "gathered"),
+        inner=GradientAccumulation(),
+        schedule=SyncSchedule(inner_steps=1, rounds=rounds),
+        coding=UpdateCoding(f"lowrank:{rank}+fp16", "fp32", 1.0, "gathered"),
         outer=AdamW(lr=lr),
         **setting,
     )
@@ -425,7 +444,7 @@ def decoupled(
     outer_momentum: float | None = None,
     up: str = "int4",
     down: str = "int8",
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """Decoupled DiLoCo (2604.21428): a fragment is closed by a quorum and a grace period, rows weigh
     tokens^2 / steps, and the mean is mean length times mean direction (RDA). H = 24, tau = 2, K = 1, int4.
@@ -437,10 +456,10 @@ def decoupled(
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps, rounds, fragments, overlap),
-        coding=Coding(up, down),
+        schedule=SyncSchedule(inner_steps, rounds, fragments, overlap),
+        coding=UpdateCoding(up, down),
         outer=nesterov_for(rounds, outer_lr, outer_momentum),
-        reducer=Reducer(quorum=quorum, grace=grace, statistic="radial", weight="tokens"),
+        reducer=RecipeReducer(quorum=quorum, grace=grace, statistic="radial", weight="tokens"),
         **setting,
     )
 
@@ -457,7 +476,7 @@ def cooperative(
     outer_momentum: float = 0.9,
     up: str = "int8",
     down: str = "int8",
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """Cooperative SGD (1808.07576): x <- alpha x + (1 - alpha) mean, with at least three members.
 
@@ -470,11 +489,11 @@ def cooperative(
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps, rounds),
-        coding=Coding(up, down),
-        outer=Agreeing(outer_lr, outer_momentum),
-        merge=Mix(alpha),
-        reducer=Reducer(peers_min=peers_min),
+        schedule=SyncSchedule(inner_steps, rounds),
+        coding=UpdateCoding(up, down),
+        outer=AgreementNesterov(outer_lr, outer_momentum),
+        merge=MixMerge(alpha),
+        reducer=RecipeReducer(peers_min=peers_min),
         **setting,
     )
 
@@ -489,7 +508,7 @@ def delayed_nesterov(
     outer_momentum: float = 0.9,
     every: int = 4,
     up: str = "fp32",
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """Asynchronous local SGD with delayed Nesterov momentum (2401.09135): updates are applied one by one as they
     come; slower members take fewer steps per round (DyLU). Fragile from scratch: see the figures.
@@ -500,10 +519,10 @@ def delayed_nesterov(
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps, rounds),
-        coding=Coding(up, "fp32", 0.0 if up == "fp32" else 1.0),
-        outer=Delayed(outer_lr, outer_momentum, every),
-        reducer=Reducer(group="one"),
+        schedule=SyncSchedule(inner_steps, rounds),
+        coding=UpdateCoding(up, "fp32", 0.0 if up == "fp32" else 1.0),
+        outer=DelayedNesterov(outer_lr, outer_momentum, every),
+        reducer=RecipeReducer(group="one"),
         **setting,
     )
 
@@ -517,17 +536,17 @@ def halos(
     every: int = 32,
     lr: float = 4e-3,
     up: str = "fp32",
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """HALoS (2506.04531): every region has a server that takes updates as they come, one above them takes the
     regions' own every 32 updates; nobody waits for anybody. H = 8, delayed Nesterov of 0.9 below and 0.5 above."""
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps, rounds),
-        coding=Coding(up, "fp32", 0.0 if up == "fp32" else 1.0),
-        outer=Regional(regions=regions, every=every),
-        reducer=Reducer(group="one"),
+        schedule=SyncSchedule(inner_steps, rounds),
+        coding=UpdateCoding(up, "fp32", 0.0 if up == "fp32" else 1.0),
+        outer=RegionalNesterov(regions=regions, every=every),
+        reducer=RecipeReducer(group="one"),
         **setting,
     )
 
@@ -544,7 +563,7 @@ def auto(
     overlap: int = 4,
     lr: float = 5e-3,
     outer_momentum: float | None = None,
-    **setting: Unpack[Setting],
+    **setting: Unpack[CommonOptions],
 ) -> Recipe:
     """What we recommend: Muon inside, 4 fragments that overlap, 2 bits both ways, a momentum that settles.
 

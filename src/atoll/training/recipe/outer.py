@@ -40,7 +40,7 @@ class Nesterov(msgspec.Struct, frozen=True, tag="nesterov"):
     total_steps: Whole = 0  # of the run, where anything falls
 
 
-class Sign(msgspec.Struct, frozen=True, tag="sign"):
+class SignOuter(msgspec.Struct, frozen=True, tag="sign"):
     """anchor <- anchor - lr sign(d): signSGD over what error feedback gathers (DeMo 2411.19870, algorithm 1)."""
 
     lr: Factor = 1e-3
@@ -49,7 +49,7 @@ class Sign(msgspec.Struct, frozen=True, tag="sign"):
     floor: Share = 1.0
 
 
-class Delayed(msgspec.Struct, frozen=True, tag="delayed"):
+class DelayedNesterov(msgspec.Struct, frozen=True, tag="delayed"):
     """Delayed Nesterov (2401.09135, algorithm 3), for updates that arrive as they come: each moves the anchor by
     lr d / every; the momentum is renewed and felt only with every so-manieth of them. Where rounds carry the mean
     of several, and not always of all, `every` counts the tokens behind them.
@@ -60,19 +60,19 @@ class Delayed(msgspec.Struct, frozen=True, tag="delayed"):
     every: Tokens = 4  # about the number of workers; in rounds the tokens that all of them learn from in one
 
 
-class Regional(msgspec.Struct, frozen=True, tag="regional"):
+class RegionalNesterov(msgspec.Struct, frozen=True, tag="regional"):
     """HALoS (2506.04531, algorithms 1 and 2): updates move the anchor of their region as they come (`below`); after
     `every` of them the region's own progress moves the anchor of all (`above`), of which it takes over `pull`.
     """
 
-    below: Delayed = Delayed(3.2, 0.9, 16)
-    above: Delayed = Delayed(0.3, 0.5, 2)
+    below: DelayedNesterov = DelayedNesterov(3.2, 0.9, 16)
+    above: DelayedNesterov = DelayedNesterov(0.3, 0.5, 2)
     regions: Count = 2
     every: Count = 32
     pull: Share = 0.25
 
 
-class Gossip(msgspec.Struct, frozen=True, tag="gossip"):
+class GossipNesterov(msgspec.Struct, frozen=True, tag="gossip"):
     """NoLoCo (2506.10911, equation 2), for members with anchors of their own:
 
     m <- mu m - lr d + gamma (mean anchor of the group - anchor);  anchor <- anchor + m.
@@ -83,7 +83,7 @@ class Gossip(msgspec.Struct, frozen=True, tag="gossip"):
     gamma: Share = 0.7
 
 
-class Agreeing(msgspec.Struct, frozen=True, tag="agreeing"):
+class AgreementNesterov(msgspec.Struct, frozen=True, tag="agreeing"):
     """Nesterov whose momentum is `momentum` times how much the members' updates agree, part by part: where they
     pull apart, the last rounds' direction counts for less. Part owners measure it (`reducer.agreement`).
     """
@@ -92,29 +92,38 @@ class Agreeing(msgspec.Struct, frozen=True, tag="agreeing"):
     momentum: Share = 0.9
 
 
-class Moments(msgspec.Struct, frozen=True, tag="moments"):
+class MomentAverage(msgspec.Struct, frozen=True, tag="moments"):
     """The anchor becomes the mean of the members, and what it remembers the mean of their inner moments, in rounds
     that average these (`moments.py`): DES-LOC (2505.22549, algorithm 1)."""
 
 
-Outer = Nesterov | Sign | Delayed | Regional | Gossip | Agreeing | Moments | AdamW
+Outer = (
+    Nesterov
+    | SignOuter
+    | DelayedNesterov
+    | RegionalNesterov
+    | GossipNesterov
+    | AgreementNesterov
+    | MomentAverage
+    | AdamW
+)
 AVERAGE = Nesterov(lr=1.0, momentum=0.0)  # the anchor becomes the mean of the members
-PLAIN = Nesterov | Sign | Agreeing | Moments  # they are single-rounded operations alone
-SHARED = PLAIN | AdamW | Delayed  # every peer computes the same bits
+PLAIN = Nesterov | SignOuter | AgreementNesterov | MomentAverage  # they are single-rounded operations alone
+SHARED = PLAIN | AdamW | DelayedNesterov  # every peer computes the same bits
 
 
 def momentum_of(outer: Outer) -> float:
     """What codecs that build on the outer momentum may take it for; 1 makes it worth nothing to them."""
-    if isinstance(outer, AdamW | Regional | Moments):
+    if isinstance(outer, AdamW | RegionalNesterov | MomentAverage):
         return 1.0
-    return 0.0 if isinstance(outer, Sign) else outer.momentum
+    return 0.0 if isinstance(outer, SignOuter) else outer.momentum
 
 
-def rate_of(outer: Nesterov | Sign | Agreeing, step: int) -> float:
+def rate_of(outer: Nesterov | SignOuter | AgreementNesterov, step: int) -> float:
     """The outer rate at a step of the run. Straight lines only: a cosine differs between machines' libraries."""
-    if isinstance(outer, Sign) and step < outer.warmup_steps:
+    if isinstance(outer, SignOuter) and step < outer.warmup_steps:
         return outer.lr * ((step + 1) / outer.warmup_steps)
-    if isinstance(outer, Agreeing) or outer.floor == 1.0 or outer.total_steps <= 0:
+    if isinstance(outer, AgreementNesterov) or outer.floor == 1.0 or outer.total_steps <= 0:
         return outer.lr
     return outer.lr * (1.0 - (1.0 - outer.floor) * min(1.0, step / outer.total_steps))
 
@@ -141,15 +150,15 @@ def outer_step(
     `agreement_P`: how much the updates agree, 0 … 1, where the outer step asks.
     """
     new_anchor_P, new_momentum_P = into or (torch.empty_like(anchor_P), torch.empty_like(momentum_P))
-    if isinstance(outer, Moments):
+    if isinstance(outer, MomentAverage):
         torch.sub(anchor_P, combined_P, out=new_anchor_P)
         return new_anchor_P, new_momentum_P.copy_(momentum_P)
     rate = rate_of(outer, step)
-    if isinstance(outer, Sign):
+    if isinstance(outer, SignOuter):
         torch.sub(anchor_P, combined_P.sign().mul_(rate), out=new_anchor_P)
         return new_anchor_P, new_momentum_P.copy_(momentum_P)
-    agreeing = agreement_P if isinstance(outer, Agreeing) else 1.0
-    momentum = outer.momentum if isinstance(outer, Agreeing) else momentum_at(outer, step)
+    agreeing = agreement_P if isinstance(outer, AgreementNesterov) else 1.0
+    momentum = outer.momentum if isinstance(outer, AgreementNesterov) else momentum_at(outer, step)
     for here in (slice(lo, hi) for lo, hi in spans_of(len(anchor_P))):  # everything while a span is in the cache
         share = (agreeing[here] if isinstance(agreeing, Tensor) else agreeing) * momentum
         momentum_S = torch.mul(momentum_P[here], share, out=new_momentum_P[here]).add_(combined_P[here])
@@ -159,7 +168,7 @@ def outer_step(
 
 
 def delayed_step(
-    outer: Delayed, anchor_P: Tensor, momentum_P: Tensor, combined_P: Tensor, before: int, learned: int
+    outer: DelayedNesterov, anchor_P: Tensor, momentum_P: Tensor, combined_P: Tensor, before: int, learned: int
 ) -> tuple[Tensor, Tensor]:
     """(anchor', momentum'), each (P,), bit-identical everywhere. `learned` is what the update counts, `before` what
     came before it, in the unit of `every`; more than that is a run that grew, and moves no further. The momentum
@@ -196,7 +205,7 @@ class OuterState:
 
 
 @dataclass(frozen=True)
-class Moment:
+class UpdateConditions:
     """What else is known when an update is applied."""
 
     step: int  # of the run
@@ -206,28 +215,28 @@ class Moment:
 
 
 def fresh_outer(outer: Outer, parameters: int) -> OuterState:
-    outer = outer.below if isinstance(outer, Regional) else outer
+    outer = outer.below if isinstance(outer, RegionalNesterov) else outer
     inner = fresh_inner(parameters) if isinstance(outer, AdamW) else None
     return OuterState(torch.zeros(parameters, dtype=torch.float32), inner)
 
 
 def move(
-    outer: Outer, state: OuterState, anchor_P: Tensor, combined_P: Tensor, moment: Moment
+    outer: Outer, state: OuterState, anchor_P: Tensor, combined_P: Tensor, moment: UpdateConditions
 ) -> tuple[Tensor, OuterState]:
     """(anchor', state') after one combined update. The arguments are left alone."""
     momentum_P = state.momentum_P
     match outer:
-        case Nesterov() | Sign() | Agreeing() | Moments():
+        case Nesterov() | SignOuter() | AgreementNesterov() | MomentAverage():
             anchor_P, momentum_P = outer_step(
                 outer, anchor_P, momentum_P, combined_P, moment.step, moment.agreement_P
             )
-        case Gossip(lr, momentum, gamma):
+        case GossipNesterov(lr, momentum, gamma):
             assert moment.mean_anchor_P is not None
             momentum_P = momentum_P * momentum - combined_P * lr + (moment.mean_anchor_P - anchor_P) * gamma
             anchor_P = anchor_P + momentum_P
-        case Regional(below):
+        case RegionalNesterov(below):
             return move(below, state, anchor_P, combined_P, moment)
-        case Delayed():
+        case DelayedNesterov():
             counted = state.steps, moment.learned
             anchor_P, momentum_P = delayed_step(outer, anchor_P, momentum_P, combined_P, *counted)
             return anchor_P, replace(state, momentum_P=momentum_P, steps=sum(counted))

@@ -15,12 +15,12 @@ from atoll.training.recipe.merge import merge, where_moved
 
 
 @dataclass(frozen=True)
-class Kept:
+class PrivateParameters:
     x_F: Tensor
     state: Digest  # the agreed state that it was merged with last
 
-    def with_moved(self, before_F: Tensor, after_F: Tensor, state: Digest) -> Kept:
+    def with_moved(self, before_F: Tensor, after_F: Tensor, state: Digest) -> PrivateParameters:
         """After the anchor went from `before_F`, which `self.state` has, to `after_F`, which this state has."""
         x_F = self.x_F.clone()
         merge("swap", x_F, self.x_F, where_moved(before_F, after_F))
-        return Kept(x_F, state)
+        return PrivateParameters(x_F, state)

@@ -15,34 +15,34 @@ from torch import empty
 
 from atoll.base.arguments import Count, Share, Whole
 from atoll.base.workload import Batch
-from atoll.training.codec import Known, check_name, codec_named
+from atoll.training.codec import SharedKnowledge, check_name, codec_named
 from atoll.training.models import spec_of
-from atoll.training.recipe.gradient import Computing
-from atoll.training.recipe.inner import QUEUE_MAX, Accumulate, AdamW, Inner, Pipelined
+from atoll.training.recipe.gradient import ComputeOptions
+from atoll.training.recipe.inner import QUEUE_MAX, AdamW, GradientAccumulation, Inner, PipelinedGradients
 from atoll.training.recipe.inner import lasting as inner_lasting
 from atoll.training.recipe.merge import Merge
 from atoll.training.recipe.outer import (
     AVERAGE,
     PLAIN,
     SHARED,
-    Agreeing,
-    Delayed,
-    Gossip,
-    Moments,
+    AgreementNesterov,
+    DelayedNesterov,
+    GossipNesterov,
+    MomentAverage,
     Nesterov,
     Outer,
-    Regional,
-    Sign,
+    RegionalNesterov,
+    SignOuter,
 )
-from atoll.training.recipe.reducer import SCALED, Reducer
-from atoll.training.recipe.schedule import Schedule, check_schedule, phase_at
+from atoll.training.recipe.reducer import SCALED, RecipeReducer
+from atoll.training.recipe.schedule import SyncSchedule, check_schedule, phase_at
 
 BATCH = 4  # samples per step of one peer, small for two cores
 SEQ_LEN = 64  # tokens per sample where nobody says: enough to learn words from bytes
 LOOPS_OWN = AdamW(lr=1.0, warmup_steps=0, total_steps=1)  # never used: a loop of one's own has its optimizer
 
 
-class Coding(msgspec.Struct, frozen=True):
+class UpdateCoding(msgspec.Struct, frozen=True):
     """How updates travel. Error feedback is the sender's; an owner's, of its answers, is `remembered`."""
 
     up: str = "int8"  # member to part owner
@@ -59,12 +59,12 @@ class Recipe(msgspec.Struct, frozen=True):
     batch: Batch  # samples per inner step of one peer
     seq_len: Count  # tokens per sample; ignored for images
     inner: Inner
-    schedule: Schedule
-    coding: Coding
+    schedule: SyncSchedule
+    coding: UpdateCoding
     outer: Outer
     merge: Merge
-    reducer: Reducer = Reducer()
-    computing: Computing | UnsetType = UNSET  # of gradients; left out: in fp32, as the model is written
+    reducer: RecipeReducer = RecipeReducer()
+    computing: ComputeOptions | UnsetType = UNSET  # of gradients; left out: in fp32, as the model is written
 
     @property
     def own_anchors(self) -> bool:
@@ -79,7 +79,7 @@ class Recipe(msgspec.Struct, frozen=True):
     @property
     def hidden_steps(self) -> int:
         """Steps that members take between sending an update and having what became of it, beside eager ones."""
-        if isinstance(self.inner, Pipelined):
+        if isinstance(self.inner, PipelinedGradients):
             return self.inner.depth * self.schedule.inner_steps
         return self.schedule.overlap
 
@@ -96,15 +96,15 @@ def check_recipe(recipe: Recipe) -> None:
         _check_codecs(up, down)
     if recipe.schedule.closing and recipe.reducer.statistic != "mean":
         raise ValueError("a closing average is a mean: statistic='mean'")
-    if isinstance(recipe.outer, Gossip) != (recipe.reducer.group == "pair"):
+    if isinstance(recipe.outer, GossipNesterov) != (recipe.reducer.group == "pair"):
         raise ValueError("random pairs and the gossip outer step need each other")
-    if isinstance(recipe.outer, Regional) and recipe.reducer.group != "one":
+    if isinstance(recipe.outer, RegionalNesterov) and recipe.reducer.group != "one":
         raise ValueError("servers of regions take updates as they come: group='one'")
     if recipe.reducer.own == "fresh" and not isinstance(recipe.outer, PLAIN):
         raise ValueError("eager updates move an anchor twice a round: outer=Nesterov(), Sign() or Agreeing()")
-    if isinstance(recipe.inner, Pipelined) and not 1 <= recipe.inner.depth <= QUEUE_MAX:
+    if isinstance(recipe.inner, PipelinedGradients) and not 1 <= recipe.inner.depth <= QUEUE_MAX:
         raise ValueError(f"a queue of {recipe.inner.depth} gradients: it holds 1 to {QUEUE_MAX}")
-    if isinstance(recipe.inner, Pipelined) and recipe.reducer != Reducer():
+    if isinstance(recipe.inner, PipelinedGradients) and recipe.reducer != RecipeReducer():
         raise ValueError("a queue of gradients is of means of all members: Reducer()")
     if _moments_odd(recipe):
         raise ValueError(
@@ -112,14 +112,14 @@ def check_recipe(recipe: Recipe) -> None:
             "moments=(3, 6), outer=Moments(), Coding('fp32', 'fp32', 0.0), Reducer(), no fragments or overlap"
         )
     alone = recipe.reducer.group == "one"
-    whole = recipe.own_anchors or alone or isinstance(recipe.outer, Delayed | Moments | AdamW)
+    whole = recipe.own_anchors or alone or isinstance(recipe.outer, DelayedNesterov | MomentAverage | AdamW)
     if whole and (recipe.schedule.fragments > 1 or recipe.schedule.overlap or recipe.schedule.closing):
         raise ValueError("this reducer or outer step works on whole models: fragments=1, overlap=0, closing=''")
     if whole and recipe.merge != "replace":
         raise ValueError("this reducer or outer step starts every round from its anchor: merge='replace'")
-    if isinstance(recipe.inner, Accumulate) and (recipe.merge != "replace" or recipe.schedule.overlap):
+    if isinstance(recipe.inner, GradientAccumulation) and (recipe.merge != "replace" or recipe.schedule.overlap):
         raise ValueError("accumulated gradients leave x where it is: merge='replace', overlap=0")
-    if isinstance(recipe.inner, Accumulate) and recipe.schedule.closing:
+    if isinstance(recipe.inner, GradientAccumulation) and recipe.schedule.closing:
         raise ValueError("accumulated gradients leave no live parameters to average: closing=''")
     if _swaps_more(recipe):
         raise ValueError("merge='swap' replaces what moved, so only what was sent may move: plain averages, beta=0")
@@ -130,10 +130,10 @@ def swarm_problem(recipe: Recipe) -> str:
     schedule, reducer, coding = recipe.schedule, recipe.reducer, recipe.coding
     # a run has one size of batch, so tokens^2 / steps weighs rows as samples do
     ours = msgspec.structs.replace(reducer, group="server" if reducer.group == "server" else "all", own="sent")
-    fresh = Reducer(own="fresh", quorum=reducer.quorum, grace=reducer.grace)
+    fresh = RecipeReducer(own="fresh", quorum=reducer.quorum, grace=reducer.grace)
     cannot = {
         "gradients that are accumulated for one fragment after the other": (
-            isinstance(recipe.inner, Accumulate) and schedule.fragments > 1
+            isinstance(recipe.inner, GradientAccumulation) and schedule.fragments > 1
         ),
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
             schedule.inner_steps % schedule.fragments != 0
@@ -144,15 +144,15 @@ def swarm_problem(recipe: Recipe) -> str:
         ),
         "a change of rhythm beside anything but whole models that all wait for": bool(schedule.phases)
         and (
-            schedule != Schedule(schedule.inner_steps, schedule.rounds, phases=schedule.phases)
+            schedule != SyncSchedule(schedule.inner_steps, schedule.rounds, phases=schedule.phases)
             or recipe.hidden_steps > 0
-            or isinstance(recipe.inner, Accumulate)
+            or isinstance(recipe.inner, GradientAccumulation)
             or recipe.own_anchors
             or reducer.quorum > 0
         ),
         "owners that remember what answers of more than a mean left out": (
             coding.answer == "remembered"
-            and (reducer.statistic != "mean" or recipe.own_anchors or isinstance(recipe.outer, Agreeing))
+            and (reducer.statistic != "mean" or recipe.own_anchors or isinstance(recipe.outer, AgreementNesterov))
         ),
         f"answers in {coding.down}": coding.answer != "gathered" and not _needs_a_seed_at_most(coding.down),
         f"a closing average in {schedule.closing}": bool(schedule.closing) and not _stands_alone(schedule.closing),
@@ -163,9 +163,10 @@ def swarm_problem(recipe: Recipe) -> str:
         "eager updates whose answers are gathered": reducer.own == "fresh" and coding.answer == "gathered",
         "this outer step": (
             not isinstance(recipe.outer, SHARED)
-            or (reducer.own == "fresh" and isinstance(recipe.outer, Agreeing | AdamW | Delayed))
+            or (reducer.own == "fresh" and isinstance(recipe.outer, AgreementNesterov | AdamW | DelayedNesterov))
         ),
-        "a delayed step that comes after nothing": isinstance(recipe.outer, Delayed) and recipe.outer.every < 1,
+        "a delayed step that comes after nothing": isinstance(recipe.outer, DelayedNesterov)
+        and recipe.outer.every < 1,
         "an outer AdamW whose numbers divide by zero": isinstance(recipe.outer, AdamW) and not _steps(recipe.outer),
         "a precision, or compiled steps, in loops of members' own": (
             recipe.model == "attached" and recipe.computing is not UNSET
@@ -174,7 +175,7 @@ def swarm_problem(recipe: Recipe) -> str:
     return ", ".join(what for what, asked in cannot.items() if asked)
 
 
-def coding_at(recipe: Recipe, step: int, steps: int) -> Coding:
+def coding_at(recipe: Recipe, step: int, steps: int) -> UpdateCoding:
     """How what is sent after so many of the run's steps travels."""
     coding, (_, phase) = recipe.coding, phase_at(recipe.schedule, step, steps)
     return msgspec.structs.replace(coding, up=phase.up or coding.up, down=phase.down or coding.down)
@@ -182,7 +183,7 @@ def coding_at(recipe: Recipe, step: int, steps: int) -> Coding:
 
 def closing(recipe: Recipe) -> Recipe:
     """What the last round is made of where the schedule has it average all live parameters once."""
-    coding = Coding(recipe.schedule.closing, recipe.schedule.closing, beta=0.0)
+    coding = UpdateCoding(recipe.schedule.closing, recipe.schedule.closing, beta=0.0)
     return msgspec.structs.replace(recipe, coding=coding, outer=AVERAGE)
 
 
@@ -193,13 +194,13 @@ def _swaps_more(recipe: Recipe) -> bool:
 
 def _moments_odd(recipe: Recipe) -> bool:
     """Inner moments are averaged, but not as the vector behind a whole model, or nobody would remember them."""
-    schedule, remembered = recipe.schedule, isinstance(recipe.outer, Moments)
+    schedule, remembered = recipe.schedule, isinstance(recipe.outer, MomentAverage)
     first, second = schedule.moments
     if not (first or second or remembered):
         return False
     whole = (schedule.fragments, schedule.overlap, schedule.closing, recipe.merge) == (1, 0, "", "replace")
-    plain = recipe.coding == Coding("fp32", "fp32", beta=0.0) and recipe.reducer == Reducer()
-    sums = isinstance(recipe.inner, Accumulate)
+    plain = recipe.coding == UpdateCoding("fp32", "fp32", beta=0.0) and recipe.reducer == RecipeReducer()
+    sums = isinstance(recipe.inner, GradientAccumulation)
     return not (whole and plain and remembered and first > 0 and second > 0 and second % first == 0) or sums
 
 
@@ -213,7 +214,7 @@ def sample_problem(recipe: Recipe) -> str:
         return "rounds that do not wait for the slow take up their steps later, when they may not be drawn"
     if recipe.own_anchors:
         return "members have anchors of their own, which go on by themselves"
-    if isinstance(recipe.outer, Moments):
+    if isinstance(recipe.outer, MomentAverage):
         return "members' moments are averaged, and those of who is not drawn are old"
     if recipe.merge != "replace":
         return "members keep a share of their own parameters, which would be old when they are drawn"
@@ -223,7 +224,7 @@ def sample_problem(recipe: Recipe) -> str:
 def in_swarm(recipe: Recipe, down: str = "int8", believed: bool = True) -> Recipe:
     """The nearest that a real run can do. Where owners are not `believed`, or say more than a mean, they remember
     nothing of their answers, which nobody could check; these are finer instead."""
-    if isinstance(recipe.outer, Delayed) and recipe.reducer.group == "one":
+    if isinstance(recipe.outer, DelayedNesterov) and recipe.reducer.group == "one":
         return _in_rounds(recipe, recipe.outer)
     if recipe.coding.answer != "remembered" or (believed and not swarm_problem(recipe)):
         return recipe
@@ -232,7 +233,7 @@ def in_swarm(recipe: Recipe, down: str = "int8", believed: bool = True) -> Recip
     return recipe if swarm_problem(nearest) else nearest
 
 
-def _in_rounds(recipe: Recipe, outer: Delayed) -> Recipe:
+def _in_rounds(recipe: Recipe, outer: DelayedNesterov) -> Recipe:
     """Updates as they come, several in one: a round begins to share with the first, and counts by what all learned.
     What comes too late for it waits in the feedback."""
     tokens = recipe.schedule.inner_steps * recipe.batch * recipe.seq_len  # behind a whole update
@@ -240,7 +241,7 @@ def _in_rounds(recipe: Recipe, outer: Delayed) -> Recipe:
         recipe,
         outer=msgspec.structs.replace(outer, every=outer.every * tokens),
         coding=msgspec.structs.replace(recipe.coding, beta=1.0),
-        reducer=Reducer(quorum=1),
+        reducer=RecipeReducer(quorum=1),
     )
 
 
@@ -266,14 +267,14 @@ def _steps(outer: AdamW) -> bool:
 
 def _stands_alone(codec: str) -> bool:
     """It needs to know nothing beside its name."""
-    return _is_made_of(codec, Known())
+    return _is_made_of(codec, SharedKnowledge())
 
 
 def _needs_a_seed_at_most(codec: str) -> bool:
-    return _is_made_of(codec, Known(seed=b"any"))
+    return _is_made_of(codec, SharedKnowledge(seed=b"any"))
 
 
-def _is_made_of(codec: str, known: Known) -> bool:
+def _is_made_of(codec: str, known: SharedKnowledge) -> bool:
     try:
         codec_named(codec, known)
     except ValueError:
@@ -289,10 +290,10 @@ def lasting(recipe: Recipe, steps: int) -> Recipe:
             outer = inner_lasting(outer, steps)
         case Nesterov() if outer.floor != 1.0 or outer.settle:
             outer = msgspec.structs.replace(outer, total_steps=steps)
-        case Sign():
+        case SignOuter():
             warmup_steps = min(outer.warmup_steps, steps // 10)
             outer = msgspec.structs.replace(outer, total_steps=steps, warmup_steps=warmup_steps)
-        case Nesterov() | Delayed() | Gossip() | Agreeing() | Moments():
+        case Nesterov() | DelayedNesterov() | GossipNesterov() | AgreementNesterov() | MomentAverage():
             pass
     rounds = -(-steps // schedule.inner_steps)
     return msgspec.structs.replace(
@@ -348,8 +349,8 @@ def diloco(
         seq_len=seq_len,
         seed=seed,
         inner=AdamW(lr=lr),
-        schedule=Schedule(inner_steps=inner_steps, rounds=rounds),
-        coding=Coding(up=up, down=down),
+        schedule=SyncSchedule(inner_steps=inner_steps, rounds=rounds),
+        coding=UpdateCoding(up=up, down=down),
         outer=nesterov_for(rounds, outer_lr, outer_momentum),
     )
 
@@ -358,11 +359,11 @@ def recipe_for(
     model: str,
     *,
     inner: Inner,
-    schedule: Schedule,
-    coding: Coding,
+    schedule: SyncSchedule,
+    coding: UpdateCoding,
     outer: Outer,
     merge: Merge = "replace",
-    reducer: Reducer | None = None,
+    reducer: RecipeReducer | None = None,
     batch: int = BATCH,
     seq_len: int | None = None,
     seed: int = 0,
@@ -372,7 +373,7 @@ def recipe_for(
     Without a word on merge and reducer, x becomes the new anchor, moved by the mean over all members.
     """
     seq_len = fitting_seq_len(model, seq_len)
-    recipe = Recipe(model, seed, batch, seq_len, inner, schedule, coding, outer, merge, reducer or Reducer())
+    recipe = Recipe(model, seed, batch, seq_len, inner, schedule, coding, outer, merge, reducer or RecipeReducer())
     check_recipe(recipe)
     return lasting(recipe, schedule.steps)
 
@@ -396,7 +397,7 @@ def in_own_loop(recipe: Recipe, believed: bool = True) -> Recipe:
     why = ""
     if recipe.schedule.total_tokens is not UNSET:
         why = "its rates follow the tokens of all, and here the rate is your scheduler's"
-    inner = recipe.inner if isinstance(recipe.inner, Accumulate) else LOOPS_OWN
+    inner = recipe.inner if isinstance(recipe.inner, GradientAccumulation) else LOOPS_OWN
     recipe = msgspec.structs.replace(recipe, model="attached", seed=0, batch=1, seq_len=1, inner=inner)
     recipe = in_swarm(recipe, believed=believed)  # an update counts by samples, where it counts by tokens
     if why:
@@ -425,14 +426,14 @@ def own_loop(
 
     With a `share` SPARTA's: so large a part of the values is averaged, drawn anew in every round, and nothing else.
     """
-    outer, coding = Nesterov(lr=outer_lr, momentum=outer_momentum), Coding(up=up, down=down)
+    outer, coding = Nesterov(lr=outer_lr, momentum=outer_momentum), UpdateCoding(up=up, down=down)
     if share:
         outer, coding = AVERAGE, drawn_share(share)
     else:
         codec_named(down)
     _check_codecs(coding.up, coding.down)
     passes, last = epochs or UNSET, "fp16" if share else ""
-    schedule = Schedule(inner_steps, rounds, fragments, overlap, closing=last, epochs=passes)
+    schedule = SyncSchedule(inner_steps, rounds, fragments, overlap, closing=last, epochs=passes)
     check_schedule(msgspec.structs.replace(schedule, rounds=max(1, rounds)))  # 0: without end
     return Recipe(
         model="attached",
@@ -447,16 +448,16 @@ def own_loop(
     )
 
 
-def drawn_share(share: float) -> Coding:
+def drawn_share(share: float) -> UpdateCoding:
     """A random share of the values, the same at all, both ways: what replaces leaves nothing to make good."""
     codec = f"randk:{share:g}+fp16"
-    return Coding(codec, codec, beta=0.0)
+    return UpdateCoding(codec, codec, beta=0.0)
 
 
 def _check_codecs(up: str, down: str) -> None:
     check_name(up)
     check_name(down)
-    if not codec_named(down, Known(seed=b"any", reference_N=empty(0), shapes=())).same_everywhere:
+    if not codec_named(down, SharedKnowledge(seed=b"any", reference_N=empty(0), shapes=())).same_everywhere:
         raise ValueError(
             f"{down!r} cannot carry answers: its bytes may differ between owners' machines; "
             "name a codec without zstd, lz4 or snappy for the way down"

@@ -40,7 +40,7 @@ SCALED: tuple[Statistic, ...] = ("mean", "radial", "clipped")
 """Sums of rows, each tensor of a row times one number (`scales_of`)."""
 
 
-class Reducer(msgspec.Struct, frozen=True):
+class RecipeReducer(msgspec.Struct, frozen=True):
     group: Literal["all", "server", "pair", "one"] = "all"
     """`server`: one member owns everything, as in a star. `pair`: random pairs, every member has an anchor of its
     own. `one`: each arrives alone, nobody waits."""
@@ -53,13 +53,13 @@ class Reducer(msgspec.Struct, frozen=True):
     peers_min: Peers = 1  # below so many members there is no round
 
 
-def weight_of(reducer: Reducer, samples: int, tokens: int, steps: int) -> int:
+def weight_of(reducer: RecipeReducer, samples: int, tokens: int, steps: int) -> int:
     if reducer.weight == "samples":
         return samples
     return round(tokens * tokens / steps) if steps else 0
 
 
-def arrived(reducer: Reducer, late: Sequence[int], overlap: int) -> tuple[list[bool], int]:
+def arrived(reducer: RecipeReducer, late: Sequence[int], overlap: int) -> tuple[list[bool], int]:
     """(who counts, steps until the round is closed) of updates that take so many steps each."""
     in_order = sorted(late)
     close = in_order[-1]
@@ -69,14 +69,14 @@ def arrived(reducer: Reducer, late: Sequence[int], overlap: int) -> tuple[list[b
     return [steps <= close for steps in late], close
 
 
-class Answer(NamedTuple):
+class ReducedAnswer(NamedTuple):
     value_N: Tensor | None  # what every member ends with; None if no row had any weight
     sent_bytes: int  # of the answer to one member; 0 where rows were gathered
     memory_N: Tensor | None  # the owner's, of what its answers left out
 
 
 def reduced(
-    reducer: Reducer,
+    reducer: RecipeReducer,
     rows: Sequence[tuple[int, Buffer]],
     n: int,
     up: Codec,
@@ -85,7 +85,7 @@ def reduced(
     remember: bool = False,
     sizes: Sequence[int] = (),
     members: int = 0,
-) -> Answer:
+) -> ReducedAnswer:
     """The owner's work for one part. Without `down` everybody decodes everybody and there is no answer.
 
     `sizes`: how many values of the part belong to each tensor in it; a row's length and direction are tensor-wise.
@@ -95,22 +95,22 @@ def reduced(
         mean_N = statistic_of(reducer.statistic, rows, n, up, sizes or (n,), members)
         return answered(mean_N, down, memory_N, remember)
     if down is None:
-        return Answer(gather(rows, n, up).mean_N, 0, memory_N)
+        return ReducedAnswer(gather(rows, n, up).mean_N, 0, memory_N)
     if remember:
         done, memory_N = combine_remembering(rows, n, up, down, memory_N, 1.0)
     else:
         done = combine(rows, n, up, down)
     if done.wire is None:
-        return Answer(None, 0, memory_N)
-    return Answer(down.decode(done.wire, n), len(done.wire), memory_N)
+        return ReducedAnswer(None, 0, memory_N)
+    return ReducedAnswer(down.decode(done.wire, n), len(done.wire), memory_N)
 
 
-def answered(value_N: Tensor | None, down: Codec | None, memory_N: Tensor | None, remember: bool) -> Answer:
+def answered(value_N: Tensor | None, down: Codec | None, memory_N: Tensor | None, remember: bool) -> ReducedAnswer:
     """What becomes of a part's value on its way back."""
     if down is None or value_N is None:
-        return Answer(value_N, 0, memory_N)
+        return ReducedAnswer(value_N, 0, memory_N)
     wire, left_N = pack(down, value_N, memory_N, 1.0)
-    return Answer(down.decode(wire, len(value_N)), len(wire), left_N if remember else None)
+    return ReducedAnswer(down.decode(wire, len(value_N)), len(wire), left_N if remember else None)
 
 
 def statistic_of(

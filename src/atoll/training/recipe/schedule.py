@@ -16,14 +16,14 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from atoll.base.arguments import Count, Share, Whole
-from atoll.training.exchange.layout import Layout
+from atoll.training.exchange.layout import ModelLayout
 from atoll.training.exchange.update import Bounds
 
 # between two codecs; the colon before a number ("topk:0.1", "topk:64/4096", "zstd:3") is part of a codec's name
 BETWEEN_CODECS = re.compile(r":(?!\d[\d./e-]*(?:[:+]|$))", re.ASCII)
 
 
-class Phase(msgspec.Struct, frozen=True):
+class SchedulePhase(msgspec.Struct, frozen=True):
     """From here on another rhythm: shorter rounds at the end, or finer codecs."""
 
     since: Share  # share of the run's steps, 0 … 1
@@ -32,7 +32,7 @@ class Phase(msgspec.Struct, frozen=True):
     down: str = ""
 
 
-class Schedule(msgspec.Struct, frozen=True):
+class SyncSchedule(msgspec.Struct, frozen=True):
     """When peers synchronise: after so many steps, or earlier when the plan's time is up."""
 
     inner_steps: Count = 50  # H; the gap to synchronous training grows with it, the bytes shrink
@@ -41,7 +41,7 @@ class Schedule(msgspec.Struct, frozen=True):
     overlap: Whole = 0
     """tau: steps between sending and applying; 0 waits. Below inner_steps, and in real runs below a turn's: they
     have one fragment under way at a time."""
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[SchedulePhase, ...] = ()
     closing: str = ""  # codec of one last average of live parameters, both ways; empty: the last round is like all
     moments: tuple[Whole, Whole] = (0, 0)  # rounds between averages of inner moments (first, second); 0: never
     epochs: Count | UnsetType = UNSET
@@ -79,7 +79,7 @@ class Schedule(msgspec.Struct, frozen=True):
         return taken
 
 
-def fragments_of(layout: Layout, count: int) -> Bounds:
+def fragments_of(layout: ModelLayout, count: int) -> Bounds:
     """[lo, hi) of `count` fragments of about equal size, cut between tensors. ValueError if there are too few."""
     ends = [slot.at + slot.size for slot in layout.slots if slot.kind != "counter"]
     if count > len(ends):
@@ -92,7 +92,7 @@ def fragments_of(layout: Layout, count: int) -> Bounds:
     return tuple(pairwise([*cuts, layout.floats]))
 
 
-def turn_of(schedule: Schedule, layout: Layout, done: int) -> tuple[int, int]:
+def turn_of(schedule: SyncSchedule, layout: ModelLayout, done: int) -> tuple[int, int]:
     """[lo, hi) that the round after `done` rounds carries: fragments in the order of `due`, at the end all; behind
     the model lie moments."""
     if schedule.fragments == 1 or done + 1 == schedule.turns:
@@ -100,20 +100,20 @@ def turn_of(schedule: Schedule, layout: Layout, done: int) -> tuple[int, int]:
     return fragments_of(layout, schedule.fragments)[(done + 1) % schedule.fragments]
 
 
-def moments_due(schedule: Schedule, done: int) -> int:
+def moments_due(schedule: SyncSchedule, done: int) -> int:
     """How many of the inner moments the round after `done` rounds averages, too: none, the first, or both."""
     first, second = schedule.moments
     return 0 if not first or (done + 1) % first else 1 if (done + 1) % second else 2
 
 
-def longest_turn(schedule: Schedule, layout: Layout) -> int:
+def longest_turn(schedule: SyncSchedule, layout: ModelLayout) -> int:
     """The most values that a round carries."""
     return layout.floats + (2 * layout.parameters if any(schedule.moments) else 0)
 
 
-def phase_at(schedule: Schedule, step: int, steps: int) -> tuple[int, Phase]:
+def phase_at(schedule: SyncSchedule, step: int, steps: int) -> tuple[int, SchedulePhase]:
     """(the step at which it began, the phase) that holds after `step` steps of a run of `steps`."""
-    found = (0, Phase(0.0, schedule.inner_steps))
+    found = (0, SchedulePhase(0.0, schedule.inner_steps))
     for phase in schedule.phases:
         begins = round(phase.since * steps)
         if step > begins:
@@ -121,7 +121,7 @@ def phase_at(schedule: Schedule, step: int, steps: int) -> tuple[int, Phase]:
     return found
 
 
-def stretches_of(schedule: Schedule) -> tuple[tuple[int, int], ...]:
+def stretches_of(schedule: SyncSchedule) -> tuple[tuple[int, int], ...]:
     """(rounds, steps of each) in order, where phases change their length: what is left of a phase when the next one
     begins goes into its first round, and what is left of the run into one more. Of whole models only."""
     begins = [round(phase.since * schedule.steps) for phase in schedule.phases]
@@ -136,14 +136,14 @@ def stretches_of(schedule: Schedule) -> tuple[tuple[int, int], ...]:
     return tuple((rounds, steps) for rounds, steps in found if rounds and steps)
 
 
-def phases_named(text: str) -> tuple[Phase, ...]:
+def phases_named(text: str) -> tuple[SchedulePhase, ...]:
     """since:inner_steps[:up[:down]], more with commas: "0.8:16,0.9:8:topk:0.1:int8". ValueError if it is none."""
-    found = list[Phase]()
+    found = list[SchedulePhase]()
     for piece in filter(None, text.split(",")):
         since, steps, codecs, *_ = [*piece.split(":", 2), "", ""]
         up, down, *more = [*BETWEEN_CODECS.split(codecs), "", ""]
         try:
-            found.append(Phase(float(since), int(steps), up, down))
+            found.append(SchedulePhase(float(since), int(steps), up, down))
         except ValueError:
             more = [piece]
         if any(more):
@@ -151,7 +151,7 @@ def phases_named(text: str) -> tuple[Phase, ...]:
     return tuple(found)
 
 
-def due(schedule: Schedule, step: int, steps: int) -> tuple[int, ...]:
+def due(schedule: SyncSchedule, step: int, steps: int) -> tuple[int, ...]:
     """The fragments that are sent after `step` steps; at the end of the run, all of them."""
     if step == steps:
         return tuple(range(schedule.fragments))
@@ -161,7 +161,7 @@ def due(schedule: Schedule, step: int, steps: int) -> tuple[int, ...]:
     return tuple(f for f in range(schedule.fragments) if step > begins and within == int(f * apart))
 
 
-def check_schedule(schedule: Schedule) -> None:
+def check_schedule(schedule: SyncSchedule) -> None:
     """ValueError if the numbers do not fit each other."""
     shortest = min([schedule.inner_steps, *(phase.inner_steps for phase in schedule.phases)])
     if min(schedule.rounds, shortest, schedule.fragments) < 1 or schedule.overlap < 0:

@@ -10,7 +10,7 @@ Never writes into a row, never answers with a NaN, draws nothing at random.
 """
 
 from atoll.training.robust.default import default, liars_of
-from atoll.training.robust.gram import Arrivals, Gram, gram_of
+from atoll.training.robust.gram import GramMatrix, StreamedRows, gram_of
 from atoll.training.robust.rules import (
     RULES,
     aggregate,
@@ -36,8 +36,8 @@ from atoll.training.robust.weights import arc, bucketing, clip, nnm
 
 __all__ = [
     "RULES",
-    "Arrivals",
-    "Gram",
+    "GramMatrix",
+    "StreamedRows",
     "aggregate",
     "arc",
     "blended_caf",

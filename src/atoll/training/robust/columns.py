@@ -37,15 +37,15 @@ class Comparator(NamedTuple):
     wants_high: bool  # the greater goes to `high`
 
 
-class Step(NamedTuple):
+class CompareStep(NamedTuple):
     maximum: bool
     left: int
     right: int
     into: int  # registers: 0 … n−1 are the rows, never written; above are scratch
 
 
-class Network(NamedTuple):
-    steps: tuple[Step, ...]
+class SortingNetwork(NamedTuple):
+    steps: tuple[CompareStep, ...]
     ranks: tuple[int, ...]  # the register that holds rank i at the end; meaningless where it was dropped
     registers: int
 
@@ -80,7 +80,7 @@ def comparators(wanted: tuple[str, ...]) -> tuple[Comparator, ...]:
 
 
 @lru_cache(maxsize=64)
-def network(wanted: tuple[str, ...]) -> Network:
+def network(wanted: tuple[str, ...]) -> SortingNetwork:
     """Where the values of `comparators` live, if no row may be written into."""
     n = len(wanted)
     wires, free, registers, steps = list(range(n)), [], n, []
@@ -97,13 +97,13 @@ def network(wanted: tuple[str, ...]) -> Network:
         if wants_low:
             # the maximum still needs both inputs; a lone minimum may overwrite one
             wires[low] = fresh() if wants_high or left < n else left
-            steps.append(Step(False, left, right, wires[low]))
+            steps.append(CompareStep(False, left, right, wires[low]))
         if wants_high:
             wires[high] = right if right >= n else left if left >= n else fresh()
-            steps.append(Step(True, left, right, wires[high]))
+            steps.append(CompareStep(True, left, right, wires[high]))
         now = {wires[low] if wants_low else -1, wires[high] if wants_high else -1}
         free.extend(register for register in (left, right) if register >= n and register not in now)
-    return Network(tuple(steps), tuple(wires), registers)
+    return SortingNetwork(tuple(steps), tuple(wires), registers)
 
 
 Chosen: TypeAlias = tuple[tuple[int, ...], ...]  # of each mixture the rows that it is the mean of
@@ -209,14 +209,14 @@ def average(mix: Chosen, values: np.ndarray, into: np.ndarray) -> None:
         np.multiply(mean_C, mean_C.dtype.type(1 / len(chosen)), out=mean_C)
 
 
-def _run(net: Network, registers: list[Tensor]) -> None:
+def _run(net: SortingNetwork, registers: list[Tensor]) -> None:
     if registers[0].device.type == "cpu":  # numpy's calls cost less: 36 ms where torch's took 47 (n = 20, d = 1M)
         return _play(net, [register.numpy() for register in registers], np.minimum, np.maximum)
     _play(net, registers, torch.minimum, torch.maximum)
 
 
 def _play(
-    net: Network, places: Sequence[object], lesser: Callable[..., object], greater: Callable[..., object]
+    net: SortingNetwork, places: Sequence[object], lesser: Callable[..., object], greater: Callable[..., object]
 ) -> None:
     for maximum, left, right, into in net.steps:
         (greater if maximum else lesser)(places[left], places[right], out=places[into])

@@ -17,7 +17,7 @@ from atoll.training.robust.rows import Rows, Vector
 from atoll.training.robust.rules import caf, check, krum_least
 
 
-class Rule(Protocol):
+class AggregationRule(Protocol):
     def __call__(self, rows: Rows, /) -> Vector: ...
 
 
@@ -26,7 +26,7 @@ def liars_of(n: int) -> int:
     return max(0, min((n - 1) // 3, (n - 3) // 2))
 
 
-def default(n: int, f: int | None = None) -> Rule:
+def default(n: int, f: int | None = None) -> AggregationRule:
     """The rule for n rows of which f may lie: default(17)(rows). f None: `liars_of(n)`.
 
     Fewer rows may come than were reckoned with, at least 2f + 1. ValueError unless n ≥ 2f + 3.

@@ -33,7 +33,7 @@ BLOCK = 16  # rows times all rows after them, so that only about half the matrix
 DEVICE_CHUNK = 2**20  # columns at once on an accelerator
 
 
-class Gram(NamedTuple):
+class GramMatrix(NamedTuple):
     """Inner products about a centre c of n rows and, last, of the origin they are measured from.
 
     products[i, j] = <p_i − c, p_j − c>, shape (n + 1, n + 1), p = (x_0 … x_{n−1}, origin).
@@ -46,14 +46,14 @@ class Gram(NamedTuple):
     def origin(self) -> int:
         return len(self.products) - 1
 
-    def plus(self, other: Gram) -> Gram:
+    def plus(self, other: GramMatrix) -> GramMatrix:
         """The Gram matrix of two parts together: disjoint coordinates of the same rows about the same centre."""
         if self.centre != other.centre or self.products.shape != other.products.shape:
             raise ValueError(
                 "parts add up for the same rows about the same centre, not "
                 f"{self.origin} rows about {self.centre} and {other.origin} about {other.centre}"
             )
-        return Gram(self.products + other.products, self.centre)
+        return GramMatrix(self.products + other.products, self.centre)
 
     def squared(self) -> Square:
         """‖p_i − p_j‖², shape (n + 1, n + 1): never negative, exactly 0 on the diagonal."""
@@ -71,13 +71,13 @@ class Gram(NamedTuple):
         here = times(weights[None, :], towards[:, None])[0, 0]
         return np.maximum(np.diag(self.products) - 2 * towards + here, 0.0)
 
-    def mixed(self, mix: Square) -> Gram:
+    def mixed(self, mix: Square) -> GramMatrix:
         """The Gram matrix of y = mix · p, m mixtures and the same origin; rows of `mix` (m, n + 1) sum to 1.
 
         Mixtures are never built: this is how NNM costs nothing but n×n arithmetic.
         """
         whole = with_origin(mix)
-        return Gram(times(times(whole, self.products), whole.T), self.centre)
+        return GramMatrix(times(times(whole, self.products), whole.T), self.centre)
 
 
 def with_origin(mix: Square) -> Square:
@@ -93,7 +93,7 @@ def times(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return total
 
 
-def gram_of(rows: Sequence[Tensor], centre: int, origin_D: Tensor | None = None, chunk: int = 0) -> Gram:
+def gram_of(rows: Sequence[Tensor], centre: int, origin_D: Tensor | None = None, chunk: int = 0) -> GramMatrix:
     """The Gram matrix of finite rows, each (d,), about row `centre`; the origin is `origin_D` or zero.
 
     Relative error of distances up to 2e-13 for rows that differ by a thousandth of their length; `chunk` columns
@@ -152,7 +152,7 @@ def add_products(sums_NN: Tensor, block_NC: Tensor) -> None:
             sums[lo : lo + BLOCK, first:] += block[lo : lo + BLOCK, at] @ block[first:, at].T
 
 
-def _placed(sums: Square, centre: int) -> Gram:
+def _placed(sums: Square, centre: int) -> GramMatrix:
     """Both triangles, and the origin moved from the centre's place to the end."""
     n = len(sums)
     upper = np.triu(sums)
@@ -160,10 +160,10 @@ def _placed(sums: Square, centre: int) -> Gram:
     products = np.zeros((n + 1, n + 1))
     places = [n if index == centre else index for index in range(n)]
     products[np.ix_(places, places)] = both
-    return Gram(products, centre)
+    return GramMatrix(products, centre)
 
 
-class Arrivals(Sequence[Tensor]):
+class StreamedRows(Sequence[Tensor]):
     """Rows as they arrive, for any rule in the place of rows: `krum(arrivals, f=2)`.
 
     Each costs one pass over those before it, while the next is on its way. Rows are kept, not copied. Products are
@@ -195,7 +195,7 @@ class Arrivals(Sequence[Tensor]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def gram(self, places: Sequence[int] | None = None) -> Gram:
+    def gram(self, places: Sequence[int] | None = None) -> GramMatrix:
         """Of the rows at these places, in this order; of all as they came, if none are given."""
         chosen = range(len(self._rows)) if places is None else places
         n = len(chosen)
@@ -203,4 +203,4 @@ class Arrivals(Sequence[Tensor]):
         for i, j in itertools.product(range(n), repeat=2):
             late, early = max(chosen[i], chosen[j]), min(chosen[i], chosen[j])
             products[i, j] = self._products[late][early]
-        return Gram(products, None)
+        return GramMatrix(products, None)

@@ -24,7 +24,7 @@ from torch import Tensor
 from atoll.base.arguments import did_you_mean
 from atoll.training.codec.compiled import native
 from atoll.training.robust import columns, weights
-from atoll.training.robust.gram import Arrivals, Gram, Square, gram_of, times, with_origin
+from atoll.training.robust.gram import GramMatrix, Square, StreamedRows, gram_of, times, with_origin
 from atoll.training.robust.rows import (
     DOT,
     SQUARED_MAX,
@@ -45,26 +45,26 @@ Before: TypeAlias = str | Sequence[str | Pre]
 PRE: dict[str, Pre] = {"nnm": weights.nnm, "arc": weights.arc, "bucketing": weights.bucketing()}
 
 
-class Ready(NamedTuple):
+class PreparedRows(NamedTuple):
     """Rows fit to be worked on: finite, short enough to be squared twice, in the order of their content."""
 
     rows: list[Tensor]
     places: list[int]  # where each stood in what the caller gave
     norms2: list[float]
     f: int  # liars that may still be among them
-    arrived: Arrivals | None  # where distances are known already
+    arrived: StreamedRows | None  # where distances are known already
 
     @property
     def middle(self) -> int:
         return len(self.rows) // 2  # the row of median norm
 
-    def gram(self, origin_D: Tensor | None = None) -> Gram:
+    def gram(self, origin_D: Tensor | None = None) -> GramMatrix:
         if self.arrived is not None and origin_D is None:
             return self.arrived.gram(self.places)
         return gram_of(self.rows, self.middle, origin_D)
 
 
-def ready(rows: Rows, f: int) -> Ready:
+def ready(rows: Rows, f: int) -> PreparedRows:
     views = opened(rows)
     native.at_once(len(views) * len(views[0]))  # sorting takes them where they are, and does not ask for them
     norms2 = squared_norms(views)
@@ -74,12 +74,12 @@ def ready(rows: Rows, f: int) -> Ready:
     kept, kept2 = [views[index] for index in finite], [norms2[index] for index in finite]
     order = content_order(kept, kept2)
     left = max(0, f - (len(views) - len(finite)))
-    return Ready(
+    return PreparedRows(
         [kept[i] for i in order],
         [finite[i] for i in order],
         [kept2[i] for i in order],
         left,
-        rows if isinstance(rows, Arrivals) else None,
+        rows if isinstance(rows, StreamedRows) else None,
     )
 
 
@@ -155,7 +155,7 @@ def multi_krum(
 ) -> Vector:
     """Mean of the `keep` rows of least Krum score, by default n − f, (d,); n ≥ 2f + 3."""
 
-    def solve(gram: Gram, f: int) -> Weights:
+    def solve(gram: GramMatrix, f: int) -> Weights:
         most = gram.origin - f if keep is None else keep
         return weights.krum(gram, f, min(most, gram.origin), neighbours)
 
@@ -243,7 +243,7 @@ def monna(rows: Rows, f: int, own: int, pre: Before = ()) -> Vector:
     if own not in given.places:
         raise ValueError(f"one's own row {own} must be one of the {len(rows)} and finite")
 
-    def nearest_to_own(gram: Gram, f: int) -> Weights:
+    def nearest_to_own(gram: GramMatrix, f: int) -> Weights:
         if gram.origin != len(given.rows):
             raise ValueError("monna knows its own row no more once rows are grouped; leave out bucketing")
         return weights.monna(gram, f, given.places.index(own))
@@ -320,7 +320,7 @@ def _by_distances(
 
 
 def _solved(
-    rule: str, given: Ready, pre: Before, least: Callable[[int], int], solve: Solve, origin_D: Tensor | None
+    rule: str, given: PreparedRows, pre: Before, least: Callable[[int], int], solve: Solve, origin_D: Tensor | None
 ) -> Tensor:
     gram, mix = _seen(rule, given, pre, least, origin_D)
     found = solve(gram, given.f)
@@ -330,8 +330,8 @@ def _solved(
 
 
 def _seen(
-    rule: str, given: Ready, pre: Before, least: Callable[[int], int], origin_D: Tensor | None = None
-) -> tuple[Gram, Square | None]:
+    rule: str, given: PreparedRows, pre: Before, least: Callable[[int], int], origin_D: Tensor | None = None
+) -> tuple[GramMatrix, Square | None]:
     """What the rule sees: the Gram matrix after all pre-aggregations, and the mixture of rows it stands for."""
     gram, mix = given.gram(origin_D), None
     for step in map(_named, [pre] if isinstance(pre, str) else pre):
@@ -342,7 +342,7 @@ def _seen(
     return gram, mix
 
 
-def _combined(given: Ready, found: Weights, origin_D: Tensor | None) -> Tensor:
+def _combined(given: PreparedRows, found: Weights, origin_D: Tensor | None) -> Tensor:
     views = given.rows if origin_D is None else [*given.rows, origin_D]
     return weighted_sum(views, [float(weight) for weight in found[: len(views)]])
 

@@ -16,11 +16,11 @@ from typing import TypeAlias
 import numpy as np
 
 from atoll.base.draw import shuffled
-from atoll.training.robust.gram import Gram, Square, times
+from atoll.training.robust.gram import GramMatrix, Square, times
 
 Weights = np.ndarray  # (n + 1,) fp64: rows, then the origin
-Solve: TypeAlias = Callable[[Gram, int], Weights]  # (gram, f)
-Pre: TypeAlias = Callable[[Gram, int], Square]  # (gram, f) -> (m, n + 1)
+Solve: TypeAlias = Callable[[GramMatrix, int], Weights]  # (gram, f)
+Pre: TypeAlias = Callable[[GramMatrix, int], Square]  # (gram, f) -> (m, n + 1)
 
 FLOOR = 1e-6  # of the median distance: nearer than that, the geometric median counts a row as reached
 STEPS = 100  # of Weiszfeld; each is n² work, and it stops when no weight moves by more than SETTLED
@@ -31,13 +31,13 @@ ALIGNED = 0.3  # of all variance in one direction: rows of honest workers that d
 SNAP = 1e-12  # a weight that CAF has taken away but for rounding is gone: times 1e30 it would be back
 
 
-def evenly(gram: Gram, chosen: Sequence[int]) -> Weights:
+def evenly(gram: GramMatrix, chosen: Sequence[int]) -> Weights:
     weights = np.zeros(gram.origin + 1)
     weights[list(chosen)] = 1 / len(chosen)
     return weights
 
 
-def distances(gram: Gram) -> Square:
+def distances(gram: GramMatrix) -> Square:
     """Squared distances between rows, (n, n), without the origin."""
     return gram.squared()[:-1, :-1]
 
@@ -64,12 +64,12 @@ def krum_order(squared: Square, f: int, neighbours: int | None) -> list[int]:
     return sorted(range(n), key=lambda i: (scores[i], remote[i], i))
 
 
-def krum(gram: Gram, f: int, keep: int = 1, neighbours: int | None = None) -> Weights:
+def krum(gram: GramMatrix, f: int, keep: int = 1, neighbours: int | None = None) -> Weights:
     """The row of least score, or the mean of the `keep` best (Blanchard et al. 2017, section 4 and Multi-Krum)."""
     return evenly(gram, krum_order(distances(gram), f, neighbours)[:keep])
 
 
-def bulyan_choice(gram: Gram, f: int) -> list[int]:
+def bulyan_choice(gram: GramMatrix, f: int) -> list[int]:
     """n − 2f rows: Krum's choice, taken out, and again (El Mhamdi et al. 2018, algorithm 1)."""
     squared, left, chosen = distances(gram), list(range(gram.origin)), []
     while len(chosen) < gram.origin - 2 * f:
@@ -79,7 +79,7 @@ def bulyan_choice(gram: Gram, f: int) -> list[int]:
     return sorted(chosen)
 
 
-def monna(gram: Gram, f: int, own: int) -> Weights:
+def monna(gram: GramMatrix, f: int, own: int) -> Weights:
     """Mean of the n − f rows nearest to one's own (Farhadkhani et al. 2023, MoNNA)."""
     return evenly(gram, nearest(distances(gram), own, gram.origin - f))
 
@@ -89,7 +89,7 @@ def nearest(squared: Square, to: int, count: int) -> list[int]:
     return sorted(range(len(squared)), key=lambda j: (j != to, float(squared[to, j]), j))[:count]
 
 
-def mda(gram: Gram, f: int) -> Weights:
+def mda(gram: GramMatrix, f: int) -> Weights:
     """Mean of the n − f rows of least diameter (El Mhamdi et al. 2018; exact, not sampled).
 
     Rows farther apart than t may not both stay: is there a cover of those pairs by f rows? Bisection over t, and
@@ -144,7 +144,7 @@ def _without(partners: dict[int, frozenset[int]], gone: frozenset[int]) -> dict[
 # rules that iterate, on n weights instead of on vectors
 
 
-def geometric_median(gram: Gram, f: int, steps: int, floor: float | None, from_origin: bool) -> Weights:
+def geometric_median(gram: GramMatrix, f: int, steps: int, floor: float | None, from_origin: bool) -> Weights:
     """The point of least summed distance, by Weiszfeld's iteration (RFA: Pillutla et al. 2022, algorithm 2).
 
     `floor`: distances count as at least this; None: FLOOR of the median distance. Starts at the mean of the n − f
@@ -169,7 +169,7 @@ def geometric_median(gram: Gram, f: int, steps: int, floor: float | None, from_o
     return weights
 
 
-def centred_clipping(gram: Gram, f: int, steps: int, radius: float | None) -> Weights:
+def centred_clipping(gram: GramMatrix, f: int, steps: int, radius: float | None) -> Weights:
     """From the origin, `steps` times: v += mean of (x_i − v) · min(1, radius / ‖x_i − v‖).
 
     Karimireddy et al. 2021, algorithm 2. `radius` None: the median of the n distances, anew in every step; a fixed
@@ -191,7 +191,7 @@ def clipping_step(weights: Weights, squared_N: np.ndarray, radius: float | None)
     return moved
 
 
-def caf(gram: Gram, f: int) -> Weights:
+def caf(gram: GramMatrix, f: int) -> Weights:
     """Covariance-bound agnostic filter (Allouah et al. 2025, algorithm 2).
 
     The mean whose largest variance was least.
@@ -200,7 +200,7 @@ def caf(gram: Gram, f: int) -> Weights:
     return np.append(weights, 0.0)
 
 
-def clipped_caf(gram: Gram, f: int) -> Weights:
+def clipped_caf(gram: GramMatrix, f: int) -> Weights:
     """CAF for workers whose data differ: rows are clipped first, and it stops as soon as no direction stands out.
 
     v is what centred clipping answers; every row is shortened to the median distance from it; then rows lose belief
@@ -217,7 +217,7 @@ def clipped_caf(gram: Gram, f: int) -> Weights:
     return times(next(calm, least)[None, :], mix)[0]
 
 
-def blended_caf(gram: Gram, f: int) -> Weights:
+def blended_caf(gram: GramMatrix, f: int) -> Weights:
     """All means that the filter comes by, each by the inverse square of its largest variance.
 
     Honest rows that the filter took away are back in part, and a mean that liars have drawn far away has next to no
@@ -234,7 +234,7 @@ def blended_caf(gram: Gram, f: int) -> Weights:
     return blend
 
 
-def _filtered(gram: Gram, f: int) -> Iterator[tuple[np.ndarray, float, float]]:
+def _filtered(gram: GramMatrix, f: int) -> Iterator[tuple[np.ndarray, float, float]]:
     """Weights of the rows, (n,), the largest variance about their mean, ever less of it, and all of it together.
 
     While the rows' beliefs sum to more than n − 2f: weighted mean, the direction of most weighted variance, every
@@ -281,7 +281,7 @@ def _top(symmetric: Square) -> tuple[float, np.ndarray]:
 # pre-aggregations: what the rule sees instead of the rows
 
 
-def nnm(gram: Gram, f: int) -> Square:
+def nnm(gram: GramMatrix, f: int) -> Square:
     """y_i = mean of the n − f rows nearest x_i, itself included (Allouah et al. 2023, algorithm 2)."""
     squared = distances(gram)
     return np.stack([evenly(gram, nearest(squared, i, gram.origin - f)) for i in range(gram.origin)])
@@ -296,14 +296,14 @@ def bucketing(size: int = 2, seed: bytes = b"") -> Pre:
     if size < 1:
         raise ValueError(f"buckets hold at least one row, not {size}")
 
-    def buckets(gram: Gram, f: int) -> Square:
+    def buckets(gram: GramMatrix, f: int) -> Square:
         order = shuffled(seed, "bucketing", range(gram.origin))
         return np.stack([evenly(gram, order[at : at + size]) for at in range(0, len(order), size)])
 
     return buckets
 
 
-def arc(gram: Gram, f: int) -> Square:
+def arc(gram: GramMatrix, f: int) -> Square:
     """The ⌊2f(n − f)/n⌋ longest rows are shortened to the longest of the others (Allouah et al. 2024, ARC)."""
     n = gram.origin
     lengths = _lengths(gram)
@@ -318,7 +318,7 @@ def clip(norm: float) -> Pre:
     return lambda gram, f: _shortened(_lengths(gram), norm)
 
 
-def _lengths(gram: Gram) -> list[float]:
+def _lengths(gram: GramMatrix) -> list[float]:
     return [math.sqrt(value) for value in map(float, gram.squared()[-1, :-1])]
 
 
@@ -332,7 +332,7 @@ def _shortened(lengths: list[float], norm: float, centre: Weights | None = None)
 # who is far away
 
 
-def scores(gram: Gram) -> list[float]:
+def scores(gram: GramMatrix) -> list[float]:
     """How many robust deviations a row's distance to the others lies above what the others show, n numbers.
 
     A row's distance is the median of its distances to the others; it is compared with median and 1.4826 · MAD of

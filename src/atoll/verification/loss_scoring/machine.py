@@ -19,19 +19,19 @@ from msgspec.structs import replace
 from atoll.base.draw import draw_bytes
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.limits import MIB, SCORE_OPEN
-from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send
+from atoll.base.machine import Effect, Emit, Fact, RunTask, Send, TaskDone, TaskFailed
 from atoll.peer.events import ScoreDrawn, ScoreMissed, ScoreTaken, UpdateScored
 from atoll.peer.governance.settings_change import plan_after
 from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.round.context import ground_after
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Exhibited, Fell, Hold, Score, ShowUpdate
-from atoll.protocol.history.chain import History
-from atoll.protocol.transfer.download import Fetch, Fetched, FetchFailed
-from atoll.verification.evidence_download import Exhibits, tried
-from atoll.verification.loss_scoring.policy import Case, Falls, Key
-from atoll.wire.messages.audits import ExhibitIs, WantExhibit
-from atoll.wire.messages.vertex import Body
+from atoll.peer.tasks import ExhibitBuilt, PinBlobs, ScoreResult, ScoreUpdate, ShowUpdate
+from atoll.protocol.history.chain import VertexChain
+from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
+from atoll.verification.evidence_download import EvidenceDownloads, tried
+from atoll.verification.loss_scoring.policy import Falls, Key, ScoringCase
+from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse
+from atoll.wire.messages.vertex import VertexBody
 
 AT_ONCE = 2  # updates: one is fetched while another is looked at
 GIVE_UP = 6  # rounds after which nothing was shown …
@@ -40,10 +40,10 @@ CLOSING = 2  # … but for so many rounds before nobody may say so any more
 
 
 @dataclass
-class Turn:
+class ScoringTurn:
     """An update that is mine to score."""
 
-    case: Case
+    case: ScoringCase
     since: int  # the head when I began to ask for it
     since_s: Seconds
     blob: Digest | None = None  # what I was pointed at; asked again while it is None
@@ -57,16 +57,16 @@ class Turn:
         return not self.done and not self.looking
 
 
-class Scoring:
+class LossScoring:
     """`settings` say that there is some. Effects go to the driver; `ScoreTaken` is to be told to the members."""
 
-    def __init__(self, me: PeerId, settings: RunSettings, history: History, pool: ReportPool) -> None:
+    def __init__(self, me: PeerId, settings: RunSettings, history: VertexChain, pool: ReportPool) -> None:
         self.me, self.settings, self.history, self.pool = me, settings, history, pool
-        self.turns: dict[Key, Turn] = {}
+        self.turns: dict[Key, ScoringTurn] = {}
         # rounds of mine; None while it is being laid out, or if it is lost
         self.shown: dict[int, Digest | None] = {}
         self.held: tuple[Digest, ...] = ()
-        self.arriving = Exhibits("score")
+        self.arriving = EvidenceDownloads("score")
 
     # ---- vertices ------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class Scoring:
         """After a restart: what was drawn of me is lost, what I was drawn for is not."""
         return self._work(now)
 
-    def grew(self, body: Body, now: Seconds) -> list[Effect]:
+    def grew(self, body: VertexBody, now: Seconds) -> list[Effect]:
         """The history has one vertex more."""
         effects: list[Effect] = []
         scores = self.pool.recent().scores
@@ -87,7 +87,7 @@ class Scoring:
             effects.append(self._fact(ScoreDrawn(peer=case.peer, scorers=case.scorers)))
             if case.peer == self.me:
                 self.shown[case.round] = None
-                effects.append(Ask(f"score/show/{case.round}", ShowUpdate(case.round)))
+                effects.append(RunTask(f"score/show/{case.round}", ShowUpdate(case.round)))
         return effects + self._work(now)
 
     def _work(self, now: Seconds) -> list[Effect]:
@@ -104,7 +104,7 @@ class Scoring:
         mine = [c for c in cases.values() if self.me in c.scorers and self.me not in c.said and c.peer in here]
         for case in sorted(mine, key=lambda case: case.priority):
             if sum(not turn.done for turn in self.turns.values()) < AT_ONCE and case.key not in self.turns:
-                self.turns[case.key] = Turn(case, head, now)
+                self.turns[case.key] = ScoringTurn(case, head, now)
                 effects += self._ask(self.turns[case.key])
         return [*self._hold(), *effects]
 
@@ -119,23 +119,23 @@ class Scoring:
         if needed == self.held:
             return []
         self.held = needed
-        return [Ask("score/hold", Hold(needed, "scores"))]
+        return [RunTask("score/hold", PinBlobs(needed, "scores"))]
 
     # ---- showing -------------------------------------------------------------------------------------------
 
-    def give(self, sender: PeerId, wish: WantExhibit) -> list[Effect]:
+    def give(self, sender: PeerId, wish: ExhibitRequest) -> list[Effect]:
         """Only those who were drawn are told where it lies."""
         case = self.pool.recent().scores.cases.get((wish.round, self.me))
         if case is None or sender not in case.scorers:
             return []
-        return [Send(sender, ExhibitIs(wish.round, self.shown.get(wish.round), update=True))]
+        return [Send(sender, ExhibitResponse(wish.round, self.shown.get(wish.round), update=True))]
 
     def _laid_out(self, round: int, blob: Digest) -> list[Effect]:
         case = self.pool.recent().scores.cases.get((round, self.me))
         if case is None:
             return []
         self.shown[round] = blob
-        return [*self._hold(), *(Send(peer, ExhibitIs(round, blob, update=True)) for peer in case.scorers)]
+        return [*self._hold(), *(Send(peer, ExhibitResponse(round, blob, update=True)) for peer in case.scorers)]
 
     # ---- scoring -------------------------------------------------------------------------------------------
 
@@ -143,12 +143,12 @@ class Scoring:
         """With every heartbeat: words may be lost."""
         return [e for turn in self.turns.values() if turn.waits for e in self._ask(turn)]
 
-    def _ask(self, turn: Turn) -> list[Effect]:
-        return [Send(turn.case.peer, WantExhibit(turn.case.round, update=True))] if turn.blob is None else []
+    def _ask(self, turn: ScoringTurn) -> list[Effect]:
+        return [Send(turn.case.peer, ExhibitRequest(turn.case.round, update=True))] if turn.blob is None else []
 
     def point(
-        self, sender: PeerId, told: ExhibitIs, under_way: Mapping[Digest, Fetch], now: Seconds
-    ) -> tuple[Fetch | None, list[Effect]]:
+        self, sender: PeerId, told: ExhibitResponse, under_way: Mapping[Digest, BlobDownload], now: Seconds
+    ) -> tuple[BlobDownload | None, list[Effect]]:
         """The author says where its update lies; of what is on its way already it is one source more."""
         turn = self.turns.get((told.round, sender))
         if turn is None or turn.blob is not None or turn.done or told.blob is None:
@@ -161,7 +161,7 @@ class Scoring:
         """Downloads that nobody waits for any more."""
         return self.arriving.given_up(turn.blob for turn in self.turns.values() if not turn.done)
 
-    def fetched(self, fact: Fetched | FetchFailed) -> list[Effect]:
+    def fetched(self, fact: BlobFetched | FetchFailed) -> list[Effect]:
         if not self.arriving.ended(fact.blob):
             return []
         turn = next((turn for turn in self.turns.values() if turn.waits and turn.blob == fact.blob), None)
@@ -173,9 +173,9 @@ class Scoring:
         if turn is None or work is None:
             return []
         turn.looking = True
-        return [Ask(f"score/take/{turn.case.round}/{turn.case.peer}", work)]
+        return [RunTask(f"score/take/{turn.case.round}/{turn.case.peer}", work)]
 
-    def _look(self, case: Case, blob: Digest) -> Score | None:
+    def _look(self, case: ScoringCase, blob: Digest) -> ScoreUpdate | None:
         """What the peer was to do, out of the vertices: the same at every scorer. None if they are not at hand."""
         history = self.history
         parent, head = history.bodies.get(case.round - 1), history.ids.get(case.round - 1)
@@ -184,7 +184,7 @@ class Scoring:
         plan = plan_after(self.settings, head, parent)
         ground = ground_after(self.settings, plan, parent, self.pool.recent(), history.notary.run)
         shard, shards = plan.shard(case.peer)
-        return Score(
+        return ScoreUpdate(
             blob=blob,
             round=case.round,
             peer=case.peer,
@@ -201,32 +201,32 @@ class Scoring:
 
     # ---- jobs ----------------------------------------------------------------------------------------------
 
-    def done(self, event: Done | Failed, now: Seconds) -> list[Effect]:
+    def done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
         """A scorer whose own trainer fails says nothing to members: there are others."""
         match event:
-            case Done(job, Exhibited(blob)) if job.startswith("score/show/"):
+            case TaskDone(job, ExhibitBuilt(blob)) if job.startswith("score/show/"):
                 return self._laid_out(int(job.rsplit("/", 1)[1]), blob)
-            case Done(job, Fell(falls, why)) if (turn := self._turn_of(job)) is not None:
+            case TaskDone(job, ScoreResult(falls, why)) if (turn := self._turn_of(job)) is not None:
                 return [*self._end(turn, falls, why), *self._work(now)]
-            case Failed(job, why) if job.startswith("score/show/"):
+            case TaskFailed(job, why) if job.startswith("score/show/"):
                 return [self._fact(ScoreMissed(peer=self.me, of=int(job.rsplit("/", 1)[1]), why=why))]
-            case Failed(job, why) if (turn := self._turn_of(job)) is not None:
+            case TaskFailed(job, why) if (turn := self._turn_of(job)) is not None:
                 turn.looking, turn.done = False, True
                 missed = ScoreMissed(peer=turn.case.peer, of=turn.case.round, why=why)
                 return [self._fact(missed), *self._work(now)]
             case _:
                 return []
 
-    def _turn_of(self, job: str) -> Turn | None:
+    def _turn_of(self, job: str) -> ScoringTurn | None:
         if not job.startswith("score/take/"):
             return None
         _, _, round, peer = job.split("/")
         return self.turns.get((int(round), PeerId(peer)))
 
-    def _end(self, turn: Turn, falls: Falls, why: str) -> list[Effect]:
+    def _end(self, turn: ScoringTurn, falls: Falls, why: str) -> list[Effect]:
         turn.looking, turn.done = False, True
         case = turn.case
         return [self._fact(ScoreTaken(peer=case.peer, of=case.round, falls=falls, why=why))]
 
-    def _fact(self, fact: Fact) -> Report:
-        return Report(replace(fact, round=self.history.head))
+    def _fact(self, fact: Fact) -> Emit:
+        return Emit(replace(fact, round=self.history.head))

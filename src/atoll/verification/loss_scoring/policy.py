@@ -21,8 +21,8 @@ from atoll.policy.duplicate_updates import alike_in
 from atoll.policy.reputation import audit_factor, by_tier, scores_of
 from atoll.verification.case import CHANCES, QuorumRule
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Commit, Scored
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import Commitment, ScoreReport
+from atoll.wire.messages.vertex import VertexBody
 
 NAT = 1_000_000  # falls travel in millionths
 FALL_MOST = 10**9 * NAT
@@ -50,12 +50,12 @@ def opinion_of(falls: Falls) -> Opinion:
 
 
 @dataclass
-class Case:
+class ScoringCase:
     """One update that is scored: what was drawn, what its author had committed to, and who has said what since."""
 
     round: int
     peer: PeerId
-    commit: Commit
+    commit: Commitment
     scorers: tuple[PeerId, ...]
     vertex: Digest  # that drew it, and draws the samples
     said: dict[PeerId, Falls] = field(default_factory=dict[PeerId, Falls])
@@ -89,7 +89,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Score:
+class SettledScore:
     """What became of one case."""
 
     round: int
@@ -98,18 +98,18 @@ class Score:
     opinion: Opinion
 
 
-class Scores:
+class ScoreLedger:
     """The scored updates of recent rounds. Tell it of vertices with `follow`; it forgets what is over."""
 
     def __init__(self, share: float, rule: QuorumRule) -> None:
         self.share = share
         self.rule: QuorumRule = rule
-        self.cases: dict[Key, Case] = {}
-        self.settled: tuple[Score, ...] = ()  # by the head: the next vertex makes them part of records
+        self.cases: dict[Key, ScoringCase] = {}
+        self.settled: tuple[SettledScore, ...] = ()  # by the head: the next vertex makes them part of records
         self.head = -2
         self.lost = -2  # the newest round whose vertex is not here: what was drawn up to it is taken at its word
 
-    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, Body]) -> None:
+    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
         """Take in all vertices up to the head that are at hand."""
         if not self.share or head <= self.head:
             return
@@ -122,11 +122,11 @@ class Scores:
                 self._settle()
                 self._open(ids[round], bodies[round])
 
-    def _hear(self, body: Body) -> None:
+    def _hear(self, body: VertexBody) -> None:
         for signed in body.reports:
             said = statement_in(signed)
-            case = self.cases.get((said.round, said.peer)) if isinstance(said, Scored) else None
-            if isinstance(said, Scored) and case is not None and self.why_not(signed.signer, said) is None:
+            case = self.cases.get((said.round, said.peer)) if isinstance(said, ScoreReport) else None
+            if isinstance(said, ScoreReport) and case is not None and self.why_not(signed.signer, said) is None:
                 case.said.setdefault(signed.signer, said.falls)
 
     def _settle(self) -> None:
@@ -135,16 +135,23 @@ class Scores:
             del self.cases[case.key]
         known = ((case, case.falls) for case in over)
         self.settled = tuple(
-            Score(case.round, case.peer, falls, opinion_of(falls)) for case, falls in known if falls is not None
+            SettledScore(case.round, case.peer, falls, opinion_of(falls))
+            for case, falls in known
+            if falls is not None
         )
 
-    def _open(self, vertex: Digest, body: Body) -> None:
+    def _open(self, vertex: Digest, body: VertexBody) -> None:
         voters = sum(m.votes for m in body.members)
         able = [m.peer for m in body.members if m.votes and m.standing == "member"]
         scores, copied = scores_of(body), {peer for peers in alike_in(body) for peer in peers}
         for signed in body.commits:
             commit, peer = statement_in(signed), signed.signer
-            if not isinstance(commit, Commit) or commit.steps < 1 or not commit.parts or commit.late is not None:
+            if (
+                not isinstance(commit, Commitment)
+                or commit.steps < 1
+                or not commit.parts
+                or commit.late is not None
+            ):
                 continue
             # above 1: always; a copy teaches what its author was not told to learn from
             share = 1.0 if peer in copied else self.share * audit_factor(scores, peer)
@@ -153,10 +160,10 @@ class Scores:
             others = [p for p in shuffled(vertex, f"scorers of {peer}", able) if p != peer]
             drawn = tuple(by_tier(others, scores)[: scorers_drawn(voters, self.rule)])
             if drawn:
-                case = Case(body.round, peer, commit, drawn, vertex)
+                case = ScoringCase(body.round, peer, commit, drawn, vertex)
                 self.cases[case.key] = case
 
-    def why_not(self, by: PeerId, report: Scored) -> str | None:
+    def why_not(self, by: PeerId, report: ScoreReport) -> str | None:
         """None if this may stand in the next vertex."""
         if self.head - SCORE_OPEN <= report.round <= self.lost:
             return None
@@ -175,5 +182,5 @@ class Scores:
         self.lost, self.cases, self.settled = round, {}, ()
 
 
-NO_SCORES = Scores(0.0, "majority")
+NO_SCORES = ScoreLedger(0.0, "majority")
 """Of a run that scores nobody."""

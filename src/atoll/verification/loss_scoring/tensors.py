@@ -31,7 +31,7 @@ from atoll.crypto.digest import Buffer, merkle_root
 from atoll.training.codec import Codec
 from atoll.training.codec.chain import NICKNAMES
 from atoll.training.exchange.update import Bounds
-from atoll.training.recipe.inner import Accumulate
+from atoll.training.recipe.inner import GradientAccumulation
 from atoll.training.recipe.recipes import Recipe
 
 SAMPLES = 128  # of each kind: an honest gpt-tiny is then some three standard errors from one that learned elsewhere
@@ -41,7 +41,7 @@ NameOf = Callable[[Buffer], Digest]
 Wires = Annotated[tuple[bytes, ...], msgspec.Meta(max_length=PARTS_MAX)]
 
 
-class Falls(NamedTuple):
+class LossDrops(NamedTuple):
     """How far the loss fell, in nats per token or image."""
 
     own: float
@@ -119,7 +119,7 @@ def losses_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> list[float]:
     return each.view(len(inputs), -1).mean(1).tolist()
 
 
-def falls_of(before: Sequence[float], after: Sequence[float], own: int) -> Falls:
+def falls_of(before: Sequence[float], after: Sequence[float], own: int) -> LossDrops:
     """Of the losses of samples before and after a step, `own` of which come first.
 
     What an update makes of one sample says little: what counts is how far the two means are apart, in units of
@@ -128,12 +128,12 @@ def falls_of(before: Sequence[float], after: Sequence[float], own: int) -> Falls
     fell = np.asarray(before, dtype=np.float64) - np.asarray(after, dtype=np.float64)
     mine, others = fell[:own], fell[own:]
     if not np.isfinite(fell).all() or min(len(mine), len(others)) < 2:
-        return Falls(-float("inf"), 0.0, 0.0)
+        return LossDrops(-float("inf"), 0.0, 0.0)
     error = sqrt(mine.var(ddof=1) / len(mine) + others.var(ddof=1) / len(others))
-    return Falls(float(mine.mean()), float(others.mean()), error)
+    return LossDrops(float(mine.mean()), float(others.mean()), error)
 
 
-def fixed_point(falls: Falls, unit: int, most: int) -> tuple[int, ...]:
+def fixed_point(falls: LossDrops, unit: int, most: int) -> tuple[int, ...]:
     """As they travel: whole numbers of 1/unit nats, from −most to most, whatever was measured."""
     return tuple(max(-most, min(most, round(fall * unit))) if isfinite(fall) else -most for fall in falls)
 
@@ -151,7 +151,7 @@ def scoring_problem(recipe: Recipe) -> str:
     """Why single updates of this recipe cannot be scored; empty if they can."""
     if recipe.model == "attached":
         return "members train a model of their own on data of their own, which nobody else can look at"
-    if isinstance(recipe.inner, Accumulate):
+    if isinstance(recipe.inner, GradientAccumulation):
         return "updates are sums of gradients, which say a direction and not how far to go"
     if recipe.own_anchors:
         return "members have anchors of their own, which nobody else holds"

@@ -17,12 +17,12 @@ from torch import Tensor
 from atoll.base.errors import PeerFault, RunFailedError
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer
-from atoll.peer.tasks import Fell, Score
-from atoll.runtime.storage.state_cache import Shelf
-from atoll.runtime.storage.store import Store
-from atoll.runtime.trainer.protocol import LookAlong
-from atoll.runtime.training_spec import Learning
-from atoll.runtime.worker.trainer_supervisor import Tended
+from atoll.peer.tasks import ScoreResult, ScoreUpdate
+from atoll.runtime.storage.state_cache import StateCache
+from atoll.runtime.storage.store import PeerStore
+from atoll.runtime.trainer.protocol import BeginScoring
+from atoll.runtime.training_spec import TrainingSpec
+from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.data import cursor_after
 from atoll.training.exchange.state import SharedState
 from atoll.training.exchange.update import moved, part_bounds, part_codecs
@@ -33,16 +33,16 @@ from atoll.verification.state_validation.worker import looked
 
 
 @dataclass
-class Scoring:
-    learning_in: Callable[[int], Learning]  # what a round is learned by
-    store: Store
-    shelf: Shelf
-    tended: Tended
+class LossScoringWorker:
+    learning_in: Callable[[int], TrainingSpec]  # what a round is learned by
+    store: PeerStore
+    shelf: StateCache
+    tended: TrainerSupervisor
     arithmetic: Executor
     ready: Callable[[], Awaitable[None]]  # the trainer runs; to be called in its turn
     name: Callable[[Buffer], Digest]  # what commitments call a wire
 
-    async def score(self, work: Score) -> Fell:
+    async def score(self, work: ScoreUpdate) -> ScoreResult:
         loop = asyncio.get_running_loop()
         data = await asyncio.to_thread(self.store.read_blob, work.blob)
         learning = self.learning_in(work.round)
@@ -52,12 +52,12 @@ class Scoring:
         try:
             x_F = await loop.run_in_executor(self.arithmetic, self._along, work, data, before)
         except PeerFault as fault:
-            return Fell((), fault.what)
+            return ScoreResult((), fault.what)
         batch = work.batch or learning.recipe.batch
         if work.steps * batch < 2:
             raise RunFailedError("E-SCO-03", "it learned from one sample, whose luck nobody can tell")
         cursor = cursor_after(before.samples, work.shards)
-        along = LookAlong(
+        along = BeginScoring(
             drawn=work.drawn,
             shard=work.shard,
             shards=work.shards,
@@ -67,9 +67,9 @@ class Scoring:
         )
         losses = [(await looked(self.tended, self.ready, along, at_F)).losses for at_F in (before.anchor_F, x_F)]
         falls = falls_of(*losses, own=min(SAMPLES, along.samples))
-        return Fell(fixed_point(falls, NAT, FALL_MOST))
+        return ScoreResult(fixed_point(falls, NAT, FALL_MOST))
 
-    def _along(self, work: Score, data: Buffer, before: SharedState) -> Tensor:
+    def _along(self, work: ScoreUpdate, data: Buffer, before: SharedState) -> Tensor:
         """The agreed state after a step along the update, if this is the one that was committed to."""
         learning = self.learning_in(work.round)
         lo, hi = turn_of(learning.recipe.schedule, learning.layout, before.round)

@@ -21,20 +21,20 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send, tag_of
+from atoll.base.machine import Effect, Emit, Fact, RunTask, Send, TaskDone, TaskFailed, tag_of
 from atoll.crypto.digest import Buffer
-from atoll.peer.events import Accused, Fault, Unread
+from atoll.peer.events import MalformedRow, MemberAccused, ProtocolFault
 from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import JudgeRow, RowLooked, ShowRow
+from atoll.peer.tasks import ExhibitRow, JudgeRow, RowJudged
 from atoll.policy.membership import RECENT
-from atoll.protocol.history.chain import History
-from atoll.verification.evidence_store import KeptExhibit, KeptExhibits
+from atoll.protocol.history.chain import VertexChain
+from atoll.verification.evidence_store import EvidenceStore, StoredEvidence
 from atoll.verification.malformed_updates.messages import unreadable_from_bytes
 from atoll.verification.task_builder import keys_of, one_branch, row_work
 from atoll.wire.codec import decode_statement, statement_in
-from atoll.wire.messages.audits import Unreadable
-from atoll.wire.messages.statements import Caught, Commit, Signed
+from atoll.wire.messages.audits import MalformedRowShown
+from atoll.wire.messages.statements import Accusation, Commitment, SignedStatement
 
 TOLD_MAX = 4  # vertices after which I show again what I found, to those who have not said that they see it, too
 AT_ONCE = 16  # members of whom I look at what the same one shows: up to 128 KiB of each wait for it
@@ -44,7 +44,7 @@ JUDGE = "unreadable/judge/"
 
 
 @dataclass
-class Known:
+class ReportedRow:
     """Somebody of whom I said that a row of its cannot be read."""
 
     round: int
@@ -52,15 +52,17 @@ class Known:
     told: int = 0
 
 
-class Unreadables:
+class MalformedUpdates:
     """Where members may lie. Effects go to the driver; `Accused` is to be told to the members."""
 
     def __init__(
-        self, me: PeerId, settings: RunSettings, history: History, pool: ReportPool, kept: KeptExhibits
+        self, me: PeerId, settings: RunSettings, history: VertexChain, pool: ReportPool, kept: EvidenceStore
     ) -> None:
         self.me, self.settings, self.history, self.pool, self.kept = me, settings, history, pool, kept
-        self.known: dict[PeerId, Known] = {}
-        self.judging: dict[str, tuple[PeerId, Signed]] = {}  # by job: who showed it, under which commitment
+        self.known: dict[PeerId, ReportedRow] = {}
+        self.judging: dict[
+            str, tuple[PeerId, SignedStatement]
+        ] = {}  # by job: who showed it, under which commitment
         self.ignored: set[PeerId] = set()  # who showed what it is not
 
     def grew(self) -> list[Effect]:
@@ -73,12 +75,12 @@ class Unreadables:
         effects: list[Effect] = []
         for peer, known in self.known.items():
             if known.shown and known.told < TOLD_MAX:
-                said = {s.signer for s in self.pool.of_kind(tag_of(Caught)) if _accused(s, peer)}
+                said = {s.signer for s in self.pool.of_kind(tag_of(Accusation)) if _accused(s, peer)}
                 known.told += 1
                 effects += self._tell(peer, known.shown, said)
         return effects
 
-    def hear(self, sender: PeerId, told: Unreadable) -> list[Effect]:
+    def hear(self, sender: PeerId, told: MalformedRowShown) -> list[Effect]:
         """PeerFault for what could be seen without decoding it."""
         votes = {m.peer for m in self.history.head_body.members if m.votes}
         if not {sender, self.me} <= votes or sender in self.ignored:
@@ -87,67 +89,72 @@ class Unreadables:
         peer, commit = statement.signer, decode_statement(statement.body, sender)
         known = {m.peer for m in self.history.head_body.members if m.standing != "expelled"} - self.known.keys()
         job = f"{JUDGE}{sender}/{peer}"
-        if not isinstance(commit, Commit) or peer not in known or not self._lately(commit) or job in self.judging:
+        if (
+            not isinstance(commit, Commitment)
+            or peer not in known
+            or not self._lately(commit)
+            or job in self.judging
+        ):
             return []
         key = keys_of(commit.round, self.history).get(peer)
         if key is None or sum(by == sender for by, _ in self.judging.values()) >= AT_ONCE:
             return []  # I am behind, or busy; it is shown again
-        self.history.notary.open(statement, Commit, key)  # first: it is the cheaper one
+        self.history.notary.open(statement, Commitment, key)  # first: it is the cheaper one
         work = row_work(commit, peer, self.history, self.settings)
         if work is None:
             return []
         self.judging[job] = sender, statement
-        return [Ask(job, replace(work, shown=told.shown))]
+        return [RunTask(job, replace(work, shown=told.shown))]
 
-    def done(self, event: Done | Failed) -> list[Effect]:
+    def done(self, event: TaskDone | TaskFailed) -> list[Effect]:
         match event:
-            case Done(job, RowLooked() as looked) if job.startswith(SHOW):
+            case TaskDone(job, RowJudged() as looked) if job.startswith(SHOW):
                 statement = looked.statement
                 return self._found(statement, looked, mine=True) if statement is not None else []
-            case Done(job, RowLooked() as looked) if job in self.judging:
+            case TaskDone(job, RowJudged() as looked) if job in self.judging:
                 sender, statement = self.judging.pop(job)
                 if looked.why:
                     return self._found(statement, looked, mine=False)
                 self.ignored.add(sender)
                 what = f"showed a row of {statement.signer} as if it could not be read: {looked.fault}"
-                return [_fact(Fault(peer=sender, what=what), self.history.head)]
-            case Failed(job):
+                return [_fact(ProtocolFault(peer=sender, what=what), self.history.head)]
+            case TaskFailed(job):
                 self.judging.pop(job, None)
                 return []
             case _:
                 return []
 
-    def _found(self, statement: Signed, looked: RowLooked, mine: bool) -> list[Effect]:
+    def _found(self, statement: SignedStatement, looked: RowJudged, mine: bool) -> list[Effect]:
         peer, commit = statement.signer, decode_statement(statement.body, statement.signer)
-        assert isinstance(commit, Commit)
+        assert isinstance(commit, Commitment)
         held_to = self._lately(commit) and one_branch(commit.round, self.history)
         if not looked.why or peer in self.known or not held_to:
             return []
-        self.known[peer] = Known(commit.round, looked.shown if mine else b"")
-        word = Caught(statement, None, UNSET if looked.blob is None else looked.blob)
-        kept = [KeptExhibit(commit.round, peer, looked.blob)] if looked.blob is not None else []
+        self.known[peer] = ReportedRow(commit.round, looked.shown if mine else b"")
+        word = Accusation(statement, None, UNSET if looked.blob is None else looked.blob)
+        kept = [StoredEvidence(commit.round, peer, looked.blob)] if looked.blob is not None else []
         return [
             *self.kept.keep(kept),
-            _fact(Unread(peer=peer, of=commit.round, why=looked.why), commit.round),
+            _fact(MalformedRow(peer=peer, of=commit.round, why=looked.why), commit.round),
             *(self._tell(peer, looked.shown) if mine and looked.shown else []),
-            _fact(Accused(peer=peer, statement=word), commit.round),
+            _fact(MemberAccused(peer=peer, statement=word), commit.round),
         ]
 
-    def _lately(self, commit: Commit) -> bool:
+    def _lately(self, commit: Commitment) -> bool:
         return commit.round > self.history.head - RECENT
 
     def _tell(self, peer: PeerId, shown: bytes, but: Iterable[PeerId] = ()) -> list[Effect]:
         others = {m.peer for m in self.history.head_body.members if m.votes} - {self.me, peer, *but}
-        return [Send(to, Unreadable(shown)) for to in sorted(others)]
+        return [Send(to, MalformedRowShown(shown)) for to in sorted(others)]
 
 
 def row_looked(
-    work: ShowRow | JudgeRow,
+    work: ExhibitRow | JudgeRow,
     due: Callable[[int], Due],
     judge: Callable[[bytes, Callable[[int], Due]], str],
-    show: Callable[[Buffer, Signed, int, tuple[Digest, ...], Due], tuple[str, bytes]],
+    show: Callable[[Buffer, SignedStatement, int, tuple[Digest, ...], Due], tuple[str, bytes]],
     put: Callable[[bytes], Digest],
-) -> RowLooked:
+) -> RowJudged:
     """An island's answer. `due`: what a row of a part has to be; by that `judge` and `show` of
     verification/malformed_updates/tensors.py
     find out why one cannot be read, or raise PeerFault. `put` keeps what shows it."""
@@ -158,16 +165,16 @@ def row_looked(
             statement = work.statement
             why, shown = show(work.payload.data, statement, work.part, work.path, due(work.part))
     except PeerFault as fault:
-        return RowLooked(fault=fault.what)
+        return RowJudged(fault=fault.what)
     if not why:
-        return RowLooked(fault="it can be read")
-    return RowLooked(why, "", statement, shown, put(shown) if shown else None)
+        return RowJudged(fault="it can be read")
+    return RowJudged(why, "", statement, shown, put(shown) if shown else None)
 
 
-def _accused(signed: Signed, peer: PeerId) -> bool:
+def _accused(signed: SignedStatement, peer: PeerId) -> bool:
     said = statement_in(signed)
-    return isinstance(said, Caught) and said.answer.signer == peer
+    return isinstance(said, Accusation) and said.answer.signer == peer
 
 
-def _fact(fact: Fact, round: int) -> Report:
-    return Report(replace(fact, round=round))
+def _fact(fact: Fact, round: int) -> Emit:
+    return Emit(replace(fact, round=round))

@@ -16,16 +16,16 @@ from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest
 from atoll.base.limits import PATH_MAX, ROW_SHOWN_MAX, UNREADABLE_BYTES_MAX
 from atoll.crypto.digest import Buffer, digest
-from atoll.wire.messages.statements import Signed
+from atoll.wire.messages.statements import SignedStatement
 
 Path = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=PATH_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
-class UnreadableRow(msgspec.Struct, frozen=True, array_like=True):
+class MalformedRowEvidence(msgspec.Struct, frozen=True, array_like=True):
     """`statement` (a Commit) is to a wire of `leaves` leaves; this is the one at `index`, of this name."""
 
-    statement: Signed
+    statement: SignedStatement
     part: Count
     part_path: Path  # from the name of the wire to the root in the commitment
     leaves: Count  # 1 where wires have none: the leaf is the wire
@@ -36,14 +36,14 @@ class UnreadableRow(msgspec.Struct, frozen=True, array_like=True):
     """Its bytes; None where the number of leaves shows enough."""
 
 
-def unreadable_bytes(row: UnreadableRow) -> bytes:
+def unreadable_bytes(row: MalformedRowEvidence) -> bytes:
     return msgspec.msgpack.encode(row)
 
 
-_ROW = msgspec.msgpack.Decoder(UnreadableRow)
+_ROW = msgspec.msgpack.Decoder(MalformedRowEvidence)
 
 
-def unreadable_from_bytes(data: Buffer) -> UnreadableRow:
+def unreadable_from_bytes(data: Buffer) -> MalformedRowEvidence:
     """PeerFault if these bytes are none."""
     if len(data) > UNREADABLE_BYTES_MAX:
         raise PeerFault("", f"what was shown of a row has {len(data)} bytes, {UNREADABLE_BYTES_MAX} are allowed")

@@ -19,10 +19,14 @@ from atoll.base.limits import ROW_SHOWN_MAX
 from atoll.crypto.digest import Buffer, digest, merkle_holds, merkle_top
 from atoll.training.codec import Codec, codec_named
 from atoll.training.exchange.update import part_bounds
-from atoll.verification.malformed_updates.messages import UnreadableRow, unreadable_bytes, unreadable_from_bytes
-from atoll.verification.sum_check.tensors import FAN, Cut
+from atoll.verification.malformed_updates.messages import (
+    MalformedRowEvidence,
+    unreadable_bytes,
+    unreadable_from_bytes,
+)
+from atoll.verification.sum_check.tensors import FAN, LeafLayout
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Commit, Signed
+from atoll.wire.messages.statements import Commitment, SignedStatement
 
 UNJUDGED = "nobody is held to rows in this codec: whether they can be read does not follow from vertices alone"
 
@@ -43,14 +47,14 @@ def judged_by(up: str) -> Codec | None:
 
 
 @dataclass(frozen=True)
-class Due:
+class ExpectedRow:
     """What a row of a part has to be, by vertices alone."""
 
     round: int
     parts: int
     values: int  # of the part
     codec: Codec
-    cut: Cut | None  # None: wires have no leaves
+    cut: LeafLayout | None  # None: wires have no leaves
 
     def flaw(self, wire: Buffer, values: int) -> str:
         """Why it is no wire of so many values; nothing if it is."""
@@ -60,32 +64,36 @@ class Due:
             return fault.what or "it does not decode"
         return ""
 
-    def leaves(self, cut: Cut) -> int:
+    def leaves(self, cut: LeafLayout) -> int:
         return cut.count(self.codec.wire_bytes(self.values))
 
-    def values_in(self, cut: Cut, leaf: int) -> int:
+    def values_in(self, cut: LeafLayout, leaf: int) -> int:
         return min(cut.leaf_values, self.values - leaf * cut.leaf_values)
 
 
-def due_in(round: int, values: int, shares: Sequence[int], part: int, codec: Codec, cut: Cut | None) -> Due:
+def due_in(
+    round: int, values: int, shares: Sequence[int], part: int, codec: Codec, cut: LeafLayout | None
+) -> ExpectedRow:
     """What a row of this part of so many values has to be. PeerFault where the round had no such part."""
     bounds = part_bounds(values, shares)
     if part >= len(bounds):
         raise PeerFault("", f"the round had no part {part}")
-    return Due(round, len(bounds), bounds[part][1] - bounds[part][0], codec, cut)
+    return ExpectedRow(round, len(bounds), bounds[part][1] - bounds[part][0], codec, cut)
 
 
-DueOf = Callable[[int], Due]  # of a part. PeerFault where the round had none, or nobody is held to its rows
+DueOf = Callable[[int], ExpectedRow]  # of a part. PeerFault where the round had none, or nobody is held to its rows
 
 
-def show(wire: Buffer, statement: Signed, part: int, path: tuple[Digest, ...], due: Due) -> tuple[str, bytes]:
+def show(
+    wire: Buffer, statement: SignedStatement, part: int, path: tuple[Digest, ...], due: ExpectedRow
+) -> tuple[str, bytes]:
     """(why this committed row cannot be read, what shows it to others); the first is empty if it can be, the second
     where it would be too large to show. PeerFault if these are not the bytes that its author committed to: my own
     memory changed them since they came, and for what is too large to show nobody else would see that."""
     commit = decode_statement(statement.body, statement.signer)
     tree = due.cut.tree(wire) if due.cut is not None else None
     name = tree.root if tree is not None else digest(wire)
-    if not isinstance(commit, Commit) or not merkle_holds(commit.root, name, part, commit.parts, path):
+    if not isinstance(commit, Commitment) or not merkle_holds(commit.root, name, part, commit.parts, path):
         raise PeerFault("", "the row here is not what its author committed to")
     if due.cut is None or tree is None:
         flaw, leaves, index, leaf, leaf_path = due.flaw(wire, due.values), 1, 0, wire, ()
@@ -93,7 +101,7 @@ def show(wire: Buffer, statement: Signed, part: int, path: tuple[Digest, ...], d
         leaves, expected = len(tree.levels[0]), due.leaves(due.cut)
         if leaves != expected:
             name = digest(due.cut.leaf(wire, 0))
-            row = UnreadableRow(statement, part, path, leaves, 0, name, tree.path(0))
+            row = MalformedRowEvidence(statement, part, path, leaves, 0, name, tree.path(0))
             return _miscounted(leaves, expected), unreadable_bytes(row)
         each = enumerate(due.cut.leaves(memoryview(wire).cast("B")))
         flaws = ((due.flaw(leaf, due.values_in(due.cut, index)), index, leaf) for index, leaf in each)
@@ -101,7 +109,7 @@ def show(wire: Buffer, statement: Signed, part: int, path: tuple[Digest, ...], d
         leaf_path = tree.path(index)
     if not flaw or len(leaf) > ROW_SHOWN_MAX:
         return flaw, b""
-    row = UnreadableRow(statement, part, path, leaves, index, digest(leaf), leaf_path, bytes(leaf))
+    row = MalformedRowEvidence(statement, part, path, leaves, index, digest(leaf), leaf_path, bytes(leaf))
     return flaw, unreadable_bytes(row)
 
 
@@ -113,7 +121,7 @@ def judge(shown: Buffer, due_of: DueOf) -> str:
     """
     row = unreadable_from_bytes(shown)
     commit, due = decode_statement(row.statement.body, row.statement.signer), due_of(row.part)
-    if not isinstance(commit, Commit) or (commit.round, commit.parts) != (due.round, due.parts):
+    if not isinstance(commit, Commitment) or (commit.round, commit.parts) != (due.round, due.parts):
         raise PeerFault("", "what was shown is under no commitment to an update of that round")
     if due.cut is None:
         name = row.name if (row.leaves, row.index, row.leaf_path) == (1, 0, ()) else None

@@ -22,26 +22,26 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import MIB, SCORE_OPEN
-from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report, Send
+from atoll.base.machine import Effect, Emit, Fact, RunTask, Send, TaskDone, TaskFailed
 from atoll.peer.events import TwinsCompared, TwinsFound, TwinsJudged, TwinsMissed
 from atoll.peer.governance.settings_change import plan_after
 from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.round.context import ground_after
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Apart, Exhibited, Hold, ShowUpdate, TakeAgain, TwinRow
-from atoll.protocol.history.chain import History
-from atoll.protocol.transfer.download import Fetch, Fetched, FetchFailed
-from atoll.verification.evidence_download import Exhibits, tried
+from atoll.peer.tasks import ExhibitBuilt, PinBlobs, ReplayBoth, ShowUpdate, TwinUpdate, UpdateDistances
+from atoll.protocol.history.chain import VertexChain
+from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
+from atoll.verification.evidence_download import EvidenceDownloads, tried
 from atoll.verification.loss_scoring.machine import AT_ONCE, CLOSING, GIVE_UP, GIVE_UP_S
-from atoll.verification.redundant_training.policy import APART_MOST, Case, Key
-from atoll.wire.messages.audits import ExhibitIs, WantExhibit
-from atoll.wire.messages.vertex import Body
+from atoll.verification.redundant_training.policy import APART_MOST, Key, RedundancyCase
+from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse
+from atoll.wire.messages.vertex import VertexBody
 
 NOT_SHOWN = "nothing was shown in time"
 
 
 @dataclass
-class Wanted:
+class WantedUpdate:
     """An update that I am to be shown, maybe for two cases: a host may have two guests."""
 
     blob: Digest | None = None  # what I was pointed at; asked again while it is None
@@ -51,10 +51,10 @@ class Wanted:
 
 
 @dataclass
-class Turn:
+class RedundancyTurn:
     """A pair that is mine to compare."""
 
-    case: Case
+    case: RedundancyCase
     since: int  # the head when I began to ask for it
     since_s: Seconds
     looking: bool = False
@@ -70,24 +70,24 @@ class Turn:
         return not self.done and not self.looking
 
 
-class Twinning:
+class RedundancyCheck:
     """`settings` say that there are twins. Effects go to the driver; `TwinsCompared` is to be told to members."""
 
-    def __init__(self, me: PeerId, settings: RunSettings, history: History, pool: ReportPool) -> None:
+    def __init__(self, me: PeerId, settings: RunSettings, history: VertexChain, pool: ReportPool) -> None:
         self.me, self.settings, self.history, self.pool = me, settings, history, pool
-        self.turns: dict[Key, Turn] = {}
-        self.wanted: dict[Key, Wanted] = {}  # by round and author
+        self.turns: dict[Key, RedundancyTurn] = {}
+        self.wanted: dict[Key, WantedUpdate] = {}  # by round and author
         # rounds of mine; None while it is being laid out, or if it is lost
         self.shown: dict[int, Digest | None] = {}
         self.held: tuple[Digest, ...] = ()
-        self.arriving = Exhibits("twins")
+        self.arriving = EvidenceDownloads("twins")
 
     @property
-    def _cases(self) -> Mapping[Key, Case]:
+    def _cases(self) -> Mapping[Key, RedundancyCase]:
         return self.pool.recent().twins.cases
 
     @property
-    def _mine(self) -> list[Case]:
+    def _mine(self) -> list[RedundancyCase]:
         """That I am drawn for and have not compared."""
         undone = (c for c in self._cases.values() if self.me in c.referees and self.me not in c.said)
         return [c for c in undone if c.key not in self.turns or not self.turns[c.key].done]
@@ -98,7 +98,7 @@ class Twinning:
         """After a restart: what was compared of mine is lost, what I was drawn for is not."""
         return self._work(now)
 
-    def grew(self, body: Body, now: Seconds) -> list[Effect]:
+    def grew(self, body: VertexBody, now: Seconds) -> list[Effect]:
         """The history has one vertex more."""
         effects: list[Effect] = []
         for verdict in self.pool.recent().twins.settled:
@@ -118,7 +118,7 @@ class Twinning:
             effects.append(self._fact(found))
             if self.me in case.peers and case.round not in self.shown:
                 self.shown[case.round] = None
-                effects.append(Ask(f"twins/show/{case.round}", ShowUpdate(case.round)))
+                effects.append(RunTask(f"twins/show/{case.round}", ShowUpdate(case.round)))
         return effects + self._work(now)
 
     def _work(self, now: Seconds) -> list[Effect]:
@@ -141,9 +141,9 @@ class Twinning:
             busy = sum(turn.looking or here.issuperset(turn.case.peers) for turn in open) >= AT_ONCE
             if busy or case.key in self.turns or not here.issuperset(case.peers):
                 continue
-            turn = self.turns[case.key] = Turn(case, head, now)
+            turn = self.turns[case.key] = RedundancyTurn(case, head, now)
             for key in turn.rows:
-                self.wanted.setdefault(key, Wanted())
+                self.wanted.setdefault(key, WantedUpdate())
             effects += self._ask(turn)
         return [*self._hold(), *effects]
 
@@ -163,7 +163,7 @@ class Twinning:
         if needed == self.held:
             return []
         self.held = needed
-        return [Ask("twins/hold", Hold(needed, "twins"))]
+        return [RunTask("twins/hold", PinBlobs(needed, "twins"))]
 
     # ---- showing -------------------------------------------------------------------------------------------
 
@@ -172,17 +172,17 @@ class Twinning:
         mine = (case for case in self._cases.values() if case.round == round and self.me in case.peers)
         return {referee for case in mine for referee in case.referees}
 
-    def give(self, sender: PeerId, wish: WantExhibit) -> list[Effect]:
+    def give(self, sender: PeerId, wish: ExhibitRequest) -> list[Effect]:
         """Only those who were drawn are told where it lies."""
         if sender not in self._askers(wish.round):
             return []
-        return [Send(sender, ExhibitIs(wish.round, self.shown.get(wish.round), update=True))]
+        return [Send(sender, ExhibitResponse(wish.round, self.shown.get(wish.round), update=True))]
 
     def _laid_out(self, round: int, blob: Digest) -> list[Effect]:
         if not (askers := self._askers(round)):
             return []
         self.shown[round] = blob
-        return [*self._hold(), *(Send(peer, ExhibitIs(round, blob, update=True)) for peer in sorted(askers))]
+        return [*self._hold(), *(Send(peer, ExhibitResponse(round, blob, update=True)) for peer in sorted(askers))]
 
     # ---- comparing -----------------------------------------------------------------------------------------
 
@@ -190,17 +190,17 @@ class Twinning:
         """With every heartbeat: words may be lost."""
         return [effect for turn in self.turns.values() if turn.waits for effect in self._ask(turn)]
 
-    def _ask(self, turn: Turn) -> list[Effect]:
+    def _ask(self, turn: RedundancyTurn) -> list[Effect]:
         lacking = ((key, self.wanted[key]) for key in turn.rows)
         return [
-            Send(peer, WantExhibit(round, update=True))
+            Send(peer, ExhibitRequest(round, update=True))
             for (round, peer), row in lacking
             if row.blob is None and not row.lacks
         ]
 
     def point(
-        self, sender: PeerId, told: ExhibitIs, under_way: Mapping[Digest, Fetch], now: Seconds
-    ) -> tuple[Fetch | None, list[Effect]]:
+        self, sender: PeerId, told: ExhibitResponse, under_way: Mapping[Digest, BlobDownload], now: Seconds
+    ) -> tuple[BlobDownload | None, list[Effect]]:
         """A twin says where its update lies; of what is on its way already it is one source more."""
         row = self.wanted.get((told.round, sender))
         if row is None or row.blob is not None or row.lacks or told.blob is None:
@@ -213,13 +213,13 @@ class Twinning:
         """Downloads that nobody waits for any more."""
         return self.arriving.given_up(row.blob for row in self.wanted.values())
 
-    def fetched(self, fact: Fetched | FetchFailed) -> list[Effect]:
+    def fetched(self, fact: BlobFetched | FetchFailed) -> list[Effect]:
         if not self.arriving.ended(fact.blob):
             return []
         rows = [(key, row) for key, row in self.wanted.items() if row.blob == fact.blob and not row.here]
         effects: list[Effect] = []
         for _, row in rows:
-            if isinstance(fact, Fetched):
+            if isinstance(fact, BlobFetched):
                 row.here = True
             elif tried(row):
                 row.lacks = fact.why
@@ -230,7 +230,7 @@ class Twinning:
             effects += self._look(turn) if turn.waits and settled.intersection(turn.rows) else []
         return effects
 
-    def _look(self, turn: Turn) -> list[Effect]:
+    def _look(self, turn: RedundancyTurn) -> list[Effect]:
         """As soon as neither is waited for. Of one that comes alone nothing is said: its twin owes the other."""
         guest, host = (self.wanted[key] for key in turn.rows)
         if not all(row.here or row.lacks for row in (guest, host)):
@@ -242,9 +242,9 @@ class Twinning:
         if work is None:
             return []
         turn.looking = True
-        return [Ask(f"twins/take/{turn.case.round}/{turn.case.guest}", work)]
+        return [RunTask(f"twins/take/{turn.case.round}/{turn.case.guest}", work)]
 
-    def _again(self, case: Case, guest: Wanted, host: Wanted) -> TakeAgain | None:
+    def _again(self, case: RedundancyCase, guest: WantedUpdate, host: WantedUpdate) -> ReplayBoth | None:
         """What both were to do, out of the vertices: the same at every referee. None if they are not at hand."""
         history = self.history
         parent, head = history.bodies.get(case.round - 1), history.ids.get(case.round - 1)
@@ -254,10 +254,10 @@ class Twinning:
         ground = ground_after(self.settings, plan, parent, self.pool.recent(), history.notary.run)
         shard, shards = plan.shard(case.host)
         rows = tuple(
-            TwinRow(peer, blob, commit.root, min(commit.steps, plan.steps_of(peer)))
+            TwinUpdate(peer, blob, commit.root, min(commit.steps, plan.steps_of(peer)))
             for peer, blob, commit in zip(case.peers, (guest.blob, host.blob), case.commits, strict=True)
         )
-        return TakeAgain(
+        return ReplayBoth(
             round=case.round,
             before=parent.state,
             shard=shard,
@@ -269,31 +269,31 @@ class Twinning:
 
     # ---- jobs ----------------------------------------------------------------------------------------------
 
-    def done(self, event: Done | Failed, now: Seconds) -> list[Effect]:
+    def done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
         """A referee whose own trainer fails says nothing to members: there are others."""
         match event:
-            case Done(job, Exhibited(blob)) if job.startswith("twins/show/"):
+            case TaskDone(job, ExhibitBuilt(blob)) if job.startswith("twins/show/"):
                 return self._laid_out(int(job.rsplit("/", 1)[1]), blob)
-            case Done(job, Apart(apart, why)) if (turn := self._turn_of(job)) is not None:
+            case TaskDone(job, UpdateDistances(apart, why)) if (turn := self._turn_of(job)) is not None:
                 return [*self._end(turn, apart, why), *self._work(now)]
-            case Failed(job, why) if job.startswith("twins/show/"):
+            case TaskFailed(job, why) if job.startswith("twins/show/"):
                 return [self._fact(TwinsMissed(peer=self.me, of=int(job.rsplit("/", 1)[1]), why=why))]
-            case Failed(job, why) if (turn := self._turn_of(job)) is not None:
+            case TaskFailed(job, why) if (turn := self._turn_of(job)) is not None:
                 turn.looking, turn.done = False, True
                 missed = TwinsMissed(peer=turn.case.guest, of=turn.case.round, why=why)
                 return [self._fact(missed), *self._work(now)]
             case _:
                 return []
 
-    def _turn_of(self, job: str) -> Turn | None:
+    def _turn_of(self, job: str) -> RedundancyTurn | None:
         if not job.startswith("twins/take/"):
             return None
         _, _, round, peer = job.split("/")
         return self.turns.get((int(round), PeerId(peer)))
 
-    def _end(self, turn: Turn, apart: tuple[int, int], why: str) -> list[Effect]:
+    def _end(self, turn: RedundancyTurn, apart: tuple[int, int], why: str) -> list[Effect]:
         turn.looking, turn.done = False, True
         return [self._fact(TwinsCompared(peer=turn.case.guest, of=turn.case.round, apart=apart, why=why))]
 
-    def _fact(self, fact: Fact) -> Report:
-        return Report(replace(fact, round=self.history.head))
+    def _fact(self, fact: Fact) -> Emit:
+        return Emit(replace(fact, round=self.history.head))

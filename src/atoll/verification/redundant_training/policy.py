@@ -26,8 +26,8 @@ from atoll.policy.reputation import audit_factor, by_tier, scores_of
 from atoll.verification.case import CHANCES, QuorumRule
 from atoll.verification.loss_scoring.policy import scorers_drawn
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Commit, Twinned
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import Commitment, RedundancyReport
+from atoll.wire.messages.vertex import VertexBody
 
 MILLION = 1_000_000
 TOLERANCE = MILLION // 10  # of the length of an update: honest ones in other arithmetic are nearer (bench/twins.py)
@@ -43,7 +43,7 @@ def seal_of(secret: bytes) -> Digest:
     return digest(b"atoll/twins/seal/1\0" + secret)
 
 
-def host_of(guest: PeerId, secret: bytes, head: Digest, body: Body, share: float) -> PeerId | None:
+def host_of(guest: PeerId, secret: bytes, head: Digest, body: VertexBody, share: float) -> PeerId | None:
     """Whose samples this member takes in the round after this head; None: its own.
 
     Of those on probation four times as often, of regular members twice, as with audits.
@@ -57,38 +57,40 @@ def host_of(guest: PeerId, secret: bytes, head: Digest, body: Body, share: float
     return lots[draw_below(drawn, "host", len(lots))] if lots else None
 
 
-def referees_of(guest: PeerId, host: PeerId, drawn: Digest, body: Body, rule: QuorumRule) -> tuple[PeerId, ...]:
+def referees_of(
+    guest: PeerId, host: PeerId, drawn: Digest, body: VertexBody, rule: QuorumRule
+) -> tuple[PeerId, ...]:
     """Who compares the two, as of the vertex of their round; those on probation last."""
     settled = [m.peer for m in body.members if m.votes and m.standing == "member" and m.peer not in (guest, host)]
     voters = sum(m.votes for m in body.members)
     return tuple(by_tier(shuffled(drawn, "referees", settled), scores_of(body))[: scorers_drawn(voters, rule)])
 
 
-def seals_in(body: Body) -> dict[PeerId, Digest]:
+def seals_in(body: VertexBody) -> dict[PeerId, Digest]:
     """By which each member that counts in it is bound for the round after it."""
     return {p: commit.draws.sealed for p, commit in _commits(body).items() if commit.draws is not None}
 
 
-def owed_by(body: Body, before: Body) -> dict[PeerId, Digest]:
+def owed_by(body: VertexBody, before: VertexBody) -> dict[PeerId, Digest]:
     """Whose secret for the round of `body` has to be in its next commitment, and its name: who could take part in
     the draw of that round, and counts in it."""
     counted, seals = _commits(body), seals_in(before)
     return {peer: seal for peer, seal in seals.items() if peer in counted}
 
 
-def _commits(body: Body) -> dict[PeerId, Commit]:
+def _commits(body: VertexBody) -> dict[PeerId, Commitment]:
     said = ((signed.signer, statement_in(signed)) for signed in body.commits)
-    return {peer: commit for peer, commit in said if isinstance(commit, Commit)}
+    return {peer: commit for peer, commit in said if isinstance(commit, Commitment)}
 
 
 @dataclass
-class Case:
+class RedundancyCase:
     """Two updates of one round that were to come of the same samples, and differ."""
 
     round: int
     guest: PeerId
     host: PeerId
-    commits: tuple[Commit, Commit]  # the guest's, the host's
+    commits: tuple[Commitment, Commitment]  # the guest's, the host's
     referees: tuple[PeerId, ...]
     drawn: Digest  # out of both secrets, which drew the referees
     said: dict[PeerId, Apart] = field(default_factory=dict[PeerId, Apart])
@@ -129,7 +131,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RedundancyVerdict:
     """What became of one pair of twins."""
 
     round: int
@@ -147,19 +149,19 @@ class Verdict:
         return "alike" if 2 * self.referees > self.of or not self.of else "unclear"
 
 
-class Twins:
+class RedundancyLedger:
     """The twins of recent rounds. Tell it of vertices with `follow`; it forgets what is over."""
 
     def __init__(self, share: float, rule: QuorumRule) -> None:
         self.share = share
         self.rule: QuorumRule = rule
-        self.cases: dict[Key, Case] = {}
-        self.settled: tuple[Verdict, ...] = ()  # by the head: the next vertex makes them part of records
+        self.cases: dict[Key, RedundancyCase] = {}
+        self.settled: tuple[RedundancyVerdict, ...] = ()  # by the head: the next vertex makes them part of records
         self.owed: Mapping[PeerId, Digest] | None = None  # what the next commitments reveal; None: not known here
         self.head = -2
         self.lost = -2  # the newest round whose vertex is not here: what was drawn up to it is taken at its word
 
-    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, Body]) -> None:
+    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
         """Take in all vertices up to the head that are at hand."""
         if not self.share or head <= self.head:
             return
@@ -174,10 +176,14 @@ class Twins:
                 self._settle()
                 self._reveal(round, ids, bodies)
 
-    def _hear(self, body: Body) -> None:
+    def _hear(self, body: VertexBody) -> None:
         for signed in body.reports:
             said = statement_in(signed)
-            if isinstance(said, Twinned) and said.round > self.lost and self.why_not(signed.signer, said) is None:
+            if (
+                isinstance(said, RedundancyReport)
+                and said.round > self.lost
+                and self.why_not(signed.signer, said) is None
+            ):
                 self.cases[said.round, said.peer].said.setdefault(signed.signer, said.apart)
 
     def _settle(self) -> None:
@@ -185,11 +191,11 @@ class Twins:
         for case in over:
             del self.cases[case.key]
         self.settled = tuple(
-            Verdict(case.round, *case.peers, len(case.said), len(case.referees), case.strayed, case.hid)
+            RedundancyVerdict(case.round, *case.peers, len(case.said), len(case.referees), case.strayed, case.hid)
             for case in over
         )
 
-    def _reveal(self, round: int, ids: Mapping[int, Digest], bodies: Mapping[int, Body]) -> None:
+    def _reveal(self, round: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
         """Twins of the round before, out of the secrets that this vertex holds.
 
         Who reveals nothing is nobody's twin: a host that was a guest elsewhere took other samples than its own.
@@ -208,14 +214,14 @@ class Twins:
                 continue
             mine, its = made[guest], made[host]
             if mine.root == its.root:
-                self.settled += (Verdict(before.round, guest, host, 0, 0, (), ()),)
+                self.settled += (RedundancyVerdict(before.round, guest, host, 0, 0, (), ()),)
                 continue
             drawn = digest(b"atoll/twins/referees/1\0" + secrets[guest] + secrets[host])
             if referees := referees_of(guest, host, drawn, before, self.rule):
-                case = Case(before.round, guest, host, (mine, its), referees, drawn)
+                case = RedundancyCase(before.round, guest, host, (mine, its), referees, drawn)
                 self.cases[case.key] = case
 
-    def why_not(self, by: PeerId, report: Twinned) -> str | None:
+    def why_not(self, by: PeerId, report: RedundancyReport) -> str | None:
         """None if this may stand in the next vertex."""
         if self.head - SCORE_OPEN <= report.round <= self.lost:
             return None
@@ -234,17 +240,17 @@ class Twins:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class RedundancyDraw:
     """What a round with twins stands on: whose samples its members take is in here for each of them alone."""
 
     share: float
     head: Digest
-    body: Body  # of that head
+    body: VertexBody  # of that head
     owed: Mapping[PeerId, Digest] | None
     """The name of the secret that each commitment of this round has to reveal. None: not all vertices are here, and
     whoever reveals something is believed."""
 
-    def flaw(self, peer: PeerId, commit: Commit) -> str | None:
+    def flaw(self, peer: PeerId, commit: Commitment) -> str | None:
         """What is wrong with the secrets of its commitment to an update; None if nothing is."""
         draws = commit.draws
         if draws is None or len(draws.sealed) != DIGEST_BYTES:
@@ -263,5 +269,5 @@ class Drawing:
         return host_of(guest, secret, self.head, self.body, self.share) if sealed == seal_of(secret) else None
 
 
-NO_TWINS = Twins(0.0, "majority")
+NO_TWINS = RedundancyLedger(0.0, "majority")
 """Of a run that has none."""

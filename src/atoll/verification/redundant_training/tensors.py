@@ -21,11 +21,11 @@ from atoll.crypto.digest import Buffer
 from atoll.training.codec import Codec
 from atoll.training.codec.byte_compression import AUTO, METHODS
 from atoll.training.data import Data, batch
-from atoll.training.exchange.layout import Layout, bind, unflatten
+from atoll.training.exchange.layout import ModelLayout, bind, unflatten
 from atoll.training.exchange.update import Bounds
-from atoll.training.recipe.gradient import Computing, Gradient
-from atoll.training.recipe.inner import SGD, Accumulate, Inner, fresh_inner, inner_step
-from atoll.training.recipe.lr_position import Horizon, later, step_at
+from atoll.training.recipe.gradient import ComputeOptions, GradientComputer
+from atoll.training.recipe.inner import SGD, GradientAccumulation, Inner, fresh_inner, inner_step
+from atoll.training.recipe.lr_position import ScheduleHorizon, later, step_at
 from atoll.training.recipe.recipes import Recipe
 
 FINE = ("fp32", "fp16", "bf16", "int8")  # codecs whose rounding is far below the tolerance
@@ -46,7 +46,7 @@ def decoded(wires: Sequence[Buffer], bounds: Bounds, codecs: Sequence[Codec]) ->
 
 
 @dataclass(frozen=True)
-class Told:
+class TwinAssignment:
     """What a member was told to do in a round. `batch_samples` of each step."""
 
     shard: int
@@ -56,38 +56,38 @@ class Told:
     batch_samples: int
     position: int  # of the first step in the rates: training/recipe/lr_position.py
     inner: Inner
-    horizon: Horizon | None
+    horizon: ScheduleHorizon | None
     seq_len: int
     seed: int
 
 
 def taking_again(
     model: nn.Module,
-    layout: Layout,
-    computing: Computing,
+    layout: ModelLayout,
+    computing: ComputeOptions,
     anchor_F: Tensor,
     data: Data,
-    told: Told,
+    told: TwinAssignment,
     device: str = "cpu",
 ) -> Generator[None, None, Tensor]:
     """The update (F,) that these steps make, from an anchor and a fresh optimizer. Pauses after every step."""
     x_F, gradient_P = bind(model, layout, device)
     unflatten(anchor_F, torch.zeros(layout.counters, dtype=torch.int64), model, layout)
     began_F = x_F.clone()
-    gradient, inner = Gradient(model, gradient_P, computing), fresh_inner(layout.parameters, device)
+    gradient, inner = GradientComputer(model, gradient_P, computing), fresh_inner(layout.parameters, device)
     x_P, together = x_F[: layout.parameters], told.batch_samples * told.seq_len * told.shards
     for step in range(told.steps):
         cursor = told.cursor + step * told.batch_samples
         inputs, targets = batch(data, told.shard, told.shards, cursor, told.batch_samples, told.seq_len, told.seed)
         gradient.of((inputs.to(device), targets.to(device)))
-        if isinstance(told.inner, Accumulate):
+        if isinstance(told.inner, GradientAccumulation):
             inner.first_P.add_(gradient_P)
         else:
             at = step_at(told.horizon, later(told.horizon, told.position, step, together))
             inner_step(told.inner, inner, x_P, gradient_P, at)
         yield
     update_F = began_F - x_F
-    if isinstance(told.inner, Accumulate):  # x rests, but for buffers
+    if isinstance(told.inner, GradientAccumulation):  # x rests, but for buffers
         update_F[: layout.parameters].copy_(inner.first_P)
     return update_F
 
@@ -107,7 +107,7 @@ def twins_problem(recipe: Recipe) -> str:
         return "members pass over data of their own"
     if isinstance(inner, SGD) and inner.momentum:
         return f"SGD with a momentum of {inner.momentum:g} carries it from round to round, each member its own"
-    if not isinstance(inner, SGD | Accumulate):
+    if not isinstance(inner, SGD | GradientAccumulation):
         return (
             f"{type(inner).__name__} carries moments from round to round, each member its own, and honest updates "
             "of the same samples are half as far apart as those of others"

@@ -19,12 +19,12 @@ from torch import Tensor
 from atoll.base.errors import PeerFault, RunFailedError
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer
-from atoll.peer.tasks import Apart, TakeAgain, TwinRow
-from atoll.runtime.storage.state_cache import Shelf
-from atoll.runtime.storage.store import Store
-from atoll.runtime.trainer.protocol import StepAgain
-from atoll.runtime.training_spec import Learning
-from atoll.runtime.worker.trainer_supervisor import Tended
+from atoll.peer.tasks import ReplayBoth, TwinUpdate, UpdateDistances
+from atoll.runtime.storage.state_cache import StateCache
+from atoll.runtime.storage.store import PeerStore
+from atoll.runtime.trainer.protocol import BeginReplay
+from atoll.runtime.training_spec import TrainingSpec
+from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.data import cursor_after
 from atoll.training.exchange.state import SharedState
 from atoll.training.exchange.update import part_bounds, part_codecs
@@ -36,16 +36,16 @@ from atoll.verification.state_validation.worker import looked
 
 
 @dataclass
-class Twins:
-    learning_in: Callable[[int], Learning]  # what a round is learned by
-    store: Store
-    shelf: Shelf
-    tended: Tended
+class RedundancyWorker:
+    learning_in: Callable[[int], TrainingSpec]  # what a round is learned by
+    store: PeerStore
+    shelf: StateCache
+    tended: TrainerSupervisor
     arithmetic: Executor
     ready: Callable[[], Awaitable[None]]  # the trainer runs; to be called in its turn
     name: Callable[[Buffer], Digest]  # what commitments call a wire
 
-    async def compare(self, work: TakeAgain) -> Apart:
+    async def compare(self, work: ReplayBoth) -> UpdateDistances:
         """RunFailedError if what it needs is gone here."""
         loop = asyncio.get_running_loop()
         before = await loop.run_in_executor(
@@ -64,20 +64,20 @@ class Twins:
                 why = why or fault.what
         guest_F, host_F = rows_F
         if guest_F is None or host_F is None:
-            return Apart((_lack(guest_F), _lack(host_F)), why)
+            return UpdateDistances((_lack(guest_F), _lack(host_F)), why)
         steps = tuple(row.steps for row in work.rows)
         between = _millionths(max(distance(guest_F, host_F), distance(host_F, guest_F)))
         if steps[0] == steps[1] and between <= TOLERANCE:
-            return Apart((between, between))
+            return UpdateDistances((between, between))
         made_F = {count: await self._made(work, before, count) for count in sorted(set(steps))}
-        return Apart(
+        return UpdateDistances(
             (
                 _millionths(distance(guest_F, made_F[steps[0]])),
                 _millionths(distance(host_F, made_F[steps[1]])),
             )
         )
 
-    def _read(self, work: TakeAgain, row: TwinRow, data: Buffer, before: SharedState) -> Tensor:
+    def _read(self, work: ReplayBoth, row: TwinUpdate, data: Buffer, before: SharedState) -> Tensor:
         """The update (F,), if this is the one that was committed to. PeerFault if not."""
         learning = self.learning_in(work.round)
         bounds = part_bounds(learning.layout.floats, work.shares)
@@ -85,10 +85,10 @@ class Twins:
         common = learning.common(work.round, before, work.before)
         return decoded(wires, bounds, part_codecs(learning.recipe.coding.up, common, bounds))
 
-    async def _made(self, work: TakeAgain, before: SharedState, steps: int) -> Tensor:
+    async def _made(self, work: ReplayBoth, before: SharedState, steps: int) -> Tensor:
         """The update (F,) that so many steps on these samples make."""
         recipe = self.learning_in(work.round).recipe
-        wish = StepAgain(
+        wish = BeginReplay(
             work.shard,
             work.shards,
             cursor_after(before.samples, work.shards),

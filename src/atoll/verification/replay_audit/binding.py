@@ -16,19 +16,19 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest
 from atoll.crypto.digest import Buffer, digest, merkle_root
 from atoll.training.codec import Codec
-from atoll.training.exchange.layout import Layout
-from atoll.verification.replay_audit.exhibit import Shown, states_of, vector_from_bytes, why_not_said
-from atoll.verification.replay_audit.replay import Assignment, fresh_private, name_of, name_of_x, segments
+from atoll.training.exchange.layout import ModelLayout
+from atoll.verification.replay_audit.exhibit import SegmentExhibit, states_of, vector_from_bytes, why_not_said
+from atoll.verification.replay_audit.replay import TrainingAssignment, fresh_private, name_of, name_of_x, segments
 from atoll.verification.replay_audit.state_chain import chain_head, memory_name
 
 
 def why_update_unbound(
-    shown: Shown,
-    assignment: Assignment,
+    shown: SegmentExhibit,
+    assignment: TrainingAssignment,
     claim: Digest,
     last: Digest | None,
     codecs: Sequence[Codec],
-    layout: Layout,
+    layout: ModelLayout,
     named: Callable[[Buffer], Digest] = digest,
 ) -> str:
     """Why links, x, error feedback or wires need not be the trainer's; empty if its commitment `claim` fixes them.
@@ -64,7 +64,7 @@ def why_update_unbound(
     return ""
 
 
-def why_states_unbound(shown: Shown, segment: int, layout: Layout) -> str:
+def why_states_unbound(shown: SegmentExhibit, segment: int, layout: ModelLayout) -> str:
     """Why the states around this segment need not be the trainer's; empty if its links, which are, name them."""
     try:
         begin, end = states_of(shown, layout)

@@ -17,19 +17,19 @@ from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest
 from atoll.base.limits import PARTS_MAX
 from atoll.crypto.digest import Buffer
-from atoll.training.exchange.layout import Layout
+from atoll.training.exchange.layout import ModelLayout
 from atoll.training.exchange.tensorfile import dump, load
-from atoll.verification.replay_audit.judge import WrongChain
-from atoll.verification.replay_audit.replay import Link, Live, live_from_bytes
-from atoll.verification.replay_audit.state_chain import Claim, claim_name
+from atoll.verification.replay_audit.judge import ChainMismatch
+from atoll.verification.replay_audit.replay import ChainLink, TrainerSnapshot, live_from_bytes
+from atoll.verification.replay_audit.state_chain import ChainClaim, claim_name
 
 LINKS_MAX = 2**16  # a round of half a million steps; a link is 64 bytes
 
 
-class Shown(msgspec.Struct, frozen=True, array_like=True):
-    claim: Claim
-    last: Claim | None  # of the last round before it that was counted, if this trainer remembers
-    links: Annotated[tuple[Link, ...], msgspec.Meta(max_length=LINKS_MAX)]  # refused by their count, unread
+class SegmentExhibit(msgspec.Struct, frozen=True, array_like=True):
+    claim: ChainClaim
+    last: ChainClaim | None  # of the last round before it that was counted, if this trainer remembers
+    links: Annotated[tuple[ChainLink, ...], msgspec.Meta(max_length=LINKS_MAX)]  # refused by their count, unread
     begin: bytes  # the state before the drawn segment, as `live_bytes`
     end: bytes  # and after it
     x: bytes  # parameters and buffers at the end of the round
@@ -37,14 +37,14 @@ class Shown(msgspec.Struct, frozen=True, array_like=True):
     wires: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=PARTS_MAX)] = ()  # where encoders differ
 
 
-def shown_bytes(shown: Shown) -> bytes:
+def shown_bytes(shown: SegmentExhibit) -> bytes:
     return msgspec.msgpack.encode(shown)
 
 
-_SHOWN = msgspec.msgpack.Decoder(Shown)
+_SHOWN = msgspec.msgpack.Decoder(SegmentExhibit)
 
 
-def shown_from_bytes(data: Buffer) -> Shown:
+def shown_from_bytes(data: Buffer) -> SegmentExhibit:
     """PeerFault unless this is what some trainer might lay out."""
     try:
         return _SHOWN.decode(data)
@@ -64,12 +64,12 @@ def vector_from_bytes(data: Buffer, floats: int) -> Tensor:
     return values_F
 
 
-def states_of(shown: Shown, layout: Layout) -> tuple[Live, Live]:
+def states_of(shown: SegmentExhibit, layout: ModelLayout) -> tuple[TrainerSnapshot, TrainerSnapshot]:
     """The states around the segment. PeerFault if one is none."""
     return live_from_bytes(shown.begin, layout), live_from_bytes(shown.end, layout)
 
 
-def why_not_said(shown: Shown, claim: Digest, last: Digest | None) -> str:
+def why_not_said(shown: SegmentExhibit, claim: Digest, last: Digest | None) -> str:
     """Why this is not what the trainer's commitments hold; empty if it is. Anybody can show junk."""
     if claim_name(shown.claim) != claim:
         return "it shows another claim than it committed to"
@@ -78,8 +78,8 @@ def why_not_said(shown: Shown, claim: Digest, last: Digest | None) -> str:
     return ""
 
 
-def why_contradicts(shown: Shown, steps: int, root: Digest) -> WrongChain | None:
+def why_contradicts(shown: SegmentExhibit, steps: int, root: Digest) -> ChainMismatch | None:
     """A claim beside the commitment that holds its name."""
     if (shown.claim.steps, shown.claim.root) != (steps, root):
-        return WrongChain("its claim is of other steps, or of another update, than its commitment")
+        return ChainMismatch("its claim is of other steps, or of another update, than its commitment")
     return None

@@ -17,14 +17,14 @@ from torch import Tensor
 from atoll.base.ids import ZERO_DIGEST, Digest
 from atoll.crypto.digest import Buffer, digest, merkle_root
 from atoll.training.codec import Codec
-from atoll.training.exchange.layout import Layout
+from atoll.training.exchange.layout import ModelLayout
 from atoll.training.exchange.update import Bounds, encode_update
 from atoll.training.recipe.gradient import PLAIN
 from atoll.verification.replay_audit.replay import (
-    Assignment,
-    Link,
-    Live,
-    Replica,
+    ChainLink,
+    ReplayReplica,
+    TrainerSnapshot,
+    TrainingAssignment,
     at_once,
     fresh_private,
     name_of,
@@ -32,9 +32,9 @@ from atoll.verification.replay_audit.replay import (
     segments,
     why_no_state,
 )
-from atoll.verification.replay_audit.state_chain import Claim, chain_head, memory_name
+from atoll.verification.replay_audit.state_chain import ChainClaim, chain_head, memory_name
 from atoll.verification.replay_audit.tolerance import (
-    Profile,
+    TrainingProfile,
     pinned,
     profile_here,
     tolerance_of,
@@ -43,12 +43,12 @@ from atoll.verification.replay_audit.tolerance import (
 )
 
 
-class Accepted(msgspec.Struct, frozen=True, tag="Accepted"):
+class ReplayAccepted(msgspec.Struct, frozen=True, tag="Accepted"):
     distance: float  # 0: the same bits
     tolerance: float
 
 
-class Mismatch(msgspec.Struct, frozen=True, tag="Mismatch"):
+class ReplayMismatch(msgspec.Struct, frozen=True, tag="Mismatch"):
     """The replay came out elsewhere. Needs a third replica before it means anything."""
 
     distance: float  # relative L2; infinite where exact things differ or nothing was shown to measure
@@ -56,33 +56,33 @@ class Mismatch(msgspec.Struct, frozen=True, tag="Mismatch"):
     what: str  # of the state
 
 
-class WrongChain(msgspec.Struct, frozen=True, tag="WrongChain"):
+class ChainMismatch(msgspec.Struct, frozen=True, tag="WrongChain"):
     """What was shown does not hash to what was committed, or starts from something else than was agreed."""
 
     why: str
 
 
-class Unauditable(msgspec.Struct, frozen=True, tag="Unauditable"):
+class ReplayImpossible(msgspec.Struct, frozen=True, tag="Unauditable"):
     why: str
 
 
-class EndWanted(msgspec.Struct, frozen=True, tag="EndWanted"):
+class EndStateNeeded(msgspec.Struct, frozen=True, tag="EndWanted"):
     """The bits differ, as they may: the state at the segment's end is needed to say by how much."""
 
 
-Verdict = Accepted | Mismatch | WrongChain | Unauditable | EndWanted
+Verdict = ReplayAccepted | ReplayMismatch | ChainMismatch | ReplayImpossible | EndStateNeeded
 
 
 def judge_segment(
-    assignment: Assignment,
-    claim: Claim,
-    links: Sequence[Link],
+    assignment: TrainingAssignment,
+    claim: ChainClaim,
+    links: Sequence[ChainLink],
     segment: int,
-    begin: Live,
-    end: Live | None,
-    replica: Replica,
+    begin: TrainerSnapshot,
+    end: TrainerSnapshot | None,
+    replica: ReplayReplica,
     *,
-    here: Profile | None = None,
+    here: TrainingProfile | None = None,
     tolerance: float | None = None,
 ) -> Verdict:
     """Take the steps of one segment again. `assignment` is the auditor's own; the rest is the trainer's.
@@ -94,47 +94,49 @@ def judge_segment(
 
 
 def judging(
-    assignment: Assignment,
-    claim: Claim,
-    links: Sequence[Link],
+    assignment: TrainingAssignment,
+    claim: ChainClaim,
+    links: Sequence[ChainLink],
     segment: int,
-    begin: Live,
-    end: Live | None,
-    replica: Replica,
+    begin: TrainerSnapshot,
+    end: TrainerSnapshot | None,
+    replica: ReplayReplica,
     *,
-    here: Profile | None = None,
+    here: TrainingProfile | None = None,
     tolerance: float | None = None,
 ) -> Generator[None, None, Verdict]:
     """The same, pausing after every step."""
     here = here or profile_here()
     asked = assignment.recipe.computing or PLAIN
     if asked == PLAIN and (why := why_unreplayable(claim.profile)):
-        return WrongChain(f"it is no unaudited member, and claims what cannot be replayed: {why}")
+        return ChainMismatch(f"it is no unaudited member, and claims what cannot be replayed: {why}")
     if why := why_unauditable(assignment, claim.profile, here, tolerance=tolerance):
-        return Unauditable(why)
+        return ReplayImpossible(why)
     if replica.data_name != assignment.data or replica.recipe != assignment.recipe:
-        return Unauditable("this auditor holds other data or another recipe than the run's")
+        return ReplayImpossible("this auditor holds other data or another recipe than the run's")
     if why := _why_wrong(assignment, claim, links, replica.layout):
-        return WrongChain(why)
+        return ChainMismatch(why)
     assert 0 <= segment < len(links) - 1
     for which, live, link in (("begin", begin, links[segment]), ("end", end, links[segment + 1])):
         if live is not None and (why := why_no_state(live, replica.layout)):
-            return WrongChain(f"the state at the segment's {which} is none: {why}")
+            return ChainMismatch(f"the state at the segment's {which} is none: {why}")
         if live is not None and name_of(live) != link:
-            return WrongChain(f"the state at the segment's {which} is not the one in the chain")
+            return ChainMismatch(f"the state at the segment's {which} is not the one in the chain")
     bits = pinned(claim.profile, here)
     bound = 0.0 if bits else tolerance_of(assignment) if tolerance is None else tolerance
     assert bound is not None, "why_unauditable has looked"
     replayed = yield from replica.replaying(assignment, begin, *segments(assignment, claim.steps)[segment])
     if name_of(replayed) == links[segment + 1]:
-        return Accepted(0.0, bound)
+        return ReplayAccepted(0.0, bound)
     if end is None:
-        return Mismatch(float("inf"), 0.0, "bits") if bits else EndWanted()
+        return ReplayMismatch(float("inf"), 0.0, "bits") if bits else EndStateNeeded()
     what, distance = furthest(begin, replayed, end)
-    return Accepted(distance, bound) if distance <= bound else Mismatch(distance, bound, what)
+    return ReplayAccepted(distance, bound) if distance <= bound else ReplayMismatch(distance, bound, what)
 
 
-def _why_wrong(assignment: Assignment, claim: Claim, links: Sequence[Link], layout: Layout) -> str:
+def _why_wrong(
+    assignment: TrainingAssignment, claim: ChainClaim, links: Sequence[ChainLink], layout: ModelLayout
+) -> str:
     """What a chain contradicts of itself or of what was agreed, without a single step; empty if nothing."""
     if not 0 < claim.steps <= assignment.steps:
         return f"{claim.steps} steps are claimed, {assignment.steps} were assigned"
@@ -151,7 +153,7 @@ def _why_wrong(assignment: Assignment, claim: Claim, links: Sequence[Link], layo
     return ""
 
 
-def furthest(begin: Live, replayed: Live, shown: Live) -> tuple[str, float]:
+def furthest(begin: TrainerSnapshot, replayed: TrainerSnapshot, shown: TrainerSnapshot) -> tuple[str, float]:
     """(what, distance) of what moved furthest from where the replay moved it: x, first or second moments.
 
     ‖shown − replayed‖ / ‖replayed − begin‖. All three count: moments that lie are steps of the next segment.
@@ -177,15 +179,15 @@ def _apart(begin_N: Tensor, replayed_N: Tensor, shown_N: Tensor) -> float:
 
 
 def judge_update(
-    assignment: Assignment,
-    claim: Claim,
-    links: Sequence[Link],
+    assignment: TrainingAssignment,
+    claim: ChainClaim,
+    links: Sequence[ChainLink],
     anchor_F: Tensor,
     x_F: Tensor,
     memory_F: Tensor | None,
     bounds: Bounds,
     codec: Codec | Sequence[Codec],
-    layout: Layout,
+    layout: ModelLayout,
     wires: Sequence[Buffer] = (),
     named: Callable[[Buffer], Digest] = digest,
 ) -> Verdict:
@@ -196,31 +198,31 @@ def judge_update(
     `named` is what commitments of this run call a wire.
     """
     if why := _why_wrong(assignment, claim, links, layout):
-        return WrongChain(why)
+        return ChainMismatch(why)
     for name, shown, owed in (
         ("the anchor", name_of_x(anchor_F), assignment.anchor),
         ("x", name_of_x(x_F), links[-1].x),
         ("the error feedback", memory_name(memory_F), claim.memory),
     ):
         if shown != owed:
-            return WrongChain(f"{name} is not the one in the chain")
+            return ChainMismatch(f"{name} is not the one in the chain")
     if claim.memory not in (ZERO_DIGEST, assignment.memory) and assignment.memory is not None:
-        return WrongChain("its error feedback is neither what its last update left nor fresh")
+        return ChainMismatch("its error feedback is neither what its last update left nor fresh")
     try:
         update = encode_update(anchor_F, x_F, memory_F, bounds, codec, assignment.recipe.coding.beta)
     except ValueError as why:
-        return Mismatch(float("inf"), 0.0, f"update: {why}")
+        return ReplayMismatch(float("inf"), 0.0, f"update: {why}")
     if claim.left != memory_name(update.memory_F):
-        return Mismatch(float("inf"), 0.0, "error feedback")
+        return ReplayMismatch(float("inf"), 0.0, "error feedback")
     codecs = [codec] * len(bounds) if isinstance(codec, Codec) else list(codec)
     if all(one.same_everywhere for one in codecs):
         same = _root(update.wires, named) == claim.root
     elif len(wires) != len(bounds) or _root(wires, named) != claim.root:
-        return WrongChain("the parts shown are not those committed to")
+        return ChainMismatch("the parts shown are not those committed to")
     else:
         each = zip(codecs, bounds, update.wires, wires, strict=True)
         same = all(torch.equal(c.decode(a, hi - lo), c.decode(b, hi - lo)) for c, (lo, hi), a, b in each)
-    return Accepted(0.0, 0.0) if same else Mismatch(float("inf"), 0.0, "update")
+    return ReplayAccepted(0.0, 0.0) if same else ReplayMismatch(float("inf"), 0.0, "update")
 
 
 def _root(wires: Sequence[Buffer], name: Callable[[Buffer], Digest]) -> Digest:

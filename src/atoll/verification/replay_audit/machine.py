@@ -25,25 +25,25 @@ from msgspec.structs import replace
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import AUDIT_TURN, MIB
-from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Keep, Report, Send
-from atoll.peer.events import Accused, AuditDrawn, AuditEnded, OpeningVerdict, Verdict
+from atoll.base.machine import Effect, Emit, Fact, Persist, RunTask, Send, TaskDone, TaskFailed
+from atoll.peer.events import AuditDrawn, AuditEnded, AuditVerdict, MemberAccused, OpeningVerdict
 from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import Exhibit, Exhibited, Hold, Judged, LaidOpen
-from atoll.policy.fault_tolerance import Strikes
-from atoll.protocol.allreduce.buffers import Made
-from atoll.protocol.history.chain import History
-from atoll.protocol.transfer.download import Fetch, Fetched, FetchFailed
+from atoll.peer.tasks import BuildExhibit, ExhibitBuilt, JudgmentResult, OpeningBuilt, PinBlobs
+from atoll.policy.fault_tolerance import OwnerStrikes
+from atoll.protocol.allreduce.buffers import ComputedResult
+from atoll.protocol.history.chain import VertexChain
+from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
 from atoll.verification.case import AGAINST, NOTHING, REFUTING
-from atoll.verification.evidence_download import Exhibits, tried
-from atoll.verification.evidence_store import KeptExhibit, KeptExhibits
-from atoll.verification.replay_audit.policy import Case, Key, key_of
-from atoll.verification.sum_check.policy import Opening, Place, words_against
+from atoll.verification.evidence_download import EvidenceDownloads, tried
+from atoll.verification.evidence_store import EvidenceStore, StoredEvidence
+from atoll.verification.replay_audit.policy import AuditCase, Key, key_of
+from atoll.verification.sum_check.policy import Place, SumCheckCase, words_against
 from atoll.verification.sum_check.tasks import lay_open, made_here, makers
 from atoll.verification.task_builder import ground_of, twice_promised, work_for
-from atoll.wire.messages.audits import ExhibitIs, WantExhibit
-from atoll.wire.messages.statements import Audited, Caught, Complaint, Finding, Signed
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse
+from atoll.wire.messages.statements import Accusation, AuditReport, Finding, OwnerComplaint, SignedStatement
+from atoll.wire.messages.vertex import VertexBody
 
 GIVE_UP = AUDIT_TURN - 2  # rounds of my turn after which nothing was shown: the next one's turn comes two later
 OPENING_GIVE_UP = 2  # of an opening, which is small and made at once
@@ -52,7 +52,7 @@ LAID = "laid/"  # and the round: under which name it is kept where openings lie
 EXHIBIT_UPDATES = 10  # an exhibit is at most so many updates in fp32 long: two states, x, feedback, parts
 
 
-class Laid(msgspec.Struct, frozen=True, array_like=True):
+class LaidOpening(msgspec.Struct, frozen=True, array_like=True):
     """An opening that I laid out."""
 
     peer: PeerId  # in whose name the answer stands
@@ -61,10 +61,10 @@ class Laid(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass
-class Turn:
+class AuditTurn:
     """An audit, or an opening, that is mine to look at."""
 
-    case: Case | Opening
+    case: AuditCase | SumCheckCase
     since: int  # the head when my turn began
     since_s: Seconds
     makers: tuple[PeerId, ...]  # who can show me what I am to look at; whose it is comes first
@@ -79,27 +79,27 @@ class Turn:
 
     @property
     def give_up(self) -> int:
-        return OPENING_GIVE_UP if isinstance(self.case, Opening) else GIVE_UP
+        return OPENING_GIVE_UP if isinstance(self.case, SumCheckCase) else GIVE_UP
 
 
-class Audits:
+class ReplayAudits:
     """`settings` say that there are some. Effects go to the driver; `AuditEnded` is to be told to the members."""
 
     def __init__(
-        self, me: PeerId, settings: RunSettings, history: History, pool: ReportPool, kept: KeptExhibits
+        self, me: PeerId, settings: RunSettings, history: VertexChain, pool: ReportPool, kept: EvidenceStore
     ) -> None:
         self.me, self.settings, self.history, self.pool = me, settings, history, pool
         self.docket = pool.docket
-        self.turns: dict[Key, Turn] = {}
+        self.turns: dict[Key, AuditTurn] = {}
         self.ahead: dict[Key, dict[PeerId, Finding]] = {}  # signed words against somebody that I heard
-        self.seconded: dict[Place, Sequence[Signed]] = {}  # what others than its owner signed of an answer
+        self.seconded: dict[Place, Sequence[SignedStatement]] = {}  # what others than its owner signed of an answer
         self.unshown: set[tuple[int, PeerId]] = set()  # what it signed in this round nobody shows: noted once
-        self.strikes = Strikes()  # of those
+        self.strikes = OwnerStrikes()  # of those
         self.known: set[Place] = set()  # answers that I made myself, or made again
         self.exhibits: dict[Key, Digest | None] = {}  # None while it is being made, or if it cannot be
         self.laid: set[int] = set()  # rounds of which it is written down where openings lie
         self.held: tuple[Digest, ...] = ()
-        self.arriving = Exhibits("audit")
+        self.arriving = EvidenceDownloads("audit")
         self.convictions = kept
 
     # ---- vertices ------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Audits:
                 self.exhibits.update(((round, one.peer, one.number), one.blob) for one in _read(data))
         return self._forget_laid() + self._work(now)
 
-    def grew(self, body: Body, now: Seconds) -> list[Effect]:
+    def grew(self, body: VertexBody, now: Seconds) -> list[Effect]:
         """The history has one vertex more."""
         self._follow()
         effects = self._forget_laid()
@@ -123,35 +123,37 @@ class Audits:
             effects += [_fact(self._verdict(by, said), body.round) for by, said in news]
             effects += self._name_seconders()
         for case in (case for case in self.docket.cases.values() if case.round == body.round):
-            if isinstance(case, Opening):
+            if isinstance(case, SumCheckCase):
                 continue  # its rows are still in the round, which hands them over when it closes
             effects.append(_fact(AuditDrawn(peer=case.peer, segment=case.segment, auditors=case.order), case.round))
             if case.peer == self.me:
                 self.exhibits[case.key] = None
-                effects.append(Ask(f"audit/show/{case.round}", Exhibit(case.round, case.segment)))
+                effects.append(RunTask(f"audit/show/{case.round}", BuildExhibit(case.round, case.segment)))
         return effects + self.convictions.keep(self._of_the_gone(body)) + self._work(now)
 
-    def _of_the_gone(self, body: Body) -> list[KeptExhibit]:
+    def _of_the_gone(self, body: VertexBody) -> list[StoredEvidence]:
         """What I looked at of those who are out by this vertex, whatever I found."""
         here = {m.peer for m in body.members if m.present}
         doubted = (t for t in self.turns.values() if t.case.peer not in here and t.case.against)
         return [kept for turn in doubted if turn.said is not None for kept in self._kept(turn)]
 
-    def _kept(self, turn: Turn) -> list[KeptExhibit]:
+    def _kept(self, turn: AuditTurn) -> list[StoredEvidence]:
         """The exhibit that I looked at, and what it takes to look again."""
         case, parent = turn.case, self.history.bodies.get(turn.case.round - 1)
-        state = parent.state if parent is not None and isinstance(case, Case) else None
-        return [KeptExhibit(case.round, case.peer, turn.blob, state)] if turn.blob is not None else []
+        state = parent.state if parent is not None and isinstance(case, AuditCase) else None
+        return [StoredEvidence(case.round, case.peer, turn.blob, state)] if turn.blob is not None else []
 
-    def lay_open(self, body: Body, made: Mapping[Digest, Made]) -> list[Effect]:
+    def lay_open(self, body: VertexBody, made: Mapping[Digest, ComputedResult]) -> list[Effect]:
         """My round is closed: show what its vertex drew of answers that I made. Their rows are needed no longer."""
         drawn = [case for case in self._openings(body.round) if made_here(case, made)]
         self.exhibits.update((case.key, None) for case in drawn)
         self.known.update(case.place for case in drawn)
-        asked = [Ask(f"audit/open/{body.round}/{part}", work) for part, work in lay_open(drawn, body, made)]
+        asked = [RunTask(f"audit/open/{body.round}/{part}", work) for part, work in lay_open(drawn, body, made)]
         return [*asked, *self._believe()]
 
-    def remember(self, round: int, seconded: Mapping[int, Sequence[Signed]], made_again: Collection[int]) -> None:
+    def remember(
+        self, round: int, seconded: Mapping[int, Sequence[SignedStatement]], made_again: Collection[int]
+    ) -> None:
         """Of my round, which is closed: the words of owners that said the same as the one whose answer stands, and
         the parts whose answer I made again."""
         if self.docket.terms is not None:
@@ -163,25 +165,27 @@ class Audits:
         turns = (turn for turn in self.turns.values() if turn.said is None and self._knows(turn.case))
         return [effect for turn in turns for effect in self._end(turn, "accepted", "I made it myself")]
 
-    def _knows(self, case: Case | Opening) -> bool:
-        return isinstance(case, Opening) and case.place in self.known
+    def _knows(self, case: AuditCase | SumCheckCase) -> bool:
+        return isinstance(case, SumCheckCase) and case.place in self.known
 
-    def _openings(self, round: int) -> list[Opening]:
-        cases = (case for case in self.docket.cases.values() if isinstance(case, Opening) and case.round == round)
+    def _openings(self, round: int) -> list[SumCheckCase]:
+        cases = (
+            case for case in self.docket.cases.values() if isinstance(case, SumCheckCase) and case.round == round
+        )
         return sorted(cases, key=lambda case: case.number)
 
-    def _verdict(self, by: PeerId, said: Audited) -> Fact:
+    def _verdict(self, by: PeerId, said: AuditReport) -> Fact:
         case = self.docket.cases.get(key_of(said))
-        if isinstance(case, Opening):
+        if isinstance(case, SumCheckCase):
             part = case.answered.part
             return OpeningVerdict(peer=said.peer, of=said.round, part=part, checker=by, finding=said.finding)
-        return Verdict(peer=said.peer, of=said.round, auditor=by, finding=said.finding)
+        return AuditVerdict(peer=said.peer, of=said.round, auditor=by, finding=said.finding)
 
     def _name_seconders(self) -> list[Effect]:
         """Others than its owner signed an answer that was refuted: whoever heard them says so, once. The same of an
         answer that nobody shows is a complaint, and not the first time, since a crash loses rows."""
         cases = self.docket.cases.values()
-        opened = [case for case in cases if isinstance(case, Opening) and not self._knows(case)]
+        opened = [case for case in cases if isinstance(case, SumCheckCase) and not self._knows(case)]
         lies = words_against(opened, self.seconded, REFUTING)
         liars = {word.signer for word in lies.values()}
         unshown = sorted(words_against(opened, self.seconded, AGAINST).keys() - self.unshown)
@@ -191,8 +195,8 @@ class Audits:
         for place, said in self.seconded.items():
             self.seconded[place] = [word for word in said if word.signer not in liars]
         head = self.history.head
-        facts = [Accused(peer=word.signer, statement=Caught(word)) for word in lies.values()]
-        facts += [Accused(peer=p, statement=Complaint(head, p, "unopened")) for p in sorted(failing)]
+        facts = [MemberAccused(peer=word.signer, statement=Accusation(word)) for word in lies.values()]
+        facts += [MemberAccused(peer=p, statement=OwnerComplaint(head, p, "unopened")) for p in sorted(failing)]
         return [_fact(fact, head) for fact in facts]
 
     def _follow(self) -> None:
@@ -206,7 +210,7 @@ class Audits:
         self.unshown = {noted for noted in self.unshown if noted[0] in open_rounds}
         self.known = {place for place in self.known if place[0] in open_rounds}
 
-    def heard(self, by: PeerId, said: Audited, now: Seconds) -> list[Effect]:
+    def heard(self, by: PeerId, said: AuditReport, now: Seconds) -> list[Effect]:
         """A word of an auditor that no vertex holds yet. Who would be asked once one does looks now: a liar counts
         in every vertex that passes until there are enough of them."""
         case = self.docket.cases.get(key_of(said))
@@ -215,7 +219,7 @@ class Audits:
         self.ahead.setdefault(case.key, {}).setdefault(by, said.finding)
         return self._work(now)
 
-    def _asked(self, case: Case | Opening) -> tuple[PeerId, ...]:
+    def _asked(self, case: AuditCase | SumCheckCase) -> tuple[PeerId, ...]:
         return case.asked(self.history.head, self.ahead.get(case.key, NOTHING))
 
     def _work(self, now: Seconds) -> list[Effect]:
@@ -227,7 +231,7 @@ class Audits:
                 continue
             if (turn := self.turns.get(key)) is None:
                 if not here.isdisjoint(makers := self._makers(case)):
-                    turn = self.turns[key] = Turn(case, head, now, makers)
+                    turn = self.turns[key] = AuditTurn(case, head, now, makers)
                     effects += self._ask(turn)
             elif turn.said == "accepted" and not turn.told and case.against:
                 effects += self._end(turn, turn.said, "as seen before others doubted it", turn.blob)
@@ -237,9 +241,9 @@ class Audits:
                 effects += self._end(turn, "withheld", "nothing was shown in time")
         return [*effects, *self._believe()]
 
-    def _makers(self, case: Case | Opening) -> tuple[PeerId, ...]:
+    def _makers(self, case: AuditCase | SumCheckCase) -> tuple[PeerId, ...]:
         """Who can show me what I am to look at, as far as vertices are here that say so."""
-        if isinstance(case, Opening) and self.settings.witnessed:
+        if isinstance(case, SumCheckCase) and self.settings.witnessed:
             ground = ground_of(case.round, self.history, self.settings)
             if ground is not None:
                 return tuple(peer for peer in makers(case, ground) if peer != self.me)
@@ -249,7 +253,7 @@ class Audits:
         """I keep what I show, what I am shown, and the states that audited rounds began with."""
         bodies, head = self.history.bodies, self.history.head
         undone = [case for case in self.docket.cases.values() if case.asked(head)]
-        rounds = {case.round - 1 for case in undone if self.me in case.order and isinstance(case, Case)}
+        rounds = {case.round - 1 for case in undone if self.me in case.order and isinstance(case, AuditCase)}
         names = {bodies[round].state for round in rounds if round in bodies}
         names |= {blob for case in undone if (blob := self.exhibits.get(case.key)) is not None}
         names |= {turn.blob for turn in self.turns.values() if turn.blob is not None and turn.said is None}
@@ -257,18 +261,18 @@ class Audits:
         if needed == self.held:
             return []
         self.held = needed
-        return [Ask("audit/hold", Hold(needed))]
+        return [RunTask("audit/hold", PinBlobs(needed))]
 
     # ---- showing -------------------------------------------------------------------------------------------
 
-    def give(self, sender: PeerId, wish: WantExhibit) -> list[Effect]:
+    def give(self, sender: PeerId, wish: ExhibitRequest) -> list[Effect]:
         """Only those who were drawn are told where it lies."""
         mine = _key(wish.round, self.me, wish.opening)
         key = next((k for k in self.exhibits if (k[0], k[2:]) == (mine[0], mine[2:])), mine)
         case = self.docket.cases.get(key)
         if case is None or sender not in case.order:
             return []
-        return [Send(sender, ExhibitIs(wish.round, self.exhibits.get(key), wish.opening))]
+        return [Send(sender, ExhibitResponse(wish.round, self.exhibits.get(key), wish.opening))]
 
     def _shown(self, key: Key, blob: Digest) -> list[Effect]:
         case = self.docket.cases.get(key)
@@ -276,7 +280,7 @@ class Audits:
             return []
         self.exhibits[key] = blob
         asking = self._asked(case) if case.peer == self.me else ()  # of others' answers only who has to ask me
-        told = [Send(asker, ExhibitIs(case.round, blob, _number(case))) for asker in asking]
+        told = [Send(asker, ExhibitResponse(case.round, blob, _number(case))) for asker in asking]
         return [*self._hold(), *told]
 
     def _laid_open(self, job: str, blobs: Sequence[Digest]) -> list[Effect]:
@@ -290,14 +294,14 @@ class Audits:
     def _remember_laid(self, round: int) -> list[Effect]:
         """Also after a restart."""
         here = ((case, self.exhibits.get(case.key)) for case in self._openings(round))
-        laid = [Laid(case.peer, case.number, blob) for case, blob in here if blob is not None]
+        laid = [LaidOpening(case.peer, case.number, blob) for case, blob in here if blob is not None]
         self.laid.add(round)
-        return [Keep(f"{LAID}{round}", msgspec.msgpack.encode(laid))]
+        return [Persist(f"{LAID}{round}", msgspec.msgpack.encode(laid))]
 
     def _forget_laid(self) -> list[Effect]:
         over = sorted(self.laid - {key[0] for key in self.docket.cases})
         self.laid.difference_update(over)
-        return [Keep(f"{LAID}{round}", None) for round in over]
+        return [Persist(f"{LAID}{round}", None) for round in over]
 
     # ---- taking again --------------------------------------------------------------------------------------
 
@@ -306,15 +310,15 @@ class Audits:
         waiting = (turn for turn in self.turns.values() if turn.said is None and not turn.judging)
         return [effect for turn in waiting for effect in self._ask(turn, len(turn.makers))]
 
-    def _ask(self, turn: Turn, most: int = 1) -> list[Effect]:
+    def _ask(self, turn: AuditTurn, most: int = 1) -> list[Effect]:
         """Nobody whose exhibit is on its way; others may have it, too."""
-        wish = WantExhibit(turn.case.round, _number(turn.case))
+        wish = ExhibitRequest(turn.case.round, _number(turn.case))
         left = [peer for peer in turn.makers[:most] if peer not in turn.useless]
         return [Send(peer, wish) for peer in left if turn.blob is None or peer != turn.shower]
 
     def point(
-        self, sender: PeerId, told: ExhibitIs, under_way: Mapping[Digest, Fetch], now: Seconds
-    ) -> tuple[Fetch | None, list[Effect]]:
+        self, sender: PeerId, told: ExhibitResponse, under_way: Mapping[Digest, BlobDownload], now: Seconds
+    ) -> tuple[BlobDownload | None, list[Effect]]:
         """Who can show it says where to look; of what is on its way already it is one source more."""
         turns = (turn for turn in self.turns.values() if turn.case.round == told.round)
         turn = next((t for t in turns if _number(t.case) == told.opening and sender in t.makers), None)
@@ -331,7 +335,7 @@ class Audits:
             turn.tries = 0
         turn.blob, turn.shower, turn.shown_s = None, sender, now
         most = EXHIBIT_UPDATES * self.settings.update_bytes + MIB
-        if isinstance(turn.case, Opening):
+        if isinstance(turn.case, SumCheckCase):
             most = turn.case.bytes_most
         fetch, effects = self.arriving.point(turn, told.blob, sender, most, under_way, now)
         return fetch, [*self._hold(), *effects]
@@ -340,7 +344,7 @@ class Audits:
         """Downloads that nobody waits for any more: the audit is over, or was given up."""
         return self.arriving.given_up(turn.blob for turn in self.turns.values() if turn.said is None)
 
-    def fetched(self, fact: Fetched | FetchFailed) -> list[Effect]:
+    def fetched(self, fact: BlobFetched | FetchFailed) -> list[Effect]:
         if not self.arriving.ended(fact.blob):
             return []
         waiting = (t for t in self.turns.values() if t.said is None and not t.judging)
@@ -354,41 +358,43 @@ class Audits:
         if work is None:
             return self._end(turn, "unauditable", "the vertices before this round are not in memory")
         turn.judging = True
-        return [Ask(f"audit/judge/{'/'.join(map(str, turn.case.key))}", work)]
+        return [RunTask(f"audit/judge/{'/'.join(map(str, turn.case.key))}", work)]
 
     # ---- jobs ----------------------------------------------------------------------------------------------
 
-    def done(self, event: Done | Failed) -> list[Effect]:
+    def done(self, event: TaskDone | TaskFailed) -> list[Effect]:
         match event:
-            case Done(job, Exhibited(blob)) if job.startswith("audit/show/"):
+            case TaskDone(job, ExhibitBuilt(blob)) if job.startswith("audit/show/"):
                 return self._shown((int(job.rsplit("/", 1)[1]), self.me), blob)
-            case Done(job, LaidOpen(blobs)) if job.startswith("audit/open/"):
+            case TaskDone(job, OpeningBuilt(blobs)) if job.startswith("audit/open/"):
                 return self._laid_open(job, blobs)
-            case Done(job, Judged(finding, why, others)) if (turn := self._turn_of(job)) is not None:
+            case TaskDone(job, JudgmentResult(finding, why, others)) if (turn := self._turn_of(job)) is not None:
                 return self._judged(turn, finding, why, others)
-            case Failed(job, why) if (turn := self._turn_of(job)) is not None:
+            case TaskFailed(job, why) if (turn := self._turn_of(job)) is not None:
                 return self._end(turn, "unauditable", why)
             case _:
                 return []
 
-    def _turn_of(self, job: str) -> Turn | None:
+    def _turn_of(self, job: str) -> AuditTurn | None:
         if not job.startswith("audit/judge/"):
             return None
         _, _, round, peer, *number = job.split("/")
         return self.turns.get(_key(int(round), PeerId(peer), int(number[0]) if number else UNSET))
 
-    def _judged(self, turn: Turn, finding: Finding, why: str, others: Sequence[Signed]) -> list[Effect]:
+    def _judged(
+        self, turn: AuditTurn, finding: Finding, why: str, others: Sequence[SignedStatement]
+    ) -> list[Effect]:
         try:
             twice = twice_promised(turn.case, others, self.history)
         except PeerFault as fault:
             return self._shown_nothing(turn, fault.what, turn.blob)
         if finding == "withheld":
             return self._shown_nothing(turn, why, turn.blob)
-        accused = [Accused(peer=s.signer, statement=Caught(first, s)) for first, s in twice]
+        accused = [MemberAccused(peer=s.signer, statement=Accusation(first, s)) for first, s in twice]
         ended = self._end(turn, finding, why, turn.blob)
         return [*(_fact(fact, self.history.head) for fact in accused), *ended]
 
-    def _shown_nothing(self, turn: Turn, why: str, exhibit: Digest | None = None) -> list[Effect]:
+    def _shown_nothing(self, turn: AuditTurn, why: str, exhibit: Digest | None = None) -> list[Effect]:
         """What came from one who could show it cannot be judged: whatever the others have counts as much."""
         if turn.shower is not None:
             turn.useless.add(turn.shower)
@@ -398,12 +404,12 @@ class Audits:
         turn.blob, turn.shower, turn.tries, turn.judging = None, None, 0, False
         return self._ask(turn, len(turn.makers))
 
-    def _end(self, turn: Turn, finding: Finding, why: str, exhibit: Digest | None = None) -> list[Effect]:
+    def _end(self, turn: AuditTurn, finding: Finding, why: str, exhibit: Digest | None = None) -> list[Effect]:
         """`exhibit`: what it is found of; None if I could judge nothing."""
         turn.judging, turn.said = False, finding
-        case, opening = turn.case, turn.case.number if isinstance(turn.case, Opening) else None
+        case, opening = turn.case, turn.case.number if isinstance(turn.case, SumCheckCase) else None
         turn.told = opening is None or finding in AGAINST or bool(case.against)
-        segment = case.segment if isinstance(case, Case) else -1
+        segment = case.segment if isinstance(case, AuditCase) else -1
         ended = AuditEnded(
             peer=case.peer,
             of=case.round,
@@ -417,22 +423,22 @@ class Audits:
         return [*self.convictions.keep(kept), _fact(ended, self.history.head)]
 
 
-_LAID = msgspec.msgpack.Decoder(list[Laid])
+_LAID = msgspec.msgpack.Decoder(list[LaidOpening])
 
 
-def _read(data: bytes) -> list[Laid]:
+def _read(data: bytes) -> list[LaidOpening]:
     try:
         return _LAID.decode(data)
     except UNREADABLE:
         return []  # of another version: they are lost
 
 
-def _fact(fact: Fact, round: int) -> Report:
-    return Report(replace(fact, round=round))
+def _fact(fact: Fact, round: int) -> Emit:
+    return Emit(replace(fact, round=round))
 
 
-def _number(case: Case | Opening) -> int | UnsetType:
-    return case.number if isinstance(case, Opening) else UNSET
+def _number(case: AuditCase | SumCheckCase) -> int | UnsetType:
+    return case.number if isinstance(case, SumCheckCase) else UNSET
 
 
 def _key(round: int, peer: PeerId, opening: int | UnsetType) -> Key:

@@ -25,11 +25,11 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN, SEGMENT_STEPS
 from atoll.policy.duplicate_updates import alike_in
 from atoll.policy.reputation import audit_factor, by_tier, scores_of
-from atoll.verification.case import AGAINST, CHANCES, NOTHING, Inquiry, QuorumRule, voices_needed
-from atoll.verification.sum_check.policy import Opening, Terms, openings_of
+from atoll.verification.case import AGAINST, CHANCES, NOTHING, QuorumRule, VerificationCase, voices_needed
+from atoll.verification.sum_check.policy import SumCheckCase, SumCheckTerms, openings_of
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Audited, Commit, Finding
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import AuditReport, Commitment, Finding
+from atoll.wire.messages.vertex import VertexBody
 
 FEW = 4  # needed against somebody: up to twelve voters
 Key: TypeAlias = tuple[int, PeerId] | tuple[int, PeerId, int]  # the round, whose it is, of an opening its number
@@ -46,13 +46,13 @@ def drawn_segment(vertex: Digest, peer: PeerId, steps: int, share: float) -> int
 
 
 @dataclass
-class Case(Inquiry):
+class AuditCase(VerificationCase):
     """One audit: what was drawn, what the trainer had committed to, and who has said what since."""
 
     round: int
     peer: PeerId
     segment: int
-    commit: Commit
+    commit: Commitment
     order: tuple[PeerId, ...]  # of those who may be asked, as drawn
     needed: int  # against it, to refute it
     said: dict[PeerId, tuple[int, Finding]] = field(default_factory=dict[PeerId, tuple[int, Finding]])
@@ -84,20 +84,20 @@ class Case(Inquiry):
         return ()
 
 
-def key_of(report: Audited) -> Key:
+def key_of(report: AuditReport) -> Key:
     """What it is about."""
     if report.opening is msgspec.UNSET:
         return report.round, report.peer
     return report.round, report.peer, report.opening
 
 
-class Docket:
+class AuditLedger:
     """The audits of recent rounds. Tell it of vertices with `follow`; it forgets those older than AUDIT_ROUNDS."""
 
-    def __init__(self, share: float, rule: QuorumRule, terms: Terms | None = None) -> None:
+    def __init__(self, share: float, rule: QuorumRule, terms: SumCheckTerms | None = None) -> None:
         self.share, self.terms = share, terms
         self.rule: QuorumRule = rule
-        self.cases: dict[Key, Case | Opening] = {}
+        self.cases: dict[Key, AuditCase | SumCheckCase] = {}
         self.head = -2
         self.lost = -2  # the newest round whose vertex is not here: what was drawn up to it is taken at its word
 
@@ -106,7 +106,7 @@ class Docket:
         """Anything is looked at in this run."""
         return bool(self.share) or self.terms is not None
 
-    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, Body]) -> None:
+    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
         """Take in all vertices up to the head that are at hand."""
         if not self.looks or head <= self.head:
             return
@@ -120,24 +120,24 @@ class Docket:
         live = {key: case for key, case in self.cases.items() if key[0] > head - AUDIT_ROUNDS}
         self.cases = {key: case for key, case in live.items() if case.peer not in gone}
 
-    def _open(self, vertex: Digest, body: Body) -> None:
+    def _open(self, vertex: Digest, body: VertexBody) -> None:
         if self.terms is not None:
             self.cases.update((o.key, o) for o in openings_of(vertex, body, self.terms, self.rule))
         if self.share:
             self._audit(vertex, body, self._share_after(body))
 
-    def _share_after(self, body: Body) -> float:
+    def _share_after(self, body: VertexBody) -> float:
         """As genesis says, or as members have agreed since: what a vertex draws goes by what it says itself."""
         tuned = body.tuned
         return self.share if tuned is UNSET or tuned.to.audit_rate is UNSET else tuned.to.audit_rate
 
-    def _audit(self, vertex: Digest, body: Body, usual: float) -> None:
+    def _audit(self, vertex: Digest, body: VertexBody, usual: float) -> None:
         voters = sum(m.votes for m in body.members)
         able = [m.peer for m in body.members if m.votes and m.standing == "member"]
         needed, scores = voices_needed(voters, self.rule), scores_of(body)
         said = ((signed.signer, statement_in(signed)) for signed in body.commits)
         claims = {
-            peer: commit for peer, commit in said if isinstance(commit, Commit) and commit.claimed is not None
+            peer: commit for peer, commit in said if isinstance(commit, Commitment) and commit.claimed is not None
         }
         settled = {m.peer for m in body.members if m.standing == "member"}
         copied = {peer for peers in alike_in(body) for peer in peers}  # by one of them: only chains tell by whom
@@ -149,27 +149,27 @@ class Docket:
             if segment is None:
                 continue
             order = by_tier([p for p in shuffled(vertex, f"auditors of {peer}", able) if p != peer], scores)
-            case = Case(body.round, peer, segment, commit, tuple(order[: 2 * needed - 1]), needed)
+            case = AuditCase(body.round, peer, segment, commit, tuple(order[: 2 * needed - 1]), needed)
             self.cases[case.key] = case
 
-    def _hear(self, round: int, body: Body) -> None:
+    def _hear(self, round: int, body: VertexBody) -> None:
         for signed in body.reports:
             report = statement_in(signed)
-            if isinstance(report, Audited) and (case := self.cases.get(key_of(report))) is not None:
+            if isinstance(report, AuditReport) and (case := self.cases.get(key_of(report))) is not None:
                 case.hear(signed.signer, report, round)
 
-    def news(self, body: Body) -> list[tuple[PeerId, Audited]]:
+    def news(self, body: VertexBody) -> list[tuple[PeerId, AuditReport]]:
         """Who found what, as this vertex holds it for the first time. Tell it of the vertex before."""
-        found: list[tuple[PeerId, Audited]] = []
+        found: list[tuple[PeerId, AuditReport]] = []
         for signed in body.reports:
             report = statement_in(signed)
-            if not isinstance(report, Audited) or (case := self.cases.get(key_of(report))) is None:
+            if not isinstance(report, AuditReport) or (case := self.cases.get(key_of(report))) is None:
                 continue
             if case.said.get(signed.signer, (-1, ""))[0] == body.round:
                 found.append((signed.signer, report))
         return found
 
-    def why_not(self, by: PeerId, report: Audited) -> str | None:
+    def why_not(self, by: PeerId, report: AuditReport) -> str | None:
         """None if this may stand in the next vertex. Words against somebody may be said again until they count, or
         the audit is over: accusers must not fill vertices."""
         case = self.cases.get(key_of(report))
@@ -183,7 +183,7 @@ class Docket:
             return "is not by one who was drawn"
         if not case.asked(self.head) and case.against < case.needed:
             return "is of an audit that is over"
-        if isinstance(case, Opening) and report.finding not in AGAINST and not case.against:
+        if isinstance(case, SumCheckCase) and report.finding not in AGAINST and not case.against:
             return "says that nothing is wrong, which nobody doubts"
         may_repeat = self.rule == "two-thirds" and report.finding in AGAINST
         if by not in case.said or (may_repeat and case.repeats(by, report)):
@@ -191,5 +191,5 @@ class Docket:
         return "was said already"
 
 
-NO_DOCKET = Docket(0.0, "majority")
+NO_DOCKET = AuditLedger(0.0, "majority")
 """Of a run without audits."""

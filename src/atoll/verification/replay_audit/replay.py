@@ -22,7 +22,7 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import SEGMENT_STEPS
 from atoll.crypto.digest import Buffer, digest
 from atoll.training.data import Data, batch
-from atoll.training.exchange.layout import Layout, bind, flatten, layout_of, unflatten
+from atoll.training.exchange.layout import ModelLayout, bind, flatten, layout_of, unflatten
 from atoll.training.exchange.tensorfile import dump, load
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.inner import InnerState, fresh_inner, inner_step, matrices_of
@@ -34,7 +34,7 @@ FORMAT = "atoll/audit/live/1"
 T = TypeVar("T")
 
 
-class Assignment(msgspec.Struct, frozen=True):
+class TrainingAssignment(msgspec.Struct, frozen=True):
     """What one trainer was told to do in one round. An auditor makes its own from what was agreed."""
 
     run: Digest
@@ -53,13 +53,13 @@ class Assignment(msgspec.Struct, frozen=True):
     segment_steps: int = SEGMENT_STEPS
 
 
-def segments(assignment: Assignment, steps: int) -> tuple[tuple[int, int], ...]:
+def segments(assignment: TrainingAssignment, steps: int) -> tuple[tuple[int, int], ...]:
     """[first, after the last) step of every segment of a round of so many steps; the last may be shorter."""
     size = assignment.segment_steps
     return tuple((at, min(at + size, steps)) for at in range(0, steps, size))
 
 
-def step_of(assignment: Assignment, step: int) -> int:
+def step_of(assignment: TrainingAssignment, step: int) -> int:
     """The step of the run whose rates hold at this step of the round."""
     recipe, horizon = assignment.recipe, horizon_of(assignment.recipe)
     together = recipe.batch * recipe.seq_len * assignment.shards
@@ -67,7 +67,7 @@ def step_of(assignment: Assignment, step: int) -> int:
 
 
 @dataclass(frozen=True)
-class Live:
+class TrainerSnapshot:
     """A trainer's whole state between two steps, on the CPU. A value: nobody writes into it."""
 
     x_F: Tensor  # parameters, then float buffers
@@ -75,36 +75,36 @@ class Live:
     inner: InnerState
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """The name of a state in a chain. Two digests, so that x can be held against the agreed anchor by itself."""
 
     x: Digest
     private: Digest  # moments, their count, counters
 
 
-def name_of(live: Live) -> Link:
+def name_of(live: TrainerSnapshot) -> ChainLink:
     inner = live.inner
     rest = (inner.first_P, inner.second_P, live.counters_K)
     private = b"".join(map(_digest_of, rest)) + inner.steps.to_bytes(8, "big")
-    return Link(name_of_x(live.x_F), digest(b"atoll/audit/private/1" + private))
+    return ChainLink(name_of_x(live.x_F), digest(b"atoll/audit/private/1" + private))
 
 
 def name_of_x(x_F: Tensor) -> Digest:
     return _digest_of(x_F)
 
 
-def fresh_private(layout: Layout) -> Digest:
+def fresh_private(layout: ModelLayout) -> Digest:
     """`Link.private` of a trainer that begins anew, as after a crash."""
     nothing = torch.zeros(0, dtype=torch.float32)
     counters_K = torch.zeros(layout.counters, dtype=torch.int64)
-    return name_of(Live(nothing, counters_K, fresh_inner(layout.parameters))).private
+    return name_of(TrainerSnapshot(nothing, counters_K, fresh_inner(layout.parameters))).private
 
 
 def _digest_of(values: Tensor) -> Digest:
     return digest(values.contiguous().view(torch.uint8).numpy().data)
 
 
-def live_bytes(live: Live) -> bytes:
+def live_bytes(live: TrainerSnapshot) -> bytes:
     """What an auditor is sent."""
     tensors = {
         "x": live.x_F,
@@ -115,7 +115,7 @@ def live_bytes(live: Live) -> bytes:
     return dump(tensors, {"format": FORMAT, "steps": str(live.inner.steps)})
 
 
-def live_from_bytes(data: Buffer, layout: Layout) -> Live:
+def live_from_bytes(data: Buffer, layout: ModelLayout) -> TrainerSnapshot:
     """PeerFault unless this is a state of such a model."""
     tensors, metadata = load(data)
     steps = metadata.get("steps", "")
@@ -124,7 +124,7 @@ def live_from_bytes(data: Buffer, layout: Layout) -> Live:
     if set(tensors) != {"x", "counters", "first", "second"}:
         raise PeerFault("", "the state's tensors are not those of a trainer")
     x_F, counters_K, first_P, second_P = (tensors[name] for name in ("x", "counters", "first", "second"))
-    live = Live(x_F, counters_K, InnerState(first_P, second_P, int(steps)))
+    live = TrainerSnapshot(x_F, counters_K, InnerState(first_P, second_P, int(steps)))
     if problem := why_no_state(live, layout):
         raise PeerFault("", problem)
     return live
@@ -139,7 +139,7 @@ def at_once(work: Generator[None, None, T]) -> T:
             return done.value
 
 
-def why_no_state(live: Live, layout: Layout) -> str:
+def why_no_state(live: TrainerSnapshot, layout: ModelLayout) -> str:
     """What keeps this from being a state of such a model; empty if nothing does."""
     inner = live.inner
     sizes = ((live.x_F, layout.floats), (inner.first_P, layout.parameters), (inner.second_P, layout.parameters))
@@ -155,7 +155,7 @@ def why_no_state(live: Live, layout: Layout) -> str:
     return ""
 
 
-class Replica:
+class ReplayReplica:
     """A model, its data and its optimizer, which takes assigned steps from any state.
 
     `data_name` is the blob id of `data`; it is believed. `pieces`: a batch is taken in so many parts, for an
@@ -172,21 +172,27 @@ class Replica:
         self.inner = fresh_inner(self.layout.parameters)
         self.matrices = matrices_of(self.layout)
 
-    def load(self, live: Live) -> None:
+    def load(self, live: TrainerSnapshot) -> None:
         unflatten(live.x_F, live.counters_K, self.model, self.layout)
         inner = live.inner
         self.inner = InnerState(inner.first_P.clone(), inner.second_P.clone(), inner.steps)
 
-    def live(self) -> Live:
+    def live(self) -> TrainerSnapshot:
         x_F, counters_K = flatten(self.model, self.layout)
         inner = self.inner
-        return Live(x_F, counters_K, InnerState(inner.first_P.clone(), inner.second_P.clone(), inner.steps))
+        return TrainerSnapshot(
+            x_F, counters_K, InnerState(inner.first_P.clone(), inner.second_P.clone(), inner.steps)
+        )
 
-    def replay(self, assignment: Assignment, begin: Live, first: int, end: int) -> Live:
+    def replay(
+        self, assignment: TrainingAssignment, begin: TrainerSnapshot, first: int, end: int
+    ) -> TrainerSnapshot:
         """The state after steps `first` … `end` of the round, taken from `begin`."""
         return at_once(self.replaying(assignment, begin, first, end))
 
-    def replaying(self, assignment: Assignment, begin: Live, first: int, end: int) -> Generator[None, None, Live]:
+    def replaying(
+        self, assignment: TrainingAssignment, begin: TrainerSnapshot, first: int, end: int
+    ) -> Generator[None, None, TrainerSnapshot]:
         """The same, pausing after every step; nobody else may use the replica meanwhile."""
         self.load(begin)
         for step in range(first, end):
@@ -194,7 +200,7 @@ class Replica:
             yield
         return self.live()
 
-    def samples(self, assignment: Assignment, step: int) -> tuple[Tensor, Tensor]:
+    def samples(self, assignment: TrainingAssignment, step: int) -> tuple[Tensor, Tensor]:
         """What the step of the round learns from: (inputs, targets)."""
         recipe, cursor = assignment.recipe, assignment.cursor + step * assignment.recipe.batch
         where = (assignment.shard, assignment.shards, cursor)

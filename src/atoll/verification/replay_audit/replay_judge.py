@@ -16,47 +16,43 @@ import msgspec
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.crypto.digest import Buffer
-from atoll.peer.tasks import Judge, Judged
-from atoll.runtime.training_spec import Learning
+from atoll.peer.tasks import JudgeReplay, JudgmentResult
+from atoll.runtime.training_spec import TrainingSpec
 from atoll.training.codec import Codec
 from atoll.training.data import cursor_after
 from atoll.training.exchange.state import SharedState
 from atoll.training.exchange.update import Bounds, part_bounds, part_codecs
 from atoll.training.recipe.lr_position import position_of
 from atoll.training.recipe.recipes import Recipe
-from atoll.verification.replay_audit import (
-    Accepted,
-    Assignment,
-    Mismatch,
-    Replica,
-    Unauditable,
-    Verdict,
-    WrongChain,
-    judge_segment,
-    judge_update,
-    name_of_x,
-    pinned,
-    profile_here,
-)
 from atoll.verification.replay_audit.binding import why_states_unbound, why_update_unbound
 from atoll.verification.replay_audit.exhibit import (
-    Shown,
+    SegmentExhibit,
     states_of,
     vector_from_bytes,
     why_contradicts,
     why_not_said,
 )
-from atoll.verification.replay_audit.tolerance import PINS
+from atoll.verification.replay_audit.judge import (
+    ChainMismatch,
+    ReplayAccepted,
+    ReplayImpossible,
+    ReplayMismatch,
+    Verdict,
+    judge_segment,
+    judge_update,
+)
+from atoll.verification.replay_audit.replay import ReplayReplica, TrainingAssignment, name_of_x
+from atoll.verification.replay_audit.tolerance import PINS, pinned, profile_here
 
 
 @dataclass(frozen=True)
-class Trial:
+class ReplayJudge:
     """One exhibit and what it is held against. `name`: what commitments of this run call a wire."""
 
     run: Digest
-    learning: Learning  # what the round is learned by
-    work: Judge
-    shown: Shown
+    learning: TrainingSpec  # what the round is learned by
+    work: JudgeReplay
+    shown: SegmentExhibit
     before: SharedState  # the agreed state that the round began with
     name: Callable[[Buffer], Digest]
 
@@ -65,7 +61,7 @@ class Trial:
         if why := why_not_said(self.shown, self.work.claim, self.work.last_claim):
             raise PeerFault(self.work.peer, why)
 
-    def assignment(self) -> Assignment:
+    def assignment(self) -> TrainingAssignment:
         """What the peer was told, and what it may have begun with, by the claim that it made before."""
         work, last = self.work, self.shown.last
         told = assigned(
@@ -90,7 +86,7 @@ class Trial:
         common = learning.common(work.round, self.before, work.before)
         return bounds, part_codecs(learning.recipe.coding.up, common, bounds)
 
-    def update(self, assignment: Assignment) -> Verdict:
+    def update(self, assignment: TrainingAssignment) -> Verdict:
         """Is what it sent what comes of its last state? Takes no step."""
         shown, work, layout = self.shown, self.work, self.learning.layout
         if (wrong := why_contradicts(shown, work.steps, work.root)) is not None:
@@ -111,63 +107,63 @@ class Trial:
         )
 
 
-class Again(NamedTuple):
+class SecondJudgment(NamedTuple):
     """What comes out when an exhibit is judged a second time."""
 
-    said: Judged
+    said: JudgmentResult
     proven: bool  # what it is found of is fixed by what the peer signed, so nobody else can have made it up
 
 
-def judge_again(trial: Trial, replica: Callable[[Recipe], Replica]) -> Again:
+def judge_again(trial: ReplayJudge, replica: Callable[[Recipe], ReplayReplica]) -> SecondJudgment:
     """The same, all at once, by a reader who was not there and believes nobody that the peer showed this. `replica`
     is asked for only if steps are to be taken. PeerFault for bytes that nobody committed to."""
     work, shown, layout = trial.work, trial.shown, trial.learning.layout
     assignment, (_, codecs) = trial.assignment(), trial.codecs()
     unbound = why_update_unbound(shown, assignment, work.claim, work.last_claim, codecs, layout, trial.name)
     if unbound:
-        return Again(Judged("withheld", unbound), proven=False)
+        return SecondJudgment(JudgmentResult("withheld", unbound), proven=False)
     verdict = trial.update(assignment)
-    if isinstance(verdict, Accepted):
+    if isinstance(verdict, ReplayAccepted):
         if unbound := why_states_unbound(shown, work.segment, layout):
-            return Again(Judged("withheld", unbound), proven=False)
+            return SecondJudgment(JudgmentResult("withheld", unbound), proven=False)
         begin, end = states_of(shown, layout)
         verdict = judge_segment(
             assignment, shown.claim, shown.links, work.segment, begin, end, replica(assignment.recipe)
         )
     profile = shown.claim.profile
     by_bits = pinned(profile, profile) and not pinned(profile, profile_here())  # there, and not here
-    if isinstance(verdict, Accepted) and verdict.distance * 2 > verdict.tolerance > 0:
-        verdict = Unauditable(
+    if isinstance(verdict, ReplayAccepted) and verdict.distance * 2 > verdict.tolerance > 0:
+        verdict = ReplayImpossible(
             f"its distance here, {verdict.distance:.1e}, is within the tolerance of {verdict.tolerance:.1e}, and "
             "too near to it to say what other machines find"
         )
-    elif isinstance(verdict, Accepted) and verdict.distance and by_bits:
-        verdict = Unauditable(
+    elif isinstance(verdict, ReplayAccepted) and verdict.distance and by_bits:
+        verdict = ReplayImpossible(
             f"it is within the tolerance here ({verdict.distance:.1e}), and auditors may have compared bits: those "
             f"come out alike only with torch {profile.torch}, one thread and "
             + " ".join(f"{name}={value}" for name, value in PINS.items())
         )
-    return Again(in_words(verdict), proven=True)
+    return SecondJudgment(in_words(verdict), proven=True)
 
 
-def in_words(verdict: Verdict) -> Judged:
+def in_words(verdict: Verdict) -> JudgmentResult:
     """What an auditor signs, and why."""
     match verdict:
-        case Accepted(distance=distance):
-            return Judged("accepted", f"distance {distance:.1e}")
-        case Mismatch(distance=distance, what=what):
-            return Judged("mismatch", f"{what}, distance {distance:.1e}")
-        case WrongChain(why=why):
-            return Judged("wrong", why)
-        case Unauditable(why=why):
-            return Judged("unauditable", why)
+        case ReplayAccepted(distance=distance):
+            return JudgmentResult("accepted", f"distance {distance:.1e}")
+        case ReplayMismatch(distance=distance, what=what):
+            return JudgmentResult("mismatch", f"{what}, distance {distance:.1e}")
+        case ChainMismatch(why=why):
+            return JudgmentResult("wrong", why)
+        case ReplayImpossible(why=why):
+            return JudgmentResult("unauditable", why)
         case _:
-            return Judged("unauditable", "the replay came to no end")
+            return JudgmentResult("unauditable", "the replay came to no end")
 
 
 def assigned(
     run: Digest,
-    learning: Learning,
+    learning: TrainingSpec,
     round: int,
     peer: PeerId,
     shard: int,
@@ -175,12 +171,12 @@ def assigned(
     steps: int,
     head: SharedState,
     batch: int,
-) -> Assignment:
+) -> TrainingAssignment:
     """What follows for one trainer from genesis, the agreed state and the plan."""
     recipe = learning.recipe
     if batch:
         recipe = msgspec.structs.replace(recipe, batch=batch)
-    return Assignment(
+    return TrainingAssignment(
         run=run,
         round=round,
         peer=peer,

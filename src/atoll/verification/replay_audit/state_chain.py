@@ -18,33 +18,33 @@ from atoll.base.errors import RunFailedError
 from atoll.base.ids import ZERO_DIGEST, Digest
 from atoll.crypto.digest import digest
 from atoll.verification.replay_audit.replay import (
-    Assignment,
-    Link,
-    Live,
-    Replica,
+    ChainLink,
+    ReplayReplica,
+    TrainerSnapshot,
+    TrainingAssignment,
     at_once,
     name_of,
     name_of_x,
     segments,
 )
-from atoll.verification.replay_audit.tolerance import Profile
+from atoll.verification.replay_audit.tolerance import TrainingProfile
 
 KEEP_EVERY = 3  # boundaries from one kept state to the next: a round of 50 steps keeps three states of six
 
 
-class Claim(msgspec.Struct, frozen=True):
+class ChainClaim(msgspec.Struct, frozen=True):
     """What a trainer says about its round before anybody knows what will be asked."""
 
     head: Digest  # of the chain
     steps: int  # taken, at most those assigned
     root: Digest  # Merkle root over the digests of the encoded parts, as in its commitment
-    profile: Profile
+    profile: TrainingProfile
     memory: Digest = ZERO_DIGEST  # of error feedback before the update was encoded; zero: there was none
     left: Digest = ZERO_DIGEST  # of error feedback afterwards, if every part is counted
     ends: Digest = ZERO_DIGEST  # `Link.private` of the last link: what the next round may begin with
 
 
-def claim_name(claim: Claim) -> Digest:
+def claim_name(claim: ChainClaim) -> Digest:
     """What a commitment holds of it."""
     return digest(b"atoll/audit/claim/1" + msgspec.msgpack.encode(claim))
 
@@ -53,7 +53,7 @@ def memory_name(memory_F: Tensor | None) -> Digest:
     return ZERO_DIGEST if memory_F is None else name_of_x(memory_F)
 
 
-def chain_head(assignment: Assignment, steps: int, links: Sequence[Link]) -> Digest:
+def chain_head(assignment: TrainingAssignment, steps: int, links: Sequence[ChainLink]) -> Digest:
     """The head over the links at the begin and after each segment of a round of so many steps."""
     cuts = segments(assignment, steps)
     assert len(links) == len(cuts) + 1
@@ -66,20 +66,22 @@ def chain_head(assignment: Assignment, steps: int, links: Sequence[Link]) -> Dig
     return head
 
 
-class Record:
+class StateChain:
     """One round of one trainer. Tell it the state before the first step, at each `is_due`, and after the last."""
 
-    def __init__(self, assignment: Assignment, begin: Live, keep_every: int = KEEP_EVERY) -> None:
+    def __init__(
+        self, assignment: TrainingAssignment, begin: TrainerSnapshot, keep_every: int = KEEP_EVERY
+    ) -> None:
         self.assignment, self.keep_every = assignment, keep_every
         self.steps = 0
         self.links = [name_of(begin)]
-        self.kept: dict[int, Live] = {0: begin}  # by boundary
+        self.kept: dict[int, TrainerSnapshot] = {0: begin}  # by boundary
 
     def is_due(self, steps: int) -> bool:
         """A boundary lies after so many steps of the round."""
         return steps % self.assignment.segment_steps == 0
 
-    def note(self, live: Live, steps: int) -> None:
+    def note(self, live: TrainerSnapshot, steps: int) -> None:
         """The state after so many steps of the round."""
         assert segments(self.assignment, steps)[-1][0] == self.steps, "a boundary was missed"
         boundary = len(self.links)
@@ -93,11 +95,11 @@ class Record:
     def head(self) -> Digest:
         return chain_head(self.assignment, self.steps, self.links)
 
-    def state_at(self, boundary: int, replica: Replica) -> Live:
+    def state_at(self, boundary: int, replica: ReplayReplica) -> TrainerSnapshot:
         """The state that a link names, made anew if it was not kept. Changes the replica's state."""
         return at_once(self.making(boundary, replica))
 
-    def making(self, boundary: int, replica: Replica) -> Generator[None, None, Live]:
+    def making(self, boundary: int, replica: ReplayReplica) -> Generator[None, None, TrainerSnapshot]:
         """The same, pausing after every step.
 
         RunFailedError if this machine does not repeat its own steps: a state that is not in the chain is never

@@ -17,9 +17,9 @@ import torch
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import SEGMENT_STEPS
 from atoll.training.models import spec_of
-from atoll.training.recipe.gradient import PLAIN, Computing
+from atoll.training.recipe.gradient import PLAIN, ComputeOptions
 from atoll.training.recipe.recipes import Recipe
-from atoll.verification.replay_audit.replay import Assignment
+from atoll.verification.replay_audit.replay import TrainingAssignment
 
 FLOATS_MAX = 2**28  # of a model that can be shown: its state is 3 GiB, and a field on the wire has at most four
 MARGIN = 10  # times the noise that 99 of 100 honest pairs stay below: other machines are noisier than those at hand
@@ -36,7 +36,7 @@ give the same bits they are audited; between others nobody can tell.
 """
 
 
-class Profile(msgspec.Struct, frozen=True):
+class TrainingProfile(msgspec.Struct, frozen=True):
     """Under which circumstances a trainer took its steps. Its own word: at best it buys the tolerance."""
 
     torch: str
@@ -47,10 +47,10 @@ class Profile(msgspec.Struct, frozen=True):
     compiled: bool = False
 
 
-def profile_here(computing: Computing = PLAIN) -> Profile:
+def profile_here(computing: ComputeOptions = PLAIN) -> TrainingProfile:
     """Of this process, which computes gradients so; the environment counts as it was when torch was loaded, so set
     it before Python starts."""
-    return Profile(
+    return TrainingProfile(
         str(torch.__version__),
         torch.get_num_threads(),
         tuple(os.environ.get(name, "") for name in PINS),
@@ -59,13 +59,13 @@ def profile_here(computing: Computing = PLAIN) -> Profile:
     )
 
 
-def pinned(one: Profile, other: Profile) -> bool:
+def pinned(one: TrainingProfile, other: TrainingProfile) -> bool:
     """Both were made to give the same bits: steps are compared by bits, not by a tolerance."""
     exact = one.threads == 1 and one.pins == tuple(PINS.values()) and one.device == "cpu"
     return exact and one == other
 
 
-def why_unreplayable(profile: Profile) -> str:
+def why_unreplayable(profile: TrainingProfile) -> str:
     """Why no auditor could come near what a trainer of this profile computes; empty if one can."""
     if profile.precision != "fp32":
         return f"{profile.precision}: AdamW makes of its rounding what a skipped step makes; audits are for fp32"
@@ -77,7 +77,11 @@ def why_unreplayable(profile: Profile) -> str:
 
 
 def why_unauditable(
-    assignment: Assignment, profile: Profile, here: Profile, *, tolerance: float | None = None
+    assignment: TrainingAssignment,
+    profile: TrainingProfile,
+    here: TrainingProfile,
+    *,
+    tolerance: float | None = None,
 ) -> str:
     """Why this round cannot be replayed `here`; empty if it can be. `tolerance`: a run's own, calibrated."""
     recipe = assignment.recipe
@@ -110,11 +114,11 @@ def recipe_problem(recipe: Recipe, floats: int) -> str:
     if floats > FLOATS_MAX:
         return f"a model of {floats} values is too large to be shown: {FLOATS_MAX} are the most"
     some = Digest(b"\1" * 32)
-    assignment = Assignment(some, 0, PeerId(""), recipe, some, some, 0, 1, 0, 0, 1)
-    return why_unauditable(assignment, Profile("", 1, ()), Profile("", 1, ()))
+    assignment = TrainingAssignment(some, 0, PeerId(""), recipe, some, some, 0, 1, 0, 0, 1)
+    return why_unauditable(assignment, TrainingProfile("", 1, ()), TrainingProfile("", 1, ()))
 
 
-def tolerance_of(assignment: Assignment) -> float | None:
+def tolerance_of(assignment: TrainingAssignment) -> float | None:
     """Of the relative L2 distance, for this model family and optimizer; None where none was measured."""
     return TOLERANCES.get(_kind(assignment))
 
@@ -127,6 +131,6 @@ def tolerance_from(noise: Sequence[float]) -> float:
     return max(TOLERANCE_LEAST, MARGIN * p99)
 
 
-def _kind(assignment: Assignment) -> tuple[str, str]:
+def _kind(assignment: TrainingAssignment) -> tuple[str, str]:
     recipe = assignment.recipe
     return spec_of(recipe.model).family, type(recipe.inner).__name__

@@ -15,20 +15,18 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault, RunFailedError
 from atoll.runtime.storage.ownership import open_private
-from atoll.runtime.trainer.protocol import JudgeSegment, Progressed, ShowSegment
+from atoll.runtime.trainer.protocol import AuditProgress, JudgeSegment, ShowSegment
 from atoll.training.data import Data
-from atoll.verification.replay_audit import (
-    Assignment,
-    Live,
-    Record,
-    Replica,
-    Verdict,
-    WrongChain,
-    judging,
-    live_bytes,
+from atoll.verification.replay_audit.exhibit import (
+    SegmentExhibit,
+    shown_bytes,
+    shown_from_bytes,
+    states_of,
+    vector_bytes,
 )
-from atoll.verification.replay_audit.exhibit import Shown, shown_bytes, shown_from_bytes, states_of, vector_bytes
-from atoll.verification.replay_audit.state_chain import KEEP_EVERY
+from atoll.verification.replay_audit.judge import ChainMismatch, Verdict, judging
+from atoll.verification.replay_audit.replay import ReplayReplica, TrainerSnapshot, TrainingAssignment, live_bytes
+from atoll.verification.replay_audit.state_chain import KEEP_EVERY, StateChain
 
 RECORDS_HELD = 2  # rounds: the one that was agreed last and the one under way, beside those still to be shown
 KEEP_ALL_BYTES = 256 * 2**20  # of a round's states, up to which every one is kept, so that showing takes no steps
@@ -36,26 +34,26 @@ KEEP_ALL_BYTES = 256 * 2**20  # of a round's states, up to which every one is ke
 Chore = Generator[None, None, Verdict | None]
 
 
-class Auditing:
+class SegmentReplayer:
     def __init__(self, data: Data) -> None:
         self.data = data
-        self.record: Record | None = None  # of the round under way
-        self.records: dict[int, Record] = {}
+        self.record: StateChain | None = None  # of the round under way
+        self.records: dict[int, StateChain] = {}
         self.chores: list[Chore] = []  # a replay, and a show that goes before it
-        self._replica: Replica | None = None
+        self._replica: ReplayReplica | None = None
 
     # ---- keeping the chain ---------------------------------------------------------------------------------
 
-    def begin(self, assignment: Assignment, live: Live, held: tuple[int, ...] = ()) -> None:
+    def begin(self, assignment: TrainingAssignment, live: TrainerSnapshot, held: tuple[int, ...] = ()) -> None:
         state_bytes = 4 * (len(live.x_F) + 2 * len(live.inner.first_P))
         all_bytes = state_bytes * (assignment.steps // assignment.segment_steps + 2)
         keep_every = 1 if all_bytes <= KEEP_ALL_BYTES else KEEP_EVERY
-        self.record = self.records[assignment.round] = Record(assignment, live, keep_every)
+        self.record = self.records[assignment.round] = StateChain(assignment, live, keep_every)
         over = sorted(round for round in self.records if round not in held)
         for round in over[:-RECORDS_HELD]:
             del self.records[round]
 
-    def end(self, live: Callable[[], Live], steps: int) -> Record | None:
+    def end(self, live: Callable[[], TrainerSnapshot], steps: int) -> StateChain | None:
         """The record of the round, complete; None if there is none, or nothing was done."""
         record, self.record = self.record, None
         if record is None or not steps:
@@ -66,14 +64,14 @@ class Auditing:
 
     # ---- chores --------------------------------------------------------------------------------------------
 
-    def start(self, command: ShowSegment | JudgeSegment) -> Progressed:
+    def start(self, command: ShowSegment | JudgeSegment) -> AuditProgress:
         if isinstance(command, ShowSegment):
             self.chores.append(self._show(command))
         else:
             self.chores = [self._judge(command)]
         return self.go_on()
 
-    def go_on(self) -> Progressed:
+    def go_on(self) -> AuditProgress:
         """One step of what was asked for."""
         if not self.chores:
             raise ValueError("there is no audit to go on with")
@@ -81,11 +79,11 @@ class Auditing:
             next(self.chores[-1])
         except StopIteration as done:
             del self.chores[-1]
-            return Progressed(True, done.value)
+            return AuditProgress(True, done.value)
         except BaseException:
             del self.chores[-1]
             raise
-        return Progressed(False)
+        return AuditProgress(False)
 
     def _show(self, wish: ShowSegment) -> Chore:
         record = self.records.get(wish.round)
@@ -102,7 +100,7 @@ class Auditing:
             if replaying is not None:
                 replica.load(replaying)
         last = record.kept[len(record.links) - 1]
-        shown = Shown(
+        shown = SegmentExhibit(
             wish.claim,
             wish.last,
             tuple(record.links),
@@ -121,7 +119,7 @@ class Auditing:
             shown = shown_from_bytes(Path(wish.path).read_bytes())
             begin, end = states_of(shown, replica.layout)
         except PeerFault as fault:
-            return WrongChain(fault.what)
+            return ChainMismatch(fault.what)
         except (MemoryError, RuntimeError):
             raise  # too little memory here: nothing that can be held against it
         except Exception as why:  # whatever strangers lay out: no verdict, and this process goes on
@@ -129,9 +127,9 @@ class Auditing:
         told = (wish.assignment, shown.claim, shown.links, wish.segment, begin, end, replica)
         return (yield from judging(*told))
 
-    def _replica_for(self, assignment: Assignment) -> Replica:
+    def _replica_for(self, assignment: TrainingAssignment) -> ReplayReplica:
         recipe, replica = assignment.recipe, self._replica
         if replica is None or replace(replica.recipe, batch=recipe.batch) != recipe:
-            replica = self._replica = Replica(recipe, self.data, assignment.data)
+            replica = self._replica = ReplayReplica(recipe, self.data, assignment.data)
         replica.recipe = recipe  # of rounds whose batches differ the models are the same
         return replica

@@ -23,62 +23,56 @@ from atoll.base.errors import UNREADABLE, PeerFault, RunFailedError
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import SEGMENT_STEPS
 from atoll.crypto.digest import Buffer, merkle_root
-from atoll.peer.tasks import Adopt, Exhibit, Exhibited, Judge, Judged, Train
+from atoll.peer.tasks import AdoptState, BuildExhibit, ExhibitBuilt, JudgeReplay, JudgmentResult, TrainRound
 from atoll.runtime.embed.peer_process import AttachedTrainer
-from atoll.runtime.storage.state_cache import Shelf
-from atoll.runtime.storage.store import Store
+from atoll.runtime.storage.state_cache import StateCache
+from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.trainer import TrainerFailed
-from atoll.runtime.trainer.protocol import GoOn, JudgeSegment, Progressed, ShowSegment
-from atoll.runtime.trainer.protocol import Trained as TakenSteps
-from atoll.runtime.training_spec import Learning
-from atoll.runtime.worker.trainer_supervisor import Tended
+from atoll.runtime.trainer.protocol import AuditProgress, JudgeSegment, NextAuditStep, ShowSegment
+from atoll.runtime.trainer.protocol import StepsTrained as TakenSteps
+from atoll.runtime.training_spec import TrainingSpec
+from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.codec import Codec
 from atoll.training.exchange.state import SharedState
-from atoll.training.exchange.update import Update
-from atoll.verification.replay_audit import (
-    Accepted,
-    Assignment,
-    Claim,
-    Verdict,
-    chain_head,
-    claim_name,
-    memory_name,
-)
+from atoll.training.exchange.update import EncodedUpdate
 from atoll.verification.replay_audit.exhibit import shown_bytes, shown_from_bytes, vector_bytes
-from atoll.verification.replay_audit.replay_judge import Trial, assigned, in_words
+from atoll.verification.replay_audit.judge import ReplayAccepted, Verdict
+from atoll.verification.replay_audit.replay import TrainingAssignment
+from atoll.verification.replay_audit.replay_judge import ReplayJudge, assigned, in_words
+from atoll.verification.replay_audit.state_chain import ChainClaim, chain_head, claim_name, memory_name
 
 MADE_HELD = 2  # rounds whose update can still be shown; they hold one vector more each
 SHOWING_MAX = 2  # rounds that wait to be shown: the trainer keeps the states of each
 
 
-_CLAIM = msgspec.msgpack.Decoder(Claim)
+_CLAIM = msgspec.msgpack.Decoder(ChainClaim)
 
 
 @dataclass
-class Made:
+class OwnRoundRecord:
     """What this island needs to show of one round of its own."""
 
-    claim: Claim
-    last: Claim | None
+    claim: ChainClaim
+    last: ChainClaim | None
     memory_F: Tensor | None  # before the update was encoded
     wires: tuple[bytes, ...]  # where not every machine encodes alike
     life: int  # of the trainer that took its steps: another one does not hold their moments
 
 
 @dataclass
-class Auditing:
+class ReplayAuditWorker:
     run: Digest
     me: PeerId
-    learning_in: Callable[[int], Learning]  # what a round is learned by
-    store: Store
-    shelf: Shelf
-    tended: Tended
+    learning_in: Callable[[int], TrainingSpec]  # what a round is learned by
+    store: PeerStore
+    shelf: StateCache
+    tended: TrainerSupervisor
     arithmetic: Executor
     ready: Callable[[], Awaitable[None]]  # the trainer runs; to be called in its turn
     name: Callable[[Buffer], Digest]  # what commitments call a wire
-    last: Claim | None = None  # of my last round that a vertex counts, as far as I remember
-    made: dict[int, Made] = field(default_factory=dict[int, Made])
-    told: Assignment | None = None  # to my trainer, in the round under way
+    last: ChainClaim | None = None  # of my last round that a vertex counts, as far as I remember
+    made: dict[int, OwnRoundRecord] = field(default_factory=dict[int, OwnRoundRecord])
+    told: TrainingAssignment | None = None  # to my trainer, in the round under way
     taken: TakenSteps | None = None  # by it
     life: int = 0  # in which it took them
     showing: set[int] = field(default_factory=set[int])  # rounds of mine that are to be shown
@@ -89,7 +83,7 @@ class Auditing:
 
     # ---- my own rounds -------------------------------------------------------------------------------------
 
-    def assignment(self, work: Train, head: SharedState) -> Assignment:
+    def assignment(self, work: TrainRound, head: SharedState) -> TrainingAssignment:
         self.taken, self.life = None, self.tended.lives
         told = work.round, self.me, work.shard, work.shards, work.steps, head, work.batch
         self.told = assigned(self.run, self.learning_in(work.round), *told)
@@ -99,7 +93,7 @@ class Auditing:
         self.taken, self.trainings = done, self.trainings + 1
 
     def claim(
-        self, round: int, update: Update, memory_F: Tensor | None, codecs: tuple[Codec, ...]
+        self, round: int, update: EncodedUpdate, memory_F: Tensor | None, codecs: tuple[Codec, ...]
     ) -> Digest | None:
         """The name of my claim about this update; None if nobody could show how it came to be."""
         taken, self.taken = self.taken, None
@@ -108,7 +102,7 @@ class Auditing:
         assert self.told.round == round
         wires = tuple(bytes(wire) for wire in update.wires)
         root = merkle_root(tuple(self.name(wire) for wire in wires))
-        claim = Claim(
+        claim = ChainClaim(
             chain_head(self.told, taken.steps, taken.links),
             taken.steps,
             root,
@@ -118,12 +112,12 @@ class Auditing:
             taken.links[-1].private,
         )
         alike = all(codec.same_everywhere for codec in codecs)
-        self.made[round] = Made(claim, self.last, memory_F, () if alike else wires, self.life)
+        self.made[round] = OwnRoundRecord(claim, self.last, memory_F, () if alike else wires, self.life)
         while len(self.made) > MADE_HELD:
             del self.made[min(self.made)]
         return claim_name(claim)
 
-    def counts(self, work: Adopt) -> bool:
+    def counts(self, work: AdoptState) -> bool:
         """The vertex holds the very claim that I made; from now on I go on from what it ended with."""
         made = self.made.get(work.round)
         if work.claim is None:
@@ -150,7 +144,7 @@ class Auditing:
 
     # ---- showing -------------------------------------------------------------------------------------------
 
-    async def show(self, wish: Exhibit) -> Exhibited:
+    async def show(self, wish: BuildExhibit) -> ExhibitBuilt:
         made = self.made.get(wish.round)
         if made is None:
             raise RunFailedError("E-AUD-02", f"nothing is left of round {wish.round} that could be shown")
@@ -161,13 +155,13 @@ class Auditing:
         try:
             async with self._show:
                 await self._chore(ShowSegment(wish.round, wish.segment, made.claim, made.last, str(path)))
-                return Exhibited(await asyncio.to_thread(self._lay_out, path, made))
+                return ExhibitBuilt(await asyncio.to_thread(self._lay_out, path, made))
         finally:
             self.showing.discard(wish.round)
             async with self._shown:
                 self._shown.notify_all()
 
-    def _lay_out(self, path: Path, made: Made) -> Digest:
+    def _lay_out(self, path: Path, made: OwnRoundRecord) -> Digest:
         states = shown_from_bytes(path.read_bytes())
         memory = b"" if made.memory_F is None else vector_bytes(made.memory_F)
         shown = msgspec.structs.replace(states, memory=memory, wires=made.wires)
@@ -176,14 +170,14 @@ class Auditing:
 
     # ---- judging -------------------------------------------------------------------------------------------
 
-    async def judge(self, work: Judge) -> Judged:
+    async def judge(self, work: JudgeReplay) -> JudgmentResult:
         try:
             verdict = await self._judge(work)
         except PeerFault as fault:
-            return Judged("withheld", fault.what)
+            return JudgmentResult("withheld", fault.what)
         return in_words(verdict)
 
-    async def _judge(self, work: Judge) -> Verdict:
+    async def _judge(self, work: JudgeReplay) -> Verdict:
         loop = asyncio.get_running_loop()
         data = await asyncio.to_thread(self.store.read_blob, work.blob)
         before = await loop.run_in_executor(
@@ -192,10 +186,10 @@ class Auditing:
         if data is None or before is None:
             raise RunFailedError("E-AUD-03", "what this audit needs is not on this disk any more")
         shown = await asyncio.to_thread(shown_from_bytes, data)
-        trial = Trial(self.run, self.learning_in(work.round), work, shown, before, self.name)
+        trial = ReplayJudge(self.run, self.learning_in(work.round), work, shown, before, self.name)
         assignment = await loop.run_in_executor(self.arithmetic, trial.assignment)
         update = await loop.run_in_executor(self.arithmetic, trial.update, assignment)
-        if not isinstance(update, Accepted):
+        if not isinstance(update, ReplayAccepted):
             return update
         del data, shown, trial  # replays wait for each other
         async with self._replay:
@@ -214,7 +208,7 @@ class Auditing:
         what then begins has waited for none.
         """
         await self.tended.equipped()
-        ask: ShowSegment | JudgeSegment | GoOn = work
+        ask: ShowSegment | JudgeSegment | NextAuditStep = work
         replays, since = isinstance(work, JudgeSegment), self.trainings
         life: int | None = None
         while True:
@@ -229,9 +223,9 @@ class Auditing:
                     life = self.tended.lives
                     if done.done:
                         return done.verdict
-                    ask = GoOn()
+                    ask = NextAuditStep()
 
-    async def _step(self, ask: ShowSegment | JudgeSegment | GoOn, life: int | None) -> Progressed:
+    async def _step(self, ask: ShowSegment | JudgeSegment | NextAuditStep, life: int | None) -> AuditProgress:
         """By the trainer of this life, if one has begun; the caller has its turn."""
         try:
             await self.ready()

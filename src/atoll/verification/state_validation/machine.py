@@ -14,22 +14,22 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import VALIDATION_OPEN
-from atoll.base.machine import Ask, Done, Effect, Fact, Failed, Report
+from atoll.base.machine import Effect, Emit, Fact, RunTask, TaskDone, TaskFailed
 from atoll.features.attribution.statistics import refusal_in
-from atoll.peer.events import Looked, StateJudged, WentBack
+from atoll.peer.events import AutoRolledBack, StateEvaluated, StateJudged
 from atoll.peer.membership.report_pool import ReportPool
-from atoll.peer.tasks import Hold, Losses, Validate
-from atoll.protocol.history.chain import History
-from atoll.verification.state_validation.policy import Candidate, Opinion, fixed_point, fixed_share
-from atoll.wire.messages.vertex import Body
+from atoll.peer.tasks import PinBlobs, ValidateState, ValidationLosses
+from atoll.protocol.history.chain import VertexChain
+from atoll.verification.state_validation.policy import Opinion, ValidatedState, fixed_point, fixed_share
+from atoll.wire.messages.vertex import VertexBody
 
 
-class Validators:
+class StateValidators:
     """`Looked` is to be told to the members."""
 
-    def __init__(self, me: PeerId, history: History, pool: ReportPool) -> None:
+    def __init__(self, me: PeerId, history: VertexChain, pool: ReportPool) -> None:
         self.me, self.history, self.pool = me, history, pool
-        self.looking: Candidate | None = None  # a job is under way
+        self.looking: ValidatedState | None = None  # a job is under way
         self.at = self.seen = -2  # the newest round whose state I hold, and that I looked at, or tried to
         self.told: dict[int, Opinion] = {}  # by round: what was told of it
         self.held: tuple[Digest, ...] = ()
@@ -39,7 +39,7 @@ class Validators:
         self._news()
         return self._hold()
 
-    def grew(self, body: Body) -> list[Effect]:
+    def grew(self, body: VertexBody) -> list[Effect]:
         """The history has one vertex more."""
         return [*self._news(), *self._went_back(body), *self._hold()]
 
@@ -48,18 +48,18 @@ class Validators:
         self.at = round
         return self._look()
 
-    def done(self, event: Done | Failed) -> list[Effect]:
+    def done(self, event: TaskDone | TaskFailed) -> list[Effect]:
         candidate = self.looking
         if candidate is None or event.job != _job(candidate):
             return []
         self.looking = None
         told: list[Effect] = []
-        if isinstance(event, Done) and isinstance(event.result, Losses):
+        if isinstance(event, TaskDone) and isinstance(event.result, ValidationLosses):
             losses, right = (
                 tuple(map(fixed_point, event.result.losses)),
                 tuple(map(fixed_share, event.result.right)),
             )
-            looked = Looked(of=candidate.round, state=candidate.state, losses=losses, right=right)
+            looked = StateEvaluated(of=candidate.round, state=candidate.state, losses=losses, right=right)
             told.append(self._fact(looked))
         return told + self._look()
 
@@ -75,14 +75,14 @@ class Validators:
             return []
         self.looking = open[-1]
         self.seen = self.looking.round
-        return [Ask(_job(self.looking), Validate(self.looking.round, self.looking.state))]
+        return [RunTask(_job(self.looking), ValidateState(self.looking.round, self.looking.state))]
 
     def _hold(self) -> list[Effect]:
         needed = self.pool.recent().validations.needed_states()
         if needed == self.held:
             return []
         self.held = needed
-        return [Ask("validate/hold", Hold(needed, "validation"))]
+        return [RunTask("validate/hold", PinBlobs(needed, "validation"))]
 
     def _news(self) -> list[Effect]:
         """Verdicts that stand since this head. One that changes, since the bound moved, is told again."""
@@ -98,16 +98,16 @@ class Validators:
             effects.append(self._fact(replace(fact, accuracy=candidate.accuracy)))
         return effects
 
-    def _went_back(self, body: Body) -> list[Effect]:
+    def _went_back(self, body: VertexBody) -> list[Effect]:
         found = refusal_in(body, self.history.bodies.values())
         if found is None:
             return []
-        back = WentBack(back_to=found.back_to, refused=found.refused, contributors=found.contributors)
+        back = AutoRolledBack(back_to=found.back_to, refused=found.refused, contributors=found.contributors)
         return [self._fact(back)]
 
-    def _fact(self, fact: Fact) -> Report:
-        return Report(replace(fact, round=self.history.head))
+    def _fact(self, fact: Fact) -> Emit:
+        return Emit(replace(fact, round=self.history.head))
 
 
-def _job(candidate: Candidate) -> str:
+def _job(candidate: ValidatedState) -> str:
     return f"validate/{candidate.round}"

@@ -23,8 +23,8 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import VALIDATION_OPEN, VALIDATION_ROUNDS
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Amend, Tuned, Validated
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import ChangedNumbers, RollbackOrder, ValidationReport
+from atoll.wire.messages.vertex import VertexBody
 
 NAT = 1_000_000  # losses travel in millionths
 ALL = 1_000_000  # so do shares of right answers
@@ -40,7 +40,7 @@ Opinion = Literal["open", "good", "bad"]
 Losses = tuple[int, ...]
 
 
-class Rule(msgspec.Struct, frozen=True):
+class ValidationRule(msgspec.Struct, frozen=True):
     """How a run validates; fixed in genesis."""
 
     every: Annotated[int, msgspec.Meta(ge=1, le=VALIDATE_EVERY_MAX)] = 1  # training rounds
@@ -66,7 +66,7 @@ def voices(voters: int, rule: QuorumRule) -> int:
 
 
 @dataclass
-class Candidate:
+class ValidatedState:
     """A state that was agreed on, who was drawn to look at it, and what they said."""
 
     round: int
@@ -80,7 +80,7 @@ class Candidate:
     heard: int = -2  # the round whose vertex held the last word of it
     bounds: Losses | None = None  # None: there is nothing to compare with
     opinion: Opinion = "open"
-    tuned: Tuned | UnsetType = UNSET  # numbers that held from its vertex on
+    tuned: ChangedNumbers | UnsetType = UNSET  # numbers that held from its vertex on
 
     @property
     def values(self) -> Losses | None:
@@ -108,18 +108,18 @@ class Candidate:
         self.bounds, self.opinion = bounds, "bad" if bad else "good" if good else "open"
 
 
-class Validations:
+class ValidationLedger:
     """The candidates of recent rounds. Tell it of vertices with `follow`; it forgets what leaves the window."""
 
-    def __init__(self, rule: Rule | None, quorum: QuorumRule) -> None:
+    def __init__(self, rule: ValidationRule | None, quorum: QuorumRule) -> None:
         self.rule = rule
         self.quorum: QuorumRule = quorum
-        self.candidates: dict[int, Candidate] = {}  # by round, oldest first
+        self.candidates: dict[int, ValidatedState] = {}  # by round, oldest first
         self.returns: list[int] = []  # rounds that validators sent back
         self.head, self.head_id = -2, ZERO_DIGEST
         self.lost = -2  # the newest round whose vertex is not here: what was drawn up to it is taken at its word
 
-    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, Body]) -> None:
+    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
         """Take in all vertices up to the head that are at hand."""
         if self.rule is None or head <= self.head:
             return
@@ -139,10 +139,10 @@ class Validations:
         self.lost = round
         self.candidates = {r: c for r, c in self.candidates.items() if r > round}
 
-    def _take_in(self, round: int, vertex: Digest, body: Body, rule: Rule) -> None:
-        back: Amend | None = None
+    def _take_in(self, round: int, vertex: Digest, body: VertexBody, rule: ValidationRule) -> None:
+        back: RollbackOrder | None = None
         for by, said in _words(body):
-            if isinstance(said, Amend):
+            if isinstance(said, RollbackOrder):
                 back = said
             elif self.why_not(by, said) is None and said.round in self.candidates:
                 candidate = self.candidates[said.round]
@@ -155,13 +155,13 @@ class Validations:
         elif body.trained % rule.every == 0 and (body.parts or not body.trained):
             self.candidates[round] = self._candidate(round, vertex, body)
 
-    def _candidate(self, round: int, vertex: Digest, body: Body) -> Candidate:
+    def _candidate(self, round: int, vertex: Digest, body: VertexBody) -> ValidatedState:
         needed = voices(sum(m.votes for m in body.members), self.quorum)
         able = [m.peer for m in body.members if m.votes and m.standing == "member"]
         drawn = tuple(shuffled(vertex, "validators", able)[: 2 * needed - 1])
-        return Candidate(round, vertex, body.state, body.trained, drawn, needed, tuned=body.tuned)
+        return ValidatedState(round, vertex, body.state, body.trained, drawn, needed, tuned=body.tuned)
 
-    def _judge(self, rule: Rule) -> None:
+    def _judge(self, rule: ValidationRule) -> None:
         """Each against the least value of those before it."""
         least: Losses | None = None
         for candidate in self.candidates.values():
@@ -170,7 +170,7 @@ class Validations:
             if values is not None:
                 least = values if least is None else tuple(map(min, least, values))
 
-    def why_not(self, by: PeerId, report: Validated) -> str | None:
+    def why_not(self, by: PeerId, report: ValidationReport) -> str | None:
         """None if this may stand in the next vertex."""
         candidate = self.candidates.get(report.round)
         if self.head - VALIDATION_OPEN < report.round <= self.lost:
@@ -197,11 +197,11 @@ class Validations:
     # ---- what follows --------------------------------------------------------------------------------------
 
     @property
-    def good(self) -> Candidate | None:
+    def good(self) -> ValidatedState | None:
         """The newest state that enough validators found good."""
         return next((c for c in reversed(self.candidates.values()) if c.opinion == "good"), None)
 
-    def demanded(self) -> Amend | None:
+    def demanded(self) -> RollbackOrder | None:
         """Where the vertex after this head is to go back to, if anywhere. Everybody writes the same word."""
         target = self.good
         if target is None:
@@ -212,7 +212,7 @@ class Validations:
         since = max(refused[0], self.cool_until)
         if not since <= self.head < since + LASTING:
             return None
-        return Amend(
+        return RollbackOrder(
             self.head_id, target.round, target.vertex, target.state, target.trained, b"", UNSET, target.tuned
         )
 
@@ -229,19 +229,19 @@ class Validations:
         return tuple(dict.fromkeys([*states, *later[-HELD_MAX:]]))
 
 
-def _margin(low: int, rule: Rule) -> int:
+def _margin(low: int, rule: ValidationRule) -> int:
     return max(low * rule.margin_percent // 100, MARGIN_LEAST)
 
 
-def _words(body: Body) -> Iterator[tuple[PeerId, Amend | Validated]]:
+def _words(body: VertexBody) -> Iterator[tuple[PeerId, RollbackOrder | ValidationReport]]:
     """What a vertex holds of this, each with its bringer."""
     for signed in body.reports:
         if b"Validated" not in signed.body and b"Amend" not in signed.body:  # tags: most reports are not opened
             continue
         statement = statement_in(signed)
-        if isinstance(statement, Amend | Validated):
+        if isinstance(statement, RollbackOrder | ValidationReport):
             yield signed.signer, statement
 
 
-NO_VALIDATIONS = Validations(None, "majority")
+NO_VALIDATIONS = ValidationLedger(None, "majority")
 """Of a run without any."""

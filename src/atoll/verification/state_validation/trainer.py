@@ -15,42 +15,49 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atoll.runtime.trainer.protocol import Look, LookAlong, Looked, StepAgain, TrainerSpec, Validate
+from atoll.runtime.trainer.protocol import (
+    BeginReplay,
+    BeginScoring,
+    BeginValidation,
+    Look,
+    LossesMeasured,
+    TrainerSpec,
+)
 from atoll.training.data import Data, all_held_out, data_from_blob, epoch_samples, samples_at, validation
 from atoll.training.exchange.frozen_base import built
-from atoll.training.exchange.layout import Layout, unflatten
+from atoll.training.exchange.layout import ModelLayout, unflatten
 from atoll.verification.loss_scoring.tensors import LOOKED_AT_ONCE, dealt, losses_of, undealt
-from atoll.verification.redundant_training.tensors import Told, taking_again
+from atoll.verification.redundant_training.tensors import TwinAssignment, taking_again
 
 VALIDATION_BATCH = 64  # samples; small enough for any device that can train
 
 
-def model_of(spec: TrainerSpec) -> tuple[nn.Module, Layout]:
+def model_of(spec: TrainerSpec) -> tuple[nn.Module, ModelLayout]:
     """The model that this trainer is about, with its base, and the layout of what is exchanged."""
     return built(spec.model, spec.seed, Path(spec.base).read_bytes() if spec.base else b"")
 
 
-class Validating:
+class ModelEvaluator:
     def __init__(self, spec: TrainerSpec, data: Data) -> None:
         self.spec, self.data = spec, data
         self._canary: tuple[str, Data] | None = None  # read once
-        self._model: tuple[nn.Module, Layout] | None = None  # made when it is first needed
-        self.chore: Generator[None, None, Looked] | None = None
+        self._model: tuple[nn.Module, ModelLayout] | None = None  # made when it is first needed
+        self.chore: Generator[None, None, LossesMeasured] | None = None
         self.made_F: Tensor | None = None  # by steps that were taken again
 
-    def start(self, wish: Look, x_F: Tensor) -> Looked:
+    def start(self, wish: Look, x_F: Tensor) -> LossesMeasured:
         """The first batch, with these parameters and buffers (F,)."""
         self.made_F = None
         match wish:
-            case Validate():
+            case BeginValidation():
                 self.chore = self._look(wish, x_F)
-            case LookAlong():
+            case BeginScoring():
                 self.chore = self._look_along(wish, x_F)
-            case StepAgain():
+            case BeginReplay():
                 self.chore = self._step_again(wish, x_F)
         return self.go_on()
 
-    def go_on(self) -> Looked:
+    def go_on(self) -> LossesMeasured:
         """One batch more."""
         if self.chore is None:
             raise ValueError("there is nothing to look on at")
@@ -62,9 +69,9 @@ class Validating:
         except BaseException:
             self.chore = None
             raise
-        return Looked(False)
+        return LossesMeasured(False)
 
-    def _look(self, wish: Validate, x_F: Tensor) -> Generator[None, None, Looked]:
+    def _look(self, wish: BeginValidation, x_F: Tensor) -> Generator[None, None, LossesMeasured]:
         model = self._model_with(x_F)
         losses, right = list[float](), list[float]()
         for data in self._sets(wish.canary):
@@ -79,9 +86,9 @@ class Validating:
                 yield
             losses.append(loss_sum / targets_seen)
             right.append(hits / targets_seen)
-        return Looked(True, tuple(losses), tuple(right))
+        return LossesMeasured(True, tuple(losses), tuple(right))
 
-    def _look_along(self, wish: LookAlong, x_F: Tensor) -> Generator[None, None, Looked]:
+    def _look_along(self, wish: BeginScoring, x_F: Tensor) -> Generator[None, None, LossesMeasured]:
         """A loss per sample."""
         model, spec = self._model_with(x_F), self.spec
         own = dealt(wish.drawn, wish.shard, wish.shards, wish.cursor, wish.samples)
@@ -92,16 +99,16 @@ class Validating:
             inputs, targets = samples_at(self.data, here_B, spec.seq_len, spec.seed)
             losses += losses_of(model, (inputs.to(spec.device), targets.to(spec.device)))
             yield
-        return Looked(True, tuple(losses))
+        return LossesMeasured(True, tuple(losses))
 
-    def _step_again(self, wish: StepAgain, x_F: Tensor) -> Generator[None, None, Looked]:
+    def _step_again(self, wish: BeginReplay, x_F: Tensor) -> Generator[None, None, LossesMeasured]:
         """As the run computes; not compiled, since nobody waits for it."""
         spec, where = self.spec, (wish.shard, wish.shards, wish.cursor, wish.steps, wish.batch, wish.position)
         model, layout = model_of(spec)
         computing = msgspec.structs.replace(spec.computing, compiled=False)
-        told = Told(*where, wish.inner, wish.horizon, spec.seq_len, spec.seed)
+        told = TwinAssignment(*where, wish.inner, wish.horizon, spec.seq_len, spec.seed)
         self.made_F = yield from taking_again(model, layout, computing, x_F, self.data, told, spec.device)
-        return Looked(True)
+        return LossesMeasured(True)
 
     def _sets(self, canary: str) -> tuple[Data, ...]:
         if not canary:

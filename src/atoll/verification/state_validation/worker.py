@@ -13,18 +13,18 @@ from torch import Tensor
 
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
-from atoll.peer.tasks import Losses
-from atoll.runtime.storage.store import Store
+from atoll.peer.tasks import ValidationLosses
+from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.trainer import TrainerFailed
-from atoll.runtime.trainer.protocol import Look, Looked, LookOn, Validate
-from atoll.runtime.worker.trainer_supervisor import Tended
+from atoll.runtime.trainer.protocol import BeginValidation, Look, LossesMeasured, NextBatch
+from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.exchange.state import SharedState
 
 SAMPLES = 128  # of each set, the same ones at every validator: losses of two rounds are compared
 BEGUN_MAX = 3  # times that one look begins: a trainer that never lives so long shall not be kept busy for ever
 
 
-def canary_in(store: Store, blob: Digest | UnsetType) -> str:
+def canary_in(store: PeerStore, blob: Digest | UnsetType) -> str:
     """The path of the run's canary data; empty if it has none. RunFailedError if it has not come yet."""
     if blob is UNSET:
         return ""
@@ -34,26 +34,26 @@ def canary_in(store: Store, blob: Digest | UnsetType) -> str:
 
 
 async def validated(
-    tended: Tended, ready: Callable[[], Awaitable[None]], state: SharedState | None, canary: str
-) -> Losses:
+    tended: TrainerSupervisor, ready: Callable[[], Awaitable[None]], state: SharedState | None, canary: str
+) -> ValidationLosses:
     """Mean losses in nats and shares of right answers, one per set of data. `ready` is to be called in its
     turn: the trainer runs then."""
     if state is None:
         raise RunFailedError("E-VAL-01", "the state to be looked at is not on this disk any more")
-    found = await looked(tended, ready, Validate(SAMPLES, canary), state.anchor_F)
-    return Losses(found.losses, found.right)
+    found = await looked(tended, ready, BeginValidation(SAMPLES, canary), state.anchor_F)
+    return ValidationLosses(found.losses, found.right)
 
 
 async def looked(
-    tended: Tended,
+    tended: TrainerSupervisor,
     ready: Callable[[], Awaitable[None]],
     wish: Look,
     x_F: Tensor,
     then: Callable[[], None] = lambda: None,
-) -> Looked:
+) -> LossesMeasured:
     """Losses at these parameters and buffers (F,), looked at batch by batch. `then`: called in its last turn."""
     await tended.equipped()
-    work: Look | LookOn = wish
+    work: Look | NextBatch = wish
     life, begun = -1, 0
     async with tended.looking:
         while True:
@@ -69,7 +69,7 @@ async def looked(
                             cause="it crashes, or the run goes back again and again",
                             fix="the same command once more",
                         )
-                    found = await tended.trainer.validate(work, None if isinstance(work, LookOn) else x_F)
+                    found = await tended.trainer.validate(work, None if isinstance(work, NextBatch) else x_F)
                     if found.done:
                         then()
                 except TrainerFailed as failed:
@@ -78,4 +78,4 @@ async def looked(
                     raise
             if found.done:
                 return found
-            work = LookOn()
+            work = NextBatch()

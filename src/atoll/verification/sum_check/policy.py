@@ -20,17 +20,17 @@ from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import AUDIT_TURN, LEAF_BYTES_MAX, OPENED_BLOCKS_MAX, PATH_MAX
 from atoll.policy.signing import MLDSA65
-from atoll.verification.case import AGAINST, CHANCES, NOTHING, Inquiry, QuorumRule, voices_needed
+from atoll.verification.case import AGAINST, CHANCES, NOTHING, QuorumRule, VerificationCase, voices_needed
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Answered, Finding, Signed
-from atoll.wire.messages.vertex import Body
+from atoll.wire.messages.statements import Finding, OwnerResult, SignedStatement
+from atoll.wire.messages.vertex import VertexBody
 
 Place: TypeAlias = tuple[int, int]  # round and part
 
 SHARE = 0.03  # of the blocks of every answer: costs 1.03 times the bytes or less, and finds a lie in all at once
 
 
-class Terms(msgspec.Struct, frozen=True, array_like=True):
+class SumCheckTerms(msgspec.Struct, frozen=True, array_like=True):
     """What genesis says of openings."""
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -39,13 +39,13 @@ class Terms(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass
-class Opening(Inquiry):
+class SumCheckCase(VerificationCase):
     """Blocks of one part that were drawn for one checker, and who has said what of them since."""
 
     round: int
     peer: PeerId  # whose answer it is
     number: int  # among the openings of this round
-    answered: Answered
+    answered: OwnerResult
     blocks: tuple[int, ...]
     order: tuple[PeerId, ...]  # whom they were drawn for, then those who are asked if that one doubts
     needed: int
@@ -84,16 +84,16 @@ class Opening(Inquiry):
 
 
 def words_against(
-    openings: Iterable[Opening], seconded: Mapping[Place, Sequence[Signed]], findings: Set[Finding]
-) -> dict[tuple[int, PeerId], Signed]:
+    openings: Iterable[SumCheckCase], seconded: Mapping[Place, Sequence[SignedStatement]], findings: Set[Finding]
+) -> dict[tuple[int, PeerId], SignedStatement]:
     """Who signed the same as these answers, in which round, where enough checkers found this of them.
 
     Counted by round, as against owners: of more checkers than may lie one is honest, and what it found is of an
     answer that this peer signed. One word of each is enough.
     """
-    words: dict[tuple[int, PeerId], Signed] = {}
+    words: dict[tuple[int, PeerId], SignedStatement] = {}
     voices: dict[tuple[int, PeerId], set[PeerId]] = {}
-    enough: dict[tuple[int, PeerId], Signed] = {}
+    enough: dict[tuple[int, PeerId], SignedStatement] = {}
     for opening in openings:
         against = {by for by, (_, finding) in opening.said.items() if finding in findings}
         for word in seconded.get(opening.place, ()) if against else ():
@@ -105,21 +105,23 @@ def words_against(
     return enough
 
 
-def openings_of(vertex: Digest, body: Body, terms: Terms, rule: QuorumRule) -> Iterator[Opening]:
+def openings_of(vertex: Digest, body: VertexBody, terms: SumCheckTerms, rule: QuorumRule) -> Iterator[SumCheckCase]:
     """All that this vertex draws. Nobody knows its id before every answer in it is signed and durable."""
     voters = sum(m.votes for m in body.members)
     able = [m.peer for m in body.members if m.votes and m.standing == "member"]
     needed, slots = voices_needed(voters, rule), ((voters - 1) // 3 + 1 if rule == "two-thirds" else 1)
     for part, signed in enumerate(body.parts):
         answered = decode_statement(signed.body, signed.signer) if signed is not None else None
-        if signed is None or not isinstance(answered, Answered):
+        if signed is None or not isinstance(answered, OwnerResult):
             continue
         checkers = [p for p in shuffled(vertex, f"checkers of part {part}", able) if p != signed.signer]
         drawn = drawn_blocks(vertex, part, -(-answered.size_bytes // terms.leaf_bytes), terms.share)
         for slot in range(min(slots, len(checkers), len(drawn))):
             order = (checkers[slot:] + checkers[:slot])[: 2 * needed - 1]
             blocks = tuple(sorted(drawn[slot::slots]))
-            yield Opening(body.round, signed.signer, part * slots + slot, answered, blocks, tuple(order), needed)
+            yield SumCheckCase(
+                body.round, signed.signer, part * slots + slot, answered, blocks, tuple(order), needed
+            )
 
 
 def drawn_blocks(vertex: Digest, part: int, blocks: int, share: float) -> list[int]:

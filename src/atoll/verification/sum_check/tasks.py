@@ -14,39 +14,43 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.peer.round.context import Ground
-from atoll.peer.tasks import JudgeOpening, LayOpen
-from atoll.protocol.allreduce.buffers import Made, weights_in
-from atoll.protocol.allreduce.tasks import Row
-from atoll.verification.sum_check.policy import Opening
-from atoll.wire.messages.statements import Signed
-from atoll.wire.messages.vertex import Body
+from atoll.peer.round.context import RoundContext
+from atoll.peer.tasks import BuildOpening, JudgeOpening
+from atoll.protocol.allreduce.buffers import ComputedResult, weights_in
+from atoll.protocol.allreduce.tasks import TaskRow
+from atoll.verification.sum_check.policy import SumCheckCase
+from atoll.wire.messages.statements import SignedStatement
+from atoll.wire.messages.vertex import VertexBody
 from atoll.wire.weights import RowWeights
 
 
-def lay_open(openings: Sequence[Opening], body: Body, made: Mapping[Digest, Made]) -> list[tuple[int, LayOpen]]:
+def lay_open(
+    openings: Sequence[SumCheckCase], body: VertexBody, made: Mapping[Digest, ComputedResult]
+) -> list[tuple[int, BuildOpening]]:
     """(part, work) for each part of these openings, all of answers that I made, in their order."""
-    by_part: dict[int, list[Opening]] = {}
+    by_part: dict[int, list[SumCheckCase]] = {}
     for opening in openings:
         by_part.setdefault(opening.answered.part, []).append(opening)
     held = {signed.signer: signed for signed in body.commits}
     return [(part, _work(made[drawn[0].answered.digest], drawn, held)) for part, drawn in sorted(by_part.items())]
 
 
-def made_here(opening: Opening, made: Mapping[Digest, Made]) -> bool:
+def made_here(opening: SumCheckCase, made: Mapping[Digest, ComputedResult]) -> bool:
     """I made the very same of the same rows: as its owner, or as another owner of its part."""
     answered = opening.answered
     mine = made.get(answered.digest)
     return mine is not None and replace(mine.answered, owner_index=answered.owner_index) == answered
 
 
-def makers(opening: Opening, ground: Ground) -> tuple[PeerId, ...]:
+def makers(opening: SumCheckCase, ground: RoundContext) -> tuple[PeerId, ...]:
     """Who can show what it is made of, if they made the same: its owner, then who combined the part besides."""
     first = ground.owners[opening.answered.part][: ground.witnesses + 1]
     return tuple(dict.fromkeys((opening.peer, *first)))
 
 
-def _work(mine: Made, drawn: Sequence[Opening], held: Mapping[PeerId, Signed]) -> LayOpen:
+def _work(
+    mine: ComputedResult, drawn: Sequence[SumCheckCase], held: Mapping[PeerId, SignedStatement]
+) -> BuildOpening:
     answered = mine.answered
     each = list(zip(answered.contributors, mine.rows, strict=True))
     others = [
@@ -54,17 +58,19 @@ def _work(mine: Made, drawn: Sequence[Opening], held: Mapping[PeerId, Signed]) -
         for peer, row in each
         if row.statement is not None and (peer not in held or row.statement.body != held[peer].body)
     ]
-    return LayOpen(
+    return BuildOpening(
         answered.round,
         mine.payload,
-        tuple(Row(peer, row.weight, row.payload, (peer,)) for peer, row in each),
+        tuple(TaskRow(peer, row.weight, row.payload, (peer,)) for peer, row in each),
         tuple(row.path for _, row in each),
         tuple(others),
         tuple(opening.blocks for opening in drawn),
     )
 
 
-def judge_opening(opening: Opening, blob: Digest, body: Body, ground: Ground) -> JudgeOpening | None:
+def judge_opening(
+    opening: SumCheckCase, blob: Digest, body: VertexBody, ground: RoundContext
+) -> JudgeOpening | None:
     """None if the vertex does not say what the answer was made of."""
     answered = opening.answered
     weights: RowWeights = ()

@@ -22,11 +22,11 @@ from atoll.base.ids import Digest, PeerId
 from atoll.crypto.digest import Buffer, MerkleTree, digest, merkle_holds, merkle_top
 from atoll.training.codec import Codec, codec_named
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.statistic import Statistic
+from atoll.training.exchange.statistic import RowStatistic
 from atoll.training.recipe.recipes import Recipe
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import Answered, Commit, Signed
-from atoll.wire.opening import OpenedBlock, Opening, opening_from_bytes, rows_of
+from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement
+from atoll.wire.opening import OpenedBlock, SumOpening, opening_from_bytes, rows_of
 
 LEAF_VALUES = 4096  # fp32: 16 KiB; at two bits a path of 15 digests is half of what it leads from
 FAN = 4  # nodes under one: a third of the calls of two; eight would make paths half as long again
@@ -55,7 +55,7 @@ def unopened(recipe: Recipe) -> str | None:
 
 
 @dataclass(frozen=True)
-class Cut:
+class LeafLayout:
     """Wires of one codec, cut into leaves."""
 
     codec: Codec
@@ -77,7 +77,7 @@ class Cut:
         return self._leaf(memoryview(wire).cast("B"), self._lengths(len(wire)), index)
 
     def tree(self, wire: Buffer) -> MerkleTree:
-        leaves = Leaves(self)
+        leaves = WireLeaves(self)
         leaves.update(wire)
         return leaves.tree()
 
@@ -124,13 +124,13 @@ class Cut:
         return [full * (self.leaf_values // v) * size + -(-low // v) * size for v, size in self.codec.sections]
 
 
-class Leaves:
+class WireLeaves:
     """The tree of one wire that is shown stretch by stretch, in order, each while a core's cache holds it.
 
     A stretch has whole leaves, but for the last one; a wire of several sections is one stretch.
     """
 
-    def __init__(self, cut: Cut) -> None:
+    def __init__(self, cut: LeafLayout) -> None:
         self._cut, self._hashed = cut, list[bytes]()
 
     def update(self, stretch: Buffer) -> None:
@@ -140,7 +140,7 @@ class Leaves:
         return MerkleTree(self._hashed or [digest(b"")], FAN)
 
 
-class Shown(NamedTuple):
+class OpenedRow(NamedTuple):
     """A row that an owner combined, or (without a path) what it made of them."""
 
     wire: Buffer
@@ -149,13 +149,13 @@ class Shown(NamedTuple):
 
 
 def lay_out(
-    rows: Sequence[Shown],
-    answer: Shown,
-    others: tuple[Signed, ...],
+    rows: Sequence[OpenedRow],
+    answer: OpenedRow,
+    others: tuple[SignedStatement, ...],
     draws: Sequence[Sequence[int]],
-    up: Cut,
-    down: Cut,
-) -> list[Opening]:
+    up: LeafLayout,
+    down: LeafLayout,
+) -> list[SumOpening]:
     """What the owner of a part shows of it, for each draw of blocks. Wires without a tree are hashed again."""
     answer_tree, trees = answer.tree or down.tree(answer.wire), [row.tree or up.tree(row.wire) for row in rows]
     paths = tuple(row.path for row in rows)
@@ -169,21 +169,23 @@ def lay_out(
             tuple(tree.path(index) for tree in trees),
         )
 
-    return [Opening(tuple(map(block, draw)), paths, others) for draw in draws]
+    return [SumOpening(tuple(map(block, draw)), paths, others) for draw in draws]
 
 
 @dataclass(frozen=True)
-class Claimed:
+class ExpectedPart:
     """What the vertex says of a part: whose rows are in the answer, and how they made it."""
 
-    answered: Answered
-    commits: tuple[Signed, ...]  # of its contributors, as the vertex holds them
+    answered: OwnerResult
+    commits: tuple[SignedStatement, ...]  # of its contributors, as the vertex holds them
     values: int  # of the part
     blocks: tuple[int, ...]  # that were drawn
-    statistic: Statistic
+    statistic: RowStatistic
 
 
-def judge(claimed: Claimed, shown: Buffer, up: Cut, down: Cut) -> tuple[Finding, tuple[Signed, ...]]:
+def judge(
+    claimed: ExpectedPart, shown: Buffer, up: LeafLayout, down: LeafLayout
+) -> tuple[Finding, tuple[SignedStatement, ...]]:
     """Does the answer say what its rows make in the drawn blocks? Beside it commitments that are not the vertex's.
 
     "mismatch": what is shown leads to what the owner and the contributors signed, and makes other bytes: a lie,
@@ -208,12 +210,15 @@ def judge(claimed: Claimed, shown: Buffer, up: Cut, down: Cut) -> tuple[Finding,
     return ("accepted", ""), opening.others
 
 
-def _commits(claimed: Claimed, opening: Opening) -> list[Commit]:
+def _commits(claimed: ExpectedPart, opening: SumOpening) -> list[Commitment]:
     """Those that the owner said it had combined, by contributor."""
-    answered, known = claimed.answered, dict[PeerId, Commit]()
+    answered, known = claimed.answered, dict[PeerId, Commitment]()
     for signed in (*claimed.commits, *opening.others):  # the owner's own come last, and count
         commit = decode_statement(signed.body, signed.signer)
-        if not isinstance(commit, Commit) or (commit.round, commit.attempt) != (answered.round, answered.attempt):
+        if not isinstance(commit, Commitment) or (commit.round, commit.attempt) != (
+            answered.round,
+            answered.attempt,
+        ):
             raise PeerFault("", "a commitment is for something else")
         known[signed.signer] = commit
     if known.keys() != set(answered.contributors):
@@ -224,7 +229,7 @@ def _commits(claimed: Claimed, opening: Opening) -> list[Commit]:
     return commits
 
 
-def _check_paths(claimed: Claimed, opening: Opening, commits: list[Commit], down: Cut) -> None:
+def _check_paths(claimed: ExpectedPart, opening: SumOpening, commits: list[Commitment], down: LeafLayout) -> None:
     answered, rows = claimed.answered, len(commits)
     if tuple(block.index for block in opening.blocks) != claimed.blocks:
         raise PeerFault("", "other blocks are shown than were drawn")
@@ -244,7 +249,9 @@ def _check_paths(claimed: Claimed, opening: Opening, commits: list[Commit], down
                 raise PeerFault("", f"block {at} of {peer}'s row is not what it committed to")
 
 
-def _made(claimed: Claimed, block: OpenedBlock, commits: list[Commit], up: Cut, down: Cut) -> bytes | None:
+def _made(
+    claimed: ExpectedPart, block: OpenedBlock, commits: list[Commitment], up: LeafLayout, down: LeafLayout
+) -> bytes | None:
     """The bytes of the answer's block, by the very arithmetic of the whole; None if a row does not decode."""
     values = min(down.leaf_values, claimed.values - block.index * down.leaf_values)
     rows = [(commit.weight, row) for commit, row in zip(commits, block.rows, strict=True)]

@@ -10,43 +10,49 @@ from collections.abc import Callable
 
 from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import Buffer
-from atoll.peer.tasks import Judged, JudgeOpening, LaidOpen, LayOpen
-from atoll.runtime.storage.state_cache import Shelf
-from atoll.runtime.storage.store import Store
-from atoll.runtime.training_spec import Learning
-from atoll.training.exchange.statistic import Statistic
+from atoll.peer.tasks import BuildOpening, JudgeOpening, JudgmentResult, OpeningBuilt
+from atoll.runtime.storage.state_cache import StateCache
+from atoll.runtime.storage.store import PeerStore
+from atoll.runtime.training_spec import TrainingSpec
+from atoll.training.exchange.statistic import RowStatistic
 from atoll.training.exchange.update import part_bounds
 from atoll.training.recipe.schedule import turn_of
-from atoll.verification.sum_check.tensors import Claimed, judge
-from atoll.verification.sum_check.wire_digests import Names
+from atoll.verification.sum_check.tensors import ExpectedPart, judge
+from atoll.verification.sum_check.wire_digests import WireDigestCache
 from atoll.wire.opening import opening_bytes
 
 
-class Openings:
+class SumCheckWorker:
     def __init__(
-        self, learning: Learning, learning_in: Callable[[int], Learning], store: Store, shelf: Shelf
+        self,
+        learning: TrainingSpec,
+        learning_in: Callable[[int], TrainingSpec],
+        store: PeerStore,
+        shelf: StateCache,
     ) -> None:
         self.learning_in, self.store, self.shelf = learning_in, store, shelf
         coding = learning.recipe.coding
-        self.names = Names(coding.up, coding.down)
+        self.names = WireDigestCache(coding.up, coding.down)
 
-    def lay(self, work: LayOpen) -> LaidOpen:
-        return LaidOpen(tuple(self.shelf.put_other(opening_bytes(one)) for one in self.names.lay_out(work)))
+    def lay(self, work: BuildOpening) -> OpeningBuilt:
+        return OpeningBuilt(tuple(self.shelf.put_other(opening_bytes(one)) for one in self.names.lay_out(work)))
 
-    def judge(self, work: JudgeOpening) -> Judged:
+    def judge(self, work: JudgeOpening) -> JudgmentResult:
         shown = self.store.read_blob(work.blob)
         if shown is None:
             raise RunFailedError("E-AUD-03", "what this opening needs is not on this disk any more")
         return judge_opening(work, shown, self.learning_in(work.round), self.names)
 
 
-def judge_opening(work: JudgeOpening, shown: Buffer, learning: Learning, names: Names) -> Judged:
+def judge_opening(
+    work: JudgeOpening, shown: Buffer, learning: TrainingSpec, names: WireDigestCache
+) -> JudgmentResult:
     """By a checker, or by whoever reads the history later: what is found false leads to what was signed, whoever
     shows it, if its authors signed `Judged.others`."""
     schedule, layout = learning.recipe.schedule, learning.layout
     begin, end = turn_of(schedule, layout, work.trained)
     lo, hi = part_bounds(end - begin, work.shares)[work.answered.part]
-    statistic = Statistic(work.statistic, work.liars, work.weights)
-    claimed = Claimed(work.answered, work.commits, hi - lo, work.blocks, statistic)
+    statistic = RowStatistic(work.statistic, work.liars, work.weights)
+    claimed = ExpectedPart(work.answered, work.commits, hi - lo, work.blocks, statistic)
     (finding, why), others = judge(claimed, shown, names.up, names.down)
-    return Judged(finding, why, others)
+    return JudgmentResult(finding, why, others)

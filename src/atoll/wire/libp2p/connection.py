@@ -21,13 +21,13 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Lane
 from atoll.crypto import noise
-from atoll.crypto.frames import FRAME_PLAIN_MAX, Unframer, framed
+from atoll.crypto.frames import FRAME_PLAIN_MAX, FrameDecoder, framed
 from atoll.crypto.identity import Identity, PublicIdentity, nobody_known
-from atoll.crypto.noise_pattern import CLASSICAL, HYBRID, PREFERENCE, Role
-from atoll.crypto.seal import Aead, LinkSpent, Seal
+from atoll.crypto.noise_pattern import CLASSICAL, HYBRID, PREFERENCE, HandshakeRole
+from atoll.crypto.seal import AeadCipher, KeysExhausted, SealingKey
 from atoll.wire.libp2p import multistream, yamux
-from atoll.wire.libp2p.events import ConnectionEvent, Ready
-from atoll.wire.libp2p.streams import Streams
+from atoll.wire.libp2p.events import ConnectionEvent, ConnectionReady
+from atoll.wire.libp2p.streams import StreamNegotiation
 from atoll.wire.libp2p.varint import Bytes
 from atoll.wire.libp2p.yamux_frame import GO_AWAY, NORMAL, PROTOCOL_ERROR, SESSION, pack
 
@@ -41,7 +41,7 @@ def nothing_spoken(protocol: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Terms:
+class Libp2pTerms:
     """What holds for every connection of one peer."""
 
     identity: Identity
@@ -49,27 +49,27 @@ class Terms:
     known: Callable[[PeerId], PublicIdentity | None] = nobody_known  # the agreed membership
     foreign: bool = False  # may peers without a post-quantum identity come in, by libp2p's own Noise?
     speaks: Callable[[str], bool] = nothing_spoken  # protocols whose streams we accept
-    aeads: tuple[Aead, ...] = tuple(Aead)  # for the bulk lane
+    aeads: tuple[AeadCipher, ...] = tuple(AeadCipher)  # for the bulk lane
 
 
-class Connection:
+class Libp2pConnection:
     """One end. Ask `take_outgoing` after making it and after every other call."""
 
     def __init__(
-        self, role: Role, terms: Terms, *, lane: Lane = Lane.CONTROL, expected: PeerId | None = None
+        self, role: HandshakeRole, terms: Libp2pTerms, *, lane: Lane = Lane.CONTROL, expected: PeerId | None = None
     ) -> None:
         """`lane` and `expected` are the dialer's: what the connection is for, and whom it dials."""
         self._role, self._terms, self._lane, self._expected = role, terms, lane, expected
         self._suites = self._allowed_suites()
         self._who: str = expected or ""
         self._out: list[Bytes] = []
-        self._frames = Unframer(self._who)
-        self._handshake: noise.Handshake | None = None
-        self._established: noise.Established | None = None
-        self._streams: Streams | None = None
+        self._frames = FrameDecoder(self._who)
+        self._handshake: noise.NoiseHandshake | None = None
+        self._established: noise.NoiseConnection | None = None
+        self._streams: StreamNegotiation | None = None
         self._select = self._selection(self._suites, self._suites.__contains__)
         self._step = self._select_security
-        if isinstance(self._select, multistream.Dialer):
+        if isinstance(self._select, multistream.MultistreamDialer):
             self._out.append(self._select.start())
 
     # ---- streams --------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Connection:
         if step.agreed is None:
             return
         self._handshake = self._begin_handshake(step.agreed)
-        if self._role is Role.INITIATOR:
+        if self._role is HandshakeRole.INITIATOR:
             self._out.append(framed(self._handshake.start()))
         self._step = self._shake_hands
         self._shake_hands(step.rest, events)
@@ -162,7 +162,7 @@ class Connection:
                 self._out.append(framed(reply))
         self._begin_inside(self._handshake.result, events)
 
-    def _begin_inside(self, established: noise.Established, events: list[ConnectionEvent]) -> None:
+    def _begin_inside(self, established: noise.NoiseConnection, events: list[ConnectionEvent]) -> None:
         self._established, self._who, self._handshake = established, established.peer, None
         if established.muxers:
             # spec: both lists are known to both ends, so the choice is made; without a common one it MUST fail
@@ -174,7 +174,7 @@ class Connection:
             wished = BULK_PROTOCOL if self._lane is Lane.BULK else yamux.PROTOCOL
             offered = {yamux.PROTOCOL, BULK_PROTOCOL} if hybrid else {yamux.PROTOCOL}
             self._select = self._selection((wished,), offered.__contains__)
-            if isinstance(self._select, multistream.Dialer):
+            if isinstance(self._select, multistream.MultistreamDialer):
                 self._seal(self._select.start())
             self._step = self._select_inside
             self._select_inside(b"", events)
@@ -192,15 +192,15 @@ class Connection:
                 if step.rest:
                     raise PeerFault(self._who, "put bulk data into a sealed frame of the negotiation")
                 self._step = self._ignore
-                events.append(Ready(Lane.BULK, established, self._frames.rest()))
+                events.append(ConnectionReady(Lane.BULK, established, self._frames.rest()))
                 return
             if step.agreed is not None:
                 return self._begin_streams(step.rest, events)
 
     def _begin_streams(self, rest: bytes, events: list[ConnectionEvent]) -> None:
         assert self._established is not None
-        self._streams = Streams(self._role is Role.INITIATOR, self._terms.speaks, self._who)
-        events.append(Ready(Lane.CONTROL, self._established))
+        self._streams = StreamNegotiation(self._role is HandshakeRole.INITIATOR, self._terms.speaks, self._who)
+        events.append(ConnectionReady(Lane.CONTROL, self._established))
         events.extend(self._streams.receive(rest))
         self._step = self._receive_sealed
         self._receive_sealed(b"", events)
@@ -225,12 +225,12 @@ class Connection:
 
     def _selection(
         self, wishes: tuple[str, ...], speaks: Callable[[str], bool]
-    ) -> multistream.Dialer | multistream.Listener:
-        if self._role is Role.INITIATOR:
-            return multistream.Dialer(wishes, self._who)
-        return multistream.Listener(speaks, self._who)
+    ) -> multistream.MultistreamDialer | multistream.MultistreamListener:
+        if self._role is HandshakeRole.INITIATOR:
+            return multistream.MultistreamDialer(wishes, self._who)
+        return multistream.MultistreamListener(speaks, self._who)
 
-    def _begin_handshake(self, protocol: str) -> noise.Handshake:
+    def _begin_handshake(self, protocol: str) -> noise.NoiseHandshake:
         terms = self._terms
         if protocol == CLASSICAL.protocol:
             return noise.classical(
@@ -255,11 +255,11 @@ class Connection:
         self._step = self._ignore
         if self._streams is not None:
             self._streams = None
-            with contextlib.suppress(LinkSpent):
+            with contextlib.suppress(KeysExhausted):
                 self._seal(pack(GO_AWAY, 0, SESSION, PROTOCOL_ERROR))
 
 
-def _sealed(seal: Seal, pieces: list[Bytes]) -> list[Bytes]:
+def _sealed(seal: SealingKey, pieces: list[Bytes]) -> list[Bytes]:
     """Pieces (each fits a frame) gathered into Noise frames; a byte is copied once and encrypted once."""
     out: list[Bytes] = []
     group: list[Bytes] = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from atoll.base.machine import Lane
-from atoll.crypto.noise import Established
+from atoll.crypto.noise import NoiseConnection
 
 
-class Ready(msgspec.Struct, frozen=True, gc=False):
+class ConnectionReady(msgspec.Struct, frozen=True, gc=False):
     """The remote has proven who it is (`established.peer`), and what the connection is for is agreed.
 
     CONTROL: streams may be opened. BULK: from here on the bytes are the caller's, who writes what
@@ -17,7 +17,7 @@ class Ready(msgspec.Struct, frozen=True, gc=False):
     """
 
     lane: Lane
-    established: Established
+    established: NoiseConnection
     rest: bytes = b""
 
 
@@ -55,7 +55,7 @@ class StreamReset(msgspec.Struct, frozen=True, gc=False):
     why: str
 
 
-class Pong(msgspec.Struct, frozen=True, gc=False):
+class PingAnswered(msgspec.Struct, frozen=True, gc=False):
     """The answer to `ping(value)`."""
 
     value: int
@@ -67,6 +67,6 @@ class GoneAway(msgspec.Struct, frozen=True, gc=False):
     reason: int
 
 
-StreamEvent = StreamOpened | StreamData | StreamClosed | StreamReset | Pong | GoneAway
-ConnectionEvent = Ready | StreamEvent
-MuxerEvent = StreamStarted | StreamData | StreamClosed | StreamReset | Pong | GoneAway
+StreamEvent = StreamOpened | StreamData | StreamClosed | StreamReset | PingAnswered | GoneAway
+ConnectionEvent = ConnectionReady | StreamEvent
+MuxerEvent = StreamStarted | StreamData | StreamClosed | StreamReset | PingAnswered | GoneAway

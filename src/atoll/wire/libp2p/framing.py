@@ -36,7 +36,7 @@ def varint_frame(message: Bytes) -> bytes:
     return b"".join((varint.encode(len(message)), message))
 
 
-class Frames:
+class LengthPrefixedFrames:
     """Cuts a stream of bytes into messages."""
 
     def __init__(

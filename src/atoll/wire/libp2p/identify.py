@@ -13,7 +13,7 @@ import msgspec
 from atoll.base.errors import PeerFault
 from atoll.crypto.protobuf import protobuf_field, protobuf_fields
 from atoll.wire.libp2p import multiaddr
-from atoll.wire.libp2p.framing import Frames, varint_frame, varint_length
+from atoll.wire.libp2p.framing import LengthPrefixedFrames, varint_frame, varint_length
 from atoll.wire.libp2p.varint import Bytes
 
 PROTOCOL = "/ipfs/id/1.0.0"
@@ -21,7 +21,7 @@ MESSAGE_MAX = 8192  # bytes; the bound of go-libp2p without signed records, and 
 LISTED_MAX = 256  # addresses, and protocols: more than anybody has, few enough to keep
 
 
-class Identify(msgspec.Struct, frozen=True, kw_only=True):
+class IdentifyMessage(msgspec.Struct, frozen=True, kw_only=True):
     public_key: bytes = b""  # protobuf PublicKey
     listen_addresses: tuple[bytes, ...] = ()
     protocols: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Identify(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(text for raw in self.listen_addresses if (text := _readable(raw)))
 
 
-def encode(message: Identify) -> bytes:
+def encode(message: IdentifyMessage) -> bytes:
     """With its length in front: what goes on the stream."""
     fields = [
         (1, message.public_key),
@@ -49,15 +49,15 @@ def encode(message: Identify) -> bytes:
     return varint_frame(b"".join(protobuf_field(number, value) for number, value in fields if value))
 
 
-def frames(who: str = "") -> Frames:
+def frames(who: str = "") -> LengthPrefixedFrames:
     """Cuts the stream of an identify answer into messages for `decode`.
 
     go-libp2p may split a long answer into several: `decode` their concatenation, which protobuf defines as merging.
     """
-    return Frames(who, limit=MESSAGE_MAX, read_length=varint_length)
+    return LengthPrefixedFrames(who, limit=MESSAGE_MAX, read_length=varint_length)
 
 
-def decode(body: Bytes, who: str = "") -> Identify:
+def decode(body: Bytes, who: str = "") -> IdentifyMessage:
     """The message without its length. The last value of a field counts, as protobuf says."""
     try:
         fields = protobuf_fields(bytes(body))
@@ -81,7 +81,7 @@ def decode(body: Bytes, who: str = "") -> Identify:
                 pass
     if len(addresses) > LISTED_MAX or len(protocols) > LISTED_MAX:
         raise PeerFault(who, f"identify lists more than {LISTED_MAX} addresses or protocols")
-    return Identify(
+    return IdentifyMessage(
         public_key=values.get(1, b""),
         listen_addresses=tuple(addresses),
         protocols=tuple(protocols),

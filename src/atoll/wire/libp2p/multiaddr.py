@@ -25,7 +25,7 @@ _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\Z")
 
 
-class Endpoint(NamedTuple):
+class DialEndpoint(NamedTuple):
     """What a dialer needs."""
 
     host: str  # an IP address or a name
@@ -38,7 +38,7 @@ class Endpoint(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Protocol:
+class _AddressProtocol:
     code: int
     size: int  # bytes of the value, or _VARIABLE
     to_bytes: Callable[[str], bytes]
@@ -71,24 +71,28 @@ def _peer_to_text(raw: bytes) -> str:
     return peer_id_of(key)
 
 
-def _name(code: int) -> _Protocol:
-    return _Protocol(
+def _name(code: int) -> _AddressProtocol:
+    return _AddressProtocol(
         code, _VARIABLE, _name_to_bytes, lambda raw: _name_to_bytes(raw.decode()).decode(), "peer.example.org"
     )
 
 
-def _flag(code: int) -> _Protocol:
-    return _Protocol(code, 0, lambda text: b"", lambda raw: "")
+def _flag(code: int) -> _AddressProtocol:
+    return _AddressProtocol(code, 0, lambda text: b"", lambda raw: "")
 
 
 _PROTOCOLS = {  # multiformats/multiaddr protocols.csv: code, size
-    "ip4": _Protocol(4, 4, lambda text: IPv4Address(text).packed, lambda raw: str(IPv4Address(raw)), "192.0.2.7"),
-    "tcp": _Protocol(6, 2, _port_to_bytes, lambda raw: str(int.from_bytes(raw, "big")), "7071"),
-    "ip6": _Protocol(41, 16, _ip6_to_bytes, lambda raw: str(IPv6Address(raw)), "2001:db8::7"),
+    "ip4": _AddressProtocol(
+        4, 4, lambda text: IPv4Address(text).packed, lambda raw: str(IPv4Address(raw)), "192.0.2.7"
+    ),
+    "tcp": _AddressProtocol(6, 2, _port_to_bytes, lambda raw: str(int.from_bytes(raw, "big")), "7071"),
+    "ip6": _AddressProtocol(41, 16, _ip6_to_bytes, lambda raw: str(IPv6Address(raw)), "2001:db8::7"),
     "dns": _name(53),
     "dns4": _name(54),
     "dns6": _name(55),
-    "p2p": _Protocol(421, _VARIABLE, lambda text: peer_id_bytes(ed25519_of(text)), _peer_to_text, "12D3KooW…"),
+    "p2p": _AddressProtocol(
+        421, _VARIABLE, lambda text: peer_id_bytes(ed25519_of(text)), _peer_to_text, "12D3KooW…"
+    ),
     "tls": _flag(448),
     "ws": _flag(477),
     "wss": _flag(478),
@@ -143,7 +147,7 @@ def from_bytes(data: Bytes, who: str = "") -> str:
     return text
 
 
-def endpoint(text: str) -> Endpoint:
+def endpoint(text: str) -> DialEndpoint:
     """Where to dial, and whom to expect. ValueError, saying what to write instead, unless it is dialable."""
     to_bytes(text)  # every value is good
     names, values = zip(*_parts(text), strict=True)
@@ -154,10 +158,10 @@ def endpoint(text: str) -> Endpoint:
             f"{text[:99]!r} cannot be dialled; write a host, a port and perhaps the peer, "
             "like /ip4/192.0.2.7/tcp/7071/p2p/12D3KooW… or /dns/peer.example.org/tcp/443/wss"
         )
-    return Endpoint(values[0].lower(), int(values[1]), _TRANSPORTS[layers], peer)
+    return DialEndpoint(values[0].lower(), int(values[1]), _TRANSPORTS[layers], peer)
 
 
-def text_of(where: Endpoint) -> str:
+def text_of(where: DialEndpoint) -> str:
     """The canonical multiaddr of an endpoint."""
     kind = "ip6" if ":" in where.host else "ip4" if re.fullmatch(r"[0-9.]+", where.host) else "dns"
     text = f"/{kind}/{where.host}/tcp/{where.port}"
@@ -188,7 +192,7 @@ def _advice(text: str) -> str:
     if match is None:
         return "write for example /ip4/192.0.2.7/tcp/7071 or /dns/peer.example.org/tcp/7071"
     try:
-        return f"write {text_of(Endpoint(match[2], int(match[3]), match[1] or 'tcp', None))}"
+        return f"write {text_of(DialEndpoint(match[2], int(match[3]), match[1] or 'tcp', None))}"
     except ValueError:
         return "write for example /ip4/192.0.2.7/tcp/7071"
 

@@ -21,7 +21,7 @@ MESSAGE_MAX = 1024  # bytes; the bound of go-multistream and js-libp2p, a protoc
 PROPOSALS_MAX = 32  # a dialer that guesses longer than this is scanning
 
 
-class Step(NamedTuple):
+class NegotiationStep(NamedTuple):
     """What came of some bytes: what to answer, and the end of the negotiation if it was reached."""
 
     reply: bytes
@@ -36,13 +36,13 @@ def message(text: str) -> bytes:
     return varint.encode(len(line)) + line
 
 
-class Dialer:
+class MultistreamDialer:
     """Proposes protocols in the order of preference."""
 
     def __init__(self, protocols: Sequence[str], who: str = "") -> None:
         assert protocols
         self._protocols = list(protocols)
-        self._lines = _Lines(who)
+        self._lines = _LineReader(who)
         self._who = who
         self.refusals = 0
 
@@ -50,48 +50,48 @@ class Dialer:
         """The header and the first proposal in one flight: this saves a round trip."""
         return message(HEADER) + message(self._protocols[0])
 
-    def receive(self, data: Bytes) -> Step:
+    def receive(self, data: Bytes) -> NegotiationStep:
         reply = b""
         for line in self._lines.feed(data):
             if self._lines.is_header(line):
                 continue
             if line == self._protocols[0]:
-                return Step(reply, agreed=line, rest=self._lines.rest())
+                return NegotiationStep(reply, agreed=line, rest=self._lines.rest())
             if line != NOT_AVAILABLE:
                 raise PeerFault(self._who, "answered a proposal with another protocol", line.encode()[:64])
             self._protocols.pop(0)
             self.refusals += 1
             if not self._protocols:
-                return Step(reply, refused=True)
+                return NegotiationStep(reply, refused=True)
             reply += message(self._protocols[0])
-        return Step(reply)
+        return NegotiationStep(reply)
 
 
-class Listener:
+class MultistreamListener:
     """Accepts the first proposal that `speaks` holds for."""
 
     def __init__(self, speaks: Callable[[str], bool], who: str = "") -> None:
         self._speaks = speaks
-        self._lines = _Lines(who)
+        self._lines = _LineReader(who)
         self._who = who
         self.refusals = 0
 
-    def receive(self, data: Bytes) -> Step:
+    def receive(self, data: Bytes) -> NegotiationStep:
         reply = b""
         for line in self._lines.feed(data):
             if self._lines.is_header(line):
                 reply += message(HEADER)  # at once: a dialer may wait for it before it proposes
                 continue
             if self._speaks(line):
-                return Step(reply + message(line), agreed=line, rest=self._lines.rest())
+                return NegotiationStep(reply + message(line), agreed=line, rest=self._lines.rest())
             self.refusals += 1
             if self.refusals > PROPOSALS_MAX:
                 raise PeerFault(self._who, f"proposed more than {PROPOSALS_MAX} protocols")
             reply += message(NOT_AVAILABLE)
-        return Step(reply)
+        return NegotiationStep(reply)
 
 
-class _Lines:
+class _LineReader:
     """Cuts one direction into its lines, of which the first must be the header."""
 
     def __init__(self, who: str) -> None:

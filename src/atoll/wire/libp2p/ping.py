@@ -12,7 +12,7 @@ PAYLOAD_BYTES = 32
 STREAMS_MAX = 2  # "The listening peer SHOULD accept at most two streams per peer"
 
 
-class Echo:
+class PingResponder:
     """The listening side of one stream."""
 
     def __init__(self) -> None:

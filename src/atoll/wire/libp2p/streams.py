@@ -13,13 +13,13 @@ from atoll.base.errors import PeerFault
 from atoll.wire.libp2p import multistream
 from atoll.wire.libp2p.events import StreamClosed, StreamData, StreamEvent, StreamOpened, StreamReset, StreamStarted
 from atoll.wire.libp2p.varint import Bytes
-from atoll.wire.libp2p.yamux import Yamux
+from atoll.wire.libp2p.yamux import YamuxMuxer
 
 
-class Streams:
+class StreamNegotiation:
     def __init__(self, dialer: bool, speaks: Callable[[str], bool], who: str = "") -> None:
-        self._mux, self._speaks, self._who = Yamux(dialer, who), speaks, who
-        self._negotiating: dict[int, multistream.Dialer | multistream.Listener] = {}
+        self._mux, self._speaks, self._who = YamuxMuxer(dialer, who), speaks, who
+        self._negotiating: dict[int, multistream.MultistreamDialer | multistream.MultistreamListener] = {}
 
         # what needs no word of ours
         self.close, self.consumed = self._mux.close, self._mux.consumed
@@ -32,7 +32,7 @@ class Streams:
         """
         stream = self._mux.open()
         if stream is not None:
-            dialer = multistream.Dialer(protocols, self._who)
+            dialer = multistream.MultistreamDialer(protocols, self._who)
             self._negotiating[stream] = dialer
             self._mux.send(stream, dialer.start())
         return stream
@@ -55,7 +55,7 @@ class Streams:
         for event in self._mux.receive(data):
             match event:
                 case StreamStarted(stream):
-                    self._negotiating[stream] = multistream.Listener(self._speaks, self._who)
+                    self._negotiating[stream] = multistream.MultistreamListener(self._speaks, self._who)
                 case StreamData(stream) | StreamClosed(stream) | StreamReset(stream) if stream in gone:
                     pass
                 case StreamData(stream, piece) if stream in self._negotiating:
@@ -86,13 +86,15 @@ class Streams:
         self._mux.consumed(stream, len(data) - len(step.rest))
         if step.agreed is not None:
             del self._negotiating[stream]
-            events.append(StreamOpened(stream, step.agreed, by_remote=isinstance(machine, multistream.Listener)))
+            events.append(
+                StreamOpened(stream, step.agreed, by_remote=isinstance(machine, multistream.MultistreamListener))
+            )
             if step.rest:
                 events.append(StreamData(stream, step.rest))
         return True
 
     def _give_up(self, stream: int, why: str, events: list[StreamEvent]) -> None:
         """Our user hears of it only if it knows the stream."""
-        if isinstance(self._negotiating[stream], multistream.Dialer):
+        if isinstance(self._negotiating[stream], multistream.MultistreamDialer):
             events.append(StreamReset(stream, why))
         self.reset(stream)

@@ -18,7 +18,7 @@ from atoll.base.limits import MIB
 from atoll.wire.libp2p.events import (
     GoneAway,
     MuxerEvent,
-    Pong,
+    PingAnswered,
     StreamClosed,
     StreamData,
     StreamReset,
@@ -36,7 +36,7 @@ from atoll.wire.libp2p.yamux_frame import (
     SESSION,
     SYN,
     WINDOW_UPDATE,
-    Header,
+    YamuxHeader,
     pack,
     unpack,
 )
@@ -54,7 +54,7 @@ QUEUED_MAX = 16 * MIB  # the same over all streams, so that a remote that never 
 
 
 @dataclass(slots=True)
-class _Stream:
+class _YamuxStream:
     opening: int  # SYN or ACK, owed to the remote with the first frame; then 0
     send_window: int = WINDOW  # what we may still send
     receive_window: int = WINDOW  # what the remote may still send; this + unread + credit is always WINDOW
@@ -67,7 +67,7 @@ class _Stream:
     closed_there: bool = False  # FIN received
 
 
-class Yamux:
+class YamuxMuxer:
     """One end. The dialer of the connection opens odd streams, the listener even ones."""
 
     def __init__(self, dialer: bool, who: str = "") -> None:
@@ -76,13 +76,16 @@ class Yamux:
         self._next_id = 1 if dialer else 2
         self._newest = 0 if dialer else -1  # highest stream id that the remote has opened
         self._skipped: set[int] = set()  # ids a little below it that it has not used yet
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _YamuxStream] = {}
         self._own_count = self._unread = self._queued = 0
         self._replies: deque[bytes] = deque()  # small frames about the session or about streams that are gone
         self._grants: dict[int, None] = {}  # streams whose window should be opened again, oldest first
         self._ready: dict[int, None] = {}  # streams with something to send and room for it, in turn
         self._head = bytearray()  # of a header that arrived in pieces
-        self._body, self._body_of = 0, Header(DATA, 0, SESSION, 0)  # the data frame being received, bytes to come
+        self._body, self._body_of = (
+            0,
+            YamuxHeader(DATA, 0, SESSION, 0),
+        )  # the data frame being received, bytes to come
         self._pings: set[int] = set()
         self._gone_away = False
 
@@ -93,7 +96,7 @@ class Yamux:
         if self._gone_away or self._own_count >= STREAMS_MAX or self._next_id > WINDOW_MAX:
             return None
         name, self._next_id = self._next_id, self._next_id + 2
-        self._streams[name] = _Stream(SYN)
+        self._streams[name] = _YamuxStream(SYN)
         self._own_count += 1
         self._ready[name] = None
         return name
@@ -174,7 +177,7 @@ class Yamux:
             budget -= self._speak(name, self._streams[name], frames)
         return frames
 
-    def _speak(self, name: int, stream: _Stream, frames: list[Bytes]) -> int:
+    def _speak(self, name: int, stream: _YamuxStream, frames: list[Bytes]) -> int:
         """One turn of one stream: a data frame, or the frame that opens or closes it."""
         size = min(FRAME_DATA_MAX, stream.send_window, stream.queued)
         if size:
@@ -202,7 +205,7 @@ class Yamux:
         return HEADER_BYTES + size
 
     @staticmethod
-    def _flags(stream: _Stream) -> int:
+    def _flags(stream: _YamuxStream) -> int:
         flags, stream.opening = stream.opening, 0
         return flags
 
@@ -226,7 +229,7 @@ class Yamux:
                     self._handle(header, events)
         return events
 
-    def _handle(self, header: Header, events: list[MuxerEvent]) -> None:
+    def _handle(self, header: YamuxHeader, events: list[MuxerEvent]) -> None:
         kind, flags, name, length = header
         if len(self._replies) > REPLIES_MAX:
             raise PeerFault(self._who, f"asks for replies faster than it reads them: {REPLIES_MAX} wait")
@@ -257,7 +260,7 @@ class Yamux:
             self._replies.append(pack(PING, ACK, SESSION, value))
         elif flags & ACK and value in self._pings:
             self._pings.remove(value)
-            events.append(Pong(value))
+            events.append(PingAnswered(value))
         else:
             raise PeerFault(self._who, "answered a ping that nobody sent")
 
@@ -276,10 +279,10 @@ class Yamux:
         if len(self._streams) - self._own_count >= STREAMS_MAX:
             self._replies.append(pack(WINDOW_UPDATE, RST, name, 0))
             return  # the frame's body, and what may follow, is for a stream we do not know: skipped
-        self._streams[name] = _Stream(ACK)
+        self._streams[name] = _YamuxStream(ACK)
         events.append(StreamStarted(name))
 
-    def _begin_body(self, header: Header, stream: _Stream | None, events: list[MuxerEvent]) -> None:
+    def _begin_body(self, header: YamuxHeader, stream: _YamuxStream | None, events: list[MuxerEvent]) -> None:
         window = WINDOW if stream is None else stream.receive_window  # late data for a stream we reset is skipped
         if header.length > window:
             raise PeerFault(self._who, f"sent {header.length} bytes into a window of {window}")
@@ -315,13 +318,13 @@ class Yamux:
         self.reset(name)
         events.append(StreamReset(name, f"more than {UNREAD_MAX} bytes of this connection wait for their readers"))
 
-    def _widen(self, name: int, stream: _Stream, growth: int) -> None:
+    def _widen(self, name: int, stream: _YamuxStream, growth: int) -> None:
         stream.send_window += growth
         if stream.send_window > WINDOW_MAX:
             raise PeerFault(self._who, f"granted a window of {stream.send_window} bytes")
         self._wake(name, stream)
 
-    def _close_there(self, name: int, stream: _Stream, events: list[MuxerEvent]) -> None:
+    def _close_there(self, name: int, stream: _YamuxStream, events: list[MuxerEvent]) -> None:
         if stream.closed_there:
             return
         stream.closed_there = True
@@ -331,7 +334,7 @@ class Yamux:
 
     # ---- bookkeeping ----------------------------------------------------------------------------------------
 
-    def _wake(self, name: int, stream: _Stream) -> None:
+    def _wake(self, name: int, stream: _YamuxStream) -> None:
         if stream.closed_here:
             return
         if (
@@ -341,12 +344,12 @@ class Yamux:
         ):
             self._ready.setdefault(name)
 
-    def _forget_if_done(self, name: int, stream: _Stream) -> None:
+    def _forget_if_done(self, name: int, stream: _YamuxStream) -> None:
         # a stream with unread bytes is kept: they count against its window and our bound until they are consumed
         if stream.closed_here and stream.closed_there and not stream.unread:
             self._forget(name, stream)
 
-    def _forget(self, name: int, stream: _Stream) -> None:
+    def _forget(self, name: int, stream: _YamuxStream) -> None:
         del self._streams[name]
         self._own_count -= name % 2 == self._own_parity
         self._unread -= stream.unread

@@ -22,7 +22,7 @@ SESSION = 0  # the stream id of frames about the connection itself
 _LAYOUT = struct.Struct(">BBHII")
 
 
-class Header(NamedTuple):
+class YamuxHeader(NamedTuple):
     kind: int
     flags: int
     stream: int
@@ -33,10 +33,10 @@ def pack(kind: int, flags: int, stream: int, length: int) -> bytes:
     return _LAYOUT.pack(VERSION, kind, flags, stream, length)
 
 
-def unpack(raw: Bytes, who: str) -> Header:
+def unpack(raw: Bytes, who: str) -> YamuxHeader:
     version, kind, flags, stream, length = _LAYOUT.unpack(raw)
     if version != VERSION or kind > GO_AWAY:
         raise PeerFault(who, f"a yamux frame of version {version} and type {kind}", bytes(raw))
     if (stream == SESSION) != (kind >= PING):  # "Both Ping and Go Away messages should always use the 0 StreamID"
         raise PeerFault(who, f"a yamux frame of type {kind} on stream {stream}", bytes(raw))
-    return Header(kind, flags, stream, length)
+    return YamuxHeader(kind, flags, stream, length)

@@ -15,7 +15,7 @@ from atoll.base.limits import UNREADABLE_BYTES_MAX
 from atoll.base.machine import Message
 
 
-class WantExhibit(Message, frozen=True, tag="WantExhibit"):
+class ExhibitRequest(Message, frozen=True, tag="WantExhibit"):
     """I was drawn to look at your segment of this round, your answer or your update: where is what you show?"""
 
     round: int
@@ -23,7 +23,7 @@ class WantExhibit(Message, frozen=True, tag="WantExhibit"):
     update: bool | UnsetType = UNSET  # True: the whole encoded update, to score it
 
 
-class ExhibitIs(Message, frozen=True, tag="ExhibitIs"):
+class ExhibitResponse(Message, frozen=True, tag="ExhibitIs"):
     """It lies in this blob; None while it is being made, or if it is lost."""
 
     round: int
@@ -32,7 +32,7 @@ class ExhibitIs(Message, frozen=True, tag="ExhibitIs"):
     update: bool | UnsetType = UNSET
 
 
-class Unreadable(Message, frozen=True, tag="Unreadable"):
+class MalformedRowShown(Message, frozen=True, tag="Unreadable"):
     """Somebody committed to a row that cannot be read. To all who vote; verification/malformed_updates/messages.py
     says what is shown."""
 

@@ -8,20 +8,20 @@ import msgspec
 
 from atoll.base.ids import Digest, Seconds
 from atoll.base.machine import Message
-from atoll.wire.messages.statements import Signed
+from atoll.wire.messages.statements import SignedStatement
 from atoll.wire.ticket import REDEMPTION_BYTES
 
 RefusalCode = Literal["E-JOIN-01", "E-JOIN-02", "E-JOIN-03", "E-JOIN-04", "E-JOIN-05", "E-JOIN-06"]
 
 
-class Beat(Message, frozen=True, tag="Beat"):
+class Ping(Message, frozen=True, tag="Beat"):
     """Are you there, and what time is it? `sent_s` comes back unchanged."""
 
     sent_s: Seconds  # sender's local clock
     head: int  # the last round that the sender saw closed
 
 
-class BeatBack(Message, frozen=True, tag="BeatBack"):
+class PingReply(Message, frozen=True, tag="BeatBack"):
     sent_s: Seconds
     clock_s: Seconds  # the answerer's run time
     head: int
@@ -30,7 +30,7 @@ class BeatBack(Message, frozen=True, tag="BeatBack"):
 class MemberReport(Message, frozen=True, tag="MemberReport"):
     """A Join, Ready, Leave, Suspect or Invite for the next vertex; passed on once to every member."""
 
-    statement: Signed
+    statement: SignedStatement
 
 
 class JoinRefused(Message, frozen=True, tag="JoinRefused"):

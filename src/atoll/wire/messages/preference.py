@@ -16,7 +16,7 @@ SlotName = Annotated[str, msgspec.Meta(max_length=64)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
-class WantPreference(Message, frozen=True, tag="WantPreference"):
+class PreferenceRequest(Message, frozen=True, tag="WantPreference"):
     """What do you prefer in this slot? I prefer `choice`."""
 
     slot: SlotName
@@ -24,7 +24,7 @@ class WantPreference(Message, frozen=True, tag="WantPreference"):
     choice: Digest
 
 
-class PreferenceIs(Message, frozen=True, tag="PreferenceIs"):
+class PreferenceResponse(Message, frozen=True, tag="PreferenceIs"):
     """I prefer this now; None: nothing yet."""
 
     slot: SlotName

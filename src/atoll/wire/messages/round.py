@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Message
-from atoll.wire.messages.statements import Certificate, Signed, Weighing
+from atoll.wire.messages.statements import AgreedWeights, QuorumCertificate, SignedStatement
 
 
 class RoundMessage(Message, frozen=True, tag="RoundMessage"):
@@ -27,7 +27,7 @@ class RoundMessage(Message, frozen=True, tag="RoundMessage"):
         return msgspec.structs.replace(self, attempt=0)
 
 
-class Unasked(RoundMessage, frozen=True, tag="Unasked"):
+class BroadcastMessage(RoundMessage, frozen=True, tag="Unasked"):
     """Told to all whom it concerns. Whoever lacks it later asks for it, and is answered by something else."""
 
     @property
@@ -35,27 +35,27 @@ class Unasked(RoundMessage, frozen=True, tag="Unasked"):
         return self.round
 
 
-class Committed(RoundMessage, frozen=True, tag="Committed"):
+class CommitAnnouncement(RoundMessage, frozen=True, tag="Committed"):
     phase: ClassVar[str] = "commit"
-    statement: Signed  # Commit
+    statement: SignedStatement  # Commit
     asks: bool = False  # I have not heard yours
 
 
-class WantCommit(RoundMessage, frozen=True, tag="WantCommit"):
+class CommitRequest(RoundMessage, frozen=True, tag="WantCommit"):
     """What has this peer committed to in this attempt? I do not hear it, and it counts. Answered by Committed."""
 
     phase: ClassVar[str] = "commit"
     peer: PeerId
 
 
-class Contribution(Unasked, frozen=True, tag="Contribution"):
+class RowContribution(BroadcastMessage, frozen=True, tag="Contribution"):
     """One part of my update for its owner; the encoded bytes are the payload."""
 
     phase: ClassVar[str] = "share"
     part: int
     owner_index: int  # -1: for a peer that hands it on
     path: tuple[Digest, ...]  # Merkle path from the payload's digest to the committed root
-    statement: Signed  # the Commit, for owners that the broadcast did not reach
+    statement: SignedStatement  # the Commit, for owners that the broadcast did not reach
 
     @property
     def place(self) -> Hashable:
@@ -63,7 +63,7 @@ class Contribution(Unasked, frozen=True, tag="Contribution"):
         return type(self), self.part
 
 
-class Handed(Unasked, frozen=True, tag="Handed"):
+class PartialSum(BroadcastMessage, frozen=True, tag="Handed"):
     """Rows of several peers, combined on the way to the owner; the encoded mean is the payload."""
 
     phase: ClassVar[str] = "share"
@@ -78,14 +78,14 @@ class Handed(Unasked, frozen=True, tag="Handed"):
         return type(self), self.part, self.by
 
 
-class Declined(RoundMessage, frozen=True, tag="Declined"):
+class PartDeclined(RoundMessage, frozen=True, tag="Declined"):
     """I cannot combine this part: do not wait for me."""
 
     phase: ClassVar[str] = "share"
     part: int
 
 
-class Heard(RoundMessage, frozen=True, tag="Heard"):
+class ReachabilityHint(RoundMessage, frozen=True, tag="Heard"):
     """I hear this peer, and what it has to do with this part it does with me: you may not hear it."""
 
     phase: ClassVar[str] = "share"
@@ -93,32 +93,32 @@ class Heard(RoundMessage, frozen=True, tag="Heard"):
     peer: PeerId
 
 
-class Answer(Unasked, frozen=True, tag="Answer"):
+class PartResult(BroadcastMessage, frozen=True, tag="Answer"):
     """The combined part, once, for everybody; the encoded bytes are the payload.
 
     Without a payload it is an owner's word alone: a witness's, or one that somebody holds of an owner that died.
     """
 
     phase: ClassVar[str] = "share"
-    statement: Signed  # Answered
-    weighing: Weighing | UnsetType = UNSET  # where rows are weighed: the one that the statement names
+    statement: SignedStatement  # Answered
+    weighing: AgreedWeights | UnsetType = UNSET  # where rows are weighed: the one that the statement names
 
 
-class Comparison(RoundMessage, frozen=True, tag="Comparison"):
+class RowComparison(RoundMessage, frozen=True, tag="Comparison"):
     """How the rows of a part lie to each other, for all who may have to weigh them."""
 
     phase: ClassVar[str] = "share"
-    statement: Signed  # Compared
+    statement: SignedStatement  # Compared
 
 
-class WantWords(RoundMessage, frozen=True, tag="WantWords"):
+class PartStatementsRequest(RoundMessage, frozen=True, tag="WantWords"):
     """What have you signed about this part? Where owners check each other in a large committee."""
 
     phase: ClassVar[str] = "share"
     part: int
 
 
-class WantRow(RoundMessage, frozen=True, tag="WantRow"):
+class RowRequest(RoundMessage, frozen=True, tag="WantRow"):
     """Open to me what this peer contributed to this part: I doubt its answer, or lack the row as an owner."""
 
     phase: ClassVar[str] = "share"
@@ -126,51 +126,53 @@ class WantRow(RoundMessage, frozen=True, tag="WantRow"):
     peer: PeerId
 
 
-class RowBytes(RoundMessage, frozen=True, tag="RowBytes"):
+class RowResponse(RoundMessage, frozen=True, tag="RowBytes"):
     """The row of whoever signed `statement`, as its author sent it to the owners; the bytes are the payload."""
 
     phase: ClassVar[str] = "share"
     part: int
     path: tuple[Digest, ...]  # Merkle path from the payload's digest to the committed root
-    statement: Signed  # Commit
+    statement: SignedStatement  # Commit
 
 
-class WantPart(RoundMessage, frozen=True, tag="WantPart"):
+class PartRequest(RoundMessage, frozen=True, tag="WantPart"):
     """Who has the combined bytes of this digest? Answered by PartBytes, or not at all."""
 
     phase: ClassVar[str] = "agree"
     digest: Digest
 
 
-class PartBytes(RoundMessage, frozen=True, tag="PartBytes"):
+class PartResponse(RoundMessage, frozen=True, tag="PartBytes"):
     phase: ClassVar[str] = "agree"
     digest: Digest
 
 
-class Repeat(RoundMessage, frozen=True, tag="Repeat"):
+class ResendRequest(RoundMessage, frozen=True, tag="Repeat"):
     """I came late to this round and dropped words of yours: say again what you told me in it."""
 
     phase: ClassVar[str] = "share"
 
 
-class Propose(RoundMessage, frozen=True, tag="Propose"):
+class ProposalMessage(RoundMessage, frozen=True, tag="Propose"):
     phase: ClassVar[str] = "agree"
-    statement: Signed  # Proposed
+    statement: SignedStatement  # Proposed
     body: bytes
-    timeouts: tuple[Signed, ...]  # a quorum of Timeouts of the attempt before; empty in attempt 0
-    high: Certificate | None  # the highest certificate among them, which forces the body
+    timeouts: tuple[SignedStatement, ...]  # a quorum of Timeouts of the attempt before; empty in attempt 0
+    high: QuorumCertificate | None  # the highest certificate among them, which forces the body
 
 
-class Voted(RoundMessage, frozen=True, tag="Voted"):
+class VoteMessage(RoundMessage, frozen=True, tag="Voted"):
     phase: ClassVar[str] = "agree"
-    statement: Signed  # Vote
-    proof: Certificate | UnsetType = UNSET  # said again: what my commit vote stands on, for who may not hold it
+    statement: SignedStatement  # Vote
+    proof: QuorumCertificate | UnsetType = (
+        UNSET  # said again: what my commit vote stands on, for who may not hold it
+    )
 
 
-class TimedOut(RoundMessage, frozen=True, tag="TimedOut"):
+class TimeoutMessage(RoundMessage, frozen=True, tag="TimedOut"):
     phase: ClassVar[str] = "agree"
-    statement: Signed  # Timeout
-    high: Certificate | None  # proof of the claim inside the statement; None where Raft decides
+    statement: SignedStatement  # Timeout
+    high: QuorumCertificate | None  # proof of the claim inside the statement; None where Raft decides
 
 
 class PreVote(RoundMessage, frozen=True, tag="PreVote"):

@@ -41,7 +41,7 @@ class Statement(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The base of everything that is signed."""
 
 
-class Signed(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class SignedStatement(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """`body` is an encoded Statement; `signature` is by `signer`'s session key over domain, run and body."""
 
     signer: PeerId
@@ -52,7 +52,7 @@ class Signed(msgspec.Struct, frozen=True, gc=False, array_like=True):
 # ---- the round ---------------------------------------------------------------------------------------------
 
 
-class Late(msgspec.Struct, frozen=True):
+class LateShare(msgspec.Struct, frozen=True):
     """Of an update's steps and samples, those taken apart from the others: see specs/apart.md."""
 
     since: int  # the round that its author could not close
@@ -60,14 +60,14 @@ class Late(msgspec.Struct, frozen=True):
     samples: int
 
 
-class Draws(NamedTuple):
+class SealedDraw(NamedTuple):
     """Of a member that may take another's samples in place of its own: see specs/twins.md."""
 
     revealed: Secret  # the secret that decided it in the round before this; empty: there was none
     sealed: Digest  # the name of the one that decides it in the round after this
 
 
-class Commit(Statement, frozen=True, tag="Commit"):
+class Commitment(Statement, frozen=True, tag="Commit"):
     """My update of this round exists and its parts hash to `root`; said before I see anybody else's."""
 
     round: int
@@ -83,7 +83,7 @@ class Commit(Statement, frozen=True, tag="Commit"):
     offset_s: float = 0.0  # of my clock from run time; beyond CLOCK_BOUND_S I shall own nothing
     values: int = 0  # of the update, where that is the caller's choice and not genesis's
     links: bytes = b""  # what I measured of my uplink and of my latency to each member: policy/links.py
-    claim: Digest | Late | Draws | msgspec.UnsetType = msgspec.UNSET
+    claim: Digest | LateShare | SealedDraw | msgspec.UnsetType = msgspec.UNSET
     """Of how I trained: a digest of it where rounds are audited, what of it was apart if anything was, by which
     secrets I take whose samples where there are twins; else left out. One field for all, which exclude each other:
     a map that may have more than 15 keys begins otherwise."""
@@ -100,14 +100,14 @@ class Commit(Statement, frozen=True, tag="Commit"):
         return self.claim if isinstance(self.claim, bytes) else None
 
     @property
-    def late(self) -> Late | None:
+    def late(self) -> LateShare | None:
         """Of its steps and samples, those of rounds before."""
-        return self.claim if isinstance(self.claim, Late) else None
+        return self.claim if isinstance(self.claim, LateShare) else None
 
     @property
-    def draws(self) -> Draws | None:
+    def draws(self) -> SealedDraw | None:
         """Which secrets decide whose samples it is made of."""
-        return self.claim if isinstance(self.claim, Draws) else None
+        return self.claim if isinstance(self.claim, SealedDraw) else None
 
     @property
     def steps_now(self) -> int:
@@ -119,7 +119,7 @@ class Commit(Statement, frozen=True, tag="Commit"):
         return self.samples - (0 if self.late is None else self.late.samples)
 
 
-class Answered(Statement, frozen=True, tag="Answered"):
+class OwnerResult(Statement, frozen=True, tag="Answered"):
     """As owner number `owner_index` of `part` I combined these contributors into the bytes of this digest."""
 
     round: int
@@ -136,7 +136,7 @@ class Answered(Statement, frozen=True, tag="Answered"):
     """Where blocks of answers are opened: what the contributors had committed to, as I combined it."""
 
 
-class Compared(Statement, frozen=True, tag="Compared"):
+class OwnerComparison(Statement, frozen=True, tag="Compared"):
     """As owner number `owner_index` of `part` I compared these contributors' rows: here are their products."""
 
     round: int
@@ -147,7 +147,7 @@ class Compared(Statement, frozen=True, tag="Compared"):
     products: bytes  # fp64, little-endian: <x_i, x_j> of those that are no newcomers, i <= j, row by row
 
 
-class Weighing(msgspec.Struct, frozen=True, array_like=True):
+class AgreedWeights(msgspec.Struct, frozen=True, array_like=True):
     """What every row of an attempt weighs by its distances from the others. Not signed itself: answers name it."""
 
     peers: tuple[PeerId, ...]  # whose rows every part has
@@ -170,7 +170,7 @@ Finding = Literal["accepted", "mismatch", "wrong", "withheld", "unauditable"]
 Role = Literal["trainer", "client", "observer"]  # a client trains, but nobody can dial it: no part, no vote
 
 
-class Proposed(Statement, frozen=True, tag="Proposed"):
+class Proposal(Statement, frozen=True, tag="Proposed"):
     """As proposer of this view I put this one body forward; two different ones are evidence."""
 
     round: int
@@ -185,7 +185,7 @@ class Vote(Statement, frozen=True, tag="Vote"):
     digest: Digest
 
 
-class Certificate(msgspec.Struct, frozen=True, array_like=True):
+class QuorumCertificate(msgspec.Struct, frozen=True, array_like=True):
     """A quorum voted for this body at this stage. Votes are (signer, signature) pairs, in signer order."""
 
     round: int
@@ -195,7 +195,7 @@ class Certificate(msgspec.Struct, frozen=True, array_like=True):
     votes: tuple[tuple[PeerId, Signature], ...]
 
 
-class Timeout(Statement, frozen=True, tag="Timeout"):
+class ViewTimeout(Statement, frozen=True, tag="Timeout"):
     """This view is over for me; here is the highest prepare certificate that I hold.
 
     Where Raft decides (specs/raft.md): a ballot for the leader of the next view, with the newest body I accepted.
@@ -210,7 +210,7 @@ class Timeout(Statement, frozen=True, tag="Timeout"):
 # ---- reports that a vertex may carry -----------------------------------------------------------------------
 
 
-class Join(Statement, frozen=True, tag="Join"):
+class JoinRequest(Statement, frozen=True, tag="Join"):
     """I want to take part. Recorded in a vertex, which makes me an observer of the next rounds."""
 
     peer: PeerId
@@ -224,7 +224,7 @@ class Join(Statement, frozen=True, tag="Join"):
     """Proof that a ticket was redeemed; empty where the run is open or I am a returning member."""
 
 
-class Ready(Statement, frozen=True, tag="Ready"):
+class ReadyReport(Statement, frozen=True, tag="Ready"):
     """I hold the state agreed in this vertex, bit for bit; count me in.
 
     Where work is audited it says whether mine can be replayed. A member says it again when that has changed.
@@ -237,20 +237,20 @@ class Ready(Statement, frozen=True, tag="Ready"):
     )  # True: no auditor can take my steps again; left out: it can
 
 
-class Leave(Statement, frozen=True, tag="Leave"):
+class LeaveReport(Statement, frozen=True, tag="Leave"):
     """Farewell: I am going on purpose."""
 
     round: int
     why: str
 
 
-class Rests(Statement, frozen=True, tag="Rests"):
+class SkipRound(Statement, frozen=True, tag="Rests"):
     """I do not train in this round. Said before it, somebody else is drawn; in it, nobody holds it against me."""
 
     round: int
 
 
-class Suspect(Statement, frozen=True, tag="Suspect"):
+class SuspicionReport(Statement, frozen=True, tag="Suspect"):
     """I have not heard from this peer for longer than the run's patience."""
 
     round: int
@@ -258,19 +258,19 @@ class Suspect(Statement, frozen=True, tag="Suspect"):
     why: Literal["silent", "refused"]
 
 
-class Caught(Statement, frozen=True, tag="Caught"):
+class Accusation(Statement, frozen=True, tag="Caught"):
     """This signed answer is a lie: its contributors' committed rows make something else, as I computed myself.
 
     With `other`, a different statement by the same signer for the same slot, it proves itself to everybody. Of a
     commitment alone: a row that it is to cannot be read, as I found myself.
     """
 
-    answer: Signed  # Answered or Commit; with `other` anything that may be said once
-    other: Signed | None = None
+    answer: SignedStatement  # Answered or Commit; with `other` anything that may be said once
+    other: SignedStatement | None = None
     exhibit: Digest | msgspec.UnsetType = msgspec.UNSET  # of a commitment: the blob that shows it, if it is small
 
 
-class Complaint(Statement, frozen=True, tag="Complaint"):
+class OwnerComplaint(Statement, frozen=True, tag="Complaint"):
     """An owner that was there failed us in this round, and not for the first time, as far as I could see."""
 
     round: int
@@ -278,7 +278,7 @@ class Complaint(Statement, frozen=True, tag="Complaint"):
     why: Lapse
 
 
-class Audited(Statement, frozen=True, tag="Audited"):
+class AuditReport(Statement, frozen=True, tag="Audited"):
     """As an auditor drawn for this peer's round I took its segment again, or added its rows up, and found this."""
 
     round: int
@@ -288,7 +288,7 @@ class Audited(Statement, frozen=True, tag="Audited"):
     exhibit: Digest | msgspec.UnsetType = msgspec.UNSET  # the blob that I judged; left out: I was shown none
 
 
-class Validated(Statement, frozen=True, tag="Validated"):
+class ValidationReport(Statement, frozen=True, tag="Validated"):
     """As a validator drawn for this round's state I measured its mean loss on the data that the run holds out."""
 
     round: int
@@ -300,7 +300,7 @@ class Validated(Statement, frozen=True, tag="Validated"):
     """Millionths of the tokens or pictures whose answer it guessed, one per set; left out: not counted."""
 
 
-class Scored(Statement, frozen=True, tag="Scored"):
+class ScoreReport(Statement, frozen=True, tag="Scored"):
     """As a scorer drawn for this peer's update I took a step along it: so far did the loss fall."""
 
     round: int
@@ -310,7 +310,7 @@ class Scored(Statement, frozen=True, tag="Scored"):
     the difference. Empty: nothing was shown that fits its commitment."""
 
 
-class Twinned(Statement, frozen=True, tag="Twinned"):
+class RedundancyReport(Statement, frozen=True, tag="Twinned"):
     """As a referee drawn for two updates that were to come of the same samples I held them against each other, and
     where they differ against what I made of these samples myself."""
 
@@ -321,7 +321,7 @@ class Twinned(Statement, frozen=True, tag="Twinned"):
     most that may be said of one that I was not shown, 0 of one that I was shown alone."""
 
 
-class Placed(Statement, frozen=True, tag="Placed"):
+class PiecesStored(Statement, frozen=True, tag="Placed"):
     """Piece `index` of the state agreed in this round lies on my disk; here are the names of all of its pieces."""
 
     round: int
@@ -331,7 +331,7 @@ class Placed(Statement, frozen=True, tag="Placed"):
     since: int | msgspec.UnsetType = msgspec.UNSET  # the round whose vertex drew me for it, where that is later
 
 
-class Invite(Statement, frozen=True, tag="Invite"):
+class TicketInvite(Statement, frozen=True, tag="Invite"):
     """Tickets with this id are good until they expire or are used up; `uses=0` revokes."""
 
     ticket: TicketBytes
@@ -349,7 +349,7 @@ Above0 = Annotated[float, msgspec.Meta(gt=0, le=FACTOR_MOST)]
 Lasting = Annotated[float, msgspec.Meta(ge=WINDOW_LEAST_S, le=1e6)]  # seconds: a window of 1e7 would be none
 
 
-class Numbers(msgspec.Struct, frozen=True, omit_defaults=True):
+class RunNumbers(msgspec.Struct, frozen=True, omit_defaults=True):
     """Numbers of a run that its members may agree to change; what is left out stays. No other ones ever change."""
 
     rounds: Whole | msgspec.UnsetType = msgspec.UNSET  # training rounds until it is over; 0: without end
@@ -368,15 +368,15 @@ class Numbers(msgspec.Struct, frozen=True, omit_defaults=True):
     outer_lr: Above0 | msgspec.UnsetType = msgspec.UNSET
 
 
-class Tuned(msgspec.Struct, frozen=True, array_like=True):
+class ChangedNumbers(msgspec.Struct, frozen=True, array_like=True):
     """The numbers that hold otherwise than genesis says, from a vertex on."""
 
-    to: Numbers
+    to: RunNumbers
     trained: int  # rounds, when the newest of them was changed
     steps: int  # of one worker in these, as numbers had it then: rates fall over these and those to come
 
 
-class Amend(Statement, frozen=True, tag="Amend"):
+class RollbackOrder(Statement, frozen=True, tag="Amend"):
     """The run goes on from what this earlier vertex of its own chain left behind; said by the recovery identity.
 
     Whoever passes it on signs around it as around any report: the word that counts is the one inside. Without an
@@ -391,14 +391,16 @@ class Amend(Statement, frozen=True, tag="Amend"):
     signature: Signature  # of the recovery identity, over domain, run and all the rest; empty: of validators
     without: tuple[PeerId, ...] | msgspec.UnsetType = msgspec.UNSET
     """Members that are sent away for good with it; left out where there are none."""
-    tuned: Tuned | msgspec.UnsetType = msgspec.UNSET  # as the earlier vertex says, which holds again with it
+    tuned: ChangedNumbers | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # as the earlier vertex says, which holds again with it
 
     @property
     def sent_away(self) -> tuple[PeerId, ...]:
         return () if self.without is msgspec.UNSET else self.without
 
 
-class Pause(Statement, frozen=True, tag="Pause"):
+class PauseOrder(Statement, frozen=True, tag="Pause"):
     """From the vertex that holds this on rounds train nobody, or train again; said by the recovery identity."""
 
     after: Digest  # the head when it was said: good for a few rounds, and never after another one took effect
@@ -406,35 +408,35 @@ class Pause(Statement, frozen=True, tag="Pause"):
     signature: Signature  # of the recovery identity, over domain, run and all the rest
 
 
-class Tune(Statement, frozen=True, tag="Tune"):
+class ChangeSettings(Statement, frozen=True, tag="Tune"):
     """From the vertex that holds this on these numbers of the run are others; said by the recovery identity."""
 
     after: Digest  # the head when it was said: good for a few rounds, and never after another one took effect
-    to: Numbers
+    to: RunNumbers
     signature: Signature  # of the recovery identity, over domain, run and all the rest
 
 
 AnyStatement = (
-    Commit
-    | Answered
-    | Compared
-    | Proposed
+    Commitment
+    | OwnerResult
+    | OwnerComparison
+    | Proposal
     | Vote
-    | Timeout
-    | Join
-    | Ready
-    | Leave
-    | Rests
-    | Suspect
-    | Caught
-    | Complaint
-    | Audited
-    | Validated
-    | Scored
-    | Twinned
-    | Placed
-    | Invite
-    | Amend
-    | Pause
-    | Tune
+    | ViewTimeout
+    | JoinRequest
+    | ReadyReport
+    | LeaveReport
+    | SkipRound
+    | SuspicionReport
+    | Accusation
+    | OwnerComplaint
+    | AuditReport
+    | ValidationReport
+    | ScoreReport
+    | RedundancyReport
+    | PiecesStored
+    | TicketInvite
+    | RollbackOrder
+    | PauseOrder
+    | ChangeSettings
 )

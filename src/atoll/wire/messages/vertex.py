@@ -14,18 +14,18 @@ from msgspec import UNSET, UnsetType
 from atoll.base.fair_draw import CREDIT_MAX
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import PEERS_MAX, SCORE_ONE, TICKETS_MAX, VOTE_ROUNDS_MAX
-from atoll.base.workload import Reached
+from atoll.base.workload import WorkloadProgress
 from atoll.wire.messages.statements import (
-    Certificate,
+    AgreedWeights,
+    ChangedNumbers,
     Finite,
+    QuorumCertificate,
     Role,
-    Signed,
+    SignedStatement,
     TicketBytes,
     TicketEnd,
     TicketUses,
-    Tuned,
     VoteKeyBytes,
-    Weighing,
 )
 
 Standing = Literal["observer", "new", "member", "away", "expelled", "unaudited"]
@@ -89,7 +89,7 @@ class TicketUse(msgspec.Struct, frozen=True, array_like=True):
     expires_s: TicketEnd
 
 
-class Invited(msgspec.Struct, frozen=True, array_like=True):
+class InvitationRecord(msgspec.Struct, frozen=True, array_like=True):
     """By whom members came, and how often they counted, where votes are earned."""
 
     roots: tuple[Root, ...]  # of each line of `members`: the invitation by a founder that led to it; 0: a founder
@@ -97,7 +97,7 @@ class Invited(msgspec.Struct, frozen=True, array_like=True):
     tickets: tuple[Root, ...]  # of each line of `tickets`: the root of a member that comes by it; 0: a new one
 
 
-class Metrics(msgspec.Struct, frozen=True, array_like=True):
+class RoundMetrics(msgspec.Struct, frozen=True, array_like=True):
     """Numbers about one round that everybody can recompute from the commitments in the same body."""
 
     loss: Finite  # mean training loss of the contributors, weighted by this round's samples; 0 if there are none
@@ -105,7 +105,7 @@ class Metrics(msgspec.Struct, frozen=True, array_like=True):
     samples: int
 
 
-class Body(msgspec.Struct, frozen=True, tag="Body"):
+class VertexBody(msgspec.Struct, frozen=True, tag="Body"):
     """What is voted on. Everything a plan may depend on stands here."""
 
     run: Digest  # genesis digest; zero in genesis itself
@@ -114,26 +114,30 @@ class Body(msgspec.Struct, frozen=True, tag="Body"):
     parent: Digest
     time_s: Finite  # run time at which it was proposed: the next round's plan counts from here
     proposer: PeerId
-    parts: tuple[Signed | None, ...]  # the owner's Answered; None: nobody answered, the part counts for nobody
+    parts: tuple[
+        SignedStatement | None, ...
+    ]  # the owner's Answered; None: nobody answered, the part counts for nobody
     state: Digest  # blob id of the shared state after this round
-    commits: tuple[Signed, ...]  # the commitment of every contributor
+    commits: tuple[SignedStatement, ...]  # the commitment of every contributor
     members: tuple[Member, ...]  # the membership that plans the next round
     tickets: tuple[TicketUse, ...]
-    reports: tuple[Signed, ...]  # the member reports that changed membership or tickets
-    metrics: Metrics
+    reports: tuple[SignedStatement, ...]  # the member reports that changed membership or tickets
+    metrics: RoundMetrics
     trained: int = 0  # training rounds so far, this one included; assembling members does not count
     epoch: int = 0  # grows when a recovery key starts over after a quorum was lost for good
     settings: bytes = b""  # genesis only: the run's config, encoded
-    weighing: Weighing | UnsetType = UNSET  # where distances weigh rows: the one that all answers in `parts` name
+    weighing: AgreedWeights | UnsetType = (
+        UNSET  # where distances weigh rows: the one that all answers in `parts` name
+    )
     window_s: Finite | UnsetType = (
         UNSET  # where windows follow the pace: an owner's in the next round, else left out
     )
     reputation: tuple[Score, ...] | UnsetType = UNSET  # where the run has it: of each line of `members`, in order
     credits: tuple[tuple[Quarters, Quarters], ...] | UnsetType = UNSET  # where who trains is drawn: the same
-    effort: Reached | UnsetType = UNSET  # where a round's work follows losses: what the next one goes by
+    effort: WorkloadProgress | UnsetType = UNSET  # where a round's work follows losses: what the next one goes by
     paused: int | UnsetType = UNSET  # the round whose vertex holds the word; left out: the run trains
-    invited: Invited | UnsetType = UNSET  # where votes are earned, from the first vertex after genesis on
-    tuned: Tuned | UnsetType = UNSET  # numbers that members changed since genesis; left out: none
+    invited: InvitationRecord | UnsetType = UNSET  # where votes are earned, from the first vertex after genesis on
+    tuned: ChangedNumbers | UnsetType = UNSET  # numbers that members changed since genesis; left out: none
 
 
 class Vertex(msgspec.Struct, frozen=True, array_like=True):
@@ -144,5 +148,5 @@ class Vertex(msgspec.Struct, frozen=True, array_like=True):
     """
 
     body: bytes
-    certificate: Certificate | None
+    certificate: QuorumCertificate | None
     recovery: bytes = b""

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from atoll.wire.libp2p.connection import Connection
-from atoll.wire.libp2p.events import Ready, StreamClosed, StreamData, StreamOpened, StreamReset
+from atoll.wire.libp2p.connection import Libp2pConnection
+from atoll.wire.libp2p.events import ConnectionReady, StreamClosed, StreamData, StreamOpened, StreamReset
 
 
 class Stream:
@@ -41,13 +41,13 @@ class Link:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Libp2pConnection,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         serve: Callable[[Stream, str], Awaitable[None]],
     ) -> None:
         self.connection, self._reader, self._writer, self._serve = connection, reader, writer, serve
-        self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[ConnectionReady] = asyncio.get_running_loop().create_future()
         self.streams: dict[int, Stream] = {}
         self._opening: dict[int, asyncio.Future[Stream]] = {}
         self._moved = asyncio.Event()
@@ -88,7 +88,7 @@ class Link:
 
     def _on(self, event: object) -> None:
         match event:
-            case Ready():
+            case ConnectionReady():
                 self.ready.set_result(event)
             case StreamOpened(name, protocol, by_remote):
                 self.streams[name] = stream = Stream(self, name)

@@ -18,9 +18,9 @@ from atoll.base.draw import draw_bytes
 from atoll.base.machine import Lane
 from atoll.crypto import noise
 from atoll.crypto.identity import Identity, ed25519_of, libp2p_public_key
-from atoll.crypto.noise_pattern import CLASSICAL, Role
+from atoll.crypto.noise_pattern import CLASSICAL, HandshakeRole
 from atoll.wire.libp2p import identify, multiaddr, ping
-from atoll.wire.libp2p.connection import CONTROL_PROTOCOL, Connection, Terms
+from atoll.wire.libp2p.connection import CONTROL_PROTOCOL, Libp2pConnection, Libp2pTerms
 from atoll.wire.libp2p.yamux import PROTOCOL as YAMUX
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(600)]  # npm may have to install first
@@ -31,7 +31,7 @@ ECHO = "/echo/1"
 SPOKEN = (identify.PROTOCOL, ping.PROTOCOL, ECHO, CONTROL_PROTOCOL)
 PATIENCE_S = 60
 IDENTITY = Identity.from_seeds(b"i" * 32, b"I" * 32)
-TERMS = Terms(identity=IDENTITY, network=b"interop", foreign=True, speaks=SPOKEN.__contains__)
+TERMS = Libp2pTerms(identity=IDENTITY, network=b"interop", foreign=True, speaks=SPOKEN.__contains__)
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +87,7 @@ def about_us(writer: asyncio.StreamWriter) -> bytes:
         return multiaddr.to_bytes(f"/ip4/{host}/tcp/{port}")
 
     return identify.encode(
-        identify.Identify(
+        identify.IdentifyMessage(
             public_key=libp2p_public_key(IDENTITY.public.ed25519),
             listen_addresses=(text("sockname"),),
             observed_address=text("peername"),
@@ -103,7 +103,7 @@ def server(writer: asyncio.StreamWriter):
         if protocol == identify.PROTOCOL:
             await stream.write(about_us(writer))
         else:
-            echo = ping.Echo()
+            echo = ping.PingResponder()
             while data := await stream.read():
                 await stream.write(echo.receive(data) if protocol == ping.PROTOCOL else data)
         await stream.close()
@@ -118,7 +118,7 @@ def test_js_libp2p_dials_us(node: str, early: bool):
         links: list[Link] = []
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            links.append(Link(Connection(Role.RESPONDER, TERMS), reader, writer, server(writer)))
+            links.append(Link(Libp2pConnection(HandshakeRole.RESPONDER, TERMS), reader, writer, server(writer)))
             await links[-1].run()
 
         listener = await asyncio.start_server(accept, "127.0.0.1", 0)
@@ -152,7 +152,9 @@ def test_we_dial_js_libp2p(node: str, early: bool):
         where = multiaddr.endpoint(hello["listening"][0])
         assert where.peer == hello["peer"]
         reader, writer = await asyncio.open_connection(where.host, where.port)
-        link = Link(Connection(Role.INITIATOR, TERMS, expected=where.peer), reader, writer, server(writer))
+        link = Link(
+            Libp2pConnection(HandshakeRole.INITIATOR, TERMS, expected=where.peer), reader, writer, server(writer)
+        )
         running = asyncio.ensure_future(link.run())
         ready = await asyncio.wait_for(link.ready, PATIENCE_S)
         assert (ready.established.peer, ready.established.suite) == (where.peer, CLASSICAL)

@@ -32,7 +32,7 @@ from atoll.training.codec.blocks import (
     SCALE_MAX_BITS,
     SCALE_MIN_BITS,
     VALUE_MAX,
-    Opened,
+    OpenedBlocks,
     as_blocks,
     refuse,
     times_scales,
@@ -46,17 +46,17 @@ SAMPLE_BLOCKS = 143  # from 2^-90, which becomes zero, to 2^60
 _agreed: dict[tuple[str, torch.device], bool] = {}  # whether this device does this codec as the CPU does
 
 
-class Coded(NamedTuple):
+class DeviceCodes(NamedTuple):
     largest: Tensor  # (), as `refuse` wants it
     scales_B: Tensor  # (B,) 16 bits each; empty where a codec has none
     codes_Q: Tensor
 
 
-class Form(NamedTuple):
+class DeviceCodec(NamedTuple):
     """A codec as operations on whole vectors, wherever they are."""
 
-    encode: Callable[[Tensor], Coded]
-    decode: Callable[[Opened, Tensor], None]
+    encode: Callable[[Tensor], DeviceCodes]
+    decode: Callable[[OpenedBlocks, Tensor], None]
 
 
 def on_devices(codec: Codec) -> Codec:
@@ -99,11 +99,11 @@ def pinned(size: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(size, dtype=dtype, device="cpu", pin_memory=True)
 
 
-def _encode(codec: Codec, form: Form, x: Tensor) -> Buffer:
+def _encode(codec: Codec, form: DeviceCodec, x: Tensor) -> Buffer:
     return _made(form, x) if works_on(codec, x) else codec.encode(x)
 
 
-def _decode(codec: Codec, form: Form, wire: Buffer, out_N: Tensor) -> None:
+def _decode(codec: Codec, form: DeviceCodec, wire: Buffer, out_N: Tensor) -> None:
     if works_on(codec, out_N):
         _read(codec, form, wire, out_N)
     elif out_N.is_cuda:
@@ -112,7 +112,7 @@ def _decode(codec: Codec, form: Form, wire: Buffer, out_N: Tensor) -> None:
         codec.decode_into(wire, out_N)
 
 
-def _made(form: Form, x_N: Tensor) -> Buffer:
+def _made(form: DeviceCodec, x_N: Tensor) -> Buffer:
     if x_N.dim() != 1 or x_N.dtype != torch.float32:
         raise ValueError(f"codecs take one fp32 vector, got {x_N.dtype} of shape {tuple(x_N.shape)}")
     if len(x_N) == 0:
@@ -128,10 +128,10 @@ def _made(form: Form, x_N: Tensor) -> Buffer:
     return wire.numpy().data.toreadonly()
 
 
-def _read(codec: Codec, form: Form, wire: Buffer, out_N: Tensor) -> None:
+def _read(codec: Codec, form: DeviceCodec, wire: Buffer, out_N: Tensor) -> None:
     opened = codec.open_wire(wire, len(out_N))
     if len(out_N):
-        form.decode(Opened(*(_sent(half, out_N) for half in opened)), out_N)
+        form.decode(OpenedBlocks(*(_sent(half, out_N) for half in opened)), out_N)
 
 
 def _sent(half: Tensor, like: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def _sent(half: Tensor, like: Tensor) -> Tensor:
     return like.new_empty(half.numel(), dtype=half.dtype).copy_(lent, non_blocking=True)
 
 
-def _agrees(codec: Codec, form: Form, like: Tensor) -> bool:
+def _agrees(codec: Codec, form: DeviceCodec, like: Tensor) -> bool:
     x_N = sample()
     x_there_N, out_N = (like.new_empty(len(x_N), dtype=torch.float32) for _ in range(2))
     x_there_N.copy_(x_N)
@@ -189,11 +189,11 @@ def _negative(x_BK: Tensor) -> Tensor:
     return x_BK.view(torch.int32).bitwise_right_shift(31).bitwise_and_(1)
 
 
-def _as_it_is(opened: Opened, out_N: Tensor) -> None:
+def _as_it_is(opened: OpenedBlocks, out_N: Tensor) -> None:
     out_N.copy_(opened.codes)
 
 
-def _times_scales(opened: Opened, out_N: Tensor) -> None:
+def _times_scales(opened: OpenedBlocks, out_N: Tensor) -> None:
     out_N.copy_(opened.codes)
     times_scales(out_N, opened.scale_B)
 
@@ -201,22 +201,22 @@ def _times_scales(opened: Opened, out_N: Tensor) -> None:
 # ---- codecs of one number a value ------------------------------------------------------------------------------
 
 
-def _fp16(x_N: Tensor) -> Coded:
-    return Coded(x_N.abs().amax(), x_N.new_empty(0), x_N.clamp(-LARGEST, LARGEST).to(torch.float16))
+def _fp16(x_N: Tensor) -> DeviceCodes:
+    return DeviceCodes(x_N.abs().amax(), x_N.new_empty(0), x_N.clamp(-LARGEST, LARGEST).to(torch.float16))
 
 
-def _bf16(x_N: Tensor) -> Coded:
+def _bf16(x_N: Tensor) -> DeviceCodes:
     bits_N = x_N.clamp(-VALUE_MAX, VALUE_MAX).to(torch.bfloat16).view(torch.int16)
     bits_N.mul_(bits_N.bitwise_and(0x7FFF) >= int(LEAST_BITS))
-    return Coded(x_N.abs().amax(), x_N.new_empty(0), bits_N)
+    return DeviceCodes(x_N.abs().amax(), x_N.new_empty(0), bits_N)
 
 
-def _int8(x_N: Tensor) -> Coded:
+def _int8(x_N: Tensor) -> DeviceCodes:
     x_BK = as_blocks(x_N)
     largest_B = x_BK.abs().amax(1)
     bits_B = _scale_bits(largest_B * int8.ONE_127TH, up=True)
     code_BK = _whole_steps(x_BK, _scales(bits_B), 127)
-    return Coded(largest_B.amax(), bits_B, code_BK.view(-1)[: len(x_N)])
+    return DeviceCodes(largest_B.amax(), bits_B, code_BK.view(-1)[: len(x_N)])
 
 
 def _whole_steps(x_BK: Tensor, step_B: Tensor, most: int) -> Tensor:
@@ -227,32 +227,32 @@ def _whole_steps(x_BK: Tensor, step_B: Tensor, most: int) -> Tensor:
 # ---- codecs of a few bits a value: the rules of packed.py -------------------------------------------------------
 
 
-class Few(NamedTuple):
+class LevelCodec(NamedTuple):
     levels: tuple[float, ...]
     scale: Callable[[Tensor, Tensor, int], Tensor]  # (magnitude_BK, largest_B, size) -> (B,) before it is rounded
     up: bool  # how it is
     codes: Callable[[Tensor, Tensor, Tensor], Tensor]  # (x_BK, magnitude_BK, scale_B) -> (B, K) uint8
 
 
-def _few(few: Few) -> Form:
+def _few(few: LevelCodec) -> DeviceCodec:
     table = level_table(few.levels)
     bits = (len(few.levels) - 1).bit_length()
 
-    def encode(x_N: Tensor) -> Coded:
+    def encode(x_N: Tensor) -> DeviceCodes:
         x_BK = as_blocks(x_N)
         magnitude_BK = x_BK.abs()
         largest_B = magnitude_BK.amax(1)
         bits_B = _scale_bits(few.scale(magnitude_BK, largest_B, len(x_N)), up=few.up)
         code_BK = few.codes(x_BK, magnitude_BK, _scales(bits_B)).to(torch.uint8)
-        return Coded(largest_B.amax(), bits_B, side_by_side(code_BK.view(-1)[: len(x_N)], bits))
+        return DeviceCodes(largest_B.amax(), bits_B, side_by_side(code_BK.view(-1)[: len(x_N)], bits))
 
-    def decode(opened: Opened, out_N: Tensor) -> None:
+    def decode(opened: OpenedBlocks, out_N: Tensor) -> None:
         level_QR = out_N.new_empty(table.shape).copy_(torch.from_numpy(table))
         value_QR = level_QR.index_select(0, opened.codes.to(torch.int32))
         out_N.copy_(value_QR.view(-1)[: len(out_N)])
         times_scales(out_N, opened.scale_B)
 
-    return Form(encode, decode)
+    return DeviceCodec(encode, decode)
 
 
 def _int4_codes(x_BK: Tensor, _magnitude_BK: Tensor, step_B: Tensor) -> Tensor:
@@ -283,11 +283,11 @@ def _mean_magnitude(magnitude_BK: Tensor, largest_B: Tensor, size: int) -> Tenso
 
 
 FORMS = {
-    "fp16": Form(_fp16, _as_it_is),
-    "bf16": Form(_bf16, _as_it_is),
-    "int8": Form(_int8, _times_scales),
-    "int4": _few(Few(int4.LEVELS, lambda _, largest_B, size: largest_B * int4.ONE_7TH, True, _int4_codes)),
-    "e3m0": _few(Few(e3m0.LEVELS, lambda _, largest_B, size: largest_B, False, _e3m0_codes)),
-    "2bit": _few(Few(two_bit.LEVELS, _root_mean_square, False, _two_bit_codes)),
-    "sign": _few(Few(sign.LEVELS, _mean_magnitude, False, lambda x_BK, *_: _negative(x_BK))),
+    "fp16": DeviceCodec(_fp16, _as_it_is),
+    "bf16": DeviceCodec(_bf16, _as_it_is),
+    "int8": DeviceCodec(_int8, _times_scales),
+    "int4": _few(LevelCodec(int4.LEVELS, lambda _, largest_B, size: largest_B * int4.ONE_7TH, True, _int4_codes)),
+    "e3m0": _few(LevelCodec(e3m0.LEVELS, lambda _, largest_B, size: largest_B, False, _e3m0_codes)),
+    "2bit": _few(LevelCodec(two_bit.LEVELS, _root_mean_square, False, _two_bit_codes)),
+    "sign": _few(LevelCodec(sign.LEVELS, _mean_magnitude, False, lambda x_BK, *_: _negative(x_BK))),
 }
