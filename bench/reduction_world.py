@@ -1,4 +1,4 @@
-"""One all-reduce among thousands of virtual peers: the `Reduce` machines of the real world on virtual links.
+"""One all-reduce among thousands of virtual peers: the `AllReduce` machines of the real world on virtual links.
 
 Plays one attempt from the first row to the last answer. Everybody has committed and heard all commitments before
 time 0: what committing costs is not in here. Updates are multisets of names, so counting is checked exactly.
@@ -319,7 +319,8 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Desk:
-    """A peer's `Notary` that lets one reader open statements for all: thousands hold one copy of each answer."""
+    """A peer's `StatementSigner` that lets one reader open statements for all: thousands hold one copy of each
+    answer."""
 
     own: StatementSigner
     reader: StatementSigner = field(repr=False)

@@ -16,8 +16,8 @@ CHECKED = [
     *("--uses", "8"),
 ]
 LIAR = """
-from atoll.runtime.worker.training_worker import Island
-honest = Island._combine
+from atoll.runtime.worker.training_worker import TrainingWorker
+honest = TrainingWorker._combine
 def spoilt(self, work, common):
     from atoll.runtime.worker.arithmetic import named
     from msgspec.structs import replace
@@ -28,7 +28,7 @@ def spoilt(self, work, common):
     for at in range(900, len(wire), 1000):  # a level or two of every block
         wire[at] = wire[at] == 0
     return replace(done, payload=named(bytes(wire), self._down_name))
-Island._combine = spoilt
+TrainingWorker._combine = spoilt
 """
 
 

@@ -16,15 +16,15 @@ COMMUNITY = [
     *("--uses", "8"),
 ]
 LIAR = """
-from atoll.runtime.worker.training_worker import Island
-honest = Island._encode
+from atoll.runtime.worker.training_worker import TrainingWorker
+honest = TrainingWorker._encode
 def unreadable(self, work):
     from atoll.runtime.worker.arithmetic import named
     from msgspec.structs import replace
     made = honest(self, work)
     parts = tuple(named(b"\\xff" * part.size_bytes, self._up_name) for part in made.parts)
     return replace(made, parts=parts)
-Island._encode = unreadable
+TrainingWorker._encode = unreadable
 """
 
 

@@ -20,15 +20,15 @@ VALIDATED = [
 POISON = """
 import sys
 if "join" in sys.orig_argv:
-    from atoll.runtime.worker.training_worker import Island
-    honest, ruined = Island._encode, set()
+    from atoll.runtime.worker.training_worker import TrainingWorker
+    honest, ruined = TrainingWorker._encode, set()
     def ruins(self, work):
         if self.head.round >= 2 and len(ruined | {work.round}) <= 2:
             ruined.add(work.round)
             x_F, anchor_F = self.trainer.read_x(), self.head.anchor_F
             x_F.copy_(anchor_F - 200 * (x_F - anchor_F))
         return honest(self, work)
-    Island._encode = ruins
+    TrainingWorker._encode = ruins
 """
 
 

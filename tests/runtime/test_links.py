@@ -295,13 +295,13 @@ async def test_a_dial_says_why_it_failed():
 
 VICTIM = """
 import asyncio, sys
-from atoll.runtime.network.connection_manager import Links
+from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.libp2p import Libp2pSecurity
 from atoll.crypto.identity import Identity
 async def main():
     identity = Identity.generate()
     print(identity.peer, flush=True)
-    links = Links(identity.peer, Libp2pSecurity(identity, b"a test"), lambda e: None, lambda *m: None)
+    links = ConnectionManager(identity.peer, Libp2pSecurity(identity, b"a test"), lambda e: None, lambda *m: None)
     print((await links.listen(["/ip4/127.0.0.1/tcp/0"]))[0], flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())

@@ -30,7 +30,7 @@ DATABASE, LOG = "kept.sqlite", "kept.sqlite-wal"
 WRITER = """
 import os, shutil, sys
 from pathlib import Path
-from atoll.runtime.storage.store import Store
+from atoll.runtime.storage.store import PeerStore
 folder, synced, size = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 for line in sys.stdin:
     place = folder / line.strip()
@@ -40,7 +40,7 @@ for line in sys.stdin:
         os.waitpid(pid, 0)
         print("over", flush=True)
         continue
-    store = Store(place)
+    store = PeerStore(place)
     store._database.execute("PRAGMA wal_autocheckpoint=12")  # so that few vertices reach all of sqlite's steps
     mine = synced / place.name
     for number in range(10_000):

@@ -235,10 +235,10 @@ def test_a_batch_that_no_memory_holds_is_named_as_such(spec):
 
 ORPHAN = """
 import asyncio, os, signal, sys, msgspec, psutil
-from atoll.runtime.trainer import Trainer, TrainerSpec
+from atoll.runtime.trainer import TrainerClient, TrainerSpec
 
 async def main():
-    trainer = Trainer(on_beat=lambda beat: os.kill(os.getpid(), signal.SIGKILL))
+    trainer = TrainerClient(on_beat=lambda beat: os.kill(os.getpid(), signal.SIGKILL))
     await trainer.start(msgspec.json.decode(sys.argv[1], type=TrainerSpec))
     print(psutil.Process().children()[0].pid, flush=True)
     await trainer.train(10**9, cursor=0, shard=0, shards=1, global_step=0)

@@ -184,7 +184,7 @@ def test_whether_distances_are_compiled_follows_from_how_much_there_is():
 
 UNASKED = """
 import os, sys
-from atoll.training.codec import native
+from atoll.training.codec.compiled import native
 native.load_for(native.PAYS_FROM - 1)
 os.environ[native.SWITCH] = "0"
 native.load()

@@ -8,8 +8,8 @@ the effects. The contract between the two:
 - Sends may be lost, delayed, duplicated and reordered. Nothing may depend on one arriving. One with a payload that
   still waits to leave gives its turn to a newer one of the same `place`.
 - The effects of one call are carried out in order, and a `Keep` is durable before any later `Send` leaves or
-  `Ask` begins.
-- An `Ask` runs off the loop and is answered exactly once, by `Done` or by `Failed`.
+  `RunTask` begins.
+- An `RunTask` runs off the loop and is answered exactly once, by `TaskDone` or by `TaskFailed`.
 - Setting a timer name again replaces the old deadline; `at=None` cancels it. Timers outlive the round that
   set them, so names carry the round and every `match` is closed.
 - `now` is the driver's local clock. It never jumps backwards; it may jump forwards (a suspended laptop).

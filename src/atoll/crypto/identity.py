@@ -387,7 +387,7 @@ def nobody_known(peer: PeerId) -> PublicIdentity | None:
 
 
 class SessionVerifier:
-    """The `Verifier` of the real world.
+    """The `SignatureVerifier` of the real world.
 
     Whoever can forge Ed25519 makes certificates of another peer's id that hold here, with an ML-DSA key of their
     own: those that judge joins (policy/membership) compare `identity_of` with what the agreed membership holds.
@@ -402,7 +402,7 @@ class SessionVerifier:
         return _vote_holds(vote_key, _SIGNED_DOMAIN + data, signature)
 
     def certifies(self, certificate: bytes, peer: PeerId, vote_key: bytes, run: bytes) -> bool:
-        """See `Verifier`. Says nothing about time: voters judge `validity_of` where a joiner is admitted."""
+        """See `SignatureVerifier`. Says nothing about time: voters judge `validity_of` where a joiner is admitted."""
         session = self.session_of(certificate)
         if session is None or session.identity.peer != peer:
             return False

@@ -8,7 +8,7 @@ nothing while either holds. Its payload is Atoll's: both identity keys sign role
     <- e, ee, ekem1, s, es       responder: ephemeral key, KEM ciphertext, static key, payload
     -> s, se                     initiator: static key, payload
 
-Promises: whatever bytes arrive, the answer is a message, an `Established`, or a PeerFault after which the
+Promises: whatever bytes arrive, the answer is a message, an `NoiseConnection`, or a PeerFault after which the
 machine is dead; the fault names nobody, because until the end anybody may be on the line and show anybody's
 keys; lengths are judged before any work; no key leaves before the other side's identity holds.
 Never does: fall back to a weaker suite, trust a peer id that the agreed membership knows with other keys, or

@@ -1,6 +1,7 @@
 """Boxes that only the other end of one connection can open: authenticated encryption, one key per direction.
 
-A `Seal` makes boxes, an `Opener` opens them; each is Noise's CipherState for its direction: a key, and a counter
+A `SealingKey` makes boxes, an `Opener` opens them; each is Noise's CipherState for its direction: a key, and a
+counter
 that is the nonce. Control connections use them as libp2p does. Bulk lanes give `rekey_bytes`: boxes of up to
 1 MiB, written straight into the caller's buffers, and a new key now and then, in lock-step because both ends
 count the same boxes.

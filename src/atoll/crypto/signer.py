@@ -51,7 +51,7 @@ class Signer(Protocol):
 class IdentitySigner:
     """One peer's long-lived identity: its public half, and the word of all its keys. It takes a millisecond."""
 
-    identity: bytes  # as `Verifier.identity_holds` reads it
+    identity: bytes  # as `SignatureVerifier.identity_holds` reads it
     sign: Callable[[bytes], bytes]  # of data that begins with a domain of its own
 
 

@@ -255,7 +255,7 @@ class ScoreUpdate(msgspec.Struct, frozen=True):
 
 
 class ScoreResult(msgspec.Struct, frozen=True):
-    falls: tuple[int, ...]  # as `Scored` has them
+    falls: tuple[int, ...]  # as `ScoreReport` has them
     why: str = ""  # of none
 
 
@@ -284,7 +284,7 @@ class ReplayBoth(msgspec.Struct, frozen=True):
 
 
 class UpdateDistances(msgspec.Struct, frozen=True):
-    apart: tuple[int, int]  # as `Twinned` has them
+    apart: tuple[int, int]  # as `RedundancyReport` has them
     why: str = ""  # of the most
 
 

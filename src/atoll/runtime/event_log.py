@@ -1,7 +1,7 @@
 """Facts as lines of JSON: what `facts.jsonl`, `--facts` and screens are made of, and the fold that reads them.
 
 A line is one object {"at", "fact", "phase", "round", …}. Bodies and signatures stay out: the history holds them.
-`Progress` folds lines into what a person wants to know, so that a live view, a plot of an old run and the control
+`RunStatus` folds lines into what a person wants to know, so that a live view, a plot of an old run and the control
 door all say the same. A record is two files at most, the older one `facts.old.jsonl`: once the newer one is long it
 takes the place of the older one, and lines from before that are gone. Never imports torch: light verbs read records
 too.

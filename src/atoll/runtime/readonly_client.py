@@ -1,7 +1,8 @@
 """A visitor: takes the history and one agreed state of a living run, checks them, and becomes no member.
 
 It links to members like a joiner, believes vertices by their certificates, fetches the newest agreed state as a
-blob and what identities signed, and goes. It never says `Join`, so that no vertex and no plan knows of it. It
+blob and what identities signed, and goes. It never says `JoinRequest`, so that no vertex and no plan knows of it.
+It
 shows a ticket and takes none of its uses; only a public run needs none. What it took lies in its folder as a peer's
 would: an interrupted visitor goes on where it was. Never trains, never listens.
 """

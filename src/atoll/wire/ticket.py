@@ -4,7 +4,7 @@
     length 2 | body | issuer's Ed25519 signature 64 | checksum 4
 
 A ticket carries a one-time secret: the private half of a key whose public half stands in the agreed membership
-from the moment the ticket was issued (`Invite`). Redeeming is a signature by that key over run, ticket and
+from the moment the ticket was issued (`TicketInvite`). Redeeming is a signature by that key over run, ticket and
 joiner, so every member can check it, nobody learns the secret from it, and nobody else can use it.
 
 Promises: a wrong ticket is refused with a code that says in which way it is wrong; a ticket has one text; what

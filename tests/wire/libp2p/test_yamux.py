@@ -199,7 +199,8 @@ class Wire:
 def test_whatever_the_pace_everything_arrives_in_order_and_no_window_is_overrun(data: st.DataObject):
     """Both ends open streams and send; bytes move, are read and are framed in drawn portions; then all drains.
 
-    The surprise is in `Wire.move`: the receiving machine raises PeerFault if its window is overrun, and the
+    The surprise is in `TcpConnection.move`: the receiving machine raises PeerFault if its window is overrun, and
+    the
     reader itself counts.
     """
     wire = Wire()

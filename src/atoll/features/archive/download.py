@@ -1,6 +1,7 @@
 """Any k of the pieces of a blob, from the peers that hold them, at once.
 
-Each piece is a blob of its own with few sources, mostly one, fetched and checked by `Fetch`. Pieces of holders that
+Each piece is a blob of its own with few sources, mostly one, fetched and checked by `BlobDownload`. Pieces of
+holders that
 are heard come first; a piece that does not begin to come soon, or whose holder stalls, is made good by one more
 piece, and the first k that are whole count. A holder of wrong bytes is named and costs its piece.
 A paced gather asks for a few chunks per tick and only while it is told that the line is free: what it makes can

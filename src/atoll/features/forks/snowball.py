@@ -6,7 +6,8 @@ same choice settle it for me. Everybody answers with what it prefers at that mom
 everywhere. A peer that prefers nothing yet tells its host what it was asked about, and prefers what that offers.
 
 Promises: what is settled stays settled here, also after a restart; only choices that the host has judged are ever
-preferred; only those who were asked are counted, each once; not settling is said (`Unsettled`). Work per query does
+preferred; only those who were asked are counted, each once; not settling is said (`ChoiceUnsettled`). Work per
+query does
 not grow with the swarm. Never finality: nothing that must not be taken back may rest on this. Below `SAFE_SIZE`
 peers it can only be built as `preference_only`; certificates by a quorum (`agreement.py`) are what decides.
 

@@ -2,7 +2,7 @@
 
 Sections [run] [model] [data] [train] [sync] [consensus] are hashed into genesis and travel with the run; [network]
 and [node] stay on this computer. What keys mean is said in `about.py`, which of them fit each other in `sense.py`.
-Promises: a `Config` made without arguments is a run that works. Knows types and bounds only, never another key.
+Promises: a `RunConfig` made without arguments is a run that works. Knows types and bounds only, never another key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Does a config make sense? What does not exist yet, what does nothing, what cannot work together.
 
 Promises: a key whose feature does not exist yet says "not yet" instead of being ignored; every refusal says why,
-and what to write instead. Looks at a `Config` alone: what a model or the other members make impossible is found
+and what to write instead. Looks at a `RunConfig` alone: what a model or the other members make impossible is found
 where these are known.
 """
 

@@ -1,6 +1,7 @@
 """What the recovery identity says to a running run, and when its word may stand: go back, pause, resume, tune.
 
-An `Amend` names a vertex of this very chain, a `Pause` says whether rounds train, a `Tune` which numbers hold
+An `RollbackOrder` names a vertex of this very chain, a `PauseOrder` says whether rounds train, a `ChangeSettings`
+which numbers hold
 (`tuning.py`). Each is good for a few rounds after the head that its signer saw, and never once another of its kind
 took effect since: so none can be used twice, and of two that race the first in the chain wins. Pure: what
 lies on disk is handed in.

@@ -2,7 +2,8 @@
 
 Genesis fixes the settings of a run; a vertex may hold numbers that the recovery identity changed since. What the
 round after a vertex goes by is said by one function, `settings_after`, so a plan reads nothing that is not in
-genesis or in its vertex. Promises: the same at everybody, also for a vertex of long ago. Only `Numbers` can change,
+genesis or in its vertex. Promises: the same at everybody, also for a vertex of long ago. Only `RunNumbers` can
+change,
 each of them such that members need nothing new for it: no other model, data, codec, key, or way to agree.
 """
 

@@ -38,12 +38,12 @@ class BlobDownloads:
     # ---- what is asked for ---------------------------------------------------------------------------------
 
     def want(self, blob: Digest, now: Seconds, bytes_max: int = BLOB_MAX) -> list[Effect]:
-        """`Fetched` says when it is here. `bytes_max`: of one that a single member named."""
+        """`BlobFetched` says when it is here. `bytes_max`: of one that a single member named."""
         fetch = self.wanted[blob] = BlobDownload(blob, self.known.roster.within_reach(), bytes_max, me=self.me)
         return fetch.handle(Start({}), now)
 
     def seek(self, state: Digest, now: Seconds) -> list[Effect]:
-        """`Fetched`, `StateRebuilt` or a failure says how that ended."""
+        """`BlobFetched`, `StateRebuilt` or a failure says how that ended."""
         pieces = self.known.pieces
         made = pieces.seek(state, now) if pieces is not None else None
         return self._from_pieces(made, now) if made is not None else self.want(state, now)

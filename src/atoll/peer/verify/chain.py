@@ -115,7 +115,7 @@ class SettingsRecord(msgspec.Struct, frozen=True):
     """From this round on numbers of the run were others, by the recovery identity's word."""
 
     round: int
-    to: dict[str, float]  # by the names of `Numbers`
+    to: dict[str, float]  # by the names of `RunNumbers`
 
 
 class BranchRecord(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
 """Agreement on one vertex body: two phases of votes, views with rotating proposers, nothing decided twice.
 
 The narrow door: the round calls `propose`, `approve` and `close_view`; the machine answers with the facts
-`Judge` (is this body right?), `Free` (propose what you like), `Lacking` (a body to be fetched) and `Decided`.
+`Judge` (is this body right?), `MayPropose` (propose what you like), `BodyMissing` (a body to be fetched) and
+`BodyDecided`.
 
 In a view its proposer sends a body; voters that find it right send prepare votes; a quorum of prepare votes is
 a certificate; voters that hold it, and its body, send commit votes; a quorum of commit votes decides. When a view

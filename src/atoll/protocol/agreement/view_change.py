@@ -1,6 +1,7 @@
 """What lets a proposer speak in a view, and what binds it: timeouts of the view before, with their certificates.
 
-A quorum of `Timeout`s must be shown with every proposal after view 0, and its body must be the one of the highest
+A quorum of `ViewTimeout`s must be shown with every proposal after view 0, and its body must be the one of the
+highest
 prepare certificate among them. Two quorums share an honest voter, and a voter that helped to decide a body claims a
 certificate for it in every later timeout; so nothing else can be proposed any more. Promises: a claim is believed
 only with the certificate that proves it, and binds a proposer only to a body that is here. Never holds more

@@ -1,6 +1,7 @@
 """What every machine behind the door of agreement has: who votes, whose turn it is, what was proposed and decided.
 
-`Agreement` and `RaftRound` add the rules by which they vote; nothing here ever makes a vote or counts one.
+`TwoPhaseAgreement` and `OnePhaseAgreement` add the rules by which they vote; nothing here ever makes a vote or
+counts one.
 Promises: a proposal is one of this round, by whose turn it is, with the bytes that were signed; of a signer's
 contradicting words one pair is reported, once; a body is judged once; a decision that came before its body is
 reported again when that arrives; views that are long over leave nothing behind.

@@ -17,7 +17,8 @@ to whoever has not said what it gives (`may_see`).
 What has its own state stands beside: whose turn it is (`route.py`), what others are asked for because a link broke
 (`detours.py`), rows that are opened to who asks (`opened_rows.py`), who has answers from me (`answers_down.py`).
 
-`Reduce` believes owners. Where they are not trusted, `watched.py` answers a few of its questions otherwise; where
+`AllReduce` believes owners. Where they are not trusted, `watched.py` answers a few of its questions otherwise;
+where
 distances between whole updates weigh the rows, `weighed.py` does. `kinds.reduce_for` makes the one that a plan
 asks for.
 """

@@ -8,7 +8,7 @@
 Copies and codecs have a stream of their own on every device. It begins behind what the user's current stream was
 told before the call, so a kernel that is still writing a tensor is waited for, by the device and not by the caller;
 nothing that the user's stream is told later waits for it. Memory on the host is pinned (`device.pinned`): torch
-keeps it between calls, `Lanes.close` gives it back.
+keeps it between calls, `StreamPool.close` gives it back.
 Promises: nobody reads on the host what has not arrived there; a call has its result once all of it is done.
 Never lets memory go that a stream still works with: torch is told which streams do (record_stream).
 """

@@ -180,7 +180,7 @@ def room_of(layout: ModelLayout) -> int:
 
 
 class AttachedTrainer:
-    """Looks like `Trainer` to an island; behind it is somebody else's loop."""
+    """Looks like `TrainerClient` to an island; behind it is somebody else's loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mailbox: SharedMailbox) -> None:
         self.layout: ModelLayout | None = None

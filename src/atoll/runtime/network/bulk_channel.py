@@ -6,7 +6,7 @@ A frame travels as records: its message, then slabs of its payload, each with a 
 
 so that the slabs of one frame may take different connections and are decrypted where they finally belong.
 Promises: a length is judged before memory is taken; every byte of a delivered payload was written exactly once;
-a connection lost in the middle of a frame starts that frame anew, three times at most. A `Follower` sees every
+a connection lost in the middle of a frame starts that frame anew, three times at most. A `PayloadHasher` sees every
 byte of a payload once, in order: as soon as it is opened, where slabs come in order.
 Never blocks: what does not fit is dropped and counted. Sends may be lost by contract. A frame that still waits
 gives its turn to a newer one of the same place, and is not sent at all once its round is long over.

@@ -53,7 +53,7 @@ class ControlChannelOwner(Protocol):
 
 
 class ControlChannel:
-    """A channel of `tcp.Wire`. `peer` and `lane` hold from `opened` on."""
+    """A channel of `tcp.TcpConnection`. `peer` and `lane` hold from `opened` on."""
 
     wire: TcpConnection
     session: SecureSession

@@ -1,7 +1,7 @@
 """A stretch of a file on its way to the network: read where it is encrypted, so it lies in no memory of ours.
 
 A chunk that waits for its turn costs a few numbers instead of a megabyte, and its bytes pass through a core's
-cache once. Whoever makes one has seen to it that they are right, and in the system's page cache (`Store`).
+cache once. Whoever makes one has seen to it that they are right, and in the system's page cache (`PeerStore`).
 Promises: all stretches of one file share one handle, open until the last of them is gone, also if the file has lost
 its name meanwhile. Raises OSError for bytes that are not there any more; never hands out fewer.
 """

@@ -3,7 +3,7 @@
 A control connection carries one `/atoll/control/1` stream, opened by the dialer, whose bytes are frames behind
 four-byte lengths. Beside it we answer `identify` and `ping`, as any libp2p peer may ask. A bulk connection is
 handed over after its handshake, with keys of its own.
-Promises: a peer without a post-quantum identity is a `Guest` and never more.
+Promises: a peer without a post-quantum identity is a `ForeignPeer` and never more.
 Never does I/O; never opens other streams, never believes what identify says.
 """
 

@@ -1,8 +1,9 @@
 """What makes a TCP connection trustworthy: a handshake, then frames (control lane) or sealed records (bulk lane).
 
-`Security` is the door; behind it stand pure machines on bytes, so that links know nothing of cryptography.
+`SessionFactory` is the door; behind it stand pure machines on bytes, so that links know nothing of cryptography.
 Promises: no frame comes out before the remote's identity is known.
-Never does I/O; never used unencrypted unless a test says so in as many words (`PlainSecurity(insecure=True)`).
+Never does I/O; never used unencrypted unless a test says so in as many words
+(`PlainSessionFactory(insecure=True)`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ChannelOpened(NamedTuple):
 
 
 class RecordSealer(Protocol):
-    """Encrypts the records of one direction, in order: `keys.seal.Seal`, or nothing for tests."""
+    """Encrypts the records of one direction, in order: `keys.seal.SealingKey`, or nothing for tests."""
 
     def seal_into(self, plain: memoryview, out: memoryview, header: bytes) -> int:
         """Fill `out`, TAG_BYTES longer than `plain`. `header` travels in clear and is authenticated."""
@@ -54,7 +55,7 @@ class SecureSession(Protocol):
         ...
 
     def receive(self, data: memoryview) -> list[ChannelOpened | ForeignPeer | bytes]:
-        """What came of these bytes: `Guest` or `Opened`, then control frames. A PeerFault ends the session."""
+        """What came of these bytes: `ForeignPeer` or `Opened`, then control frames. A PeerFault ends the session."""
         ...
 
     def send(self, message: bytes) -> None:

@@ -1,6 +1,7 @@
-"""TCP as the host uses it: addresses, sockets with the right congestion control, and `Wire`, one connection.
+"""TCP as the host uses it: addresses, sockets with the right congestion control, and `TcpConnection`, one
+connection.
 
-A wire moves bytes and judges none: a `Channel` hands out the memory that the kernel fills and is told how much
+A wire moves bytes and judges none: a `WireChannel` hands out the memory that the kernel fills and is told how much
 arrived. Whatever a channel raises about a stranger's bytes costs exactly that connection.
 Promises: every byte is counted, a channel hears `ended` exactly once.
 Never blocks, never copies what it receives, never keeps more unsent bytes than one write left behind.

@@ -4,7 +4,8 @@ A chunk that arrives is hashed on a thread and, if a blob that is being fetched 
 breath, while it is in the core's cache: it proves itself by the manifest, so the disk need not wait for the
 machine, which hears of it afterwards. The thread takes what has arrived meanwhile without being told; where it does
 not keep up the loop does the same with what comes, so that next to nothing lies in memory, which a kill would take.
-What is asked for lies in the system's page cache more often than not. If it was hashed before (`store.Proof`) it
+What is asked for lies in the system's page cache more often than not. If it was hashed before
+(`store.VerifiedChunks`) it
 stays there until it is encrypted; else it is copied and checked on the loop, one chunk a turn. Only what must come
 from disk waits for the thread.
 Promises: every piece of work is answered once, from the loop, never inside the call that asked for it; nothing is

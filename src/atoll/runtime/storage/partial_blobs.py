@@ -41,7 +41,7 @@ Memory = Callable[[int], memoryview]
 
 
 class PartialBlobStore:
-    """The unfinished blobs of one `Store`, in the folder of its blobs."""
+    """The unfinished blobs of one `PeerStore`, in the folder of its blobs."""
 
     def __init__(self, blobs: Path, durable: bool) -> None:
         self._blobs, self._folder, self._durable = blobs, os.fspath(blobs), durable

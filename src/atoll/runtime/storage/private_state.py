@@ -103,7 +103,7 @@ def placed(memory_F: Tensor | None, left_N: Tensor, begins: int, floats: int) ->
 
 
 class _InFlightHeader(msgspec.Struct, frozen=True):
-    """What of `Sent` is no vector and no wire."""
+    """What of `InFlightUpdate` is no vector and no wire."""
 
     root: bytes
     claim: bytes | None

@@ -10,7 +10,7 @@
 
 Promises: all of it is for this user alone, 0600 in 0700 (`ownership.py`). What `keep` or `finish_blob` returned for
 survives a power cut; a half-written file never has a final name. Never trusts a blob whose bytes do not hash to its
-name. What is served is hashed again once it had to come from disk, as far as that is noticed (`Proof`).
+name. What is served is hashed again once it had to come from disk, as far as that is noticed (`VerifiedChunks`).
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class PeerStore:
 
     def read_chunk_at_hand(self, name: Digest, index: int, memory: Memory) -> Payload | None:
         """The same, without waiting for the disk. What stayed in memory since it was hashed is not even read yet,
-        but a `Stretch`. Raises NotInMemory where it would have to wait."""
+        but a `FileSlice`. Raises NotInMemory where it would have to wait."""
         manifest = self._manifests.get(name)
         if manifest is None or not AT_ONCE:
             raise NotInMemory

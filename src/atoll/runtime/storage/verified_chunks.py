@@ -1,7 +1,8 @@
 """What this process knows about the files of blobs without looking at them again.
 
-An `Opening` says which chunks of a blob on its way are here, a `Proof` which chunks of a finished one were hashed
-and have stayed in memory since, a `Stamp` whether a file is still the one that was looked at.
+An `Opening` says which chunks of a blob on its way are here, a `VerifiedChunks` which chunks of a finished one
+were hashed
+and have stayed in memory since, a `FileStamp` whether a file is still the one that was looked at.
 Promises: nothing here survives the process: whoever starts again hashes again.
 Never touches a disk.
 """

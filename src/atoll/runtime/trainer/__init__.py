@@ -5,7 +5,7 @@ Networking never waits for a step and a step never waits for Python's lock. Tens
 prints goes to stderr. One command is under way at a time; only `cancel` overtakes.
 
 A trainer may go on by itself from what it handed over (`Train.ahead`): it takes steps whenever nobody says
-anything, and they count when the next ones are asked for. What peers agree on meanwhile comes as a `Merge`.
+anything, and they count when the next ones are asked for. What peers agree on meanwhile comes as a `MergeAnchor`.
 
 A trainer that crashes, hangs, runs out of memory or diverges surfaces at once as a `TrainerFailed` in plain
 words. If the parent dies, however it dies, the pipe ends and the trainer exits.

@@ -2,7 +2,7 @@
 
 Takes steps between commands where it may (`Train.ahead`); hears of a cancel between any two steps. Where gradients
 are pipelined these are steps of later rounds: the sums wait in a queue, and each round is handed the oldest.
-Promises: what the user or the data did wrong is an answer (`Broken`), and the next command is served.
+Promises: what the user or the data did wrong is an answer (`CommandFailed`), and the next command is served.
 Never decides when to train or what counts, never speaks unasked but for heartbeats while it works.
 """
 

@@ -1,6 +1,7 @@
 """What a peer and its trainer say to each other, frame by frame over a pipe.
 
-The parent asks with a `Command` and gets one `Answer` to each, and a `Beat` now and then while it waits; `Cancel`
+The parent asks with a `Command` and gets one `Answer` to each, and a `Beat` now and then while it waits;
+`CancelTraining`
 alone has no answer. An attached loop (`runtime/embed/peer_process.py`) uses some of the same words.
 Never leave the computer, and both ends are of one version: these words may change with every release.
 """

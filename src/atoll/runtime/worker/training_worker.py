@@ -5,7 +5,8 @@ tensor arithmetic on one thread (torch releases Python's lock), disk on another.
 `agreed.py`, older states in `shelf.py`, error feedback and the update under way in `mine.py`, x and its steps in
 `live.py`; sums that everybody must agree on are functions (`arithmetic.py`). All of it belongs to the peer, so a
 crashed trainer costs a round and nothing more. What is told here is which of them hears of what, in which order.
-Promises: every piece of work is answered once; `Advanced` and `Adopt` are answered when their bytes are durable.
+Promises: every piece of work is answered once; `StateAdvanced` and `AdoptState` are answered when their bytes are
+durable.
 Never decides anything: what is counted and what is the head is said by the vertex.
 """
 

@@ -3,7 +3,8 @@
 A virtual row is a name; here it is worth a number too, drawn from its own digest between -1 and 1 where its author
 is honest, chosen by the author where it is not. Owners combine the numbers with the statistic of real rounds.
 
-Promises, by `Influence`, which watches every vertex: an agreed part was made by somebody honest out of the rows
+Promises, by `InfluenceMeter`, which watches every vertex: an agreed part was made by somebody honest out of the
+rows
 that their authors sent, and lies between what the honest rows among them allow. For sorted rows that is exact: of
 n rows with b liars among them the k-th lowest lies between the honest rows of places k - b and k, so a mean of the
 places f … n - f - 1 lies between two sums of honest rows alone, whatever the liars send, as long as b <= f.

@@ -2,7 +2,7 @@
 
 `compare` is the part owner's work: the inner products of its rows, which it signs. Products add up over parts, so
 `weigh` sees whole updates without holding a value of them, and answers with one weight per row, or with whose
-rows to mix before values are sorted; a `training/exchange/statistic.Statistic` takes either. Products are about
+rows to mix before values are sorted; a `training/exchange/statistic.RowStatistic` takes either. Products are about
 the origin:
 what they are measured from must be the same in all parts, and a row that everybody measured from could be chosen
 by whoever sends it. fp64 leaves distances a relative error below 1e-8 (4 million values) even where rows differ by

@@ -1,7 +1,8 @@
 """Which tensors of a model a run exchanges, and that the others, its base, stay as they are.
 
 Fine-tuning trains a few values (adapters, a head) beside a frozen base that every member loads by itself.
-`exchanged` says what travels: what requires a gradient, or what is named. `Base` notices when the rest moves after
+`exchanged` says what travels: what requires a gradient, or what is named. `FrozenBaseGuard` notices when the rest
+moves after
 all: nobody would send it, so members would train different models without a word.
 Never changes a model. Does not see writes through `.data`, which torch does not count.
 """

@@ -40,7 +40,8 @@ class SharedState:
     samples: int = 0  # samples handed out to all workers: the position in the data
     tokens: int = 0  # tokens all workers learned from: the position of rates with one
     second_P: Tensor | None = None
-    """AdamW's mean of squares, from its first step on; momentum is its other one. With `outer.Moments` both are the
+    """AdamW's mean of squares, from its first step on; momentum is its other one. With `outer.MomentAverage` both
+    are the
     mean of the members', this one since they were first averaged."""
 
 

@@ -4,7 +4,7 @@ Encoding commits to nothing: it returns the wires and the error-feedback memory 
 were accepted. When the round is agreed, `settle` turns that into the memory that is true: what was not counted
 for this peer goes back in. When an attempt fails instead, the Update is thrown away and the old memory stays,
 because x was not merged and the next pseudo-gradient covers both spans.
-Also here: what a round's members hold alike and codecs may build on (`Common`), so that `randk` draws the same
+Also here: what a round's members hold alike and codecs may build on (`RoundInputs`), so that `randk` draws the same
 places, `delta` and `lowrank` start from the same vector and `changed` sees the same tensors everywhere.
 Never changes its arguments.
 """

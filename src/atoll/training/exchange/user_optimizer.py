@@ -1,9 +1,11 @@
 """What of somebody's own optimizer a recipe works with: the gradients that it would step with, or its moments.
 
-Members that agree on the gradient of every step (`Accumulate`) take that step with the recipe's outer optimizer,
+Members that agree on the gradient of every step (`GradientAccumulation`) take that step with the recipe's outer
+optimizer,
 which every one of them computes to the same bits, moments included; so whoever comes, comes back or has another
 processor is where the others are. The loop's optimizer then only says when: in its `step()` the gradients are
-summed up and it is shown none, so that it moves nothing. Members that average the moments of Adam (`outer.Moments`)
+summed up and it is shown none, so that it moves nothing. Members that average the moments of Adam
+(`outer.MomentAverage`)
 read and write them in the optimizer's own state.
 Promises: after a step `.grad` is what it was before; a step that GradScaler has a fused optimizer skip is no step.
 Never touches what the run does not exchange.

@@ -1,7 +1,8 @@
 """What one round of a recipe sends, before there is a run: sizes alone, no tensors.
 
 Counts with what counts in experiments and real rounds: fragments, parts and codecs are cut and named by their own
-functions, and `Traffic` adds up. A codec whose wires vary counts with its longest. Left out, as there: headers,
+functions, and `TrafficCounter` adds up. A codec whose wires vary counts with its longest. Left out, as there:
+headers,
 agreement, downloads of joiners; and what happens once in a run (a closing average, changes of rhythm).
 """
 

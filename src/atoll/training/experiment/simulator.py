@@ -1,7 +1,8 @@
 """All members of a run in one process: what `experiment` steps through, round by round.
 
 Members train (`worker`), send, hear and merge as real ones do, one after the other; a fragment between sending and
-applying is a `Flight`. Whoever is away, late, slow, lies, is not drawn or has an anchor of its own is played here.
+applying is a `InFlightFragment`. Whoever is away, late, slow, lies, is not drawn or has an anchor of its own is
+played here.
 Promises: the same arguments give the same bits; bytes are counted where they are sent (`traffic`).
 Never opens a socket, never looks at a clock, never checks what it was asked for: `experiment` does.
 """

@@ -1,7 +1,7 @@
 """How a worker's live parameters take in the new anchor. The anchor itself is never touched here.
 
 `replace` starts the next round from the anchor. `delta` keeps the steps taken while the message was under way
-(LOSCAR-SGD 2605.20866, the delay-corrected merge) and is the one to use when a round overlaps training. `Mix`
+(LOSCAR-SGD 2605.20866, the delay-corrected merge) and is the one to use when a round overlaps training. `MixMerge`
 keeps a share of the worker's own parameters (Streaming DiLoCo 2501.18512, equation 3). `swap` is `delta` where the
 anchor moved (`where_moved`) and leaves the rest alone: for recipes that agree on a few values at a time, whose
 members keep their own of all others (`kept.py`).

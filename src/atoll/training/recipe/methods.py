@@ -483,7 +483,8 @@ def cooperative(
     Rows weigh by their members' records, shares being of the rows that were accepted; a run of this recipe keeps
     records unless it is told not to (run.reputation), an experiment has those that it is given (`records`); without
     any, rows weigh by samples. The mean moves with a momentum that follows how much the members' updates agree
-    (`outer.Agreeing`). Three members can outvote nobody: to withstand a liar takes five, with Krum 2f + 3, and
+    (`outer.AgreementNesterov`). Three members can outvote nobody: to withstand a liar takes five, with Krum 2f +
+    3, and
     another recipe, since what these owners say cannot be checked.
     """
     return recipe_for(

@@ -3,7 +3,7 @@
 
 They travel as they are, behind the parameters: the vector of a run is anchor ‖ first ‖ second, and a round carries
 as much of it as is due (`schedule.turn_of`). What was agreed last lies in the shared state, in the places that an
-outer optimizer has for its own (`outer.Moments`), so a newcomer begins with moments that fit the parameters.
+outer optimizer has for its own (`outer.MomentAverage`), so a newcomer begins with moments that fit the parameters.
 Bit for bit the same everywhere. Never touches parameters.
 """
 

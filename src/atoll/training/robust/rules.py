@@ -4,7 +4,7 @@ Every rule reads rows without touching them, answers in their dtype (arrays for 
 the same rows whatever their order (the plain means add rows as they come, which may round otherwise). A row with a
 NaN, an infinity or a length beyond 1e75 is taken out first and counts as one of the f; so no rule ever answers with
 a NaN. A bound that the paper asks of n is checked, and the error says the n that would do.
-Rows may be `Arrivals`: their distances are known when the last one is here.
+Rows may be `StreamedRows`: their distances are known when the last one is here.
 `pre` is what happens before the rule, in order: "nnm", "arc", "bucketing", bucketing(size, seed), clip(norm); they
 are made for this alone, not to be called with rows.
 """

@@ -2,7 +2,7 @@
 
     every vertex     whose update is scored, and by whom (`verification/loss_scoring/policy.py`)
     scored           Ask ShowUpdate ─► a blob ─► its name to any scorer that was drawn and asks
-    scorer           WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Score ─► `Scored`, signed
+    scorer           WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Score ─► `ScoreReport`, signed
 
 The words are those of audits, with `update` in them. A round waits for none of this: two updates at a time are
 fetched or looked at, and who is slower than the rounds scores those that all others score, too. Bounded by the open

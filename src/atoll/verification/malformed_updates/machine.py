@@ -1,7 +1,8 @@
 """Rows that cannot be read: one peer's side of finding out whose they are, and of telling it (specs/evidence.md).
 
-    an owner    a committed row does not decode ─► Ask ShowRow ─► `Unreadable` to all who vote, and my own `Caught`
-    a voter     `Unreadable` ─► Ask JudgeRow ─► `Caught`, if I cannot read it either
+    an owner    a committed row does not decode ─► Ask ShowRow ─► `MalformedRowShown` to all who vote, and my own
+    `Accusation`
+    a voter     `MalformedRowShown` ─► Ask JudgeRow ─► `Accusation`, if I cannot read it either
 
 More than f such words are in a vertex, and its author is out by it: one of them is honest, and decoded the row.
 Promises: whoever shows something else than it says is not listened to again; of one member only one thing at a time
@@ -38,7 +39,7 @@ from atoll.wire.messages.statements import Accusation, Commitment, SignedStateme
 
 TOLD_MAX = 4  # vertices after which I show again what I found, to those who have not said that they see it, too
 AT_ONCE = 16  # members of whom I look at what the same one shows: up to 128 KiB of each wait for it
-Due = TypeVar("Due")  # what a row has to be: `learn.unreadable.Due`, which this floor does not see
+Due = TypeVar("Due")  # what a row has to be: `learn.unreadable.ExpectedRow`, which this floor does not see
 SHOW = "unreadable/show/"
 JUDGE = "unreadable/judge/"
 
@@ -53,7 +54,7 @@ class ReportedRow:
 
 
 class MalformedUpdates:
-    """Where members may lie. Effects go to the driver; `Accused` is to be told to the members."""
+    """Where members may lie. Effects go to the driver; `MemberAccused` is to be told to the members."""
 
     def __init__(
         self, me: PeerId, settings: RunSettings, history: VertexChain, pool: ReportPool, kept: EvidenceStore

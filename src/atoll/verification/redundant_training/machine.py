@@ -3,7 +3,8 @@
     every vertex     who learned from whose samples in the round before, and who compares them
     (`verification/redundant_training/policy.py`)
     both twins       Ask ShowUpdate ─► a blob ─► its name to any referee that asks
-    referee            WantExhibit to both ─► two ExhibitIs ─► fetch the blobs ─► Ask TakeAgain ─► `Twinned`, signed
+    referee            WantExhibit to both ─► two ExhibitIs ─► fetch the blobs ─► Ask TakeAgain ─►
+    `RedundancyReport`, signed
 
 The words are those of scores, which no run has beside twins. A round waits for none of this; two pairs at a time,
 beside those whose twins are away.

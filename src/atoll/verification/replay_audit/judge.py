@@ -1,7 +1,7 @@
 """One audit: from what was assigned, claimed and shown to a verdict.
 
-A verdict is a value. Hashes are exact: what contradicts its own chain is `WrongChain`. Replays are not: a
-`Mismatch` may be the auditor's fault, so alone it accuses nobody (`verification/replay_audit/policy.py`).
+A verdict is a value. Hashes are exact: what contradicts its own chain is `ChainMismatch`. Replays are not: a
+`ReplayMismatch` may be the auditor's fault, so alone it accuses nobody (`verification/replay_audit/policy.py`).
 Comparisons are relative to what
 the *auditor* computed, never to what was claimed, and are written so that what is not a number is a mismatch.
 """

@@ -3,7 +3,7 @@
     every vertex     who is audited, whose answers are opened, and who is asked to look
     (`verification/replay_audit/policy.py`)
     audited          Ask Exhibit, LayOpen ─► blobs ─► their names to any auditor that was drawn and asks
-    auditor          WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Judge, JudgeOpening ─► `Audited`, signed
+    auditor          WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Judge, JudgeOpening ─► `AuditReport`, signed
 
 An answer that several owners made can be shown by each of them: the one in whose name it stands is asked first, and
 with the next heartbeat the others, too. Who made it itself in the round need be shown nothing.

@@ -1,6 +1,7 @@
 """The steps of a trainer as a function of what it was told: the same pieces, so what is replayed is what trains.
 
-`Assignment` is everything that decides a round of training, and nothing of it is the trainer's choice: it follows
+`TrainingAssignment` is everything that decides a round of training, and nothing of it is the trainer's choice: it
+follows
 from genesis, the agreed state and the plan. `Live` is everything that the next step depends on: parameters,
 buffers, counters and the moments of the optimizer. Replaying the same steps from the same state gives the same
 bits on the same settings (torch version, threads, instruction set), and nearly the same elsewhere.

@@ -77,14 +77,14 @@ class Libp2pConnection:
     # PeerFault or from the socket.
 
     def open_stream(self, *protocols: str) -> int | None:
-        """See `Streams.open`."""
+        """See `StreamNegotiation.open`."""
         return self._streams.open(*protocols) if self._streams else None
 
     def room(self, stream: int) -> int:
         return self._streams.room(stream) if self._streams else 0
 
     def send(self, stream: int, data: Bytes) -> bool:
-        """See `Streams.send`."""
+        """See `StreamNegotiation.send`."""
         return self._streams is not None and self._streams.send(stream, data)
 
     def close(self, stream: int) -> None:
@@ -103,7 +103,7 @@ class Libp2pConnection:
             self._streams.consumed(stream, count)
 
     def ping(self, value: int) -> None:
-        """Yamux's own ping: `Pong(value)` follows. It passes everything that is queued."""
+        """Yamux's own ping: `PingAnswered(value)` follows. It passes everything that is queued."""
         if self._streams:
             self._streams.ping(value)
 

@@ -1,6 +1,7 @@
 """What peers sign: commitments, owners' answers, votes, timeouts, and reports about members.
 
-A statement is never sent bare: it travels inside `Signed`, whose signature covers the run's name and the exact
+A statement is never sent bare: it travels inside `SignedStatement`, whose signature covers the run's name and the
+exact
 bytes, so nothing can be replayed into another run. Replay inside a run is harmless by slot: the first statement
 for (round, attempt, kind, sender) counts, a different second one is evidence against its signer.
 Never holds a tensor: digests and numbers only.

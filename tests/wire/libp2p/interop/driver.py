@@ -1,4 +1,5 @@
-"""A small asyncio driver for `Connection`: enough to talk to js-libp2p, with back-pressure. Not the product's."""
+"""A small asyncio driver for `Libp2pConnection`: enough to talk to js-libp2p, with back-pressure. Not the
+product's."""
 
 from __future__ import annotations
 
