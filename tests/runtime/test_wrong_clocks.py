@@ -101,7 +101,7 @@ def test_a_lone_founder_trains_on_after_a_rest_and_after_a_start_with_a_wrong_cl
 def test_four_members_that_slept_for_a_hundred_days_train_on(
     tmp_path: Path, book: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Two said farewell and come back by `JoinRequest`, two vote with their old keys. All certificates had ended."""
+    """Two left and come back by `JoinRequest`, two vote with their old keys. All certificates had ended."""
     folders = [tmp_path / name for name in ("ada", "bob", "cyd", "dan")]
 
     async def all_train(hosts: list[TrainingPeer]) -> None:

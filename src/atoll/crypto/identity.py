@@ -402,7 +402,7 @@ class SessionVerifier:
         return _vote_holds(vote_key, _SIGNED_DOMAIN + data, signature)
 
     def certifies(self, certificate: bytes, peer: PeerId, vote_key: bytes, run: bytes) -> bool:
-        """See `SignatureVerifier`. Says nothing about time: voters judge `validity_of` where a joiner is admitted."""
+        """See `SignatureVerifier`. Does not check the time: voters judge `validity_of` when they admit a member."""
         session = self.session_of(certificate)
         if session is None or session.identity.peer != peer:
             return False

@@ -21,7 +21,7 @@ from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, 
 
 
 class ConsensusEngine(Protocol):
-    """One voter's (or listener's) side of the agreement that closes one round; see `agreement.TwoPhaseAgreement`."""
+    """One voter's (or listener's) side of the agreement that closes one round; see `TwoPhaseAgreement`."""
 
     votes: bool  # I have a vote in this round
     view: int

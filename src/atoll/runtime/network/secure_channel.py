@@ -55,7 +55,7 @@ class SecureSession(Protocol):
         ...
 
     def receive(self, data: memoryview) -> list[ChannelOpened | ForeignPeer | bytes]:
-        """What came of these bytes: `ForeignPeer` or `Opened`, then control frames. A PeerFault ends the session."""
+        """Decode received bytes: `ForeignPeer` or `Opened`, then control frames. A PeerFault ends the session."""
         ...
 
     def send(self, message: bytes) -> None:
