@@ -33,8 +33,8 @@ from atoll.runtime.trainer import TrainerHeartbeat
 from atoll.runtime.training_spec import ATTACHED, data_at_hand, decode_learning
 from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.data import STDLIB
+from atoll.training.export import tensor_file
 from atoll.training.models import task_of
-from atoll.training.models.export import tensor_file
 from atoll.verification.replay_audit.machine import EXHIBIT_UPDATES
 from atoll.wire.messages.statements import ChangedNumbers
 

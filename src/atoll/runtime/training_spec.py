@@ -32,17 +32,17 @@ from atoll.training.data import (
 )
 from atoll.training.data.records import COLUMN
 from atoll.training.data.tokens import vocabulary_of
-from atoll.training.exchange.frozen_base import base_bytes
 from atoll.training.exchange.layout import ModelLayout, layout_of
-from atoll.training.exchange.reply_formats import remembers, says_more
-from atoll.training.exchange.state import SharedState, initial_state, state_bytes, state_hash
-from atoll.training.exchange.update import RoundInputs
 from atoll.training.models import build_model, misfit, tokens_misfit, travelling
+from atoll.training.models.frozen_base import base_bytes
 from atoll.training.models.weights import load_weights
 from atoll.training.recipe.inner import GradientAccumulation
 from atoll.training.recipe.outer import momentum_of
 from atoll.training.recipe.recipes import Recipe, check_recipe, closing, coding_at, sample_problem, swarm_problem
+from atoll.training.recipe.reply_formats import remembers, says_more
 from atoll.training.recipe.schedule import fragments_of, longest_turn, stretches_of, turn_of
+from atoll.training.recipe.state import SharedState, initial_state, state_bytes, state_hash
+from atoll.training.recipe.update import RoundInputs
 from atoll.verification.loss_scoring.tensors import scoring_problem
 from atoll.verification.redundant_training.tensors import twins_problem
 from atoll.verification.replay_audit.tolerance import recipe_problem

@@ -29,8 +29,8 @@ from atoll.peer.tasks import JudgeReplay, JudgeRow, JudgmentResult
 from atoll.runtime.control.settings_change import learning_after
 from atoll.runtime.training_spec import TrainingSpec, data_at_hand, decode_learning
 from atoll.training.data import Data, data_from_blob
-from atoll.training.exchange.state import SharedState, state_from_bytes
 from atoll.training.recipe.recipes import Recipe
+from atoll.training.recipe.state import SharedState, state_from_bytes
 from atoll.verification.case import REFUTING
 from atoll.verification.malformed_updates.messages import unreadable_from_bytes
 from atoll.verification.malformed_updates.worker import judged

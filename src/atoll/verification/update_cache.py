@@ -9,7 +9,7 @@ from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import Buffer
 from atoll.peer.tasks import ExhibitBuilt, ShowUpdate
 from atoll.runtime.storage.state_cache import StateCache
-from atoll.training.exchange.update import EncodedUpdate
+from atoll.training.recipe.update import EncodedUpdate
 from atoll.verification.loss_scoring.tensors import update_bytes
 
 

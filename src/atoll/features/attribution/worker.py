@@ -27,8 +27,8 @@ from atoll.runtime.worker.arithmetic import advanced, answer
 from atoll.runtime.worker.downlink_error_feedback import DownlinkErrorFeedback
 from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.codec.blocks import new_wire
-from atoll.training.exchange.reply_formats import remembers
-from atoll.training.exchange.state import SharedState, state_bytes, state_hash
+from atoll.training.recipe.reply_formats import remembers
+from atoll.training.recipe.state import SharedState, state_bytes, state_hash
 from atoll.verification.state_validation.worker import SAMPLES, looked
 from atoll.wire.weights import weights_left
 

@@ -19,9 +19,9 @@ from atoll.peer.tasks import TrainApart, TrainingResult
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.data import cursor_after
-from atoll.training.exchange.state import SharedState
 from atoll.training.recipe.lr_position import horizon_of, later, position_of
 from atoll.training.recipe.recipes import Recipe
+from atoll.training.recipe.state import SharedState
 from atoll.wire.messages.statements import LateShare
 
 

@@ -43,7 +43,7 @@ class TrainerSpec(msgspec.Struct, frozen=True):
     patience_s: float = 30.0  # silence during training that counts as hung; rises with the step time
     first_patience_s: float = 300.0  # the same before the first sign of life: loading, compiling, one huge step
     horizon: ScheduleHorizon | None = None  # of its rates; None: they go by steps
-    # path of a blob (training/exchange/frozen_base.py): what of the model stays as it is; empty: all of it trains
+    # path of a blob (training/models/frozen_base.py): what of the model stays as it is; empty: all of it trains
     base: str = ""
     computing: ComputeOptions = PLAIN  # of gradients
 

@@ -27,8 +27,15 @@ from atoll.runtime.training_spec import TrainingSpec
 from atoll.training.codec import Codec
 from atoll.training.codec.blocks import Room
 from atoll.training.codec.compiled import native
-from atoll.training.exchange.state import SharedState
-from atoll.training.exchange.update import (
+from atoll.training.recipe.inner import GradientAccumulation
+from atoll.training.recipe.local_anchor import LocalAnchor
+from atoll.training.recipe.lr_position import step_of_run
+from atoll.training.recipe.moments import padded
+from atoll.training.recipe.outer import PLAIN
+from atoll.training.recipe.private_parameters import PrivateParameters
+from atoll.training.recipe.recipes import Recipe
+from atoll.training.recipe.state import SharedState
+from atoll.training.recipe.update import (
     EncodedUpdate,
     RoundInputs,
     encode_update,
@@ -38,13 +45,6 @@ from atoll.training.exchange.update import (
     part_codecs,
     settle,
 )
-from atoll.training.recipe.inner import GradientAccumulation
-from atoll.training.recipe.local_anchor import LocalAnchor
-from atoll.training.recipe.lr_position import step_of_run
-from atoll.training.recipe.moments import padded
-from atoll.training.recipe.outer import PLAIN
-from atoll.training.recipe.private_parameters import PrivateParameters
-from atoll.training.recipe.recipes import Recipe
 from atoll.wire.messages.statements import LateShare
 
 

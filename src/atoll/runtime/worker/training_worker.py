@@ -94,13 +94,13 @@ from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.codec import Codec
 from atoll.training.codec.compiled import native
 from atoll.training.data import position_after
-from atoll.training.exchange.reply_formats import remembers
-from atoll.training.exchange.state import SharedState, export_model, gone_back
-from atoll.training.exchange.update import RoundInputs, moved, part_codecs, settle
 from atoll.training.recipe.moments import as_bytes, inherited, taken_in
 from atoll.training.recipe.outer import MomentAverage
 from atoll.training.recipe.private_parameters import PrivateParameters
+from atoll.training.recipe.reply_formats import remembers
 from atoll.training.recipe.schedule import moments_due
+from atoll.training.recipe.state import SharedState, export_model, gone_back
+from atoll.training.recipe.update import RoundInputs, moved, part_codecs, settle
 from atoll.verification.loss_scoring.worker import LossScoringWorker
 from atoll.verification.malformed_updates.worker import looked_at_row
 from atoll.verification.redundant_training.worker import RedundancyWorker

@@ -24,9 +24,9 @@ from atoll.runtime.trainer.protocol import BeginScoring
 from atoll.runtime.training_spec import TrainingSpec
 from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.data import cursor_after
-from atoll.training.exchange.state import SharedState
-from atoll.training.exchange.update import moved, part_bounds, part_codecs
 from atoll.training.recipe.schedule import turn_of
+from atoll.training.recipe.state import SharedState
+from atoll.training.recipe.update import moved, part_bounds, part_codecs
 from atoll.verification.loss_scoring.policy import FALL_MOST, NAT
 from atoll.verification.loss_scoring.tensors import SAMPLES, falls_of, fixed_point, moved_along, wires_from_bytes
 from atoll.verification.state_validation.worker import looked

@@ -26,9 +26,9 @@ from atoll.runtime.trainer.protocol import BeginReplay
 from atoll.runtime.training_spec import TrainingSpec
 from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.data import cursor_after
-from atoll.training.exchange.state import SharedState
-from atoll.training.exchange.update import part_bounds, part_codecs
 from atoll.training.recipe.lr_position import horizon_of, position_of
+from atoll.training.recipe.state import SharedState
+from atoll.training.recipe.update import part_bounds, part_codecs
 from atoll.verification.loss_scoring.tensors import wires_from_bytes
 from atoll.verification.redundant_training.policy import APART_MOST, MILLION, TOLERANCE
 from atoll.verification.redundant_training.tensors import decoded, distance

@@ -33,8 +33,8 @@ from atoll.runtime.trainer.protocol import StepsTrained as TakenSteps
 from atoll.runtime.training_spec import TrainingSpec
 from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.codec import Codec
-from atoll.training.exchange.state import SharedState
-from atoll.training.exchange.update import EncodedUpdate
+from atoll.training.recipe.state import SharedState
+from atoll.training.recipe.update import EncodedUpdate
 from atoll.verification.replay_audit.exhibit import shown_bytes, shown_from_bytes, vector_bytes
 from atoll.verification.replay_audit.judge import ReplayAccepted, Verdict
 from atoll.verification.replay_audit.replay import TrainingAssignment

@@ -18,7 +18,7 @@ from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.trainer.protocol import BeginValidation, Look, LossesMeasured, NextBatch
 from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
-from atoll.training.exchange.state import SharedState
+from atoll.training.recipe.state import SharedState
 
 SAMPLES = 128  # of each set, the same ones at every validator: losses of two rounds are compared
 BEGUN_MAX = 3  # times that one look begins: a trainer that never lives so long shall not be kept busy for ever

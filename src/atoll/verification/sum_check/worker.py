@@ -15,8 +15,8 @@ from atoll.runtime.storage.state_cache import StateCache
 from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.training_spec import TrainingSpec
 from atoll.training.exchange.statistic import RowStatistic
-from atoll.training.exchange.update import part_bounds
 from atoll.training.recipe.schedule import turn_of
+from atoll.training.recipe.update import part_bounds
 from atoll.verification.sum_check.tensors import ExpectedPart, judge
 from atoll.verification.sum_check.wire_digests import WireDigestCache
 from atoll.wire.opening import opening_bytes
