@@ -181,7 +181,7 @@ def answers(peer: Peer, by: PeerId = STRANGER) -> set[str]:
     return {type(message).__name__ for message in said_to(by, effects)} | {type(e).__name__ for e in left}
 
 
-ALL = {"Vertices", "BeatBack", "Ask"}
+ALL = {"VerticesResponse", "PingReply", "RunTask"}
 
 
 def shown(swarm: VirtualSwarm, ticket: Ticket, who: PeerId = STRANGER) -> list[Message]:

@@ -21,17 +21,17 @@ from atoll.wire.messages.vertex import Vertex, VertexBody
 
 EVE = PeerId("eve")
 NO_LONGER_THAN_THEIR_FRAME = {  # what has any length, and why that costs nothing more than its message
-    ("Signed", "body"): "a statement, decoded and bounded by itself",
+    ("SignedStatement", "body"): "a statement, decoded and bounded by itself",
     ("Vertex", "body"): "a vertex body, decoded and bounded by itself",
-    ("Propose", "body"): "a vertex body, decoded and bounded by itself",
+    ("ProposalMessage", "body"): "a vertex body, decoded and bounded by itself",
     ("Vertex", "recovery"): "a statement with its signature",
-    ("ManifestIs", "here"): "one byte per chunk of a blob, compared with the manifest",
-    ("Compared", "products"): "as many as its contributors, of whom there are WEIGHED_ROWS_MAX",
-    ("Weighing", "compared"): "one digest, or one for each part; compared with what it should be",
-    ("Weighing", "weights"): "compared with the number of its peers",
-    ("Commit", "links"): "of a statement of at most COMMIT_BYTES_MAX",
+    ("ManifestResponse", "here"): "one byte per chunk of a blob, compared with the manifest",
+    ("OwnerComparison", "products"): "as many as its contributors, of whom there are WEIGHED_ROWS_MAX",
+    ("AgreedWeights", "compared"): "one digest, or one for each part; compared with what it should be",
+    ("AgreedWeights", "weights"): "compared with the number of its peers",
+    ("Commitment", "links"): "of a statement of at most COMMIT_BYTES_MAX",
     ("Member", "links"): "from a commitment of at most COMMIT_BYTES_MAX",
-    ("Body", "settings"): "genesis alone has them; their own decoder bounds what they hold",
+    ("VertexBody", "settings"): "genesis alone has them; their own decoder bounds what they hold",
 }
 
 
@@ -114,10 +114,10 @@ def test_a_digest_of_another_length_is_a_fault_with_a_short_reason(size: int):
 def test_digests_of_genesis_have_one_length_too():
     names = {
         f.encode_name
-        for f in structs_in(TrainingSpec)["Learning"].fields
+        for f in structs_in(TrainingSpec)["TrainingSpec"].fields
         if f.encode_name.endswith(("blob", "base"))
     }
     assert names == {"data_blob", "base"}
-    for field in structs_in(TrainingSpec)["Learning"].fields:
+    for field in structs_in(TrainingSpec)["TrainingSpec"].fields:
         for kind in leaves(field.type):
             assert not isinstance(kind, inspect.BytesType) or kind.max_length == DIGEST_BYTES

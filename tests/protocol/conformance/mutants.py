@@ -22,7 +22,7 @@ from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.protocol.history import chain
 
 AGREEMENT, GROUNDS, SAID, RAFT, VOTER, HISTORY = two_phase, view_change, voter_state, one_phase, voter, chain
-ENGINES = {AGREEMENT: "Agreement", RAFT: "RaftRound"}
+ENGINES = {AGREEMENT: "TwoPhaseAgreement", RAFT: "OnePhaseAgreement"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Mutant:
         assert source.count(self.text) == 1, f"{self.lacks}: its text is not in {self.module.__name__} any more"
         source = source.replace(self.text, self.instead)
         if self.module is HISTORY:
-            return {**self.whole, "past": _made(HISTORY, source).History}
+            return {**self.whole, "past": _made(HISTORY, source).VertexChain}
         engine = RAFT if self.lacks.startswith("raft") else AGREEMENT
         mutated = _made(self.module, source)
         try:
