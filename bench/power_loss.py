@@ -29,7 +29,7 @@ from form import asking, lines, report, versions
 
 from atoll.runtime.storage.store import PeerStore
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "host"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "runtime"))
 
 from test_power_loss import Writer, killed_at, value_of
 

@@ -77,8 +77,12 @@ def kind_of(value: object) -> str:
     match value:
         case Message():
             return "message"
-        case VertexBody() | Vertex() | AgreedWeights():
-            return type(value).__name__.lower()
+        case VertexBody():
+            return "body"
+        case Vertex():
+            return "vertex"
+        case AgreedWeights():
+            return "weighing"
         case _:
             return "statement"
 
@@ -154,7 +158,7 @@ def test_a_score_is_a_whole_number_of_ten_thousandths(score: object):
 
 
 def test_a_window_that_follows_the_pace_is_one_more_field_and_nothing_where_none_does():
-    golden = golden_of("Body.paced", encode(BODY_PACED))
+    golden = golden_of("VertexBody.paced", encode(BODY_PACED))
     assert encode(BODY_PACED) == golden and decode(BODY_PACED, golden) == BODY_PACED
     assert msgspec.msgpack.decode(golden).keys() - msgspec.msgpack.decode(encode(BODY)).keys() == {"window_s"}
 
