@@ -141,7 +141,7 @@ MUTANTS = [
     Mutant(
         "a proposal is signed by its proposer",
         VOTER,
-        "proposed = self.notary.open(signed, Proposed, self.vote_keys.get(signed.signer))",
+        "proposed = self.notary.open(signed, Proposal, self.vote_keys.get(signed.signer))",
         "from atoll.wire.codec import decode_statement; proposed = decode_statement(signed.body, signed.signer)",
         1,
         forgers=True,
@@ -149,7 +149,7 @@ MUTANTS = [
     Mutant(
         "a timeout is signed by whoever gives up",
         AGREEMENT,
-        "timeout = self.notary.open(signed, Timeout, self.vote_keys.get(signed.signer))",
+        "timeout = self.notary.open(signed, ViewTimeout, self.vote_keys.get(signed.signer))",
         "from atoll.wire.codec import decode_statement; timeout = decode_statement(signed.body, signed.signer)",
         1,
         forgers=True,
@@ -157,7 +157,7 @@ MUTANTS = [
     Mutant(
         "so are the timeouts that a proposer shows",
         GROUNDS,
-        "timeout = notary.open(signed, Timeout, vote_keys.get(signed.signer))",
+        "timeout = notary.open(signed, ViewTimeout, vote_keys.get(signed.signer))",
         "from atoll.wire.codec import decode_statement; timeout = decode_statement(signed.body, signed.signer)",
         2,
         forgers=True,
@@ -469,8 +469,8 @@ MUTANTS = [
     Mutant(
         "raft: a repeated ballot names what it named",
         RAFT,
-        "Timeout(self.round, view, *self.kept.named)",
-        "Timeout(self.round, view, *self.kept.newest)",
+        "self.round, view, *self.kept.named",
+        "self.round, view, *self.kept.newest",
         10,
         **CRASH,
     ),
@@ -518,8 +518,8 @@ MUTANTS = [
     Mutant(
         "epochs: timeouts are of those who vote at this height",
         GROUNDS,
-        "timeout = notary.open(signed, Timeout, vote_keys.get(signed.signer))",
-        f"timeout = notary.open(signed, Timeout, {ANYBODY})",
+        "timeout = notary.open(signed, ViewTimeout, vote_keys.get(signed.signer))",
+        f"timeout = notary.open(signed, ViewTimeout, {ANYBODY})",
         2,
         **CHAIN,
     ),
@@ -566,8 +566,8 @@ MUTANTS = [
     Mutant(
         "epochs: locks stay where they were made",
         AGREEMENT,
-        "self.said = Said.recall(kept)",
-        'self.said = notary.__dict__.setdefault("said", Said.recall(kept))',
+        "self.said = VoterState.recall(kept)",
+        'self.said = notary.__dict__.setdefault("said", VoterState.recall(kept))',
         0,
         **CHAIN,
     ),
@@ -615,8 +615,8 @@ MUTANTS = [
     Mutant(
         "raft epochs: entries stay where they were accepted",
         RAFT,
-        "self.kept = _KEPT.decode(kept) if kept else Kept()",
-        'self.kept = notary.__dict__.setdefault("kept", _KEPT.decode(kept) if kept else Kept())',
+        "self.kept = _KEPT.decode(kept) if kept else PersistentTerm()",
+        'self.kept = notary.__dict__.setdefault("kept", _KEPT.decode(kept) if kept else PersistentTerm())',
         0,
         **CRASHES,
     ),
