@@ -195,7 +195,8 @@ def test_a_forged_vertex_is_refused_and_believed_where_its_rule_is_deleted(forge
         history.append(forgery.vertex, NAMES[3])
     assert history.head == -1
     assert (
-        founded(without(room, forgery.text, forgery.instead).History).append(forgery.vertex, NAMES[3]) is not None
+        founded(without(room, forgery.text, forgery.instead).VertexChain).append(forgery.vertex, NAMES[3])
+        is not None
     )
 
 

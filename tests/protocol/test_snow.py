@@ -257,7 +257,7 @@ NEXT_SLOT_RULES = [
 def test_a_slot_of_other_members_is_decided_by_them_alone(rule: tuple[str, str, str] | None):
     """A third left, a third is new; all who were there go on to say of both slots what they said of the first."""
     before, now = [[PeerId(f"p{i:02d}") for i in range(first, first + 12)] for first in (0, 4)]
-    kind = without(snowball, *rule[1:]).Snow if rule else SnowballPoll
+    kind = without(snowball, *rule[1:]).SnowballPoll if rule else SnowballPoll
     me = kind(now[0], now, "height/1", b"seed", SnowParams(k=5, alpha=3, beta=1), preference_only=True)
     me.among({*before, *now})
     asked = [e.to for e in me.offer(RED, 0.0) if isinstance(e, Send)]

@@ -22,7 +22,7 @@ from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.protocol.history import chain
 
 AGREEMENT, GROUNDS, SAID, RAFT, VOTER, HISTORY = two_phase, view_change, voter_state, one_phase, voter, chain
-ENGINES = {AGREEMENT: "Agreement", RAFT: "RaftRound"}
+ENGINES = {AGREEMENT: "TwoPhaseAgreement", RAFT: "OnePhaseAgreement"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Mutant:
         assert source.count(self.text) == 1, f"{self.lacks}: its text is not in {self.module.__name__} any more"
         source = source.replace(self.text, self.instead)
         if self.module is HISTORY:
-            return {**self.whole, "past": _made(HISTORY, source).History}
+            return {**self.whole, "past": _made(HISTORY, source).VertexChain}
         engine = RAFT if self.lacks.startswith("raft") else AGREEMENT
         mutated = _made(self.module, source)
         try:
@@ -99,11 +99,11 @@ MUTANTS = [
     Mutant(
         "who closed a view says nothing in it",
         AGREEMENT,
-        "view == self.view and view > self.said.timed_out",
+        "view == self.view and view > self.state.timed_out",
         "True",
         0,
     ),
-    Mutant("one vote per slot", AGREEMENT, "or self.said.otherwise(stage, view, digest)", "", 14),
+    Mutant("one vote per slot", AGREEMENT, "or self.state.conflicts(stage, view, digest)", "", 14),
     Mutant(
         "votes are for what was judged",
         AGREEMENT,
@@ -141,7 +141,7 @@ MUTANTS = [
     Mutant(
         "a proposal is signed by its proposer",
         VOTER,
-        "proposed = self.notary.open(signed, Proposed, self.vote_keys.get(signed.signer))",
+        "proposed = self.notary.open(signed, Proposal, self.vote_keys.get(signed.signer))",
         "from atoll.wire.codec import decode_statement; proposed = decode_statement(signed.body, signed.signer)",
         1,
         forgers=True,
@@ -149,7 +149,7 @@ MUTANTS = [
     Mutant(
         "a timeout is signed by whoever gives up",
         AGREEMENT,
-        "timeout = self.notary.open(signed, Timeout, self.vote_keys.get(signed.signer))",
+        "timeout = self.notary.open(signed, ViewTimeout, self.vote_keys.get(signed.signer))",
         "from atoll.wire.codec import decode_statement; timeout = decode_statement(signed.body, signed.signer)",
         1,
         forgers=True,
@@ -157,7 +157,7 @@ MUTANTS = [
     Mutant(
         "so are the timeouts that a proposer shows",
         GROUNDS,
-        "timeout = notary.open(signed, Timeout, vote_keys.get(signed.signer))",
+        "timeout = notary.open(signed, ViewTimeout, vote_keys.get(signed.signer))",
         "from atoll.wire.codec import decode_statement; timeout = decode_statement(signed.body, signed.signer)",
         2,
         forgers=True,
@@ -184,16 +184,16 @@ MUTANTS = [
     Mutant(
         "a certificate that comes with a vote is proven",
         GROUNDS,
-        'if proof is None or vote.stage != "commit":\n            raise PeerFault(who, "proves',
-        'proof = proof or shown\n        if False:\n            raise PeerFault(who, "proves',
+        'if proof is None or vote.stage != "commit":\n            raise PeerFault(who, "vote carries',
+        'proof = proof or shown\n        if False:\n            raise PeerFault(who, "vote carries',
         0,
         hub=True,
     ),
     Mutant(
         "a certificate that comes with a vote raises the lock",
         AGREEMENT,
-        "effects += self._shown(certificate)\n        if certificate.view > self.view:",
-        "self.proofs.add(certificate)\n        if certificate.view > self.view:",
+        "effects += self._adopt_received(certificate)\n        if certificate.view > self.view:",
+        "self.certificates.add(certificate)\n        if certificate.view > self.view:",
         1,
         hub=True,
     ),
@@ -240,8 +240,8 @@ MUTANTS = [
     Mutant(
         "a timeout raises the lock of who hears it",
         AGREEMENT,
-        "effects += self._shown(self.proofs.of(sender, timeout, message.high))",
-        "self.proofs.add(self.proofs.of(sender, timeout, message.high))",
+        "effects += self._adopt_received(self.certificates.for_timeout(sender, timeout, message.high))",
+        "self.certificates.add(self.certificates.for_timeout(sender, timeout, message.high))",
         62,
     ),
     Mutant(
@@ -290,29 +290,29 @@ MUTANTS = [
     Mutant(
         "a vote is durable before it is said",
         AGREEMENT,
-        "return [self._keep(), *sends, *self._count(vote, signed)]",
-        "return [*sends, self._keep(), *self._count(vote, signed)]",
+        "return [self._persist(), *sends, *self._count_vote(vote, signed)]",
+        "return [*sends, self._persist(), *self._count_vote(vote, signed)]",
         14,
     ),
     Mutant(
         "a vote is durable",
         AGREEMENT,
-        "return [self._keep(), *sends, *self._count(vote, signed)]",
-        "return [*sends, *self._count(vote, signed)]",
+        "return [self._persist(), *sends, *self._count_vote(vote, signed)]",
+        "return [*sends, *self._count_vote(vote, signed)]",
         165,
     ),
     Mutant(
         "a proposal is durable before it is said",
         AGREEMENT,
-        'return [self._keep(), *sends, *self._vote("prepare", view, digest)]',
-        'return [*sends, self._keep(), *self._vote("prepare", view, digest)]',
+        'return [self._persist(), *sends, *self._vote("prepare", view, digest)]',
+        'return [*sends, self._persist(), *self._vote("prepare", view, digest)]',
         16,
         **CRASH,
     ),
     Mutant(
         "a restarted proposer says the same",
         AGREEMENT,
-        "if self.said.proposed.get(view, digest) != digest:",
+        "if self.state.proposed.get(view, digest) != digest:",
         "if False:",
         1,
         **CRASH,
@@ -320,16 +320,16 @@ MUTANTS = [
     Mutant(
         "a timeout is durable before it is said",
         AGREEMENT,
-        "return [self._keep(), *self._say_timeout(view),",
-        "return [*self._say_timeout(view), self._keep(),",
+        "return [self._persist(), *self._send_timeout(view),",
+        "return [*self._send_timeout(view), self._persist(),",
         29,
         **CRASH,
     ),
     Mutant(
         "a repeated timeout claims what it claimed",
         AGREEMENT,
-        "high = self.said.claimed",
-        "high = self.said.high",
+        "high = self.state.claimed",
+        "high = self.state.high",
         5,
         **CRASH,
     ),
@@ -360,8 +360,8 @@ MUTANTS = [
     Mutant(
         "who restarts goes on where it voted",
         AGREEMENT,
-        "self.view = self.said.view",
-        "self.view = self.said.timed_out + 1",
+        "self.view = self.state.view",
+        "self.view = self.state.timed_out + 1",
         914,
         **CRASH,
     ),
@@ -396,8 +396,8 @@ MUTANTS = [
     Mutant(
         "raft: a ballot names the newest entry",
         RAFT,
-        "self.kept.closed, self.kept.named = view, self.kept.newest",
-        "self.kept.closed, self.kept.named = view, NOTHING",
+        "self.state.closed_view, self.state.ballot_entry = view, self.state.newest",
+        "self.state.closed_view, self.state.ballot_entry = view, NOTHING",
         3,
         **CRASH,
     ),
@@ -436,8 +436,8 @@ MUTANTS = [
     Mutant(
         "raft: a view is left when a quorum would leave it",
         RAFT,
-        "last = _reached(wished, self.quorum)",
-        "last = _reached(wished, 1)",
+        "last = _view_reached(would_close, self.quorum)",
+        "last = _view_reached(would_close, 1)",
         5,
         **CRASH,
     ),
@@ -445,64 +445,64 @@ MUTANTS = [
     Mutant(
         "raft: an entry is durable before it is acknowledged",
         RAFT,
-        "return [self._accept(view, digest), *self._say_vote(view, digest)]",
-        "return [*self._say_vote(view, digest), self._accept(view, digest)]",
+        "return [self._accept(view, digest), *self._send_vote(view, digest)]",
+        "return [*self._send_vote(view, digest), self._accept(view, digest)]",
         10,
         **CRASH,
     ),
     Mutant(
         "raft: a proposal is durable before it is said",
         RAFT,
-        "return [self._accept(view, digest), *sends, *self._say_vote(view, digest)]",
-        "return [*sends, self._accept(view, digest), *self._say_vote(view, digest)]",
+        "return [self._accept(view, digest), *sends, *self._send_vote(view, digest)]",
+        "return [*sends, self._accept(view, digest), *self._send_vote(view, digest)]",
         16,
         **CRASH,
     ),
     Mutant(
         "raft: a ballot is durable before it is said",
         RAFT,
-        "return [self._keep(), *self._say_ballot(self.others),",
-        "return [*self._say_ballot(self.others), self._keep(),",
+        "self._persist(),\n            *self._send_ballot(self.others),",
+        "*self._send_ballot(self.others),\n            self._persist(),",
         4,
         **CRASH,
     ),
     Mutant(
         "raft: a repeated ballot names what it named",
         RAFT,
-        "Timeout(self.round, view, *self.kept.named)",
-        "Timeout(self.round, view, *self.kept.newest)",
+        "Timeout(self.round, view, *self.state.ballot_entry)",
+        "Timeout(self.round, view, *self.state.newest)",
         10,
         **CRASH,
     ),
     Mutant(
         "raft: the newest entry is durable",
         RAFT,
-        "msgspec.msgpack.encode(self.kept)",
-        "msgspec.msgpack.encode(msgspec.structs.replace(self.kept, newest=NOTHING))",
+        "msgspec.msgpack.encode(self.state)",
+        "msgspec.msgpack.encode(msgspec.structs.replace(self.state, newest=NOTHING))",
         3,
         **CRASH,
     ),
     Mutant(
         "raft: what the last ballot named is durable",
         RAFT,
-        "msgspec.msgpack.encode(self.kept)",
-        "msgspec.msgpack.encode(msgspec.structs.replace(self.kept, named=NOTHING))",
+        "msgspec.msgpack.encode(self.state)",
+        "msgspec.msgpack.encode(msgspec.structs.replace(self.state, ballot_entry=NOTHING))",
         7,
         **CRASH,
     ),
     Mutant(
         "raft: which views are over is durable",
         RAFT,
-        "msgspec.msgpack.encode(self.kept)",
-        "msgspec.msgpack.encode(msgspec.structs.replace(self.kept, closed=-1))",
+        "msgspec.msgpack.encode(self.state)",
+        "msgspec.msgpack.encode(msgspec.structs.replace(self.state, closed_view=-1))",
         262,
         **CRASH,
     ),
     Mutant(
         "raft: the body of the newest entry is durable",
         RAFT,
-        "msgspec.msgpack.encode(self.kept)",
-        'msgspec.msgpack.encode(msgspec.structs.replace(self.kept, body=b""))',
+        "msgspec.msgpack.encode(self.state)",
+        'msgspec.msgpack.encode(msgspec.structs.replace(self.state, body=b""))',
         3,
         **CRASH,
     ),
@@ -518,8 +518,8 @@ MUTANTS = [
     Mutant(
         "epochs: timeouts are of those who vote at this height",
         GROUNDS,
-        "timeout = notary.open(signed, Timeout, vote_keys.get(signed.signer))",
-        f"timeout = notary.open(signed, Timeout, {ANYBODY})",
+        "timeout = notary.open(signed, ViewTimeout, vote_keys.get(signed.signer))",
+        f"timeout = notary.open(signed, ViewTimeout, {ANYBODY})",
         2,
         **CHAIN,
     ),
@@ -566,8 +566,8 @@ MUTANTS = [
     Mutant(
         "epochs: locks stay where they were made",
         AGREEMENT,
-        "self.said = Said.recall(kept)",
-        'self.said = notary.__dict__.setdefault("said", Said.recall(kept))',
+        "self.state = VoterState.decode(kept)",
+        'self.state = notary.__dict__.setdefault("state", VoterState.decode(kept))',
         0,
         **CHAIN,
     ),
@@ -615,8 +615,8 @@ MUTANTS = [
     Mutant(
         "raft epochs: entries stay where they were accepted",
         RAFT,
-        "self.kept = _KEPT.decode(kept) if kept else Kept()",
-        'self.kept = notary.__dict__.setdefault("kept", _KEPT.decode(kept) if kept else Kept())',
+        "self.state = _STATE.decode(kept) if kept else PersistentTerm()",
+        'self.state = notary.__dict__.setdefault("state", _STATE.decode(kept) if kept else PersistentTerm())',
         0,
         **CRASHES,
     ),
