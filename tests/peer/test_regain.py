@@ -154,7 +154,7 @@ def test_who_joins_while_another_fetches_the_state_is_asked_by_it():
     second = swarm.join(3, via=peer_name(0))
 
     def is_asked() -> bool:
-        return peer.regain.fetch is not None and second in peer.regain.fetch.maybe
+        return peer.regain.fetch is not None and second in peer.regain.fetch.candidates
 
     world.run(30, stop=is_asked)
     assert is_asked()

@@ -161,7 +161,7 @@ def test_at_the_end_the_idle_help_the_slow():
     fetch.handle(Start({}), 0.0)
     fetch.handle(Received(NAMES[0], ManifestResponse(BLOB, MANIFEST)), 0.0)
     fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(2, CHUNKS)))), 0.0)
-    (fast_chunk, (fast,)), (slow_chunk, (slow,)) = fetch.waiting.items()
+    (fast_chunk, (fast,)), (slow_chunk, (slow,)) = fetch.requested.items()
     assert fast != slow
     fetch.handle(
         Received(fast, ChunkResponse(BLOB, fast_chunk), Payload(PIECES[fast_chunk], BLOB_CHUNK, b"")), 0.01
@@ -176,7 +176,7 @@ def test_a_late_answer_still_counts_and_brings_its_source_back():
     fetch.handle(Start({}), 0.0)
     fetch.handle(Received(NAMES[0], ManifestResponse(BLOB, MANIFEST)), 0.0)
     fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(1, CHUNKS)))), 0.0)
-    ((index, asked),) = fetch.waiting.items()
+    ((index, asked),) = fetch.requested.items()
     (slow,) = asked
     (other,) = {*NAMES[:2]} - {slow}
     late = TimerFired(f"fetch/{BLOB.hex()}/stall")
@@ -243,13 +243,13 @@ def test_nobody_who_was_not_asked_becomes_a_source():
 
 
 def test_if_nobody_holds_it_that_is_said():
-    assert "nobody" in Library(dict.fromkeys(NAMES, "empty")).run().told(FetchFailed)[0].why
+    assert "no peer" in Library(dict.fromkeys(NAMES, "empty")).run().told(FetchFailed)[0].why
 
 
 def test_the_silent_do_not_hold_up_the_word_that_nobody_has_it():
     """Members that died a moment ago stay among those who are asked; the living have let go of it."""
     library = Library(dict(zip(NAMES, ["empty", "silent", "empty", "silent"], strict=True))).run(until=60.0)
-    assert "do not hold it" in library.told(FetchFailed)[0].why
+    assert "no peer that answers" in library.told(FetchFailed)[0].why
 
 
 def test_where_nobody_answers_at_all_the_asking_goes_on():

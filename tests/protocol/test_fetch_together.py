@@ -145,7 +145,7 @@ def test_eight_joiners_cost_one_founder_less_than_two_and_a_half_copies():
     alone = together()
     for joiner in alone.peers.values():
         if joiner.fetch is not None:
-            joiner.fetch.maybe.clear()
+            joiner.fetch.candidates.clear()
     assert alone.run().given[FOUNDER] >= 8 * CHUNKS
 
 

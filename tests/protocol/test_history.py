@@ -194,8 +194,10 @@ def test_a_forged_vertex_is_refused_and_believed_where_its_rule_is_deleted(forge
     with pytest.raises(PeerFault):
         history.append(forgery.vertex, NAMES[3])
     assert history.head == -1
-    lax = founded(without(room, forgery.text, forgery.instead).VertexChain)
-    assert lax.append(forgery.vertex, NAMES[3]) is not None
+    assert (
+        founded(without(room, forgery.text, forgery.instead).VertexChain).append(forgery.vertex, NAMES[3])
+        is not None
+    )
 
 
 def test_another_branch_is_believed_by_the_same_rules_and_changes_nothing_here():

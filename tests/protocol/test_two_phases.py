@@ -61,7 +61,7 @@ def test_when_the_first_voter_decides_a_quorum_is_locked_on_disk():
     while not table.told(BodyDecided):
         sender, to, message = table.mail.pop(0)
         table.do(to, table.at[to].receive(sender, message))
-    locks = [VoterState.recall(table.kept[name]).high for name in table.names]
+    locks = [VoterState.decode(table.kept[name]).high for name in table.names]
     assert sum(lock is not None and lock.digest == vertex_id(FIRST) for lock in locks) >= 3
 
 
@@ -216,9 +216,9 @@ def test_such_a_lock_binds_as_soon_as_its_body_is_here():
     sent, table.mail = [route for route in table.mail if route[:2] == (P0, P2)], []
     for sender, to, message in [*sent, (P3, P2, shown)]:
         table.do(to, table.at[to].receive(sender, message))
-    assert VoterState.recall(table.kept[P2]).high is None and table.at[P2].holders(vertex_id(FIRST)) == [P3]
+    assert VoterState.decode(table.kept[P2]).high is None and table.at[P2].holders(vertex_id(FIRST)) == [P3]
     table.do(P2, table.at[P2].learn_body(FIRST))
-    assert VoterState.recall(table.kept[P2]).high is not None and not table.told(MayPropose, P2)
+    assert VoterState.decode(table.kept[P2]).high is not None and not table.told(MayPropose, P2)
     table.settle()
     assert table.decided() == dict.fromkeys((P0, P1, P2), FIRST)
 
@@ -231,7 +231,7 @@ def test_who_lacks_the_body_of_a_certificate_votes_to_commit_once_it_is_here():
     table.deliver()
     assert table.at[P3].lacking == {vertex_id(FIRST)} and P3 not in table.kept
     table.do(P3, table.at[P3].learn_body(FIRST))
-    assert set(VoterState.recall(table.kept[P3]).commit) == {0}
+    assert set(VoterState.decode(table.kept[P3]).commit) == {0}
     table.settle()
     assert table.decided() == dict.fromkeys(table.names, FIRST)
 

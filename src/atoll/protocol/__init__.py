@@ -1,1 +1,1 @@
-"""Conversations between peers, each a sans-IO machine: events in, effects out."""
+"""Protocols between peers, each a sans-IO machine: events in, effects out."""

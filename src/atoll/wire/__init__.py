@@ -1,1 +1,1 @@
-"""Everything that may cross the network: messages, their codec, signed envelopes, tickets, libp2p."""
+"""Wire format: messages, their codec, signed envelopes, tickets, libp2p."""

@@ -231,7 +231,7 @@ def test_a_restarted_proposer_repeats_its_proposal():
     world.draw.random = lambda: 0.0  # type: ignore[method-assign]
     name = world.names[0]
     host = world.hosts[name]
-    if host.free is not None and 0 not in host.machine.said.proposed:  # type: ignore[union-attr]
+    if host.free is not None and 0 not in host.machine.state.proposed:  # type: ignore[union-attr]
         world._propose(host, 0)
     first = dict(world.watch.slots)
     sends: list[bytes] = []

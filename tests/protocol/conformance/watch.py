@@ -190,11 +190,11 @@ class Watch:
         assert len(machine.bodies) <= len(machine.tallies) + BODIES_BOUND + 2 >= len(machine.asked), (
             "bodies pile up"
         )
-        if hasattr(machine, "said"):  # an Agreement, or a mutant of one
-            assert len(machine.proofs.known) <= 2 + n * len(machine.tallies), "proofs pile up"
-            assert len(machine.said.bodies) <= BODIES_BOUND, "bodies pile up"
-            for bound in (c.digest for c in (machine.said.claimed, machine.said.high) if c is not None):
-                assert digest(machine.said.bodies.get(bound, b"")) == bound, "it is bound to a body that it lacks"
+        if hasattr(machine, "certificates"):  # a TwoPhaseAgreement, or a mutant of one
+            assert len(machine.certificates.known) <= 2 + n * len(machine.tallies), "proofs pile up"
+            assert len(machine.state.bodies) <= BODIES_BOUND, "bodies pile up"
+            for bound in (c.digest for c in (machine.state.claimed, machine.state.high) if c is not None):
+                assert digest(machine.state.bodies.get(bound, b"")) == bound, "it is bound to a body that it lacks"
 
     def _holds(self, peer: PeerId, body: bytes, signature: bytes) -> bool:
         return peer in self.keys and self.reader.verifier.holds(

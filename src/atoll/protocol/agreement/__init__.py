@@ -1,1 +1,1 @@
-"""Agreement on what a round produced. `door.py` is the narrow door; engines stand behind it."""
+"""Agreement on one vertex per round: the engine interface and two engines."""

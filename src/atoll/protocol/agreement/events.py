@@ -1,6 +1,6 @@
-"""What the agreement of one round tells the round: what to judge, when to propose, what is final, who lied.
+"""Events of a consensus engine: proposal to judge, turn to propose, missing body, decision, equivocation.
 
-The vocabulary of the narrow door (`door.py`) between a machine and whoever runs it; values only.
+Values only. `interface.py` has the calls that go the other way.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from atoll.wire.messages.statements import QuorumCertificate
 
 
 class ProposalReceived(Fact, frozen=True, kw_only=True, tag="Judge"):
-    """A proposal that may be voted for, if its content is right: call `approve(digest)` when it is."""
+    """A proposal that awaits judgment. If its content is right, the round calls `approve(digest)`."""
 
     phase = "agree"
     view: int
@@ -21,14 +21,17 @@ class ProposalReceived(Fact, frozen=True, kw_only=True, tag="Judge"):
 
 
 class MayPropose(Fact, frozen=True, kw_only=True, tag="Free"):
-    """I am the proposer of this view and may propose any body."""
+    """The local peer is the proposer of this view and may propose any body."""
 
     phase = "agree"
     view: int
 
 
 class BodyMissing(Fact, frozen=True, kw_only=True, tag="Lacking"):
-    """A certificate, or a ballot, names a body that is not here, and not on its way: ask for it, `learn_body`."""
+    """A certificate or ballot names a body that is neither here nor under way.
+
+    The round fetches the body and calls `learn_body`.
+    """
 
     phase = "agree"
     view: int
@@ -36,15 +39,17 @@ class BodyMissing(Fact, frozen=True, kw_only=True, tag="Lacking"):
 
 
 class BodyPrepared(Fact, frozen=True, kw_only=True, tag="Prepared"):
+    """A quorum of prepare votes names this body."""
+
     phase = "agree"
     view: int
     digest: Digest
 
 
 class BodyDecided(Fact, frozen=True, kw_only=True, tag="Decided"):
-    """Final. `body` is None if the certificate came before the bytes did.
+    """The final body. `body` is None if the certificate arrived before the bytes.
 
-    A host acts on it as on a Send: once the Keeps before it are durable.
+    The driver acts on it as on a Send: after the preceding `Persist` effects are durable.
     """
 
     phase = "agree"
@@ -55,7 +60,7 @@ class BodyDecided(Fact, frozen=True, kw_only=True, tag="Decided"):
 
 
 class Equivocation(Fact, frozen=True, kw_only=True, tag="Equivocation"):
-    """Two different statements by one signer for one slot: anyone can check the evidence (`wire/evidence.py`)."""
+    """Two different statements by one signer for one slot; any peer can check the evidence (`wire/evidence.py`)."""
 
     phase = "agree"
     peer: PeerId

@@ -1,8 +1,8 @@
-"""The narrow door of agreement: what a round asks of whatever machine decides its one body.
+"""Consensus engine interface: the calls by which a round agrees on one vertex body.
 
-`agreement.py` (two phases, some may lie) and `raft_round.py` (one phase, nobody lies) stand behind it; genesis says
-which, and the round never asks. All of them decide with a commit certificate, so nothing behind the vertex knows
-which one it was either. Values and names only: the rules are in the machines.
+Engines: `two_phase.py` (some voters may lie) and `one_phase.py` (voters only crash). Genesis selects the engine.
+Every engine decides with a commit certificate, so readers of a vertex need not know the engine.
+Not responsible for: voting rules, which are in the engines.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, 
 class ConsensusEngine(Protocol):
     """One voter's (or listener's) side of the agreement that closes one round; see `TwoPhaseAgreement`."""
 
-    votes: bool  # I have a vote in this round
+    votes: bool  # whether the local peer votes in this round
     view: int
     bodies: dict[Digest, bytes]
-    asked: set[Digest]  # bodies that the round was asked to judge
+    asked: set[Digest]  # bodies sent to the round for judgment
     decided: BodyDecided | None
 
     @property
     def tallies(self) -> Sized:
-        """One per view that anything was heard of."""
+        """One entry per view with received messages."""
         ...
 
     @property
@@ -63,5 +63,5 @@ class ConsensusEngine(Protocol):
 def open_door(
     raft: bool, notary: StatementSigner, electorate: Electorate, kept: bytes | None = None
 ) -> ConsensusEngine:
-    """The machine that this run agrees by; `kept` is what it kept under `said/ROUND/agreement`."""
+    """Create the engine of this run. `kept` is its durable state, stored under `said/ROUND/agreement`."""
     return (OnePhaseAgreement if raft else TwoPhaseAgreement)(notary, electorate, kept)

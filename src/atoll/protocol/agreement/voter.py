@@ -1,10 +1,12 @@
-"""What every machine behind the door of agreement has: who votes, whose turn it is, what was proposed and decided.
+"""Common part of the consensus engines: electorate, proposer rotation, proposals and the decision.
 
-`TwoPhaseAgreement` and `OnePhaseAgreement` add the rules by which they vote; nothing here ever makes a vote or
-counts one.
-Promises: a proposal is one of this round, by whose turn it is, with the bytes that were signed; of a signer's
-contradicting words one pair is reported, once; a body is judged once; a decision that came before its body is
-reported again when that arrives; views that are long over leave nothing behind.
+Invariants:
+- An accepted proposal is of this round, from the proposer of its view, with the signed bytes.
+- One pair of contradicting statements is reported per signer, once.
+- A body is judged once.
+- A decision that precedes its body is reported again when the body arrives.
+- Views that ended long ago leave no memory behind.
+Not responsible for: making or counting votes (`two_phase.py`, `one_phase.py`).
 """
 
 from __future__ import annotations
@@ -26,18 +28,18 @@ from atoll.wire.evidence import contradiction
 from atoll.wire.messages.round import ProposalMessage, VoteMessage
 from atoll.wire.messages.statements import Proposal, QuorumCertificate, SignedStatement
 
-ATTEMPTS_AHEAD = 2  # words are remembered for the views of this many attempts ahead: clocks differ by less
+ATTEMPTS_AHEAD = 2  # messages for views of this many attempts ahead are stored: clocks differ by less
 
 
 @dataclass(frozen=True)
 class Electorate:
-    """Who decides how one round ends, the same at everybody."""
+    """The voters, quorum and proposer order of one round, equal at all peers."""
 
     round: int
     trace: str
-    vote_keys: dict[PeerId, bytes]  # of those who vote
+    vote_keys: dict[PeerId, bytes]  # voter -> vote key
     quorum: int
-    proposers: tuple[PeerId, ...]  # the same ones, in turn
+    proposers: tuple[PeerId, ...]  # all voters, in proposing order
 
     def __post_init__(self) -> None:
         assert 0 < self.quorum <= len(self.vote_keys) == len(self.proposers)
@@ -45,14 +47,16 @@ class Electorate:
 
 @dataclass
 class ViewState:
-    """What the proposer of one view said."""
+    """The proposal of one view."""
 
     proposal: ProposalMessage | None = None
     proposed: SignedStatement | None = None
     digest: Digest | None = None  # of the proposed body
-    told: bool = False  # where it is my turn: the round knows that I may propose
+    is_reported: bool = (
+        False  # whether the local peer's turn was acted on: reported to the round, or proposed again
+    )
 
-    def put(self, proposal: ProposalMessage, digest: Digest) -> None:
+    def set_proposal(self, proposal: ProposalMessage, digest: Digest) -> None:
         self.proposal, self.proposed, self.digest = proposal, proposal.statement, digest
 
 
@@ -63,54 +67,54 @@ class RoundVoter(ABC, Generic[T]):
     """One voter (or listener) of one round."""
 
     view: int
-    heard: type[T]  # what is remembered of one view
+    tally_type: type[T]  # record type of one view
 
     def __init__(self, notary: StatementSigner, electorate: Electorate) -> None:
         vote_keys = electorate.vote_keys
         self.notary, self.me, self.round, self.trace = notary, notary.me, electorate.round, electorate.trace
         self.vote_keys, self.quorum, self.proposers = vote_keys, electorate.quorum, electorate.proposers
         self.others = tuple(p for p in vote_keys if p != self.me)
-        self.tallies: dict[int, T] = {}  # words heard, by view
-        self.votes = vote_keys.get(self.me) == notary.signer.vote_key  # not yet with a session that is not agreed
+        self.tallies: dict[int, T] = {}  # view -> received messages
+        self.votes = vote_keys.get(self.me) == notary.signer.vote_key  # False while the session key is not agreed
         self.bodies: dict[Digest, bytes] = {}
-        self.asked: set[Digest] = set()  # bodies that the round was asked to judge
+        self.asked: set[Digest] = set()  # bodies sent to the round for judgment
         self.approved: set[Digest] = set()
-        self.caught: set[PeerId] = set()  # signers whose contradiction was reported: one pair says it all
+        self.equivocators: set[PeerId] = set()  # signers with a reported equivocation: one pair is proof enough
         self.decided: BodyDecided | None = None
-        self.over = False  # decided, here or elsewhere: nothing is said any more
+        self.over = False  # the round is decided, here or elsewhere: nothing more is sent
 
     def proposer(self, view: int) -> PeerId:
-        """Everybody in turn within an attempt, and each attempt begins with another one."""
+        """Proposers rotate within an attempt, and each attempt begins with another proposer."""
         return self.proposers[(view + self._attempt(view)) % len(self.proposers)]
 
     def learn_body(self, body: bytes) -> list[Effect]:
-        """Bytes that arrived by another way; completes a decision whose certificate came first."""
+        """Add a body that was fetched apart from a proposal. Completes a decision that lacked its body."""
         digest = vertex_id(body)
         self.bodies.setdefault(digest, body)
         if self.decided is not None and self.decided.digest == digest and self.decided.body is None:
             self.decided = replace(self.decided, body=body)
             return [Emit(self.decided)]
-        return self._go_on_with(digest)
+        return self._resume_with_body(digest)
 
     @property
     def lacking(self) -> set[Digest]:
-        """Bodies that are named by what would bind me, or by what is decided, and are not here."""
+        """Missing bodies: named by a binding certificate or ballot, or by the decision."""
         if self.over:
             named = {self.decided.digest} if self.decided is not None else set[Digest]()
         else:
-            named = self._named()
+            named = self._binding_digests()
         return named - self.bodies.keys()
 
     @abstractmethod
-    def _named(self) -> set[Digest]:
-        """Bodies that would bind me."""
+    def _binding_digests(self) -> set[Digest]:
+        """Digests of the bodies that certificates or ballots bind the local voter to."""
 
     @abstractmethod
-    def _go_on_with(self, digest: Digest) -> list[Effect]:
-        """This body is here now, and something may have waited for it."""
+    def _resume_with_body(self, digest: Digest) -> list[Effect]:
+        """Continue with steps that waited for this body."""
 
     def stop(self) -> None:
-        """The round's vertex came from somebody else: there is nothing left to agree on."""
+        """End this agreement: the round's vertex arrived from another peer."""
         self.over = True
 
     # ---- proposals -----------------------------------------------------------------------------------------
@@ -118,7 +122,7 @@ class RoundVoter(ABC, Generic[T]):
     def _is_my_turn(self, view: int) -> bool:
         return not self.over and self.votes and view == self.view and self.proposer(view) == self.me
 
-    def _put_forward(
+    def _send_proposal(
         self,
         view: int,
         digest: Digest,
@@ -126,18 +130,18 @@ class RoundVoter(ABC, Generic[T]):
         timeouts: tuple[SignedStatement, ...],
         high: QuorumCertificate | None,
     ) -> list[Effect]:
-        """To everybody, as the one body that I propose in this view, and needing no judgement of mine."""
+        """Sign the local proposal of this view, send it to all voters and approve it."""
         statement = self.notary.sign(Proposal(self.round, view, digest))
         message = ProposalMessage(self.round, self._attempt(view), self.trace, statement, body, timeouts, high)
-        self._tally(view).put(message, digest)
+        self._tally(view).set_proposal(message, digest)
         self.asked.add(digest)
         self.approved.add(digest)
         return [Send(peer, message) for peer in self.others]
 
-    def _opened(self, sender: PeerId, message: ProposalMessage) -> Proposal | None:
-        """What its proposer signed, or None if that is of no view within reach.
+    def _open_proposal(self, sender: PeerId, message: ProposalMessage) -> Proposal | None:
+        """The signed proposal, or None if its view is out of reach.
 
-        Raises PeerFault unless it is the proposer's turn, and these are the bytes that it named.
+        Raises PeerFault if the signer is not the proposer of the view, or the bytes do not match the digest.
         """
         signed = message.statement
         proposed = self.notary.open(signed, Proposal, self.vote_keys.get(signed.signer))
@@ -147,18 +151,18 @@ class RoundVoter(ABC, Generic[T]):
         if signed.signer != self.proposer(view):
             raise PeerFault(signed.signer, f"proposed out of turn in view {view}", signed.body)
         if vertex_id(message.body) != proposed.digest:
-            raise PeerFault(sender, f"sent other bytes than were proposed in view {view}", signed.body)
+            raise PeerFault(sender, f"body differs from the digest proposed in view {view}", signed.body)
         return proposed
 
-    def _judge(self, view: int, turn: ViewState) -> list[Effect]:
-        """Ask the round whether this proposal is right, if it was not asked yet."""
+    def _request_judgment(self, view: int, turn: ViewState) -> list[Effect]:
+        """Send this proposal to the round for judgment, once per body."""
         assert turn.proposal is not None and turn.digest is not None
         if turn.digest in self.asked:
             return []
         self.asked.add(turn.digest)
-        return [self._report(ProposalReceived(view=view, digest=turn.digest, body=turn.proposal.body))]
+        return [self._emit(ProposalReceived(view=view, digest=turn.digest, body=turn.proposal.body))]
 
-    # ---- small words ---------------------------------------------------------------------------------------
+    # ---- helpers -------------------------------------------------------------------------------------------
 
     def _decide(self, certificate: QuorumCertificate) -> list[Effect]:
         self.over = True
@@ -174,16 +178,16 @@ class RoundVoter(ABC, Generic[T]):
 
     def _tally(self, view: int) -> T:
         if view not in self.tallies:
-            self.tallies[view] = self.heard()
+            self.tallies[view] = self.tally_type()
         return self.tallies[view]
 
     def _in_reach(self, view: int) -> bool:
-        """Words of long finished views change nothing; those of far future ones are not remembered."""
+        """Whether messages of this view are stored: not of long finished or far future views."""
         ahead = ATTEMPTS_AHEAD * len(self.proposers)
         return max(0, self.view - 1) <= view <= self.view + ahead or view in self.tallies
 
-    def _forget_but(self, needed: Iterable[Digest]) -> None:
-        """A long pause passes through thousands of views; what they left behind changes nothing any more."""
+    def _drop_old_views(self, needed: Iterable[Digest]) -> None:
+        """Drop old views and all bodies except live and `needed` ones. A long pause passes thousands of views."""
         for view in [v for v in self.tallies if v < self.view - 1]:
             del self.tallies[view]
         live = {turn.digest for turn in self.tallies.values()}
@@ -192,19 +196,19 @@ class RoundVoter(ABC, Generic[T]):
         self.asked &= self.bodies.keys()
         self.approved &= self.bodies.keys()
 
-    def _voted(self, view: int, signed: SignedStatement) -> VoteMessage:
+    def _vote_message(self, view: int, signed: SignedStatement) -> VoteMessage:
         return VoteMessage(self.round, self._attempt(view), self.trace, signed)
 
     def _attempt(self, view: int) -> int:
         return view // len(self.proposers)
 
-    def _catch(self, first: SignedStatement, second: SignedStatement) -> list[Effect]:
-        """Of two words for one slot; the same one said again is nothing."""
-        if first.body == second.body or first.signer in self.caught:
+    def _report_equivocation(self, first: SignedStatement, second: SignedStatement) -> list[Effect]:
+        """Report two different statements for one slot. An equal repetition is ignored."""
+        if first.body == second.body or first.signer in self.equivocators:
             return []
-        self.caught.add(first.signer)
+        self.equivocators.add(first.signer)
         evidence = contradiction(self.notary.run, self.vote_keys[first.signer], first, second)
-        return [self._report(Equivocation(peer=first.signer, evidence=evidence))]
+        return [self._emit(Equivocation(peer=first.signer, evidence=evidence))]
 
-    def _report(self, fact: Fact) -> Emit:
+    def _emit(self, fact: Fact) -> Emit:
         return Emit(replace(fact, round=self.round, trace=self.trace))

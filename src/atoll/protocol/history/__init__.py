@@ -1,1 +1,1 @@
-"""The history of a run: vertices that follow each other, each certified by the members of the one before."""
+"""History of a run: a chain of vertices, each certified by the members of its parent."""

@@ -1,8 +1,15 @@
-"""The chain of agreed vertices as one peer holds it, and the rule by which a stranger's vertex is believed.
+"""Vertex chain of one peer: the agreed history, and the checks before a vertex is appended.
 
-A vertex is believed if it follows the head and carries a commit certificate by a quorum of the committee that
-the head's membership implies (or the recovery key's signature, which is visible for ever as a new epoch). Older
-vertices than the window are not held in memory. Never decides anything: it only checks what was decided.
+Driving contract: create it from genesis, `restore` the stored vertices in round order, then `append` received ones.
+`append` accepts only the vertex after the head; the caller fetches gaps and persists each appended vertex.
+`voters_of` must return the committee that the parent's membership implies, equal at all peers.
+`check`, `check_after` and `other` change nothing. All raise PeerFault for a forged vertex.
+
+Invariants:
+- A vertex is final by a commit certificate from a quorum of the committee that the head's membership implies.
+- Or by the signature of the recovery key, which begins a new epoch that stays visible.
+- At most WINDOW vertices are held in memory, beside genesis.
+Not responsible for: deciding vertices, judging their content.
 """
 
 from __future__ import annotations
@@ -21,29 +28,32 @@ from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.vertex import Member, Vertex, VertexBody
 
 RECOVERY_DOMAIN = b"atoll/recovery/1\0"
-VOTE_BYTES = 100  # of one in a certificate, at the least
-WINDOW = 256  # vertices held in memory; a laggard further behind is served from disk or fetches a checkpoint
+VOTE_BYTES = 100  # least size of one vote in a certificate
+WINDOW = 256  # vertices held in memory; a peer further behind is served from disk or fetches a checkpoint
 
 
 def genesis_digest(vertex: Vertex) -> Digest:
-    """The name of the run."""
+    """Digest of the genesis vertex, which names the run."""
     return vertex_id(vertex.body)
 
 
 def is_too_old(parent: VertexBody, time_s: Seconds) -> bool:
-    """True if no body after `parent` may have this time: it is earlier, by less than a wrong clock that was set."""
+    """Whether this time is too old for a successor of `parent`: earlier, by at most CLOCK_FAR_S.
+
+    A larger step back is accepted as a wrong clock that was set.
+    """
     return 0 < parent.time_s - time_s <= CLOCK_FAR_S
 
 
 def recovery_bytes(run: Digest, body: bytes) -> bytes:
-    """What the recovery identity signs to make this body final without a quorum."""
+    """Bytes that the recovery identity signs to make this body final without a quorum."""
     return RECOVERY_DOMAIN + run + vertex_id(body)
 
 
 def whole(kept: Iterable[bytes]) -> list[Vertex]:
-    """Vertices from this disk, up to the first that it changed: shown to others it would be taken for a forgery.
+    """Decode vertices from the local disk, up to the first damaged one, which other peers would take for a forgery.
 
-    Whether the votes under them hold is for whoever hears them, and for `atoll verify`.
+    Votes are not checked: the receiver and `atoll verify` do that.
     """
     found: list[Vertex] = []
     for data in kept:
@@ -58,16 +68,16 @@ def whole(kept: Iterable[bytes]) -> list[Vertex]:
 
 
 class MissingVertex(NamedTuple):
-    """A vertex that this disk changed or lost; `id` is what the next one calls its parent, None if none does."""
+    """A vertex that the local disk lost or damaged. `id`: the parent id in the next vertex, None without one."""
 
     round: int
     id: Digest | None
 
 
 def newest_hole(kept: Mapping[str, bytes], run: Digest) -> MissingVertex | None:
-    """The newest hole in what a starting peer goes by; None: it is whole.
+    """Find the newest missing vertex in the stored history of a starting peer; None if it is complete.
 
-    Who went on from it would refuse what the others agreed on, and blame them for it.
+    A peer that continued from a damaged history would refuse agreed vertices and blame the other members.
     """
     if "genesis" in kept and [genesis_digest(vertex) for vertex in whole([kept["genesis"]])] != [run]:
         return MissingVertex(-1, None)
@@ -75,7 +85,7 @@ def newest_hole(kept: Mapping[str, bytes], run: Digest) -> MissingVertex | None:
     if not rounds:
         return None
     goal = None
-    for round in range(max(rounds), min(rounds) - 1, -1):  # older ones stay on the disk: nobody goes by them
+    for round in range(max(rounds), min(rounds) - 1, -1):  # older files stay on the disk unused
         vertex = next(iter(whole([kept.get(f"vertex/{round}", b"")])), None)
         try:
             body = decode_body(vertex.body) if vertex is not None else None
@@ -88,7 +98,7 @@ def newest_hole(kept: Mapping[str, bytes], run: Digest) -> MissingVertex | None:
 
 
 class VertexChain:
-    """Vertices from genesis to the head; `voters_of(head id, body)` gives the keys and quorum for the next."""
+    """Vertices from genesis to the head. `voters_of(head id, body)` returns the next vertex's keys and quorum."""
 
     def __init__(
         self,
@@ -115,28 +125,33 @@ class VertexChain:
         return self.ids[self.head]
 
     def append(self, vertex: Vertex, who: PeerId = PeerId("")) -> VertexBody | None:
-        """Believe this vertex if it is the next one. None if it is not the next; PeerFault if it is forged."""
+        """Append this vertex if it follows the head, and return its body; None if it does not.
+
+        Raises PeerFault if it is forged.
+        """
         body = decode_body(vertex.body, who)
         if body.round != self.head + 1:
             return None
         self.check(vertex, body, who)
-        self._hold(vertex, body)
+        self._store(vertex, body)
         return body
 
     def check(self, vertex: Vertex, body: VertexBody, who: PeerId = PeerId("")) -> None:
-        """Raise PeerFault unless this vertex follows the head and is final. Its content is
-        `peer/round/vertex_body.py`'s."""
+        """Raise PeerFault unless this vertex follows the head and is final.
+
+        `peer/round/vertex_body.py` checks its content.
+        """
         self._check_after(self.head_id, self.head_body, vertex, body, who)
 
     def check_after(self, parent: Vertex, vertex: Vertex, who: PeerId) -> None:
-        """The same of two that memory does not hold; whether the parent itself is final is another question."""
+        """Check a vertex against a parent that is not in memory. The parent itself is not checked."""
         before, body = decode_body(parent.body, who), decode_body(vertex.body, who)
         self._check_after(vertex_id(parent.body), before, vertex, body, who)
 
     def other(self, vertex: Vertex, who: PeerId = PeerId("")) -> VertexBody | None:
-        """Where another branch begins: as final as ours of this round, after the same parent, and not the same.
+        """The body that begins another branch: final, with the parent of the local vertex of its round.
 
-        None if it is ours, or its place is not in memory; PeerFault if it is forged.
+        None if it is the local vertex, or its round is not in memory. Raises PeerFault if it is forged.
         """
         body = decode_body(vertex.body, who)
         mine, parent = self.ids.get(body.round), self.ids.get(body.round - 1)
@@ -149,15 +164,18 @@ class VertexChain:
         self, parent: Digest, before: VertexBody, vertex: Vertex, body: VertexBody, who: PeerId
     ) -> None:
         if body.run != self.notary.run or body.parent != parent:
-            raise PeerFault(who, f"a vertex for round {body.round} that does not follow ours")
+            raise PeerFault(who, f"vertex for round {body.round} does not follow the local one")
         if is_too_old(before, body.time_s):
-            raise PeerFault(who, f"a vertex for round {body.round} that is older than its parent")
+            raise PeerFault(who, f"vertex for round {body.round} is older than its parent")
         self._check_certificate(parent, before, vertex, body, who)
 
     def restore(self, vertex: Vertex) -> None:
-        """A vertex from my own disk, checked before it was written; anything unreadable is the caller's trouble."""
+        """Add a vertex from the local disk, which was checked before it was written.
+
+        Raises PeerFault if it cannot be decoded.
+        """
         body = decode_body(vertex.body)
-        self._hold(vertex, body)
+        self._store(vertex, body)
 
     def recent_states(self, count: int) -> dict[Digest, Digest]:
         """Vertex id -> agreed state of the last `count` vertices."""
@@ -165,11 +183,11 @@ class VertexChain:
         return {self.ids[r]: self.bodies[r].state for r in rounds if r in self.bodies}
 
     def rounds(self) -> dict[Digest, int]:
-        """Of all vertices in memory, by their ids."""
+        """Vertex id -> round of all vertices in memory."""
         return {vertex: round for round, vertex in self.ids.items()}
 
     def since(self, first: int, bytes_max: int) -> tuple[Vertex, ...]:
-        """Consecutive vertices from round `first`, as many as fit; empty if that round is not in memory."""
+        """Consecutive vertices from round `first` within `bytes_max`; empty if that round is not in memory."""
         chosen: list[Vertex] = []
         size = 0
         for round in range(first, self.head + 1):
@@ -190,8 +208,8 @@ class VertexChain:
         if certificate is None:
             self._check_recovery(before, vertex, body, who)
             return
-        if body.epoch != before.epoch:  # or whoever forges votes needs no signers of eras
-            raise PeerFault(who, f"votes for round {body.round} that begin an epoch: only the recovery key can")
+        if body.epoch != before.epoch:  # otherwise a forger of votes could avoid the signers of eras
+            raise PeerFault(who, f"votes for round {body.round} begin an epoch: only the recovery key can")
         keys, quorum = self.voters_of(parent, before)
         fits = (
             certificate.stage == "commit"
@@ -200,35 +218,35 @@ class VertexChain:
             and self.notary.certificate_holds(certificate, keys, quorum)
         )
         if not fits:
-            raise PeerFault(who, f"a certificate for round {body.round} that no quorum signed")
+            raise PeerFault(who, f"certificate for round {body.round} is not signed by a quorum")
 
     def _check_recovery(self, parent: VertexBody, vertex: Vertex, body: VertexBody, who: PeerId) -> None:
-        """A new epoch: the same state, fewer members, signed by the identity that genesis named for this.
+        """Check a new epoch: the same state and fewer members, signed by the recovery identity of genesis.
 
-        That identity may also bring another vote key of its own: no quorum can admit it where only it votes.
+        That identity may also replace its own vote key: if it is the only voter, no quorum could admit the new key.
         """
         signed = recovery_bytes(self.notary.run, vertex.body)
         stays = body.invited == parent.invited and (body.epoch, body.state, body.trained, body.tickets) == (
             *(parent.epoch + 1, parent.state, parent.trained),
             parent.tickets,
         )
-        silent = not (body.parts or body.commits or body.reports)  # nobody judged whose words these are
+        silent = not (body.parts or body.commits or body.reports)  # no voter has judged such statements
         before = {m.peer: m for m in parent.members}
         owner, keys = digest(self.recovery), {m.vote_key for m in parent.members}
         for m in body.members:
             line = before.get(m.peer)
             if line is not None and line.identity == owner and m.vote_key not in keys:
-                before[m.peer] = _with_key_of(m, line)
+                before[m.peer] = _replace_vote_key(m, line)
         only_fewer = [m.peer for m in body.members] == list(before) and all(
-            _same_or_away(m, before[m.peer]) for m in body.members
+            _is_same_or_away(m, before[m.peer]) for m in body.members
         )
         believed = self.recovery and self.notary.verifier.identity_holds(self.recovery, signed, vertex.recovery)
         if not (believed and stays and silent and only_fewer and any(m.votes for m in body.members)):
             raise PeerFault(
-                who, f"a vertex for round {body.round} that neither a quorum nor the recovery key signed"
+                who, f"vertex for round {body.round} is signed by neither a quorum nor the recovery key"
             )
 
-    def _hold(self, vertex: Vertex, body: VertexBody) -> None:
+    def _store(self, vertex: Vertex, body: VertexBody) -> None:
         self.head = body.round
         self.bodies[body.round], self.vertices[body.round] = body, vertex
         self.ids[body.round] = vertex_id(vertex.body)
@@ -238,12 +256,12 @@ class VertexChain:
                 held.pop(old, None)
 
 
-def _with_key_of(now: Member, before: Member) -> Member:
-    """The line before under the key of the line now, if that is a key of the same kind."""
+def _replace_vote_key(now: Member, before: Member) -> Member:
+    """The earlier member line with the new vote key, if both keys are of the same kind."""
     return replace(before, vote_key=now.vote_key) if len(now.vote_key) == len(before.vote_key) else before
 
 
-def _same_or_away(now: Member, before: Member) -> bool:
-    """What was measured of its links may be forgotten, never written anew."""
+def _is_same_or_away(now: Member, before: Member) -> bool:
+    """Whether a member line is unchanged or only set to away. Link measurements may be dropped, never changed."""
     stays = replace(before, links=now.links)
     return now.links in (b"", before.links) and now in (stays, replace(stays, standing="away"))

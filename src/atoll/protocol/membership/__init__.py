@@ -1,1 +1,1 @@
-"""Who is here: heartbeats, suspicions, run time."""
+"""Failure detection and clock synchronization among members."""

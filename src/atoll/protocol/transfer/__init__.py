@@ -1,1 +1,1 @@
-"""Blobs in verified chunks, from several peers at once."""
+"""Blob transfer in verified chunks, from several peers at once."""

@@ -1,14 +1,23 @@
-"""Fetch one blob by its name, in verified chunks, from several peers at once; serve chunks to others.
+"""Multi-source download of one blob in verified chunks, and the server that answers chunk requests.
 
-Each chunk is checked alone against the manifest, and the manifest against the blob's name, so a source can waste
-one answer and never more. Every source has a window of requests that grows while it answers and falls to one when
-it is late; the fastest is asked first. A chunk that is late is asked of one more source, whichever answers first
-counts, so a stalling source holds nobody up: it is named, and left when it stalls again and again. A source of
-wrong bytes is named and not asked again. Chunks already on disk are not fetched twice, also after a crash.
-Whoever fetches serves what it has: it says which chunks, and is asked again as they grow. What such a source has
-is asked of it, and the whole ones give what fewest have, ties in an order of each peer's own, so that many who
-fetch from one take different chunks from it and the rest from each other. Never blocks training: reads and writes
-are jobs.
+Driving contract: pass `Start` first, then `Received`, `TimerFired`, `TaskDone` and `TaskFailed`, in any order.
+Call `linked` when a connection opens, and `offer` or `suppose` for new sources. `allow` sets a request budget.
+The driver must run each `RunTask` outside the event loop, and return its result under the same job name.
+The download ends with `BlobFetched` or `FetchFailed`.
+
+Each source has a window of requests that grows while it responds and falls to one when it is late. The fastest
+source is used first. A late chunk is requested from one more source, and the first response counts, so a stalling
+source delays no download. A downloading peer is a partial source: it serves its chunks, and is asked again which
+it holds. Whole sources send the rarest chunks, with ties in an order that differs per peer. Peers that download
+together thus take different chunks and exchange the rest.
+
+Invariants:
+- Each chunk is checked against the manifest, and the manifest against the blob's name. A source can waste one
+  response at most.
+- A source of wrong bytes is reported and not used again. A stalling source is reported, and dropped after repeated
+  stalls.
+- Chunks on disk are not fetched twice, also after a crash.
+- Reads and writes are tasks and never block training.
 """
 
 from __future__ import annotations
@@ -51,23 +60,25 @@ from atoll.protocol.transfer.tasks import (
 from atoll.wire.messages.history import ChunkRequest, ChunkResponse, ManifestRequest, ManifestResponse
 
 WINDOW, WINDOW_MAX = 8, 32  # requests in flight at one source: 8 hide 100 ms at 80 MB/s, 32 at 320 MB/s
-HUNGRY = 4  # part of a window that is free before it is filled again
-REQUESTS_MAX = 128  # in flight at all sources, and answers not yet on disk: 128 MiB, 1.2 GB/s over 100 ms
-PATIENCE = 4.0  # times the usual time to answer, after which a chunk is asked of one more source
-PATIENCE_S = (0.25, 5.0)  # never less, never more; the latter also while nobody has answered yet
-TICK_S = 0.25  # how often it is looked for what is late
-QUEUED_S = 1.0  # of an answer: more wait there than distance explains, and more requests would wait longer
-NEWS_S = 1.0  # how often those that do not hold it whole are asked what they have
-NEWS_MAX = 8  # of them at a time, in turns
-STARVED_S = 10.0  # without a chunk, nobody asked holding it whole: those that have parts will not get the rest
-ASKS_MAX = 6  # for the manifest, each with the longest patience, where others said that they have nothing
-STALLS_MAX = 5  # late in a row, each time twice as long: this source is left, if there is another one
-SERVED_AT_ONCE = 64  # chunk reads in progress for others; more requests are dropped and asked again
-SERVED_TO_ONE = WINDOW_MAX  # of these, for one asker: whoever floods leaves the other half to the others
+REFILL_DIVISOR = 4  # a window is refilled when this fraction (1/4) of it is free
+REQUESTS_MAX = 128  # requests at all sources plus chunks not yet on disk: 128 MiB, 1.2 GB/s over 100 ms
+PATIENCE = 4.0  # multiple of a source's usual response time after which one more source is asked for a chunk
+PATIENCE_S = (0.25, 5.0)  # seconds, least and most patience; the most also before the first response
+TICK_S = 0.25  # seconds between checks for late requests
+QUEUED_S = 1.0  # seconds; a slower response was queued at the source, where more requests would wait longer
+INVENTORY_S = 1.0  # seconds between inventory requests to partial sources
+INVENTORIES_MAX = 8  # inventory requests at a time, in turns
+STARVED_S = 10.0  # seconds without a chunk and without a whole source: the partial sources lack the rest
+MANIFEST_REQUESTS_MAX = (
+    6  # manifest requests, each with the most patience, once some peers have responded without it
+)
+STALLS_MAX = 5  # stalls in a row, each twice as long, before a source is dropped if there is another one
+SERVED_AT_ONCE = 64  # chunk reads in progress for other peers; excess requests are dropped and sent again
+SERVED_TO_ONE = WINDOW_MAX  # reads for one peer: a flooding peer leaves half of all reads to the others
 
 
 class BlobFetched(Fact, frozen=True, kw_only=True, tag="Fetched"):
-    """The blob is here, complete and durable. `sources` gave at least one chunk each."""
+    """The blob is complete and durable. Each of `sources` sent at least one chunk."""
 
     phase = "transfer"
     blob: Digest
@@ -76,13 +87,15 @@ class BlobFetched(Fact, frozen=True, kw_only=True, tag="Fetched"):
 
 
 class FetchFailed(Fact, frozen=True, kw_only=True, tag="FetchFailed"):
+    """The download was given up, for the reason in `why`."""
+
     phase = "transfer"
     blob: Digest
     why: str
 
 
 class BadSource(Fact, frozen=True, kw_only=True, tag="BadSource"):
-    """This peer sent bytes that are not what the name says."""
+    """This peer sent bytes that do not match the blob's name."""
 
     phase = "transfer"
     peer: PeerId
@@ -90,7 +103,7 @@ class BadSource(Fact, frozen=True, kw_only=True, tag="BadSource"):
 
 
 class StallingSource(Fact, frozen=True, kw_only=True, tag="StallingSource"):
-    """This peer promised the blob and does not answer; `left`: it is not asked any more."""
+    """This peer offered the blob and does not respond. `left`: it is not used any more."""
 
     phase = "transfer"
     peer: PeerId
@@ -100,14 +113,14 @@ class StallingSource(Fact, frozen=True, kw_only=True, tag="StallingSource"):
 
 @dataclass
 class BlobSource:
-    """What is known about one peer that may hold the blob."""
+    """State of one peer that may hold the blob."""
 
     window: int = WINDOW
-    asked: dict[int, Seconds] = field(default_factory=dict[int, Seconds])  # chunk -> when, still in time
-    usual_s: Seconds = 0.0  # smoothed time to answer; 0: it has not yet
-    stalls: int = 0  # in a row
-    here: bytes | None = None  # chunks that it has, one bit each; None: the whole blob
-    offers: deque[int] = field(default_factory=deque[int])  # of these, what I lack, the rarest first
+    asked: dict[int, Seconds] = field(default_factory=dict[int, Seconds])  # chunk -> request time, if not late
+    usual_s: Seconds = 0.0  # smoothed response time; 0 before the first response
+    stalls: int = 0  # stalls in a row
+    here: bytes | None = None  # held chunks, one bit each; None: the whole blob
+    offers: deque[int] = field(default_factory=deque[int])  # held chunks that are missing here, rarest first
 
     def has(self, index: int) -> bool:
         return self.here is None or bool(self.here[index // 8] >> index % 8 & 1)
@@ -123,19 +136,18 @@ class BlobSource:
         return (min(most, max(least, PATIENCE * self.usual_s)) if self.usual_s else most) * 2**self.stalls
 
     @property
-    def hungry(self) -> bool:
-        """Worth asking: several requests that leave together cost both ends one turn, and a quarter of the window
-        is not missed meanwhile."""
-        return self.window - len(self.asked) >= max(1, self.window // HUNGRY)
+    def has_window(self) -> bool:
+        """Whether a quarter of the window is free: requests sent together cost both ends one turn."""
+        return self.window - len(self.asked) >= max(1, self.window // REFILL_DIVISOR)
 
     @property
     def wait_s(self) -> tuple[int, Seconds]:
-        """What one more request would wait, for those who stalled after those who did not."""
+        """Sort key for the next request: stalls, then the expected wait in seconds."""
         return self.stalls, (len(self.asked) + 1) / self.window * (self.usual_s or 0.001)
 
 
 class BlobDownload:
-    """One blob on its way here."""
+    """Download of one blob."""
 
     def __init__(
         self,
@@ -146,62 +158,67 @@ class BlobDownload:
         requests_max: int = REQUESTS_MAX,
         me: PeerId | None = None,
     ) -> None:
-        """`bytes_max`: a longer one is refused, where its name is nobody's but the source's. `allowance`:
-        chunks that may be asked for until `allow` is called again; None: as fast as it goes. `requests_max`:
-        fewer on their way, where several blobs are fetched at once. `me`: who fetches, where others may do so, too;
-        left out where it is wanted of these sources alone."""
+        """Create a download of `blob` from `sources`.
+
+        `bytes_max`: largest accepted blob, in bytes; a limit for names that only the source vouches for.
+        `allowance`: chunks that may be requested until the next `allow`; None: no limit.
+        `requests_max`: requests in flight, lower if several blobs are fetched at once.
+        `me`: the local peer, if other peers may download the blob too; None: only `sources` are used.
+        """
         self.me = me
         self.allowance, self.requests_max = allowance, requests_max
         self.blob, self.bytes_max = blob, bytes_max
         self.prefix = f"fetch/{blob.hex()}/"
         self.sources = {peer: BlobSource() for peer in sources}
         self.bad: set[PeerId] = set()
-        self.left: dict[PeerId, BlobSource] = {}  # for stalling; a new connection is a new beginning
-        self.maybe: set[PeerId] = set()  # had nothing of it, or was not asked yet
-        self.told: dict[PeerId, bool] = {}  # whom it was asked last what it has, and whether it answered
-        self.gave: set[PeerId] = set()
+        self.left: dict[PeerId, BlobSource] = {}  # sources dropped for stalling; a new connection readmits them
+        self.candidates: set[PeerId] = set()  # peers that had nothing of the blob, or were not asked yet
+        self.inventory_answered: dict[
+            PeerId, bool
+        ] = {}  # peer -> whether it has answered the last inventory request
+        self.contributors: set[PeerId] = set()  # peers that sent at least one chunk
         self.manifest: BlobManifest | None = None
         self.opened = self.closing = self.over = False
-        self.asks = 0  # for the manifest
-        self.asked_at: Seconds = 0.0  # the last of them
-        self.fed_at: Seconds = 0.0  # the last chunk that came
-        self.news_at: Seconds = 0.0  # when it was last asked who has what
-        self.turn = 0  # of whom
-        self.tick_at: Seconds = 0.0  # when it is looked next for what is late
-        self.spared = False  # nobody was judged last time
-        self.news = False  # somebody has more than it had
-        self.rank: list[int] = []  # of each chunk, where as many have it as have another
-        self.todo: deque[int] = deque()  # chunks to be asked for; of late ones, once more
-        self.waiting: dict[int, dict[PeerId, Seconds]] = {}  # chunk -> whom it was asked of, and when
-        self.came: set[int] = set()  # a probe's chunk, and a late one, may still stand in `todo`
-        self.storing: set[int] = set()  # of these, not yet on disk
+        self.manifest_requests = 0  # manifest requests sent
+        self.manifest_asked_at: Seconds = 0.0  # time of the last manifest request
+        self.last_chunk_at: Seconds = 0.0  # time of the last received chunk
+        self.inventories_at: Seconds = 0.0  # time of the last inventory requests
+        self.inventory_turn = 0  # index of the peer that is asked next for its inventory
+        self.check_at: Seconds = 0.0  # time of the next check for late requests
+        self.skipped_check = False  # whether the last check was skipped
+        self.has_new_inventory = False  # whether an inventory has grown
+        self.rank: list[int] = []  # chunk -> tie-break among equally rare chunks
+        self.queue: deque[int] = deque()  # chunks to request; late ones once more
+        self.requested: dict[int, dict[PeerId, Seconds]] = {}  # chunk -> peers it was requested from, and when
+        self.received: set[int] = set()  # received chunks; chunks of probes and late ones may still be in `queue`
+        self.storing: set[int] = set()  # received chunks that are not yet on disk
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         if self.over:
             return []
         match event:
             case Start():
-                return [*self._ask_manifest(now), self._tick(now)]
+                return [*self._request_manifest(now), self._schedule_check(now)]
             case Received(sender, ManifestResponse(blob=self.blob) as message):
-                return self._open(sender, message, now)
+                return self._receive_manifest(sender, message, now)
             case Received(sender, ChunkResponse(blob=self.blob) as message):
-                return self._take(sender, message.index, event.payload, now)
+                return self._receive_chunk(sender, message.index, event.payload, now)
             case TimerFired(name) if name == self._name("stall"):
-                return self._look_for_late_ones(now)
+                return self._check_progress(now)
             case TaskDone(job, result) if (
                 job == self._name("open") and self.manifest is not None and not self.opened
             ):
                 assert isinstance(result, BlobOpened)
                 self.opened = True
-                self.fed_at, self.news_at = now, now
+                self.last_chunk_at, self.inventories_at = now, now
                 count = len(self.manifest.chunks)
                 first = draw_below(self.blob, self.me, count) if self.me and count else 0
-                self.todo = deque(i for i in [*range(first, count), *range(first)] if i not in result.have)
-                self._order()
-                return self._ask_chunks(now)
+                self.queue = deque(i for i in [*range(first, count), *range(first)] if i not in result.have)
+                self._sort_by_rarity()
+                return self._request_chunks(now)
             case TaskDone(job, _) if job.startswith(self._name("chunk/")):
                 self.storing.discard(int(job.rsplit("/", 1)[1]))
-                return self._ask_chunks(now)
+                return self._request_chunks(now)
             case TaskDone(job, _) if job == self._name("close") and self.closing:
                 return self._finish()
             case TaskFailed(job, why) if job.startswith(self._name("")):
@@ -211,205 +228,205 @@ class BlobDownload:
                 return []
 
     def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
-        """A connection came up: what was asked over the old one may never be answered."""
+        """Handle a new connection: requests on the old one may never be answered."""
         if peer in self.left:
             self.sources[peer] = BlobSource(here=self.left.pop(peer).here)
         source = self.sources.get(peer)
         if self.over or source is None:
             return []
         if self.manifest is None:
-            return [self._ask_what_is_here(peer)]
+            return [self._request_inventory(peer)]
         source.stalls, source.usual_s = 0, 0.0
         source.asked.clear()
         self._forget_requests(peer)
-        return self._ask_chunks(now) if self.opened else []
+        return self._request_chunks(now) if self.opened else []
 
     def allow(self, chunks: int, now: Seconds) -> list[Effect]:
-        """So many more chunks may be asked for; what was allowed before and not used is not saved up."""
+        """Allow `chunks` more chunk requests. An unused earlier allowance is not carried over."""
         self.allowance = chunks
-        return self._ask_chunks(now) if self.opened and not self.over else []
+        return self._request_chunks(now) if self.opened and not self.over else []
 
     def offer(self, sources: Sequence[PeerId], now: Seconds) -> list[Effect]:
-        """More peers that hold the blob."""
+        """Add peers that hold the blob."""
         fresh = [p for p in sources if p not in self.sources and p not in self.bad]
         self.sources.update((p, BlobSource()) for p in fresh)
         if self.manifest is None:
-            return [self._ask_what_is_here(p) for p in fresh]
-        return self._ask_chunks(now) if self.opened else []
+            return [self._request_inventory(p) for p in fresh]
+        return self._request_chunks(now) if self.opened else []
 
     def suppose(self, peers: Sequence[PeerId]) -> None:
-        """These may fetch it, too; asked where it is not wanted of certain peers alone."""
+        """Add peers that may be downloading the blob too. Ignored if only the given sources are used."""
         if self.me is None:
             return
-        self.maybe.update(p for p in peers if not (p in self.sources or p in self.bad or p in self.left))
+        self.candidates.update(p for p in peers if not (p in self.sources or p in self.bad or p in self.left))
 
-    # ---- the manifest, and who has what --------------------------------------------------------------------
+    # ---- manifest and inventories --------------------------------------------------------------------------
 
-    def _ask_manifest(self, now: Seconds) -> list[Effect]:
-        self.asks, self.asked_at = self.asks + 1, now
-        return [self._ask_what_is_here(p) for p in self.sources]
+    def _request_manifest(self, now: Seconds) -> list[Effect]:
+        self.manifest_requests, self.manifest_asked_at = self.manifest_requests + 1, now
+        return [self._request_inventory(p) for p in self.sources]
 
-    def _ask_what_is_here(self, peer: PeerId) -> Send:
-        self.told[peer] = False
+    def _request_inventory(self, peer: PeerId) -> Send:
+        self.inventory_answered[peer] = False
         return Send(peer, ManifestRequest(self.blob, known=self.manifest is not None))
 
-    def _open(self, sender: PeerId, message: ManifestResponse, now: Seconds) -> list[Effect]:
+    def _receive_manifest(self, sender: PeerId, message: ManifestResponse, now: Seconds) -> list[Effect]:
         manifest, here = message.manifest, None if message.here is UNSET else message.here
-        if (sender not in self.sources and sender not in self.maybe) or self.told.get(sender, True):
-            return []  # not asked, or left: a manifest is no secret
-        self.told[sender] = True
+        if (sender not in self.sources and sender not in self.candidates) or self.inventory_answered.get(
+            sender, True
+        ):
+            return []  # unsolicited, or from a dropped source
+        self.inventory_answered[sender] = True
         if manifest is None and here is None:
-            self.maybe.add(sender)
-            return self._leave(sender)
+            self.candidates.add(sender)
+            return self._drop_source(sender)
         known = manifest or self.manifest
         if known is None:
             return []
-        if manifest is not None and not self._is_right(manifest):
-            return self._blame(sender)
+        if manifest is not None and not self._is_valid(manifest):
+            return self._ban_source(sender)
         if here is not None and len(here) != -(-len(known.chunks) // 8):
-            return self._blame(sender)
-        self.maybe.discard(sender)
+            return self._ban_source(sender)
+        self.candidates.discard(sender)
         self.sources.setdefault(sender, BlobSource()).here = here
-        self.news = True
+        self.has_new_inventory = True
         if self.manifest is not None:
-            return self._ask_chunks(now) if self.opened else []
+            return self._request_chunks(now) if self.opened else []
         self.manifest = known
         return [RunTask(self._name("open"), OpenBlob(self.blob, known))]
 
-    def _is_right(self, manifest: BlobManifest) -> bool:
+    def _is_valid(self, manifest: BlobManifest) -> bool:
         try:
             manifest.check()
         except ValueError:
             return False
         return blob_id(manifest) == self.blob and manifest.size_bytes <= self.bytes_max
 
-    def _ask_for_news(self, now: Seconds) -> list[Effect]:
-        """Whoever has not all of it may have more by now."""
-        if not self.opened or self.closing or now - self.news_at < NEWS_S:
+    def _refresh_inventories(self, now: Seconds) -> list[Effect]:
+        """Ask partial sources and candidates again which chunks they hold."""
+        if not self.opened or self.closing or now - self.inventories_at < INVENTORY_S:
             return []
-        self.news_at = now
-        peers = [*(p for p, s in self.sources.items() if s.here is not None), *sorted(self.maybe)]
-        if len(peers) > NEWS_MAX:
-            first = self.turn = (self.turn + NEWS_MAX) % len(peers)
-            peers = (peers * 2)[first : first + NEWS_MAX]
-        return [self._ask_what_is_here(peer) for peer in peers]
+        self.inventories_at = now
+        peers = [*(p for p, s in self.sources.items() if s.here is not None), *sorted(self.candidates)]
+        if len(peers) > INVENTORIES_MAX:
+            first = self.inventory_turn = (self.inventory_turn + INVENTORIES_MAX) % len(peers)
+            peers = (peers * 2)[first : first + INVENTORIES_MAX]
+        return [self._request_inventory(peer) for peer in peers]
 
-    def _order(self) -> None:
-        """What is lacking, by how many have it."""
-        self.news = False
+    def _sort_by_rarity(self) -> None:
+        """Sort the missing chunks by how many partial sources hold them, rarest first."""
+        self.has_new_inventory = False
         assert self.manifest is not None
         partial = [s for s in self.sources.values() if s.here is not None]
         if not partial:
             return
         if not self.rank:
             self.rank = shuffled(self.blob, self.me or "", range(len(self.manifest.chunks)))
-        had = {index: sum(s.has(index) for s in partial) for index in self.todo}
-        self.todo = deque(sorted(self.todo, key=lambda index: (had[index], self.rank[index])))
+        had = {index: sum(s.has(index) for s in partial) for index in self.queue}
+        self.queue = deque(sorted(self.queue, key=lambda index: (had[index], self.rank[index])))
         for source in partial:
-            source.offers = deque(index for index in self.todo if source.has(index))
+            source.offers = deque(index for index in self.queue if source.has(index))
 
     # ---- chunks --------------------------------------------------------------------------------------------
 
-    def _take(self, sender: PeerId, index: int, payload: Payload | None, now: Seconds) -> list[Effect]:
-        asked_at = self.waiting.get(index, {}).get(sender)
+    def _receive_chunk(self, sender: PeerId, index: int, payload: Payload | None, now: Seconds) -> list[Effect]:
+        asked_at = self.requested.get(index, {}).get(sender)
         if asked_at is None or self.manifest is None:
-            return []  # never asked for, or somebody else was faster
+            return []  # unsolicited, or another source was faster
         if payload is None:
-            return [*self._leave(sender), *self._ask_chunks(now)]
-        # in length, too: whoever names a blob may put the digest of 64 MiB into a manifest of one
+            return [*self._drop_source(sender), *self._request_chunks(now)]
+        # check the length too: the author of a blob could put the digest of a 64 MiB chunk into a 1 MiB manifest
         if (payload.digest, payload.size_bytes) != (self.manifest.chunks[index], self.manifest.chunk_bytes(index)):
-            return [*self._blame(sender), *self._ask_chunks(now)]
-        if (
-            len(self.storing) >= self.requests_max
-        ):  # so many at once are late ones: asked again when the disk is ready
+            return [*self._ban_source(sender), *self._request_chunks(now)]
+        if len(self.storing) >= self.requests_max:  # a burst of late chunks: request again when the disk is ready
             if sender in self.sources:
                 self.sources[sender].asked.pop(index, None)
-            del self.waiting[index][sender]
-            self._settle(index)
+            del self.requested[index][sender]
+            self._requeue_chunk(index)
             return []
-        for peer in self.waiting.pop(index):
+        for peer in self.requested.pop(index):
             if peer in self.sources:
                 self.sources[peer].asked.pop(index, None)
         self.sources.setdefault(sender, BlobSource()).answered(now - asked_at)
-        self.gave.add(sender)
-        self.came.add(index)
+        self.contributors.add(sender)
+        self.received.add(index)
         self.storing.add(index)
-        self.fed_at = now
+        self.last_chunk_at = now
         return [
             RunTask(self._name(f"chunk/{index}"), StoreChunk(self.blob, index, payload)),
-            *self._ask_chunks(now),
+            *self._request_chunks(now),
         ]
 
-    def _ask_chunks(self, now: Seconds) -> list[Effect]:
-        while self.todo and self.todo[0] in self.came:
-            self.todo.popleft()
-        if not (self.todo or self.waiting or self.storing or self.closing) and self.opened and not self.over:
+    def _request_chunks(self, now: Seconds) -> list[Effect]:
+        while self.queue and self.queue[0] in self.received:
+            self.queue.popleft()
+        if not (self.queue or self.requested or self.storing or self.closing) and self.opened and not self.over:
             self.closing = True
             return [RunTask(self._name("close"), CloseBlob(self.blob))]
         effects: list[Effect] = []
-        effects += self._ask_those_with_parts(now)
-        room = self._room() + len(effects)
-        hungry = {p: s for p, s in self.sources.items() if s.here is None and s.hungry}
-        for _ in range(len(self.todo) if hungry else 0):
+        effects += self._request_from_partial(now)
+        room = self._requests_left() + len(effects)
+        ready = {p: s for p, s in self.sources.items() if s.here is None and s.has_window}
+        for _ in range(len(self.queue) if ready else 0):
             if len(effects) >= room:
                 break
-            index = self.todo.popleft()
-            asked = self.waiting.get(index, {})
-            if index in self.came:
+            index = self.queue.popleft()
+            asked = self.requested.get(index, {})
+            if index in self.received:
                 continue
-            free = {p: s for p, s in hungry.items() if len(s.asked) < s.window and p not in asked}
+            free = {p: s for p, s in ready.items() if len(s.asked) < s.window and p not in asked}
             if not free and asked:
-                self.todo.append(index)  # its turn comes again
+                self.queue.append(index)  # retried after the other chunks
                 continue
             if not free:
-                self.todo.appendleft(index)  # in sequence: their disks read ahead
-                break  # all are busy
+                self.queue.appendleft(index)  # keeps the sequence, since source disks read ahead
+                break  # all sources are busy
             peer = min(free, key=lambda p: free[p].wait_s)
-            effects.append(self._ask_chunk(peer, index, now))
+            effects.append(self._request_chunk(peer, index, now))
             if self.sources[peer].stalls and len(self.sources) > 1:
-                self.todo.append(index)  # a probe: nobody relies on it
-        return effects if self.todo else [*effects, *self._help_out(now)]
+                self.queue.append(index)  # a probe: the chunk is requested from another source too
+        return effects if self.queue else [*effects, *self._request_slow_chunks(now)]
 
-    def _ask_those_with_parts(self, now: Seconds) -> list[Effect]:
-        """Before the whole ones, which give meanwhile what only they have."""
+    def _request_from_partial(self, now: Seconds) -> list[Effect]:
+        """Request chunks from partial sources first, so whole sources send what only they hold."""
         effects: list[Effect] = []
-        room = self._room()
+        room = self._requests_left()
         for peer, source in self.sources.items():
             while source.offers and len(source.asked) < source.window and len(effects) < room:
                 index = source.offers.popleft()
-                if index not in self.todo or index in self.came or peer in self.waiting.get(index, {}):
+                if index not in self.queue or index in self.received or peer in self.requested.get(index, {}):
                     continue
                 if not source.stalls:
-                    self.todo.remove(index)
-                effects.append(self._ask_chunk(peer, index, now))
+                    self.queue.remove(index)
+                effects.append(self._request_chunk(peer, index, now))
         return effects
 
-    def _room(self) -> int:
-        """How many more chunks may be on their way."""
+    def _requests_left(self) -> int:
+        """Number of further chunk requests allowed now."""
         room = self.requests_max - len(self.storing) - sum(len(s.asked) for s in self.sources.values())
         return room if self.allowance is None else min(room, self.allowance)
 
-    def _ask_chunk(self, peer: PeerId, index: int, now: Seconds) -> Send:
+    def _request_chunk(self, peer: PeerId, index: int, now: Seconds) -> Send:
         self.sources[peer].asked[index] = now
-        self.waiting.setdefault(index, {})[peer] = now
+        self.requested.setdefault(index, {})[peer] = now
         if self.allowance is not None:
             self.allowance -= 1
         return Send(peer, ChunkRequest(self.blob, index))
 
-    def _help_out(self, now: Seconds) -> list[Effect]:
-        """Nothing is left to ask for: who is idle fetches what others are slow with, each chunk at most twice."""
+    def _request_slow_chunks(self, now: Seconds) -> list[Effect]:
+        """Endgame: request slow chunks from idle sources too, each chunk from at most two."""
         effects: list[Effect] = []
-        room = self._room()
+        room = self._requests_left()
         helpers = {p: s for p, s in self.sources.items() if s.usual_s and not s.stalls and len(s.asked) < WINDOW}
         least_s = min((2 * s.usual_s for s in helpers.values()), default=0.0)
-        for index, asked in self.waiting.items() if helpers else ():
+        for index, asked in self.requested.items() if helpers else ():
             if len(effects) >= room:
                 break
             if len(asked) != 1:
                 continue
             ((slow, since),) = asked.items()
             if now - since <= least_s:
-                continue  # none of them could do it sooner
+                continue  # no helper would be faster
             idle = {
                 p: s.usual_s
                 for p, s in helpers.items()
@@ -417,116 +434,116 @@ class BlobDownload:
             }
             if idle:
                 peer = min(idle, key=idle.__getitem__)
-                effects.append(self._ask_chunk(peer, index, now))
+                effects.append(self._request_chunk(peer, index, now))
         return effects
 
-    def _look_for_late_ones(self, now: Seconds) -> list[Effect]:
-        # who slept itself finds answers in its own buffers: it reads them first, and judges at the next tick
-        self.spared = now - self.tick_at > TICK_S and not self.spared
-        effects: list[Effect] = [self._tick(now)]
-        effects += self._ask_for_news(now)
+    def _check_progress(self, now: Seconds) -> list[Effect]:
+        # after a pause of this process, responses may wait in its buffers: read them first, judge at the next tick
+        self.skipped_check = now - self.check_at > TICK_S and not self.skipped_check
+        effects: list[Effect] = [self._schedule_check(now)]
+        effects += self._refresh_inventories(now)
         if self.manifest is None:
-            late = now - self.asked_at >= PATIENCE_S[1]
-            if late and self.asks >= ASKS_MAX and any(self.told.values()):
-                return self._give_up("those who answer do not hold it")
-            return [*self._ask_manifest(now), *effects] if late else effects
-        if self.opened and self._starves(now):
-            return self._give_up("those who have some of it lack the rest")
-        if self.opened and self.news:
-            self._order()
+            late = now - self.manifest_asked_at >= PATIENCE_S[1]
+            if late and self.manifest_requests >= MANIFEST_REQUESTS_MAX and any(self.inventory_answered.values()):
+                return self._fail("no peer that answers holds it")
+            return [*self._request_manifest(now), *effects] if late else effects
+        if self.opened and self._is_starved(now):
+            return self._fail("the sources hold only some of its chunks")
+        if self.opened and self.has_new_inventory:
+            self._sort_by_rarity()
         usual = sorted(s.usual_s for s in self.sources.values() if s.usual_s)
-        for peer, source in list(self.sources.items()) if not self.spared else ():
+        for peer, source in list(self.sources.items()) if not self.skipped_check else ():
             patience_s = source.patience_s
-            if not source.usual_s and usual:  # the others have answered long ago
+            if not source.usual_s and usual:  # no response yet, while other sources have responded
                 others_s = max(PATIENCE_S[0], 2 * PATIENCE * usual[len(usual) // 2])
                 patience_s = min(patience_s, others_s * 2**source.stalls)
             late = [index for index, at in source.asked.items() if now - at >= patience_s]
             if late:
-                effects += self._stalled(peer, source, late)
-        return [*effects, *self._ask_chunks(now)]
+                effects += self._mark_stalled(peer, source, late)
+        return [*effects, *self._request_chunks(now)]
 
-    def _stalled(self, peer: PeerId, source: BlobSource, late: list[int]) -> list[Effect]:
-        """It gets one request at a time from now on, and what it owes is asked of somebody else too."""
+    def _mark_stalled(self, peer: PeerId, source: BlobSource, late: list[int]) -> list[Effect]:
+        """Shrink the window of a stalling source to one request, and request its late chunks elsewhere too."""
         source.window, source.stalls = 1, source.stalls + 1
         for index in late:
             del source.asked[index]
-            self._settle(index)
+            self._requeue_chunk(index)
         left = source.stalls >= STALLS_MAX and len(self.sources) > 1
         effects: list[Effect] = []
         if source.stalls == 1 or left:
             effects.append(Emit(StallingSource(peer=peer, blob=self.blob, left=left)))
         if left:
             self.left[peer] = source
-            effects += self._leave(peer)
-        elif source.stalls >= STALLS_MAX:  # those that were left for it were no worse
+            effects += self._drop_source(peer)
+        elif source.stalls >= STALLS_MAX:  # the only source stalls: readmit the dropped ones, which were no worse
             self.sources.update((p, BlobSource(here=s.here)) for p, s in self.left.items())
             self.left.clear()
         return effects
 
-    def _settle(self, index: int) -> None:
-        """If nobody owes this chunk in time, it is to be asked for again; late answers still count."""
-        asked = self.waiting.get(index)
+    def _requeue_chunk(self, index: int) -> None:
+        """Queue this chunk again if no request for it is in time. Late responses still count."""
+        asked = self.requested.get(index)
         if asked is None or any(index in self.sources[p].asked for p in asked if p in self.sources):
             return
-        if self._whole() <= asked.keys():
-            del self.waiting[index]  # everybody had its chance: begin anew
-        if index not in self.todo:
-            self.todo.appendleft(index)
+        if self._whole_sources() <= asked.keys():
+            del self.requested[index]  # every whole source was asked: start over
+        if index not in self.queue:
+            self.queue.appendleft(index)
 
     # ---- leaving sources -----------------------------------------------------------------------------------
 
-    def _blame(self, sender: PeerId) -> list[Effect]:
+    def _ban_source(self, sender: PeerId) -> list[Effect]:
         self.bad.add(sender)
-        self.maybe.discard(sender)
-        return [Emit(BadSource(peer=sender, blob=self.blob)), *self._leave(sender)]
+        self.candidates.discard(sender)
+        return [Emit(BadSource(peer=sender, blob=self.blob)), *self._drop_source(sender)]
 
-    def _leave(self, peer: PeerId) -> list[Effect]:
+    def _drop_source(self, peer: PeerId) -> list[Effect]:
         if self.sources.pop(peer, None) is None:
             return []
         self._forget_requests(peer)
-        return self._give_up_if_alone()
+        return self._fail_without_sources()
 
     def _forget_requests(self, peer: PeerId) -> None:
-        for index, asked in list(self.waiting.items()):  # also what was to be asked of this peer next
+        for index, asked in list(self.requested.items()):
             asked.pop(peer, None)
-            self._settle(index)
+            self._requeue_chunk(index)
 
-    def _give_up_if_alone(self) -> list[Effect]:
+    def _fail_without_sources(self) -> list[Effect]:
         if self.sources:
             return []
-        return self._give_up("nobody who was asked holds it")
+        return self._fail("no peer that was asked holds it")
 
-    def _give_up(self, why: str) -> list[Effect]:
+    def _fail(self, why: str) -> list[Effect]:
         self.over = True
         return [Emit(FetchFailed(blob=self.blob, why=why))]
 
-    def _starves(self, now: Seconds) -> bool:
-        if self._whole() or self.closing or self.storing or self.allowance == 0:
+    def _is_starved(self, now: Seconds) -> bool:
+        if self._whole_sources() or self.closing or self.storing or self.allowance == 0:
             return False
-        return now - self.fed_at > STARVED_S
+        return now - self.last_chunk_at > STARVED_S
 
-    def _whole(self) -> set[PeerId]:
+    def _whole_sources(self) -> set[PeerId]:
         return {p for p, s in self.sources.items() if s.here is None}
 
     def _finish(self) -> list[Effect]:
         assert self.manifest is not None
         self.over = True
-        size, sources = self.manifest.size_bytes, tuple(sorted(self.gave))
+        size, sources = self.manifest.size_bytes, tuple(sorted(self.contributors))
         return [
             SetTimer(self._name("stall"), None),
             Emit(BlobFetched(blob=self.blob, size_bytes=size, sources=sources)),
         ]
 
-    def _tick(self, now: Seconds) -> SetTimer:
-        self.tick_at = now + TICK_S
-        return SetTimer(self._name("stall"), self.tick_at)
+    def _schedule_check(self, now: Seconds) -> SetTimer:
+        self.check_at = now + TICK_S
+        return SetTimer(self._name("stall"), self.check_at)
 
     def _name(self, what: str) -> str:
         return self.prefix + what
 
 
 class BlobServer:
-    """The other side: answers requests for manifests and chunks from what is on disk."""
+    """Server of manifests and chunks: answers requests of other peers from disk."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, tuple[PeerId, ManifestRequest | ChunkRequest]] = {}
@@ -537,7 +554,7 @@ class BlobServer:
             case Received(sender, (ManifestRequest() | ChunkRequest()) as wish):
                 theirs = sum(asker == sender for asker, _ in self.jobs.values())
                 if len(self.jobs) >= SERVED_AT_ONCE or theirs >= SERVED_TO_ONE:
-                    return []  # the asker's patience ends, it asks somebody else
+                    return []  # the requester times out and asks another source
                 self.count += 1
                 job = f"serve/{self.count}"
                 self.jobs[job] = (sender, wish)
@@ -547,7 +564,7 @@ class BlobServer:
             case TaskDone(job, result) if job in self.jobs:
                 sender, wish = self.jobs.pop(job)
                 if isinstance(wish, ManifestRequest):
-                    return [Send(sender, _told(wish, result), Lane.BULK)]
+                    return [Send(sender, _manifest_response(wish, result), Lane.BULK)]
                 payload = result if isinstance(result, Payload) else None
                 return [Send(sender, ChunkResponse(wish.blob, wish.index), Lane.BULK, payload)]
             case TaskFailed(job, _) if job in self.jobs:
@@ -557,7 +574,7 @@ class BlobServer:
                 return []
 
 
-def _told(wish: ManifestRequest, found: object) -> ManifestResponse:
+def _manifest_response(wish: ManifestRequest, found: object) -> ManifestResponse:
     match found:
         case BlobManifest():
             return ManifestResponse(wish.blob, found)

@@ -1,4 +1,4 @@
-"""Slow work of a transfer: chunks go to disk and come from disk off the loop."""
+"""Storage tasks of a transfer: reading and writing chunks outside the event loop."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from atoll.crypto.digest import BlobManifest
 
 
 class OpenBlob(msgspec.Struct, frozen=True):
-    """Make room for this blob -> BlobOpened with the chunks that are here already, verified."""
+    """Prepare storage for this blob -> BlobOpened with the verified chunks that are already stored."""
 
     blob: Digest
     manifest: BlobManifest
 
 
 class BlobOpened(msgspec.Struct, frozen=True):
+    """Indices of the chunks that are already stored."""
+
     have: frozenset[int]
 
 
 class StoreChunk(msgspec.Struct, frozen=True):
-    """Write one verified chunk -> None once it is on disk."""
+    """Write one verified chunk -> None when it is on disk."""
 
     blob: Digest
     index: int
@@ -29,31 +31,36 @@ class StoreChunk(msgspec.Struct, frozen=True):
 
 
 class CloseBlob(msgspec.Struct, frozen=True):
-    """Every chunk is here: make the blob durable under its name -> None."""
+    """Make a complete blob durable under its name -> None."""
 
     blob: Digest
 
 
 class DropBlob(msgspec.Struct, frozen=True):
-    """Nobody wants the rest of this blob: forget what is here of it -> None."""
+    """Delete the stored chunks of an abandoned blob -> None."""
 
     blob: Digest
 
 
 class ReadManifest(msgspec.Struct, frozen=True):
-    """-> Manifest, or None if the blob is not held; `partly`: Partly, if some of it is here and verified."""
+    """Read a manifest -> BlobManifest, or None if the blob is not held.
+
+    `partly`: PartialManifest if some verified chunks are held.
+    """
 
     blob: Digest
     partly: bool = False
 
 
 class PartialManifest(msgspec.Struct, frozen=True):
+    """Manifest of a partly held blob."""
+
     manifest: BlobManifest
-    here: bytes  # a bit for each chunk, the lowest first
+    here: bytes  # held chunks, one bit each, lowest bit first
 
 
 class ReadChunk(msgspec.Struct, frozen=True):
-    """-> Payload, or None if the blob is not held."""
+    """Read one chunk -> Payload, or None if the blob is not held."""
 
     blob: Digest
     index: int

@@ -1,1 +1,1 @@
-"""The one vocabulary: one file per conversation, every message a frozen tagged msgspec struct."""
+"""Message types: one file per protocol, each message a frozen tagged msgspec struct."""

@@ -1,7 +1,7 @@
-"""Messages of an audit, an opening or a score: how one learns where the other laid out what it has to show.
+"""Verification messages: locate the evidence of a replay audit, a sum check or a loss score.
 
-What is shown is a blob, fetched like any other; what shows that a row cannot be read is small, and comes unasked.
-Who says what in these words proves nothing; what an auditor found is a signed report.
+Evidence is a blob, fetched like any other. Evidence of a malformed row is small and sent without a request.
+These messages prove nothing; an auditor's finding is a signed report.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from atoll.base.machine import Message
 
 
 class ExhibitRequest(Message, frozen=True, tag="WantExhibit"):
-    """I was drawn to look at your segment of this round, your answer or your update: where is what you show?"""
+    """Request of a drawn verifier: which blob holds the receiver's evidence for this round?"""
 
     round: int
-    opening: int | UnsetType = UNSET  # the number of the opening, where it is one
-    update: bool | UnsetType = UNSET  # True: the whole encoded update, to score it
+    opening: int | UnsetType = UNSET  # number of the opening, if a sum opening is requested
+    update: bool | UnsetType = UNSET  # True: the whole encoded update is requested, to score it
 
 
 class ExhibitResponse(Message, frozen=True, tag="ExhibitIs"):
-    """It lies in this blob; None while it is being made, or if it is lost."""
+    """Blob with the evidence; None while it is being created, or if it is lost."""
 
     round: int
     blob: Digest | None
@@ -33,7 +33,9 @@ class ExhibitResponse(Message, frozen=True, tag="ExhibitIs"):
 
 
 class MalformedRowShown(Message, frozen=True, tag="Unreadable"):
-    """Somebody committed to a row that cannot be read. To all who vote; verification/malformed_updates/messages.py
-    says what is shown."""
+    """Evidence of a commitment to an unreadable row, sent to all voters.
+
+    verification/malformed_updates/messages.py defines its content.
+    """
 
     shown: Annotated[bytes, Meta(max_length=UNREADABLE_BYTES_MAX)]

@@ -1,4 +1,4 @@
-"""Messages about what was agreed: vertices for those who missed them, chunks of blobs, signatures under eras."""
+"""History messages: missed vertices, chunks of blobs, era signatures."""
 
 from __future__ import annotations
 
@@ -15,29 +15,32 @@ from atoll.wire.messages.vertex import Vertex
 
 
 class VerticesRequest(Message, frozen=True, tag="WantVertices"):
-    """Send me what closed round `first` and the rounds after it. Genesis is round -1."""
+    """Request for the vertices of round `first` and later. Genesis is round -1."""
 
     first: int
 
 
 class VerticesResponse(Message, frozen=True, tag="Vertices"):
-    """Consecutive vertices, oldest first; `head` is the round that the sender's newest one closed."""
+    """Consecutive vertices, oldest first. `head`: round of the sender's newest vertex."""
 
     vertices: tuple[Vertex, ...]
     head: int
 
 
 class ManifestRequest(Message, frozen=True, tag="WantManifest"):
-    """`known`: also of a blob that is here in part, without its manifest if I have that. Left out: a whole one."""
+    """Request for a manifest. If `known` is unset, only a whole blob counts; else a partly held one counts too.
+
+    `known` is True if the requester has the manifest, which the response then omits.
+    """
 
     blob: Digest
     known: bool | UnsetType = UNSET
 
 
 class ManifestResponse(Message, frozen=True, tag="ManifestIs"):
-    """`here`: of a blob that the sender is fetching, the chunks that it has, one bit each, the lowest first.
+    """Manifest of a blob. `here`: chunks of a partly held blob, one bit each, lowest bit first.
 
-    Without it the sender holds the whole blob, or nothing of it when `manifest` is None, too.
+    Without `here` the sender holds the whole blob, or nothing if `manifest` is None.
     """
 
     blob: Digest
@@ -46,29 +49,30 @@ class ManifestResponse(Message, frozen=True, tag="ManifestIs"):
 
 
 class ChunkRequest(Message, frozen=True, tag="WantChunk"):
+    """Request for one chunk."""
+
     blob: Digest
     index: int
 
 
 class ChunkResponse(Message, frozen=True, tag="Chunk"):
-    """The chunk's bytes are the payload; no payload means that the sender does not hold it any more."""
+    """One chunk. Its bytes are the payload; without a payload the sender no longer holds it."""
 
     blob: Digest
     index: int
 
 
 class EraSignature(msgspec.Struct, frozen=True, array_like=True):
-    """One member's long-lived identity under the vertex that ended an era: protocol/history/era_signatures.py says
-    over what."""
+    """Signature of one long-lived identity under the last vertex of an era (protocol/history/era_signatures.py)."""
 
     peer: PeerId
     identity: Annotated[bytes, Meta(max_length=IDENTITY_BYTES_MAX)]
     """Public keys; the agreed membership holds their digest."""
-    signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES_MAX)]  # by all of them
+    signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES_MAX)]  # signatures by all keys of the identity
 
 
 class EraSignatures(Message, frozen=True, tag="EraSigned"):
-    """Signatures under the vertex that ended an era with this round: mine when it ends, or what you asked for."""
+    """Signatures under the era ending with this round: the sender's own at the era's end, or requested ones."""
 
     round: int
     vertex: Digest
@@ -76,7 +80,7 @@ class EraSignatures(Message, frozen=True, tag="EraSigned"):
 
 
 class EraSignaturesRequest(Message, frozen=True, tag="WantEra"):
-    """Which signatures do you hold under the end of this era, beside those of these peers?"""
+    """Request for signatures under the era ending with this round, except those of the peers in `have`."""
 
     round: int
     have: tuple[PeerId, ...]

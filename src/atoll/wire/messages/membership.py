@@ -1,4 +1,4 @@
-"""Messages about who is here: heartbeats, joins, farewells, suspicions."""
+"""Membership messages: heartbeats, member reports, refusals, greeting."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ RefusalCode = Literal["E-JOIN-01", "E-JOIN-02", "E-JOIN-03", "E-JOIN-04", "E-JOI
 
 
 class Ping(Message, frozen=True, tag="Beat"):
-    """Are you there, and what time is it? `sent_s` comes back unchanged."""
+    """Heartbeat and clock request. The reply returns `sent_s` unchanged."""
 
     sent_s: Seconds  # sender's local clock
-    head: int  # the last round that the sender saw closed
+    head: int  # round of the sender's newest vertex
 
 
 class PingReply(Message, frozen=True, tag="BeatBack"):
+    """Reply to a Ping."""
+
     sent_s: Seconds
-    clock_s: Seconds  # the answerer's run time
+    clock_s: Seconds  # run time at the replying peer
     head: int
 
 
 class MemberReport(Message, frozen=True, tag="MemberReport"):
-    """A Join, Ready, Leave, Suspect or Invite for the next vertex; passed on once to every member."""
+    """A signed report for the next vertex, forwarded once to every member."""
 
     statement: SignedStatement
 
 
 class JoinRefused(Message, frozen=True, tag="JoinRefused"):
-    """Why a join, or a reader without a ticket, is turned down. The receiver has its own text for each code."""
+    """Refusal of a join or of a reader without a ticket. The receiver has its own text for each code."""
 
     code: RefusalCode
 
 
 class Hello(Message, frozen=True, tag="Hello"):
-    """First words on a connection: the run, the sender's newest round, and the ticket that it joins or reads with.
+    """First message on a connection: the run, the sender's newest round, and its ticket for joining or reading.
 
-    `head` is -2 to a peer that may not read. `admission` is a redemption; empty: no ticket.
+    `head` is -2 to a peer that may not read. `admission`: ticket redemption; empty: no ticket.
     """
 
     run: Digest

@@ -1,6 +1,6 @@
-"""Messages of a preference: what do you prefer, asked of a few members at a time (specs/branches.md).
+"""Preference poll messages: the preferred branch, asked of sampled members (specs/branches.md).
 
-Not signed: an answer counts for whoever gives it over its own link, and proves nothing to anybody else.
+Not signed: a response counts for the peer of its link and proves nothing to other peers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 class PreferenceRequest(Message, frozen=True, tag="WantPreference"):
-    """What do you prefer in this slot? I prefer `choice`."""
+    """Request for the receiver's preference in this slot. `choice`: the sender's own preference."""
 
     slot: SlotName
     number: Number
@@ -25,7 +25,7 @@ class PreferenceRequest(Message, frozen=True, tag="WantPreference"):
 
 
 class PreferenceResponse(Message, frozen=True, tag="PreferenceIs"):
-    """I prefer this now; None: nothing yet."""
+    """The sender's current preference; None: none yet."""
 
     slot: SlotName
     number: Number

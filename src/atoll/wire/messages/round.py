@@ -1,4 +1,4 @@
-"""Messages of one round: commitments, parts on their way to owners and back, proposals, votes, timeouts."""
+"""Round messages: commitments, rows for owners, part results, proposals, votes, timeouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.wire.messages.statements import AgreedWeights, QuorumCertificate, Sig
 
 
 class RoundMessage(Message, frozen=True, tag="RoundMessage"):
-    """Every message of a round says which one, and carries the round's trace id."""
+    """Base of all messages of a round, with the round's number and trace id."""
 
     phase: ClassVar[str] = ""
     round: int
@@ -23,12 +23,12 @@ class RoundMessage(Message, frozen=True, tag="RoundMessage"):
 
     @property
     def place(self) -> Hashable:
-        """A later attempt says the same again."""
+        """Key of the message, equal in later attempts."""
         return msgspec.structs.replace(self, attempt=0)
 
 
 class BroadcastMessage(RoundMessage, frozen=True, tag="Unasked"):
-    """Told to all whom it concerns. Whoever lacks it later asks for it, and is answered by something else."""
+    """Base of messages that are broadcast without a request. A peer that lacks one sends a separate request."""
 
     @property
     def of_round(self) -> int:
@@ -36,42 +36,44 @@ class BroadcastMessage(RoundMessage, frozen=True, tag="Unasked"):
 
 
 class CommitAnnouncement(RoundMessage, frozen=True, tag="Committed"):
+    """A member's commitment to its update."""
+
     phase: ClassVar[str] = "commit"
-    statement: SignedStatement  # Commit
-    asks: bool = False  # I have not heard yours
+    statement: SignedStatement  # Commitment
+    asks: bool = False  # whether the sender lacks the receiver's commitment
 
 
 class CommitRequest(RoundMessage, frozen=True, tag="WantCommit"):
-    """What has this peer committed to in this attempt? I do not hear it, and it counts. Answered by Committed."""
+    """Request for a silent peer's commitment in this attempt. Answered by CommitAnnouncement."""
 
     phase: ClassVar[str] = "commit"
     peer: PeerId
 
 
 class RowContribution(BroadcastMessage, frozen=True, tag="Contribution"):
-    """One part of my update for its owner; the encoded bytes are the payload."""
+    """The sender's row for a part's owner. Its encoded bytes are the payload."""
 
     phase: ClassVar[str] = "share"
     part: int
-    owner_index: int  # -1: for a peer that hands it on
+    owner_index: int  # -1: for a forwarding peer
     path: tuple[Digest, ...]  # Merkle path from the payload's digest to the committed root
-    statement: SignedStatement  # the Commit, for owners that the broadcast did not reach
+    statement: SignedStatement  # Commitment, for owners that did not receive its broadcast
 
     @property
     def place(self) -> Hashable:
-        """Of a part, whatever the round: who shares in the next one has closed this one."""
+        """Key of the part in any round: a sender of the next round's row has closed this round."""
         return type(self), self.part
 
 
 class PartialSum(BroadcastMessage, frozen=True, tag="Handed"):
-    """Rows of several peers, combined on the way to the owner; the encoded mean is the payload."""
+    """Rows of several peers, combined on the way to the owner. The encoded mean is the payload."""
 
     phase: ClassVar[str] = "share"
     part: int
-    owner_index: int  # -1: for a peer that hands it on
-    weight: int  # of all of them
+    owner_index: int  # -1: for a forwarding peer
+    weight: int  # total weight of the rows
     contributors: tuple[PeerId, ...]
-    by: PeerId | UnsetType = UNSET  # who combined them, where another passes on what the owner asked it for
+    by: PeerId | UnsetType = UNSET  # peer that combined the rows, if another peer forwards them to the owner
 
     @property
     def place(self) -> Hashable:
@@ -79,14 +81,14 @@ class PartialSum(BroadcastMessage, frozen=True, tag="Handed"):
 
 
 class PartDeclined(RoundMessage, frozen=True, tag="Declined"):
-    """I cannot combine this part: do not wait for me."""
+    """Report of an owner that cannot combine this part."""
 
     phase: ClassVar[str] = "share"
     part: int
 
 
 class ReachabilityHint(RoundMessage, frozen=True, tag="Heard"):
-    """I hear this peer, and what it has to do with this part it does with me: you may not hear it."""
+    """Hint that the sender reaches `peer` and exchanges this part with it; the receiver may not reach it."""
 
     phase: ClassVar[str] = "share"
     part: int
@@ -94,32 +96,32 @@ class ReachabilityHint(RoundMessage, frozen=True, tag="Heard"):
 
 
 class PartResult(BroadcastMessage, frozen=True, tag="Answer"):
-    """The combined part, once, for everybody; the encoded bytes are the payload.
+    """The result of a part, for all members. The encoded bytes are the payload.
 
-    Without a payload it is an owner's word alone: a witness's, or one that somebody holds of an owner that died.
+    Without a payload it carries only the owner's statement: from a witness, or from a holder after the owner died.
     """
 
     phase: ClassVar[str] = "share"
-    statement: SignedStatement  # Answered
-    weighing: AgreedWeights | UnsetType = UNSET  # where rows are weighed: the one that the statement names
+    statement: SignedStatement  # OwnerResult
+    weighing: AgreedWeights | UnsetType = UNSET  # weights that the statement names, if rows are weighted
 
 
 class RowComparison(RoundMessage, frozen=True, tag="Comparison"):
-    """How the rows of a part lie to each other, for all who may have to weigh them."""
+    """Inner products of a part's rows, for all owners that may compute weights."""
 
     phase: ClassVar[str] = "share"
-    statement: SignedStatement  # Compared
+    statement: SignedStatement  # OwnerComparison
 
 
 class PartStatementsRequest(RoundMessage, frozen=True, tag="WantWords"):
-    """What have you signed about this part? Where owners check each other in a large committee."""
+    """Request for the receiver's signed statements about this part, in large committees with cross-checks."""
 
     phase: ClassVar[str] = "share"
     part: int
 
 
 class RowRequest(RoundMessage, frozen=True, tag="WantRow"):
-    """Open to me what this peer contributed to this part: I doubt its answer, or lack the row as an owner."""
+    """Request for a peer's row of this part: the sender disputes a result, or is an owner that lacks the row."""
 
     phase: ClassVar[str] = "share"
     part: int
@@ -127,56 +129,62 @@ class RowRequest(RoundMessage, frozen=True, tag="WantRow"):
 
 
 class RowResponse(RoundMessage, frozen=True, tag="RowBytes"):
-    """The row of whoever signed `statement`, as its author sent it to the owners; the bytes are the payload."""
+    """The row of the signer of `statement`, as sent to the owners. Its bytes are the payload."""
 
     phase: ClassVar[str] = "share"
     part: int
     path: tuple[Digest, ...]  # Merkle path from the payload's digest to the committed root
-    statement: SignedStatement  # Commit
+    statement: SignedStatement  # Commitment
 
 
 class PartRequest(RoundMessage, frozen=True, tag="WantPart"):
-    """Who has the combined bytes of this digest? Answered by PartBytes, or not at all."""
+    """Request for the combined bytes of this digest. Answered by PartResponse, or not at all."""
 
     phase: ClassVar[str] = "agree"
     digest: Digest
 
 
 class PartResponse(RoundMessage, frozen=True, tag="PartBytes"):
+    """Combined bytes of this digest, as the payload."""
+
     phase: ClassVar[str] = "agree"
     digest: Digest
 
 
 class ResendRequest(RoundMessage, frozen=True, tag="Repeat"):
-    """I came late to this round and dropped words of yours: say again what you told me in it."""
+    """Request of a late peer that dropped messages of this round: the receiver sends them again."""
 
     phase: ClassVar[str] = "share"
 
 
 class ProposalMessage(RoundMessage, frozen=True, tag="Propose"):
+    """A proposed vertex body with the view-change proof that permits it."""
+
     phase: ClassVar[str] = "agree"
-    statement: SignedStatement  # Proposed
+    statement: SignedStatement  # Proposal
     body: bytes
-    timeouts: tuple[SignedStatement, ...]  # a quorum of Timeouts of the attempt before; empty in attempt 0
-    high: QuorumCertificate | None  # the highest certificate among them, which forces the body
+    timeouts: tuple[SignedStatement, ...]  # a quorum of ViewTimeouts of the view before; empty in view 0
+    high: QuorumCertificate | None  # the highest certificate among the timeouts, which binds the body
 
 
 class VoteMessage(RoundMessage, frozen=True, tag="Voted"):
+    """A vote. `proof`: the certificate under a repeated commit vote, for receivers that may lack it."""
+
     phase: ClassVar[str] = "agree"
     statement: SignedStatement  # Vote
-    proof: QuorumCertificate | UnsetType = (
-        UNSET  # said again: what my commit vote stands on, for who may not hold it
-    )
+    proof: QuorumCertificate | UnsetType = UNSET
 
 
 class TimeoutMessage(RoundMessage, frozen=True, tag="TimedOut"):
+    """A voter's timeout or, with Raft, its ballot."""
+
     phase: ClassVar[str] = "agree"
-    statement: SignedStatement  # Timeout
-    high: QuorumCertificate | None  # proof of the claim inside the statement; None where Raft decides
+    statement: SignedStatement  # ViewTimeout
+    high: QuorumCertificate | None  # proof of the claim inside the statement; None with Raft
 
 
 class PreVote(RoundMessage, frozen=True, tag="PreVote"):
-    """I would close this view if a quorum would (specs/raft.md). Not signed: it binds nobody."""
+    """The sender would close this view if a quorum would (specs/raft.md). Not signed: it binds no voter."""
 
     phase: ClassVar[str] = "agree"
     view: int

@@ -1,9 +1,8 @@
-"""What peers sign: commitments, owners' answers, votes, timeouts, and reports about members.
+"""Signed statements: commitments, owner results, votes, timeouts, member reports.
 
-A statement is never sent bare: it travels inside `SignedStatement`, whose signature covers the run's name and the
-exact
-bytes, so nothing can be replayed into another run. Replay inside a run is harmless by slot: the first statement
-for (round, attempt, kind, sender) counts, a different second one is evidence against its signer.
+A statement travels only inside `SignedStatement`. The signature covers the run's name and the exact bytes, so no
+statement can be replayed into another run. Replay inside a run is harmless: the first statement for (round,
+attempt, kind, sender) counts, and a different second one is evidence against its signer.
 Never holds a tensor: digests and numbers only.
 """
 
@@ -32,14 +31,14 @@ TicketBytes = Annotated[bytes, msgspec.Meta(max_length=TICKET_BYTES_MAX)]
 Secret = Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES)]
 
 
-# bounds refuse what is no number, too: it never equals itself, so no voter could derive a body that holds it
+# the bounds refuse NaN too: it never equals itself, so no voter could derive a body that holds it
 Finite = Annotated[float, msgspec.Meta(ge=-(2**53), le=2**53)]
 TicketUses = Annotated[int, msgspec.Meta(ge=0, le=PEERS_MAX)]
 TicketEnd = Annotated[float, msgspec.Meta(ge=0, le=2**53)]  # seconds, wall clock
 
 
 class Statement(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The base of everything that is signed."""
+    """Base of all signed statements."""
 
 
 class SignedStatement(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -54,65 +53,67 @@ class SignedStatement(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class LateShare(msgspec.Struct, frozen=True):
-    """Of an update's steps and samples, those taken apart from the others: see specs/apart.md."""
+    """Steps and samples of an update that were taken while partitioned (specs/apart.md)."""
 
-    since: int  # the round that its author could not close
+    since: int  # first round that the author could not close
     steps: int
     samples: int
 
 
 class SealedDraw(NamedTuple):
-    """Of a member that may take another's samples in place of its own: see specs/twins.md."""
+    """Secrets that decide whether a member trains on another member's samples (specs/twins.md)."""
 
-    revealed: Secret  # the secret that decided it in the round before this; empty: there was none
-    sealed: Digest  # the name of the one that decides it in the round after this
+    revealed: Secret  # secret for the previous round; empty: there was none
+    sealed: Digest  # digest of the secret for the next round
 
 
 class Commitment(Statement, frozen=True, tag="Commit"):
-    """My update of this round exists and its parts hash to `root`; said before I see anybody else's."""
+    """The signer has an update of this round with root `root`; sent before it receives other updates."""
 
     round: int
     attempt: int
     root: Digest  # Merkle root over the digests of the encoded parts
-    parts: int  # 0: I pass this round, for the reason in `why`
-    steps: int  # inner steps this update stands for
+    parts: int  # number of parts; 0: the signer skips this round, for the reason in `why`
+    steps: int  # inner steps of this update
     samples: int
-    loss: float  # mean training loss over those of them that are not late, nats per token
+    loss: float  # mean training loss over the samples that are not late, in nats per token
     step_s: float  # seconds per inner step, for the next plan
-    weight: int  # how much this update counts in the mean: its samples, or 0 for a newcomer
-    why: str = ""  # of a pass, in plain words; of an update, what its caller `asked` for
-    offset_s: float = 0.0  # of my clock from run time; beyond CLOCK_BOUND_S I shall own nothing
-    values: int = 0  # of the update, where that is the caller's choice and not genesis's
-    links: bytes = b""  # what I measured of my uplink and of my latency to each member: policy/links.py
+    weight: int  # weight of this update in the mean: its samples, or 0 for a newcomer
+    why: str = ""  # reason of a skipped round, or options of the caller, see `asked`
+    offset_s: float = 0.0  # seconds of the signer's clock from run time; beyond CLOCK_BOUND_S it owns no part
+    values: int = 0  # number of values in the update, if the caller chooses it and not genesis
+    links: bytes = b""  # measured uplink, and latency to each member: policy/links.py
     claim: Digest | LateShare | SealedDraw | msgspec.UnsetType = msgspec.UNSET
-    """Of how I trained: a digest of it where rounds are audited, what of it was apart if anything was, by which
-    secrets I take whose samples where there are twins; else left out. One field for all, which exclude each other:
-    a map that may have more than 15 keys begins otherwise."""
+    """Training claim: digest of the training in audited runs, late share of a partitioned member, or sealed draw in
+    runs with redundancy checks; else unset. They exclude each other and share one field, since a msgpack map with
+    more than 15 keys has another header."""
 
     @property
     def asked(self) -> str:
-        """What its caller asked for otherwise than genesis says, such as `codec=fp16`; nothing, mostly. Fit for a
-        terminal: other callers are shown it."""
+        """Options of the caller that differ from genesis, such as `codec=fp16`; usually empty.
+
+        One line that is safe for a terminal, since other callers see it.
+        """
         return one_line(self.why) if self.parts else ""
 
     @property
     def claimed(self) -> Digest | None:
-        """What the audited round is held against."""
+        """Digest of the training that an audit compares with."""
         return self.claim if isinstance(self.claim, bytes) else None
 
     @property
     def late(self) -> LateShare | None:
-        """Of its steps and samples, those of rounds before."""
+        """Steps and samples of earlier rounds."""
         return self.claim if isinstance(self.claim, LateShare) else None
 
     @property
     def draws(self) -> SealedDraw | None:
-        """Which secrets decide whose samples it is made of."""
+        """Secrets that decide on which member's samples it was trained."""
         return self.claim if isinstance(self.claim, SealedDraw) else None
 
     @property
     def steps_now(self) -> int:
-        """Of this round alone: what the row's weight, records and windows go by."""
+        """Steps of this round alone, used for the row's weight, records and windows."""
         return self.steps - (0 if self.late is None else self.late.steps)
 
     @property
@@ -121,7 +122,7 @@ class Commitment(Statement, frozen=True, tag="Commit"):
 
 
 class OwnerResult(Statement, frozen=True, tag="Answered"):
-    """As owner number `owner_index` of `part` I combined these contributors into the bytes of this digest."""
+    """Result of owner number `owner_index` of `part`: digest of the contributors' combined rows."""
 
     round: int
     attempt: int
@@ -131,48 +132,48 @@ class OwnerResult(Statement, frozen=True, tag="Answered"):
     size_bytes: int
     contributors: tuple[PeerId, ...]
     rows: Digest = ZERO_DIGEST
-    """Where owners check each other: what the contributors had committed to, as I heard it. Where distances weigh
-    rows: the name of the Weighing."""
+    """With cross-checks: digest of the contributors' commitments as received. With distance weights: digest of the
+    AgreedWeights."""
     made_of: Digest | msgspec.UnsetType = msgspec.UNSET
-    """Where blocks of answers are opened: what the contributors had committed to, as I combined it."""
+    """With sum openings: digest of the contributors' commitments as combined."""
 
 
 class OwnerComparison(Statement, frozen=True, tag="Compared"):
-    """As owner number `owner_index` of `part` I compared these contributors' rows: here are their products."""
+    """Inner products of the contributors' rows, by owner number `owner_index` of `part`."""
 
     round: int
     attempt: int
     part: int
     owner_index: int
-    contributors: tuple[PeerId, ...]  # whose rows I hold and can decode
-    products: bytes  # fp64, little-endian: <x_i, x_j> of those that are no newcomers, i <= j, row by row
+    contributors: tuple[PeerId, ...]  # peers with a row that this owner holds and can decode
+    products: bytes  # fp64, little-endian: <x_i, x_j> of all but newcomers, i <= j, row by row
 
 
 class AgreedWeights(msgspec.Struct, frozen=True, array_like=True):
-    """What every row of an attempt weighs by its distances from the others. Not signed itself: answers name it."""
+    """Weights of all rows of an attempt, from their distances. Not signed: signed results name its digest."""
 
-    peers: tuple[PeerId, ...]  # whose rows every part has
+    peers: tuple[PeerId, ...]  # peers with a row in every part
     weights: RowWeights
-    """Of each in the sum; 0 for newcomers and for whom the rule leaves out. Bytes where values are sorted after
-    neighbours were mixed: of whose rows each one's mixture is the mean."""
+    """Weight of each peer's row in the sum; 0 for newcomers and rows that the rule excludes. Bytes for rules that
+    sort values after mixing neighbors: the rows in each row's mixture."""
     compared: bytes
     """Digest of the signed comparisons that it was made of, in the order of parts."""
-    without: tuple[int, ...] = ()  # parts that nobody compared: they count for nobody
+    without: tuple[int, ...] = ()  # parts without a comparison, which have no result
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """How much of the answers each row is. ValueError if its bytes are no mixtures."""
+        """Share of each row in the results. Raises ValueError if the bytes are no valid mixtures."""
         return shares_of(self.weights, len(self.peers))
 
 
 Stage = Literal["prepare", "commit"]
-Lapse = Literal["withheld", "censored", "unopened"]  # an answer; rows left out of it; rows it says are in it
+Lapse = Literal["withheld", "censored", "unopened"]  # result missing; rows left out; contributing rows not served
 Finding = Literal["accepted", "mismatch", "wrong", "withheld", "unauditable"]
-Role = Literal["trainer", "client", "observer"]  # a client trains, but nobody can dial it: no part, no vote
+Role = Literal["trainer", "client", "observer"]  # a client trains but cannot be dialed: no part, no vote
 
 
 class Proposal(Statement, frozen=True, tag="Proposed"):
-    """As proposer of this view I put this one body forward; two different ones are evidence."""
+    """Body proposed by the proposer of this view. Two different ones are evidence."""
 
     round: int
     view: int
@@ -180,6 +181,8 @@ class Proposal(Statement, frozen=True, tag="Proposed"):
 
 
 class Vote(Statement, frozen=True, tag="Vote"):
+    """Vote for a body at one stage of a view."""
+
     round: int
     view: int
     stage: Stage
@@ -187,7 +190,7 @@ class Vote(Statement, frozen=True, tag="Vote"):
 
 
 class QuorumCertificate(msgspec.Struct, frozen=True, array_like=True):
-    """A quorum voted for this body at this stage. Votes are (signer, signature) pairs, in signer order."""
+    """Proof that a quorum voted for this body at this stage. Votes: (signer, signature) pairs in signer order."""
 
     round: int
     view: int
@@ -197,9 +200,9 @@ class QuorumCertificate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ViewTimeout(Statement, frozen=True, tag="Timeout"):
-    """This view is over for me; here is the highest prepare certificate that I hold.
+    """The signer has closed this view and holds this highest prepare certificate.
 
-    Where Raft decides (specs/raft.md): a ballot for the leader of the next view, with the newest body I accepted.
+    With Raft (specs/raft.md): a ballot for the leader of the next view, naming the newest accepted body.
     """
 
     round: int
@@ -212,7 +215,7 @@ class ViewTimeout(Statement, frozen=True, tag="Timeout"):
 
 
 class JoinRequest(Statement, frozen=True, tag="Join"):
-    """I want to take part. Recorded in a vertex, which makes me an observer of the next rounds."""
+    """Request to join. The vertex that records it makes the signer an observer of the next rounds."""
 
     peer: PeerId
     vote_key: VoteKeyBytes
@@ -220,39 +223,37 @@ class JoinRequest(Statement, frozen=True, tag="Join"):
     addresses: tuple[str, ...]
     role: Role
     name: str
-    after: Digest  # the vertex that I saw last: a join is good for a few rounds, not for ever
+    after: Digest  # newest vertex at the signer: a join expires after a few rounds
     admission: Annotated[bytes, msgspec.Meta(max_length=ADMISSION_BYTES_MAX)]
-    """Proof that a ticket was redeemed; empty where the run is open or I am a returning member."""
+    """Ticket redemption; empty in an open run or for a returning member."""
 
 
 class ReadyReport(Statement, frozen=True, tag="Ready"):
-    """I hold the state agreed in this vertex, bit for bit; count me in.
+    """The signer holds the state agreed in this vertex, bit for bit, and is ready to train.
 
-    Where work is audited it says whether mine can be replayed. A member says it again when that has changed.
+    In audited runs it also reports whether its work can be replayed, and sends it again when that changes.
     """
 
     vertex: Digest
     state: Digest
-    unaudited: bool | msgspec.UnsetType = (
-        msgspec.UNSET
-    )  # True: no auditor can take my steps again; left out: it can
+    unaudited: bool | msgspec.UnsetType = msgspec.UNSET  # True: no auditor can replay the signer's steps
 
 
 class LeaveReport(Statement, frozen=True, tag="Leave"):
-    """Farewell: I am going on purpose."""
+    """The signer leaves on purpose."""
 
     round: int
     why: str
 
 
 class SkipRound(Statement, frozen=True, tag="Rests"):
-    """I do not train in this round. Said before it, somebody else is drawn; in it, nobody holds it against me."""
+    """The signer does not train in this round. Sent before it, another member is drawn; during it, no penalty."""
 
     round: int
 
 
 class SuspicionReport(Statement, frozen=True, tag="Suspect"):
-    """I have not heard from this peer for longer than the run's patience."""
+    """The signer suspects this peer: silent for longer than the run allows, or its redial was refused."""
 
     round: int
     peer: PeerId
@@ -260,19 +261,19 @@ class SuspicionReport(Statement, frozen=True, tag="Suspect"):
 
 
 class Accusation(Statement, frozen=True, tag="Caught"):
-    """This signed answer is a lie: its contributors' committed rows make something else, as I computed myself.
+    """A signed result is wrong: the signer of this report recomputed it from the contributors' committed rows.
 
-    With `other`, a different statement by the same signer for the same slot, it proves itself to everybody. Of a
-    commitment alone: a row that it is to cannot be read, as I found myself.
+    With `other`, a different statement by the same signer for the same slot, every peer can check the proof. For a
+    commitment alone: a row under it is unreadable.
     """
 
-    answer: SignedStatement  # Answered or Commit; with `other` anything that may be said once
+    answer: SignedStatement  # OwnerResult or Commitment; with `other` any statement with a slot
     other: SignedStatement | None = None
-    exhibit: Digest | msgspec.UnsetType = msgspec.UNSET  # of a commitment: the blob that shows it, if it is small
+    exhibit: Digest | msgspec.UnsetType = msgspec.UNSET  # for a commitment: blob with the evidence, if it is small
 
 
 class OwnerComplaint(Statement, frozen=True, tag="Complaint"):
-    """An owner that was there failed us in this round, and not for the first time, as far as I could see."""
+    """An owner that was present failed in this round, and not for the first time."""
 
     round: int
     peer: PeerId
@@ -280,60 +281,61 @@ class OwnerComplaint(Statement, frozen=True, tag="Complaint"):
 
 
 class AuditReport(Statement, frozen=True, tag="Audited"):
-    """As an auditor drawn for this peer's round I took its segment again, or added its rows up, and found this."""
+    """Finding of an auditor that was drawn to replay this peer's segment or to check its sum opening."""
 
     round: int
     peer: PeerId
     finding: Finding
-    opening: int | msgspec.UnsetType = msgspec.UNSET  # the opened blocks, by their number; left out: a segment
-    exhibit: Digest | msgspec.UnsetType = msgspec.UNSET  # the blob that I judged; left out: I was shown none
+    opening: int | msgspec.UnsetType = msgspec.UNSET  # number of the sum opening; unset: a segment
+    exhibit: Digest | msgspec.UnsetType = msgspec.UNSET  # blob that was judged; unset: none was served
 
 
 class ValidationReport(Statement, frozen=True, tag="Validated"):
-    """As a validator drawn for this round's state I measured its mean loss on the data that the run holds out."""
+    """Mean loss of this round's state on held-out data, measured by a drawn validator."""
 
     round: int
     state: Digest
-    losses: tuple[
-        int, ...
-    ]  # millionths of a nat, one per set of such data; LOSS_MOST of verification/state_validation/policy: none
+    losses: tuple[int, ...]
+    """Millionths of a nat, one per held-out set; LOSS_MOST of verification/state_validation/policy: none."""
     right: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Millionths of the tokens or pictures whose answer it guessed, one per set; left out: not counted."""
+    """Correctly predicted tokens or pictures, in millionths, one per set; unset: not counted."""
 
 
 class ScoreReport(Statement, frozen=True, tag="Scored"):
-    """As a scorer drawn for this peer's update I took a step along it: so far did the loss fall."""
+    """Loss drop after a step along this peer's update, measured by a drawn scorer."""
 
     round: int
     peer: PeerId
     falls: tuple[int, ...]
-    """Millionths of a nat: on samples that were dealt to it in this round, on others, and the standard error of
-    the difference. Empty: nothing was shown that fits its commitment."""
+    """Millionths of a nat: drop on the samples assigned to the peer in this round, drop on other samples, standard
+    error of the difference. Empty: the peer served no update that matches its commitment."""
 
 
 class RedundancyReport(Statement, frozen=True, tag="Twinned"):
-    """As a referee drawn for two updates that were to come of the same samples I held them against each other, and
-    where they differ against what I made of these samples myself."""
+    """Comparison of two updates from the same samples, by a drawn referee.
 
-    round: int  # of the updates
-    peer: PeerId  # who took the other's samples
+    If they differ, the referee compares both with its own update from these samples.
+    """
+
+    round: int  # round of the updates
+    peer: PeerId  # member that trained on the other member's samples
     apart: tuple[int, int]
-    """How far its update and the other's are off, in millionths of the length of what they are held against; the
-    most that may be said of one that I was not shown, 0 of one that I was shown alone."""
+    """Relative distance of its update and of the other's from the reference, in millionths of the reference's length.
+    The maximum for an update that was not served; 0 for one that was served alone."""
 
 
 class PiecesStored(Statement, frozen=True, tag="Placed"):
-    """Piece `index` of the state agreed in this round lies on my disk; here are the names of all of its pieces."""
+    """The signer stores piece `index` of the state agreed in this round. `pieces` names all pieces."""
 
     round: int
     index: int
-    size_bytes: int  # of the state
-    pieces: tuple[Digest, ...]  # blob ids, in order: whoever holds the state can compute them
-    since: int | msgspec.UnsetType = msgspec.UNSET  # the round whose vertex drew me for it, where that is later
+    size_bytes: int  # size of the state
+    pieces: tuple[Digest, ...]  # blob ids in order, computable by every holder of the state
+    since: int | msgspec.UnsetType = msgspec.UNSET  # round of the vertex that drew the signer, if it is later
 
 
 class TicketInvite(Statement, frozen=True, tag="Invite"):
-    """Tickets with this id are good until they expire or are used up; `uses=0` revokes."""
+    """Invitation by a ticket, valid until it expires or is used up; `uses=0` revokes it."""
 
     ticket: TicketBytes
     key: TicketBytes  # public half of the ticket's one-time secret
@@ -347,54 +349,56 @@ Many = Annotated[int, msgspec.Meta(ge=1, lt=2**62)]
 Peers = Annotated[int, msgspec.Meta(ge=1, le=PEERS_MAX)]
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Above0 = Annotated[float, msgspec.Meta(gt=0, le=FACTOR_MOST)]
-Lasting = Annotated[float, msgspec.Meta(ge=WINDOW_LEAST_S, le=1e6)]  # seconds: a window of 1e7 would be none
+Lasting = Annotated[float, msgspec.Meta(ge=WINDOW_LEAST_S, le=1e6)]  # seconds; longer windows would be no limit
 
 
 class RunNumbers(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Numbers of a run that its members may agree to change; what is left out stays. No other ones ever change."""
+    """Settings of a run that its members may agree to change. Unset ones stay; no other settings ever change."""
 
-    rounds: Whole | msgspec.UnsetType = msgspec.UNSET  # training rounds until it is over; 0: without end
+    rounds: Whole | msgspec.UnsetType = msgspec.UNSET  # training rounds of the run; 0: no end
     start_peers: Peers | msgspec.UnsetType = msgspec.UNSET
     min_peers: Peers | msgspec.UnsetType = msgspec.UNSET
     audit_rate: Rate | msgspec.UnsetType = msgspec.UNSET
     train_max_s: Lasting | msgspec.UnsetType = msgspec.UNSET
-    owner_s: Lasting | msgspec.UnsetType = msgspec.UNSET  # and twice as long to agree
+    owner_s: Lasting | msgspec.UnsetType = msgspec.UNSET  # an owner's window; agreement gets twice as long
     window_min_s: Lasting | msgspec.UnsetType = msgspec.UNSET
-    updates: Peers | msgspec.UnsetType = msgspec.UNSET  # after which the others are waited for no longer than
-    grace: Whole | msgspec.UnsetType = msgspec.UNSET  # so many steps
+    updates: Peers | msgspec.UnsetType = msgspec.UNSET  # number of updates after which the grace period begins
+    grace: Whole | msgspec.UnsetType = msgspec.UNSET  # grace period for stragglers, in steps
     round_time_s: Lasting | msgspec.UnsetType = msgspec.UNSET
-    inner_steps: Steps | msgspec.UnsetType = msgspec.UNSET  # of a round
+    inner_steps: Steps | msgspec.UnsetType = msgspec.UNSET  # steps per round
     total_tokens: Many | msgspec.UnsetType = msgspec.UNSET
     lr: Above0 | msgspec.UnsetType = msgspec.UNSET
     outer_lr: Above0 | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChangedNumbers(msgspec.Struct, frozen=True, array_like=True):
-    """The numbers that hold otherwise than genesis says, from a vertex on."""
+    """Settings that differ from genesis, from a vertex on."""
 
     to: RunNumbers
-    trained: int  # rounds, when the newest of them was changed
-    steps: int  # of one worker in these, as numbers had it then: rates fall over these and those to come
+    trained: int  # training rounds before the newest change
+    steps: (
+        int  # steps of one worker in these rounds, by the settings of the time; learning rates decay over all steps
+    )
 
 
 class RollbackOrder(Statement, frozen=True, tag="Amend"):
-    """The run goes on from what this earlier vertex of its own chain left behind; said by the recovery identity.
+    """Order of the recovery identity: the run continues from an earlier vertex of its own chain.
 
-    Whoever passes it on signs around it as around any report: the word that counts is the one inside. Without an
-    inner signature it is what validators' reports in vertices demand, and everybody knows what that is.
+    A forwarding peer signs around it as around any report; the inner signature counts. Without an inner signature
+    the order follows from validators' reports in vertices, which every member can compute.
     """
 
-    after: Digest  # the head when it was said: good for a few rounds, and never after another one took effect
-    round: int  # of the vertex that is gone back to
-    back_to: Digest  # its id
-    state: Digest  # that it agreed on
-    trained: int  # training rounds up to it
-    signature: Signature  # of the recovery identity, over domain, run and all the rest; empty: of validators
+    after: Digest  # head when it was signed: valid for a few rounds, and not after another order took effect
+    round: int  # round of the vertex to return to
+    back_to: Digest  # id of that vertex
+    state: Digest  # state agreed in that vertex
+    trained: int  # training rounds up to that vertex
+    signature: (
+        Signature  # recovery identity's signature over domain, run and all other fields; empty: by validators
+    )
     without: tuple[PeerId, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Members that are sent away for good with it; left out where there are none."""
-    tuned: ChangedNumbers | msgspec.UnsetType = (
-        msgspec.UNSET
-    )  # as the earlier vertex says, which holds again with it
+    """Members that are expelled with it; unset: none."""
+    tuned: ChangedNumbers | msgspec.UnsetType = msgspec.UNSET  # changed settings of that vertex, valid again
 
     @property
     def sent_away(self) -> tuple[PeerId, ...]:
@@ -402,19 +406,19 @@ class RollbackOrder(Statement, frozen=True, tag="Amend"):
 
 
 class PauseOrder(Statement, frozen=True, tag="Pause"):
-    """From the vertex that holds this on rounds train nobody, or train again; said by the recovery identity."""
+    """Order of the recovery identity: training pauses or resumes from the vertex that records it on."""
 
-    after: Digest  # the head when it was said: good for a few rounds, and never after another one took effect
+    after: Digest  # head when it was signed: valid for a few rounds, and not after another order took effect
     paused: bool
-    signature: Signature  # of the recovery identity, over domain, run and all the rest
+    signature: Signature  # recovery identity's signature over domain, run and all other fields
 
 
 class ChangeSettings(Statement, frozen=True, tag="Tune"):
-    """From the vertex that holds this on these numbers of the run are others; said by the recovery identity."""
+    """Order of the recovery identity: these settings change from the vertex that records it on."""
 
-    after: Digest  # the head when it was said: good for a few rounds, and never after another one took effect
+    after: Digest  # head when it was signed: valid for a few rounds, and not after another order took effect
     to: RunNumbers
-    signature: Signature  # of the recovery identity, over domain, run and all the rest
+    signature: Signature  # recovery identity's signature over domain, run and all other fields
 
 
 AnyStatement = (

@@ -1,7 +1,7 @@
-"""The vertex: what one round agreed on, and the genesis that everything grows from.
+"""Vertex: the agreed outcome of one round, and genesis.
 
-The id of a vertex is the BLAKE3 digest of its encoded body. Certificates are attached, never hashed, so that
-every quorum that agreed on a body names the same vertex.
+The id of a vertex is the BLAKE3 digest of its encoded body. Certificates are attached, never hashed, so every
+quorum that agreed on a body names the same vertex.
 """
 
 from __future__ import annotations
@@ -29,22 +29,25 @@ from atoll.wire.messages.statements import (
 )
 
 Standing = Literal["observer", "new", "member", "away", "expelled", "unaudited"]
-Place = Role | Literal["apprentice"]  # a trainer whose vote is not earned yet: policy/votes.py
-WEIGHTLESS: frozenset[Standing] = frozenset({"new", "unaudited"})  # of trainers whose updates move nothing
-Score = Annotated[int, msgspec.Meta(ge=0, le=SCORE_ONE)]  # of a member's record: policy/reputation.py
+Place = Role | Literal["apprentice"]  # an apprentice is a trainer without an earned vote: policy/votes.py
+WEIGHTLESS: frozenset[Standing] = frozenset({"new", "unaudited"})  # standings of trainers with updates of weight 0
+Score = Annotated[int, msgspec.Meta(ge=0, le=SCORE_ONE)]  # score of a member's record: policy/reputation.py
 Rounds = Annotated[int, msgspec.Meta(ge=0, le=VOTE_ROUNDS_MAX)]
 Root = Annotated[int, msgspec.Meta(ge=0, le=PEERS_MAX + TICKETS_MAX)]
-Quarters = Annotated[int, msgspec.Meta(ge=0, le=CREDIT_MAX)]  # of turns, of a credit: base/fair_draw.py
+Quarters = Annotated[int, msgspec.Meta(ge=0, le=CREDIT_MAX)]  # credit in quarters of a turn: base/fair_draw.py
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
     """One line of the agreed membership.
 
-    An `observer` downloads the state and owns nothing; a `new` member votes and owns, but its first update has
-    weight zero; a `member` is complete; one that is `away` left or was lost, and may come back without a ticket;
-    one that is `expelled` was proven a liar, or sent away by the recovery identity, and never comes back as that.
-    One that is `unaudited` trains where work is audited and says that its own cannot be replayed: its updates have
-    weight zero, it has no vote and earns no record.
+    Standings:
+    - `observer`: downloads the state and owns no part.
+    - `new`: votes and owns parts, but its first update has weight zero.
+    - `member`: full member.
+    - `away`: left or was lost, and may return without a ticket.
+    - `expelled`: proven a liar or removed by the recovery identity; this peer id never returns.
+    - `unaudited`: trains in an audited run and reports that its work cannot be replayed. Its updates have weight
+      zero; it has no vote and earns no record.
     """
 
     peer: PeerId
@@ -52,13 +55,13 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     addresses: tuple[str, ...]
     role: Place
     standing: Standing
-    since: int  # round whose vertex admitted it
-    step_s: Finite  # seconds per inner step as it last reported; 0 = not yet known
+    since: int  # round of the vertex that admitted it
+    step_s: Finite  # seconds per inner step in its last report; 0: not yet known
     name: str
     missed: int = 0  # rounds in a row without a counted update
-    offset_s: float = 0.0  # of its clock from run time, as it last committed to
-    identity: Digest = ZERO_DIGEST  # of the long-lived keys: a forged ML-DSA key cannot take their place
-    links: bytes = b""  # uplink and latency to each member, in this order, as it last reported: policy/links
+    offset_s: float = 0.0  # seconds of its clock from run time in its last commitment
+    identity: Digest = ZERO_DIGEST  # digest of its long-lived keys, so a forged ML-DSA key cannot replace them
+    links: bytes = b""  # uplink and latency to each member, in member order, in its last report: policy/links
 
     @property
     def votes(self) -> bool:
@@ -66,12 +69,12 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def trains(self) -> bool:
-        """May contribute updates: those who vote, and clients, whom nobody can dial."""
+        """Whether it may contribute updates: voters, and clients, which no peer can dial."""
         return self.standing in ("new", "member", "unaudited") and self.role != "observer"
 
     @property
     def works(self) -> bool:
-        """Trains where others can dial it, and its work can be replayed where work is: it votes, or will."""
+        """Whether it trains, can be dialed, and can be replayed in an audited run: it votes, or will."""
         return self.standing in ("new", "member") and self.role in ("trainer", "apprentice")
 
     @property
@@ -80,71 +83,66 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TicketUse(msgspec.Struct, frozen=True, array_like=True):
-    """An invitation as the members agreed on it."""
+    """An agreed invitation."""
 
     ticket: TicketBytes
     key: TicketBytes
     role: Literal["trainer", "observer"]
-    uses_left: TicketUses  # 0: used up or revoked; the line stays until it expires, so nothing brings it back
+    uses_left: TicketUses  # 0: used up or revoked; the line stays until it expires, so it cannot be invited again
     expires_s: TicketEnd
 
 
 class InvitationRecord(msgspec.Struct, frozen=True, array_like=True):
-    """By whom members came, and how often they counted, where votes are earned."""
+    """Invitation roots and counted rounds of members, in runs with earned votes."""
 
-    roots: tuple[Root, ...]  # of each line of `members`: the invitation by a founder that led to it; 0: a founder
-    counted: tuple[Rounds, ...]  # of each line of `members`: rounds in which its update moved the model
-    tickets: tuple[Root, ...]  # of each line of `tickets`: the root of a member that comes by it; 0: a new one
+    roots: tuple[Root, ...]  # per line of `members`: the founder's invitation that led to it; 0: a founder
+    counted: tuple[Rounds, ...]  # per line of `members`: rounds in which its update moved the model
+    tickets: tuple[Root, ...]  # per line of `tickets`: root of a member that joins by it; 0: a new root
 
 
 class RoundMetrics(msgspec.Struct, frozen=True, array_like=True):
-    """Numbers about one round that everybody can recompute from the commitments in the same body."""
+    """Numbers of one round, recomputable from the commitments in the same body."""
 
-    loss: Finite  # mean training loss of the contributors, weighted by this round's samples; 0 if there are none
+    loss: Finite  # mean training loss of the contributors, weighted by this round's samples; 0 without samples
     steps: int  # inner steps taken by the swarm in this round
     samples: int
 
 
 class VertexBody(msgspec.Struct, frozen=True, tag="Body"):
-    """What is voted on. Everything a plan may depend on stands here."""
+    """The body that is voted on. It holds everything that a plan may depend on."""
 
     run: Digest  # genesis digest; zero in genesis itself
     round: int  # the round that this body closes; genesis closes round -1
     attempt: int
     parent: Digest
-    time_s: Finite  # run time at which it was proposed: the next round's plan counts from here
+    time_s: Finite  # run time of the proposal, in seconds, from which the next round's plan counts
     proposer: PeerId
-    parts: tuple[
-        SignedStatement | None, ...
-    ]  # the owner's Answered; None: nobody answered, the part counts for nobody
+    parts: tuple[SignedStatement | None, ...]  # the owner's OwnerResult per part; None: the part has no result
     state: Digest  # blob id of the shared state after this round
     commits: tuple[SignedStatement, ...]  # the commitment of every contributor
     members: tuple[Member, ...]  # the membership that plans the next round
     tickets: tuple[TicketUse, ...]
     reports: tuple[SignedStatement, ...]  # the member reports that changed membership or tickets
     metrics: RoundMetrics
-    trained: int = 0  # training rounds so far, this one included; assembling members does not count
+    trained: int = 0  # training rounds so far, this one included; rounds that only assemble members do not count
     epoch: int = 0  # grows when a recovery key starts over after a quorum was lost for good
     settings: bytes = b""  # genesis only: the run's config, encoded
-    weighing: AgreedWeights | UnsetType = (
-        UNSET  # where distances weigh rows: the one that all answers in `parts` name
-    )
-    window_s: Finite | UnsetType = (
-        UNSET  # where windows follow the pace: an owner's in the next round, else left out
-    )
-    reputation: tuple[Score, ...] | UnsetType = UNSET  # where the run has it: of each line of `members`, in order
-    credits: tuple[tuple[Quarters, Quarters], ...] | UnsetType = UNSET  # where who trains is drawn: the same
-    effort: WorkloadProgress | UnsetType = UNSET  # where a round's work follows losses: what the next one goes by
-    paused: int | UnsetType = UNSET  # the round whose vertex holds the word; left out: the run trains
-    invited: InvitationRecord | UnsetType = UNSET  # where votes are earned, from the first vertex after genesis on
-    tuned: ChangedNumbers | UnsetType = UNSET  # numbers that members changed since genesis; left out: none
+    # each of the following is unset unless the run uses its feature
+    weighing: AgreedWeights | UnsetType = UNSET  # distance weights: the ones that all results in `parts` name
+    window_s: Finite | UnsetType = UNSET  # adaptive windows: an owner's window in the next round, in seconds
+    reputation: tuple[Score, ...] | UnsetType = UNSET  # reputation: score per line of `members`
+    credits: tuple[tuple[Quarters, Quarters], ...] | UnsetType = UNSET  # drawn trainers: credits per member line
+    effort: WorkloadProgress | UnsetType = UNSET  # loss-driven workload: input of the next round's workload
+    paused: int | UnsetType = UNSET  # pause: round of the vertex with the pause order; unset: the run trains
+    invited: InvitationRecord | UnsetType = UNSET  # earned votes, from the first vertex after genesis on
+    tuned: ChangedNumbers | UnsetType = UNSET  # numbers that members changed since genesis
 
 
 class Vertex(msgspec.Struct, frozen=True, array_like=True):
-    """A body as its exact bytes, and what makes it final: nothing for genesis, a commit certificate for all others.
+    """The exact bytes of a body with the commit certificate that makes it final; genesis has none.
 
-    Where a quorum was gone for good, the signature of the run's recovery identity stands instead, and the body
-    begins a new epoch, visible for ever.
+    If a quorum was lost for good, the signature of the recovery identity replaces the certificate. The body then
+    begins a new epoch, which stays visible.
     """
 
     body: bytes
