@@ -1,7 +1,9 @@
-"""What a round stands on: the plan, its parent and what genesis says, as one value that everybody works out alike.
+"""Round context: the plan, the parent vertex and the settings that all decisions of one round follow from.
 
-Promises: everything in it follows from agreed vertices, so two peers with one head hold equal grounds; sizes that
-strangers could grow have their ceilings here. Never holds what was said in the round itself.
+Invariants:
+- Every field follows from agreed vertices, so two peers with the same head hold equal contexts.
+- Sizes that strangers could grow have their upper bounds here.
+Not responsible for: anything sent during the round.
 """
 
 from __future__ import annotations
@@ -62,13 +64,13 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import WEIGHTLESS, Member, VertexBody
 
-WEIGHING_BYTES = 32  # the heads of the lists in a weighing
-PLACE_BYTES = 3  # of a part's number in it
+WEIGHING_BYTES = 32  # list headers of an encoded `AgreedWeights`
+PLACE_BYTES = 3  # one part number in it
 
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What a round stands on: agreed facts and the judgement of reports, handed in by the peer."""
+    """Agreed facts of one round and the rule for reports, handed in by the peer."""
 
     plan: RoundPlan
     settings: RunSettings  # genesis'; what the round goes by is in the plan
@@ -100,10 +102,10 @@ class RoundContext:
     )
 
     def by(self, asked: str) -> RoundContext:
-        """The same for updates whose callers asked for this. PeerFault for a way that there is none of.
+        """The context for updates whose callers asked for this topology; PeerFault for an unknown one.
 
-        What the callers chose stands in their commitments, so a round that nobody planned like that is reduced by
-        a plan that all work out alike, and whoever checks its body finds in it what it was reduced by.
+        Commitments carry the callers' choice. So all peers derive the same plan for it, and a voter finds in the
+        body which topology the round used.
         """
         if self.ways is None or self.topology is None or not (name := topology_in(asked)):
             return self
@@ -118,7 +120,7 @@ class RoundContext:
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
-        """Of each part, in the order in which they take over."""
+        """Owners of each part, in the order in which they take over."""
         return tuple(part.owners for part in self.topology.parts) if self.topology is not None else ()
 
     @cached_property
@@ -127,32 +129,31 @@ class RoundContext:
         return tuple(part.share for part in self.topology.parts) if self.topology is not None else ()
 
     def takes(self, part: int) -> frozenset[PeerId] | None:
-        """Whose rows this part is made of, its owner's among them; None: everybody's."""
+        """Peers whose rows this part combines, its owner included; None: all."""
         assert self.topology is not None
         return self.topology.parts[part].takes
 
     def taking(self, peer: PeerId) -> int:
-        """How many parts take this peer's row."""
+        """Number of parts that include this peer's row."""
         return self.topology.taking(peer) if self.topology is not None else 0
 
     @cached_property
     def weightless(self) -> frozenset[PeerId]:
-        """Newcomers, and members whose work cannot be replayed: their rows are checked like any other, and move
-        nothing."""
+        """Newcomers and members whose work cannot be replayed: their rows are checked but have weight 0."""
         return frozenset(m.peer for m in self.plan.trainers if m.standing in WEIGHTLESS)
 
     @cached_property
     def unaudited(self) -> frozenset[PeerId]:
-        """Members that said that their work cannot be replayed."""
+        """Members that declared their work not replayable."""
         return frozenset(m.peer for m in self.plan.trainers if m.standing == "unaudited")
 
     def takes_late(self, peer: PeerId) -> bool:
-        """Late work may ride on this member's update: it is merged in this run, and the row weighs something."""
+        """True if this member's update may carry late work: the run merges it and the row has weight."""
         return self.apart is not None and self.apart.then == "merge" and peer not in self.weightless
 
     @cached_property
     def influence(self) -> dict[PeerId, int]:
-        """What each settled trainer weighs against the others; nobody where no records are kept."""
+        """Influence of each settled trainer; empty where the run keeps no reputation."""
         if not self.reputed:
             return {}
         settled = (m.peer for m in self.plan.trainers if m.standing == "member")
@@ -160,41 +161,41 @@ class RoundContext:
 
     @cached_property
     def liars(self) -> int:
-        """How many of the rows that count may be lies."""
+        """Number of counted rows that may be lies."""
         return liars_among(len(self.plan.trainers) - len(self.weightless), self.tolerance)
 
     @cached_property
     def weighs(self) -> bool:
-        """Rows are weighed by distances between whole updates."""
+        """True if rows are weighted by distances between whole updates."""
         return self.statistic in DISTANCES
 
     @cached_property
     def mixes(self) -> bool:
-        """And mixed by them, before mixtures are sorted value by value."""
+        """True if rows are also mixed by these distances before values are sorted."""
         return self.statistic in MIXED
 
     @property
     def trainers_most(self) -> int:
-        """Rows without distances would stop the learning of all."""
+        """Largest number of trainers: rows without distances would stop training for all."""
         return WEIGHED_ROWS_MAX if self.weighs else PEERS_MAX
 
     @cached_property
     def compared_bytes_max(self) -> int:
-        """Of a signed comparison."""
+        """Largest signed comparison, in bytes."""
         rows = min(len(self.plan.trainers), WEIGHED_ROWS_MAX)
         return self.answer_bytes_max + 8 * (rows * (rows + 1) // 2)
 
     @cached_property
     def weighing_bytes_max(self) -> int:
-        """Of an encoded weighing, which travels beside an answer and stands in the vertex."""
+        """Largest encoded `AgreedWeights`, in bytes; it travels beside a result and stands in the vertex."""
         if not self.weighs:
             return 0
-        names = sum(name_bytes(m.peer) + WEIGHT_BYTES for m in self.plan.trainers)  # or a line of bits each
+        names = sum(name_bytes(m.peer) + WEIGHT_BYTES for m in self.plan.trainers)  # or one row of bits each
         return names + DIGEST_BYTES + PLACE_BYTES * len(self.owners) + WEIGHING_BYTES
 
     @cached_property
     def witnesses(self) -> int:
-        """Owners after the first that combine every part too."""
+        """Owners after the first that also combine every part."""
         if not self.witnessed:
             return 0
         owners = min((len(part.owners) for part in self.topology.parts), default=1) if self.topology else 1
@@ -203,9 +204,12 @@ class RoundContext:
 
     @cached_property
     def reserves(self) -> tuple[PeerId, ...]:
-        """Who takes parts that no owner answers for: authors have their rows still. Where members may lie they are
-        drawn as owners are. In pairs a part is nobody else's, and where distances weigh rows every part must be
-        compared before any is combined: there is no time for two words more."""
+        """Peers that take over parts without a result of any owner; authors still have their rows.
+
+        Where members may lie they are drawn like owners. There are none in pairs, where a part belongs to one pair,
+        and none where distances weight rows: every part must be compared before any is combined, which leaves no
+        time.
+        """
         plan = self.plan
         if self.topology is None or self.topology.apart or self.weighs:
             return ()
@@ -214,13 +218,15 @@ class RoundContext:
         return tuple(shuffled(plan.head, "reserves", [p for p in plan.owners if p in plan.committee]))
 
     def stands_in(self, part: int, owner_index: int) -> bool:
-        """Is this the index of a reserve?"""
+        """True if this owner index is a reserve's."""
         return bool(self.reserves) and owner_index >= len(self.owners[part])
 
     @cached_property
     def juries(self) -> tuple[tuple[PeerId, ...], ...]:
-        """Of each part, in a large committee: if every voter opened all rows of a doubted part, that would be the
-        whole updates of all to all."""
+        """Jury of each part in a large committee.
+
+        If every voter opened all rows of a disputed part, all updates would go to all voters.
+        """
         committee = self.plan.committee
         if not self.witnesses or len(committee) <= COMMITTEE_MAX:
             return ()
@@ -228,7 +234,7 @@ class RoundContext:
         return tuple(jury_of(head, part, committee, owners, first) for part, owners in enumerate(self.owners))
 
     def reduce_plan(self, attempt: int, timing: RoundPlan | None = None) -> ReducePlan:
-        """`timing`: the plan with the windows that I go by, if they are others."""
+        """The all-reduce plan of one attempt; `timing` is the plan with locally applied windows, if they differ."""
         assert self.topology is not None
         plan = timing or self.plan
         times = plan.times(attempt)
@@ -260,7 +266,7 @@ class RoundContext:
 
     @cached_property
     def answer_bytes_max(self) -> int:
-        """Of a signed answer: who says more than there is to say fills the vertex."""
+        """Largest signed result, in bytes: a longer one would only fill the vertex."""
         return ANSWER_BYTES_MAX + sum(name_bytes(m.peer) for m in self.plan.members if m.trains)
 
     @cached_property
@@ -272,20 +278,20 @@ class RoundContext:
         return known_keys(self.plan.members)
 
 
-@of_the_same  # asked with every report
+@of_the_same  # called for every report
 def known_keys(members: tuple[Member, ...]) -> dict[PeerId, bytes]:
-    """Under which anybody's words may be held against it: also of those that are away."""
+    """Keys under which a statement may be held against its signer, absent members included."""
     return {m.peer: m.vote_key for m in members if m.standing != "expelled"}
 
 
 def ground_after(
     settings: RunSettings, plan: RoundPlan, parent: VertexBody, recent: RecentVertices, run: Digest
 ) -> RoundContext:
-    """What the round after `parent` stands on; `settings` are genesis'. Enough members, no pause, rounds left to
-    train, or it only assembles members.
+    """Context of the round after `parent`; `settings` are those of genesis.
 
-    The first round that trains waits for settled ones: a newcomer's update moves nothing, and nobody who was waited
-    for shall count for nothing.
+    The round only assembles members if there are too few of them, the run is paused, or no training rounds are
+    left. The first training round waits for settled members: a newcomer's update has weight 0, and no awaited
+    member shall count for nothing.
     """
     genesis, over = settings, is_over(settings, parent)
     settings = settings_after(settings, parent)
@@ -341,8 +347,7 @@ def ground_after(
 
 
 def answered_bytes(parent: VertexBody) -> int:
-    """Of all combined parts of the last round. Where lengths are callers' choice the next is likely as long, but of
-    pairs there are only names."""
+    """Encoded bytes of all combined parts of the last round, an estimate for the next one; 0 for pairs."""
     if topology_in(asked_in(parent.commits)) == PAIRS:
         return 0
     answers = [decode_statement(signed.body, signed.signer) for signed in parent.parts if signed is not None]
@@ -350,14 +355,14 @@ def answered_bytes(parent: VertexBody) -> int:
 
 
 def size_flaw(ground: RoundContext, message: object) -> str | None:
-    """What is longer in this message than anything of this round can be; None if nothing is."""
+    """Which field of this message exceeds the largest size in this round; None if none does."""
     match message:
         case PartResult(statement=statement) if len(statement.body) > ground.answer_bytes_max:
-            return f"an answer of {len(statement.body)} bytes"
+            return f"a result of {len(statement.body)} bytes"
         case PartResult(weighing=AgreedWeights() as weighing) if (
             size := len(encode(weighing))
         ) > ground.weighing_bytes_max:
-            return f"an answer with {size} bytes of weights"
+            return f"a result with {size} bytes of weights"
         case RowComparison(statement=statement) if (size := len(statement.body)) > ground.compared_bytes_max:
             return f"a comparison of {size} bytes"
         case _:

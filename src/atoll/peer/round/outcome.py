@@ -1,6 +1,8 @@
-"""What the vertex of a round says: to my island that adopts it, to people, and who tells it to whom.
+"""Outcome of a round's vertex: what the worker adopts, the event for operators, and which peers receive it.
 
-Pure functions of the vertex, the plan and my own update. Never sends anything.
+Pure functions of the vertex, the plan and the local update.
+
+Not responsible for: sending.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from atoll.wire.messages.vertex import Vertex, VertexBody
 
 
 def adopted(trial: Candidate, ground: RoundContext, update: LocalUpdate) -> AdoptState:
-    """The state that it agreed on, and what became of my own update."""
+    """The agreed state and how the local update was counted, as a task for the worker."""
     me, body, plan = update.me, trial.body, ground.plan
     counted: tuple[bool, ...] | None = None
     if update.encoded is not None and body.parts:
         counted = tuple(a is not None and me in a.contributors for a in trial.answers)
         if plan.quorum_of_updates is not None and not update.told and not any(counted):
-            counted = None  # the others began while it was encoded: its steps stay where they are
+            counted = None  # the quorum began during encoding: the steps stay in the live parameters
     afresh = trial.back is not None
     late = ground.apart is not None and me in late_of(body)
     led = tuple(opened(s).digest for s in body.parts if s is not None and s.signer == me)
@@ -40,7 +42,7 @@ def adopted(trial: Candidate, ground: RoundContext, update: LocalUpdate) -> Adop
 
 
 def counted_in(me: PeerId, body: VertexBody, answers: Iterable[OwnerResult | None]) -> UpdateSettlement:
-    """What the vertex holds me to; also where I said it in a life before."""
+    """How the vertex counts the local update, also one committed to before a restart."""
     mine = next((statement_in(signed) for signed in body.commits if signed.signer == me), None)
     if not isinstance(mine, Commitment):
         return UpdateSettlement(body.parent)
@@ -49,14 +51,14 @@ def counted_in(me: PeerId, body: VertexBody, answers: Iterable[OwnerResult | Non
 
 
 def answers_in(body: VertexBody) -> Iterator[OwnerResult | None]:
-    """Of each part, as far as it can be read."""
+    """The result of each part; None where there is none that decodes."""
     for signed in body.parts:
         said = statement_in(signed) if signed is not None else None
         yield said if isinstance(said, OwnerResult) else None
 
 
 def closed_by(vertex: Vertex, body: VertexBody, ground: RoundContext, assembling: bool) -> RoundClosed:
-    """In words for people: who counted, who counted in part, and who is missing."""
+    """The event of a closed round: members counted, counted in part, and missing."""
     listed = [set(opened(s).contributors) for s in body.parts if s is not None]
     counted = set[PeerId]().union(*listed)
     partly = counted - counted.intersection(*listed)
@@ -71,12 +73,12 @@ def closed_by(vertex: Vertex, body: VertexBody, ground: RoundContext, assembling
         missing=() if assembling else tuple(sorted(trainers - counted)),
         parts_missing=sum(s is None for s in body.parts),
         topology="" if topology is None else topology.name,
-        alike=alike_in(body) if ground.twins is None else (),  # honest twins would be taken for copies
+        alike=alike_in(body) if ground.twins is None else (),  # honest twins would be mistaken for copies
     )
 
 
 def told_by(me: PeerId, plan: RoundPlan) -> list[PeerId]:
-    """Of the members outside the committee, those whom I tell the vertex: two voters tell each of them."""
+    """Members outside the committee to which this voter sends the vertex; two voters send to each."""
     committee = plan.committee
     if me not in committee:
         return []

@@ -1,8 +1,11 @@
-"""Writing and checking the body of a vertex: everything that can be judged without touching a tensor.
+"""Vertex body: writing one as the proposer and checking one as a voter, without touching a tensor.
 
-The proposer writes a body from what it saw; every voter recomputes each entry from the signed statements inside.
-A body that passes `check_body` can be wrong in one way only, its state hash, which voters recompute from the
-combined parts. Whose turn it is to propose is the agreement's business. Never trusts a field that can be derived.
+The proposer writes a body from what it received; every voter recomputes every entry from signed statements in it.
+A body that passes `check_body` can only be wrong in its state hash, which voters recompute from the combined parts.
+
+Invariants:
+- No field that can be derived is trusted.
+Not responsible for: whose turn it is to propose (protocol/agreement).
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ from atoll.wire.messages.statements import (
 from atoll.wire.messages.vertex import InvitationRecord, Member, RoundMetrics, TicketUse, VertexBody
 from atoll.wire.opening import made_of_fits
 
-CLOCK_SLACK_S = 1.0  # a body may be this much ahead of my run time; peers beyond 250 ms are told their offset
+CLOCK_SLACK_S = 1.0  # seconds a body may be ahead of local run time; peers beyond 250 ms are sent their offset
 
 
 def write_body(
@@ -72,9 +75,9 @@ def write_body(
     now: Seconds,
     weighing: AgreedWeights | None = None,
 ) -> VertexBody:
-    """The body that this proposer puts forward. Reports that are not admissible are left out.
+    """The body that this proposer submits; reports that are not admissible are left out.
 
-    With a word to go back among them (`amend_among`, one at most) `state` is what the run then goes on from.
+    If one of them is a rollback order (at most one, from `amend_among`), `state` is the one the run continues from.
     """
     plan, parent = ground.plan, ground.parent
     answers = [_answered(p) for p in parts]
@@ -127,7 +130,7 @@ def write_body(
 def write_genesis(
     settings: RunSettings, state: Digest, founder: Member, tickets: tuple[TicketUse, ...], now: Seconds
 ) -> VertexBody:
-    """The body that a run begins with; its digest is the run's name."""
+    """The first body of a run; its digest is the run's id."""
     return VertexBody(
         run=ZERO_DIGEST,
         round=-1,
@@ -149,11 +152,11 @@ def write_genesis(
 def write_recovery(
     parent: VertexBody, head: Digest, run: Digest, me: PeerId, here: set[PeerId], run_time: Seconds, vote_key: bytes
 ) -> VertexBody:
-    """The body that begins a new epoch: the same state, and only those voters that are still here.
+    """The body of a new epoch: the same state, with only the reachable voters.
 
-    `vote_key` is `me`'s: its identity signs the vertex, and so admits a key that no quorum can admit.
+    `vote_key` is the local peer's. Its identity signs the vertex and so admits a key that no quorum can admit.
     """
-    # reports of links go by places among those who are here
+    # link reports are indexed by places among the present members
     bare = [replace(m, links=b"", vote_key=vote_key if m.peer == me else m.vote_key) for m in parent.members]
     members = tuple(replace(m, standing="away") if m.votes and m.peer not in here else m for m in bare)
     return replace(
@@ -172,12 +175,12 @@ def write_recovery(
         epoch=parent.epoch + 1,
         settings=b"",
         weighing=UNSET,
-        window_s=UNSET,  # nothing is known of the pace of those who are left
+        window_s=UNSET,  # the pace of the remaining members is unknown
     )
 
 
 def next_time(parent: VertexBody, now: Seconds) -> Seconds:
-    """The time of the body after `parent`: never earlier, unless wrong clocks put the parent far ahead of `now`."""
+    """Time of the body after `parent`: never earlier, unless wrong clocks put the parent far ahead of `now`."""
     return now if parent.time_s > now + CLOCK_WRONG_S else max(now, parent.time_s)
 
 
@@ -194,7 +197,7 @@ def _time_fits(parent: VertexBody, time_s: Seconds, now: Seconds) -> bool:
 
 
 def check_body(ground: RoundContext, notary: StatementSigner, body: VertexBody, now: Seconds) -> str | None:
-    """None if every entry of the body follows from what is signed in it; else what is wrong, in plain words."""
+    """None if every entry of the body follows from what is signed in it, else the first flaw in plain words."""
     try:
         return _check(ground, notary, body, now)
     except PeerFault as fault:
@@ -283,8 +286,7 @@ def _check(ground: RoundContext, notary: StatementSigner, body: VertexBody, now:
 def awaited_in(
     plan: RoundPlan, reports: Sequence[VerifiedReport], contributors: Collection[PeerId]
 ) -> frozenset[PeerId] | None:
-    """Whose update is missing if it does not count: who was drawn and did not say that it rests. None: everybody
-    who trains."""
+    """Members whose update is missing if it does not count: drawn and not resting. None: all trainers."""
     resting = resting_among(plan, reports) - set(contributors)
     return None if plan.drawn is None and not resting else plan.givers - resting
 
@@ -296,7 +298,7 @@ def _votes(
     contributors: Collection[PeerId],
     reports: Sequence[VerifiedReport],
 ) -> tuple[tuple[Member, ...], InvitationRecord | UnsetType]:
-    """Members with the votes that they have earned, where these are."""
+    """Members with the votes that they have earned, where votes are earned."""
     terms = ground.settings.vote_terms
     return (
         (members, UNSET)
@@ -308,7 +310,7 @@ def _votes(
 def _credits(
     ground: RoundContext, members: Sequence[Member], contributors: Collection[PeerId]
 ) -> tuple[Credit, ...] | UnsetType:
-    """Of every line of `members` after this round, where who trains is drawn. Nobody is where members assemble."""
+    """Sampling credit per line of `members` after this round; no member is drawn while members assemble."""
     plan, parent = ground.plan, ground.parent
     if plan.drawn is None:
         return UNSET
@@ -323,7 +325,7 @@ def _scores(
     commits: Mapping[PeerId, Commitment],
     reports: Sequence[VerifiedReport],
 ) -> tuple[int, ...] | UnsetType:
-    """What every line of `members` is worth after this round, where records are kept."""
+    """Reputation per line of `members` after this round, where the run keeps it."""
     if not ground.reputed:
         return UNSET
     shown = members, answers, commits, reports, ground.scored, ground.compared
@@ -331,7 +333,7 @@ def _scores(
 
 
 def _trained(ground: RoundContext, reports: Sequence[SignedStatement]) -> int:
-    """Training rounds that the state stands for. Those that the run went back behind count no more."""
+    """Training rounds behind the state; rounds undone by a rollback no longer count."""
     back = first_of(amends_in(reports))
     return back[1].trained if back is not None else ground.parent.trained + bool(ground.owners)
 
@@ -339,8 +341,10 @@ def _trained(ground: RoundContext, reports: Sequence[SignedStatement]) -> int:
 def amend_among(
     ground: RoundContext, notary: StatementSigner, reports: Sequence[SignedStatement]
 ) -> tuple[SignedStatement, RollbackOrder] | None:
-    """The word to go back that a proposer may put into its body, if there is one: a person's, or what validators
-    demand, which it says itself."""
+    """The rollback order for the next body, if any: an operator's, or the one that validators demand.
+
+    The proposer signs a demanded order itself.
+    """
     back = [signed for signed, _ in amends_in(reports)]
     kept, _ = _judge_reports(ground, notary, back, ground.parent.time_s)
     demanded = [] if ground.demanded is None else [(notary.sign(ground.demanded), ground.demanded)]
@@ -348,7 +352,9 @@ def amend_among(
 
 
 def _forged(ground: RoundContext, notary: StatementSigner, signed: SignedStatement, report: VerifiedReport) -> bool:
-    """A word of the recovery identity that is not its own, nor the one to go back that validators demand."""
+    """True for an operator order not signed by the recovery identity, unless it is the rollback that validators
+    demand.
+    """
     statement = report.statement
     if not isinstance(statement, Word):
         return False
@@ -383,7 +389,7 @@ def _check_part(
 
 
 def _misweighed(ground: RoundContext, body: VertexBody, answers: Sequence[OwnerResult]) -> str | None:
-    """All answers of a body are of one weighing, which stands in it, where rows are weighed; else there is none."""
+    """All results use the one weighting in the body if rows are weighted; otherwise the body holds none."""
     weighing = body.weighing
     if not ground.weighs or not answers:
         return "it weighs rows that nobody weighed" if weighing is not UNSET else None
@@ -405,21 +411,23 @@ def _window(
     commits: Sequence[Commitment],
     whom: Collection[PeerId] | None,
 ) -> Seconds | UnsetType:
-    """An owner's in the next round, where windows follow the pace. Only rounds that train show any. `whom` they
-    waited for, where not for everybody who trains."""
+    """An owner's window in the next round where windows follow the pace; only training rounds change it.
+
+    `awaited`: the members that the round waited for; None: all trainers.
+    """
     plan, settings = ground.plan, ground.plan.settings
     if plan.pace is None or settings.window_min_s is UNSET:
         return UNSET
     if not ground.owners:
         return ground.parent.window_s
     if not commits:
-        return settings.owner_s  # nobody had the time to train
-    took_s = max(0.0, time_s - ground.parent.time_s)  # the plan's own begin may be set right by each peer
+        return settings.owner_s  # no member had the time to train
+    took_s = max(0.0, time_s - ground.parent.time_s)  # each peer may adjust the plan's own start time
     said = [a for a in answers if a is not None]
     awaited = [m.peer for m in plan.trainers if m.standing == "member" and (whom is None or m.peer in whom)]
     here = len(_in_time(ground, said).intersection(awaited))
     whole = here >= min(len(awaited), plan.quorum_of_updates or len(awaited))
-    # where owners watch each other a late one may be complained of: if it is only slow, it shall get its time
+    # where owners check each other a late owner may be reported; a merely slow one shall get its time
     excused = not ground.witnessed and any(a.owner_index > 0 for a in said)
     training_s = median(c.steps_now * c.step_s for c in commits)
     shown = RoundTiming(took_s, training_s, attempt, took_s >= plan.pace.train_s, whole, excused)
@@ -427,17 +435,19 @@ def _window(
 
 
 def _in_time(ground: RoundContext, answers: Sequence[OwnerResult]) -> set[PeerId]:
-    """Whose rows came in time, as far as answers show it."""
+    """Members whose rows were in time, as far as the results show."""
     named = Counter(peer for answered in answers for peer in answered.contributors)
-    # an owner that keeps silent keeps its own row of its part, too: whoever is slow lacks in more than one
+    # a silent owner also keeps its own row out of its part, so a slow member is missing in more than one part
     return {peer for peer, times in named.items() if 2 * times > ground.taking(peer)}
 
 
 def _effort(
     ground: RoundContext, commits: Mapping[PeerId, Commitment], reports: Sequence[SignedStatement]
 ) -> WorkloadProgress | UnsetType:
-    """What the next round goes by, where that follows losses: of settled members. A state that the run goes back
-    behind shows nothing."""
+    """Workload progress after this round where it follows losses, from settled members' losses.
+
+    A state undone by a rollback contributes no losses.
+    """
     settings, before = ground.plan.settings, ground.parent.effort
     if settings.effort is UNSET:
         return UNSET
@@ -483,9 +493,10 @@ def open_report(
     vote_keys: Mapping[PeerId, bytes],
     known_keys: Mapping[PeerId, bytes] | None = None,
 ) -> VerifiedReport | None:
-    """A member report whose signature holds. A Join brings its own key, certified by the identity it names.
+    """A member report with a valid signature; None if it is invalid.
 
-    What somebody was caught at holds only if that one signed it, under one of `known_keys`.
+    A JoinRequest brings its own key, certified by the identity that it names. Evidence in an Accusation must be
+    signed by the accused peer under one of `known_keys`.
     """
     if len(signed.body) > REPORT_BYTES_MAX:
         return None
@@ -510,7 +521,7 @@ def open_report(
                         return None
     except PeerFault:
         return None
-    # decode gives AnyStatement
+    # decode returns AnyStatement
     return VerifiedReport(signed.signer, statement, identity, validity)  # pyright: ignore[reportArgumentType]
 
 
