@@ -79,7 +79,7 @@ def step_of(parts: Sequence[SignedStatement | None], commits: Sequence[Commitmen
 
 
 def opened(signed: SignedStatement) -> OwnerResult:
-    """The owner result in a statement whose signature was checked before."""
+    """The owner result in a statement with a signature that was checked before."""
     statement = decode_statement(signed.body, signed.signer)
     assert isinstance(statement, OwnerResult)
     return statement

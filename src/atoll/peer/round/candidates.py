@@ -139,8 +139,8 @@ class Candidates:
         return self._want(trial, missing, now) if missing else self.next_state.ask(trial.step, None)
 
     def _want(self, trial: Candidate, missing: Sequence[tuple[PeerId, OwnerResult]], now: Seconds) -> list[Effect]:
-        """Request parts from the proposer and other voters, later those whose owner is present and still
-        sending.
+        """Request parts from the proposer and other voters, later those with a present owner that may still
+        send them.
         """
         here = self.reduce.answers.keys() if self.reduce is not None else range(len(self.ground.owners))
         on_its_way = [

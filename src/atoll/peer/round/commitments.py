@@ -39,7 +39,7 @@ from atoll.wire.messages.statements import Commitment, SignedStatement
 SHOWN_BY = 4  # voters of a large committee that send evidence to an owner: dozens can, one is enough
 # peers asked at a time for another's commitment: nearly all receive from a peer that one alone cannot reach
 ASKED_FOR_ANOTHERS = 2
-AHEAD = 2  # attempts ahead whose commitments are stored: their senders' clocks are faster
+AHEAD = 2  # attempts ahead with commitments stored: some clocks are faster
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ class CommitmentTable:
         self.shown: set[tuple[PeerId, PeerId]] = set()
         self.sought: set[PeerId] = set()  # authors requested from others since the last tick
         self.asked: str | None = None  # options by which this attempt's updates are reduced; None: not known yet
-        self.elsewhere: set[PeerId] = set()  # peers whose caller asked for other options; their rows are rejected
+        self.elsewhere: set[PeerId] = (
+            set()
+        )  # peers with a caller that asked for other options; their rows are rejected
 
     # ---- what happens --------------------------------------------------------------------------------------
 
@@ -175,7 +177,7 @@ class CommitmentTable:
         return [Send(p, message) for p in (*asked, *more)]
 
     def seek(self, names: Iterable[PeerId]) -> list[Effect]:
-        """Request commitments that count but whose authors are unreachable from peers that may have them."""
+        """Request counted commitments of unreachable authors from peers that may have them."""
         lost = [p for p in sorted(names) if self.gone(p) and p not in self.sought]
         near = [p for p in self.speakers if p != self.me and not self.gone(p)]
         self.sought.update(lost)
@@ -229,11 +231,11 @@ class CommitmentTable:
         return known[0] if known is not None else None
 
     def reduced_of(self, peer: PeerId) -> Commitment | None:
-        """The commitment of a peer whose update can be combined with those of this attempt."""
+        """The commitment of a peer with an update that can be combined with those of this attempt."""
         return None if peer in self.elsewhere else self.commit_of(peer)
 
     def other_calls(self, news: Iterable[PeerId]) -> list[IncompatibleCall]:
-        """Peers whose update has another length or form than the local one, where callers choose these.
+        """Reports of updates with another length or form than the local one, where callers choose these.
 
         As many members as may lie could do that forever. That few are left out of the sums without a report.
         """
@@ -266,7 +268,7 @@ class CommitmentTable:
             if known is not None and known[0].parts > part:
                 return True
             if known is None and peer in self.plan.givers:
-                return True  # in a large swarm commitments of peers whose row is only forwarded are not received
+                return True  # in a large swarm a row may be forwarded without its commitment
         return False
 
     def filled(self) -> int | None:
@@ -284,7 +286,7 @@ class CommitmentTable:
         return max((commits.of[p][0].parts for p in commits.giving), default=0)
 
     def _audience(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
-        """(receivers of the local commitment, peers whose commitment is received).
+        """(receivers of the local commitment, peers that send theirs here).
 
         All members in a small swarm, except that clients cannot reach each other. In a large one commitments go to
         owners and voters. Those of first owners and their witnesses go to all members, since no row goes to an

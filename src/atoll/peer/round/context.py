@@ -102,7 +102,7 @@ class RoundContext:
     )
 
     def by(self, asked: str) -> RoundContext:
-        """The context for updates whose callers asked for this topology; PeerFault for an unknown one.
+        """The context for updates with this topology as their callers' choice; PeerFault for an unknown one.
 
         Commitments carry the callers' choice. So all peers derive the same plan for it, and a voter finds in the
         body which topology the round used.
@@ -129,7 +129,7 @@ class RoundContext:
         return tuple(part.share for part in self.topology.parts) if self.topology is not None else ()
 
     def takes(self, part: int) -> frozenset[PeerId] | None:
-        """Peers whose rows this part combines, its owner included; None: all."""
+        """Peers with rows in this part, its owner included; None: all."""
         assert self.topology is not None
         return self.topology.parts[part].takes
 
@@ -139,7 +139,7 @@ class RoundContext:
 
     @cached_property
     def weightless(self) -> frozenset[PeerId]:
-        """Newcomers and members whose work cannot be replayed: their rows are checked but have weight 0."""
+        """Newcomers and members without replayable work: their rows are checked but have weight 0."""
         return frozenset(m.peer for m in self.plan.trainers if m.standing in WEIGHTLESS)
 
     @cached_property

@@ -156,7 +156,7 @@ class RoundMachine:
         self.next_state = StateTransition(ground, self.parts.held)
         self.trials = Candidates(ground, notary, agreement, self.parts, self.next_state, gone)
         self.my_body = ProposalBuilder(ground, notary, self.committed, self.next_state, reports)
-        self.final: Vertex | None = None  # decided vertex whose state is still to be adopted
+        self.final: Vertex | None = None  # decided vertex, until its state is adopted
         self.adopting = self.closed = False
 
     # ---- the table of contents -----------------------------------------------------------------------------
@@ -830,7 +830,7 @@ class RoundMachine:
 
     @property
     def awaited(self) -> Set[PeerId]:
-        """Peers whose commitment this attempt waits for."""
+        """Peers that still owe a commitment to this attempt."""
         return self.committed.awaited
 
     def _tell(self, facts: Iterable[Fact]) -> list[Effect]:

@@ -31,7 +31,7 @@ class OwnedResults:
         self.seconded: dict[
             int, tuple[SignedStatement, ...]
         ] = {}  # part → signatures of peers other than its owner under its result
-        self.made_again: frozenset[int] = frozenset()  # parts whose disputed results were recomputed here
+        self.made_again: frozenset[int] = frozenset()  # parts with a disputed result that was recomputed here
         self.rows: tuple[ArchivedRow, ...] = ()  # counted rows held here, once the round is closed
 
     def attempt_over(self, reduce: AllReduce | None, needed: Container[Digest]) -> None:

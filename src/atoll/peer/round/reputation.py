@@ -35,7 +35,7 @@ def next_scores(
 ) -> tuple[int, ...]:
     """One score per line of `members`, the membership after this round. Commits are those of its contributors.
 
-    `scored`: updates whose scores the parent settled; None: the run scores none. `compared`: redundancy verdicts
+    `scored`: scores that the parent settled; None: the run scores none. `compared`: redundancy verdicts
     that the parent settled.
     """
     shown = conduct_in(plan, owners, answers, commits, reports)

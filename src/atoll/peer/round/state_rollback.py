@@ -1,4 +1,4 @@
-"""State rollback jobs: the state of a round whose body goes back to an earlier one.
+"""State rollback jobs: the state of a round with a body that goes back to an earlier one.
 
 One job makes each such state from the earlier state and the position in the data that this round reached.
 

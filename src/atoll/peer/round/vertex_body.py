@@ -5,7 +5,7 @@ A body that passes `check_body` can only be wrong in its state hash, which voter
 
 Invariants:
 - No field that can be derived is trusted.
-Not responsible for: whose turn it is to propose (protocol/agreement).
+Not responsible for: proposer turns (protocol/agreement).
 """
 
 from __future__ import annotations
@@ -233,7 +233,9 @@ def _check(ground: RoundContext, notary: StatementSigner, body: VertexBody, now:
         slot = commit.round, commit.attempt
         if slot != (plan.round, body.attempt) or not (commit.parts and parts_fit(ground, commit)):
             return f"the commitment of {signed.signer} is for something else"
-        if ground.by(commit.asked) is not way:  # nobody's choice in most runs: there its words change nothing
+        if (
+            ground.by(commit.asked) is not way
+        ):  # only where callers may choose; elsewhere the option changes nothing
             return f"the commitment of {signed.signer} is for another topology than the others"
         flaw = commit_flaw(commit)
         if flaw is not None:
@@ -286,7 +288,7 @@ def _check(ground: RoundContext, notary: StatementSigner, body: VertexBody, now:
 def awaited_in(
     plan: RoundPlan, reports: Sequence[VerifiedReport], contributors: Collection[PeerId]
 ) -> frozenset[PeerId] | None:
-    """Members whose update is missing if it does not count: drawn and not resting. None: all trainers."""
+    """Members that the round waits for: drawn and not resting. None: all trainers."""
     resting = resting_among(plan, reports) - set(contributors)
     return None if plan.drawn is None and not resting else plan.givers - resting
 
@@ -341,7 +343,7 @@ def _trained(ground: RoundContext, reports: Sequence[SignedStatement]) -> int:
 def amend_among(
     ground: RoundContext, notary: StatementSigner, reports: Sequence[SignedStatement]
 ) -> tuple[SignedStatement, RollbackOrder] | None:
-    """The rollback order for the next body, if any: an operator's, or the one that validators demand.
+    """The rollback order for the next body, if any: an operator's or the validators'.
 
     The proposer signs a demanded order itself.
     """
@@ -435,7 +437,7 @@ def _window(
 
 
 def _in_time(ground: RoundContext, answers: Sequence[OwnerResult]) -> set[PeerId]:
-    """Members whose rows were in time, as far as the results show."""
+    """Members with rows in time, as far as the results show."""
     named = Counter(peer for answered in answers for peer in answered.contributors)
     # a silent owner also keeps its own row out of its part, so a slow member is missing in more than one part
     return {peer for peer, times in named.items() if 2 * times > ground.taking(peer)}

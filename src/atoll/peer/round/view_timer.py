@@ -38,7 +38,7 @@ class ViewTimer:
         self.me, self.gone = me, gone
         self._timed: tuple[int, Seconds] = (-1, 0.0)  # a view, and the time until which it may decide
         self._given_up = 0  # views over by time
-        self.refused = -1  # last view whose proposal was rejected here
+        self.refused = -1  # last view with a proposal rejected here
         # last view over by time; leaving it may take a while where a quorum is asked first
         self._last_given_up = -1
 
