@@ -464,7 +464,7 @@ class Peer:
         )
         if self.round.trains and self.resting.covers(plan.round):
             self.round.update.passes = WHY
-        elif self.round.trains and ground.audited and self.wish.unaudited and self.me not in ground.unaudited:
+        elif self.round.trains and ground.trust.audited and self.wish.unaudited and self.me not in ground.unaudited:
             self.round.update.passes = UNTOLD
         looks = self._from_inspectors(self.inspectors.holds(self.at), now) + self._seek_demanded()
         effects = looks + self._say_resting(now) + self._to_round(Start({}), now)

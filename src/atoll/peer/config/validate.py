@@ -66,9 +66,9 @@ def _check_made(config: RunConfig) -> None:
         raise UsageError(
             "E-CFG-11",
             'consensus.protocol = "snow" decides no round: a preference is final with a probability only',
-            cause=f"the probability holds for {SAFE_SIZE:,} peers with k = {SNOW.k}, alpha = {SNOW.alpha} and beta = "
-            f"{SNOW.beta}, but a run begins with one peer. There is also no certificate that strangers could check. "
-            "In a run with two branches this poll reports the preferred one with any protocol",
+            cause=f"the probability holds for {SAFE_SIZE:,} peers with k = {SNOW.k}, alpha = {SNOW.alpha} and "
+            f"beta = {SNOW.beta}, but a run begins with one peer; strangers could also check no certificate. In a "
+            "run with two branches this poll reports the preferred one with any protocol",
             fix='leave it at "bft", or write "raft" where run.trust = "private"',
         )
     if protocol not in ("bft", "raft"):
@@ -147,7 +147,7 @@ def _check_sense(config: RunConfig) -> None:
     if run.score_rate and not keeps_records(config):
         raise UsageError(
             "E-CFG-13",
-            f"run.score_rate = {run.score_rate:g} would decide nothing: this run keeps no reputation of its members",
+            f"run.score_rate = {run.score_rate:g} would decide nothing: this run keeps no reputation",
             cause=f'run.trust = "{run.trust}"' if run.reputation is None else "run.reputation = false",
             fix="write run.reputation = true, or run.score_rate = 0",
         )
@@ -193,7 +193,7 @@ def _check_twins(config: RunConfig) -> None:
     if not keeps_records(config):
         raise UsageError(
             "E-CFG-13",
-            f"{told} would decide nothing: this run keeps no reputation of its members",
+            f"{told} would decide nothing: this run keeps no reputation",
             cause=f'run.trust = "{run.trust}"' if run.reputation is None else "run.reputation = false",
             fix="write run.reputation = true, or run.twin_rate = 0",
         )
@@ -345,8 +345,8 @@ def _check_topology(config: RunConfig) -> None:
         raise UsageError(
             "E-CFG-11",
             f'sync.topology = "{topology}" cannot work with run.trust = "{config.run.trust}"',
-            cause="rows are combined on the way: a sum of rows can be neither sorted nor compared, and the forwarding "
-            "member could change the rows in it",
+            cause="rows are combined on the way: a sum of rows can be neither sorted nor compared, and the "
+            "forwarding member could change the rows in it",
             fix='write sync.topology = "butterfly" (or "star", or "auto"), or run.trust = "private"',
         )
 

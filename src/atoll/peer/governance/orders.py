@@ -1,7 +1,7 @@
 """Operator orders, signed by the recovery identity: rollback, pause and settings change, and when each is valid.
 
-A `RollbackOrder` names a vertex of this chain, a `PauseOrder` stops or resumes training, a `ChangeSettings` sets new
-numbers (`settings_change.py`). Each is valid for a few rounds after the head that its signer saw, and only until
+A `RollbackOrder` names a vertex of this chain, a `PauseOrder` stops or resumes training, a `ChangeSettings` sets
+new numbers (`settings_change.py`). Each is valid for a few rounds after the head that its signer saw, and until
 another of its kind takes effect. So no order can be used twice, and of two that race the first in the chain wins.
 
 Not responsible for: reading old vertices from disk; the caller passes them in.

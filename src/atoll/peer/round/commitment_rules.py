@@ -42,7 +42,7 @@ def weighs_right(ground: RoundContext, peer: PeerId, commit: Commitment) -> bool
     if commit.parts == 0 or member.standing in WEIGHTLESS:
         return commit.weight == 0
     own = row_weight(ground, peer, commit.steps_now, commit.samples_now)
-    return commit.weight == own and (commit.samples > 0 or ground.statistic == "mean")
+    return commit.weight == own and (commit.samples > 0 or ground.trust.statistic == "mean")
 
 
 def row_weight(ground: RoundContext, peer: PeerId, steps: int, samples: int) -> int:
@@ -54,9 +54,10 @@ def row_weight(ground: RoundContext, peer: PeerId, steps: int, samples: int) -> 
     """
     if peer in ground.weightless:
         return 0
-    if not ground.reputed or ground.statistic != "mean":
+    if not ground.trust.reputed or ground.trust.statistic != "mean":
         return samples
-    assigned = ground.plan.steps_of(peer) if ground.plan.limit_s is None else 1
+    work = ground.work_of(peer)
+    assigned = work.steps if work.limit_s is None else 1
     return ground.influence[peer] * max(0, min(steps, assigned))
 
 
@@ -72,8 +73,8 @@ def late_right(ground: RoundContext, peer: PeerId, commit: Commitment) -> bool:
 def claims_right(ground: RoundContext, commit: Commitment) -> bool:
     """True if the commitment has a claim exactly where rounds are audited."""
     if commit.claimed is None:
-        return not (ground.audited and commit.parts)
-    return ground.audited and commit.parts > 0 and len(commit.claimed) == DIGEST_BYTES
+        return not (ground.trust.audited and commit.parts)
+    return ground.trust.audited and commit.parts > 0 and len(commit.claimed) == DIGEST_BYTES
 
 
 def draws_flaw(ground: RoundContext, peer: PeerId, commit: Commitment) -> str | None:

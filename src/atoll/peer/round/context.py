@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 from msgspec import UNSET
 
@@ -68,38 +67,48 @@ WEIGHING_BYTES = 32  # list headers of an encoded `AgreedWeights`
 PLACE_BYTES = 3  # one part number in it
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrustTerms:
+    """How much a training round trusts its members; the defaults trust them fully."""
+
+    statistic: StatisticName = "mean"  # rule for the rows of a part
+    tolerance: float = 0.0  # share of members that may lie
+    witnessed: bool = False  # several owners combine each part
+    captured: float = 0.0  # share of parts that liars may own alone, where openings check results
+    audited: bool = False  # an update comes with a claim about how it was trained
+    reputed: bool = False  # vertices hold reputations, which decide row weights
+    opened: bool = False  # blocks of results are opened
+
+
 @dataclass(frozen=True)
+class MemberWork:
+    """Training work that a round assigns to one member."""
+
+    steps: int  # inner steps, at most
+    batch: int  # samples per step; 0: the recipe's
+    limit_s: Seconds | None  # training time from when the trainer runs; None: no limit
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundContext:
     """Agreed facts of one round and the rule for reports, handed in by the peer."""
 
     plan: RoundPlan
-    settings: RunSettings  # genesis'; what the round goes by is in the plan
+    settings: RunSettings  # those of genesis; the plan holds what the round uses
     parent: VertexBody
     topology: ReduceTopology | None  # how updates are reduced; None in a round that only assembles members
-    why: str  # this topology, in words for people
-    admissible: Callable[[VerifiedReport, Seconds], str | None]  # (report, the time of the body)
-    statistic: StatisticName = "mean"
-    tolerance: float = 0.0
-    witnessed: bool = False
-    captured: float = (
-        0.0  # share of parts that liars may own by themselves, where openings find what they say there
-    )
-    parts_most: int = PARTS_MAX  # that an update may have in the rounds to come
-    recovery: bytes = b""  # public identity whose word sends the run back to an earlier state
-    audited: bool = False  # who gives an update must claim how it trained
-    reputed: bool = False  # members' records stand in vertices, and decide what rows weigh
-    demanded: RollbackOrder | None = None  # validators found the state bad: where this round is to go back to
-    opened: bool = False  # blocks of answers are opened
-    apart: PartitionPolicy | None = None  # who hears no quorum trains on
-    scored: tuple[SettledScore, ...] | None = (
-        None  # updates whose scores the parent settled; None: the run has none
-    )
-    twins: RedundancyDraw | None = None  # members take each other's samples in secret; None: the run has no twins
-    compared: tuple[RedundancyVerdict, ...] = ()  # what became of twins, as the parent settled it
-    words_lost: bool = False  # of scorers or referees, on this disk: records are taken at their word
-    ways: Callable[[str], TopologyChoice] | None = (
-        None  # by its name, where whoever calls may choose how its call is reduced
-    )
+    why: str  # reason for this topology, for people
+    admissible: Callable[[VerifiedReport, Seconds], str | None]  # (report, time of the body) → flaw
+    trust: TrustTerms = TrustTerms()
+    parts_most: int = PARTS_MAX  # most parts of an update in the rounds to come
+    recovery: bytes = b""  # public identity that signs operator orders
+    demanded: RollbackOrder | None = None  # rollback that validators demand after a bad state
+    apart: PartitionPolicy | None = None  # members without a quorum train on
+    scored: tuple[SettledScore, ...] | None = None  # scores that the parent settled; None: the run has none
+    twins: RedundancyDraw | None = None  # draw for redundant training; None: the run has none
+    compared: tuple[RedundancyVerdict, ...] = ()  # redundancy verdicts that the parent settled
+    words_lost: bool = False  # reports of scorers or referees are not on this disk: reputations are not checked
+    ways: Callable[[str], TopologyChoice] | None = None  # topology by name, where callers may choose it
 
     def by(self, asked: str) -> RoundContext:
         """The context for updates with this topology as their callers' choice; PeerFault for an unknown one.
@@ -117,6 +126,10 @@ class RoundContext:
     @cached_property
     def _asked(self) -> dict[str, RoundContext]:
         return {}
+
+    def work_of(self, peer: PeerId) -> MemberWork:
+        """The work of this member; the one place for values that differ between members."""
+        return MemberWork(self.plan.steps_of(peer), self.plan.batch, self.plan.limit_s)
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -154,7 +167,7 @@ class RoundContext:
     @cached_property
     def influence(self) -> dict[PeerId, int]:
         """Influence of each settled trainer; empty where the run keeps no reputation."""
-        if not self.reputed:
+        if not self.trust.reputed:
             return {}
         settled = (m.peer for m in self.plan.trainers if m.standing == "member")
         return influence_of({peer: self.plan.scores.get(peer, FLOOR) for peer in settled})
@@ -162,17 +175,17 @@ class RoundContext:
     @cached_property
     def liars(self) -> int:
         """Number of counted rows that may be lies."""
-        return liars_among(len(self.plan.trainers) - len(self.weightless), self.tolerance)
+        return liars_among(len(self.plan.trainers) - len(self.weightless), self.trust.tolerance)
 
     @cached_property
     def weighs(self) -> bool:
         """True if rows are weighted by distances between whole updates."""
-        return self.statistic in DISTANCES
+        return self.trust.statistic in DISTANCES
 
     @cached_property
     def mixes(self) -> bool:
         """True if rows are also mixed by these distances before values are sorted."""
-        return self.statistic in MIXED
+        return self.trust.statistic in MIXED
 
     @property
     def trainers_most(self) -> int:
@@ -196,11 +209,11 @@ class RoundContext:
     @cached_property
     def witnesses(self) -> int:
         """Owners after the first that also combine every part."""
-        if not self.witnessed:
+        if not self.trust.witnessed:
             return 0
         owners = min((len(part.owners) for part in self.topology.parts), default=1) if self.topology else 1
-        lying = liars_among(len(self.plan.voters), self.tolerance)
-        return witnesses(owners, len(self.plan.owners), lying, self.captured)
+        lying = liars_among(len(self.plan.voters), self.trust.tolerance)
+        return witnesses(owners, len(self.plan.owners), lying, self.trust.captured)
 
     @cached_property
     def reserves(self) -> tuple[PeerId, ...]:
@@ -239,29 +252,29 @@ class RoundContext:
         plan = timing or self.plan
         times = plan.times(attempt)
         return ReducePlan(
-            plan.round,
-            attempt,
-            plan.trace,
-            self.topology,
-            tuple(m.peer for m in plan.members if m.present),
-            times.answer_until,
-            self.statistic,
-            self.liars,
-            rows_needed(self.statistic, self.liars),
-            self.witnesses,
-            self.juries,
-            verdict_of(liars_among(len(plan.committee), self.tolerance)),
-            self.weighs,
-            self.mixes,
-            self.weightless,
-            frozenset(m.peer for m in plan.members if m.present and m.peer not in plan.givers),
-            plan.window_s(attempt),
-            plan.has_clock,
-            self.influence if self.weighs else {},
-            self.opened,
-            self.reserves,
-            times.reserves_until,
-            plan.may_lie,
+            round=plan.round,
+            attempt=attempt,
+            trace=plan.trace,
+            topology=self.topology,
+            listeners=tuple(m.peer for m in plan.members if m.present),
+            answer_until=times.answer_until,
+            statistic=self.trust.statistic,
+            liars=self.liars,
+            rows_least=rows_needed(self.trust.statistic, self.liars),
+            witnesses=self.witnesses,
+            juries=self.juries,
+            verdict=verdict_of(liars_among(len(plan.committee), self.trust.tolerance)),
+            weighs=self.weighs,
+            mixes=self.mixes,
+            weightless=self.weightless,
+            rowless=frozenset(m.peer for m in plan.members if m.present and m.peer not in plan.givers),
+            window_s=plan.window_s(attempt),
+            has_clock=plan.has_clock,
+            influence=self.influence if self.weighs else {},
+            opened=self.trust.opened,
+            reserves=self.reserves,
+            reserves_until=times.reserves_until,
+            may_lie=plan.may_lie,
         )
 
     @cached_property
@@ -293,57 +306,70 @@ def ground_after(
     left. The first training round waits for settled members: a newcomer's update has weight 0, and no awaited
     member shall count for nothing.
     """
-    genesis, over = settings, is_over(settings, parent)
-    settings = settings_after(settings, parent)
+    genesis, settings = settings, settings_after(settings, parent)
     parts = parts_most(settings, parent)
-    if parent.trained:
-        enough = sum(m.works for m in plan.members) >= settings.min_peers
-    else:
-        settled = sum(m.works and m.standing == "member" for m in plan.members)
-        enough = settled >= max(settings.start_peers, settings.min_peers)
 
     def judge(reported: VerifiedReport, time_s: Seconds) -> str | None:
         judged = settings.open_to_all, parent.time_s, parts, settings.round.signing, time_s
         return admissible(reported, parent, recent, run, *judged)
 
-    who, validations = settings.recovery, recent.validations
-    demanded = validations.demanded() if validations.head == parent.round else None
-    scored = None
+    scored, twins, compared = None, None, ()
     if settings.scored_share:
         scored = recent.scores.settled if recent.scores.head == parent.round else ()
-    drawing, compared = None, ()
     if settings.twinned_share:
         here = recent.twins.head == parent.round
-        drawing = RedundancyDraw(settings.twinned_share, plan.head, parent, recent.twins.owed if here else None)
+        twins = RedundancyDraw(settings.twinned_share, plan.head, parent, recent.twins.owed if here else None)
         compared = recent.twins.settled if here else ()
-    if over or not enough or parent.paused is not UNSET:
-        why = "too few members to train" if parent.paused is UNSET else f"paused since round {parent.paused}"
-        why = "the run is over" if over else why
-        kind = settings.statistic
-        return RoundContext(
-            plan,
-            genesis,
-            parent,
-            None,
-            why,
-            judge,
-            kind,
-            parts_most=parts,
-            recovery=who,
-            reputed=settings.reputed,
-            demanded=demanded,
-            scored=scored,
-            compared=compared,
-        )
+    validations = recent.validations
+    assembling = RoundContext(
+        plan=plan,
+        settings=genesis,
+        parent=parent,
+        topology=None,
+        why=_why_assembling(genesis, settings, plan, parent),
+        admissible=judge,
+        trust=TrustTerms(statistic=settings.statistic, reputed=settings.reputed),
+        parts_most=parts,
+        recovery=settings.recovery,
+        demanded=validations.demanded() if validations.head == parent.round else None,
+        scored=scored,
+        compared=compared,
+    )
+    if assembling.why:
+        return assembling
     way = way_of(settings, plan, answered_bytes(parent))
-    trust = settings.statistic, settings.tolerance, settings.witnessed, settings.captured_share
-    audited, reputed, opened = bool(settings.audited_share), settings.reputed, settings.opened is not None
-    more = audited, reputed, demanded, opened, settings.apart_terms, scored
-    chosen = settings.round.quorum == "majority" and not plan.has_clock  # all is direct where members may lie
-    ways = partial(way_asked, settings, plan, trained=parent.trained) if chosen else None
-    fixed = plan, genesis, parent, way.topology, way.why, judge
-    twins: dict[str, Any] = {"twins": drawing, "compared": compared}
-    return RoundContext(*fixed, *trust, parts, who, *more, ways=ways, **twins)
+    chosen = settings.round.quorum == "majority" and not plan.has_clock  # where members may lie all rows are direct
+    return replace(
+        assembling,
+        topology=way.topology,
+        why=way.why,
+        trust=TrustTerms(
+            statistic=settings.statistic,
+            tolerance=settings.tolerance,
+            witnessed=settings.witnessed,
+            captured=settings.captured_share,
+            audited=bool(settings.audited_share),
+            reputed=settings.reputed,
+            opened=settings.opened is not None,
+        ),
+        apart=settings.apart_terms,
+        twins=twins,
+        ways=partial(way_asked, settings, plan, trained=parent.trained) if chosen else None,
+    )
+
+
+def _why_assembling(genesis: RunSettings, settings: RunSettings, plan: RoundPlan, parent: VertexBody) -> str:
+    """Why the round after `parent` only assembles members; empty if it trains. `settings`: with changed numbers."""
+    if is_over(genesis, parent):
+        return "the run is over"
+    if parent.paused is not UNSET:
+        return f"paused since round {parent.paused}"
+    if parent.trained:
+        enough = sum(m.works for m in plan.members) >= settings.min_peers
+    else:
+        settled = sum(m.works and m.standing == "member" for m in plan.members)
+        enough = settled >= max(settings.start_peers, settings.min_peers)
+    return "" if enough else "too few members to train"
 
 
 def answered_bytes(parent: VertexBody) -> int:

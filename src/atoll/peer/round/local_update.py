@@ -56,10 +56,10 @@ class LocalUpdate:
 
     def train(self, left_s: Seconds) -> list[Effect]:
         """Start training for at most `left_s` seconds."""
-        plan = self.ground.plan
+        plan, assigned = self.ground.plan, self.ground.work_of(self.me)
         index, count = plan.shard(self.taken_from)
         time_s, self.training = max(0.0, left_s - HAND_OVER_S), True
-        work = TrainRound(plan.round, plan.steps_of(self.me), time_s, index, count, plan.batch, plan.limit_s)
+        work = TrainRound(plan.round, assigned.steps, time_s, index, count, assigned.batch, assigned.limit_s)
         return [RunTask(f"round/{plan.round}/train", work)]
 
     @cached_property
@@ -100,7 +100,7 @@ class LocalUpdate:
     def encodes(self, encoded: UpdateEncoded) -> str | None:
         """Store the encoded parts; returns why they may not be sent, or None."""
         assert 0 < len(encoded.parts) <= len(self._way.owners)
-        if self.ground.audited and encoded.claim is None:
+        if self.ground.trust.audited and encoded.claim is None:
             return "it cannot show how it trained, and rounds of this run are audited"
         self.encoded, self.claim, self.late = encoded.parts, encoded.claim, encoded.late
         return None

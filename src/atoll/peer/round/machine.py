@@ -296,15 +296,15 @@ class RoundMachine:
         self.attempt, self.timing = self.plan.attempt_at(now), self.plan.begun(now)
         present = tuple(m.peer for m in self.plan.members if m.present)
         topology, why = self.ground.topology, self.ground.why
-        name = topology.name if topology is not None else ""
+        name, work = topology.name if topology is not None else "", self.ground.work_of(self.me)
         began = RoundBegan(
             members=present,
             assembling=self.assembling,
             paused=self.ground.parent.paused is not UNSET,
             topology=name,
             why=why,
-            steps=self.plan.steps_of(self.me),
-            batch=self.plan.batch,
+            steps=work.steps,
+            batch=work.batch,
         )
         effects: list[Effect] = [self._report(began)]
         if self.attempt > 0:

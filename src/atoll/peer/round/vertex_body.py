@@ -222,7 +222,7 @@ def _check(ground: RoundContext, notary: StatementSigner, body: VertexBody, now:
     reduce_plan = way.reduce_plan(body.attempt) if body.parts else None
     for answered in answers:
         if reduce_plan is not None and answered is not None and not reduce_plan.enough(answered.contributors):
-            return f"part {answered.part} has too few rows for a {ground.statistic}"
+            return f"part {answered.part} has too few rows for a {ground.trust.statistic}"
     misweighed = _misweighed(ground, body, [answered for answered in answers if answered is not None])
     if misweighed is not None:
         return misweighed
@@ -328,10 +328,10 @@ def _scores(
     reports: Sequence[VerifiedReport],
 ) -> tuple[int, ...] | UnsetType:
     """Reputation per line of `members` after this round, where the run keeps it."""
-    if not ground.reputed:
+    if not ground.trust.reputed:
         return UNSET
     shown = members, answers, commits, reports, ground.scored, ground.compared
-    return next_scores(ground.plan, ground.owners, ground.audited, *shown)
+    return next_scores(ground.plan, ground.owners, ground.trust.audited, *shown)
 
 
 def _trained(ground: RoundContext, reports: Sequence[SignedStatement]) -> int:
@@ -378,7 +378,7 @@ def _check_part(
         and owners[answered.owner_index] == signed.signer
         and len(answered.contributors) > 0
         and list(answered.contributors) == sorted(set(answered.contributors))
-        and made_of_fits(answered.made_of, ground.opened)
+        and made_of_fits(answered.made_of, ground.trust.opened)
     )
     if not fits:
         raise PeerFault(signed.signer, f"the answer for part {part} is not its owner's")
@@ -430,7 +430,7 @@ def _window(
     here = len(_in_time(ground, said).intersection(awaited))
     whole = here >= min(len(awaited), plan.quorum_of_updates or len(awaited))
     # where owners check each other a late owner may be reported; a merely slow one shall get its time
-    excused = not ground.witnessed and any(a.owner_index > 0 for a in said)
+    excused = not ground.trust.witnessed and any(a.owner_index > 0 for a in said)
     training_s = median(c.steps_now * c.step_s for c in commits)
     shown = RoundTiming(took_s, training_s, attempt, took_s >= plan.pace.train_s, whole, excused)
     return next_window(plan.pace.owner_s, shown, settings.window_min_s, settings.owner_s)
