@@ -7,8 +7,6 @@ Not responsible for: sending.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from atoll.base.ids import PeerId
 from atoll.features.partition_training.machine import late_of
 from atoll.peer.events import RoundClosed
@@ -17,11 +15,11 @@ from atoll.peer.round.context import RoundContext
 from atoll.peer.round.local_update import LocalUpdate
 from atoll.peer.round.topology_choice import asked_in
 from atoll.peer.tasks import AdoptState, UpdateSettlement
+from atoll.policy.contributions import contributions_of, parts_counted, results_of
 from atoll.policy.duplicate_updates import alike_in
 from atoll.policy.participation import resting_in
 from atoll.policy.plan import RoundPlan
-from atoll.wire.codec import statement_in, vertex_id
-from atoll.wire.messages.statements import Commitment, OwnerResult
+from atoll.wire.codec import vertex_id
 from atoll.wire.messages.vertex import Vertex, VertexBody
 
 
@@ -37,31 +35,23 @@ def adopted(trial: Candidate, ground: RoundContext, update: LocalUpdate) -> Adop
     late = ground.apart is not None and me in late_of(body)
     led = tuple(opened(s).digest for s in body.parts if s is not None and s.signer == me)
     mine = None if afresh else counted
-    held = counted_in(me, body, trial.answers)
+    held = counted_in(me, body)
     return AdoptState(plan.round, trial.id, body.state, mine, held.claim, afresh, late, led, held)
 
 
-def counted_in(me: PeerId, body: VertexBody, answers: Iterable[OwnerResult | None]) -> UpdateSettlement:
+def counted_in(me: PeerId, body: VertexBody) -> UpdateSettlement:
     """How the vertex counts the local update, also one committed to before a restart."""
-    mine = next((statement_in(signed) for signed in body.commits if signed.signer == me), None)
-    if not isinstance(mine, Commitment):
+    mine = contributions_of(body).get(me)
+    if mine is None or mine.commit is None:
         return UpdateSettlement(body.parent)
-    parts = tuple(answer is not None and me in answer.contributors for answer in answers)
-    return UpdateSettlement(body.parent, mine.root, parts, mine.claimed)
-
-
-def answers_in(body: VertexBody) -> Iterator[OwnerResult | None]:
-    """The result of each part; None where there is none that decodes."""
-    for signed in body.parts:
-        said = statement_in(signed) if signed is not None else None
-        yield said if isinstance(said, OwnerResult) else None
+    return UpdateSettlement(body.parent, mine.root, mine.parts, mine.claim)
 
 
 def closed_by(vertex: Vertex, body: VertexBody, ground: RoundContext, assembling: bool) -> RoundClosed:
     """The event of a closed round: members counted, counted in part, and missing."""
-    listed = [set(opened(s).contributors) for s in body.parts if s is not None]
-    counted = set[PeerId]().union(*listed)
-    partly = counted - counted.intersection(*listed)
+    times, parts = parts_counted(results_of(body)), sum(s is not None for s in body.parts)
+    counted = set(times)
+    partly = {peer for peer in counted if times[peer] < parts}
     trainers = ground.plan.givers - resting_in(body, body.round)
     topology = ground.by(asked_in(body.commits)).topology
     return RoundClosed(

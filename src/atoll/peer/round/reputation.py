@@ -13,6 +13,7 @@ from statistics import median_low
 from msgspec import UNSET
 
 from atoll.base.ids import PeerId
+from atoll.policy.contributions import parts_counted
 from atoll.policy.membership import VerifiedReport, convicted
 from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import FLOOR, MemberConduct, beliefs, moved, units_of
@@ -80,7 +81,7 @@ def conduct_in(
     if not given:
         return {}
     settled = _settled(plan)
-    counted = Counter(peer for _, answered in given for peer in answered.contributors)
+    counted = parts_counted(answers)
     duties = Counter(owner for owner, _ in given)
     done = Counter(owner for owner, answered in given if answered.owner_index == 0)
     belief = beliefs({peer: units_of(commits[peer].loss) for peer in settled if peer in commits})

@@ -10,7 +10,6 @@ Not responsible for: proposer turns (protocol/agreement).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 
@@ -37,6 +36,7 @@ from atoll.peer.round.context import RoundContext
 from atoll.peer.round.reputation import next_scores, resting_among
 from atoll.peer.round.topology_choice import asked_in
 from atoll.peer.settings import RunSettings, encode_settings
+from atoll.policy.contributions import parts_counted, result_in
 from atoll.policy.membership import VerifiedReport, next_members
 from atoll.policy.participation import next_credits
 from atoll.policy.plan import RoundPlan
@@ -80,8 +80,8 @@ def write_body(
     If one of them is a rollback order (at most one, from `amend_among`), `state` is the one the run continues from.
     """
     plan, parent = ground.plan, ground.parent
-    answers = [_answered(p) for p in parts]
-    contributors = _contributors(answers)
+    answers = [result_in(p) for p in parts]
+    contributors = set(parts_counted(answers))
     chosen = {p: commits[p] for p in sorted(contributors)}
     time_s = next_time(parent, now)
     kept, opened = _judge_reports(ground, notary, reports, time_s)
@@ -226,7 +226,7 @@ def _check(ground: RoundContext, notary: StatementSigner, body: VertexBody, now:
     misweighed = _misweighed(ground, body, [answered for answered in answers if answered is not None])
     if misweighed is not None:
         return misweighed
-    contributors = _contributors(answers)
+    contributors = set(parts_counted(answers))
     commits: dict[PeerId, Commitment] = {}
     for signed in body.commits:
         commit = notary.open(signed, Commitment, ground.vote_key_of.get(signed.signer))
@@ -438,7 +438,7 @@ def _window(
 
 def _in_time(ground: RoundContext, answers: Sequence[OwnerResult]) -> set[PeerId]:
     """Members with rows in time, as far as the results show."""
-    named = Counter(peer for answered in answers for peer in answered.contributors)
+    named = parts_counted(answers)
     # a silent owner also keeps its own row out of its part, so a slow member is missing in more than one part
     return {peer for peer, times in named.items() if 2 * times > ground.taking(peer)}
 
@@ -457,19 +457,6 @@ def _effort(
     if first_of(amends_in(reports)) is not None:
         losses = []
     return reached_after(settings.effort, settings.inner_steps, before, losses)
-
-
-def _answered(signed: SignedStatement | None) -> OwnerResult | None:
-    statement = decode_statement(signed.body, signed.signer) if signed is not None else None
-    return statement if isinstance(statement, OwnerResult) else None
-
-
-def _contributors(answers: Sequence[OwnerResult | None]) -> set[PeerId]:
-    named: set[PeerId] = set()
-    for answered in answers:
-        if answered is not None:
-            named.update(answered.contributors)
-    return named
 
 
 def _judge_reports(

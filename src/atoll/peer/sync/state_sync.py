@@ -18,7 +18,7 @@ from atoll.base.limits import ROUNDS_KEPT
 from atoll.base.machine import Effect, Emit, Event, RunTask, SetTimer
 from atoll.peer.governance.orders import amend_of
 from atoll.peer.round.context import answered_bytes
-from atoll.peer.round.outcome import answers_in, counted_in
+from atoll.peer.round.outcome import counted_in
 from atoll.peer.tasks import RestoreState, RoundSettlement, StateRestored, UpdateSettlement
 from atoll.protocol.history.chain import VertexChain
 from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
@@ -87,7 +87,7 @@ class StateSync:
         for body in (history.bodies.get(history.head), history.bodies.get(history.head - 1)):
             if body is None or body.round < 0 or amend_of(body) is not None:
                 break
-            found.append(counted_in(self.me, body, answers_in(body)))
+            found.append(counted_in(self.me, body))
         return tuple(found)
 
     def restored(self, found: StateRestored | None) -> Literal["disk", "blob"] | None:
