@@ -23,6 +23,19 @@ from atoll.wire.messages.vertex import WEIGHTLESS
 NUMBER_MAX = 2**40  # largest steps or samples of one update: their sums stay far below 2^63, the wire's maximum
 
 
+def commitment_flaw(ground: RoundContext, peer: PeerId, commit: Commitment) -> str | None:
+    """Flaw of this peer's commitment apart from its number of parts, as a predicate; None if valid."""
+    if (flaw := commit_flaw(commit)) is not None:
+        return flaw
+    if not weighs_right(ground, peer, commit):
+        return "claims a weight that is not its own"
+    if not claims_right(ground, commit):
+        return "does not say how it trained"
+    if (flaw := draws_flaw(ground, peer, commit)) is not None:
+        return flaw
+    return None if late_right(ground, peer, commit) else "claims late work that it cannot have"
+
+
 def parts_fit(ground: RoundContext, commit: Commitment) -> bool:
     """True for a pass without parts, or for an update with all parts.
 

@@ -22,14 +22,7 @@ from atoll.base.machine import Effect, Send
 from atoll.base.round_robin import in_turn
 from atoll.peer.events import IncompatibleCall
 from atoll.peer.round.candidate import CommitmentCache
-from atoll.peer.round.commitment_rules import (
-    claims_right,
-    commit_flaw,
-    draws_flaw,
-    late_right,
-    parts_fit,
-    weighs_right,
-)
+from atoll.peer.round.commitment_rules import commitment_flaw, parts_fit
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round.topology_choice import topology_in
 from atoll.wire.envelope import StatementSigner
@@ -123,18 +116,8 @@ class CommitmentTable:
             raise PeerFault(signed.signer, f"its commitment has {len(signed.body)} bytes")
         if not parts_fit(self.ground, commit) or self.ground.topology is None:
             raise PeerFault(signed.signer, f"committed to {commit.parts} parts", signed.body)
-        flaw = commit_flaw(commit)
-        if flaw is not None:
+        if (flaw := commitment_flaw(self.ground, signed.signer, commit)) is not None:
             raise PeerFault(signed.signer, f"its commitment {flaw}", signed.body)
-        if not weighs_right(self.ground, signed.signer, commit):
-            raise PeerFault(signed.signer, "claims a weight that is not its own", signed.body)
-        if not claims_right(self.ground, commit):
-            raise PeerFault(signed.signer, "does not say how it trained", signed.body)
-        flaw = draws_flaw(self.ground, signed.signer, commit)
-        if flaw is not None:
-            raise PeerFault(signed.signer, f"its commitment {flaw}", signed.body)
-        if not late_right(self.ground, signed.signer, commit):
-            raise PeerFault(signed.signer, "claims late work that it cannot have", signed.body)
 
     def waits_no_more(self, peer: PeerId) -> bool:
         """Mark a peer that committed twice; True if this attempt no longer waits for it.

@@ -10,8 +10,11 @@ Not responsible for: proposer turns (protocol/agreement).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
@@ -24,14 +27,7 @@ from atoll.base.workload import WorkloadProgress, reached_after
 from atoll.crypto.digest import digest
 from atoll.peer.governance.orders import Word, amends_in, first_of, paused_after, pauses_in, tunes_in, word_holds
 from atoll.peer.governance.settings_change import tuned_after
-from atoll.peer.round.commitment_rules import (
-    claims_right,
-    commit_flaw,
-    draws_flaw,
-    late_right,
-    parts_fit,
-    weighs_right,
-)
+from atoll.peer.round.commitment_rules import commitment_flaw, parts_fit
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round.reputation import next_scores, resting_among
 from atoll.peer.round.topology_choice import asked_in
@@ -51,6 +47,7 @@ from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import (
     Accusation,
     AgreedWeights,
+    ChangedNumbers,
     Commitment,
     JoinRequest,
     OwnerResult,
@@ -79,51 +76,25 @@ def write_body(
 
     If one of them is a rollback order (at most one, from `amend_among`), `state` is the one the run continues from.
     """
-    plan, parent = ground.plan, ground.parent
-    answers = [result_in(p) for p in parts]
-    contributors = set(parts_counted(answers))
-    chosen = {p: commits[p] for p in sorted(contributors)}
-    time_s = next_time(parent, now)
+    results = tuple(result_in(part) for part in parts)
+    chosen = {p: commits[p] for p in sorted(parts_counted(results))}
+    time_s = next_time(ground.parent, now)
     kept, opened = _judge_reports(ground, notary, reports, time_s)
-    awaited = awaited_in(plan, opened, contributors)
-    trained = _trained(ground, kept)
-    members, tickets = next_members(
-        parent,
-        {p: c for p, (c, _) in chosen.items()},
-        contributors,
-        opened,
-        plan.settings.quorum,
-        bool(ground.owners),
-        ground.parts_most,
-        ground.trainers_most,
-        plan.settings.signing,
-        awaited,
-    )
-    members, invited = _votes(ground, members, tickets, contributors, opened)
+    inputs = BodyInputs(ground, attempt, time_s, results, {p: c for p, (c, _) in chosen.items()}, kept, opened)
     return VertexBody(
         run=notary.run,
-        round=plan.round,
+        round=ground.plan.round,
         attempt=attempt,
-        parent=plan.head,
+        parent=ground.plan.head,
         time_s=time_s,
         proposer=notary.me,
         parts=tuple(parts),
         state=state,
         commits=tuple(s for _, s in chosen.values()),
-        members=members,
-        tickets=tickets,
         reports=tuple(kept),
-        metrics=_metrics([c for c, _ in chosen.values()]),
-        trained=trained,
-        epoch=parent.epoch,
+        epoch=ground.parent.epoch,
         weighing=UNSET if weighing is None else weighing,
-        window_s=_window(ground, attempt, time_s, answers, [c for c, _ in chosen.values()], awaited),
-        reputation=_scores(ground, members, answers, {p: c for p, (c, _) in chosen.items()}, opened),
-        credits=_credits(ground, members, contributors),
-        effort=_effort(ground, {p: c for p, (c, _) in chosen.items()}, kept),
-        paused=paused_after(parent, plan.round, kept),
-        invited=invited,
-        tuned=tuned_after(ground.settings, parent, trained, kept),
+        **{field.name: field.derive(inputs) for field in DERIVED},
     )
 
 
@@ -205,84 +176,139 @@ def check_body(ground: RoundContext, notary: StatementSigner, body: VertexBody, 
 
 
 def _check(ground: RoundContext, notary: StatementSigner, body: VertexBody, now: Seconds) -> str | None:
-    plan, parent, way = ground.plan, ground.parent, ground.by(asked_in(body.commits))
-    if (body.run, body.round, body.parent, body.epoch) != (notary.run, plan.round, plan.head, parent.epoch):
-        return "it does not follow the head"
-    if body.trained != _trained(ground, body.reports):
-        return "it miscounts the training rounds"
-    if body.attempt < 0 or body.proposer not in plan.committee or body.settings:
-        return "it is not by a voter of this round"
-    if not _time_fits(parent, body.time_s, now):
-        return f"its time is {body.time_s - now:+.1f} s from mine"
+    way = ground.by(asked_in(body.commits))
+    if (flaw := _frame_flaw(ground, notary.run, body, now)) is not None:
+        return flaw
     if len(body.parts) != len(way.owners):
         return f"it has {len(body.parts)} parts, the plan has {len(way.owners)}"
-    answers: list[OwnerResult | None] = []
-    for part, signed in enumerate(body.parts):
-        answers.append(None if signed is None else _check_part(way, notary, body, part, signed))
-    reduce_plan = way.reduce_plan(body.attempt) if body.parts else None
-    for answered in answers:
-        if reduce_plan is not None and answered is not None and not reduce_plan.enough(answered.contributors):
-            return f"part {answered.part} has too few rows for a {ground.trust.statistic}"
-    misweighed = _misweighed(ground, body, [answered for answered in answers if answered is not None])
-    if misweighed is not None:
-        return misweighed
-    contributors = set(parts_counted(answers))
+    results = tuple(
+        None if signed is None else _check_part(way, notary, body, part, signed)
+        for part, signed in enumerate(body.parts)
+    )
+    if (flaw := _results_flaw(way, body, [result for result in results if result is not None])) is not None:
+        return flaw
     commits: dict[PeerId, Commitment] = {}
     for signed in body.commits:
         commit = notary.open(signed, Commitment, ground.vote_key_of.get(signed.signer))
-        slot = commit.round, commit.attempt
-        if slot != (plan.round, body.attempt) or not (commit.parts and parts_fit(ground, commit)):
-            return f"the commitment of {signed.signer} is for something else"
-        if (
-            ground.by(commit.asked) is not way
-        ):  # only where callers may choose; elsewhere the option changes nothing
-            return f"the commitment of {signed.signer} is for another topology than the others"
-        flaw = commit_flaw(commit)
-        if flaw is not None:
+        if (flaw := _commit_flaw(ground, way, body.attempt, signed.signer, commit)) is not None:
             return f"the commitment of {signed.signer} {flaw}"
         commits[signed.signer] = commit
-        if not weighs_right(ground, signed.signer, commit):
-            return f"the commitment of {signed.signer} claims a weight that is not its own"
-        if not claims_right(ground, commit):
-            return f"the commitment of {signed.signer} does not say how it trained"
-        flaw = draws_flaw(ground, signed.signer, commit)
-        if flaw is not None:
-            return f"the commitment of {signed.signer} {flaw}"
-        if not late_right(ground, signed.signer, commit):
-            return f"the commitment of {signed.signer} holds late work that it cannot"
-    if list(commits) != sorted(contributors) or len(commits) != len(body.commits):
+    if list(commits) != sorted(parts_counted(results)) or len(commits) != len(body.commits):
         return "its commitments are not exactly those of its contributors"
     kept, opened = _judge_reports(ground, notary, body.reports, body.time_s)
     if len(kept) != len(body.reports) or len(kept) > REPORTS_PER_VERTEX_MAX:
         return "it carries a report that may not stand in a vertex"
+    if (flaw := _orders_flaw(kept)) is not None:
+        return flaw
+    inputs = BodyInputs(ground, body.attempt, body.time_s, results, commits, kept, opened)
+    wrong = (f.why for f in DERIVED if f.is_known(ground) and getattr(body, f.name) != f.derive(inputs))
+    return next(wrong, None)
+
+
+def _frame_flaw(ground: RoundContext, run: Digest, body: VertexBody, now: Seconds) -> str | None:
+    """Flaw of the body's place in the history, its proposer or its time."""
+    plan = ground.plan
+    if (body.run, body.round, body.parent, body.epoch) != (run, plan.round, plan.head, ground.parent.epoch):
+        return "it does not follow the head"
+    if body.attempt < 0 or body.proposer not in plan.committee or body.settings:
+        return "it is not by a voter of this round"
+    if not _time_fits(ground.parent, body.time_s, now):
+        return f"its time is {body.time_s - now:+.1f} s from mine"
+    return None
+
+
+def _results_flaw(way: RoundContext, body: VertexBody, results: Sequence[OwnerResult]) -> str | None:
+    """Flaw of the results: too few rows for the statistic, or another weighting than the one in the body."""
+    reduce_plan = way.reduce_plan(body.attempt) if body.parts else None
+    for result in results:
+        if reduce_plan is not None and not reduce_plan.enough(result.contributors):
+            return f"part {result.part} has too few rows for a {way.trust.statistic}"
+    return _misweighed(way, body, results)
+
+
+def _commit_flaw(
+    ground: RoundContext, way: RoundContext, attempt: int, peer: PeerId, commit: Commitment
+) -> str | None:
+    """Flaw of one commitment in a body of this attempt and topology, as a predicate."""
+    slot = commit.round, commit.attempt
+    if slot != (ground.plan.round, attempt) or not (commit.parts and parts_fit(ground, commit)):
+        return "is for something else"
+    if ground.by(commit.asked) is not way:  # only where callers may choose; elsewhere the option changes nothing
+        return "is for another topology than the others"
+    return commitment_flaw(ground, peer, commit)
+
+
+def _orders_flaw(kept: Sequence[SignedStatement]) -> str | None:
+    """Flaw of the operator orders among a body's reports: more than one of a kind."""
     if len(amends_in(kept)) > 1:
         return "it goes back to two states"
-    if len(pauses_in(kept)) > 1 or body.paused != paused_after(parent, plan.round, kept):
-        return "whether the run is paused does not follow from its reports"
-    if len(tunes_in(kept)) > (not amends_in(kept)):  # what is gone back to has numbers of its own
+    if len(pauses_in(kept)) > 1:
+        return "it pauses or resumes the run twice"
+    if len(tunes_in(kept)) > (not amends_in(kept)):  # a rollback restores the settings of its target
         return "it changes numbers twice, or as it goes back"
-    if body.tuned != tuned_after(ground.settings, parent, body.trained, kept):
-        return "the numbers of the run do not follow from its reports"
-    rule, trained = plan.settings.quorum, bool(ground.owners)
-    awaited = awaited_in(plan, opened, contributors)
-    most = ground.parts_most, ground.trainers_most, plan.settings.signing, awaited
-    members, tickets = next_members(parent, commits, contributors, opened, rule, trained, *most)
-    members, invited = _votes(ground, members, tickets, contributors, opened)
-    if (body.members, body.tickets) != (members, tickets):
-        return "its membership does not follow from its reports"
-    if body.invited != invited:
-        return "by whom its members came does not follow from its reports"
-    if body.metrics != _metrics([commits[p] for p in sorted(commits)]):
-        return "its metrics do not follow from its commitments"
-    if body.window_s != _window(ground, body.attempt, body.time_s, answers, list(commits.values()), awaited):
-        return "the window of the next round does not follow from how long it took"
-    if body.effort != _effort(ground, commits, body.reports):
-        return "what it asks of the next round does not follow from its losses"
-    if not ground.words_lost and body.reputation != _scores(ground, body.members, answers, commits, opened):
-        return "its reputations do not follow from what it shows of its members"
-    if body.credits != _credits(ground, body.members, contributors):
-        return "its credits do not follow from who was drawn and who counts"
     return None
+
+
+# ---- derived fields: written by the proposer, recomputed by every voter ------------------------------------
+
+
+@dataclass(frozen=True)
+class BodyInputs:
+    """Verified statements of one body, from which its other fields are derived."""
+
+    ground: RoundContext
+    attempt: int
+    time_s: Seconds
+    results: tuple[OwnerResult | None, ...]
+    commits: Mapping[PeerId, Commitment]  # of its contributors, sorted by name
+    kept: Sequence[SignedStatement]  # its reports
+    opened: Sequence[VerifiedReport]  # the same, decoded
+
+    @cached_property
+    def contributors(self) -> set[PeerId]:
+        return set(parts_counted(self.results))
+
+    @cached_property
+    def awaited(self) -> frozenset[PeerId] | None:
+        return awaited_in(self.ground.plan, self.opened, self.contributors)
+
+    @cached_property
+    def trained(self) -> int:
+        """Training rounds behind the state; rounds undone by a rollback no longer count."""
+        back = first_of(amends_in(self.kept))
+        return back[1].trained if back is not None else self.ground.parent.trained + bool(self.ground.owners)
+
+    @cached_property
+    def membership(self) -> tuple[tuple[Member, ...], tuple[TicketUse, ...], InvitationRecord | UnsetType]:
+        """Members, ticket uses and invitations after the round, with the votes that members have earned."""
+        ground, plan = self.ground, self.ground.plan
+        members, tickets = next_members(
+            ground.parent,
+            self.commits,
+            self.contributors,
+            self.opened,
+            plan.settings.quorum,
+            bool(ground.owners),
+            ground.parts_most,
+            ground.trainers_most,
+            plan.settings.signing,
+            self.awaited,
+        )
+        terms = ground.settings.vote_terms
+        if terms is None:
+            return members, tickets, UNSET
+        voting, invited = next_votes(ground.parent, members, tickets, self.contributors, self.opened, terms)
+        return voting, tickets, invited
+
+
+@dataclass(frozen=True)
+class BodyField:
+    """A field of a vertex body that follows from the others."""
+
+    name: str
+    derive: Callable[[BodyInputs], Any]
+    why: str  # flaw of a body with another value
+    is_known: Callable[[RoundContext], bool] = lambda _: True  # False: not derivable from this disk
 
 
 def awaited_in(
@@ -293,51 +319,31 @@ def awaited_in(
     return None if plan.drawn is None and not resting else plan.givers - resting
 
 
-def _votes(
-    ground: RoundContext,
-    members: tuple[Member, ...],
-    tickets: Sequence[TicketUse],
-    contributors: Collection[PeerId],
-    reports: Sequence[VerifiedReport],
-) -> tuple[tuple[Member, ...], InvitationRecord | UnsetType]:
-    """Members with the votes that they have earned, where votes are earned."""
-    terms = ground.settings.vote_terms
-    return (
-        (members, UNSET)
-        if terms is None
-        else next_votes(ground.parent, members, tickets, contributors, reports, terms)
-    )
-
-
-def _credits(
-    ground: RoundContext, members: Sequence[Member], contributors: Collection[PeerId]
-) -> tuple[Credit, ...] | UnsetType:
+def _credits(inputs: BodyInputs) -> tuple[Credit, ...] | UnsetType:
     """Sampling credit per line of `members` after this round; no member is drawn while members assemble."""
-    plan, parent = ground.plan, ground.parent
+    ground, plan = inputs.ground, inputs.ground.plan
     if plan.drawn is None:
         return UNSET
-    trusted = plan.settings.quorum == "majority"
-    return next_credits(parent, members, plan.drawn if ground.owners else (), contributors, trusted)
+    drawn, trusted = plan.drawn if ground.owners else (), plan.settings.quorum == "majority"
+    return next_credits(ground.parent, inputs.membership[0], drawn, inputs.contributors, trusted)
 
 
-def _scores(
-    ground: RoundContext,
-    members: Sequence[Member],
-    answers: Sequence[OwnerResult | None],
-    commits: Mapping[PeerId, Commitment],
-    reports: Sequence[VerifiedReport],
-) -> tuple[int, ...] | UnsetType:
+def _scores(inputs: BodyInputs) -> tuple[int, ...] | UnsetType:
     """Reputation per line of `members` after this round, where the run keeps it."""
+    ground = inputs.ground
     if not ground.trust.reputed:
         return UNSET
-    shown = members, answers, commits, reports, ground.scored, ground.compared
-    return next_scores(ground.plan, ground.owners, ground.trust.audited, *shown)
-
-
-def _trained(ground: RoundContext, reports: Sequence[SignedStatement]) -> int:
-    """Training rounds behind the state; rounds undone by a rollback no longer count."""
-    back = first_of(amends_in(reports))
-    return back[1].trained if back is not None else ground.parent.trained + bool(ground.owners)
+    return next_scores(
+        ground.plan,
+        ground.owners,
+        ground.trust.audited,
+        inputs.membership[0],
+        inputs.results,
+        inputs.commits,
+        inputs.opened,
+        ground.scored,
+        ground.compared,
+    )
 
 
 def amend_among(
@@ -405,18 +411,9 @@ def _misweighed(ground: RoundContext, body: VertexBody, answers: Sequence[OwnerR
     return f"its answer for part {other[0]} is of another weighing" if other else None
 
 
-def _window(
-    ground: RoundContext,
-    attempt: int,
-    time_s: Seconds,
-    answers: Sequence[OwnerResult | None],
-    commits: Sequence[Commitment],
-    whom: Collection[PeerId] | None,
-) -> Seconds | UnsetType:
-    """An owner's window in the next round where windows follow the pace; only training rounds change it.
-
-    `awaited`: the members that the round waited for; None: all trainers.
-    """
+def _window(inputs: BodyInputs) -> Seconds | UnsetType:
+    """An owner's window in the next round where windows follow the pace; only training rounds change it."""
+    ground, time_s, commits, whom = inputs.ground, inputs.time_s, inputs.commits.values(), inputs.awaited
     plan, settings = ground.plan, ground.plan.settings
     if plan.pace is None or settings.window_min_s is UNSET:
         return UNSET
@@ -425,14 +422,14 @@ def _window(
     if not commits:
         return settings.owner_s  # no member had the time to train
     took_s = max(0.0, time_s - ground.parent.time_s)  # each peer may adjust the plan's own start time
-    said = [a for a in answers if a is not None]
+    said = [a for a in inputs.results if a is not None]
     awaited = [m.peer for m in plan.trainers if m.standing == "member" and (whom is None or m.peer in whom)]
     here = len(_in_time(ground, said).intersection(awaited))
     whole = here >= min(len(awaited), plan.quorum_of_updates or len(awaited))
     # where owners check each other a late owner may be reported; a merely slow one shall get its time
     excused = not ground.trust.witnessed and any(a.owner_index > 0 for a in said)
     training_s = median(c.steps_now * c.step_s for c in commits)
-    shown = RoundTiming(took_s, training_s, attempt, took_s >= plan.pace.train_s, whole, excused)
+    shown = RoundTiming(took_s, training_s, inputs.attempt, took_s >= plan.pace.train_s, whole, excused)
     return next_window(plan.pace.owner_s, shown, settings.window_min_s, settings.owner_s)
 
 
@@ -443,20 +440,19 @@ def _in_time(ground: RoundContext, answers: Sequence[OwnerResult]) -> set[PeerId
     return {peer for peer, times in named.items() if 2 * times > ground.taking(peer)}
 
 
-def _effort(
-    ground: RoundContext, commits: Mapping[PeerId, Commitment], reports: Sequence[SignedStatement]
-) -> WorkloadProgress | UnsetType:
+def _effort(inputs: BodyInputs) -> WorkloadProgress | UnsetType:
     """Workload progress after this round where it follows losses, from settled members' losses.
 
     A state undone by a rollback contributes no losses.
     """
-    settings, before = ground.plan.settings, ground.parent.effort
+    ground = inputs.ground
+    settings = ground.plan.settings
     if settings.effort is UNSET:
         return UNSET
-    losses = [c.loss for peer, c in commits.items() if peer not in ground.weightless]
-    if first_of(amends_in(reports)) is not None:
+    losses = [c.loss for peer, c in inputs.commits.items() if peer not in ground.weightless]
+    if first_of(amends_in(inputs.kept)) is not None:
         losses = []
-    return reached_after(settings.effort, settings.inner_steps, before, losses)
+    return reached_after(settings.effort, settings.inner_steps, ground.parent.effort, losses)
 
 
 def _judge_reports(
@@ -514,10 +510,34 @@ def open_report(
     return VerifiedReport(signed.signer, statement, identity, validity)  # pyright: ignore[reportArgumentType]
 
 
-def _metrics(commits: Sequence[Commitment]) -> RoundMetrics:
+def _metrics(inputs: BodyInputs) -> RoundMetrics:
+    commits = inputs.commits.values()
     samples_now = sum(c.samples_now for c in commits)
     weighted = 0.0
     for c in commits:  # in the order of the commitments: float sums depend on order
         weighted += c.loss * c.samples_now
     loss = weighted / samples_now if samples_now else 0.0
     return RoundMetrics(loss, sum(c.steps for c in commits), sum(c.samples for c in commits))
+
+
+def _paused(inputs: BodyInputs) -> int | UnsetType:
+    return paused_after(inputs.ground.parent, inputs.ground.plan.round, inputs.kept)
+
+
+def _tuned(inputs: BodyInputs) -> ChangedNumbers | UnsetType:
+    return tuned_after(inputs.ground.settings, inputs.ground.parent, inputs.trained, inputs.kept)
+
+
+DERIVED = (
+    BodyField("trained", lambda inputs: inputs.trained, "it miscounts the training rounds"),
+    BodyField("paused", _paused, "whether the run is paused does not follow from its reports"),
+    BodyField("tuned", _tuned, "the numbers of the run do not follow from its reports"),
+    BodyField("members", lambda inputs: inputs.membership[0], "its membership does not follow from its reports"),
+    BodyField("tickets", lambda inputs: inputs.membership[1], "its membership does not follow from its reports"),
+    BodyField("invited", lambda inputs: inputs.membership[2], "its invitations do not follow from its reports"),
+    BodyField("metrics", _metrics, "its metrics do not follow from its commitments"),
+    BodyField("window_s", _window, "the window of the next round does not follow from the time it took"),
+    BodyField("effort", _effort, "the work of the next round does not follow from its losses"),
+    BodyField("reputation", _scores, "its reputations do not follow from its reports", lambda g: not g.words_lost),
+    BodyField("credits", _credits, "its credits do not follow from the draw and its contributors"),
+)
