@@ -94,7 +94,7 @@ def test_names_from_elsewhere_are_answered_with_ours():
         ("consensus.timeout='12 parsec'", "not a duration"),
         ("run.byzantine_tolerance=0.4", "a third of liars"),
         ("run.byzantine_tolerance=0.2", "community"),
-        ("run.byzantine_tolerance=0.0000001", "withstands nobody"),
+        ("run.byzantine_tolerance=0.0000001", "withstands no liar"),
         ("run.min_peers=5", "run.start_peers"),
         ("run.beat=3", "run.suspect"),
         ("consensus.timeout=20", "run.suspect"),

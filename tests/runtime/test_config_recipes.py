@@ -169,7 +169,7 @@ def test_rounds_that_wait_for_a_quorum_are_founded_only_among_friends():
     sets = ("sync.quorum=3", "sync.grace=4", "model.name=gpt-nano", "run.trust=community", "run.start_peers=4")
     config = load_config(None, sets, {})
     recipe = recipe_of(config)
-    with pytest.raises(UsageError, match="whoever commits first") as refused:
+    with pytest.raises(UsageError, match="first to commit") as refused:
         found(built_in(recipe, "stdlib"), settings_of(config, recipe))
     assert refused.value.code == "E-RUN-19"
     mean = found(built_in(recipe, "stdlib"), RunSettings(topology="auto")).settings
@@ -296,7 +296,7 @@ def test_who_lets_rounds_be_shorter_is_told_what_rates_then_go_by():
 @pytest.mark.parametrize(
     ("sets", "code", "says"),
     [
-        (("train.adaptive_batching=true",), "E-CFG-14", "no loss to steer by"),
+        (("train.adaptive_batching=true",), "E-CFG-14", "has no target loss"),
         (("train.target_loss=2.0",), "E-CFG-10", "train.adaptive_batching = true"),
         (("train.batch_max=8",), "E-CFG-10", "train.adaptive_batching = true"),
         (("train.inner_steps_min=4",), "E-CFG-10", "train.target_samples"),

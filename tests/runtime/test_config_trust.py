@@ -95,7 +95,7 @@ def test_genesis_of_a_peer_that_has_both_is_refused():
     """Its settings are read before anything else: no peer founds, joins or reduces by them."""
     settings, _ = trusted("run.trust=open", "run.min_peers=7", "run.start_peers=7")
     encoded = encode_settings(replace(settings, statistic="robust"))
-    with pytest.raises(PeerFault, match=r'several owners combine a part and weighs rows by distances \("robust"\)'):
+    with pytest.raises(PeerFault, match=r'several owners per part and weights rows by distances \("robust"\)'):
         decode_settings(encoded)
 
 
@@ -116,7 +116,7 @@ def test_few_owners_watch_a_part_where_openings_find_what_they_say_together():
         settings = settings_of(config, recipe_of(config))
         assert settings.captured_share == 0 and settings.witnessed and settings.opened is None
     refused = trouble(*asked, "run.captured_parts=0.1", "run.openings=0")
-    assert refused.code == "E-CFG-11" and "cannot be had" in refused.what
+    assert refused.code == "E-CFG-11" and "is not possible" in refused.what
     config = load_config(None, (*asked, "run.captured_parts=0.1", "sync.up=topk+int8"), {})
     with pytest.raises(UsageError, match="E-RUN-17"):
         settings_of(config, recipe_of(config))
@@ -225,7 +225,7 @@ def test_who_says_only_how_many_members_to_wait_for_has_the_rule_for_so_many(
 def test_a_run_whose_members_may_lie_is_refused_below_four_with_both_ways_out(trust: str, more: tuple[str, ...]):
     """The surprise: "community" used to take a mean there, and one liar moved the loss from 2.8 to 160."""
     refused = trouble(f"run.trust={trust}", *more)
-    assert refused.code == "E-CFG-11" and "withstands nobody among 1 members" in refused.what
+    assert refused.code == "E-CFG-11" and "withstands no liar among 1 members" in refused.what
     assert "run.start_peers = 4" in refused.fix and 'run.trust = "private"' in refused.fix
     asked = (f"run.trust={trust}", "sync.statistic=mean", "run.start_peers=4")
     assert trusted(*asked)[0].statistic == "mean", "four that agree on a mean have said so"

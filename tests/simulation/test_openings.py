@@ -189,9 +189,9 @@ def test_if_what_others_signed_were_forgotten_the_second_liar_would_stay(monkeyp
 
 def test_liars_own_whole_parts_only_where_openings_would_find_them():
     plain = RunSettings(witnessed=True, captured=0.05, round=RoundSettings(quorum="two-thirds"))
-    with pytest.raises(Exception, match="nobody opens their answers"):
+    with pytest.raises(Exception, match="results are not opened"):
         decode_settings(encode_settings(plain))
-    with pytest.raises(Exception, match="do not watch each other"):
+    with pytest.raises(Exception, match="do not check each other"):
         decode_settings(encode_settings(replace(plain, witnessed=False, openings=SumCheckTerms(0.03, 4128))))
     with pytest.raises(Exception, match="weighs rows"):
         decode_settings(encode_settings(replace(plain, statistic="robust", openings=SumCheckTerms(0.03, 4128))))

@@ -1,1 +1,1 @@
-"""One peer assembled from rooms, and the story of a round."""
+"""One peer of a run: its round machine, membership, governance and sync, assembled in `peer.py`."""

@@ -1,6 +1,6 @@
-"""What a peer tells upward: how it came to take part, how rounds began and closed, what it lacked, whom it caught.
+"""Events of a peer: joining, membership, rounds, missing states, and evidence against members.
 
-Facts are read by the driver, the dashboard and the simulator's checkers; saying them changes nothing.
+Read by the driver, the dashboard and the simulator's checkers; emitting one changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class GenesisKnown(Fact, frozen=True, kw_only=True, tag="GenesisKnown"):
 
 
 class CaughtUp(Fact, frozen=True, kw_only=True, tag="CaughtUp"):
-    """My state is the one agreed in this round."""
+    """The local state is the one agreed in this round."""
 
     phase = "join"
     by: str  # "disk", "blob" or "rounds"
@@ -40,14 +40,14 @@ class MembershipChanged(Fact, frozen=True, kw_only=True, tag="MembershipChanged"
 
 
 class JoinRejected(Fact, frozen=True, kw_only=True, tag="Refused"):
-    """A member turned my join down, or I cannot take part myself."""
+    """A member refused the local join request, or this peer cannot take part itself."""
 
     phase = "join"
     by: PeerId
     code: str
     what: str
     fix: str
-    for_good: bool = False  # asking again is no use
+    for_good: bool = False  # asking again is of no use
 
 
 class RunOver(Fact, frozen=True, kw_only=True, tag="RunOver"):
@@ -61,10 +61,10 @@ class RoundBegan(Fact, frozen=True, kw_only=True, tag="RoundBegan"):
     members: tuple[PeerId, ...]
     assembling: bool
     topology: str  # empty while assembling
-    paused: bool = False  # then it assembles, too
-    why: str  # this one
-    steps: int = 0  # that it asks of this peer, at most
-    batch: int = 0  # samples of each; 0: as the recipe has it
+    paused: bool = False  # True: it assembles as well
+    why: str  # reason for this topology
+    steps: int = 0  # steps assigned to this peer, at most
+    batch: int = 0  # samples per step; 0: the recipe's
 
 
 class TrainEnded(Fact, frozen=True, kw_only=True, tag="TrainEnded"):
@@ -76,19 +76,19 @@ class TrainEnded(Fact, frozen=True, kw_only=True, tag="TrainEnded"):
 
 
 class RoundSkipped(Fact, frozen=True, kw_only=True, tag="Passed"):
-    """I contribute nothing to this round, and say why."""
+    """The local peer contributes nothing to this round, for this reason."""
 
     phase = "train"
     why: str
 
 
 class TrainedApart(Fact, frozen=True, kw_only=True, tag="TrainedApart"):
-    """I hear too few voters to close this round, and took so many steps by myself; see specs/apart.md."""
+    """Too few voters are reachable to close this round, so the local peer trained alone; see specs/apart.md."""
 
     phase = "apart"
-    steps: int  # just now; 0: as many as I may
+    steps: int  # taken since the last such event; 0: the bound is reached
     loss: float
-    heard: int  # voters, myself among them
+    heard: int  # reachable voters, the local peer included
     quorum: int
 
 
@@ -105,7 +105,7 @@ class AttemptFailed(Fact, frozen=True, kw_only=True, tag="AttemptFailed"):
 
 
 class ProposalRejected(Fact, frozen=True, kw_only=True, tag="Disagreed"):
-    """I found a proposal wrong and did not vote for it."""
+    """The local peer rejected a proposal and did not vote for it."""
 
     phase = "agree"
     proposer: PeerId
@@ -113,7 +113,7 @@ class ProposalRejected(Fact, frozen=True, kw_only=True, tag="Disagreed"):
 
 
 class IncompatibleCall(Fact, frozen=True, kw_only=True, tag="OtherCall"):
-    """Its update has another length than mine, or its caller asked for something else: they cannot be averaged."""
+    """This peer's update has another length than the local one, or other options: they cannot be averaged."""
 
     phase = "commit"
     peer: PeerId
@@ -132,7 +132,7 @@ class ProtocolFault(Fact, frozen=True, kw_only=True, tag="Fault"):
 
 
 class MemberAccused(Fact, frozen=True, kw_only=True, tag="Accused"):
-    """I have something against this peer that the members should know: a proven lie, or one failure too many."""
+    """Evidence against this peer for the members: a proven lie, or one failure too many."""
 
     phase = "trust"
     peer: PeerId
@@ -140,7 +140,7 @@ class MemberAccused(Fact, frozen=True, kw_only=True, tag="Accused"):
 
 
 class MalformedRow(Fact, frozen=True, kw_only=True, tag="Unread"):
-    """This peer committed to a row of that round that cannot be read, as I saw myself."""
+    """This peer committed to a row of that round that did not decode here."""
 
     phase = "trust"
     peer: PeerId
@@ -149,7 +149,7 @@ class MalformedRow(Fact, frozen=True, kw_only=True, tag="Unread"):
 
 
 class OwnerFault(Fact, frozen=True, kw_only=True, tag="Lapsed"):
-    """This owner failed the round as far as I could see, in a way that proves nothing."""
+    """This owner failed the round as observed here, which proves nothing."""
 
     phase = "trust"
     peer: PeerId
@@ -166,7 +166,7 @@ class AuditDrawn(Fact, frozen=True, kw_only=True, tag="AuditDrawn"):
 
 
 class AuditEnded(Fact, frozen=True, kw_only=True, tag="AuditEnded"):
-    """I took the segment again, or added up what was opened, or tried to: this is what I found."""
+    """Finding of the local peer after a replay or a sum check, also after a failed try."""
 
     phase = "audit"
     peer: PeerId
@@ -174,12 +174,12 @@ class AuditEnded(Fact, frozen=True, kw_only=True, tag="AuditEnded"):
     segment: int
     finding: Finding
     why: str
-    opening: int | None = None  # its number, where it is one
-    exhibit: Digest | None = None  # the blob that was judged
+    opening: int | None = None  # number of the opening, if it is one
+    exhibit: Digest | None = None  # judged blob
 
 
 class AuditVerdict(Fact, frozen=True, kw_only=True, tag="Verdict"):
-    """A vertex holds what an auditor found."""
+    """A vertex holds an auditor's finding."""
 
     phase = "audit"
     peer: PeerId
@@ -189,37 +189,37 @@ class AuditVerdict(Fact, frozen=True, kw_only=True, tag="Verdict"):
 
 
 class StateEvaluated(Fact, frozen=True, kw_only=True, tag="Looked"):
-    """I was drawn to look at the state of this round: these losses are what I tell the members."""
+    """The local peer was drawn to evaluate the state of this round and reports these losses."""
 
     phase = "validate"
     of: int  # round
     state: Digest
     losses: tuple[int, ...]  # millionths of a nat
-    right: tuple[int, ...] = ()  # millionths of all answers; none: not counted
+    right: tuple[int, ...] = ()  # millionths of all predictions; empty: not counted
 
 
 class StateJudged(Fact, frozen=True, kw_only=True, tag="StateJudged"):
-    """Vertices hold enough words about the state of this round."""
+    """Vertices hold enough reports about the state of this round."""
 
     phase = "validate"
     of: int  # round
     opinion: Literal["good", "bad"]
     values: tuple[int, ...]  # millionths of a nat, one per set of data
-    bounds: tuple[int, ...] | None  # above which it would be bad; None: nothing to compare with
-    accuracy: tuple[int, ...] | None = None  # millionths of all answers; None: too few validators counted them
+    bounds: tuple[int, ...] | None  # above it a value is bad; None: nothing to compare with
+    accuracy: tuple[int, ...] | None = None  # millionths of all predictions; None: too few validators counted them
 
 
 class AutoRolledBack(Fact, frozen=True, kw_only=True, tag="WentBack"):
-    """Validators found the state bad, and this round's vertex left it."""
+    """Validators found the state bad, and this round's vertex rolled it back."""
 
     phase = "validate"
     back_to: int  # round
-    refused: tuple[int, ...]  # rounds that trained in between
-    contributors: tuple[PeerId, ...]  # to any of them: no verdict on any of these
+    refused: tuple[int, ...]  # training rounds in between
+    contributors: tuple[PeerId, ...]  # contributors to any of them, without a verdict on one of these
 
 
 class ScoreDrawn(Fact, frozen=True, kw_only=True, tag="ScoreDrawn"):
-    """The vertex of this round drew this peer's update, to be scored by these."""
+    """The vertex of this round drew this peer's update for scoring by these members."""
 
     phase = "score"
     peer: PeerId
@@ -227,7 +227,7 @@ class ScoreDrawn(Fact, frozen=True, kw_only=True, tag="ScoreDrawn"):
 
 
 class ScoreTaken(Fact, frozen=True, kw_only=True, tag="ScoreTaken"):
-    """I took a step along the update, or was shown none: this is what I tell the members."""
+    """Score of another's update as reported by the local peer; empty if the update was not shown."""
 
     phase = "score"
     peer: PeerId
@@ -237,16 +237,16 @@ class ScoreTaken(Fact, frozen=True, kw_only=True, tag="ScoreTaken"):
 
 
 class ScoreMissed(Fact, frozen=True, kw_only=True, tag="ScoreMissed"):
-    """My own trainer failed at it: an update of mine is not shown, or another's is not scored by me."""
+    """The local trainer failed: an own update is not shown, or another's is not scored here."""
 
     phase = "score"
-    peer: PeerId  # whose update
+    peer: PeerId  # author of the update
     of: int  # round
     why: str
 
 
 class UpdateScored(Fact, frozen=True, kw_only=True, tag="UpdateScored"):
-    """Vertices hold enough words about this update."""
+    """Vertices hold enough scores of this update."""
 
     phase = "score"
     peer: PeerId
@@ -256,48 +256,48 @@ class UpdateScored(Fact, frozen=True, kw_only=True, tag="UpdateScored"):
 
 
 class TwinsFound(Fact, frozen=True, kw_only=True, tag="TwinsFound"):
-    """This vertex shows that two took the same samples, and their updates differ: these compare them."""
+    """The vertex shows two differing updates from the same samples; these referees compare them."""
 
     phase = "twins"
-    peer: PeerId  # the guest
+    peer: PeerId  # the guest, which took the host's samples
     host: PeerId
     of: int  # round
     referees: tuple[PeerId, ...]
 
 
 class TwinsCompared(Fact, frozen=True, kw_only=True, tag="TwinsCompared"):
-    """I held twins' updates against each other, or was not shown both: this is what I tell the members."""
+    """Distances between two updates of the same samples as reported by the local peer, or why one is missing."""
 
     phase = "twins"
     peer: PeerId  # the guest
     of: int  # round
-    apart: tuple[int, int]  # millionths of an update: the guest's, its host's
+    apart: tuple[int, int]  # millionths of an update: the guest's, the host's
     why: str
 
 
 class TwinsMissed(Fact, frozen=True, kw_only=True, tag="TwinsMissed"):
-    """My own trainer failed at it: an update of mine is not shown, or twins are not compared by me."""
+    """The local trainer failed: an own update is not shown, or the two are not compared here."""
 
     phase = "twins"
-    peer: PeerId  # the guest, or I
+    peer: PeerId  # the guest, or the local peer
     of: int  # round
     why: str
 
 
 class TwinsJudged(Fact, frozen=True, kw_only=True, tag="TwinsJudged"):
-    """Vertices hold what became of a pair of twins."""
+    """Vertices hold a verdict on two updates of the same samples."""
 
     phase = "twins"
     peer: PeerId  # the guest
     host: PeerId
     of: int  # round
     opinion: Literal["alike", "strayed", "hidden", "unclear"]
-    strayed: tuple[PeerId, ...]  # whose update is none of these samples
-    hid: tuple[PeerId, ...]  # who did not show its own
+    strayed: tuple[PeerId, ...]  # members with an update that these samples do not make
+    hid: tuple[PeerId, ...]  # members that did not show their update
 
 
 class OpeningVerdict(Fact, frozen=True, kw_only=True, tag="OpeningVerdict"):
-    """A vertex holds what a checker found in blocks of an answer that were opened to it, or were not."""
+    """A vertex holds a checker's finding about opened blocks of a result, or about blocks not opened."""
 
     phase = "trust"
     peer: PeerId  # the owner
@@ -308,7 +308,10 @@ class OpeningVerdict(Fact, frozen=True, kw_only=True, tag="OpeningVerdict"):
 
 
 class StateMissing(Fact, frozen=True, kw_only=True, tag="StateMissing"):
-    """The round is decided, but I cannot compute its state: fetch it whole. `why` says whether I diverged."""
+    """The round is decided but its state cannot be computed here and must be fetched.
+
+    `why` reports a divergence.
+    """
 
     phase = "keep"
     vertex: Vertex
@@ -316,21 +319,21 @@ class StateMissing(Fact, frozen=True, kw_only=True, tag="StateMissing"):
 
 
 class StateUnavailable(Fact, frozen=True, kw_only=True, tag="StateLacked"):
-    """A body goes back to an earlier state that is not here: I cannot vote for it until it is."""
+    """A body rolls back to an earlier state that is not stored here: no vote for it until it is."""
 
     phase = "agree"
     state: Digest
 
 
 class HistoryLacks(Fact, frozen=True, kw_only=True, tag="HistoryLacks"):
-    """This disk changed or lost the vertex of round `lacks`: I wait for it before I go on."""
+    """This disk changed or lost the vertex of round `lacks`; the peer waits for it."""
 
     phase = "join"
     lacks: int
 
 
 class HistoryMended(Fact, frozen=True, kw_only=True, tag="HistoryMended"):
-    """A member gave the vertex of round `lacked`, the very one that the next vertex names."""
+    """A member sent the vertex of round `lacked`, which the next vertex names."""
 
     phase = "join"
     lacked: int
@@ -338,39 +341,39 @@ class HistoryMended(Fact, frozen=True, kw_only=True, tag="HistoryMended"):
 
 
 class BranchSeen(Fact, frozen=True, kw_only=True, tag="BranchSeen"):
-    """The run goes on elsewhere, too: this vertex closed the round as well as ours, in this epoch."""
+    """A fork of the run: this other vertex closed the same round in this epoch."""
 
     phase = "trust"
     epoch: int
     vertex: Digest
-    members: tuple[PeerId, ...]  # voting there
-    recovered: bool  # it begins the epoch, by the recovery identity; else a quorum voted for it
+    members: tuple[PeerId, ...]  # its voters
+    recovered: bool  # True: signed by the recovery identity to begin the epoch; False: certified by a quorum
 
 
 class BranchPreferred(Fact, frozen=True, kw_only=True, tag="BranchPreferred"):
-    """Of two branches that part at this round most of those who were asked prefer this one. It decides nothing."""
+    """Of two branches that part at this round most polled members prefer this one. It decides nothing."""
 
     phase = "trust"
-    vertex: Digest  # with which it begins
+    vertex: Digest  # first vertex of the branch
     ours: bool
-    named: int  # it, in the last query
-    asked: int  # in the last query
+    named: int  # members that named it in the last query
+    asked: int  # members polled in the last query
     queries: int  # so far
     settled: bool  # enough queries in a row named the same
 
 
 class PieceKept(Fact, frozen=True, kw_only=True, tag="PieceKept"):
-    """A piece of the state agreed in round `of` lies on my disk."""
+    """A piece of the state agreed in round `of` is on the local disk."""
 
     phase = "keep"
     of: int
     index: int
     size_bytes: int
-    repaired: bool  # made of others' pieces, because its holder is gone or lost it
+    repaired: bool  # made from others' pieces, because its holder is gone or lost it
 
 
 class StateRebuilt(Fact, frozen=True, kw_only=True, tag="StateRebuilt"):
-    """An earlier state is here again, whole, bit for bit, out of the pieces of these holders."""
+    """An earlier state is stored again, whole and bit for bit, from the pieces of these holders."""
 
     phase = "keep"
     of: int
@@ -379,7 +382,7 @@ class StateRebuilt(Fact, frozen=True, kw_only=True, tag="StateRebuilt"):
 
 
 class StateLost(Fact, frozen=True, kw_only=True, tag="StateLost"):
-    """An earlier state, or a piece of one, could not be made just now."""
+    """An earlier state, or a piece of one, could not be made now."""
 
     phase = "keep"
     of: int
@@ -388,12 +391,12 @@ class StateLost(Fact, frozen=True, kw_only=True, tag="StateLost"):
 
 
 class RowsGathered(Fact, frozen=True, kw_only=True, tag="RowsGathered"):
-    """Whoever asks who damaged a round has the rows of it that can be had."""
+    """All available rows of a round under attribution are stored here."""
 
     phase = "keep"
     of: int
-    came: int  # from others
-    gone: tuple[tuple[int, PeerId], ...]  # part and author of those that nobody showed
+    came: int  # rows received from others
+    gone: tuple[tuple[int, PeerId], ...]  # part and author of rows that no peer sent
 
 
 class RoundClosed(Fact, frozen=True, kw_only=True, tag="RoundClosed"):
@@ -404,10 +407,10 @@ class RoundClosed(Fact, frozen=True, kw_only=True, tag="RoundClosed"):
     body: VertexBody
     id: Digest
     counted: tuple[PeerId, ...]  # in at least one part
-    partly: tuple[PeerId, ...]  # of those, the ones missing from some part
+    partly: tuple[PeerId, ...]  # members of `counted` missing in some part
     missing: tuple[PeerId, ...]  # voting members in no part
     parts_missing: int
-    topology: str = ""  # by which its updates were reduced
+    topology: str = ""  # topology of the reduce
     alike: tuple[
         tuple[PeerId, ...], ...
-    ] = ()  # whose updates are bit for bit the same: policy/duplicate_updates.py
+    ] = ()  # groups of members with bit-for-bit equal updates: policy/duplicate_updates.py

@@ -1,9 +1,10 @@
-"""What people ask of a peer: to leave, to rest, to start over, to go back, to pause, to change numbers, to find out
-what a round was made of.
+"""Operator commands of a peer: leave, rest, start over, roll back, pause, change settings, gather a round's rows.
 
-Each makes a word for the members, or a vertex, out of what the peer knows, or raises ValueError with the reason
-where that would be wrong. `sign` is the recovery identity's. Never changes anything that the members did not agree
-on: what is said here waits for its vertex like everybody's.
+Each makes a report or a vertex from what the peer knows, or raises ValueError with the reason if that would be
+wrong. `sign` signs for the recovery identity.
+
+Invariants:
+- No command changes anything before a vertex holds its report.
 """
 
 from __future__ import annotations
@@ -33,14 +34,13 @@ Sign = Callable[[bytes], bytes]
 
 
 def farewell(peer: Peer, why: str, now: Seconds) -> list[Effect]:
-    """I am leaving on purpose: say so to everybody, so that nobody waits."""
+    """Leave on purpose: report it to all members, so that no member waits."""
     peer.leaving = True
     return [] if peer.is_lost else peer.say(LeaveReport(peer.known.history.head + 1, why[:200]), now)
 
 
 def rest(peer: Peer, rounds: int, now: Seconds, at_once: bool = False) -> list[Effect]:
-    """Train in none of the next so many rounds; 0: in all again. `at_once`: nor in the one under way, in which my
-    trainer is to give nothing any more."""
+    """Skip training for this many rounds; 0 ends it. `at_once`: from the current round on, without its update."""
     peer.resting.begins(peer.at + (1 if at_once else 2), rounds)
     if peer.is_lost:
         return []
@@ -48,7 +48,7 @@ def rest(peer: Peer, rounds: int, now: Seconds, at_once: bool = False) -> list[E
 
 
 def turnout(peer: Peer, now: Seconds) -> VoterTurnout:
-    """Whether those who decide on the next vertex are here, as far as I can know."""
+    """Which voters of the next vertex are present, as known locally."""
     if peer.is_lost:
         return VoterTurnout((), (), (), 0)
     known = peer.known
@@ -63,10 +63,10 @@ def turnout(peer: Peer, now: Seconds) -> VoterTurnout:
 
 
 def recover(peer: Peer, sign: Sign, now: Seconds) -> list[Effect]:
-    """Start over from the last agreed vertex with the members that can be heard; a quorum is gone for good.
+    """Start over from the last agreed vertex with the reachable members, after a quorum is gone for good.
 
-    Where a quorum is here, but not of those who had to sign eras, or the lack of these keeps me from the rest of
-    the history, sign them instead, and no more.
+    If a quorum is here but era signatures are missing, or their lack blocks the rest of the history, sign eras
+    only.
     """
     if not peer.is_lost and peer.known.awaits_signatures:
         known = peer.known
@@ -83,13 +83,13 @@ def recover(peer: Peer, sign: Sign, now: Seconds) -> list[Effect]:
 
 
 def _new_epoch(known: RunView, turnout: VoterTurnout, linked: Set[PeerId], run_time: Seconds, sign: Sign) -> Vertex:
-    """The vertex by which the run goes on without those who are gone; `linked` is who is here."""
+    """The vertex that starts a new epoch without the members that are gone; `linked` are the reachable peers."""
     history, me, run = known.history, known.notary.me, known.notary.run
     if turnout.here >= turnout.needed:
         raise ValueError(f"{turnout.here} voters are here, {turnout.needed} needed: the run can go on by itself")
     if not any(m.peer == me and m.votes for m in known.roster.members):
         raise ValueError("this peer has no vote in the last agreed membership")
-    # in a large swarm I watch a few: who is out of sight shall not be counted on in the next quorum
+    # a peer of a large swarm watches few others: one out of sight shall not be part of the next quorum
     here = {*linked} - {*turnout.absent, *turnout.anew} | {me}
     key = known.notary.signer.vote_key
     raw = encode(write_recovery(history.head_body, history.head_id, run, me, here, run_time, key))
@@ -99,10 +99,10 @@ def _new_epoch(known: RunView, turnout: VoterTurnout, linked: Set[PeerId], run_t
 def go_back(
     peer: Peer, goal: RollbackGoal, sign: Sign, now: Seconds, without: tuple[PeerId, ...] = ()
 ) -> list[Effect]:
-    """Ask the members to go on from what this earlier vertex of our chain left behind, without some of them."""
+    """Ask the members to continue from the state after this earlier vertex, without some of the members."""
     known = _as_member(peer)
     if why := why_not_without(without, known.history.head_body.members):
-        raise ValueError(f"its word {why}")
+        raise ValueError(f"the rollback order {why}")
     plain = RollbackOrder(
         known.history.head_id, goal.round, goal.id, goal.state, goal.trained, b"", without or UNSET, goal.tuned
     )
@@ -111,7 +111,7 @@ def go_back(
 
 
 def pause(peer: Peer, paused: bool, sign: Sign, now: Seconds) -> list[Effect]:
-    """Ask the members to train no more from the next vertex on, or to train again."""
+    """Ask the members to stop training from the next vertex on, or to train again."""
     known = _as_member(peer)
     if paused == (known.history.head_body.paused is not UNSET):
         waits = any(word.paused for _, word in pauses_in(known.pool.said_by(peer.me, tag_of(PauseOrder))))
@@ -122,25 +122,28 @@ def pause(peer: Peer, paused: bool, sign: Sign, now: Seconds) -> list[Effect]:
 
 
 def tune(peer: Peer, to: RunNumbers, sign: Sign, now: Seconds) -> list[Effect]:
-    """Ask the members to go by these numbers from the next vertex on; also those of a run that is over, which may
-    have more rounds."""
+    """Ask the members for these settings from the next vertex on, also in a finished run, which may get more
+    rounds.
+    """
     known = _as_member(peer, also_over=True)
     history, to = known.history, with_waiting(peer, to)
     if why := why_not(known.settings, history.head_body, to):
-        raise ValueError(f"its word {why}")
+        raise ValueError(f"the settings change {why}")
     plain = ChangeSettings(history.head_id, to, b"")
     return peer.say(replace(plain, signature=sign(word_bytes(known.notary.run, plain))), now)
 
 
 def with_waiting(peer: Peer, to: RunNumbers) -> RunNumbers:
-    """Together with those that I asked for before and no vertex holds yet: a pool keeps one word of mine, and a
-    vertex that carried one would void the other."""
+    """These settings with those requested before that no vertex holds yet.
+
+    A pool keeps one such order per signer, and a vertex with one would void the other.
+    """
     mine = [] if peer.is_lost else tunes_in(peer.known.pool.said_by(peer.me, tag_of(ChangeSettings)))
     return replace(mine[0][1].to, **numbers_in(to)) if mine else to
 
 
 def _as_member(peer: Peer, also_over: bool = False) -> RunView:
-    """What it knows of a run whose members hear its words."""
+    """The run view of a peer that is a present member; ValueError otherwise."""
     mine = None if peer.is_lost else peer.known.roster.mine
     if mine is None or not mine.present:
         raise ValueError("this peer is not a member (yet)")
@@ -150,7 +153,7 @@ def _as_member(peer: Peer, also_over: bool = False) -> RunView:
 
 
 def question_of(peer: Peer, round: int) -> LeaveOneOutTask:
-    """What the rows of a round are wanted for."""
+    """The leave-one-out task for a round, which its rows are needed for."""
     if peer.is_lost:
         raise ValueError("this peer does not know the run yet")
     known = peer.known
@@ -158,6 +161,6 @@ def question_of(peer: Peer, round: int) -> LeaveOneOutTask:
 
 
 def gather_rows(peer: Peer, round: int) -> list[Effect]:
-    """Get the rows of this round here, from whoever kept them; `RowsGathered` says how that ended."""
+    """Download the archived rows of this round; `RowsGathered` reports the outcome."""
     asked = question_of(peer, round)
     return peer.kept_rows.gather(asked.body, asked.sources(peer.me))

@@ -1,17 +1,20 @@
-"""One peer: the rooms it is made of, and the only place that connects them.
+"""Peer: one member of a run, and the only place that connects its components.
 
-    Known       what it knows once it has genesis       Heartbeat   who is alive, what time it is
-    Round       the story of the round in progress      News        vertices asked for, shown and read
-    Regain      the agreed state, on its way here       Admission   what I say to become a member
-    KeptRows    of rounds that are over, for blame
-    Serve       blobs for others                        OldParts    of rounds that are over, for laggards
-    Downloads   other blobs, and states to go back to   EarlyWords  of rounds that I have not reached
-    Inspectors  is what others did any good?            Mending     what my disk lost of the history
-    Words       what I tell the members, and which of them    Readers    who is answered at all
+    known       the run view, once genesis is known     heartbeat   reachable members, run time
+    round       the round in progress                   news        vertex requests and hints
+    regain      fetching the agreed state               admission   requests for membership
+    kept_rows   rows of closed rounds, for attribution  early       messages of rounds not begun here
+    serve       blobs for others                        old_parts   parts of closed rounds, for others
+    downloads   other blobs and rollback targets        mending     repair of the stored history
+    inspectors  verifiers                               words       reports to the members
+    readers     peers that may read
 
-Rooms of a round live in run time; this file translates from and to the driver's clock. A peer is *lost* until it
-knows genesis, *behind* while its state is older than its history, *current* while a round is running. Never does
-I/O, never decides without a vertex, and lets no stranger's message change anything before it is verified.
+Components of a round use run time; this file translates from and to the driver's clock. A peer is *lost* until it
+knows genesis, *behind* while its state is older than its history, *current* while a round is running.
+
+Invariants:
+- The peer does no input or output and decides nothing without a vertex.
+- No message of a stranger changes anything before it is verified.
 """
 
 from __future__ import annotations
@@ -126,7 +129,7 @@ def _signed_by(message: object) -> PeerId | None:
 
 
 class Peer:
-    """One member of one run, in either world. `wall` says whether the driver's clock is wall time."""
+    """One member of one run, in a real process or in the simulator."""
 
     def __init__(
         self,
@@ -143,10 +146,10 @@ class Peer:
         self.genesis, self.bootstrap = genesis, tuple(bootstrap)
         self.settings = RunSettings()
         self.heartbeat = FailureDetector(self.me, 2.0, 6.0)
-        self._known: RunView | None = None  # once genesis is
-        self.mending: HistoryRepair | None = None  # while what I know has a hole
+        self._known: RunView | None = None  # None until genesis is known
+        self.mending: HistoryRepair | None = None  # set while the stored history has a hole
         self.vouch = vouch
-        self.at = -2  # the round whose agreed state I hold; -1 is genesis' state, -2 none at all
+        self.at = -2  # round of the local state; -1: genesis, -2: no state
         self.round: RoundMachine | None = None
         self.regain = StateSync(run, self.me)
         self.downloads = BlobDownloads(self.notary, lambda: self.known, self._found_state)
@@ -158,7 +161,7 @@ class Peer:
         self.early = EarlyMessageBuffer()
         self.admission, self.readers = AdmissionRequest(self.me, signer, wish.role == "visitor"), Readers()
         self.linked: set[PeerId] = set()
-        self.unknown_key = False  # I sign with another key than the one that the membership holds
+        self.unknown_key = False  # the local key differs from the one in the membership
         self.rates = TransferRates()
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.strikes = OwnerStrikes()
@@ -172,14 +175,14 @@ class Peer:
     # ---- the table of contents -----------------------------------------------------------------------------
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
-        """`now` is the driver's clock; the rooms of a round are told run time."""
+        """Process one event. `now` is the driver's clock; components of a round get run time."""
         effects = self._react(event, now)
         if self._known is not None and not self.settings.is_public:
             effects = self._for_readers(effects, now)
         return [self._to_local(e) for e in effects]
 
     def _for_readers(self, effects: list[Effect], now: Seconds) -> list[Effect]:
-        """Whatever led to it, nothing leaves for a peer that may not read it."""
+        """Drop every send to a peer that may not read it, whatever caused it."""
         out: list[Effect] = []
         for effect in effects:
             if isinstance(effect, Send):
@@ -213,7 +216,7 @@ class Peer:
                 return self._fired(event, now)
 
     def _answered(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
-        """A job's name begins with the room that asked for it."""
+        """Pass a finished job to its component, named by the job's prefix."""
         job, result = event.job, event.result if isinstance(event, TaskDone) else None
         match job.partition("/")[0]:
             case "restore":
@@ -240,7 +243,7 @@ class Peer:
                 return self._to_round(event, now)
 
     def _fired(self, event: TimerFired, now: Seconds) -> list[Effect]:
-        """So does a timer's."""
+        """Pass a timer to its component, named by its prefix."""
         match event.name.partition("/")[0]:
             case "beat":
                 return self._tick(now)
@@ -281,7 +284,7 @@ class Peer:
             case VerticesRequest(first):
                 return self.news.give(sender, first)
             case _ if self.is_lost:
-                return []  # of all else I could judge nothing
+                return []  # nothing else can be judged yet
             case RoundMessage():
                 return self._hear_round(event, message, now)
             case MemberReport(statement):
@@ -304,7 +307,10 @@ class Peer:
                 return []
 
     def _judged(self, sender: PeerId, hear: Callable[[], list[Effect]]) -> list[Effect]:
-        """Rooms raise PeerFault before they change anything, so dropping the message is all there is to do."""
+        """Report a PeerFault and drop its message.
+
+        Components raise before they change anything, so that suffices.
+        """
         try:
             return hear()
         except PeerFault as fault:
@@ -317,9 +323,10 @@ class Peer:
         return self.readers.refusal(peer, self._known, self._run_time(now))
 
     def _turn_away(self, sender: PeerId, message: Reads, code: RefusalCode, now: Seconds) -> list[Effect]:
-        """Only a peer that asks for the history or a state gets an answer: joiners and visitors do."""
+        """Reply to a peer that may not read, if it asks for the history or a state as joiners and visitors do."""
         if isinstance(message, Ping):
-            return self.news.ask(sender, message.head, now)  # it may be a member of later vertices than mine
+            # it may be a member in later vertices than the local head
+            return self.news.ask(sender, message.head, now)
         refusal = Send(sender, JoinRefused(code))
         if isinstance(message, ManifestRequest):
             return [refusal]
@@ -330,7 +337,7 @@ class Peer:
         return [refusal, *self.news.give(sender, message.first - 1)]  # `may_leave` ends it
 
     def _hear_refusal(self, sender: PeerId, code: RefusalCode) -> list[Effect]:
-        """It counts from the peer that was dialed, before genesis, and then from more voters than may lie."""
+        """Count a refusal: from the dialed peer before genesis is known, later from more voters than may lie."""
         if self._known is None:
             counts, needed = sender in self.bootstrap, 1
         else:
@@ -348,14 +355,14 @@ class Peer:
         return Send(peer, Hello(self.run, head, self.wish.admission))
 
     def _answer_hello(self, sender: PeerId, head: int, now: Seconds) -> list[Effect]:
-        """It has just shown its ticket: before, it could not be told how far the history goes."""
+        """Send the head again to a peer that has just shown its ticket; before, it could not be sent."""
         if self.is_lost or self.settings.is_public or head >= self._head():
             return []
         by_ticket = self.known.roster.standing_of(sender) is None and self._refusal(sender, now) is None
         return [self._hello(sender, now)] if by_ticket else []
 
     def _show_ticket(self, peers: Sequence[PeerId], now: Seconds) -> list[Effect]:
-        """Again with every beat until this peer is a member: first words may be lost."""
+        """Repeat the ticket with every heartbeat until this peer is a member, as messages may be lost."""
         if not self.wish.admission or (self._known is not None and self.known.roster.mine is not None):
             return []
         return [self._hello(peer, now) for peer in peers]
@@ -377,9 +384,9 @@ class Peer:
         return effects + self._know(kept, now)
 
     def _know(self, kept: dict[str, bytes], now: Seconds) -> list[Effect]:
-        """What a life before did, and go on from it."""
+        """Restore persisted state and continue from it."""
         effects = self.known.restore(kept)
-        if self.known.history.head > -1:  # the last word on who is here was genesis'
+        if self.known.history.head > -1:  # otherwise genesis was the last event about members
             members = self.known.history.head_body.members
             effects.append(self._fact(MembershipChanged(joined=(), left=(), members=members)))
         effects += self._from_inspectors(self.inspectors.resume(kept, now), now) + self._seek_demanded()
@@ -388,7 +395,7 @@ class Peer:
         return effects + self._follow_members(now) + self.regain.begin(self.known.history)
 
     def _ask_lost(self, peers: Sequence[PeerId]) -> list[Effect]:
-        """For genesis, or for what my disk lost."""
+        """Request genesis, or vertices that the disk lost."""
         if self.mending is not None:
             return self.mending.ask(peers)
         self.admission.begins()
@@ -417,22 +424,23 @@ class Peer:
 
     @property
     def known(self) -> RunView:
-        """Nothing that needs it happens before genesis is known."""
+        """The run view; only used after genesis is known."""
         assert self._known is not None
         return self._known
 
     # ---- rounds --------------------------------------------------------------------------------------------
 
     def _begin_round(self, now: Seconds) -> list[Effect]:
-        """The round after the state that I hold."""
+        """Begin the round after the local state."""
         history, pool = self.known.history, self.known.pool
         parent, head = history.bodies.get(self.at), history.ids.get(self.at)
         if parent is None or head is None:
-            if self.settings.apart_terms is not None:  # what a life before sent may have been counted meanwhile
+            # updates sent before a restart may have been counted meanwhile
+            if self.settings.apart_terms is not None:
                 self.regain.left = left_open(self.me, 0, None)
             return self.regain.begin(history, "my state is older than the vertices in memory")
         waits = self.at == history.head and is_over(self.settings, parent)
-        if waits and not pool.of_kind(tag_of(ChangeSettings)):  # else members may agree on more rounds
+        if waits and not pool.of_kind(tag_of(ChangeSettings)):  # otherwise members may agree on more rounds
             self.round, was_over, self.over = None, self.over, True
             fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
             return [] if was_over else [self._fact(fact)]
@@ -456,7 +464,7 @@ class Peer:
         )
         if self.round.trains and self.resting.covers(plan.round):
             self.round.update.passes = WHY
-        elif self.round.trains and ground.audited and self.wish.unaudited and self.me not in ground.unaudited:
+        elif self.round.trains and ground.trust.audited and self.wish.unaudited and self.me not in ground.unaudited:
             self.round.update.passes = UNTOLD
         looks = self._from_inspectors(self.inspectors.holds(self.at), now) + self._seek_demanded()
         effects = looks + self._say_resting(now) + self._to_round(Start({}), now)
@@ -506,7 +514,7 @@ class Peer:
         return out
 
     def _drop_adopted_parts(self, share: ShareBegan) -> None:
-        """Everybody works on this round, so everybody holds what came before it: nobody will ask for its parts."""
+        """Drop parts of earlier rounds once all members committed to this one: no member will request them."""
         assert self.round is not None
         if {m.peer for m in self.round.plan.members if m.present} <= set(share.committed):
             self.old_parts.keep_only(share.round)
@@ -526,15 +534,18 @@ class Peer:
         return effects + self._begin_round(now) + self._seek_admission(now)
 
     def _tell_who_comes_or_goes(self, closed: RoundClosed) -> list[Effect]:
-        """Whom this vertex lets in did not see it come to be, and would hear of it with the next heartbeat; whom it
-        lets go stays until it hears that the others hold it."""
+        """Send the vertex to members that it admits or lets go.
+
+        The former would learn of it with the next heartbeat; the latter stay until they learn that the others have
+        it.
+        """
         change = change_of(self.known.roster.members, closed.body.members)
         concerned = {*change.joined, *change.left} if change is not None else set[PeerId]()
         news = VerticesResponse((closed.vertex,), closed.body.round)
         return [Send(peer, news) for peer in sorted(concerned & self.linked)]
 
     def _leave_round(self, vertex: Vertex | None) -> None:
-        """Its state is made elsewhere; `vertex` closed it, if that is still at hand."""
+        """Abandon the round, as its state is made elsewhere; `vertex` closed it, if available."""
         current, self.round = self.round, None
         self.regain.left = left = current.left(vertex) if current is not None else None
         if current is None or left is None:
@@ -546,7 +557,7 @@ class Peer:
     # ---- messages of rounds --------------------------------------------------------------------------------
 
     def _hear_round(self, event: Received, message: RoundMessage, now: Seconds) -> list[Effect]:
-        """Members are heard; those that are away are helped to catch up; a stranger leaves no trace."""
+        """Process a round message: help members that are away to catch up, ignore strangers."""
         standing = self.known.roster.standing_of(event.sender)
         if standing is None or standing == "expelled":
             return []
@@ -562,7 +573,7 @@ class Peer:
             return self.kept_rows.take(event.sender, message, event.payload)
         if message.round == current and self.round is not None:
             if standing == "away" and message.trace != self.round.plan.trace:
-                return []  # it works on this round of another branch: no word of it is meant for us
+                return []  # it works on this round of another branch
             return self._to_round(event, now)
         if message.round >= current and standing == "away":
             return []
@@ -577,7 +588,7 @@ class Peer:
         return self.news.hint(event.sender, message.round, now)
 
     def _check_size(self, event: Received) -> None:
-        """Raise PeerFault for more bytes than a part, or a body, of this run can have."""
+        """Raise PeerFault for more bytes than a part or a body of this run can have."""
         most, payload = part_bytes_most(self.settings.update_bytes), event.payload
         if payload is not None and payload.size_bytes > most:
             what = f"sent {payload.size_bytes} bytes at once; a part of this run has {most} at most"
@@ -612,7 +623,7 @@ class Peer:
             genesis = vertices.pop(0)
             first = decode_body(genesis.body, sender)
             if first.round >= 0:
-                return []  # news for the one that I was before my disk was lost; genesis is asked for
+                return []  # for this peer before its disk was lost; genesis was requested
             if genesis_digest(genesis) == self.run and (why := other_rules(first.settings)):
                 refused = JoinRejected(by=self.me, code="E-RUN-15", what=why, fix=OTHER_RULES_FIX, for_good=True)
                 return [self._fact(refused)]
@@ -620,13 +631,13 @@ class Peer:
         history = self.known.history
         before = history.head
         handed = self.at < history.head or message.head > history.head + 1
-        for vertex in vertices:  # what was right before a wrong one stays right
+        for vertex in vertices:  # vertices before an invalid one stay valid
             if self.known.awaits_signatures:
                 return effects + self.known.demand_signatures(sender, now)
             effects += self._judged(sender, partial(self._learn_vertex, vertex, sender, now, handed))
         if message.head > history.head and (fresh or history.head > before):
             effects.append(Send(sender, VerticesRequest(history.head + 1)))
-            return effects  # all of them first: a state is fetched once, for the newest
+            return effects  # all vertices first: a state is fetched once, for the newest
         if fresh:
             return effects + self._follow_members(now) + self.regain.begin(history)
         return effects + self._catch_up(now)
@@ -641,7 +652,7 @@ class Peer:
         return effects + self._know(mending.kept, now)
 
     def _learn_vertex(self, vertex: Vertex, who: PeerId, now: Seconds, handed: bool = False) -> list[Effect]:
-        """The history grows by one, if this vertex is the next and its certificate holds."""
+        """Extend the history if this vertex is the next one and its certificate holds."""
         was_out = self._is_out
         grown = self.known.learn(vertex, who, handed)
         if not isinstance(grown, HistoryExtended):
@@ -658,7 +669,7 @@ class Peer:
         return self.known.roster.standing_of(self.me) == "expelled"
 
     def _follow_members(self, now: Seconds) -> list[Effect]:
-        """Connections and heartbeats follow the agreed membership."""
+        """Update connections and heartbeats to the agreed membership."""
         roster = self.known.roster
         self.heartbeat.accusers_needed = suspicions_needed(roster.voters, self.settings.round.quorum)
         self.heartbeat.watch(roster.present(), now)
@@ -676,10 +687,11 @@ class Peer:
     # ---- the agreed state, and other blobs -----------------------------------------------------------------
 
     def _catch_up(self, now: Seconds) -> list[Effect]:
-        """My history is ahead of my state: replay the parts of its rounds or fetch the state, by what is less."""
+        """Bring the local state to the head: replay the rounds' parts or fetch the state, by fewer bytes."""
         history = self.known.history
         if self.regain.is_outrun(history, now):
-            return self._fetch_state("a newer state was agreed on", now)  # the old one is soon nobody's any more
+            # members will soon have dropped the old one
+            return self._fetch_state("a newer state was agreed on", now)
         if self.regain.busy or history.head <= self.at:
             return self._seek_admission(now)
         if self.round is None:
@@ -702,7 +714,7 @@ class Peer:
         how = self.regain.restored(found)
         if how is None:
             return self._fetch_state(self.regain.lack, now)
-        # the history may have grown while the state was on its way: go on from the state's own vertex
+        # the history may have grown meanwhile: continue from the state's own vertex
         self.at = self.regain.round
         caught_up = self._fact(CaughtUp(round=self.at, by=how))
         return [caught_up, *self._begin_round(now), *self._seek_admission(now)]
@@ -724,11 +736,11 @@ class Peer:
         return effects
 
     def _seek_demanded(self) -> list[Effect]:
-        """Who only reads along goes nowhere."""
+        """Find the rollback target that validators demand; a visitor does not follow it."""
         return self.downloads.find_demanded() if self.wish.role != "visitor" else []
 
     def _earlier_answered(self, job: str, result: object, now: Seconds) -> list[Effect]:
-        """The disk says whether an earlier state is here, or which vertex an old round closed with."""
+        """Process a disk result: whether an earlier state is stored, or which vertex closed an old round."""
         kind, _, name = job.removeprefix("earlier/").partition("/")
         if kind == "state":
             return self.downloads.looked_up(Digest(bytes.fromhex(name)), bool(result), now)
@@ -736,24 +748,24 @@ class Peer:
         return self._judged(word.signer, partial(self._pool_report, word.signer, word, now)) if word else []
 
     def _found_state(self, state: Digest, now: Seconds) -> list[Effect]:
-        """An earlier one is here, and the round may have waited for it."""
+        """Continue a round that may have waited for this earlier state."""
         return self._from_round(self.round.found_state(state, self._run_time(now)), now) if self.round else []
 
     @property
     def _is_quiet(self) -> bool:
-        """No round needs the line."""
+        """True if no round needs the connection."""
         return self.round is None or not self.round.patience.sharing
 
-    # ---- words of members, mine among them -----------------------------------------------------------------
+    # ---- reports of members, local ones included -----------------------------------------------------------
 
     def _writers(self, most: int) -> list[PeerId]:
         return self.round.writers(most) if self.round is not None else []
 
     def _pool_report(self, sender: PeerId, signed: SignedStatement, now: Seconds) -> list[Effect]:
-        """Remember a report for the next vertex, pass on what came from its author, act on what it says."""
+        """Pool a report for the next vertex, forward it if it came from its author, act on its content."""
         pool = self.known.pool
         if look := self.downloads.earlier.read(signed, pool, self.settings.recovery):
-            return look  # it names an old vertex: on disk, and then heard again
+            return look  # names an old vertex: read from disk, then processed again
         pooled = pool.add(signed, self._run_time(now))
         if pooled is None:
             return []
@@ -762,7 +774,8 @@ class Peer:
             refused = refusal_of(pooled.reported, pooled.wrong) if sender == by else None
             return [Send(sender, refused)] if refused is not None else []
         effects: list[Effect] = []
-        news = not (pool.crowded and only_counts(statement))  # else it alone changes nothing for a round
+        # otherwise the report alone changes nothing in a round
+        news = not (pool.crowded and only_counts(statement))
         match statement:
             case SuspicionReport(peer=peer) if by != self.me:
                 was_gone = self.heartbeat.gone(peer)
@@ -787,10 +800,11 @@ class Peer:
         return effects
 
     def _seek_admission(self, now: Seconds) -> list[Effect]:
-        """Ask to be what I wish to be, until the agreed membership says so."""
+        """Request the desired role until the agreed membership grants it."""
         if self.leaving:
             return []
-        at = self.at if not self.regain.busy else -2  # who fetches a state is not ready, whatever it held before
+        # a peer that fetches a state is not ready, whatever it held before
+        at = self.at if not self.regain.busy else -2
         audited = bool(self.settings.audited_share)
         word = self.admission.word(self.wish, self.known.history, at, now, audited)
         return self.words.tell(word, now) if word is not None else []
@@ -800,7 +814,7 @@ class Peer:
         return [effect for word in words for effect in self.words.tell(word, now)]
 
     def _from_inspectors(self, effects: list[Effect], now: Seconds) -> list[Effect]:
-        """What they found is told to the members; a vertex will hold it, and only that has consequences."""
+        """Report the verifiers' findings to the members; they have consequences only once a vertex holds them."""
         out: list[Effect] = []
         for effect in effects:
             out.append(effect)
@@ -815,7 +829,7 @@ class Peer:
         return out
 
     def _tend_pieces(self, now: Seconds) -> list[Effect]:
-        """Every beat: make what is lacking while no round needs the line, say what is here."""
+        """With every heartbeat, make missing pieces while no round needs the connection, and report stored ones."""
         pieces = self.known.pieces
         if pieces is None or self.leaving:
             return []
@@ -846,7 +860,7 @@ class Peer:
         return effects + self._seek_admission(now)
 
     def heartbeat_facts(self, effects: list[Effect], now: Seconds) -> list[Effect]:
-        """Act on what the heartbeat noticed: stop waiting, tell the members, or welcome back."""
+        """Act on heartbeat events: stop waiting for a peer, report it, or accept its return."""
         if self.is_lost:
             return effects  # there are no members yet
         out: list[Effect] = []
@@ -884,7 +898,7 @@ class Peer:
         return effects
 
     def _wake(self, now: Seconds) -> list[Effect]:
-        """This computer slept: nobody was silent, I was deaf. Ask what happened meanwhile."""
+        """After a sleep of this computer, request what happened meanwhile; the others were not silent."""
         self.heartbeat.slept(now)
         self.news.woke()
         effects: list[Effect] = [SetTimer("beat", now)]
@@ -901,23 +915,23 @@ class Peer:
         return now + self.heartbeat.offset_s
 
     def _to_local(self, effect: Effect) -> Effect:
-        """Timers of a round are set in run time; the driver knows only its own clock."""
+        """Convert a round's timer from run time to the driver's clock."""
         if isinstance(effect, SetTimer) and effect.at is not None and effect.name.startswith(("round/", "reduce/")):
             return replace(effect, at=effect.at - self.heartbeat.offset_s)
         return effect
 
     def _fact(self, fact: Fact) -> Emit:
-        """Facts outside a round carry the round whose state I hold."""
+        """Add the round of the local state to an event outside a round."""
         return Emit(replace(fact, round=self.at) if fact.round == -1 else fact)
 
-    # ---- for those who own it (`requests.py`) --------------------------------------------------------------
+    # ---- for operators (`operator_commands.py`) --------------------------------------------------------------
 
     def say(self, statement: Statement, now: Seconds) -> list[Effect]:
-        """Put this word of mine before the members."""
+        """Send a report of the local peer to the members."""
         return [self._to_local(e) for e in self.words.tell(statement, now)]
 
     def begin_epoch(self, vertex: Vertex, now: Seconds) -> list[Effect]:
-        """The run goes on from this vertex, which the recovery identity has signed."""
+        """Continue the run from this vertex, which the recovery identity has signed."""
         effects = self._learn_vertex(vertex, self.me, now)
         after = self.known.history.head_body
         news = VerticesResponse((vertex,), after.round)
@@ -925,7 +939,7 @@ class Peer:
         effects += self._from_round(self._learned(after.round, vertex, now), now)
         return [self._to_local(e) for e in effects]
 
-    # None while it is lost
+    # None until genesis is known
 
     @property
     def history(self) -> VertexChain | None:

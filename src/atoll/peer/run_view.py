@@ -1,11 +1,12 @@
-"""What a peer knows once it has genesis: the vertices that it believes, and what follows from these alone.
+"""Run view: what a peer knows once it has genesis, derived from accepted vertices alone.
 
-    History   what was agreed                       Roster    whom it makes a member, whom I reach
-    pool      member reports for the next vertex    Branches, Sides  where the run goes on twice
-    Eras      long-lived signatures under it        Pieces    who holds what of which older state
+    history     agreed vertices                     roster    members and connections
+    pool        reports for the next vertex         branches, sides   forks of the run
+    eras        long-lived signatures               pieces    holders of pieces of older states
 
-Promises: a vertex is taken in by all of them or by none. Never begins a round and never fetches a state: the peer
-acts on what has grown.
+Invariants:
+- All of them accept a vertex, or none does.
+Not responsible for: starting rounds, fetching states; the peer does both when the history grows.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from atoll.wire.messages.vertex import Vertex, VertexBody
 
 
 class HistoryExtended(NamedTuple):
-    """The history has one vertex more."""
+    """The history has one more vertex."""
 
     body: VertexBody
     effects: list[Effect]
-    change: MembershipChanged | None  # where a line of the membership is another
+    change: MembershipChanged | None  # None if the membership is unchanged
 
 
 class RunView:
-    """`gone` says whom nobody hears any more. `linked` and `identities` are the peer's own, and live on."""
+    """`gone`: unreachable peers. `linked` and `identities` belong to the peer and outlive this view."""
 
     def __init__(
         self,
@@ -66,11 +67,11 @@ class RunView:
         self.roster = MemberRoster(notary.me, history, wish.role == "client")
         self.pool = ReportPool(notary, history, settings)
         self.branches, self.sides = ForkDetector(history), BranchPolls(notary.me, history, linked)
-        self.eras: EraChain | None = None  # where the run has them
+        self.eras: EraChain | None = None  # None if the run has no eras
         if every := settings.era_rounds:
-            demands = wish.role != "visitor"  # it looks at what there is, and says what is wrong with it
+            demands = wish.role != "visitor"  # a visitor checks existing signatures and demands none
             self.eras = EraChain(history, every, self._rounds_after, notary.verifier, vouch, demands)
-        self.pieces: ArchiveMachine | None = None  # where older states lie in them
+        self.pieces: ArchiveMachine | None = None  # None if older states are stored whole
         if coded := settings.kept_coded:
             self.pieces = ArchiveMachine(notary.me, coded, history, self.pool.ledger, self.unheard)
         for m in history.head_body.members:
@@ -85,7 +86,10 @@ class RunView:
         return settings_after(self.settings, body).rounds
 
     def mending(self, kept: dict[str, bytes]) -> HistoryRepair | None:
-        """What a life before wrote down has a hole: until it is closed I know the newest vertex, and no other."""
+        """The repair job for a hole in the stored history; until it ends only the newest vertex is known.
+
+        None if whole.
+        """
         if (hole := newest_hole(kept, self.notary.run)) is None:
             return None
         assert hole.id is not None, f"nothing names the vertex of round {hole.round}; no peer starts there"
@@ -94,7 +98,7 @@ class RunView:
         return HistoryRepair(self.history, kept, hole)
 
     def restore(self, kept: dict[str, bytes]) -> list[Effect]:
-        """What a life before wrote down."""
+        """Restore what was persisted before a restart."""
         rounds = sorted(int(name.split("/")[1]) for name in kept if name.startswith("vertex/"))
         for round in rounds:
             if round in (self.history.head + 1, rounds[0]):
@@ -105,15 +109,15 @@ class RunView:
 
     def _restore_pieces(self, pieces: ArchiveMachine, kept: dict[str, bytes]) -> list[Effect]:
         pieces.restore(kept)
-        self.pool.recent()  # the ledger takes in what the book does not hold yet
+        self.pool.recent()  # the ledger catches up with what the book lacks
         return pieces.begin()
 
     # ---- one vertex more -----------------------------------------------------------------------------------
 
     def learn(self, vertex: Vertex, who: PeerId, handed: bool) -> HistoryExtended | list[Effect]:
-        """If this vertex is the next one and its certificate holds; else what there is to say about it.
+        """Accept this vertex if it is the next one and its certificate holds; otherwise effects about it.
 
-        `handed`: I was not there, others show me what is long over. PeerFault if it is forged.
+        `handed`: received while catching up, long after the fact. Raises PeerFault if it is forged.
         """
         before = self.history.head_body
         try:
@@ -132,25 +136,25 @@ class RunView:
         return HistoryExtended(body, effects, change_of(before.members, body.members))
 
     def _learn_identities(self, body: VertexBody) -> list[Effect]:
-        """For handshakes with those who joined in this round."""
+        """Store the public identities of members that joined in this round, for handshakes."""
         found = identities_in(body, self.notary.verifier)
         self.identities.update(found)
         return [Persist(f"identity/{peer}", public) for peer, public in found.items()]
 
     def _end_era(self, eras: EraChain, body: VertexBody, handed: bool) -> list[Effect]:
-        """If an era ends with this vertex, sign it for as long as keys last; nobody waits for that."""
+        """If an era ends with this vertex, sign it while keys last; no peer waits for that."""
         ended = eras.grew(body, handed)
         return ended + eras.mine(body.round, self.roster.within_reach()) if ended else []
 
     # ---- the round that comes next -------------------------------------------------------------------------
 
     def ground_after(self, head: Digest, parent: VertexBody, run_time: Seconds) -> RoundContext:
-        """What the round after this vertex stands on."""
+        """The context of the round after this vertex."""
         plan = plan_after(self.settings, head, parent).set_right(run_time)
         return ground_after(self.settings, plan, parent, self.pool.recent(), self.notary.run)
 
     def open_door(self, ground: RoundContext, kept: bytes | None) -> ConsensusEngine:
-        """To the agreement on that round's vertex. `kept`: what it had to remember of a life before."""
+        """The agreement on that round's vertex; `kept` is its durable state from before a restart."""
         plan, raft = ground.plan, self.settings.by_raft
         turns = plan.turns(ground.parent.proposer if raft else None)
         electorate = Electorate(plan.round, plan.trace, plan.vote_keys, plan.quorum, turns)
@@ -160,15 +164,15 @@ class RunView:
 
     @property
     def awaits_signatures(self) -> bool:
-        """I believe no more of the history before an era that ended has those it should have by now."""
+        """True if an ended era lacks signatures that it should have by now; no later vertex is accepted then."""
         return self.eras is not None and self.eras.demanded(self.history.head + 1) is not None
 
     def demand_signatures(self, sender: PeerId, now: Seconds) -> list[Effect]:
-        """Of whoever shows me more."""
+        """Request these signatures from a peer that sends more vertices."""
         return self.eras.demand(sender, self.history.head + 1, now) if self.eras is not None else []
 
     def hear_era(self, sender: PeerId, said: EraSignatures, now: Seconds) -> list[Effect]:
-        """If this was what kept me from believing more of the history, I go on."""
+        """Take era signatures; if they were missing, request the rest of the history."""
         if self.eras is None:
             return []
         before, effects = self.awaits_signatures, self.eras.hear(sender, said, now)
@@ -177,21 +181,23 @@ class RunView:
         return effects
 
     def vouch_for_eras(self, sign: Callable[[bytes], bytes]) -> list[Effect]:
-        """The recovery identity's word under eras that will have no quorum."""
+        """The recovery identity's signatures under eras that will get no quorum."""
         return self.eras.vouch_for(sign, self.roster.within_reach()) if self.eras is not None else []
 
     # ---- what follows --------------------------------------------------------------------------------------
 
     def unheard(self, peer: PeerId) -> bool:
-        """It is no member now, or silent: whoever has another choice does not ask it."""
+        """True if the peer is no present member or is silent, so that others are asked first."""
         return self.roster.standing_of(peer) in (None, "away", "expelled") or self.gone(peer)
 
     def mute(self, peer: PeerId) -> bool:
-        """Nobody hears it, or it came back with another key, so that none of its words is one of this round's."""
+        """True if the peer is gone, or rejoins with another key, so that its messages do not count in this
+        round.
+        """
         return self.gone(peer) or self._asks_anew(peer)
 
     def rekeyed(self) -> set[PeerId]:
-        """Members that ask for another key than the one that the membership holds."""
+        """Members that ask for another key than the membership holds."""
         return {m.peer for m in self.roster.members if self._asks_anew(m.peer)}
 
     def _asks_anew(self, peer: PeerId) -> bool:

@@ -1,8 +1,11 @@
-"""The slow work of a peer: what a round asks of the trainer and of the tensors, and what comes back.
+"""Tasks of a peer for its worker: training, tensor work and blob work, with their results.
 
-Carried out off the loop by `runtime/worker/training_worker.py` on real tensors and by `simulation/worker.py` on
-multisets of names. Each
-is answered exactly once. Work that changes durable state is durable when its answer arrives.
+Executed off the event loop by `runtime/worker/training_worker.py` on tensors and by `simulation/worker.py` on
+multisets of names.
+
+Invariants:
+- Every task gets exactly one result, given after `->`.
+- Work that changes durable state is durable when its result arrives.
 """
 
 from __future__ import annotations
@@ -19,56 +22,57 @@ from atoll.wire.weights import RowWeights
 
 
 class TrainRound(msgspec.Struct, frozen=True):
-    """Take up to `steps` inner steps on this slice of the data, for at most `seconds_max` -> Trained."""
+    """Take up to `steps` inner steps on this slice of the data, for at most `seconds_max` -> TrainingResult."""
 
     round: int
     steps: int
     seconds_max: Seconds
     shard: int
     shards: int
-    batch: int = 0  # samples of a step; 0: as the recipe has it, here and below
-    limit_s: Seconds | None = None  # of training, from when the trainer runs; None: none
+    batch: int = 0  # samples per step; 0: the recipe's, here and below
+    limit_s: Seconds | None = None  # training time limit from when the trainer runs; None: no limit
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """Enough others have their updates: end the training of this round at its next step, with what it has -> None.
+    """End the training of this round at its next step, as enough others have their updates -> None.
 
-    Its `Train` is answered as ever, soon. Harmless if it was, or has not begun.
+    Its `TrainRound` still gets its result, soon. Harmless before or after that training.
     """
 
     round: int
 
 
 class TrainApart(msgspec.Struct, frozen=True):
-    """Go on from the live parameters by myself: no quorum is heard -> Trained, of these steps alone.
+    """Train on alone from the live parameters, as no quorum is reachable -> TrainingResult, of these steps
+    alone.
 
-    At most `steps`, and not beyond `steps_max` of all that no vertex holds; 0 steps: the bound is reached.
+    At most `steps`, and at most `steps_max` in all that no vertex holds; 0 steps: that bound is reached.
     """
 
-    round: int  # that cannot be closed
+    round: int  # round that cannot be closed
     steps: int
     steps_max: int
     seconds_max: Seconds
     shard: int
     shards: int
-    merge: bool  # they are kept to be sent when I am back; else they are dropped then
+    merge: bool  # True: the steps are sent with a later update; False: they are dropped then
 
 
 class TrainingResult(msgspec.Struct, frozen=True):
-    steps: int  # since the last update that was counted: spans failed rounds
+    steps: int  # since the last counted update: spans failed rounds
     samples: int
     loss: float  # mean over those steps
     step_s: Seconds
-    values: int = 0  # of the update, where genesis does not say it
-    asked: str = ""  # by the caller, otherwise than genesis says: where such an update is given
+    values: int = 0  # number of values in the update, where genesis does not fix it
+    asked: str = ""  # options of the caller that differ from genesis, where callers may choose them
 
 
 class EncodeUpdate(msgspec.Struct, frozen=True):
-    """Pseudo-gradient of the live parameters against the anchor, with error feedback -> Encoded."""
+    """Pseudo-gradient of the live parameters against the anchor, with error feedback -> UpdateEncoded."""
 
     round: int
-    shares: tuple[int, ...]  # relative sizes of the parts that the update is cut into
-    late: bool = False  # late work, if there is any, may ride on it: the row weighs something
+    shares: tuple[int, ...]  # relative sizes of the parts of the update
+    late: bool = False  # may carry late work, if there is any: the row has weight
 
     @property
     def parts(self) -> int:
@@ -77,19 +81,19 @@ class EncodeUpdate(msgspec.Struct, frozen=True):
 
 class UpdateEncoded(msgspec.Struct, frozen=True):
     parts: tuple[Payload, ...]
-    claim: Digest | None = None  # of how I trained for it, where rounds are audited
-    late: LateShare | None = None  # that rides on it
+    claim: Digest | None = None  # claim about how it was trained, where rounds are audited
+    late: LateShare | None = None  # late work in it
 
 
 class AdvanceState(msgspec.Struct, frozen=True):
-    """What the shared state would become with these combined parts; written durably -> Advanced."""
+    """The shared state after these combined parts, written durably -> StateAdvanced."""
 
     round: int
-    before: Digest  # state blob to start from: the head's
+    before: Digest  # state blob to start from, the head's
     parts: tuple[Payload | None, ...]
     steps: int  # inner steps of one worker in this round
-    samples: int  # that all contributors learned from
-    shards: int  # workers that the data was handed out to
+    samples: int  # sum over all contributors
+    shards: int  # workers that share the data
     shares: tuple[int, ...] = ()  # relative sizes of the parts
     batch: int = 0
 
@@ -99,65 +103,68 @@ class StateAdvanced(msgspec.Struct, frozen=True):
 
 
 class UpdateSettlement(msgspec.Struct, frozen=True):
-    """How a vertex counts my update of its round, also where a life before sent it."""
+    """How a vertex counts the local update of its round, also one sent before a restart."""
 
-    before: Digest  # the vertex that it follows
-    root: Digest | None = None  # of the update's parts; None: nothing of mine is in it
+    before: Digest  # parent vertex
+    root: Digest | None = None  # Merkle root of the update's parts; None: the vertex holds no local update
     parts: tuple[bool, ...] = ()
     claim: Digest | None = None
 
 
 class AdoptState(msgspec.Struct, frozen=True):
-    """The vertex is final: make `state` the head, settle error feedback, merge the live parameters -> None.
+    """Adopt a final vertex: make `state` the head, settle error feedback, merge the live parameters -> None.
 
-    `counted`: per part, whether my own encoded message is in it; None if I encoded nothing this round, so that
-    the live parameters keep their own progress on top of the new anchor.
+    `counted`: per part, whether it includes the local row; None if nothing was encoded in this round, so that the
+    live parameters keep their own progress on top of the new anchor.
     """
 
     round: int
     vertex: Digest
     state: Digest
     counted: tuple[bool, ...] | None
-    claim: Digest | None = None  # of mine, as the vertex holds it: what my next round must begin with
-    afresh: bool = False  # the run went back: live parameters, feedback and moments are of another past, drop them
-    late: bool = False  # the vertex holds my late work: also what I said of it in a life before
-    led: tuple[Digest, ...] = ()  # the answers in it that are mine, as an owner
-    mine: UpdateSettlement | None = None  # None: what it counts, if anything, is this life's
+    claim: Digest | None = None  # local claim in the vertex, which the next round must begin with
+    afresh: bool = False  # after a rollback: drop live parameters, feedback and moments
+    late: bool = False  # the vertex holds local late work, also if it was committed before a restart
+    led: tuple[Digest, ...] = ()  # digests of its results that the local peer computed as an owner
+    mine: UpdateSettlement | None = None  # None: whatever it counts is from this process
 
 
 class RollbackState(msgspec.Struct, frozen=True):
-    """What the shared state becomes where the run goes back: an earlier one, at the place in the data reached now.
+    """The shared state after a rollback: an earlier state at the current position in the data -> StateAdvanced.
 
-    Written durably -> Advanced; fails if the earlier state is not on this disk.
+    Written durably; fails if the earlier state is not on this disk.
     """
 
     round: int
-    before: Digest  # the head's state: it knows how much of the data was handed out
+    before: Digest  # the head's state, which holds the position in the data
     back_to: Digest
     steps: int  # inner steps of one worker in this round
-    shards: int  # workers that the data was handed out to
+    shards: int  # workers that share the data
     batch: int = 0
 
 
 class FindState(msgspec.Struct, frozen=True):
-    """Is this earlier state here, byte for byte? From now on it is kept, also if it comes later -> bool."""
+    """Whether this earlier state is stored here, byte for byte -> bool.
+
+    From now on it is kept, also if it comes later.
+    """
 
     state: Digest
 
 
 class RoundSettlement(msgspec.Struct, frozen=True):
-    """How the round that I left open counted me after all; what nobody knows any more is taken for counted."""
+    """How an abandoned round counted the local update; if no vertex is at hand it is taken as counted."""
 
-    counted: tuple[bool, ...] | None  # per part; None if I encoded nothing
-    late: bool  # my late work is in it, or may be
-    afresh: bool = False  # the run went back since: whatever I owe is of another past, drop it
+    counted: tuple[bool, ...] | None  # per part; None if nothing was encoded
+    late: bool  # the local late work is in it, or may be
+    afresh: bool = False  # the run rolled back since: drop all that is owed
 
 
 class RestoreState(msgspec.Struct, frozen=True):
-    """Load this agreed state from disk as the head, with my private state if it fits -> Restored, or None.
+    """Load this agreed state from disk as the head, with the private state if it fits -> StateRestored, or None.
 
-    `left`: the round in which I was until now, where what it owes is still to be told.
-    `mine`: what this vertex and the one before it count of mine, the newest first; it ends where the run went back.
+    `left`: settlement of the round in progress until now, if it is still to be applied. `mine`: what this vertex
+    and the one before it count locally, newest first; ends at a rollback.
     """
 
     round: int
@@ -170,18 +177,21 @@ class RestoreState(msgspec.Struct, frozen=True):
 class StateRestored(msgspec.Struct, frozen=True):
     """The agreed state is the head."""
 
-    size_bytes: int = 0  # that fetching one like it takes; 0: rounds are followed for more than their state
+    size_bytes: int = 0  # size of a state to fetch; 0: rounds are followed for more than their state
 
 
 class ReadVertices(msgspec.Struct, frozen=True):
-    """Consecutive vertices from round `first`, as they were kept -> tuple[bytes, ...], as many as fit."""
+    """Consecutive vertices from round `first`, as stored -> tuple[bytes, ...], as many as fit into `bytes_max`."""
 
     first: int
     bytes_max: int
 
 
 class CutState(msgspec.Struct, frozen=True):
-    """Name all n pieces of this state and write piece `index` durably -> Names; None if the state is not here."""
+    """Name all n pieces of this state and write piece `index` durably -> PieceSet.
+
+    None if the state is not here.
+    """
 
     state: Digest
     k: int
@@ -190,92 +200,93 @@ class CutState(msgspec.Struct, frozen=True):
 
 
 class RebuildState(msgspec.Struct, frozen=True):
-    """Make a state, or piece `index` of it, from k pieces that are here, durably -> bool: it is `goal`."""
+    """Make a state, or piece `index` of it, from k stored pieces, durably -> bool: it is `goal`."""
 
     goal: Digest
     size_bytes: int  # of the state
     k: int
     n: int
-    pieces: tuple[tuple[int, Digest], ...]  # their numbers and names
+    pieces: tuple[tuple[int, Digest], ...]  # (piece number, digest)
     index: int | None = None
 
 
 class HoldPieces(msgspec.Struct, frozen=True):
-    """Keep these pieces, and of the older states these whole and no others, the newest first -> the pieces that are
-    not here."""
+    """Keep exactly these pieces and these whole older states, newest first -> the pieces that are not here."""
 
     pieces: tuple[Digest, ...]
     whole: tuple[Digest, ...]
 
 
 class PinBlobs(msgspec.Struct, frozen=True):
-    """These blobs are needed: keep them on disk, and no longer those named before for the same reason -> None."""
+    """Keep these blobs on disk, and release those pinned before for the same reason -> None."""
 
     blobs: tuple[Digest, ...]
     why: Literal["audits", "validation", "scores", "twins", "verdicts"] = "audits"
-    """Of verdicts the newest first, and only as many as there is room for."""
+    """For "verdicts" newest first, and only as many as there is room for."""
 
 
 class ValidateState(msgspec.Struct, frozen=True):
-    """Measure the loss of this agreed state on all data that is held out, while my trainer rests -> Losses."""
+    """Measure the loss of this agreed state on all held-out data while the local trainer pauses ->
+    ValidationLosses.
+    """
 
     round: int
     state: Digest
 
 
 class ValidationLosses(msgspec.Struct, frozen=True):
-    losses: tuple[float, ...]  # nats, mean, one per set of data; may be infinite or not a number
-    right: tuple[float, ...] = ()  # share of right answers, one per set; none: they were not counted
+    losses: tuple[float, ...]  # mean in nats, one per data set; may be infinite or NaN
+    right: tuple[float, ...] = ()  # share of correct predictions, one per data set; empty: not counted
 
 
 class ShowUpdate(msgspec.Struct, frozen=True):
-    """Lay out, as a blob, the parts of my update of this round as I sent them -> Exhibited."""
+    """Write the parts of the local update of this round into one blob, as they were sent -> ExhibitBuilt."""
 
     round: int
 
 
 class ScoreUpdate(msgspec.Struct, frozen=True):
-    """Take a step along another's update, out of this blob, and look at the loss, while my trainer rests -> Fell.
+    """Take a step along another member's update, from this blob, and measure the loss -> ScoreResult.
 
-    Everything but the blob is agreed on: it comes from vertices and from the plan of the round.
+    The local trainer pauses meanwhile. Everything but the blob comes from vertices and from the plan of the round.
     """
 
     blob: Digest
     round: int
     peer: PeerId
-    before: Digest  # the state that the round began with
+    before: Digest  # state at the start of the round
     shard: int
     shards: int
     shares: tuple[int, ...]  # relative sizes of the parts of its update
-    steps: int  # of the round, that it says it took
-    steps_max: int  # that were assigned
-    root: Digest  # of its encoded parts, as committed
-    drawn: Digest  # by the vertex that closed the round: which samples are looked at
+    steps: int  # steps of the round that the peer claims
+    steps_max: int  # steps assigned
+    root: Digest  # Merkle root of its encoded parts, as committed
+    drawn: Digest  # digest of the vertex that closed the round; selects the samples
     batch: int = 0
 
 
 class ScoreResult(msgspec.Struct, frozen=True):
-    falls: tuple[int, ...]  # as `ScoreReport` has them
-    why: str = ""  # of none
+    falls: tuple[int, ...]  # as in `ScoreReport`
+    why: str = ""  # reason for an empty result
 
 
 class TwinUpdate(msgspec.Struct, frozen=True):
-    """One of two updates that were to come of the same samples."""
+    """One of two updates that should come from the same samples."""
 
     peer: PeerId
-    blob: Digest  # that holds its parts
-    root: Digest  # of them, as committed
-    steps: int  # that it says it took, and could
+    blob: Digest  # holds its parts
+    root: Digest  # their Merkle root, as committed
+    steps: int  # steps claimed, bounded by those possible
 
 
 class ReplayBoth(msgspec.Struct, frozen=True):
-    """Hold these against each other, and if they differ take the steps that they should be made of -> Apart.
+    """Compare two updates and, if they differ, take the steps that they should be made of -> UpdateDistances.
 
-    Everything but the blobs is agreed on: it comes from vertices and from the plan of the round.
+    Everything but the blobs comes from vertices and from the plan of the round.
     """
 
     round: int
-    before: Digest  # the state that the round began with
+    before: Digest  # state at the start of the round
     shard: int
     shards: int
     shares: tuple[int, ...]  # relative sizes of the parts of an update
@@ -284,12 +295,14 @@ class ReplayBoth(msgspec.Struct, frozen=True):
 
 
 class UpdateDistances(msgspec.Struct, frozen=True):
-    apart: tuple[int, int]  # as `RedundancyReport` has them
-    why: str = ""  # of the most
+    apart: tuple[int, int]  # as in `RedundancyReport`
+    why: str = ""  # reason for the largest values
 
 
 class BuildExhibit(msgspec.Struct, frozen=True):
-    """Lay out, as a blob, what shows that I took this segment of the round as assigned -> Exhibited."""
+    """Write the evidence that the local peer took this segment of the round as assigned into a blob ->
+    ExhibitBuilt.
+    """
 
     round: int
     segment: int
@@ -300,24 +313,24 @@ class ExhibitBuilt(msgspec.Struct, frozen=True):
 
 
 class JudgeReplay(msgspec.Struct, frozen=True):
-    """Take a segment of another's round again, from what lies in this blob, while my trainer rests -> Judged.
+    """Replay a segment of another member's round from this blob -> JudgmentResult.
 
-    Everything but the blob is agreed on: it comes from vertices and from the plan of the round.
+    The local trainer pauses meanwhile. Everything but the blob comes from vertices and from the plan of the round.
     """
 
     blob: Digest
     round: int
     peer: PeerId
     segment: int
-    before: Digest  # the state that the round began with
-    steps_max: int  # that were assigned
+    before: Digest  # state at the start of the round
+    steps_max: int  # steps assigned
     shard: int
     shards: int
     shares: tuple[int, ...]  # relative sizes of the parts of its update
-    steps: int  # that it committed to
-    root: Digest  # of its encoded parts, as committed
+    steps: int  # steps committed to
+    root: Digest  # Merkle root of its encoded parts, as committed
     claim: Digest  # as committed
-    last_claim: Digest | None  # of the last of its rounds that was counted; None: there was none
+    last_claim: Digest | None  # claim of its last counted round; None: it has none
     last_whole: bool  # every part of that round counted it
     batch: int = 0
 
@@ -327,17 +340,17 @@ class JudgmentResult(msgspec.Struct, frozen=True):
     why: str = ""
     others: tuple[
         SignedStatement, ...
-    ] = ()  # of an opening: commitments that it rests on and that the vertex does not hold
+    ] = ()  # of an opening: commitments that it uses and that the vertex does not hold
 
 
 class BuildOpening(msgspec.Struct, frozen=True):
-    """Lay out, as a blob for each draw, these blocks of my answer and of the rows that I made it of -> LaidOpen."""
+    """Write, one blob per draw, these blocks of a local result and of the rows behind it -> OpeningBuilt."""
 
     round: int
     answer: Payload
-    rows: tuple[TaskRow, ...]  # in the order of its contributors
-    paths: tuple[tuple[Digest, ...], ...]  # of each, to the root that its author committed to
-    others: tuple[SignedStatement, ...]  # commitments of theirs that are not those in the vertex
+    rows: tuple[TaskRow, ...]  # in the order of the result's contributors
+    paths: tuple[tuple[Digest, ...], ...]  # Merkle path of each row to its author's committed root
+    others: tuple[SignedStatement, ...]  # contributors' commitments that differ from those in the vertex
     draws: tuple[tuple[int, ...], ...]
 
 
@@ -346,93 +359,95 @@ class OpeningBuilt(msgspec.Struct, frozen=True):
 
 
 class JudgeOpening(msgspec.Struct, frozen=True):
-    """Make the drawn blocks of an answer again, of the rows that this blob shows -> Judged."""
+    """Recompute the drawn blocks of a result from the rows in this blob -> JudgmentResult."""
 
     blob: Digest
     round: int
-    trained: int  # training rounds before it: which stretch of the model the round carried
+    trained: int  # training rounds before it: selects the slice of the model in the round
     shares: tuple[int, ...]  # relative sizes of the parts
     answered: OwnerResult
-    commits: tuple[SignedStatement, ...]  # of its contributors, as the vertex holds them
+    commits: tuple[SignedStatement, ...]  # contributors' commitments, as in the vertex
     blocks: tuple[int, ...]
     statistic: str
     liars: int
-    weights: RowWeights  # of the contributors, where distances made them
+    weights: RowWeights  # of the contributors, where distances weight rows
 
 
 class ExhibitRow(msgspec.Struct, frozen=True):
-    """This committed row does not decode: lay out, as a blob, what shows it to others -> RowLooked."""
+    """Write the evidence that this committed row does not decode into a blob -> RowJudged."""
 
     round: int
-    trained: int  # training rounds before it: which stretch of the model the round carried
+    trained: int  # training rounds before it: selects the slice of the model in the round
     shares: tuple[int, ...]  # relative sizes of the parts
-    statement: SignedStatement  # its author's commitment
+    statement: SignedStatement  # the author's commitment
     part: int
-    path: tuple[Digest, ...]  # from the payload's digest to the root in the commitment
+    path: tuple[Digest, ...]  # from the payload's digest to the committed root
     payload: Payload
 
 
 class JudgeRow(msgspec.Struct, frozen=True):
-    """Can the row be read that this is shown of? Kept as a blob if it cannot -> RowLooked."""
+    """Check whether the row in this evidence decodes; if not, keep the evidence as a blob -> RowJudged."""
 
     round: int
     trained: int
     shares: tuple[int, ...]
-    shown: bytes = b""  # as `verification/malformed_updates/messages.py` has it
+    shown: bytes = b""  # encoded as in `verification/malformed_updates/messages.py`
 
 
 class RowJudged(msgspec.Struct, frozen=True):
-    why: str = ""  # it cannot be read; nothing if it can, or nothing says whose it is
-    fault: str = ""  # of what was shown
-    statement: SignedStatement | None = None  # of a row that I held: its author's commitment
-    shown: bytes = b""  # what shows it; nothing where it is too large
-    blob: Digest | None = None  # that, here
+    why: str = ""  # why it does not decode; empty if it does or has no provable author
+    fault: str = ""  # flaw of the evidence
+    statement: SignedStatement | None = None  # commitment of the author, for a row stored here
+    shown: bytes = b""  # evidence; empty where it is too large
+    blob: Digest | None = None  # blob of the evidence
 
 
 class ArchivedRow(msgspec.Struct, frozen=True):
-    """A row of a round that is over: the bytes that its author committed to, and what shows that it did."""
+    """A row of a closed round, with the proof that its author committed to it."""
 
     part: int
-    peer: PeerId  # who committed to it
-    path: tuple[Digest, ...]  # from the payload's digest to the root in its commitment
+    peer: PeerId  # author
+    path: tuple[Digest, ...]  # from the payload's digest to the committed root
     payload: Payload
 
 
 class KeepRows(msgspec.Struct, frozen=True):
-    """Write these rows durably, each as a blob -> their names, tuple[Digest, ...], in the same order."""
+    """Write these rows durably, each as a blob -> their digests, tuple[Digest, ...], in the same order."""
 
     rows: tuple[ArchivedRow, ...]
 
 
 class HoldRows(msgspec.Struct, frozen=True):
-    """Keep these rows on disk and no others, the most important first if there is little room -> those not here."""
+    """Keep exactly these rows on disk, most important first if there is little room -> those not here."""
 
     blobs: tuple[Digest, ...]
 
 
 class ReadRow(msgspec.Struct, frozen=True):
-    """A kept row, to be shown to somebody -> Payload; None if it is not here (any more)."""
+    """An archived row, to be sent to a peer -> Payload; None if it is not here (any more)."""
 
     blob: Digest
-    digest: Digest  # that its author committed to
+    digest: Digest  # the author's committed digest
 
 
 class PartRows(msgspec.Struct, frozen=True):
-    """What the answer of one part was made of."""
+    """Rows behind the result of one part."""
 
     rows: tuple[tuple[PeerId, int, Digest], ...]  # author, weight, blob
-    weights: RowWeights = ()  # of each, where distances made them
+    weights: RowWeights = ()  # one per row, where distances weight rows
 
 
 class LeaveOneOut(msgspec.Struct, frozen=True):
-    """Make the state of a round again of its kept rows, then without each contributor in turn, and measure the loss
-    of all these states on what the run holds out, while my trainer rests -> LeftOut."""
+    """Recompute a round from archived rows, then without each contributor in turn -> LeaveOneOutResult.
+
+    Measures the loss of all these states on held-out data while the local trainer pauses.
+    """
 
     round: int
-    before: Digest  # the state that the round began with
-    state: Digest  # that it led to
+    before: Digest  # state at the start of the round
+    state: Digest  # agreed state after it
     shares: tuple[int, ...]  # relative sizes of the parts
-    parts: tuple[PartRows | None, ...]  # None: it counts for nobody here
+    parts: tuple[PartRows | None, ...]  # None: the part counts no row here
     statistic: str
     liars: int
     steps: int
@@ -442,17 +457,17 @@ class LeaveOneOut(msgspec.Struct, frozen=True):
 
 
 class LossWithout(msgspec.Struct, frozen=True):
-    """What the round would have led to without this peer."""
+    """Loss of the round's outcome without this peer."""
 
     peer: PeerId
-    loss: float | None  # None: nothing can be made without it, for the reason in `why`
+    loss: float | None  # None: no state can be made without it, for the reason in `why`
     why: str = ""
 
 
 class LeaveOneOutResult(msgspec.Struct, frozen=True):
-    """Losses in nats; may be infinite or not a number."""
+    """Losses in nats; may be infinite or NaN."""
 
-    exact: bool  # with all rows the very state came out that was agreed on
+    exact: bool  # with all rows the agreed state came out bit for bit
     before: float
     whole: float  # with all rows
     without: tuple[LossWithout, ...]

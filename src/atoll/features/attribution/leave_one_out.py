@@ -73,7 +73,7 @@ class LeaveOneOutTask:
             state=self.body.state,
             shares=ground.shares,
             parts=tuple(self._rows_of(part, answer, here) for part, answer in enumerate(self.answers)),
-            statistic=ground.statistic,
+            statistic=ground.trust.statistic,
             liars=ground.liars,
             steps=step.steps,
             samples=step.samples,

@@ -1,1 +1,1 @@
-"""run.toml: everything a person may decide about a run and about this peer, in one tree of plain values."""
+"""run.toml: all settings of a run and of the local peer as one tree of plain values."""

@@ -1,4 +1,4 @@
-"""What a config stands for where a key is left out or written short: pure functions of its values."""
+"""Defaults of omitted or abbreviated config keys, as pure functions of a config."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from atoll.policy.presets import PRESETS, statistic_of
 
 
 def tolerance_of(run: RunSection) -> float:
-    """The share of members that may lie, also where only `trust` is written."""
+    """Share of members that may lie, derived from `trust` if omitted."""
     if run.byzantine_tolerance is not None:
         return run.byzantine_tolerance
     return PRESETS[run.trust].tolerance
 
 
 def keeps_records(config: RunConfig) -> bool:
-    """Vertices hold what every member's record is worth: as the config says, else as its trust, or its recipe."""
+    """Whether vertices keep reputation: from the config, else from its trust or recipe."""
     if config.run.reputation is not None:
         return config.run.reputation
     return PRESETS[config.run.trust].reputation or config.train.recipe == "cooperative"
 
 
 def is_validated(run: RunSection) -> bool:
-    """Members look at the agreed model: as the config says, else as its trust."""
+    """Whether members evaluate the agreed model: from the config, else from its trust."""
     return bool(PRESETS[run.trust].looked_steps if run.validate_every is None else run.validate_every)
 
 
 def chosen_statistic(config: RunConfig) -> StatisticName:
-    """What rows become: as the config says, else as its trust has it, as far as there are members enough."""
+    """Statistic for the rows of a part: from the config, else from its trust and number of members."""
     run = config.run
     if config.sync.statistic is not None:
         return config.sync.statistic
@@ -40,8 +40,9 @@ def chosen_statistic(config: RunConfig) -> StatisticName:
 
 
 def min_peers_of(config: RunConfig) -> int:
-    """Members without which no round trains: as the config says, else as many as its rule needs for one liar,
-    so that a run that shrinks waits; 1 where so many are not waited for at the start.
+    """Members required for a round to train: from the config, else what its statistic needs for one liar.
+
+    So a run that shrinks waits. 1 if the run starts with fewer members than that.
     """
     run = config.run
     if run.min_peers is not None:
@@ -51,7 +52,7 @@ def min_peers_of(config: RunConfig) -> int:
 
 
 def sample_of(config: RunConfig) -> ParticipationPolicy | None:
-    """How many train in a round; None: everybody."""
+    """Sampling of trainers per round; None: all train."""
     run, tolerance = config.run, tolerance_of(config.run)
     thousandths = -(-round(run.sample * THOUSAND * THOUSAND) // THOUSAND)
     if not run.sample_peers and not 0 < thousandths < THOUSAND:
@@ -61,7 +62,7 @@ def sample_of(config: RunConfig) -> ParticipationPolicy | None:
 
 
 def coded_of(keep: KeepSection) -> ErasureParams | None:
-    """How older states are cut, None where they lie whole. UsageError for what is no code."""
+    """Erasure parameters of older states; None: whole states. UsageError for an invalid code."""
     if not keep.coded:
         return None
     k, _, n = keep.coded.partition("/")
@@ -73,7 +74,7 @@ def coded_of(keep: KeepSection) -> ErasureParams | None:
         pass
     raise UsageError(
         "E-CFG-12",
-        f'keep.coded = "{keep.coded}" says not how many pieces of how many make a state',
-        cause=f"it is K/N with 1 <= K < N <= {CODED_PIECES_MAX}",
+        f'keep.coded = "{keep.coded}" is not of the form K/N (K of N pieces make a state)',
+        cause=f"it needs 1 <= K < N <= {CODED_PIECES_MAX}",
         fix='write keep.coded = "6/10", or leave it empty',
     )

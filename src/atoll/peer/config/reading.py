@@ -1,8 +1,9 @@
-"""A config out of the tree that tomllib makes of run.toml.
+"""Decoder of run.toml: from the tree that tomllib returns to a `RunConfig`.
 
-Promises: an unknown key is an error that names the nearest known one, or what to write for a name from elsewhere;
-a value that does not fit says so in words, not in types. Never reads a file or the environment: `runtime/config.py`
-does.
+Invariants:
+- An unknown key is an error that names the nearest known one, or the equivalent of another framework's name.
+- An error about a value uses plain words, not type names.
+Not responsible for: reading files and environment (`runtime/config.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def decode_config(tree: Mapping[str, Any]) -> RunConfig:
 
 
 def decode_values(tree: Mapping[str, Any]) -> RunConfig:
-    """The same, each value by itself: whether they fit each other is not looked at."""
+    """The same without checks of combinations."""
     for path in _leaves(tree):
         _check_known(path)
     try:
@@ -53,7 +54,7 @@ def decode_values(tree: Mapping[str, Any]) -> RunConfig:
 
 
 def _nearest(tree: Mapping[str, Any], key: str) -> str:
-    """Which word was perhaps meant, where a key takes one of several."""
+    """A hint at the nearest allowed value, for a key with several."""
     section, _, name = key.partition(".")
     if key not in keys():
         return ""
@@ -79,13 +80,13 @@ def _check_known(path: str) -> None:
     raise UsageError(
         "E-CFG-01",
         f"unknown key {path}{guess}",
-        cause="a slip, or a key of another version",
+        cause="a typo, or a key of another version",
         fix="docs/config.md has every key",
     )
 
 
 def _leaves(tree: Mapping[str, Any]) -> Iterator[str]:
-    """The dotted path of every value."""
+    """Dotted paths of all values."""
     for section, value in tree.items():
         table = _as_table(value)
         if table is None:
@@ -95,7 +96,7 @@ def _leaves(tree: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _in_seconds(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Durations may be written as text with a unit."""
+    """The tree with durations in seconds; they may be text with a unit."""
     out: dict[str, Any] = {}
     for section, owner in sections():
         table = _as_table(tree.get(section, {}))

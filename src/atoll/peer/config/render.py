@@ -1,4 +1,4 @@
-"""run.toml for people to read: the commented file of `atoll init`, and docs/config.md."""
+"""Renderers of run.toml: the commented file of `atoll init`, and docs/config.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINE = 92  # characters of a comment line
 def commented_toml() -> str:
     """A run.toml with every key at its default, commented out, and its description above it."""
     lines = [
-        "# What a run is made of. A line that begins with # is the default; take the # away to change it.",
+        "# Settings of a run. A line that begins with # shows the default; remove the # to change it.",
         "# Order: defaults, this file, environment (ATOLL_TRAIN__LR=0.002), atoll up --set train.lr=0.003.",
     ]
     for section, owner in sections():
@@ -41,7 +41,7 @@ A default *in italics* comes from the recipe `diloco` (with `train.recipe = "dem
 
 
 def reference() -> str:
-    """docs/config.md: every key, its default, its unit and reason."""
+    """The text of docs/config.md: every key with its default, its unit and reason."""
     lines = [INTRODUCTION]
     for section, owner in sections():
         lines += ["", f"## [{section}]", "", _first_line(owner), "", "| key | default | meaning |", "|---|---|---|"]
@@ -77,7 +77,7 @@ def _presets() -> list[str]:
 
 
 def _statistics(preset: TrustPreset) -> str:
-    """What is taken, from how many members on."""
+    """Statistics of a preset, with the number of members that each needs."""
     wanted = [f"`{s}` from run.start_peers = {peers_for_one_liar(preset.tolerance, s)}" for s in preset.statistics]
     return ", else ".join(wanted) if wanted else "`mean`"
 

@@ -1,8 +1,11 @@
-"""run.toml as a value: its sections, what may stand in them, and what stands there where nothing is written.
+"""Sections of run.toml as values, with types, bounds and defaults.
 
 Sections [run] [model] [data] [train] [sync] [consensus] are hashed into genesis and travel with the run; [network]
-and [node] stay on this computer. What keys mean is said in `about.py`, which of them fit each other in `sense.py`.
-Promises: a `RunConfig` made without arguments is a run that works. Knows types and bounds only, never another key.
+and [node] stay on this computer. `docs.py` describes the keys, `validate.py` checks combinations of them.
+
+Invariants:
+- A `RunConfig` without arguments is a run that works.
+- Types and bounds never depend on another key.
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ from atoll.verification.state_validation.policy import VALIDATE_EVERY_MAX
 
 DURATION = {"unit": "duration"}
 
-DURATION_LEAST_S = 0.1  # for people; what genesis may hold begins a little below
+DURATION_LEAST_S = 0.1  # smallest duration in a config; genesis allows slightly less
 Duration = Annotated[float, Meta(ge=DURATION_LEAST_S, le=WINDOW_MOST_S, extra=DURATION)]  # seconds, "30 s" or "2h"
 OffOrDuration = Annotated[float, Meta(ge=0, le=WINDOW_MOST_S, extra=DURATION)]
 Text = Annotated[str, Meta(max_length=64)]
-Group = Annotated[str, Meta(max_length=32, pattern="^[A-Za-z0-9._-]*$")]  # stands in a name, behind an @
+Group = Annotated[str, Meta(max_length=32, pattern="^[A-Za-z0-9._-]*$")]  # part of a name, behind an @
 Bytes = Annotated[int, Meta(ge=0, lt=2**62)]
 Device = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]{1,2})?)$")]
 
@@ -134,7 +137,7 @@ class SyncSection(ConfigSection, frozen=True):
 
 
 class ConsensusSection(ConfigSection, frozen=True):
-    """How members agree on every round. Travels with the run, but for max_retries."""
+    """How members agree on every round. Travels with the run, except max_retries."""
 
     protocol: str = "bft"
     timeout: Duration = 30.0
@@ -164,7 +167,7 @@ class KeepSection(ConfigSection, frozen=True):
 
 
 class NodeSection(ConfigSection, frozen=True):
-    """This peer. Stays on this computer, but for the name and the group."""
+    """This peer. Stays on this computer, except the name and the group."""
 
     name: Text = ""
     group: Group = ""
@@ -185,19 +188,19 @@ class RunConfig(ConfigSection, frozen=True):
 
 
 def of_the_run(config: RunConfig) -> RunConfig:
-    """The same without what belongs to one computer and may differ at every start."""
+    """The config without the sections of one computer, which may differ at every start."""
     return msgspec.structs.replace(
         config, network=NetworkSection(), keep=KeepSection(coded=config.keep.coded), node=NodeSection()
     )
 
 
 def sections() -> list[tuple[str, type[ConfigSection]]]:
-    """Their names and types, in the order of the file."""
+    """Names and types of the sections, in file order."""
     return [(name, type(getattr(RunConfig(), name))) for name in RunConfig.__struct_fields__]
 
 
 def keys() -> list[str]:
-    """Every key there is, in the order of the file."""
+    """All keys, in file order."""
     return [f"{section}.{name}" for section, owner in sections() for name in owner.__struct_fields__]
 
 
@@ -207,7 +210,7 @@ def default_of(key: str) -> Any:
 
 
 def toml_text(value: object) -> str:
-    """A value as one writes it in the file."""
+    """A value in TOML syntax."""
     match value:
         case bool():
             return "true" if value else "false"

@@ -1,8 +1,9 @@
-"""Does a config make sense? What does not exist yet, what does nothing, what cannot work together.
+"""Config validation: features that do not exist yet, keys without effect, and conflicts between keys.
 
-Promises: a key whose feature does not exist yet says "not yet" instead of being ignored; every refusal says why,
-and what to write instead. Looks at a `RunConfig` alone: what a model or the other members make impossible is found
-where these are known.
+Invariants:
+- A key for a missing feature is refused with "not yet" and never ignored.
+- Every refusal gives a reason and what to write instead.
+Not responsible for: limits that follow from a model or from other members.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from atoll.peer.config.sections import KeepSection, RunConfig, RunSection, defau
 from atoll.policy.fault_tolerance import DISTANCES, StatisticName, peers_for_one_liar
 from atoll.policy.presets import UNCHECKED
 
-SNOW = SnowParams()  # as its authors had it
+SNOW = SnowParams()  # parameters of the original paper
 
 RECIPES = (
     *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager"),
     *("muloco", "fedavg", "sparseloco", "cooperative", "decoupled", "data_parallel", "demo_", "powersgd"),
     *("parameter_server", "sparta", "pipelined", "des_loc", "delayed_nesterov", "intellect1"),
 )
-EXPERIMENTS = (  # recipes that real runs cannot do yet; training/recipe/methods has what they are made of
+EXPERIMENTS = (  # recipes without support in real runs yet; training/recipe/methods has their components
     "halos",
     "noloco",
 )
-NOT_YET: dict[str, str] = {  # key -> why another value than the default is refused
+NOT_YET: dict[str, str] = {  # key → why only the default is accepted
     "sync.pipeline_depth": "the transport decides how many pieces are on their way",
     "network.enable_nat_traversal": "give an address that others can dial: network.announce_addresses",
     "network.enable_relay": "give an address that others can dial: network.announce_addresses",
@@ -36,13 +37,13 @@ NOT_YET: dict[str, str] = {  # key -> why another value than the default is refu
 
 
 def demand_sense(config: RunConfig) -> None:
-    """UsageError for the first thing in it that would not do what it says."""
+    """Raise UsageError for the first setting that would not do what it says."""
     _check_made(config)
     _check_sense(config)
 
 
 def _check_made(config: RunConfig) -> None:
-    """What does not exist yet is refused, never ignored."""
+    """Refuse what does not exist yet."""
     for key, why in NOT_YET.items():
         default = default_of(key)
         section, _, name = key.partition(".")
@@ -65,9 +66,9 @@ def _check_made(config: RunConfig) -> None:
         raise UsageError(
             "E-CFG-11",
             'consensus.protocol = "snow" decides no round: a preference is final with a probability only',
-            cause=f"that was computed for {SAFE_SIZE:,} peers with k = {SNOW.k}, alpha = {SNOW.alpha} and beta = "
-            f"{SNOW.beta}, and a run begins with one; nor is there a certificate that strangers could check. Where "
-            "a run has two branches, it tells on which most members are, whatever stands here",
+            cause=f"the probability holds for {SAFE_SIZE:,} peers with k = {SNOW.k}, alpha = {SNOW.alpha} and "
+            f"beta = {SNOW.beta}, but a run begins with one peer; strangers could also check no certificate. In a "
+            "run with two branches this poll reports the preferred one with any protocol",
             fix='leave it at "bft", or write "raft" where run.trust = "private"',
         )
     if protocol not in ("bft", "raft"):
@@ -85,14 +86,14 @@ def _check_sense(config: RunConfig) -> None:
         raise UsageError(
             "E-CFG-05",
             f"run.byzantine_tolerance = {tolerance:g} is impossible",
-            cause="no agreement survives more than a third of liars (Pease, Shostak, Lamport 1980)",
+            cause="no agreement tolerates liars above one third (Pease, Shostak, Lamport 1980)",
             fix="write 0 (trust = private) or 0.33 (trust = community or open)",
         )
     if tolerance and tolerance * PEERS_MAX < 1:
         raise UsageError(
             "E-CFG-05",
-            f"run.byzantine_tolerance = {tolerance:g} withstands nobody: not one of {PEERS_MAX} members, the most "
-            "that a run has",
+            f"run.byzantine_tolerance = {tolerance:g} withstands no liar: it is less than one of {PEERS_MAX} "
+            "members, the most that a run has",
             fix="write 0.33, or leave it out",
         )
     if tolerance is not None and (tolerance > 0) == (run.trust == "private"):
@@ -115,14 +116,14 @@ def _check_sense(config: RunConfig) -> None:
         if value != default_of(key) and not any(re.search(rf"\b{word}\b(?!:\d)", used) for word in words):
             raise UsageError(
                 "E-CFG-10",
-                f"{key} = {value} changes nothing: no codec of this run asks for it",
+                f"{key} = {value} changes nothing: no codec of this run uses it",
                 fix=f'write sync.up = "{like}", or leave {key} at {toml_text(default_of(key))}',
             )
     _check_effort(config)
     if config.sync.apart == "wait" and config.sync.apart_rounds != default_of("sync.apart_rounds"):
         raise UsageError(
             "E-CFG-10",
-            "sync.apart_rounds changes nothing: members of this run that are cut off stand still",
+            "sync.apart_rounds changes nothing: members of this run without a quorum wait",
             fix='write sync.apart = "merge", or leave sync.apart_rounds at '
             + toml_text(default_of("sync.apart_rounds")),
         )
@@ -130,7 +131,7 @@ def _check_sense(config: RunConfig) -> None:
         raise UsageError(
             "E-CFG-13",
             f'sync.apart = "{config.sync.apart}" cannot work with run.audit_rate = {run.audit_rate:g}',
-            cause="an auditor takes the steps of a round again, and nobody assigned those that are taken apart",
+            cause="an auditor replays the assigned steps of a round, and steps taken apart are not assigned",
             fix='write run.audit_rate = 0, or sync.apart = "wait"',
         )
     computed = (("precision", config.train.precision), ("compile", config.train.compile))
@@ -139,14 +140,14 @@ def _check_sense(config: RunConfig) -> None:
             raise UsageError(
                 "E-CFG-13",
                 f"train.{key} = {toml_text(value)} cannot work with run.audit_rate = {run.audit_rate:g}",
-                cause="an auditor takes steps again on another machine, and only plain fp32 comes close to them",
+                cause="an auditor replays steps on another machine, and only plain fp32 is close enough",
                 fix=f"write run.audit_rate = 0, or train.{key} = {toml_text(default_of(f'train.{key}'))}; "
-                "run.score_rate can look at such steps instead",
+                "run.score_rate can check such steps instead",
             )
     if run.score_rate and not keeps_records(config):
         raise UsageError(
             "E-CFG-13",
-            f"run.score_rate = {run.score_rate:g} would decide nothing: this run keeps no records of its members",
+            f"run.score_rate = {run.score_rate:g} would decide nothing: this run keeps no reputation",
             cause=f'run.trust = "{run.trust}"' if run.reputation is None else "run.reputation = false",
             fix="write run.reputation = true, or run.score_rate = 0",
         )
@@ -155,7 +156,7 @@ def _check_sense(config: RunConfig) -> None:
         key = "data.canary" if config.data.canary else "run.validate_margin"
         raise UsageError(
             "E-CFG-10",
-            f"{key} changes nothing: members of this run do not look at its model",
+            f"{key} changes nothing: members of this run do not evaluate its model",
             fix=f"write run.validate_every = 1, or leave {key} at {toml_text(default_of(key))}",
         )
     for small, large, low, high in (
@@ -178,14 +179,13 @@ def _check_updates(keep: KeepSection) -> None:
         raise UsageError(
             "E-CFG-13",
             f"keep.updates = {keep.updates} cannot work with keep.newest = {keep.newest}",
-            cause="a round is made again of its updates and of the state before it",
+            cause="a round is recomputed from its updates and the state before it",
             fix=f"write keep.newest = {keep.updates} or more, or fewer updates",
         )
 
 
 def _check_twins(config: RunConfig) -> None:
-    """Updates that are made of another's samples in secret. What the recipe makes impossible is found where it is
-    known."""
+    """Conflicts of redundant training. Conflicts with the recipe are found where the recipe is known."""
     run, sync = config.run, config.sync
     if not run.twin_rate:
         return
@@ -193,27 +193,27 @@ def _check_twins(config: RunConfig) -> None:
     if not keeps_records(config):
         raise UsageError(
             "E-CFG-13",
-            f"{told} would decide nothing: this run keeps no records of its members",
+            f"{told} would decide nothing: this run keeps no reputation",
             cause=f'run.trust = "{run.trust}"' if run.reputation is None else "run.reputation = false",
             fix="write run.reputation = true, or run.twin_rate = 0",
         )
     for key, value, off, why in (
-        ("run.audit_rate", run.audit_rate, 0, "an auditor takes the samples again that a member was told to take"),
-        ("run.score_rate", run.score_rate, 0, "a scorer looks at the samples that a member was told to take"),
-        ("sync.apart", sync.apart, "wait", "who trains apart takes steps that nobody assigned"),
-        ("sync.quorum", sync.quorum, 0, "who is slow sends steps of two rounds"),
+        ("run.audit_rate", run.audit_rate, 0, "an auditor replays the samples that a member was told to take"),
+        ("run.score_rate", run.score_rate, 0, "a scorer uses the samples that a member was told to take"),
+        ("sync.apart", sync.apart, "wait", "a member that trains apart takes steps that were not assigned"),
+        ("sync.quorum", sync.quorum, 0, "a slow member sends steps of two rounds"),
     ):
         if value is not None and value != off:
             raise UsageError(
                 "E-CFG-13",
                 f"{told} cannot work with {key} = {toml_text(value)}",
-                cause=f"{why}, and with twins some samples are another's",
+                cause=f"{why}, and with twins some samples are another member's",
                 fix=f"write run.twin_rate = 0, or {key} = {toml_text(off)}",
             )
 
 
 def _check_effort(config: RunConfig) -> None:
-    """Rounds whose work follows the run. What the recipe makes impossible is found where it is known."""
+    """Conflicts of rounds that adapt their work. Conflicts with the recipe are found where the recipe is known."""
     train, sync = config.train, config.sync
     for keys, needs, used in (
         (("target_loss", "batch_min", "batch_max"), ("adaptive_batching = true",), train.adaptive_batching),
@@ -236,9 +236,9 @@ def _check_effort(config: RunConfig) -> None:
     if not train.target_loss:
         raise UsageError(
             "E-CFG-14",
-            "train.adaptive_batching = true has no loss to steer by",
+            "train.adaptive_batching = true has no target loss",
             cause="the batch grows while the loss is above 1.1 x train.target_loss, and shrinks below 0.9 x",
-            fix="write train.target_loss = 2.0 (nats), or whatever your run should reach",
+            fix="write train.target_loss = 2.0 (nats), or the loss that your run should reach",
         )
     if train.batch_min > train.batch_max:
         raise UsageError(
@@ -250,7 +250,7 @@ def _check_effort(config: RunConfig) -> None:
         raise UsageError(
             "E-CFG-13",
             f'sync.apart = "{sync.apart}" cannot work with train.adaptive_batching = true',
-            cause="who is cut off goes on with batches of a size that the others have left behind",
+            cause="a member without a quorum would use a batch size that the others have left",
             fix='write train.adaptive_batching = false, or sync.apart = "wait"',
         )
 
@@ -261,7 +261,7 @@ def _check_protocol(config: RunConfig) -> None:
         raise UsageError(
             "E-CFG-11",
             f'consensus.protocol = "raft" withstands no liar, and run.trust = "{trust}" expects some',
-            cause="a voter that says two things could have two histories agreed on",
+            cause="a voter that signs two statements could get two histories agreed on",
             fix='write run.trust = "private", or consensus.protocol = "bft"',
         )
 
@@ -279,30 +279,30 @@ def _check_sample(config: RunConfig) -> None:
     if 0 < run.sample_peers < sample.least:
         raise UsageError(
             "E-CFG-11",
-            f"run.sample_peers = {run.sample_peers} draws rounds in which one liar cannot be withstood",
-            cause=f'with run.trust = "{run.trust}" it takes {sample.least} updates to withstand one',
+            f"run.sample_peers = {run.sample_peers} draws rounds that cannot withstand one liar",
+            cause=f'with run.trust = "{run.trust}" {sample.least} updates are needed to withstand one',
             fix=f'write run.sample_peers = {sample.least} or more, or run.trust = "private"',
         )
     if sync.apart != "wait":
         raise UsageError(
             "E-CFG-13",
             f'sync.apart = "{sync.apart}" cannot work with sampled rounds',
-            cause="late work rides on the next update, and who is drawn for that is not known",
+            cause="late work is sent with the next update, and the member may not be drawn for it",
             fix='write sync.apart = "wait", or leave run.sample and run.sample_peers at 0',
         )
     if sync.quorum:
         raise UsageError(
             "E-CFG-13",
             f"sync.quorum = {sync.quorum} cannot work with sampled rounds",
-            cause="steps that come too late ride on the next update, and who is drawn for that is not known",
-            fix="write sync.quorum = 0 (a round waits for everybody drawn), or leave run.sample and "
+            cause="steps that come too late are sent with the next update, and the member may not be drawn for it",
+            fix="write sync.quorum = 0 (a round waits for all drawn members), or leave run.sample and "
             "run.sample_peers at 0",
         )
     if config.node.group and run.trust != "private":
         raise UsageError(
             "E-CFG-10",
             f'node.group = "{config.node.group}" changes nothing with run.trust = "{run.trust}"',
-            cause="a group is its member's own word: a liar in a group of its own would be drawn most often",
+            cause="members claim their own group: a liar in a group of its own would be drawn most often",
             fix='leave node.group empty, or write run.trust = "private"',
         )
 
@@ -313,23 +313,23 @@ def _check_openings(config: RunConfig) -> None:
         raise UsageError(
             "E-CFG-11",
             f'run.openings = {run.openings:g} does nothing with run.trust = "private"',
-            cause="members do not lie there, so that nobody would be expelled for what is found",
+            cause="members do not lie there, so no member would be expelled for a finding",
             fix='write run.trust = "community" or "open", or leave run.openings out',
         )
     if not run.captured_parts:
         return
     because = {
-        f'run.trust = "{run.trust}" has no owners that watch each other': run.trust != "open",
-        "what liars say of the parts that they own alone would never be found with run.openings = 0": (
+        f'run.trust = "{run.trust}" has no owners that check each other': run.trust != "open",
+        "with run.openings = 0 false results of liars that own a part alone would never be found": (
             run.openings == 0
         ),
     }
     for cause in (cause for cause, so in because.items() if so):
         raise UsageError(
             "E-CFG-11",
-            f"run.captured_parts = {run.captured_parts:g} cannot be had",
+            f"run.captured_parts = {run.captured_parts:g} is not possible",
             cause=cause,
-            fix="leave run.captured_parts out, or write 0 for as many owners of each part as that takes",
+            fix="leave run.captured_parts out, or write 0 for as many owners per part as that takes",
         )
 
 
@@ -338,21 +338,21 @@ def _check_topology(config: RunConfig) -> None:
     if recipe == "parameter_server" and topology not in ("auto", "star"):
         raise UsageError(
             "E-CFG-11",
-            f'train.recipe = "{recipe}" has one owner of everything, and sync.topology = "{topology}" has others',
+            f'train.recipe = "{recipe}" has one owner of everything, but sync.topology = "{topology}" has others',
             fix='write sync.topology = "star", or train.recipe = "data_parallel"',
         )
     if config.run.trust != "private" and topology in ("ring", "tree", "hierarchical"):
         raise UsageError(
             "E-CFG-11",
             f'sync.topology = "{topology}" cannot work with run.trust = "{config.run.trust}"',
-            cause="rows are combined on the way: a sum of rows can neither be sorted nor compared, and whoever "
-            "hands it on could say anything of those below it",
+            cause="rows are combined on the way: a sum of rows can be neither sorted nor compared, and the "
+            "forwarding member could change the rows in it",
             fix='write sync.topology = "butterfly" (or "star", or "auto"), or run.trust = "private"',
         )
 
 
 def _check_statistic(config: RunConfig) -> None:
-    """An order statistic that withstands nobody, or cannot see the rows, would be a mean in disguise."""
+    """Refuse an order statistic that withstands no liar or cannot see the rows: it would be a disguised mean."""
     run, name = config.run, config.sync.statistic
     if run.trust == "open" and name in DISTANCES:
         raise UsageError(
@@ -360,7 +360,7 @@ def _check_statistic(config: RunConfig) -> None:
             f'sync.statistic = "{name}" cannot work with run.trust = "open"',
             cause=UNCHECKED,
             fix='write sync.statistic = "trimmed_mean", "median" or "meamed"; or run.trust = "community", where '
-            "openings check the sums of owners",
+            "openings check the owners' sums",
         )
     if run.trust != "private":
         _check_enough(run, f'run.trust = "{run.trust}"')
@@ -369,7 +369,7 @@ def _check_statistic(config: RunConfig) -> None:
     if run.trust == "private":
         raise UsageError(
             "E-CFG-11",
-            f'sync.statistic = "{name}" withstands liars, and run.trust = "private" says that there are none',
+            f'sync.statistic = "{name}" withstands liars, but run.trust = "private" excludes them',
             fix='write run.trust = "community", or sync.statistic = "mean"',
         )
     _check_enough(run, f'sync.statistic = "{name}"', name)
@@ -383,8 +383,8 @@ def _check_enough(run: RunSection, what: str, statistic: StatisticName = "mean")
     if members < least:
         raise UsageError(
             "E-CFG-11",
-            f"{what} withstands nobody among {members} members ({key})",
-            cause=f"at run.byzantine_tolerance = {tolerance_of(run):g} it takes {least} to withstand one liar",
+            f"{what} withstands no liar among {members} members ({key})",
+            cause=f"at run.byzantine_tolerance = {tolerance_of(run):g} withstanding one liar takes {least} members",
             fix=f"write run.start_peers = {least} or more, and run.min_peers no lower than {least}, or not at all; "
             'or run.trust = "private", if members do not lie',
         )

@@ -1,10 +1,10 @@
-"""What the recovery identity says to a running run, and when its word may stand: go back, pause, resume, tune.
+"""Operator orders, signed by the recovery identity: rollback, pause and settings change, and when each is valid.
 
-An `RollbackOrder` names a vertex of this very chain, a `PauseOrder` says whether rounds train, a `ChangeSettings`
-which numbers hold
-(`tuning.py`). Each is good for a few rounds after the head that its signer saw, and never once another of its kind
-took effect since: so none can be used twice, and of two that race the first in the chain wins. Pure: what
-lies on disk is handed in.
+A `RollbackOrder` names a vertex of this chain, a `PauseOrder` stops or resumes training, a `ChangeSettings` sets
+new numbers (`settings_change.py`). Each is valid for a few rounds after the head that its signer saw, and until
+another of its kind takes effect. So no order can be used twice, and of two that race the first in the chain wins.
+
+Not responsible for: reading old vertices from disk; the caller passes them in.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import VertexBody
 
-Word = RollbackOrder | PauseOrder | ChangeSettings  # of the recovery identity
+Word = RollbackOrder | PauseOrder | ChangeSettings  # orders of the recovery identity
 W = TypeVar("W", bound=Word)
 
 DOMAINS: dict[type[Word], bytes] = {
@@ -49,7 +49,7 @@ WANTS: dict[type[Word], str] = {
 
 @dataclass(frozen=True)
 class RollbackGoal:
-    """An earlier vertex, as far as one needs to know it to go back to it."""
+    """An earlier vertex, with the fields needed to go back to it."""
 
     round: int
     id: Digest
@@ -63,15 +63,15 @@ def goal_of(body: VertexBody, id: Digest) -> RollbackGoal:
 
 
 def word_bytes(run: Digest, word: Word) -> bytes:
-    """What the recovery identity signs; the signature in it does not count."""
+    """The bytes that the recovery identity signs; the signature field is empty in them."""
     return DOMAINS[type(word)] + run + encode(replace(word, signature=b""))
 
 
 def word_holds(signed: SignedStatement, word: Word, notary: StatementSigner, recovery: bytes) -> bool:
-    """True if the identity that genesis names said so, in these very bytes.
+    """True if the recovery identity signed this order in exactly these bytes.
 
-    Decoding passes over keys that it does not know, and the inner signature does not see them: a member could make
-    a thousand words of one.
+    Decoding skips unknown keys and the inner signature does not cover them: without this check a member could make
+    many reports from one order.
     """
     if not recovery or signed.body != encode(word):
         return False
@@ -79,17 +79,17 @@ def word_holds(signed: SignedStatement, word: Word, notary: StatementSigner, rec
 
 
 def amends_in(reports: Iterable[SignedStatement]) -> list[tuple[SignedStatement, RollbackOrder]]:
-    """The words among these that want to go back, unjudged; what cannot be read is none."""
+    """Rollback orders among these reports, without a check of signatures; undecodable ones are skipped."""
     return _said(reports, RollbackOrder)
 
 
 def pauses_in(reports: Iterable[SignedStatement]) -> list[tuple[SignedStatement, PauseOrder]]:
-    """Those that pause the run or resume it."""
+    """Pause and resume orders among these reports."""
     return _said(reports, PauseOrder)
 
 
 def tunes_in(reports: Iterable[SignedStatement]) -> list[tuple[SignedStatement, ChangeSettings]]:
-    """Those that change numbers of the run."""
+    """Settings changes among these reports."""
     return _said(reports, ChangeSettings)
 
 
@@ -97,7 +97,7 @@ def _said(reports: Iterable[SignedStatement], kind: type[W]) -> list[tuple[Signe
     found: list[tuple[SignedStatement, W]] = []
     tag = tag_of(kind).encode()
     for signed in reports:
-        if tag not in signed.body:  # of a thousand reports nearly none is opened
+        if tag not in signed.body:  # cheap filter: of a thousand reports nearly none is decoded
             continue
         try:
             statement = decode_statement(signed.body, signed.signer)
@@ -109,24 +109,24 @@ def _said(reports: Iterable[SignedStatement], kind: type[W]) -> list[tuple[Signe
 
 
 def amend_of(body: VertexBody) -> RollbackOrder | None:
-    """Where this vertex went back to. A body with two of them is none that voters believe."""
+    """The rollback in this vertex; voters reject a body with two."""
     return next((amend for _, amend in amends_in(body.reports)), None)
 
 
 def rank(word: tuple[SignedStatement, RollbackOrder]) -> tuple[int, bytes]:
-    """The farthest back comes first: after it the others want to go nowhere."""
+    """Sort key: the earliest target comes first, after which the other orders have no effect."""
     return word[1].round, word[0].body
 
 
 def first_of(
     amends: Iterable[tuple[SignedStatement, RollbackOrder]],
 ) -> tuple[SignedStatement, RollbackOrder] | None:
-    """Of several, what every proposer takes."""
+    """The order that every proposer chooses among several."""
     return min(amends, key=rank, default=None)
 
 
 def paused_after(parent: VertexBody, round: int, reports: Iterable[SignedStatement]) -> int | UnsetType:
-    """Since which round the run is paused once this one carries these; going back and starting over keep it so."""
+    """Round since which the run is paused once this round carries these reports; rollback and recovery keep it."""
     word = next((pause for _, pause in pauses_in(reports)), None)
     if word is None:
         return parent.paused
@@ -134,7 +134,7 @@ def paused_after(parent: VertexBody, round: int, reports: Iterable[SignedStateme
 
 
 def may_follow(history: VertexChain, word: Word) -> bool:
-    """True if it was said after one of the newest vertices of this chain, and none since holds one of its kind."""
+    """True if the order follows one of the newest vertices of this chain and none of its kind took effect since."""
     for round in range(history.head, max(-2, history.head - AMEND_ROUNDS), -1):
         body = history.bodies.get(round)
         if body is None:
@@ -147,7 +147,7 @@ def may_follow(history: VertexChain, word: Word) -> bool:
 
 
 def agrees(amend: RollbackOrder, earlier: RollbackGoal | None) -> Earlier:
-    """What an Amend says of the vertex that it names, held against that vertex."""
+    """Whether a RollbackOrder describes the vertex that it names correctly."""
     if earlier is None:
         return "unknown"
     said = RollbackGoal(amend.round, amend.back_to, amend.state, amend.trained, amend.tuned)

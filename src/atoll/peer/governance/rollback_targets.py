@@ -1,7 +1,7 @@
-"""Earlier states that the run may go back to: is it here, and which vertex does an old round's word mean?
+"""Rollback targets: whether an earlier state is stored here, and which vertex an order from an old round names.
 
-Asks the disk, and says what has to be fetched. A word that names a vertex older than memory holds waits here for
-the disk, after both its signatures were checked: strangers make nobody read. Holds a few words, never a state.
+An order with a vertex older than memory waits here for the disk, after both its signatures were checked: strangers
+cause no disk reads. Holds a few orders, never a state.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from atoll.wire.codec import decode_body, decode_vertex, vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import SignedStatement
 
-AGAIN_S = 2.0  # a state that nobody gave is asked for again after so long, while somebody wants to go back to it
-READ_AT_ONCE = 4  # old vertices; one person says such words, one after the other
+AGAIN_S = 2.0  # seconds until a state that no member sent is requested again, while an order names it
+READ_AT_ONCE = 4  # old vertices; one person signs such orders, one after the other
 
 
 class RollbackTargets:
     def __init__(self, notary: StatementSigner) -> None:
         self.notary = notary
-        self.waiting: dict[str, SignedStatement] = {}  # round, as text -> the word that waits for its vertex
-        self.fetching: set[Digest] = set()  # states on their way from members
-        self.asked: set[Digest] = set()  # states that the disk was asked for: each is read and hashed as a whole
+        self.waiting: dict[str, SignedStatement] = {}  # round, as text → the order that waits for its vertex
+        self.fetching: set[Digest] = set()  # states being downloaded
+        self.asked: set[Digest] = set()  # states requested from disk: each is read and hashed as a whole
 
     def find(self, state: Digest, anew: bool = False) -> list[Effect]:
-        """Look for it on this disk, once unless `anew`; the answer says whether it must be fetched."""
+        """Search this disk for the state, once unless `anew`; the result decides whether it is downloaded."""
         if state in self.asked and not anew:
             return []
         self.asked.add(state)
         return [RunTask(f"earlier/state/{state.hex()}", FindState(state))]
 
     def fetches(self, state: Digest) -> bool:
-        """It is not here: True if it has to be asked for, False if it is on its way."""
+        """Note that the state is not on disk; True if a download has to start."""
         if state in self.fetching:
             return False
         self.fetching.add(state)
         return True
 
     def again(self, state: Digest, now: Seconds) -> list[Effect]:
-        """It could not be fetched."""
+        """Retry after a failed download."""
         return [SetTimer(f"earlier/state/{state.hex()}", now + AGAIN_S)]
 
     def read(self, signed: SignedStatement, pool: ReportPool, recovery: bytes) -> list[Effect]:
-        """If this is the recovery identity's word and names a vertex that is not in memory, look on disk."""
+        """If this order of the recovery identity names a vertex that is not in memory, read it from disk."""
         for _, amend in amends_in([signed]):
             name = str(amend.round)
             known = pool.goal(amend.round) is not None or amend.back_to in pool.goals or name in self.waiting
@@ -57,13 +57,13 @@ class RollbackTargets:
             if known or not useful or len(self.waiting) >= READ_AT_ONCE:
                 continue
             if pool.opened(signed) is None or not word_holds(signed, amend, self.notary, recovery):
-                continue  # the pool says whose fault that is
+                continue  # the pool reports the flaw
             self.waiting[name] = signed
             return [RunTask(f"earlier/vertex/{name}", ReadVertices(amend.round, 0))]
         return []
 
     def heard(self, name: str, kept: object, pool: ReportPool) -> SignedStatement | None:
-        """The disk answered: the word that waited, to be heard again; None if it names no such vertex."""
+        """The waiting order for a vertex read from disk, to be processed again; None if it names another vertex."""
         signed = self.waiting.pop(name, None)
         for data in cast("Sequence[bytes]", kept or ()):
             try:
@@ -72,13 +72,13 @@ class RollbackTargets:
             except PeerFault:
                 return None  # damaged; `atoll verify` names it
             if signed is None or all(amend.back_to != goal.id for _, amend in amends_in([signed])):
-                return None  # heard again it would be looked up again, for ever
+                return None  # processed again it would be looked up forever
             pool.goals[goal.id] = goal
             return signed
         return None
 
     def settle(self, pool: ReportPool) -> set[Digest]:
-        """What nobody wants to go back to any more is forgotten; these states need not come."""
+        """Forget targets without a valid order; returns states that need not be downloaded any more."""
         if not (pool.goals or self.fetching or self.asked):
             return set()
         wanted = pool.wanted_back()

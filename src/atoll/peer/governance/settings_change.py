@@ -1,10 +1,11 @@
-"""Numbers of a run that its members change while it goes on: which there are, when one may change, what then holds.
+"""Settings change: the numbers of a run that members may change while it goes on, and their effect.
 
-Genesis fixes the settings of a run; a vertex may hold numbers that the recovery identity changed since. What the
-round after a vertex goes by is said by one function, `settings_after`, so a plan reads nothing that is not in
-genesis or in its vertex. Promises: the same at everybody, also for a vertex of long ago. Only `RunNumbers` can
-change,
-each of them such that members need nothing new for it: no other model, data, codec, key, or way to agree.
+Genesis fixes the settings; a vertex may hold numbers that the recovery identity changed since. `settings_after`
+alone derives the settings of the next round, so a plan uses nothing that is not in genesis or in its vertex.
+
+Invariants:
+- The result is equal at all peers, also for an old vertex.
+- Only `RunNumbers` can change, and none needs anything new at members: no model, data, codec, key or protocol.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from atoll.wire.messages.vertex import VertexBody
 
 
 def settings_after(settings: RunSettings, body: VertexBody) -> RunSettings:
-    """By which the round after this vertex goes, out of genesis' settings."""
+    """Settings of the round after this vertex, from those of genesis."""
     return settings if body.tuned is UNSET else with_numbers(settings, body.tuned.to)
 
 
 def plan_after(settings: RunSettings, head: Digest, body: VertexBody) -> RoundPlan:
-    """The plan of the round after `body`, whose id is `head`; `settings` are genesis'."""
+    """The plan of the round after `body`, with id `head`; `settings` are those of genesis."""
     return plan_round(head, body, settings_after(settings, body).round)
 
 
 def is_over(settings: RunSettings, body: VertexBody) -> bool:
-    """No round trains after this vertex, unless members agree on more of them."""
+    """True if no round trains after this vertex, unless members agree on more of them."""
     return 0 < settings_after(settings, body).rounds <= body.trained
 
 
 def with_numbers(settings: RunSettings, to: RunNumbers) -> RunSettings:
-    """The same with these numbers. Those that only islands read are theirs to take in."""
+    """The settings with these numbers; training workers apply those that only they use."""
     s, given = settings.round, numbers_in(to)
     accepted, effort = s.acceptance, s.effort
     if accepted is not UNSET:
@@ -51,17 +52,17 @@ def with_numbers(settings: RunSettings, to: RunNumbers) -> RunSettings:
         effort = replace(effort, train_s=to.round_time_s)
     own = {k: given[k] for k in ("inner_steps", "train_max_s", "owner_s", "window_min_s") if k in given}
     if to.owner_s is not UNSET:
-        own["agree_s"] = 2 * to.owner_s  # as the config has it
+        own["agree_s"] = 2 * to.owner_s  # same ratio as in the config
     of_the_run = {k: given[k] for k in ("rounds", "start_peers", "min_peers", "audit_rate") if k in given}
     return replace(settings, round=replace(s, acceptance=accepted, effort=effort, **own), **of_the_run)
 
 
 def numbers_in(to: RunNumbers) -> dict[str, Any]:
-    """What is said in it, by name."""
+    """The numbers that are set, by name."""
     return {name: value for name, value in asdict(to).items() if value is not UNSET}
 
 
-WORDS = {  # what people are told of each number, which is known by one name to members and by another in run.toml
+WORDS = {  # number → text for people
     "rounds": "{:g} rounds",
     "start_peers": "{:g} members to begin",
     "min_peers": "{:g} members to go on",
@@ -80,7 +81,7 @@ WORDS = {  # what people are told of each number, which is known by one name to 
 
 
 def in_words(numbers: Mapping[str, float]) -> str:
-    """What is said in these, by name, for people: '14 rounds, learning rate 0.002'."""
+    """These numbers as text for people: '14 rounds, learning rate 0.002'."""
     return ", ".join(_told(name, value) for name, value in numbers.items())
 
 
@@ -93,8 +94,10 @@ def _told(name: str, value: float) -> str:
 def tuned_after(
     settings: RunSettings, parent: VertexBody, trained: int, reports: Sequence[SignedStatement]
 ) -> ChangedNumbers | UnsetType:
-    """What a vertex after `parent` with these reports says of numbers; `trained` are its rounds. A run that goes
-    back has those again that held there."""
+    """Changed numbers in a vertex after `parent` with these reports; `trained` counts its training rounds.
+
+    A rollback restores the numbers of its target.
+    """
     back = next((amend for _, amend in amends_in(reports)), None)
     if back is not None:
         return back.tuned
@@ -103,18 +106,18 @@ def tuned_after(
 
 
 def tuned_by(settings: RunSettings, parent: VertexBody, trained: int, to: RunNumbers) -> ChangedNumbers:
-    """What it says of them with these numbers."""
+    """Changed numbers after this change."""
     before = ChangedNumbers(RunNumbers(), 0, 0) if parent.tuned is UNSET else parent.tuned
     steps = before.steps + (trained - before.trained) * settings_after(settings, parent).round.inner_steps
     return ChangedNumbers(replace(before.to, **numbers_in(to)), trained, steps)
 
 
 def why_not(settings: RunSettings, parent: VertexBody, to: RunNumbers) -> str:
-    """Why these numbers cannot follow this vertex, in words for whoever wants them; empty if they can."""
+    """Why these numbers cannot follow this vertex, in plain words; empty if they can."""
     now, given = settings_after(settings, parent), numbers_in(to)
     held = {} if parent.tuned is UNSET else numbers_in(parent.tuned.to)
     if all(held.get(name) == value for name, value in given.items()):
-        return "changes nothing: these numbers hold already"
+        return "changes nothing: these numbers are already in effect"
     if not all(isfinite(value) for value in given.values()):
         return "names a number that is not finite"
     if lacking := [what for name, what in _lacks(now).items() if name in given]:
@@ -123,13 +126,13 @@ def why_not(settings: RunSettings, parent: VertexBody, to: RunNumbers) -> str:
         return "changes rounds or steps of a run whose phases are shares of all its rounds (sync.phases)"
     goes_on = parent.trained + (not (is_over(settings, parent) or parent.paused is not UNSET))
     if to.rounds is not UNSET and 0 < to.rounds <= goes_on:
-        return f"wants {to.rounds} rounds, and {goes_on} have trained when members have agreed on that"
+        return f"asks for {to.rounds} rounds, but {goes_on} will have trained when members agree on it"
     then = with_numbers(now, to)
     return _misfit(then) or pacing_problem(then)
 
 
 def _lacks(settings: RunSettings) -> dict[str, str]:
-    """Numbers that mean nothing in this run, and what it lacks."""
+    """Numbers without a meaning in this run, and the missing feature."""
     s = settings.round
     timed = s.effort is not UNSET and s.effort.train_s is not UNSET
     bounded = s.effort is not UNSET and s.effort.bounded is True
@@ -145,7 +148,7 @@ def _lacks(settings: RunSettings) -> dict[str, str]:
 
 
 def _misfit(settings: RunSettings) -> str:
-    """Which two of its numbers do not fit each other, as the config has it."""
+    """Which two numbers conflict, with the config's rules."""
     s = settings.round
     timed_s = s.effort.train_s if s.effort is not UNSET and s.effort.train_s is not UNSET else 0.0
     for small, large, low, high in (

@@ -1,8 +1,9 @@
-"""How a peer comes to be what it wishes to be: the word it says until the membership agrees, and a refusal.
+"""Admission request: how a peer asks for its role until the membership grants it, or until it is refused.
 
-Promises: one word is said again after a pause and not before, and none at all once a vertex holds what was wished.
-A refusal counts only while a request is out, once enough peers gave it, and never by the words of another peer.
-Never lets anybody in: that is decided by a vertex.
+Invariants:
+- A request is repeated after a pause and never once a vertex grants it.
+- A refusal counts only while a request is pending, from enough peers, and with a code of this peer's own texts.
+Not responsible for: admitting members, which a vertex decides.
 """
 
 from __future__ import annotations
@@ -27,41 +28,39 @@ from atoll.protocol.history.chain import VertexChain
 from atoll.wire.messages.membership import JoinRefused, RefusalCode
 from atoll.wire.messages.statements import JoinRequest, ReadyReport, Statement
 
-JOIN_AGAIN_S = 3.0  # a join or readiness that did not make it into a vertex is said again
-REFUSALS_MAX = 3  # requests refused in a row: a ticket may be newer than what a member knows, so the third is a no
+JOIN_AGAIN_S = 3.0  # seconds before a JoinRequest or ReadyReport without a vertex is repeated
+REFUSALS_MAX = 3  # consecutive refused requests before giving up: a ticket may be newer than what a member knows
 
 
 @dataclass(frozen=True)
 class DesiredRole:
-    """How this peer wants to take part."""
+    """The role that this peer asks for."""
 
-    role: str = "trainer"  # a visitor reads along and never asks to be let in
+    role: str = "trainer"  # a visitor reads and never asks for admission
     name: str = ""
     addresses: tuple[str, ...] = ()
     admission: bytes = b""
-    unaudited: bool = False  # nobody else could take its steps again and come to the same numbers
+    unaudited: bool = False  # steps that no other peer can replay to the same numbers
 
 
 class AdmissionRequest:
     def __init__(self, me: PeerId, signer: Signer, visits: bool = False) -> None:
         self.me, self.signer, self.visits = me, signer, visits
-        self.asked: tuple[type[Statement] | None, Seconds] = None, -1e9  # with which word, and when
-        self.waits = (
-            visits  # for the answer to a request: a Join, the question for genesis, all that a visitor asks
-        )
-        self.refusers: dict[RefusalCode, set[PeerId]] = {}  # of that request
-        self.refusals = 0  # requests that enough peers refused
+        self.asked: tuple[type[Statement] | None, Seconds] = None, -1e9  # last request and its time
+        self.waits = visits  # a request is pending: a JoinRequest, a request for genesis, any request of a visitor
+        self.refusers: dict[RefusalCode, set[PeerId]] = {}  # peers that refused it, by code
+        self.refusals = 0  # consecutive requests that enough peers refused
 
     def knows_genesis(self) -> None:
-        """The first request is answered. A visitor says no Join: all its questions are requests."""
+        """Note that the first request succeeded. A visitor sends no JoinRequest: all its requests count."""
         self.waits, self.refusals = self.visits, 0
 
     def begins(self) -> None:
-        """A request goes out; refusals of the one before count no more."""
+        """Note a new request; refusals of the last one no longer count."""
         self.waits, self.refusers = True, {}
 
     def hear_refusal(self, by: PeerId, code: RefusalCode, needed: int) -> JoinRejected | None:
-        """`by` is a peer whose refusal counts; it takes as many as `needed`. The fact ends this peer."""
+        """Count a refusal by `by`; once `needed` peers refused often enough, the event that ends this peer."""
         if not self.waits:
             return None
         refusers = self.refusers.setdefault(code, set())
@@ -74,7 +73,7 @@ class AdmissionRequest:
     def word(
         self, wish: DesiredRole, history: VertexChain, at: int, now: Seconds, audited: bool = False
     ) -> JoinRequest | ReadyReport | None:
-        """What is to be said now, if anything; `at` is the round whose state I hold, `audited` is the run."""
+        """The report to send now, if any; `at` is the round of the local state, `audited` a property of the run."""
         if wish.role == "visitor":
             return None
         word = self._lacking(wish, history, at, audited and wish.unaudited)
@@ -105,7 +104,8 @@ class AdmissionRequest:
                 history.head_id,
                 wish.admission,
             )
-        near = history.head - at <= RECENT // 4  # what is left comes with the next rounds; they may outrun my disk
+        # the rest comes with the next rounds; they may be faster than the local disk
+        near = history.head - at <= RECENT // 4
         waits = mine.standing == "observer" and mine.role != "observer"
         changed = mine.trains and unaudited != (mine.standing == "unaudited")
         if (waits or changed) and at in history.ids and near:
@@ -113,10 +113,10 @@ class AdmissionRequest:
         return None
 
 
-UNTOLD = "no vertex says yet that its work cannot be replayed"  # in words for people
+UNTOLD = "no vertex says yet that its work cannot be replayed"  # pass reason, for people
 EXPELLED: RefusalCode = "E-JOIN-03"
 NEW_TICKET = "ask a member for a new one (atoll invite), then atoll join NEW_TICKET"
-REFUSALS: dict[RefusalCode, tuple[str, str]] = {  # what a peer tells its owner, and the way out
+REFUSALS: dict[RefusalCode, tuple[str, str]] = {  # code → reason and fix, shown to the operator
     "E-JOIN-01": ("this ticket is used up or revoked, or the members of the run do not know it", NEW_TICKET),
     "E-JOIN-02": (
         "the run is full: its vertices have no room for one member more",
@@ -125,13 +125,13 @@ REFUSALS: dict[RefusalCode, tuple[str, str]] = {  # what a peer tells its owner,
     EXPELLED: (
         "this run has expelled this peer for good: members found something false in what it signed or sent, or the "
         "run went on without it",
-        "atoll verify --verdicts, in its folder, says why; then look at its memory and its disk, and join as "
-        "somebody new: atoll join NEW_TICKET --dir NEW_FOLDER",
+        "atoll verify --verdicts, in its folder, gives the reason; then check its memory and its disk, and join as "
+        "a new peer: atoll join NEW_TICKET --dir NEW_FOLDER",
     ),
     "E-JOIN-04": ("this ticket has expired", NEW_TICKET),
     "E-JOIN-05": (
         "the members found that this join does not fit their run: its role, its keys or its version",
-        "pip install --upgrade atoll; or ask for a ticket of the role that you want: atoll invite --role trainer",
+        "pip install --upgrade atoll; or ask for a ticket of the role that you need: atoll invite --role trainer",
     ),
     "E-JOIN-06": (
         "this peer's session certificate does not hold at the time of the run: a clock is wrong",
@@ -153,12 +153,12 @@ def refused(by: PeerId, code: RefusalCode, for_good: bool = False) -> JoinReject
 
 
 def expelled(me: PeerId) -> JoinRejected:
-    """No peer shows it anything more, and nothing that it says counts: its driver ends it."""
+    """No peer answers it any more and none of its statements counts: its driver ends."""
     return refused(me, EXPELLED, for_good=True)
 
 
 def code_of(why: str) -> RefusalCode:
-    """The code that travels for these words of `admissible` or `ticket_problem`."""
+    """The refusal code for a reason of `admissible` or `ticket_problem`."""
     for begin, code in _CODES.items():
         if why.startswith(begin):
             return code
@@ -166,9 +166,9 @@ def code_of(why: str) -> RefusalCode:
 
 
 def refusal_of(reported: VerifiedReport, why: str) -> JoinRefused | None:
-    """The answer to a report that may not stand in the next vertex; only a join gets one."""
+    """The reply to a report that may not stand in the next vertex; only a join gets one."""
     if not isinstance(reported.statement, JoinRequest):
         return None
     if why == "it is a member already" or why.startswith("it was written too long ago"):
-        return None  # not a refusal: it will see so in the next vertices
+        return None  # not a refusal: the next vertices show it
     return JoinRefused(code_of(why))

@@ -1,30 +1,32 @@
-"""A member that does not train for some rounds, because it says so: which words that takes, and until when.
+"""Round opt-out: a member that does not train for some rounds, at its own request.
 
-    rests from the next round on   Rests{next} stands in this vertex, whose plan then draws somebody else
-    rests in the round under way   Rests{this} and a commitment to nothing: nobody waits, and no record falls
+    from the next round on   SkipRound{next} in this vertex: the next plan draws another member
+    in the current round     SkipRound{this} and an empty commitment: no member waits, reputation is unaffected
 
-Promises: the word for a round is said once in it and once in the round before. Lost with the process: who is
-started again trains. Never judges a word, policy/membership does.
+Invariants:
+- The report for a round is sent once in that round and once in the round before.
+- The opt-out ends with the process: a restarted peer trains.
+Not responsible for: judging the reports (policy/membership.py).
 """
 
 from __future__ import annotations
 
 from atoll.wire.messages.statements import SkipRound
 
-WHY = "it rests"  # in words for people
+WHY = "it rests"  # pass reason, for people
 
 
 class RoundOptOut:
     def __init__(self) -> None:
-        self.first, self.last = 0, -1  # rounds, both included
+        self.first, self.last = 0, -1  # first and last round, both included
 
     def begins(self, first: int, rounds: int) -> None:
-        """From this round on for so many; none: it is back."""
+        """Opt out of this many rounds from `first` on; 0 ends it."""
         self.first, self.last = first, first + rounds - 1
 
     def covers(self, round: int) -> bool:
         return self.first <= round <= self.last
 
     def words(self, round: int) -> list[SkipRound]:
-        """What is to be said while this round is under way."""
+        """Reports to send during this round."""
         return [SkipRound(r) for r in (round, round + 1) if self.covers(r)]

@@ -1,9 +1,9 @@
 """Readers: the peers that get answers, by the agreed membership, a ticket that they showed, or genesis.
 
 Invariants:
-- A peer that may not read gets first words, refusals and questions, and nothing else.
+- A peer that may not read gets hellos, refusals and requests, and nothing else.
 - The newest vertex decides each time: revocation, the last use of a ticket and expulsion end the right at once.
-- An expelled peer is shown the vertices up to the one that expels it.
+- An expelled peer receives the vertices up to its expulsion.
 Not responsible for: who becomes a member (policy/membership.py).
 """
 
@@ -43,7 +43,7 @@ ToStrangers = Hello | JoinRefused | VerticesRequest | ManifestRequest | ChunkReq
 
 class Readers:
     def __init__(self) -> None:
-        self.shown: dict[PeerId, bytes] = {}  # redemptions, of peers that are linked
+        self.shown: dict[PeerId, bytes] = {}  # ticket redemptions of linked peers
 
     def refusal(self, peer: PeerId, known: RunView | None, wall_s: Seconds) -> RefusalCode | None:
         """Why this peer may read nothing here; None: it may, or there is nothing to read."""
@@ -57,7 +57,7 @@ class Readers:
         return code_of(why) if why is not None else None
 
     def may_leave(self, send: Send, known: RunView | None, wall_s: Seconds) -> Send | None:
-        """The same, or what of it this receiver may read; None: nothing."""
+        """The send, or the part of it that this receiver may read; None: nothing."""
         if isinstance(send.message, ToStrangers):
             return send
         code = self.refusal(send.to, known, wall_s)
@@ -69,7 +69,7 @@ class Readers:
 
 
 def _until_expelled(vertices: tuple[Vertex, ...], peer: PeerId, known: RunView) -> tuple[Vertex, ...]:
-    """The vertices before which this peer was not expelled; of the first one its parent shows that."""
+    """The vertices up to this peer's expulsion; for the first one its parent shows whether it came later."""
     shown: list[Vertex] = []
     for vertex in vertices:
         body = decode_body(vertex.body)

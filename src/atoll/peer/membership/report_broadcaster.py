@@ -1,13 +1,13 @@
-"""What I tell the members: signed, sent to whom it concerns, and pooled here like everybody's words.
+"""Report broadcaster: signs the local peer's reports, sends them to members and adds them to its pool.
 
-    tell      to all within reach: a vertex shall hold it, or it changes whom they wait for
-    accuse    a proof is told to all; a voice that only counts, in a large swarm, to those who write the vertex
-    suspect   whom I do not hear; said anew as long as the silence lasts
-    again     what may have been lost, or came to somebody who could not believe it yet
+    tell      to all reachable members: a vertex shall hold it, or it changes what they wait for
+    accuse    a proof goes to all; a report that only counts goes to the next proposers in a large swarm
+    suspect   a silent peer; repeated while it is silent
+    again     what may be lost, or reached a member that could not verify it yet
 
-Promises: a proof that is known already is told to nobody. Never judges a word (policy/membership does, at
-everybody)
-and never acts on one: `pool` does, with mine as with others'.
+Invariants:
+- A proof that is already known is not sent again.
+Not responsible for: judging a report (policy/membership.py), acting on one; `pool` does that for all authors.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from atoll.wire.messages.statements import (
     SuspicionReport,
 )
 
-WRITERS_TOLD = 8  # of a large swarm's voters, in turn: where a third lies all of them do so in 1 of 10,000 rounds
-WORDS_AGAIN_S = 3.0  # between words that wait for their vertex and the same words again
+# next proposers that receive a report in a large swarm: with a third liars, all 8 lie in 1 of 10,000 rounds
+WRITERS_TOLD = 8
+WORDS_AGAIN_S = 3.0  # seconds before reports without a vertex are repeated
 
 
 class ReportBroadcaster:
-    """`known`: asked for once there is genesis. `writers`: so many who are next to write this round's vertex."""
+    """`known`: the run view, once genesis is known. `writers`: the next proposers of this round's vertex."""
 
     def __init__(
         self,
@@ -65,13 +66,17 @@ class ReportBroadcaster:
             return []
         reason = "refused" if why == "refused" else "silent"
         signed = self._notary.sign(SuspicionReport(known.history.head + 1, peer, reason))
-        # everybody begins to watch by the words of those who always do: all others' words only count
+        # suspicions by a peer's fixed watchers make all members watch it; others' only count
         watches = peer in self._heartbeat.chosen
         return self._to_all(signed, now) if watches else self._voice(signed, now)
 
     def round_begins(self, now: Seconds) -> list[Effect]:
-        """A suspicion is good for some rounds. Whom I alone did not hear all that time may be dead by now: without
-        my word others' would be too few for ever. In a large swarm other writers may hear my voices now."""
+        """Repeat suspicions, which expire after some rounds, and send voices to this round's proposers in a
+        large swarm.
+
+        A peer that only the local one missed may be dead by now; without its repeated suspicion the others' could
+        be too few.
+        """
         pool, heartbeat = self._known().pool, self._heartbeat
         if pool.crowded:
             return self._to_writers(pool.my_voices(heartbeat.gone, now + heartbeat.offset_s))
@@ -81,8 +86,10 @@ class ReportBroadcaster:
         return [effect for peer, why in words for effect in self.suspect(peer, why, now)]
 
     def again(self, now: Seconds) -> list[Effect]:
-        """Those of the recovery identity and about states, while they wait for their vertex: who was behind could
-        not believe them yet, and a leader that stays would never hear what was lost on its way."""
+        """Repeat operator orders and reports about states while they wait for their vertex.
+
+        A member that was behind could not verify them yet, and a stable leader would never receive a lost one.
+        """
         if now < self._said_again + WORDS_AGAIN_S:
             return []
         self._said_again = now
@@ -100,5 +107,5 @@ class ReportBroadcaster:
         return self._pool(self._me, signed, now) + self._to_writers([signed])
 
     def _to_writers(self, voices: Sequence[SignedStatement]) -> list[Effect]:
-        """To the first ones in turn, since some are gone and some are liars."""
+        """Send to the next few proposers, since some are gone and some may lie."""
         return [Send(p, MemberReport(signed)) for signed in voices for p in self._writers(WRITERS_TOLD)]

@@ -1,8 +1,11 @@
-"""What the agreed membership means for one peer: who may speak, whom it reaches, whom it looks for.
+"""Member roster: what the agreed membership means for one peer: standings, reachable peers, connections.
 
-Reads vertices and nothing else, so two peers with one head and one role see one roster. Promises: a client is never
-told to dial a client; who left is forgotten, but whom a recovery took for gone is sought, since it may go on
-elsewhere. Never judges who deserves what: that is `policy/membership.py`'s, and stands in the vertex.
+Derived from vertices only, so two peers with the same head and role have equal rosters.
+
+Invariants:
+- A client is never told to dial a client.
+- Members that left are disconnected, but voters that a recovery put away are still dialed: they may run a fork.
+Not responsible for: decisions on standings (policy/membership.py), which stand in the vertex.
 """
 
 from __future__ import annotations
@@ -21,15 +24,17 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import JoinRequest, SignedStatement
 from atoll.wire.messages.vertex import Member, Standing, VertexBody
 
-PASSED_ON = 8  # voters of a large swarm to whom each reader passes a report on: all but e^-8 hear it of somebody
+# voters per reader that get a forwarded report in a large swarm: all but e^-8 receive it from another member
+PASSED_ON = 8
 
 
 class MemberRoster:
-    """As of the newest vertex of `history`; `client`: I take part as one."""
+    """Roster of the newest vertex of `history`; `client`: the local peer takes part as one."""
 
     def __init__(self, me: PeerId, history: VertexChain, client: bool) -> None:
         self.me, self.history, self.client = me, history, client
-        self._standings: tuple[Digest, dict[PeerId, Standing]] = ZERO_DIGEST, {}  # as of this head
+        # standings by peer, cached for this head
+        self._standings: tuple[Digest, dict[PeerId, Standing]] = ZERO_DIGEST, {}
 
     @property
     def members(self) -> Sequence[Member]:
@@ -37,12 +42,15 @@ class MemberRoster:
 
     @property
     def mine(self) -> Member | None:
-        """My own line, if there is one."""
+        """The local member, if there is one."""
         return next((m for m in self.members if m.peer == self.me), None)
 
     def came_after(self, at: int) -> bool:
-        """I am present, and was not in every vertex after this round. Members let go of the parts that
-        nobody present lacks, so what I would need to go on from this round's state is maybe nowhere any more."""
+        """True if the local peer is present but was not in every vertex after this round.
+
+        Members drop parts that no present member lacks, so the parts to advance from this round's state may be
+        gone.
+        """
         bodies, mine = self.history.bodies, self.mine
         between = [bodies[r].members for r in range(at + 1, self.history.head) if r in bodies]
         was_here = (any(m.peer == self.me and m.present for m in members) for members in between)
@@ -53,25 +61,25 @@ class MemberRoster:
         return sum(m.votes for m in self.members)
 
     def standing_of(self, peer: PeerId) -> Standing | None:
-        """Asked with every message of a round."""
+        """Standing of a peer, cached because it is needed for every message of a round."""
         head = self.history.head_id
         if self._standings[0] != head:
             self._standings = head, {m.peer: m.standing for m in self.members}
         return self._standings[1].get(peer)
 
     def within_reach(self) -> list[PeerId]:
-        """Members that I can have a connection to: all that are present, but clients cannot dial each other."""
+        """Members that can be connected: all present ones, except that clients cannot dial each other."""
         members = [m for m in self.members if m.present]
         client = any(m.peer == self.me and m.role == "client" for m in members) or self.client
         return [m.peer for m in members if m.peer != self.me and not (client and m.role == "client")]
 
     def present(self) -> tuple[PeerId, ...]:
-        """Who is within reach, and I, in the order of the vertex."""
+        """Reachable members and the local peer, in the order of the vertex."""
         reach = {self.me, *self.within_reach()}
         return tuple(m.peer for m in self.members if m.present and m.peer in reach)
 
     def contacts(self) -> list[Effect]:
-        """Connections follow the agreed membership."""
+        """Connections that follow the agreed membership."""
         members, present = self.members, self.present()
         effects: list[Effect] = [
             Connect(m.peer, m.addresses) for m in members if m.peer in present and m.peer != self.me
@@ -82,7 +90,7 @@ class MemberRoster:
         return effects + [Disconnect(peer) for peer in away if peer != self.me]
 
     def put_away(self) -> set[PeerId]:
-        """Whom the recovery took for gone, and who is not back: they may go on elsewhere, and nobody would know."""
+        """Voters that a recovery removed and that are not back: they may continue a fork unnoticed."""
         bodies = self.history.bodies
         if not self.history.head_body.epoch:
             return set()
@@ -92,8 +100,10 @@ class MemberRoster:
         return {m.peer for m in self.members if m.standing == "away"} & lost & had - {self.me}
 
     def passes_on_to(self, signed: SignedStatement) -> list[PeerId]:
-        """Voters to whom a report goes on. In a large swarm each reader draws a few: its author told everybody, and
-        a lie that all members report would else cost the cube of their number in messages.
+        """Voters that a report is forwarded to. In a large swarm each reader draws a few: its author sent it to
+        all
+
+        members, and a lie reported by all members would otherwise take a cubic number of messages.
         """
         voters = [m.peer for m in self.members if m.votes and m.peer not in (self.me, signed.signer)]
         if len(voters) <= COMMITTEE_MAX:
@@ -103,7 +113,7 @@ class MemberRoster:
 
 
 def change_of(before: Sequence[Member], after: Sequence[Member]) -> MembershipChanged | None:
-    """Who came and who went; None where not even a line of the membership is another."""
+    """The change from one membership to the next; None if they are equal."""
     if before == after:
         return None
     old = {m.peer for m in before if m.present}
@@ -112,7 +122,7 @@ def change_of(before: Sequence[Member], after: Sequence[Member]) -> MembershipCh
 
 
 def identities_in(body: VertexBody, verifier: SignatureVerifier) -> dict[PeerId, bytes]:
-    """Joins bring the long-lived public identities whose digests the membership holds from then on."""
+    """Public identities in JoinRequests; the membership holds their digests from then on."""
     found: dict[PeerId, bytes] = {}
     pinned = {m.peer: m.identity for m in body.members}
     for signed in body.reports:

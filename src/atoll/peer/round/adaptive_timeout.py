@@ -1,30 +1,32 @@
-"""How fast a round goes at this peer, and how long it therefore waits: for parts, and for what was decided.
+"""Adaptive timeouts of a round: waits for parts and for decisions, scaled by how long its sharing took.
 
-Every wait is measured by what the round itself took so far, with a least time, and doubles when it was in vain: so
-the same rules hold on a fast network and a slow one, in a run with a clock and in a group without. Views are waited
-for by the same measure (`views.py`).
-Promises: no wait is for ever, and none of them matters for safety. Never asks anybody anything.
+Every wait has a minimum and doubles after each failure, so the same rules fit fast and slow networks, runs with a
+clock and groups without. Views use the same measure (`view_timer.py`).
+
+Invariants:
+- Every wait ends, and no wait matters for safety.
+Not responsible for: sending requests.
 """
 
 from __future__ import annotations
 
 from atoll.base.ids import Seconds
 
-PART_LATE_S = 0.3  # after a proposal, the combined parts that it names should be here
-AGAIN_S = 1.0  # before the same part is asked for again
-REPAIR_S = 6.0  # a decided round whose parts nobody serves for this long is caught up by the whole state
-REPAIR_MAX_S = 60.0  # or for as long as its sharing took, where links are slow; at most this
+PART_LATE_S = 0.3  # seconds after a proposal until a combined part that it names is late
+AGAIN_S = 1.0  # seconds before the same part is requested again, at least
+REPAIR_S = 6.0  # seconds without parts of a decided round before the whole state is fetched
+REPAIR_MAX_S = 60.0  # seconds, the most when that wait follows the sharing time on slow links
 
 
 class AdaptiveTimeout:
     """`now` is run time throughout."""
 
     def __init__(self) -> None:
-        self._shared_at: Seconds | None = None  # this attempt's sharing began
+        self._shared_at: Seconds | None = None  # start of this attempt's sharing
         self._first_s: Seconds | None = None  # from then to the first combined part
-        self._shared_s: Seconds | None = None  # from then to the last
-        self._patience_s: Seconds = REPAIR_S  # for the parts of the decided round
-        self._progress_at: Seconds = 0.0  # it was decided, or another of its parts came
+        self._shared_s: Seconds | None = None  # from then to the last combined part
+        self._patience_s: Seconds = REPAIR_S  # wait for parts of the decided round
+        self._progress_at: Seconds = 0.0  # time of the decision or of its latest part
 
     # ---- what happens --------------------------------------------------------------------------------------
 
@@ -35,7 +37,7 @@ class AdaptiveTimeout:
         self._shared_at = now
 
     def part_came(self, now: Seconds) -> None:
-        """From its owner, unasked."""
+        """Note a part sent by its owner without a request."""
         self.progressed(now)
         if self._first_s is None:
             self._first_s = self.took(now)
@@ -57,28 +59,31 @@ class AdaptiveTimeout:
         return self._shared_at is not None
 
     def had(self, until: Seconds) -> Seconds:
-        """How long owners had by then: from when this attempt's sharing began here."""
+        """Seconds that owners had until then, counted from the local start of sharing."""
         return until - self._shared_at if self._shared_at is not None else 0.0
 
     def took(self, now: Seconds) -> Seconds:
-        """How long this attempt's sharing took, or has taken so far: what is on its way may take as long again."""
+        """Seconds that this attempt's sharing took, or has taken so far.
+
+        What is on its way may take as long again.
+        """
         if self._shared_s is not None:
             return self._shared_s
         return now - self._shared_at if self._shared_at is not None else 0.0
 
     def late(self, now: Seconds) -> Seconds:
-        """After how long a part that should come is late.
+        """Seconds after which an expected part is late.
 
-        Measured by the first of them: a lost message makes the last one late on the fastest link.
+        Measured by the first part: a lost message makes the last one late on the fastest link.
         """
         return max(PART_LATE_S, self._part_s(now))
 
     def again(self, times: int, now: Seconds) -> Seconds:
-        """How long a part that was asked for so many times is waited for."""
+        """Seconds to wait for a part that was requested this many times."""
         return max(AGAIN_S, self._part_s(now)) * 2**times
 
     def gives_up(self, now: Seconds) -> bool:
-        """The parts of the decided round do not come."""
+        """True if the parts of the decided round do not arrive."""
         return now - self._progress_at > self._patience_s
 
     def _part_s(self, now: Seconds) -> Seconds:

@@ -1,5 +1,6 @@
-"""What a round holds while it is not agreed: the commitments it heard, what it says in its own, and the bodies it
-checks. Values, and what follows from signed bytes alone; never anything that lasts longer than the round.
+"""Values of a round before agreement: received commitments, local measurements and candidate bodies.
+
+Not responsible for: anything that outlives the round, or that does not follow from signed bytes.
 """
 
 from __future__ import annotations
@@ -16,43 +17,43 @@ from atoll.wire.messages.vertex import VertexBody
 
 
 class StateStep(Statement, frozen=True, tag="Step"):
-    """What turns one shared state into the next: combined parts, and the counters of those who count."""
+    """One transition of the shared state: combined parts, and the counters of the members that count."""
 
     parts: tuple[Digest | None, ...]
-    steps: int  # of one worker, the longest: the position of the learning-rate schedule
-    samples: int  # that all contributors learned from
+    steps: int  # longest of any worker: the position in the learning-rate schedule
+    samples: int  # sum over all contributors
 
 
 @dataclass
 class Candidate:
-    """A body that I am checking, or that is final and that I am catching up with."""
+    """A vertex body under check, or the final one that the local peer still has to reach."""
 
     id: Digest
     body: VertexBody
     answers: tuple[OwnerResult | None, ...]
     step: StateStep
-    back: RollbackOrder | None = None  # it goes back to an earlier state, which its parts then do not move
+    back: RollbackOrder | None = None  # rollback to an earlier state, which the parts then do not move
     final: bool = False
-    view: int = -1  # in which it was proposed to me
+    view: int = -1  # view of the proposal
     state: Digest | None = None
 
 
 @dataclass(frozen=True)
 class LocalMeasurements:
-    """What a peer knows about itself and its links, for its next commitment."""
+    """Measurements of the local clock and links, for the next commitment."""
 
-    offset_s: Seconds = 0.0  # of its clock from run time
-    links: bytes = b""  # a report of policy/links
+    offset_s: Seconds = 0.0  # local clock minus run time
+    links: bytes = b""  # encoded link report, see policy/links
 
 
 @dataclass
 class CommitmentCache:
-    """Commitments heard in one attempt."""
+    """Commitments received in one attempt."""
 
     of: dict[PeerId, tuple[Commitment, SignedStatement]] = field(
         default_factory=dict[PeerId, tuple[Commitment, SignedStatement]]
     )
-    giving: set[PeerId] = field(default_factory=set[PeerId])  # of those, the ones who have an update
+    giving: set[PeerId] = field(default_factory=set[PeerId])  # authors in `of` that have an update
 
     def hear(self, peer: PeerId, commit: Commitment, signed: SignedStatement) -> None:
         self.of[peer] = (commit, signed)
@@ -61,7 +62,7 @@ class CommitmentCache:
 
 
 def trial_of(id: Digest, raw: bytes, plan: RoundPlan) -> Candidate:
-    """Of a body that was checked, or that a certificate stands for."""
+    """Candidate of a body that was checked or has a certificate."""
     body = decode_body(raw)
     commits = [c for c in (decode_statement(s.body, s.signer) for s in body.commits) if isinstance(c, Commitment)]
     answers = tuple(None if s is None else opened(s) for s in body.parts)
@@ -69,21 +70,21 @@ def trial_of(id: Digest, raw: bytes, plan: RoundPlan) -> Candidate:
 
 
 def step_of(parts: Sequence[SignedStatement | None], commits: Sequence[Commitment], plan: RoundPlan) -> StateStep:
-    """What these answers, of the updates of these commitments, make of the state."""
+    """The state step of these results over the updates of these commitments."""
     digests = tuple(None if s is None else opened(s).digest for s in parts)
-    # an update that spans failed rounds stands for more steps than the plan gave; the schedule goes on by one
+    # an update that spans failed rounds has more steps than planned; the schedule advances by one round
     steps = min(max((c.steps for c in commits), default=0), plan.steps)
     most = plan.samples_most
     return StateStep(digests, steps, sum(c.samples if most is None else min(c.samples, most) for c in commits))
 
 
 def opened(signed: SignedStatement) -> OwnerResult:
-    """An Answered whose signature was checked when the body or the message was."""
+    """The owner result in a statement with a signature that was checked before."""
     statement = decode_statement(signed.body, signed.signer)
     assert isinstance(statement, OwnerResult)
     return statement
 
 
 def named_in(parts: Sequence[SignedStatement | None]) -> set[PeerId]:
-    """Who counted in any of these answers."""
+    """Contributors of any of these results."""
     return {p for s in parts if s is not None for p in opened(s).contributors}

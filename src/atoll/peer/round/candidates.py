@@ -1,10 +1,12 @@
-"""The bodies that a round looks at: those proposed in it and the one that is final, and what each of them lacks.
+"""Candidate vertex bodies of a round, proposed or final, and what each still lacks.
 
     judge      does every entry follow from what is signed in it?
-    believes   do I take its answers for true?
-    knows      are its parts here, and what state do they make? `ask` for what is missing until then
-Promises: what is missing is asked of those who voted for it, and again with every nudge. Never votes for a body and
-never adopts one: the round does, once nothing is lacking.
+    believes   does the local cross-check accept its results?
+    knows      are its parts stored, and which state do they make? `ask` requests what is missing
+
+Invariants:
+- Missing parts are requested from the body's voters, and again with every retransmission tick.
+Not responsible for: voting and adopting, which the round does once nothing is missing.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.round import PartRequest
 from atoll.wire.messages.statements import OwnerResult
 
-HOLDERS_ASKED = 2  # of a body, at once; the next ones with the next nudge
+HOLDERS_ASKED = 2  # holders of a body asked at once; the next ones follow with the next tick
 
 
 class Candidates:
@@ -45,22 +47,22 @@ class Candidates:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
         self.agreement, self.parts, self.next_state, self.gone = agreement, parts, next_state, gone
         self.attempt = 0
-        self.reduce: AllReduce | None = None  # of this attempt, once it is known
+        self.reduce: AllReduce | None = None  # all-reduce of this attempt, once its topology is known
         self.under_way: dict[Digest, Candidate] = {}
-        self.asked = 0  # times for bodies that certificates name and that I lack
+        self.asked = 0  # requests so far for bodies that certificates name and that are missing
 
     def attempt_begins(self, attempt: int) -> None:
         self.attempt, self.reduce = attempt, None
 
     def close(self) -> None:
-        """The round is over: what was combined in it is several updates' worth of memory."""
+        """Release the round's combined parts, which take the memory of several updates."""
         self.reduce = None
         self.under_way.clear()
 
     # ---- bodies --------------------------------------------------------------------------------------------
 
     def judge(self, proposal: ProposalReceived, now: Seconds) -> Candidate | ProposalRejected:
-        """A body that follows from what is signed in it, or why this one does not."""
+        """The candidate of a valid body, or the reason why it is invalid."""
         raw, most = proposal.body, self.plan.settings.signing.body_bytes_max
         who = self.agreement.proposer(proposal.view)
         if len(raw) > most:
@@ -69,14 +71,14 @@ class Candidates:
             body = decode_body(raw)
         except PeerFault as fault:
             return ProposalRejected(proposer=who, why=fault.what)
-        if body.proposer != who:  # whose turn comes next follows from it
+        if body.proposer != who:  # the next proposer follows from this field
             return ProposalRejected(proposer=who, why=f"it says that {body.proposer} wrote it")
         if (wrong := check_body(self.ground, self.notary, body, now)) is not None:
             return ProposalRejected(proposer=body.proposer, why=wrong)
         return self._of(raw)
 
     def finish(self, raw: bytes) -> Candidate:
-        """This body is final."""
+        """Mark this body as final."""
         trial = self._of(raw)
         trial.final = True
         return trial
@@ -93,16 +95,16 @@ class Candidates:
 
     @property
     def waiting(self) -> list[Candidate]:
-        """Whose state is not known yet."""
+        """Candidates without a known state."""
         return [trial for trial in self.under_way.values() if trial.state is None]
 
     @property
     def needed(self) -> set[Digest]:
-        """Parts that any of them is made of."""
+        """Digests of all parts of all candidates."""
         return {a.digest for trial in self.under_way.values() for a in trial.answers if a is not None}
 
     def forget_old(self) -> None:
-        """A long pause combines the same updates again and again: keep what a live proposal may still need."""
+        """Drop candidates that no live proposal needs: a long pause combines the same updates again and again."""
         live = self.agreement.bodies.keys()
         self.under_way = {id: trial for id, trial in self.under_way.items() if id in live or trial.final}
         self.parts.keep_only(self.needed)
@@ -111,24 +113,24 @@ class Candidates:
     # ---- what one lacks ------------------------------------------------------------------------------------
 
     def believes(self, trial: Candidate) -> bool:
-        """Every answer in it, as all do in what is final. Whom, and what I recompute, is the reduce's business."""
+        """True if every result in it is accepted. All are in a final body; the all-reduce decides on the others."""
         reduce = self.reduce
         if trial.final or not self.plan.may_lie or reduce is None:
             return True
         return all(reduce.believes(answered) is True for answered in trial.answers if answered is not None)
 
     def knows(self, trial: Candidate) -> bool:
-        """What state it leaves behind, as I compute it."""
+        """Compute the state that the body leaves behind; True once it is known."""
         if trial.state is None:
             trial.state = self.next_state.of(trial.step, trial.back)
         return trial.state is not None
 
     def lacks_earlier(self, trial: Candidate) -> bool:
-        """It goes back to a state that is not here, and that whoever made it must give."""
+        """True if it rolls back to a state that is not stored here and must be fetched."""
         return trial.back is not None and self.next_state.lacks(trial.step, trial.back)
 
     def ask(self, trial: Candidate, now: Seconds) -> list[Effect]:
-        """For the parts that are missing; where none are, for the state they make."""
+        """Request missing parts; if none are missing, request the state that they make."""
         if trial.back is not None:
             return [] if self.lacks_earlier(trial) else self.next_state.ask(trial.step, trial.back)
         said = zip(trial.body.parts, trial.answers, strict=True)
@@ -137,11 +139,13 @@ class Candidates:
         return self._want(trial, missing, now) if missing else self.next_state.ask(trial.step, None)
 
     def _want(self, trial: Candidate, missing: Sequence[tuple[PeerId, OwnerResult]], now: Seconds) -> list[Effect]:
-        """The proposer and other voters hold the combined bytes; whose owner is there is on its way already."""
+        """Request parts from the proposer and other voters, later those with a present owner that may still
+        send them.
+        """
         here = self.reduce.answers.keys() if self.reduce is not None else range(len(self.ground.owners))
         on_its_way = [
             trial.body.attempt == self.attempt
-            and a.part not in here  # else the owner whose answer I took keeps me from this one
+            and a.part not in here  # the owner's result that was accepted here blocks this one
             and not self.gone(owner)
             for owner, a in missing
         ]
@@ -151,7 +155,7 @@ class Candidates:
         return self.parts.want(trial.body.attempt, zip(names, on_its_way, strict=True), holders, now)
 
     def ask_for_bodies(self) -> list[Effect]:
-        """Certificates name bodies whose bytes I lack: those who are bound to them hold them."""
+        """Request bodies that certificates name from the voters bound to them."""
         self.asked += 1
         effects: list[Effect] = []
         for lacking in sorted(self.agreement.lacking):
@@ -164,7 +168,7 @@ class Candidates:
     # ---- bytes that go and come ----------------------------------------------------------------------------
 
     def give(self, to: PeerId, wish: PartRequest, now: Seconds) -> list[Effect]:
-        """A part, or a body."""
+        """Send a requested part or body."""
         body = self.agreement.bodies.get(wish.digest)
         payload = self.parts.held.get(wish.digest) if body is None else Payload(wish.digest, len(body), body)
         return self.parts.give(to, wish, payload, now)

@@ -1,9 +1,12 @@
-"""Commit, then reveal, where members may lie: who may be shown a row, and what a first word binds to.
+"""Commit-reveal gate, where members may lie: which peers may receive rows, and what the first commitment binds to.
 
-Nobody that trains is shown a row of a round before it has said in it what it gives, or that it gives nothing. So
-what it commits to was made of no row that an honest member sent to it. Attempts share the same updates again, so
-the first word binds in all of them: to that update, or to none.
-Promises: where members trust each other everybody may see everything, and nothing binds. Never signs, never sends.
+A trainer receives no row of a round before it has committed to an update or to none. So its update was made from no
+row that an honest member sent to it. Attempts share the same updates again, so the first commitment binds in all
+of them.
+
+Invariants:
+- Where members trust each other every peer may receive every row, and nothing binds.
+Not responsible for: signing or sending.
 """
 
 from __future__ import annotations
@@ -21,21 +24,24 @@ BOUND = "it has said something else of this round before, and can no more give t
 
 
 class CommitRevealGate:
-    """`said`: my own durable words, of lives before, too."""
+    """`said`: the local peer's durable statements, those before a restart included."""
 
     def __init__(self, plan: RoundPlan, me: PeerId, said: Mapping[str, bytes]) -> None:
         self.plan, self.me, self.said = plan, me, said
         self.attempt = 0
         self.first: dict[
             PeerId, tuple[Commitment, SignedStatement]
-        ] = {}  # of each, in the earliest attempt that I heard of
-        self.withheld: set[PeerId] = set()  # who would have been shown a row: they are asked for their word
+        ] = {}  # first commitment of each peer, from the earliest attempt received
+        self.withheld: set[PeerId] = set()  # peers that would have received a row, to be asked for their commitment
 
     def attempt_begins(self, attempt: int) -> None:
         self.attempt, self.withheld = attempt, set()
 
     def may_see(self, peer: PeerId) -> bool:
-        """Rows of others than its own. A word to a later attempt alone leaves open what it gives in this one."""
+        """True if this peer may receive rows of others.
+
+        A commitment to a later attempt only does not bind it in this one.
+        """
         if not self.plan.may_lie or peer == self.me or peer not in self.plan.givers:
             return True
         if peer in self.first and self.first[peer][0].attempt <= self.attempt:
@@ -44,7 +50,10 @@ class CommitRevealGate:
         return False
 
     def contradicted(self, commit: Commitment, signed: SignedStatement) -> SignedStatement | None:
-        """What its author said in another attempt, if that and this are two updates. To be told of every word."""
+        """The author's commitment to another attempt if the two name different updates.
+
+        Called with every commitment.
+        """
         if not self.plan.may_lie:
             return None
         first, other = self.first.setdefault(signed.signer, (commit, signed))
@@ -54,8 +63,12 @@ class CommitRevealGate:
         return other if two_updates(first, commit) else None
 
     def bound(self, commit: Commitment) -> Commitment | None:
-        """What I would say; a pass if I said something else of this round before, in a life before mostly. None: my
-        clock was ahead then, and after a pass of this attempt what I said of a later one would be a lie."""
+        """The commitment to send: this one, or a pass if it contradicts an earlier one, mostly from before a
+        restart.
+
+        None if both would: the local clock was ahead then, and after a pass of this attempt the later one would be
+        a lie.
+        """
         words = (commit, passing(commit.round, commit.attempt, BOUND))
         mine = self._mine() if self.plan.may_lie else []
         return next((word for word in words if not any(two_updates(said, word) for said in mine)), None)
@@ -68,5 +81,5 @@ class CommitRevealGate:
 
 
 def passing(round: int, attempt: int, why: str) -> Commitment:
-    """I give nothing, for this reason."""
+    """A commitment to no update, with its reason."""
     return Commitment(round, attempt, ZERO_DIGEST, 0, 0, 0, 0.0, 0.0, 0, why[:200])

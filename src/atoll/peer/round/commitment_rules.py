@@ -1,7 +1,8 @@
-"""What one commitment may say: its form, its parts, its weight, its claim and its late work.
+"""Rules for one commitment: its form, parts, weight, claim and late work.
 
-The same questions where it is heard and where it stands in a body, so nobody commits to what no body could carry.
-Never looks at a signature and never at a second commitment.
+The same rules apply on receipt and inside a body, so no peer commits to what no body could carry.
+
+Not responsible for: signatures, and comparing two commitments.
 """
 
 from __future__ import annotations
@@ -19,46 +20,62 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import WEIGHTLESS
 
-NUMBER_MAX = 2**40  # steps and samples of one update: their sums stay far below 2^63, the largest on the wire
+NUMBER_MAX = 2**40  # largest steps or samples of one update: their sums stay far below 2^63, the wire's maximum
+
+
+def commitment_flaw(ground: RoundContext, peer: PeerId, commit: Commitment) -> str | None:
+    """Flaw of this peer's commitment apart from its number of parts, as a predicate; None if valid."""
+    if (flaw := commit_flaw(commit)) is not None:
+        return flaw
+    if not weighs_right(ground, peer, commit):
+        return "claims a weight that is not its own"
+    if not claims_right(ground, commit):
+        return "does not say how it trained"
+    if (flaw := draws_flaw(ground, peer, commit)) is not None:
+        return flaw
+    return None if late_right(ground, peer, commit) else "claims late work that it cannot have"
 
 
 def parts_fit(ground: RoundContext, commit: Commitment) -> bool:
-    """A pass has no parts; an update has all of them, or the first ones where its length is its caller's choice.
+    """True for a pass without parts, or for an update with all parts.
 
-    PeerFault where it is to be reduced in a way that there is not.
+    With only the first ones if callers set its length.
+
+    Raises PeerFault for an unknown topology.
     """
     planned = len(ground.by(commit.asked).owners)
     return commit.parts in (0, planned) or (commit.values > 0 and 0 < commit.parts < planned)
 
 
 def weighs_right(ground: RoundContext, peer: PeerId, commit: Commitment) -> bool:
-    """A row weighs what it should. Where rows are sorted, each must weigh something."""
+    """True if the row's weight is correct. Statistics that sort rows require a weight above 0."""
     member = ground.plan.by_peer.get(peer)
     if member is None or peer not in ground.plan.givers:
         return False
     if commit.parts == 0 or member.standing in WEIGHTLESS:
         return commit.weight == 0
     own = row_weight(ground, peer, commit.steps_now, commit.samples_now)
-    return commit.weight == own and (commit.samples > 0 or ground.statistic == "mean")
+    return commit.weight == own and (commit.samples > 0 or ground.trust.statistic == "mean")
 
 
 def row_weight(ground: RoundContext, peer: PeerId, steps: int, samples: int) -> int:
-    """What a trainer's update counts in a mean: the samples it learned from, and a newcomer's nothing.
+    """Weight of a trainer's update in a mean: its samples; 0 for a newcomer.
 
-    Where records are kept these decide, and how many of the steps assigned it took: what it says of its samples
-    then moves nothing. Where time ends rounds nobody is assigned a number of steps, and one that it made up would
-    be worth as much as it is large: records alone decide.
+    Where the run keeps reputation, influence times the assigned steps taken decides, so claimed samples change
+    nothing. Where time ends rounds no number of steps is assigned and an invented one would raise the weight:
+    influence alone decides.
     """
     if peer in ground.weightless:
         return 0
-    if not ground.reputed or ground.statistic != "mean":
+    if not ground.trust.reputed or ground.trust.statistic != "mean":
         return samples
-    assigned = ground.plan.steps_of(peer) if ground.plan.limit_s is None else 1
+    work = ground.work_of(peer)
+    assigned = work.steps if work.limit_s is None else 1
     return ground.influence[peer] * max(0, min(steps, assigned))
 
 
 def late_right(ground: RoundContext, peer: PeerId, commit: Commitment) -> bool:
-    """Late work is where it may be, and is a part of what the commitment stands for."""
+    """True if late work is allowed here and is a part of the committed work."""
     late = commit.late
     if late is None:
         return True
@@ -67,22 +84,24 @@ def late_right(ground: RoundContext, peer: PeerId, commit: Commitment) -> bool:
 
 
 def claims_right(ground: RoundContext, commit: Commitment) -> bool:
-    """Where rounds are audited an update comes with a claim that can be, and nowhere else does anything."""
+    """True if the commitment has a claim exactly where rounds are audited."""
     if commit.claimed is None:
-        return not (ground.audited and commit.parts)
-    return ground.audited and commit.parts > 0 and len(commit.claimed) == DIGEST_BYTES
+        return not (ground.trust.audited and commit.parts)
+    return ground.trust.audited and commit.parts > 0 and len(commit.claimed) == DIGEST_BYTES
 
 
 def draws_flaw(ground: RoundContext, peer: PeerId, commit: Commitment) -> str | None:
-    """Where members take each other's samples an update comes with the secrets that decide it, and nowhere else
-    does anything. What is wrong with them; None if nothing is."""
+    """Flaw of the secrets for redundant training; None if valid.
+
+    They accompany an update only in runs that use them.
+    """
     if ground.twins is None or not commit.parts:
         return None if commit.draws is None else "names secrets that decide nothing"
     return ground.twins.flaw(peer, commit)
 
 
 def commit_flaw(commit: Commitment) -> str | None:
-    """What no honest peer says: numbers that break sums for everybody, or words that fill the vertex."""
+    """Flaw that no honest commitment has: numbers that break sums for all, or text that fills the vertex."""
     if not (
         isfinite(commit.loss)
         and isfinite(commit.step_s)

@@ -1,7 +1,10 @@
-"""Who committed to what in a round, whose word is still waited for, and who said two different ones.
+"""Commitment table of a round: commitments received, members still awaited, and double commitments.
 
-Promises: the first word counts, a second one is shown as what it is; a commitment that no body could carry is never
-remembered; of attempts, this one and the next two are held. Never signs, never decides when sharing begins.
+Invariants:
+- The first commitment of a peer counts; a second one is reported as evidence.
+- A commitment that no body could carry is never stored.
+- Only this attempt and the next two are stored.
+Not responsible for: signing, deciding when sharing begins.
 """
 
 from __future__ import annotations
@@ -19,23 +22,17 @@ from atoll.base.machine import Effect, Send
 from atoll.base.round_robin import in_turn
 from atoll.peer.events import IncompatibleCall
 from atoll.peer.round.candidate import CommitmentCache
-from atoll.peer.round.commitment_rules import (
-    claims_right,
-    commit_flaw,
-    draws_flaw,
-    late_right,
-    parts_fit,
-    weighs_right,
-)
+from atoll.peer.round.commitment_rules import commitment_flaw, parts_fit
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round.topology_choice import topology_in
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.round import CommitAnnouncement, CommitRequest
 from atoll.wire.messages.statements import Commitment, SignedStatement
 
-SHOWN_BY = 4  # of a large committee, to each owner: one of dozens that can prove it is enough, 82 % of them can
-ASKED_FOR_ANOTHERS = 2  # at a time: nearly everybody hears whom I alone do not hear
-AHEAD = 2  # attempts: their commitments come from peers whose clock is faster
+SHOWN_BY = 4  # voters of a large committee that send evidence to an owner: dozens can, one is enough
+# peers asked at a time for another's commitment: nearly all receive from a peer that one alone cannot reach
+ASKED_FOR_ANOTHERS = 2
+AHEAD = 2  # attempts ahead with commitments stored: some clocks are faster
 
 
 @dataclass(frozen=True)
@@ -52,40 +49,45 @@ class CommitmentTable:
         self.hearers, self.speakers = self._audience()
         self.attempt = self.asks = 0
         self.heard: dict[int, CommitmentCache] = {}  # by attempt
-        self.awaited: set[PeerId] = set()  # speakers whose commitment to this attempt I have not heard
-        self.two_faced: set[PeerId] = set()  # who committed to two updates in one attempt: it counts no more
-        self.refused: set[PeerId] = set()  # who gives another update than it was bound to: of these no row is taken
-        self.shown: set[tuple[PeerId, PeerId]] = set()  # (owner, whose commitment to this attempt I showed it)
-        self.sought: set[PeerId] = set()  # whose I asked others for since the last nudge
-        self.asked: str | None = None  # for this way this attempt's updates are reduced; None: not known yet
-        self.elsewhere: set[PeerId] = set()  # whose caller asked for another one: of these no row is taken
+        self.awaited: set[PeerId] = set()  # speakers with no commitment to this attempt yet
+        # peers that committed to two updates in one attempt and no longer count
+        self.two_faced: set[PeerId] = set()
+        # peers that commit to another update than they are bound to; their rows are rejected
+        self.refused: set[PeerId] = set()
+        # (owner, author) of commitments to this attempt already sent to the owner
+        self.shown: set[tuple[PeerId, PeerId]] = set()
+        self.sought: set[PeerId] = set()  # authors requested from others since the last tick
+        self.asked: str | None = None  # options by which this attempt's updates are reduced; None: not known yet
+        self.elsewhere: set[PeerId] = (
+            set()
+        )  # peers with a caller that asked for other options; their rows are rejected
 
     # ---- what happens --------------------------------------------------------------------------------------
 
     def attempt_begins(self, attempt: int, trains: bool) -> None:
-        """`trains`: my own commitment is waited for, too."""
+        """Start an attempt; `trains`: the local commitment is awaited as well."""
         self.attempt, self.shown, self.sought = attempt, set(), set()
         self.asked, self.elsewhere = None, set()
         self.heard = {a: c for a, c in self.heard.items() if a >= attempt}
-        # a newcomer's first update moves nothing: nobody waits for it, its trainer may still be starting
+        # a newcomer's first update has weight 0 and its trainer may still be starting, so it is not awaited
         mine = {self.me} if trains else set[PeerId]()
         self.awaited = (set(self.speakers) & self.settled | mine) - self.now.of.keys() - self.two_faced
 
     def say(self, commit: Commitment, signed: SignedStatement) -> list[Effect]:
-        """My own, to this attempt."""
+        """Record the local commitment to this attempt and send it."""
         self.now.hear(self.me, commit, signed)
         self.awaited.discard(self.me)
         message = self._message(signed)
         return [Send(p, message) for p in self.hearers if p != self.me]
 
     def hear(self, signed: SignedStatement) -> Commitment | DoubleCommit | None:
-        """What is new in it; None if nothing is. PeerFault for what nobody may commit to."""
+        """Store a commitment; returns what is new in it, None if nothing is. PeerFault if it breaks a rule."""
         commit = self.notary.open(signed, Commitment, self.ground.vote_key_of.get(signed.signer))
         if commit.round != self.plan.round or not self.attempt <= commit.attempt <= self.attempt + AHEAD:
             return None
         before = self.in_attempt(commit.attempt).of.get(signed.signer)
         if before is not None and before[1].body == signed.body:
-            return None  # it comes with every row, and was looked at when it came first
+            return None  # repeated with every row, and checked when it first came
         self._check(signed, commit)
         if before is not None:  # the first commitment counts; a different one could follow another's reveal
             return DoubleCommit(before[1], signed)
@@ -98,7 +100,7 @@ class CommitmentTable:
         return commit
 
     def goes_by(self, asked: str) -> None:
-        """The updates of this attempt are reduced as this asks for."""
+        """Reduce the updates of this attempt by these options."""
         self.asked = asked
         for peer, (commit, _) in self.now.of.items():
             self._note_way(peer, commit)
@@ -114,24 +116,14 @@ class CommitmentTable:
             raise PeerFault(signed.signer, f"its commitment has {len(signed.body)} bytes")
         if not parts_fit(self.ground, commit) or self.ground.topology is None:
             raise PeerFault(signed.signer, f"committed to {commit.parts} parts", signed.body)
-        flaw = commit_flaw(commit)
-        if flaw is not None:
+        if (flaw := commitment_flaw(self.ground, signed.signer, commit)) is not None:
             raise PeerFault(signed.signer, f"its commitment {flaw}", signed.body)
-        if not weighs_right(self.ground, signed.signer, commit):
-            raise PeerFault(signed.signer, "claims a weight that is not its own", signed.body)
-        if not claims_right(self.ground, commit):
-            raise PeerFault(signed.signer, "does not say how it trained", signed.body)
-        flaw = draws_flaw(self.ground, signed.signer, commit)
-        if flaw is not None:
-            raise PeerFault(signed.signer, f"its commitment {flaw}", signed.body)
-        if not late_right(self.ground, signed.signer, commit):
-            raise PeerFault(signed.signer, "claims late work that it cannot have", signed.body)
 
     def waits_no_more(self, peer: PeerId) -> bool:
-        """It committed twice. What came of it counts. True if this attempt waits for it no more.
+        """Mark a peer that committed twice; True if this attempt no longer waits for it.
 
-        Where owners watch each other honest ones make different sums of it: there its rows of this attempt are on
-        their way, and there will be none in the next one.
+        Where owners check each other, honest ones may combine different rows of it. Its rows of this attempt are
+        still coming then, and there will be none in the next one.
         """
         self.two_faced.add(peer)
         if self.ground.witnesses:
@@ -145,13 +137,16 @@ class CommitmentTable:
     # ---- what is said again --------------------------------------------------------------------------------
 
     def repeat_to(self, peer: PeerId) -> list[Effect]:
-        """It may not have heard mine; where members may lie it shows me no row before that."""
+        """Resend the local commitment to a peer; where members may lie it sends no row before that."""
         mine, hearers = self.now.of.get(self.me), self.ground.vote_key_of if self.plan.may_lie else self.hearers
         return [Send(peer, self._message(mine[1]))] if mine is not None and peer in hearers else []
 
     def ask(self, withheld: Iterable[PeerId] = ()) -> list[Effect]:
-        """Whom I could hear, and did not, with my own word; in a large swarm those whose turn it is to be asked.
-        `withheld`: who would be shown a row for it.
+        """Request missing commitments from reachable peers, sending the local one along.
+
+        Round-robin in a large swarm.
+
+        `withheld`: peers that would receive a row in return.
         """
         known = self.now.of
         self.asks += 1
@@ -165,7 +160,7 @@ class CommitmentTable:
         return [Send(p, message) for p in (*asked, *more)]
 
     def seek(self, names: Iterable[PeerId]) -> list[Effect]:
-        """These count, I do not hear them, and have not heard what they committed to: somebody else has."""
+        """Request counted commitments of unreachable authors from peers that may have them."""
         lost = [p for p in sorted(names) if self.gone(p) and p not in self.sought]
         near = [p for p in self.speakers if p != self.me and not self.gone(p)]
         self.sought.update(lost)
@@ -175,7 +170,7 @@ class CommitmentTable:
         return [Send(to, CommitRequest(round, self.attempt, trace, p)) for p in lost for to in dict.fromkeys(asked)]
 
     def show_one(self, to: PeerId, name: PeerId) -> list[Effect]:
-        """Once, to a member that does not hear its author."""
+        """Send another's commitment to a member that cannot reach its author, once."""
         known = self.now.of.get(name)
         if known is None or to not in self.hearers or (to, name) in self.shown:
             return []
@@ -183,8 +178,9 @@ class CommitmentTable:
         return [Send(to, self._message(known[1]))]
 
     def show(self, owner: PeerId, names: Iterable[PeerId]) -> list[Effect]:
-        """The words of these others, once each, to an owner that heard another word of one of them: together we can
-        prove it."""
+        """Send commitments, once each, to an owner that received different ones: both together prove the double
+        commitment.
+        """
         if self.me not in shown_by(owner, self.plan.committee, self.plan.head, self.attempt):
             return []
         known = self.now.of
@@ -199,7 +195,7 @@ class CommitmentTable:
 
     @property
     def now(self) -> CommitmentCache:
-        """To this attempt."""
+        """Commitments to this attempt."""
         found = self.heard.get(self.attempt)
         if found is None:
             found = self.heard[self.attempt] = CommitmentCache()
@@ -207,7 +203,7 @@ class CommitmentTable:
 
     @property
     def settled(self) -> set[PeerId]:
-        """Trainers that are waited for."""
+        """Trainers that the round waits for."""
         return {m.peer for m in self.plan.trainers if m.standing == "member"}
 
     def in_attempt(self, attempt: int) -> CommitmentCache:
@@ -218,13 +214,13 @@ class CommitmentTable:
         return known[0] if known is not None else None
 
     def reduced_of(self, peer: PeerId) -> Commitment | None:
-        """The same, if its update can be reduced with those of this attempt."""
+        """The commitment of a peer with an update that can be combined with those of this attempt."""
         return None if peer in self.elsewhere else self.commit_of(peer)
 
     def other_calls(self, news: Iterable[PeerId]) -> list[IncompatibleCall]:
-        """Whose update is of another length or form than mine: where callers choose these, that is a mistake.
+        """Reports of updates with another length or form than the local one, where callers choose these.
 
-        As many as may lie could say so for ever. So few are left out of the sums, and nobody else is disturbed.
+        As many members as may lie could do that forever. That few are left out of the sums without a report.
         """
         commits, mine = self.now, self.commit_of(self.me)
         if mine is None or not mine.parts:
@@ -242,7 +238,10 @@ class CommitmentTable:
         ]
 
     def awaits(self, part: int, names: Container[PeerId], among: Iterable[PeerId] | None) -> bool:
-        """True while somebody (of these) whose row of this part may still come is not named. Stops at the first."""
+        """True while a row of this part may still come from an unlisted peer (of `among`).
+
+        Stops at the first one.
+        """
         commits = self.now
         unwaited = self.two_faced if not self.ground.witnesses else ()
         for peer in commits.giving if among is None else among:
@@ -252,27 +251,29 @@ class CommitmentTable:
             if known is not None and known[0].parts > part:
                 return True
             if known is None and peer in self.plan.givers:
-                return True  # in a large swarm I do not hear the commitments of everybody whose row I hand on
+                return True  # in a large swarm a row may be forwarded without its commitment
         return False
 
     def filled(self) -> int | None:
-        """Parts of the longest update; None while somebody I could hear from has not said what it has. None at all
-        where callers asked for two ways: they wait for rows by different plans, and all were told."""
+        """Parts of the longest update; None while a reachable trainer has not committed.
+
+        0 where callers asked for two topologies: they wait for rows by different plans, and all were notified.
+        """
         if self.elsewhere:
             return 0
         commits, trainers = self.now, self.plan.trainers
         if len(trainers) > COMMITTEE_MAX or len(commits.of) < min(self.plan.quorum, len(trainers)):
-            return None  # whoever hears too few may be the one who is cut off
+            return None  # with too few commitments the local peer itself may be cut off
         if not all(m.peer in commits.of or self.gone(m.peer) for m in trainers):
             return None
         return max((commits.of[p][0].parts for p in commits.giving), default=0)
 
     def _audience(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
-        """(who hears my commitment, whose commitment I hear).
+        """(receivers of the local commitment, peers that send theirs here).
 
-        Everybody in a small swarm, but that clients cannot hear each other. In a large one a commitment goes to
-        owners and voters, who need it, and those of first owners and their witnesses go to everybody, since nobody
-        reveals a part to an owner that has not committed. Whoever else wants a row is asked for its word then.
+        All members in a small swarm, except that clients cannot reach each other. In a large one commitments go to
+        owners and voters. Those of first owners and their witnesses go to all members, since no row goes to an
+        owner that has not committed. Any other peer that wants a row is asked for its commitment then.
         """
         trainers, givers = tuple(m.peer for m in self.plan.members if m.trains), self.plan.givers
         if len(trainers) <= COMMITTEE_MAX:
@@ -287,10 +288,11 @@ class CommitmentTable:
 
 
 def shown_by(owner: PeerId, committee: tuple[PeerId, ...], head: Digest, attempt: int) -> tuple[PeerId, ...]:
-    """Who shows an owner what it heard otherwise than that owner: the whole committee; of a large one a few, drawn.
+    """Voters that send an owner commitments that it received differently: the committee, or a drawn few if it is
+    large.
 
-    Only who votes doubts answers. One member that commits twice would else have all others show all words to all
-    owners: the cube of their number in messages. One owner that can prove it is enough: all are told the proof.
+    Only voters dispute results. One double commitment would otherwise make all voters send all commitments to all
+    owners, a cubic number of messages. One owner that can prove it is enough, since all receive the proof.
     """
     if len(committee) <= COMMITTEE_MAX:
         return committee

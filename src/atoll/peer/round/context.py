@@ -1,7 +1,9 @@
-"""What a round stands on: the plan, its parent and what genesis says, as one value that everybody works out alike.
+"""Round context: the plan, the parent vertex and the settings that all decisions of one round follow from.
 
-Promises: everything in it follows from agreed vertices, so two peers with one head hold equal grounds; sizes that
-strangers could grow have their ceilings here. Never holds what was said in the round itself.
+Invariants:
+- Every field follows from agreed vertices, so two peers with the same head hold equal contexts.
+- Sizes that strangers could grow have their upper bounds here.
+Not responsible for: anything sent during the round.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 from msgspec import UNSET
 
@@ -62,48 +63,58 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import WEIGHTLESS, Member, VertexBody
 
-WEIGHING_BYTES = 32  # the heads of the lists in a weighing
-PLACE_BYTES = 3  # of a part's number in it
+WEIGHING_BYTES = 32  # list headers of an encoded `AgreedWeights`
+PLACE_BYTES = 3  # one part number in it
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustTerms:
+    """How much a training round trusts its members; the defaults trust them fully."""
+
+    statistic: StatisticName = "mean"  # rule for the rows of a part
+    tolerance: float = 0.0  # share of members that may lie
+    witnessed: bool = False  # several owners combine each part
+    captured: float = 0.0  # share of parts that liars may own alone, where openings check results
+    audited: bool = False  # an update comes with a claim about how it was trained
+    reputed: bool = False  # vertices hold reputations, which decide row weights
+    opened: bool = False  # blocks of results are opened
 
 
 @dataclass(frozen=True)
+class MemberWork:
+    """Training work that a round assigns to one member."""
+
+    steps: int  # inner steps, at most
+    batch: int  # samples per step; 0: the recipe's
+    limit_s: Seconds | None  # training time from when the trainer runs; None: no limit
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundContext:
-    """What a round stands on: agreed facts and the judgement of reports, handed in by the peer."""
+    """Agreed facts of one round and the rule for reports, handed in by the peer."""
 
     plan: RoundPlan
-    settings: RunSettings  # genesis'; what the round goes by is in the plan
+    settings: RunSettings  # those of genesis; the plan holds what the round uses
     parent: VertexBody
     topology: ReduceTopology | None  # how updates are reduced; None in a round that only assembles members
-    why: str  # this topology, in words for people
-    admissible: Callable[[VerifiedReport, Seconds], str | None]  # (report, the time of the body)
-    statistic: StatisticName = "mean"
-    tolerance: float = 0.0
-    witnessed: bool = False
-    captured: float = (
-        0.0  # share of parts that liars may own by themselves, where openings find what they say there
-    )
-    parts_most: int = PARTS_MAX  # that an update may have in the rounds to come
-    recovery: bytes = b""  # public identity whose word sends the run back to an earlier state
-    audited: bool = False  # who gives an update must claim how it trained
-    reputed: bool = False  # members' records stand in vertices, and decide what rows weigh
-    demanded: RollbackOrder | None = None  # validators found the state bad: where this round is to go back to
-    opened: bool = False  # blocks of answers are opened
-    apart: PartitionPolicy | None = None  # who hears no quorum trains on
-    scored: tuple[SettledScore, ...] | None = (
-        None  # updates whose scores the parent settled; None: the run has none
-    )
-    twins: RedundancyDraw | None = None  # members take each other's samples in secret; None: the run has no twins
-    compared: tuple[RedundancyVerdict, ...] = ()  # what became of twins, as the parent settled it
-    words_lost: bool = False  # of scorers or referees, on this disk: records are taken at their word
-    ways: Callable[[str], TopologyChoice] | None = (
-        None  # by its name, where whoever calls may choose how its call is reduced
-    )
+    why: str  # reason for this topology, for people
+    admissible: Callable[[VerifiedReport, Seconds], str | None]  # (report, time of the body) → flaw
+    trust: TrustTerms = TrustTerms()
+    parts_most: int = PARTS_MAX  # most parts of an update in the rounds to come
+    recovery: bytes = b""  # public identity that signs operator orders
+    demanded: RollbackOrder | None = None  # rollback that validators demand after a bad state
+    apart: PartitionPolicy | None = None  # members without a quorum train on
+    scored: tuple[SettledScore, ...] | None = None  # scores that the parent settled; None: the run has none
+    twins: RedundancyDraw | None = None  # draw for redundant training; None: the run has none
+    compared: tuple[RedundancyVerdict, ...] = ()  # redundancy verdicts that the parent settled
+    words_lost: bool = False  # reports of scorers or referees are not on this disk: reputations are not checked
+    ways: Callable[[str], TopologyChoice] | None = None  # topology by name, where callers may choose it
 
     def by(self, asked: str) -> RoundContext:
-        """The same for updates whose callers asked for this. PeerFault for a way that there is none of.
+        """The context for updates with this topology as their callers' choice; PeerFault for an unknown one.
 
-        What the callers chose stands in their commitments, so a round that nobody planned like that is reduced by
-        a plan that all work out alike, and whoever checks its body finds in it what it was reduced by.
+        Commitments carry the callers' choice. So all peers derive the same plan for it, and a voter finds in the
+        body which topology the round used.
         """
         if self.ways is None or self.topology is None or not (name := topology_in(asked)):
             return self
@@ -116,9 +127,13 @@ class RoundContext:
     def _asked(self) -> dict[str, RoundContext]:
         return {}
 
+    def work_of(self, peer: PeerId) -> MemberWork:
+        """The work of this member; the one place for values that differ between members."""
+        return MemberWork(self.plan.steps_of(peer), self.plan.batch, self.plan.limit_s)
+
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:
-        """Of each part, in the order in which they take over."""
+        """Owners of each part, in the order in which they take over."""
         return tuple(part.owners for part in self.topology.parts) if self.topology is not None else ()
 
     @cached_property
@@ -127,85 +142,87 @@ class RoundContext:
         return tuple(part.share for part in self.topology.parts) if self.topology is not None else ()
 
     def takes(self, part: int) -> frozenset[PeerId] | None:
-        """Whose rows this part is made of, its owner's among them; None: everybody's."""
+        """Peers with rows in this part, its owner included; None: all."""
         assert self.topology is not None
         return self.topology.parts[part].takes
 
     def taking(self, peer: PeerId) -> int:
-        """How many parts take this peer's row."""
+        """Number of parts that include this peer's row."""
         return self.topology.taking(peer) if self.topology is not None else 0
 
     @cached_property
     def weightless(self) -> frozenset[PeerId]:
-        """Newcomers, and members whose work cannot be replayed: their rows are checked like any other, and move
-        nothing."""
+        """Newcomers and members without replayable work: their rows are checked but have weight 0."""
         return frozenset(m.peer for m in self.plan.trainers if m.standing in WEIGHTLESS)
 
     @cached_property
     def unaudited(self) -> frozenset[PeerId]:
-        """Members that said that their work cannot be replayed."""
+        """Members that declared their work not replayable."""
         return frozenset(m.peer for m in self.plan.trainers if m.standing == "unaudited")
 
     def takes_late(self, peer: PeerId) -> bool:
-        """Late work may ride on this member's update: it is merged in this run, and the row weighs something."""
+        """True if this member's update may carry late work: the run merges it and the row has weight."""
         return self.apart is not None and self.apart.then == "merge" and peer not in self.weightless
 
     @cached_property
     def influence(self) -> dict[PeerId, int]:
-        """What each settled trainer weighs against the others; nobody where no records are kept."""
-        if not self.reputed:
+        """Influence of each settled trainer; empty where the run keeps no reputation."""
+        if not self.trust.reputed:
             return {}
         settled = (m.peer for m in self.plan.trainers if m.standing == "member")
         return influence_of({peer: self.plan.scores.get(peer, FLOOR) for peer in settled})
 
     @cached_property
     def liars(self) -> int:
-        """How many of the rows that count may be lies."""
-        return liars_among(len(self.plan.trainers) - len(self.weightless), self.tolerance)
+        """Number of counted rows that may be lies."""
+        return liars_among(len(self.plan.trainers) - len(self.weightless), self.trust.tolerance)
 
     @cached_property
     def weighs(self) -> bool:
-        """Rows are weighed by distances between whole updates."""
-        return self.statistic in DISTANCES
+        """True if rows are weighted by distances between whole updates."""
+        return self.trust.statistic in DISTANCES
 
     @cached_property
     def mixes(self) -> bool:
-        """And mixed by them, before mixtures are sorted value by value."""
-        return self.statistic in MIXED
+        """True if rows are also mixed by these distances before values are sorted."""
+        return self.trust.statistic in MIXED
 
     @property
     def trainers_most(self) -> int:
-        """Rows without distances would stop the learning of all."""
+        """Largest number of trainers: rows without distances would stop training for all."""
         return WEIGHED_ROWS_MAX if self.weighs else PEERS_MAX
 
     @cached_property
     def compared_bytes_max(self) -> int:
-        """Of a signed comparison."""
+        """Largest signed comparison, in bytes."""
         rows = min(len(self.plan.trainers), WEIGHED_ROWS_MAX)
         return self.answer_bytes_max + 8 * (rows * (rows + 1) // 2)
 
     @cached_property
     def weighing_bytes_max(self) -> int:
-        """Of an encoded weighing, which travels beside an answer and stands in the vertex."""
+        """Largest encoded `AgreedWeights`, in bytes; it travels beside a result and stands in the vertex."""
         if not self.weighs:
             return 0
-        names = sum(name_bytes(m.peer) + WEIGHT_BYTES for m in self.plan.trainers)  # or a line of bits each
+        names = sum(name_bytes(m.peer) + WEIGHT_BYTES for m in self.plan.trainers)  # or one row of bits each
         return names + DIGEST_BYTES + PLACE_BYTES * len(self.owners) + WEIGHING_BYTES
 
     @cached_property
     def witnesses(self) -> int:
-        """Owners after the first that combine every part too."""
-        if not self.witnessed:
+        """Owners after the first that also combine every part."""
+        if not self.trust.witnessed:
             return 0
         owners = min((len(part.owners) for part in self.topology.parts), default=1) if self.topology else 1
-        lying = liars_among(len(self.plan.voters), self.tolerance)
-        return witnesses(owners, len(self.plan.owners), lying, self.captured)
+        lying = liars_among(len(self.plan.voters), self.trust.tolerance)
+        return witnesses(owners, len(self.plan.owners), lying, self.trust.captured)
 
     @cached_property
     def reserves(self) -> tuple[PeerId, ...]:
-        """Who takes parts that no owner answers for: authors have their rows still. Where members may lie they are
-        drawn as owners are. In pairs a part is nobody else's, and where distances weigh rows every part must be
-        compared before any is combined: there is no time for two words more."""
+        """Peers that take over parts without a result of any owner; authors still have their rows.
+
+        Where members may lie they are drawn like owners. There are none in pairs, where a part belongs to one pair,
+        and none where distances weight rows: every part must be compared before any is combined, which leaves no
+        time.
+        """
         plan = self.plan
         if self.topology is None or self.topology.apart or self.weighs:
             return ()
@@ -214,13 +231,15 @@ class RoundContext:
         return tuple(shuffled(plan.head, "reserves", [p for p in plan.owners if p in plan.committee]))
 
     def stands_in(self, part: int, owner_index: int) -> bool:
-        """Is this the index of a reserve?"""
+        """True if this owner index is a reserve's."""
         return bool(self.reserves) and owner_index >= len(self.owners[part])
 
     @cached_property
     def juries(self) -> tuple[tuple[PeerId, ...], ...]:
-        """Of each part, in a large committee: if every voter opened all rows of a doubted part, that would be the
-        whole updates of all to all."""
+        """Jury of each part in a large committee.
+
+        If every voter opened all rows of a disputed part, all updates would go to all voters.
+        """
         committee = self.plan.committee
         if not self.witnesses or len(committee) <= COMMITTEE_MAX:
             return ()
@@ -228,39 +247,39 @@ class RoundContext:
         return tuple(jury_of(head, part, committee, owners, first) for part, owners in enumerate(self.owners))
 
     def reduce_plan(self, attempt: int, timing: RoundPlan | None = None) -> ReducePlan:
-        """`timing`: the plan with the windows that I go by, if they are others."""
+        """The all-reduce plan of one attempt; `timing` is the plan with locally applied windows, if they differ."""
         assert self.topology is not None
         plan = timing or self.plan
         times = plan.times(attempt)
         return ReducePlan(
-            plan.round,
-            attempt,
-            plan.trace,
-            self.topology,
-            tuple(m.peer for m in plan.members if m.present),
-            times.answer_until,
-            self.statistic,
-            self.liars,
-            rows_needed(self.statistic, self.liars),
-            self.witnesses,
-            self.juries,
-            verdict_of(liars_among(len(plan.committee), self.tolerance)),
-            self.weighs,
-            self.mixes,
-            self.weightless,
-            frozenset(m.peer for m in plan.members if m.present and m.peer not in plan.givers),
-            plan.window_s(attempt),
-            plan.has_clock,
-            self.influence if self.weighs else {},
-            self.opened,
-            self.reserves,
-            times.reserves_until,
-            plan.may_lie,
+            round=plan.round,
+            attempt=attempt,
+            trace=plan.trace,
+            topology=self.topology,
+            listeners=tuple(m.peer for m in plan.members if m.present),
+            answer_until=times.answer_until,
+            statistic=self.trust.statistic,
+            liars=self.liars,
+            rows_least=rows_needed(self.trust.statistic, self.liars),
+            witnesses=self.witnesses,
+            juries=self.juries,
+            verdict=verdict_of(liars_among(len(plan.committee), self.trust.tolerance)),
+            weighs=self.weighs,
+            mixes=self.mixes,
+            weightless=self.weightless,
+            rowless=frozenset(m.peer for m in plan.members if m.present and m.peer not in plan.givers),
+            window_s=plan.window_s(attempt),
+            has_clock=plan.has_clock,
+            influence=self.influence if self.weighs else {},
+            opened=self.trust.opened,
+            reserves=self.reserves,
+            reserves_until=times.reserves_until,
+            may_lie=plan.may_lie,
         )
 
     @cached_property
     def answer_bytes_max(self) -> int:
-        """Of a signed answer: who says more than there is to say fills the vertex."""
+        """Largest signed result, in bytes: a longer one would only fill the vertex."""
         return ANSWER_BYTES_MAX + sum(name_bytes(m.peer) for m in self.plan.members if m.trains)
 
     @cached_property
@@ -272,77 +291,89 @@ class RoundContext:
         return known_keys(self.plan.members)
 
 
-@of_the_same  # asked with every report
+@of_the_same  # called for every report
 def known_keys(members: tuple[Member, ...]) -> dict[PeerId, bytes]:
-    """Under which anybody's words may be held against it: also of those that are away."""
+    """Keys under which a statement may be held against its signer, absent members included."""
     return {m.peer: m.vote_key for m in members if m.standing != "expelled"}
 
 
 def ground_after(
     settings: RunSettings, plan: RoundPlan, parent: VertexBody, recent: RecentVertices, run: Digest
 ) -> RoundContext:
-    """What the round after `parent` stands on; `settings` are genesis'. Enough members, no pause, rounds left to
-    train, or it only assembles members.
+    """Context of the round after `parent`; `settings` are those of genesis.
 
-    The first round that trains waits for settled ones: a newcomer's update moves nothing, and nobody who was waited
-    for shall count for nothing.
+    The round only assembles members if there are too few of them, the run is paused, or no training rounds are
+    left. The first training round waits for settled members: a newcomer's update has weight 0, and no awaited
+    member shall count for nothing.
     """
-    genesis, over = settings, is_over(settings, parent)
-    settings = settings_after(settings, parent)
+    genesis, settings = settings, settings_after(settings, parent)
     parts = parts_most(settings, parent)
-    if parent.trained:
-        enough = sum(m.works for m in plan.members) >= settings.min_peers
-    else:
-        settled = sum(m.works and m.standing == "member" for m in plan.members)
-        enough = settled >= max(settings.start_peers, settings.min_peers)
 
     def judge(reported: VerifiedReport, time_s: Seconds) -> str | None:
         judged = settings.open_to_all, parent.time_s, parts, settings.round.signing, time_s
         return admissible(reported, parent, recent, run, *judged)
 
-    who, validations = settings.recovery, recent.validations
-    demanded = validations.demanded() if validations.head == parent.round else None
-    scored = None
+    scored, twins, compared = None, None, ()
     if settings.scored_share:
         scored = recent.scores.settled if recent.scores.head == parent.round else ()
-    drawing, compared = None, ()
     if settings.twinned_share:
         here = recent.twins.head == parent.round
-        drawing = RedundancyDraw(settings.twinned_share, plan.head, parent, recent.twins.owed if here else None)
+        twins = RedundancyDraw(settings.twinned_share, plan.head, parent, recent.twins.owed if here else None)
         compared = recent.twins.settled if here else ()
-    if over or not enough or parent.paused is not UNSET:
-        why = "too few members to train" if parent.paused is UNSET else f"paused since round {parent.paused}"
-        why = "the run is over" if over else why
-        kind = settings.statistic
-        return RoundContext(
-            plan,
-            genesis,
-            parent,
-            None,
-            why,
-            judge,
-            kind,
-            parts_most=parts,
-            recovery=who,
-            reputed=settings.reputed,
-            demanded=demanded,
-            scored=scored,
-            compared=compared,
-        )
+    validations = recent.validations
+    assembling = RoundContext(
+        plan=plan,
+        settings=genesis,
+        parent=parent,
+        topology=None,
+        why=_why_assembling(genesis, settings, plan, parent),
+        admissible=judge,
+        trust=TrustTerms(statistic=settings.statistic, reputed=settings.reputed),
+        parts_most=parts,
+        recovery=settings.recovery,
+        demanded=validations.demanded() if validations.head == parent.round else None,
+        scored=scored,
+        compared=compared,
+    )
+    if assembling.why:
+        return assembling
     way = way_of(settings, plan, answered_bytes(parent))
-    trust = settings.statistic, settings.tolerance, settings.witnessed, settings.captured_share
-    audited, reputed, opened = bool(settings.audited_share), settings.reputed, settings.opened is not None
-    more = audited, reputed, demanded, opened, settings.apart_terms, scored
-    chosen = settings.round.quorum == "majority" and not plan.has_clock  # all is direct where members may lie
-    ways = partial(way_asked, settings, plan, trained=parent.trained) if chosen else None
-    fixed = plan, genesis, parent, way.topology, way.why, judge
-    twins: dict[str, Any] = {"twins": drawing, "compared": compared}
-    return RoundContext(*fixed, *trust, parts, who, *more, ways=ways, **twins)
+    chosen = settings.round.quorum == "majority" and not plan.has_clock  # where members may lie all rows are direct
+    return replace(
+        assembling,
+        topology=way.topology,
+        why=way.why,
+        trust=TrustTerms(
+            statistic=settings.statistic,
+            tolerance=settings.tolerance,
+            witnessed=settings.witnessed,
+            captured=settings.captured_share,
+            audited=bool(settings.audited_share),
+            reputed=settings.reputed,
+            opened=settings.opened is not None,
+        ),
+        apart=settings.apart_terms,
+        twins=twins,
+        ways=partial(way_asked, settings, plan, trained=parent.trained) if chosen else None,
+    )
+
+
+def _why_assembling(genesis: RunSettings, settings: RunSettings, plan: RoundPlan, parent: VertexBody) -> str:
+    """Why the round after `parent` only assembles members; empty if it trains. `settings`: with changed numbers."""
+    if is_over(genesis, parent):
+        return "the run is over"
+    if parent.paused is not UNSET:
+        return f"paused since round {parent.paused}"
+    if parent.trained:
+        enough = sum(m.works for m in plan.members) >= settings.min_peers
+    else:
+        settled = sum(m.works and m.standing == "member" for m in plan.members)
+        enough = settled >= max(settings.start_peers, settings.min_peers)
+    return "" if enough else "too few members to train"
 
 
 def answered_bytes(parent: VertexBody) -> int:
-    """Of all combined parts of the last round. Where lengths are callers' choice the next is likely as long, but of
-    pairs there are only names."""
+    """Encoded bytes of all combined parts of the last round, an estimate for the next one; 0 for pairs."""
     if topology_in(asked_in(parent.commits)) == PAIRS:
         return 0
     answers = [decode_statement(signed.body, signed.signer) for signed in parent.parts if signed is not None]
@@ -350,14 +381,14 @@ def answered_bytes(parent: VertexBody) -> int:
 
 
 def size_flaw(ground: RoundContext, message: object) -> str | None:
-    """What is longer in this message than anything of this round can be; None if nothing is."""
+    """Which field of this message exceeds the largest size in this round; None if none does."""
     match message:
         case PartResult(statement=statement) if len(statement.body) > ground.answer_bytes_max:
-            return f"an answer of {len(statement.body)} bytes"
+            return f"a result of {len(statement.body)} bytes"
         case PartResult(weighing=AgreedWeights() as weighing) if (
             size := len(encode(weighing))
         ) > ground.weighing_bytes_max:
-            return f"an answer with {size} bytes of weights"
+            return f"a result with {size} bytes of weights"
         case RowComparison(statement=statement) if (size := len(statement.body)) > ground.compared_bytes_max:
             return f"a comparison of {size} bytes"
         case _:

@@ -1,7 +1,10 @@
-"""What I give to a round: an update that was trained, then encoded, or a pass and its reason.
+"""Local update of a round: a trained and encoded update, or a pass with its reason.
 
-One update per round, whatever attempts share it, so each attempt's commitment says the same of it. Promises: what
-is committed to is what was trained, also with late work in it. Never trains or encodes (jobs do), never sends.
+There is one update per round, whatever attempts share it, so the commitments of all attempts agree.
+
+Invariants:
+- The commitment stands for what was trained, late work included.
+Not responsible for: training and encoding, which jobs do; sending.
 """
 
 from __future__ import annotations
@@ -35,46 +38,48 @@ class LocalUpdate:
         measured: Callable[[], LocalMeasurements],
         secret: Callable[[int], bytes],
     ) -> None:
-        """`secret`: what decides whose samples I take in this round."""
+        """`secret`: per round, the secret that selects the member to take samples from."""
         self.ground, self.me, self.measured, self.secret = ground, me, measured, secret
         self.trained: TrainingResult | None = None
-        self.training = False  # I was asked to, and that is not over
-        self.encoding = False  # what I trained is, or was
+        self.training = False  # a training job is running
+        self.encoding = False  # an encoding job was started
         self.encoded: tuple[Payload, ...] | None = None
-        self.told = False  # somebody may have heard that it is encoded
-        self.claim: Digest | None = None  # of how I trained for it
-        self.late: LateShare | None = None  # of what I did apart and send with it
-        self.passes: str | None = None  # why I give nothing
+        self.told = False  # a commitment to the encoded update was made and may have been received
+        self.claim: Digest | None = None  # claim about how it was trained
+        self.late: LateShare | None = None  # work done while partitioned that this update carries
+        self.passes: str | None = None  # reason for a pass
 
     @property
     def ready(self) -> bool:
-        """There is something to commit to."""
+        """True if there is something to commit to."""
         return self.encoded is not None or self.passes is not None
 
     def train(self, left_s: Seconds) -> list[Effect]:
-        """For it, so long before sharing begins."""
-        plan = self.ground.plan
+        """Start training for at most `left_s` seconds."""
+        plan, assigned = self.ground.plan, self.ground.work_of(self.me)
         index, count = plan.shard(self.taken_from)
         time_s, self.training = max(0.0, left_s - HAND_OVER_S), True
-        work = TrainRound(plan.round, plan.steps_of(self.me), time_s, index, count, plan.batch, plan.limit_s)
+        work = TrainRound(plan.round, assigned.steps, time_s, index, count, assigned.batch, assigned.limit_s)
         return [RunTask(f"round/{plan.round}/train", work)]
 
     @cached_property
     def taken_from(self) -> PeerId:
-        """Whose samples I take: my own, or those of a member that shall not know it before it has committed."""
+        """Member that provides the samples: the local one, or a drawn one that shall not know it before it has
+        committed.
+        """
         plan, twins = self.ground.plan, self.ground.twins
         host = twins.host(self.me, self.secret(plan.round)) if twins is not None else None
         return host if host is not None and host in plan.givers else self.me
 
     def hand_over(self) -> list[Effect]:
-        """What there is by now, if it is still trained for."""
+        """End training at its next step, if it still runs, with the steps taken so far."""
         if self.trained is not None or self.passes is not None:
             return []
         round = self.ground.plan.round
         return [RunTask(f"round/{round}/hand-over", HandOver(round))]
 
     def takes(self, trained: TrainingResult) -> str | None:
-        """The trainer is done; why nothing can be made of it, if so."""
+        """Store the training result; returns why no update can be made of it, or None."""
         self.training = False
         if trained.steps == 0:
             return "its time was over before the first inner step"
@@ -84,7 +89,7 @@ class LocalUpdate:
         return None
 
     def encode(self) -> list[Effect]:
-        """Once, and not what I have said that I do not give."""
+        """Start encoding, once, unless this round is passed."""
         if self.encoding or self.passes is not None:
             return []
         self.encoding = True
@@ -93,25 +98,25 @@ class LocalUpdate:
         return [RunTask(f"round/{round}/encode", work)]
 
     def encodes(self, encoded: UpdateEncoded) -> str | None:
-        """Its parts are here; why they may not be sent, if so."""
+        """Store the encoded parts; returns why they may not be sent, or None."""
         assert 0 < len(encoded.parts) <= len(self._way.owners)
-        if self.ground.audited and encoded.claim is None:
+        if self.ground.trust.audited and encoded.claim is None:
             return "it cannot show how it trained, and rounds of this run are audited"
         self.encoded, self.claim, self.late = encoded.parts, encoded.claim, encoded.late
         return None
 
     @property
     def _way(self) -> RoundContext:
-        """As its caller asked for it to be reduced."""
+        """The context with the topology that the caller asked for."""
         return self.ground if self.trained is None else self.ground.by(self.trained.asked)
 
     def said(self) -> tuple[Payload, ...] | None:
-        """My commitment is on its way: the parts that it is about, if it is no pass."""
+        """Note that the commitment is being sent; returns the parts that it stands for, None for a pass."""
         self.told |= self.encoded is not None
         return self.encoded
 
     def commit(self, attempt: int) -> Commitment:
-        """What I commit to in this attempt."""
+        """The commitment to this attempt."""
         round = self.ground.plan.round
         if self.encoded is None or self.trained is None:
             return passing(round, attempt, self.passes or "")
@@ -126,7 +131,7 @@ class LocalUpdate:
             samples=t.samples + late.samples,
             loss=t.loss,
             step_s=t.step_s,
-            weight=row_weight(self.ground, self.me, t.steps, t.samples),  # a newcomer's moves nothing yet
+            weight=row_weight(self.ground, self.me, t.steps, t.samples),  # weight 0 for a newcomer
             why=t.asked,
             offset_s=measured.offset_s,
             values=t.values,
@@ -135,7 +140,7 @@ class LocalUpdate:
         )
 
     def _draws(self) -> SealedDraw | None:
-        """What decided whose samples I took before this round, and the name of what decides it after."""
+        """The secret that drew the samples before this round, and a digest of the one that draws them after it."""
         twins, round = self.ground.twins, self.ground.plan.round
         if twins is None:
             return None

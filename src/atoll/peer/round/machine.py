@@ -1,15 +1,18 @@
-"""The story of one round, from plan to vertex. The only file that knows all of it.
+"""Round state machine: one training round of the local peer, from its plan to its vertex.
 
     train     inner steps in the trainer process; the network never waits for them
-    commit    a signed root over my encoded parts, before I see anybody else's
-    share     parts to their owners, combined parts back, takeover when an owner is silent
-    agree     a proposer writes the vertex body, everybody recomputes it and votes
+    commit    a signed root over the local encoded parts, sent before any other row is seen
+    share     parts go to their owners, combined parts come back; the next owner takes over from a silent one
+    agree     a proposer writes the vertex body; every voter recomputes it and votes
     keep      the agreed state becomes the head; what was not counted returns to error feedback
 
-A phase ends as soon as everything the plan expects has arrived or its sender is known to be gone, and at the
-latest at its plan time. An attempt that runs out of time is followed by the next one, which shares the same
-updates again. Never waits for one peer, never advances without a certificate, never counts what the vertex does
-not list.
+A phase ends when everything the plan expects has arrived or its sender is known to be gone, and at the latest at
+its plan time. After an attempt that runs out of time the next one shares the same updates again.
+
+Invariants:
+- The machine never waits for one particular peer.
+- The round never advances without a certificate and never counts what the vertex does not list.
+Not responsible for: choosing the plan (policy/plan.py), what happens between rounds (peer/peer.py).
 """
 
 from __future__ import annotations
@@ -108,12 +111,12 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import Vertex, VertexBody
 
-TICK_S = 0.01  # at least, until a timer that fired early is heard again: moments are rounded
-NUDGE_S = 1.0  # while waiting for votes or parts: repeat what may have been lost
+TICK_S = 0.01  # shortest wait before a timer that fired early fires again; time stamps are rounded
+NUDGE_S = 1.0  # seconds between retransmissions while votes or parts are missing
 
 
 class RoundMachine:
-    """One peer's side of one round. `now` is run time throughout."""
+    """State machine of one round. `now` is run time throughout."""
 
     def __init__(
         self,
@@ -130,12 +133,12 @@ class RoundMachine:
         keeps_rows: bool = False,
     ) -> None:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
-        self.timing = ground.plan  # the same plan, with the windows that I go by
+        self.timing = ground.plan  # the plan with the windows that the local peer applies
         self.agreement, self.gone, self.unheard = agreement, gone, unheard
         self.patience, self.grace = AdaptiveTimeout(), StragglerGrace()
         self.views = ViewTimer(self.plan, agreement, self.patience, self.me, gone)
         self.parts = PartExchange(self.plan, self.patience, held)
-        self.said = said  # what I durably said before a restart: repeated or left unsaid, never said differently
+        self.said = said  # statements made durable before a restart: repeated or withheld, never contradicted
         self.misdeeds = MisbehaviorReporter(ground, self.me, agreement.votes, strikes or OwnerStrikes())
         self.assembling = ground.topology is None
         self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
@@ -145,14 +148,15 @@ class RoundMachine:
         self.repeats = Retransmission(self.plan, ground.vote_key_of)
         self.update = LocalUpdate(ground, self.me, measured, notary.secret)
         self.apart = PartitionTraining(ground, self.me, gone)
-        self.way = ground  # as callers asked for it, where they may: known with the first update that I hear of
-        self.reduce: AllReduce | None = None  # of this attempt, once its way is known
+        # context with the topology that callers asked for; known from the first update's commitment on
+        self.way = ground
+        self.reduce: AllReduce | None = None  # all-reduce of this attempt, once its topology is known
         self.answers = OwnedResults(self.me, keeps_rows)
-        self.free: int | None = None  # the view in which I may propose what I like
+        self.free: int | None = None  # view in which the local peer may propose a new body
         self.next_state = StateTransition(ground, self.parts.held)
         self.trials = Candidates(ground, notary, agreement, self.parts, self.next_state, gone)
         self.my_body = ProposalBuilder(ground, notary, self.committed, self.next_state, reports)
-        self.final: Vertex | None = None  # decided; what is left is to hold its state
+        self.final: Vertex | None = None  # decided vertex, until its state is adopted
         self.adopting = self.closed = False
 
     # ---- the table of contents -----------------------------------------------------------------------------
@@ -255,7 +259,7 @@ class RoundMachine:
                 return []
 
     def _spread(self, effects: list[Effect], now: Seconds) -> list[Effect]:
-        """Lower rooms speak upward in facts; the ones this round acts on are acted on here, then passed on."""
+        """Act on the facts that lower components emit, then pass every effect on."""
         out: list[Effect] = []
         for effect in effects:
             out.append(effect)
@@ -269,7 +273,7 @@ class RoundMachine:
                 case OwnerLied() | OwnerContradicted() | Equivocation():
                     more = self._tell(self.misdeeds.proven(effect.fact))
                 case CommitmentsDiffer(owner=owner, contributors=names):
-                    more = self.committed.show(owner, names)  # one said to me what it did not say to that owner
+                    more = self.committed.show(owner, names)  # the author sent that owner a different commitment
                 case PartsReduced():
                     more = self._reduced(now)
                 case ProposalReceived():
@@ -292,15 +296,15 @@ class RoundMachine:
         self.attempt, self.timing = self.plan.attempt_at(now), self.plan.begun(now)
         present = tuple(m.peer for m in self.plan.members if m.present)
         topology, why = self.ground.topology, self.ground.why
-        name = topology.name if topology is not None else ""
+        name, work = topology.name if topology is not None else "", self.ground.work_of(self.me)
         began = RoundBegan(
             members=present,
             assembling=self.assembling,
             paused=self.ground.parent.paused is not UNSET,
             topology=name,
             why=why,
-            steps=self.plan.steps_of(self.me),
-            batch=self.plan.batch,
+            steps=work.steps,
+            batch=work.batch,
         )
         effects: list[Effect] = [self._report(began)]
         if self.attempt > 0:
@@ -329,14 +333,17 @@ class RoundMachine:
         if self.assembling:
             return effects + self.repeats.ask_the_early()
         effects += self._find_way()
-        effects += self._encode() if self.update.trained is not None else []  # it was too late for the last attempt
+        # encoded too late for the last attempt
+        effects += self._encode() if self.update.trained is not None else []
         return effects + self._commit_if_ready(now) + self._share_if_due(now)
 
     def _find_way(self, begins: bool = False) -> list[Effect]:
-        """How updates are reduced: as genesis says, or as whoever called asks in its commitment, which is then the
-        first of an update that is heard here; who asked otherwise is told so, and nothing is combined for it.
+        """Start this attempt's all-reduce once its topology is known.
 
-        `begins`: the sharing does, and nobody is known to give anything.
+        The topology is the one in genesis. Where callers may choose, it is the one named in the first commitment
+        received with an update. A caller that asked for another one is reported; nothing is combined with its row.
+
+        `begins`: the share phase starts now even if no update is known.
         """
         if self.reduce is not None:
             return []
@@ -370,7 +377,9 @@ class RoundMachine:
         return [self._report(fact), *self._encode()]
 
     def _encode(self) -> list[Effect]:
-        """Not where the others have begun without me: what I have then goes into my next update whole."""
+        """Encode the trained update, unless a quorum has begun to share without it: the next update then carries
+        it whole.
+        """
         late = self.patience.sharing and self.plan.quorum_of_updates is not None
         return [] if late else self.update.encode()
 
@@ -381,16 +390,19 @@ class RoundMachine:
 
     def _pass(self, why: str, now: Seconds) -> list[Effect]:
         if self.update.passes is not None:
-            return []  # before it was over
+            return []  # skipped already, before training ended
         self.update.passes = why
         return [self._report(RoundSkipped(why=why)), *self._commit_if_ready(now)]
 
     # ---- commit --------------------------------------------------------------------------------------------
 
     def _commit_if_ready(self, now: Seconds) -> list[Effect]:
-        """Sign what I have, once per attempt. When the sharing of a later one has begun without me that is a pass,
-        if I know of nobody that gives: when all have passed, nobody waits for rows until the last window ends.
-        Where members may lie nobody has shown me a row before, and owners may still take mine."""
+        """Sign the local commitment, once per attempt.
+
+        After sharing has begun without it, only a pass may still be sent, and only if no update is known: when all
+        members have passed, no owner waits for rows until the last window ends. Where members may lie, no row has
+        been shown to the local peer before it commits, so owners may still take its row.
+        """
         name = f"said/{self.plan.round}/{self.attempt}/commit"
         if name in self.said and self.committed.commit_of(self.me) is None:
             return self._repeat_commit(self.said[name], now)
@@ -411,11 +423,16 @@ class RoundMachine:
         return effects + self._awaits_less(now)
 
     def _passes_late(self) -> bool:
-        """After a failed attempt, as when all were down for a while, windows are long and maybe nobody trained."""
+        """True for a pass after a failed attempt with no update known: windows are long and perhaps no member
+        trained.
+        """
         return self.attempt > 0 and self.update.passes is not None and not self.committed.now.giving
 
     def _repeat_commit(self, said: bytes, now: Seconds) -> list[Effect]:
-        """I restarted and committed before: nobody shall wait for my word, though its bytes are lost."""
+        """Repeat the commitment made before a restart. Its rows are lost.
+
+        The others shall not wait for a statement.
+        """
         commit = decode_statement(said, self.me)
         assert isinstance(commit, Commitment)
         return self.committed.say(commit, self.notary.sign(commit)) + self._share_if_due(now)
@@ -432,20 +449,24 @@ class RoundMachine:
                 return []
 
     def _hold_to_first(self, commit: Commitment, signed: SignedStatement, now: Seconds) -> list[Effect]:
-        """Whoever gives another update in a later attempt has seen rows in between: of it no row is taken here."""
+        """Refuse the rows of a member that commits to another update in a later attempt: it has seen rows in
+        between.
+        """
         if (first := self.reveal.contradicted(commit, signed)) is None:
             return []
         self.committed.refused.add(signed.signer)
         return self._compare_commits(first, signed, now)
 
     def _awaits_less(self, now: Seconds) -> list[Effect]:
-        """One less is waited for."""
+        """Re-evaluate the phase after one awaited peer less."""
         if self.patience.sharing and self.reduce is not None:
             return self.reduce.look_again(now)
         return self._share_if_due(now)
 
     def _compare_commits(self, first: SignedStatement, second: SignedStatement, now: Seconds) -> list[Effect]:
-        """Whoever commits twice may keep everybody waiting for rows that fit neither word: nobody waits for it."""
+        """Report two different commitments of one peer and stop waiting for it: its rows may fit neither of
+        them.
+        """
         if first.body == second.body or first.signer in self.committed.two_faced:
             return []
         return self._tell(self.misdeeds.two_words(first, second)) + self._await_no_more(first.signer, now)
@@ -454,7 +475,7 @@ class RoundMachine:
         return self._awaits_less(now) if self.committed.waits_no_more(peer) else []
 
     def _collect(self, sender: PeerId, event: Received, now: Seconds) -> list[Effect]:
-        """A part for me as its owner. Its commitment counts already, even if these are not the bytes it means."""
+        """Pass a row on to the all-reduce. Its commitment counts even if the bytes do not match it."""
         try:
             return self.reduce.handle(event, now) if self.reduce else []
         except PeerFault as fault:
@@ -463,8 +484,11 @@ class RoundMachine:
     # ---- share ---------------------------------------------------------------------------------------------
 
     def _share_if_due(self, now: Seconds) -> list[Effect]:
-        """Sharing begins when everybody I can hear from has committed, or enough have and a grace is over, at the
-        latest at the plan's time."""
+        """Begin sharing once every reachable trainer has committed, or a quorum has and the grace period is
+        over.
+
+        At the latest sharing begins at the plan's `train_until`.
+        """
         if self.patience.sharing or self.assembling or self.final is not None:
             return []
         late = self.grace.is_over(now) or now >= self.timing.times(self.attempt).train_until
@@ -487,14 +511,19 @@ class RoundMachine:
         return self.update.training and not self.update.ready and self.committed.commit_of(self.me) is None
 
     def _training_is_over(self, timer: str, now: Seconds) -> list[Effect]:
-        """It may fire early: what I take for run time was another when it was set. A liar that is heard and says
-        nothing would then be waited for until the attempt ends."""
+        """Handle the end of training time.
+
+        The timer may fire early, because the run-time offset changed after it was set. Without a second timer a
+        reachable liar that stays silent would be waited for until the attempt ends.
+        """
         until, effects = self.timing.times(self.attempt).train_until, self._share_if_due(now)
         early = now < until and not self.patience.sharing
         return [*effects, SetTimer(timer, max(until, now + TICK_S))] if early else effects
 
     def _hurry(self, now: Seconds) -> list[Effect]:
-        """Enough have committed: the others have a grace, and I hand over what I have."""
+        """Start the grace period once a quorum of updates is committed, and have the trainer hand over its
+        steps.
+        """
         if self.plan.quorum_of_updates is None:
             return []
         committed = len(self.committed.now.giving & self.committed.settled)
@@ -509,15 +538,16 @@ class RoundMachine:
         self.parts.held[answer.payload.digest] = answer.payload
         self.patience.part_came(now)
         waited = self.ground.witnesses or self.ground.stands_in(fact.part, fact.owner_index)
-        return self._try_all(now) if waited else []  # a vote may have waited for its proof, or for its turn
+        # a vote may have waited for this proof or for this reserve's turn
+        return self._try_all(now) if waited else []
 
     def _reduced(self, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
-        # a part given up before may have been settled in the same breath: its own fact comes behind this one
+        # a part that was given up may have been settled in the same event: its own fact comes after this one
         self.parts.held.update({held.payload.digest: held.payload for held in self.reduce.answers.values()})
         answers, weighing = self.reduce.for_body()
         self.parts.held.update({held.payload.digest: held.payload for held in answers.values()})
-        way = self.way if answers else self.ground  # by nobody's commitment a body is of genesis's way
+        way = self.way if answers else self.ground  # without a commitment the body uses the topology of genesis
         mine = (answers[j].statement if j in answers else None for j in range(len(way.owners)))
         self.my_body.reduced(tuple(mine), weighing)
         self.patience.sharing_ended(now)
@@ -525,7 +555,7 @@ class RoundMachine:
         if (step := self.my_body.step) is not None:
             effects += self.next_state.ask(step, None)  # early: every voter needs this state
             if (back := self.my_body.back(step)) is not None:
-                effects += self.next_state.ask(step, back[1])  # or this one
+                effects += self.next_state.ask(step, back[1])  # or the state of a rollback
         return effects + self._propose_if_ready(now) + self._pass_view(now)
 
     # ---- agree ---------------------------------------------------------------------------------------------
@@ -561,13 +591,15 @@ class RoundMachine:
         return effects + self._try(trial, now)
 
     def _compare_body(self, body: VertexBody, now: Seconds) -> list[Effect]:
-        """Its proposer may have heard another commitment of somebody than I did."""
+        """Compare the body's commitments with those received here: its proposer may have received different
+        ones.
+        """
         known = self.committed.in_attempt(body.attempt).of
         pairs = [(known[s.signer][1], s) for s in body.commits if s.signer in known]
         return [effect for mine, other in pairs for effect in self._compare_commits(mine, other, now)]
 
     def _try(self, trial: Candidate, now: Seconds) -> list[Effect]:
-        """Bring a body as far as what is here allows: parts, then state, then my vote or the merge."""
+        """Advance one candidate body as far as possible: fetch parts, compute the state, then vote or adopt."""
         if not self.trials.believes(trial):
             return []
         if not self.trials.knows(trial):
@@ -582,7 +614,10 @@ class RoundMachine:
         return self._disagree(fact, trial.view, now)
 
     def _disagree(self, fact: ProposalRejected, view: int, now: Seconds) -> list[Effect]:
-        """I will never vote for what this view proposes: its time need not pass first."""
+        """Reject this view's proposal.
+
+        The local peer will never vote for it, so the view may end before its time.
+        """
         self.views.refused = view
         return [self._report(fact), *self._pass_view(now)]
 
@@ -590,16 +625,18 @@ class RoundMachine:
         return [effect for trial in self.trials.waiting for effect in self._try(trial, now)]
 
     def _try_final(self, now: Seconds) -> list[Effect]:
-        """The round is decided: what is left is to hold its state."""
+        """Continue with the decided vertex, which only needs its state."""
         final = self.trials.final
         return self._try(final, now) if final is not None and not self.adopting else []
 
     def _go_on_without(self, now: Seconds) -> list[Effect]:
-        """An earlier state is not here: propose as if nobody wanted it, and vote for nothing that wants it."""
+        """Continue without a missing earlier state: propose without the rollback and vote for no body that has
+        it.
+        """
         return self._try_final(now) + self._propose_if_ready(now)
 
     def found_state(self, state: Digest, now: Seconds) -> list[Effect]:
-        """An earlier state that was lacked is here now."""
+        """Continue with an earlier state that was missing and is stored now."""
         if self.closed or not self.next_state.found(state):
             return []
         return self._spread(self._try_all(now) + self._propose_if_ready(now), now)
@@ -628,12 +665,15 @@ class RoundMachine:
         return effects + self.agreement.close_view(self.views.last_of(self.attempt - 1))
 
     def _train_apart(self) -> list[Effect]:
-        """An attempt failed: if that is for want of voters I go on by myself, once my update is made."""
+        """After a failed attempt: train on alone if too few voters are reachable and the local update is made."""
         made = self.update.ready and not self.update.training
         return self.apart.go_on() if self.trains and made and self.final is None else []
 
     def left(self, vertex: Vertex | None) -> RoundSettlement | None:
-        """I go on from a later state: what this round counted of mine, where anything hangs on it."""
+        """What this round counted of the local update, for a peer that continues from a later state.
+
+        None if unneeded.
+        """
         if self.ground.apart is None:
             return None
         body = decode_body(vertex.body) if vertex is not None else None
@@ -644,7 +684,7 @@ class RoundMachine:
         self.answers.attempt_over(self.reduce, self.trials.needed)
 
     def _pass_view(self, now: Seconds) -> list[Effect]:
-        """The proposer is gone, or this view has had its time: on to the next. Closing a view is always safe."""
+        """Close the view if its proposer is gone or its time is over. Closing a view is always safe."""
         if not self.plan.has_clock and self.views.attempt_due(now) > self.attempt:
             return self._next_attempt(now)
         view, busy = self.agreement.view, self.next_state.busy
@@ -652,12 +692,12 @@ class RoundMachine:
         if not self.views.is_over(self.attempt, self.my_body.ready, busy, begun, now):
             return []
         effects = self.agreement.close_view(view)
-        # whoever proposes in the next one may be gone as well; whose turn it never is would find no end of that
+        # the next proposer may be gone as well; without a vote of its own the local peer would loop forever
         goes_on = self.agreement.votes and self.agreement.view > view
         return effects + self._pass_view(now) if goes_on else effects
 
     def _nudge(self, now: Seconds) -> list[Effect]:
-        """Repeat what may have been lost. Cheap when nothing is missing, since nothing is then waited for."""
+        """Retransmit what may be lost. Cheap when nothing is missing, since then nothing is awaited."""
         effects: list[Effect] = [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S)]
         if self.final is not None:
             if not self.adopting and not self.next_state.goes_back and self.patience.gives_up(now):
@@ -665,7 +705,7 @@ class RoundMachine:
             return effects + self._try_final(now)
         effects += self.committed.ask(sorted(self.reveal.withheld))
         if self.plan.may_lie and self.agreement.votes:
-            # before it is my turn, when what I lack is left out
+            # ahead of the local turn, when missing parts are left out
             effects += self.committed.seek(self.my_body.lacking)
             self.my_body.asked()
         if self.my_body.ready:
@@ -677,7 +717,7 @@ class RoundMachine:
         return effects + self._propose_if_ready(now) + self._pass_view(now)
 
     def look_again(self, now: Seconds) -> list[Effect]:
-        """Somebody is gone or back, or there is a new report: see whether a phase can end."""
+        """Check whether a phase can end, after a peer left or returned or a new report arrived."""
         if self.closed or self.final is not None:
             return []
         effects = self._share_if_due(now)
@@ -687,7 +727,7 @@ class RoundMachine:
         return self._spread(effects + self._propose_if_ready(now) + self._pass_view(now), now)
 
     def greet(self, peer: PeerId) -> list[Effect]:
-        """This peer was not with us for a while: repeat to it what it may have missed."""
+        """Resend this attempt's messages to a peer that was away."""
         if self.closed or self.final is not None:
             return []
         effects = self.committed.repeat_to(peer)
@@ -698,7 +738,7 @@ class RoundMachine:
     # ---- keep ----------------------------------------------------------------------------------------------
 
     def learn(self, vertex: Vertex, now: Seconds) -> list[Effect]:
-        """The round's vertex came from somebody else, certificate checked by the history. It always wins."""
+        """Accept the round's vertex from another peer; the history has checked its certificate. It always wins."""
         if self.closed or self.final is not None:
             return []
         self.agreement.stop()
@@ -714,7 +754,9 @@ class RoundMachine:
         return [*self._tell_listeners(vertex), *self._tell(lapses), *self._finish(vertex, now)]
 
     def heed(self, caught: Accusation, now: Seconds) -> list[Effect]:
-        """Somebody calls an answer a lie: whoever was told something else by the same owner can prove it."""
+        """Check an accusation against local evidence: a peer to which the same owner sent another result can
+        prove it.
+        """
         said = decode_statement(caught.answer.body, caught.answer.signer)
         if isinstance(said, Commitment) and said.round == self.plan.round and caught.other is not None:
             return self._spread(self._await_no_more(caught.answer.signer, now), now)
@@ -722,11 +764,11 @@ class RoundMachine:
             return []
         if self.reduce is None or self.closed or said.round != self.plan.round:
             return []
-        check_answer(self.reduce.plan, caught.answer.signer, said)  # anybody can sign nonsense and call it its own
+        check_answer(self.reduce.plan, caught.answer.signer, said)  # any peer can sign an invalid result as its own
         return self._spread(self.reduce.examine(caught.answer, said, now), now)
 
     def writers(self, most: int) -> list[PeerId]:
-        """Who is next to write this round's vertex, in turn; nobody once it is decided."""
+        """The next `most` proposers of this round's vertex, without the local peer; empty once it is decided."""
         if self.final is not None:
             return []
         view = self.agreement.view
@@ -740,7 +782,7 @@ class RoundMachine:
         return [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S), *self._try(trial, now)]
 
     def _tell_listeners(self, vertex: Vertex) -> list[Effect]:
-        """Observers and members outside the committee did not see the votes: two voters tell each of them."""
+        """Send the vertex to observers and members outside the committee; two voters send to each of them."""
         news = VerticesResponse((vertex,), self.plan.round)
         return [Send(p, news) for p in told_by(self.me, self.plan)]
 
@@ -761,7 +803,7 @@ class RoundMachine:
         body = decode_body(self.final.body)
         closed = closed_by(self.final, body, self.ground, self.assembling)
         self.answers.close(body, self.reduce, self.update.encoded)
-        self.reduce, self.update.encoded = None, None  # they hold several updates' worth of memory
+        self.reduce, self.update.encoded = None, None  # both hold memory for several updates
         self.trials.close()
         timers = ["nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}"]
         timers += [f"grace/{self.attempt}"] if self.grace.until is not None else []
@@ -774,21 +816,21 @@ class RoundMachine:
         self.closed = True
         return [self._report(StateMissing(vertex=self.final, why=why))]
 
-    # ---- small words ---------------------------------------------------------------------------------------
+    # ---- views for other components --------------------------------------------------------------------------
 
     @property
     def encoded(self) -> tuple[Payload, ...] | None:
-        """The parts of my own update, once it is made."""
+        """Parts of the local update, once encoded."""
         return self.update.encoded
 
     @property
     def commits(self) -> Mapping[int, CommitmentCache]:
-        """By attempt, this one and the next ones: what people are told of who is here."""
+        """Commitments by attempt, this one and the next ones."""
         return self.committed.heard
 
     @property
     def awaited(self) -> Set[PeerId]:
-        """Whose commitment this attempt waits for."""
+        """Peers that still owe a commitment to this attempt."""
         return self.committed.awaited
 
     def _tell(self, facts: Iterable[Fact]) -> list[Effect]:

@@ -1,10 +1,12 @@
-"""What others did wrong in a round, and what of it the members are told.
+"""Misbehavior reports: turns faults observed in a round into statements for the members.
 
-    Caught      a proof: two words that contradict each other, an answer that nobody could honestly give
-    Complaint   a voice: it owed us something that did not come, and not for the first time
-    ShowRow     a row that cannot be read, shown to those who judge it (`verification/malformed_updates/machine.py`)
-Promises: only who votes accuses, and nobody is proven a liar where members are believed. Never punishes: words go
-before the members, and a vertex that holds them has consequences.
+    Accusation       a proof: two contradicting statements, or a result that no honest owner could send
+    OwnerComplaint   a voice: an owner failed its duty, and not for the first time
+    ExhibitRow       an undecodable row, sent to its judges (`verification/malformed_updates/machine.py`)
+
+Invariants:
+- Only voters accuse, and no member is proven a liar where members are trusted.
+Not responsible for: punishment, which follows from a vertex that holds the statements.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from atoll.wire.messages.statements import Accusation, OwnerComplaint, SignedSta
 
 
 class MisbehaviorReporter:
-    """`votes`: I have a vote in this round."""
+    """`votes`: the local peer has a vote in this round."""
 
     def __init__(self, ground: RoundContext, me: PeerId, votes: bool, strikes: OwnerStrikes) -> None:
         self.ground, self.plan, self.me, self.votes, self.strikes = ground, ground.plan, me, votes, strikes
-        self.unreadable: set[PeerId] = set()  # whose row I could not read, and show to the others
+        self.unreadable: set[PeerId] = set()  # authors of rows that did not decode here and are shown to the others
 
     def proven(self, by: OwnerLied | OwnerContradicted | Equivocation) -> list[Fact]:
-        """A room below found it."""
+        """Accusations that follow from evidence of a lower component."""
         match by:
             case OwnerLied(peer=peer, statement=lie):
                 return self._accuse(peer, Accusation(lie))
@@ -42,12 +44,14 @@ class MisbehaviorReporter:
                 return self.two_words(proof.first, proof.second)
 
     def two_words(self, first: SignedStatement, second: SignedStatement) -> list[Fact]:
-        """Of one peer where one is all that it has: they are their own proof."""
+        """An accusation by two contradicting statements of one peer, which are their own proof."""
         return self._accuse(first.signer, Accusation(first, second)) if self.plan.may_lie else []
 
     def garbage(self, garbage: RowUndecodable, reduce: AllReduce) -> list[Effect]:
-        """Where members may lie a row that I could not read is shown to the others, once in a round of each author;
-        a sum that was handed on is nobody's alone."""
+        """Show an undecodable row to the others where members may lie, once per author and round.
+
+        A forwarded sum has no single author and is not shown.
+        """
         peer, ground = garbage.peer, self.ground
         row = reduce.unread.pop((garbage.part, peer), None)
         judged = self.plan.may_lie and self.votes and peer != self.me
@@ -59,9 +63,9 @@ class MisbehaviorReporter:
         return [RunTask(f"unreadable/show/{self.plan.round}/{peer}", work)]
 
     def lapses(self, reduce: AllReduce, patience: AdaptiveTimeout, now: Seconds) -> list[Fact]:
-        """Who owed us something that did not come: noted, and told when it is not the first time."""
+        """Owner faults of this round; an owner that fails repeatedly is also reported to the members."""
         plan, facts = reduce.plan, list[Fact]()
-        # what is seen before owners stop gathering is none of patience
+        # what was observed before owners stop gathering does not count as waiting time
         over = [moment for moment in (plan.gather_until(0, 1), plan.answer_until[0]) if now >= moment]
         had_s = patience.had(over[-1]) if over else 0.0
         weight = patience_shown(had_s, plan.window_s, self.plan.settings.owner_s) if over else 1.0

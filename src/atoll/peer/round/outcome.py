@@ -1,11 +1,11 @@
-"""What the vertex of a round says: to my island that adopts it, to people, and who tells it to whom.
+"""Outcome of a round's vertex: what the worker adopts, the event for operators, and which peers receive it.
 
-Pure functions of the vertex, the plan and my own update. Never sends anything.
+Pure functions of the vertex, the plan and the local update.
+
+Not responsible for: sending.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
 
 from atoll.base.ids import PeerId
 from atoll.features.partition_training.machine import late_of
@@ -15,51 +15,43 @@ from atoll.peer.round.context import RoundContext
 from atoll.peer.round.local_update import LocalUpdate
 from atoll.peer.round.topology_choice import asked_in
 from atoll.peer.tasks import AdoptState, UpdateSettlement
+from atoll.policy.contributions import contributions_of, parts_counted, results_of
 from atoll.policy.duplicate_updates import alike_in
 from atoll.policy.participation import resting_in
 from atoll.policy.plan import RoundPlan
-from atoll.wire.codec import statement_in, vertex_id
-from atoll.wire.messages.statements import Commitment, OwnerResult
+from atoll.wire.codec import vertex_id
 from atoll.wire.messages.vertex import Vertex, VertexBody
 
 
 def adopted(trial: Candidate, ground: RoundContext, update: LocalUpdate) -> AdoptState:
-    """The state that it agreed on, and what became of my own update."""
+    """The agreed state and how the local update was counted, as a task for the worker."""
     me, body, plan = update.me, trial.body, ground.plan
     counted: tuple[bool, ...] | None = None
     if update.encoded is not None and body.parts:
         counted = tuple(a is not None and me in a.contributors for a in trial.answers)
         if plan.quorum_of_updates is not None and not update.told and not any(counted):
-            counted = None  # the others began while it was encoded: its steps stay where they are
+            counted = None  # the quorum began during encoding: the steps stay in the live parameters
     afresh = trial.back is not None
     late = ground.apart is not None and me in late_of(body)
     led = tuple(opened(s).digest for s in body.parts if s is not None and s.signer == me)
     mine = None if afresh else counted
-    held = counted_in(me, body, trial.answers)
+    held = counted_in(me, body)
     return AdoptState(plan.round, trial.id, body.state, mine, held.claim, afresh, late, led, held)
 
 
-def counted_in(me: PeerId, body: VertexBody, answers: Iterable[OwnerResult | None]) -> UpdateSettlement:
-    """What the vertex holds me to; also where I said it in a life before."""
-    mine = next((statement_in(signed) for signed in body.commits if signed.signer == me), None)
-    if not isinstance(mine, Commitment):
+def counted_in(me: PeerId, body: VertexBody) -> UpdateSettlement:
+    """How the vertex counts the local update, also one committed to before a restart."""
+    mine = contributions_of(body).get(me)
+    if mine is None or mine.commit is None:
         return UpdateSettlement(body.parent)
-    parts = tuple(answer is not None and me in answer.contributors for answer in answers)
-    return UpdateSettlement(body.parent, mine.root, parts, mine.claimed)
-
-
-def answers_in(body: VertexBody) -> Iterator[OwnerResult | None]:
-    """Of each part, as far as it can be read."""
-    for signed in body.parts:
-        said = statement_in(signed) if signed is not None else None
-        yield said if isinstance(said, OwnerResult) else None
+    return UpdateSettlement(body.parent, mine.root, mine.parts, mine.claim)
 
 
 def closed_by(vertex: Vertex, body: VertexBody, ground: RoundContext, assembling: bool) -> RoundClosed:
-    """In words for people: who counted, who counted in part, and who is missing."""
-    listed = [set(opened(s).contributors) for s in body.parts if s is not None]
-    counted = set[PeerId]().union(*listed)
-    partly = counted - counted.intersection(*listed)
+    """The event of a closed round: members counted, counted in part, and missing."""
+    times, parts = parts_counted(results_of(body)), sum(s is not None for s in body.parts)
+    counted = set(times)
+    partly = {peer for peer in counted if times[peer] < parts}
     trainers = ground.plan.givers - resting_in(body, body.round)
     topology = ground.by(asked_in(body.commits)).topology
     return RoundClosed(
@@ -71,12 +63,12 @@ def closed_by(vertex: Vertex, body: VertexBody, ground: RoundContext, assembling
         missing=() if assembling else tuple(sorted(trainers - counted)),
         parts_missing=sum(s is None for s in body.parts),
         topology="" if topology is None else topology.name,
-        alike=alike_in(body) if ground.twins is None else (),  # honest twins would be taken for copies
+        alike=alike_in(body) if ground.twins is None else (),  # honest twins would be mistaken for copies
     )
 
 
 def told_by(me: PeerId, plan: RoundPlan) -> list[PeerId]:
-    """Of the members outside the committee, those whom I tell the vertex: two voters tell each of them."""
+    """Members outside the committee to which this voter sends the vertex; two voters send to each."""
     committee = plan.committee
     if me not in committee:
         return []

@@ -1,9 +1,11 @@
-"""What I answered as an owner in a round, and what of that outlives its attempts and itself.
+"""Results computed as a part owner in a round, kept beyond their attempt while they may be needed.
 
-A body may hold an answer of an attempt that is over, and whoever doubts it later asks for the rows that it was made
-of. So answers stay while a body may hold them, and those of the vertex when the round is over: with their rows for
-audits and for blame, with what others signed of them.
-Never keeps a row that nobody can ask for: rows are several updates' worth of memory.
+A body may hold a result of an earlier attempt, and a voter that disputes it requests the rows behind it. So results
+stay while a body may hold them. Those in the vertex also outlive the round: rows for audits and attribution, and
+the signatures of other peers.
+
+Invariants:
+- No row stays that no peer can request: rows take the memory of several updates.
 """
 
 from __future__ import annotations
@@ -23,24 +25,25 @@ from atoll.wire.messages.vertex import VertexBody
 
 class OwnedResults:
     def __init__(self, me: PeerId, keeps_rows: bool) -> None:
-        """`keeps_rows`: those that counted are wanted when the round is over."""
+        """`keeps_rows`: counted rows are archived when the round is over."""
         self.me, self.keeps_rows = me, keeps_rows
-        self.made: dict[Digest, ComputedResult] = {}  # with their rows, while a body may hold them
+        self.made: dict[Digest, ComputedResult] = {}  # results with their rows, while a body may hold them
         self.seconded: dict[
             int, tuple[SignedStatement, ...]
-        ] = {}  # parts: what others than its owner signed of its answer
-        self.made_again: frozenset[int] = frozenset()  # parts whose answers I doubted, and made again
-        self.rows: tuple[
-            ArchivedRow, ...
-        ] = ()  # then: of those that counted the ones that I hold, once it is closed
+        ] = {}  # part → signatures of peers other than its owner under its result
+        self.made_again: frozenset[int] = frozenset()  # parts with a disputed result that was recomputed here
+        self.rows: tuple[ArchivedRow, ...] = ()  # counted rows held here, once the round is closed
 
     def attempt_over(self, reduce: AllReduce | None, needed: Container[Digest]) -> None:
-        """`needed`: by bodies that may still become final. The last one's is perhaps on its way."""
+        """End an attempt; `needed`: digests in bodies that may still become final, perhaps the last attempt's."""
         self._keep_only(needed)
         self.made |= reduce.made if reduce is not None else {}
 
     def close(self, body: VertexBody, reduce: AllReduce | None, mine: tuple[Payload, ...] | None) -> None:
-        """The round is over with this body; `reduce` is its last attempt's, `mine` the parts of my own update."""
+        """Close the round with this body.
+
+        `reduce` is from its last attempt, `mine` the parts of the local update.
+        """
         self.made |= reduce.made if reduce is not None else {}
         answers = [opened(signed) for signed in body.parts if signed is not None]
         if reduce is not None and reduce.plan.attempt == body.attempt:

@@ -1,8 +1,9 @@
-"""The combined parts of a round by name: given to whoever lacks them, asked of those who have them.
+"""Exchange of combined parts by digest within a round.
 
-Promises: one peer is given the same bytes a few times, however often it asks; the same bytes are asked for rarely,
-and of one peer after the other, since a slow link is not made faster by sending everything twice.
-Never looks into a part, never decides which ones matter.
+Invariants:
+- A peer receives the same bytes at most `PART_GIVEN_MAX` times in `PART_GIVEN_S` seconds.
+- The same bytes are requested rarely and from one peer after the other: sending twice makes no slow link faster.
+Not responsible for: the content of parts, choosing which ones are needed.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from atoll.wire.messages.round import PartRequest, PartResponse
 
 
 class PartExchange:
-    """`held`: combined parts of this round by digest; whoever made the dict serves them when the round is over."""
+    """`held`: combined parts of this round by digest; the dict's creator serves them after the round."""
 
     def __init__(self, plan: RoundPlan, patience: AdaptiveTimeout, held: dict[Digest, Payload]) -> None:
         self.plan, self.patience, self.held = plan, patience, held
-        self._given: Counter[tuple[PeerId, Digest]] = Counter()  # parts and bodies since then, how often
-        self.given_since: Seconds = 0.0  # this attempt began, or the last minute: a group's attempts do not end
-        self._asked: dict[Digest, tuple[int, Seconds]] = {}  # how often, when it is due again
+        self._given: Counter[tuple[PeerId, Digest]] = Counter()  # parts and bodies sent since `given_since`
+        # start of this attempt or of the last minute: a group's attempts may never end
+        self.given_since: Seconds = 0.0
+        self._asked: dict[Digest, tuple[int, Seconds]] = {}  # (requests so far, time of the next one)
 
     def attempt_begins(self, now: Seconds) -> None:
         self._given.clear()
@@ -43,9 +45,9 @@ class PartExchange:
     def want(
         self, attempt: int, missing: Iterable[tuple[Digest, bool]], holders: Sequence[PeerId], now: Seconds
     ) -> list[Effect]:
-        """Ask for (digest, is it on its way here?) what is late, of these holders in turn.
+        """Request late parts, given as (digest, is it on its way?), from these holders in turn.
 
-        A proposal outruns the bytes it is about, so they are not asked for at once while they may be on their way.
+        A proposal outruns the parts that it names, so parts that may be on their way are not requested at once.
         """
         effects: list[Effect] = []
         for digest, coming in missing:
@@ -56,7 +58,8 @@ class PartExchange:
                 continue
             self._asked[digest] = times + 1, now + self.patience.again(times, now)
             wish = PartRequest(self.plan.round, attempt, self.plan.trace, digest)
-            copies = min(len(holders), 1 if times == 0 else 2)  # the second time, the first one may not have it
+            # from the second time on, as the first holder may not have it
+            copies = min(len(holders), 1 if times == 0 else 2)
             effects += [Send(holders[(times + k) % len(holders)], wish) for k in range(copies)]
         return effects
 

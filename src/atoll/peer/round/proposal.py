@@ -1,8 +1,8 @@
-"""The body that I would propose: how my own reduce of this attempt ended, what that makes of the state, and what
-members report beside it.
+"""Proposal builder: the local peer's vertex body, from its all-reduce of this attempt, the next state and reports.
 
-Promises: no commitment is counted on that I have not heard; where members may lie none is waited for long. Never
-proposes, and never computes a state: the round does, when the agreement lets it.
+Invariants:
+- No commitment counts that was not received here; where members may lie none is awaited long.
+Not responsible for: proposing, computing a state; the round does both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atoll.wire.messages.vertex import VertexBody
 
 Parts = tuple[SignedStatement | None, ...]
 
-ASKED_MOST = 3  # times, with the nudge: then an answer that counts what I have not heard is left out
+ASKED_MOST = 3  # requests per missing commitment, one per tick; then a result that counts it is left out
 
 
 class ProposalBuilder:
@@ -38,44 +38,49 @@ class ProposalBuilder:
         self.committed, self.next_state, self.reports = committed, next_state, reports
         self.assembling = ground.topology is None
         self.attempt = 0
-        self.parts: Parts | None = None  # None: my reduce is under way
-        self.weighing: AgreedWeights | None = None  # what its rows weigh, where distances weigh them
+        self.parts: Parts | None = None  # None while the all-reduce runs
+        self.weighing: AgreedWeights | None = None  # row weights, where distances weight rows
         self._step: StateStep | None = None
-        self._asked = 0  # times for commitments that somebody else counted on
+        self._asked = 0  # requests for commitments that others counted
 
     def attempt_begins(self, attempt: int) -> None:
         self.attempt, self._step, self._asked = attempt, None, 0
         self.parts = () if self.assembling else None
 
     def reduced(self, parts: Parts, weighing: AgreedWeights | None) -> None:
-        """My own reduce of this attempt ended like this."""
+        """Record how the local all-reduce of this attempt ended."""
         self.parts, self.weighing, self._step = parts, weighing, None
 
     @property
     def ready(self) -> bool:
-        """There is nothing left to share."""
+        """True if nothing is left to share."""
         return self.parts is not None
 
     @property
     def lacking(self) -> set[PeerId]:
-        """Who counts in my parts, and has committed to what I have not heard."""
+        """Contributors of the local parts with no commitment received here."""
         return named_in(self.parts or ()) - self.committed.now.of.keys()
 
     @property
     def step(self) -> StateStep | None:
-        """What my parts make of the state; None while a counted commitment is unknown to me."""
+        """The state step of the local parts; None while a counted commitment is unknown."""
         if self.parts is None or self._step is not None:
-            return self._step  # the first commitments count, so it is still the same
+            return self._step  # the first commitments count, so it does not change
         if self.lacking:
-            return None  # it comes with the nudge, or from whoever hears its author where I do not
+            return None  # it comes with a retransmission tick, or from a peer that can reach its author
         commits = self.committed.now.of
         counted = [commits[p][0] for p in sorted(named_in(self.parts))]
         self._step = step_of(self.parts, counted, self.ground.plan)
         return self._step
 
     def asked(self) -> None:
-        """All commitments that I lack were asked for again, where members may lie. What a liar counts may be none:
-        if I waited for it, its own body would be the only one of this round."""
+        """Note a round of requests for missing commitments, where members may lie.
+
+        After the last one drop those results.
+
+        A liar may count a commitment that does not exist. Waiting for it would leave the liar's body as the only
+        one.
+        """
         if self.parts is None or self.step is not None:
             return
         self._asked += 1
@@ -84,10 +89,11 @@ class ProposalBuilder:
             self.parts = tuple(part if named_in((part,)) <= known else None for part in self.parts)
 
     def back(self, step: StateStep) -> tuple[SignedStatement, RollbackOrder] | None:
-        """The word to go back that my body shall carry. In every other attempt only, and only if I hold the state.
+        """The rollback order for the next body: in even attempts only, and only if the earlier state is stored
+        here.
 
-        So a round in which too few others hold it ends like any other, in its second attempt, without it; and one
-        that waits for members, attempt after attempt, can still go back.
+        So a round in which too few others have that state ends normally in its second attempt. A round that waits
+        for members, attempt after attempt, can still roll back.
         """
         if self.attempt % 2:
             return None
@@ -95,13 +101,13 @@ class ProposalBuilder:
         return found if found is not None and not self.next_state.lacks(step, found[1]) else None
 
     def write(self, state: Digest, back: tuple[SignedStatement, RollbackOrder] | None, now: Seconds) -> VertexBody:
-        """Once `step` is known, and the `state` that it, or the way back, leaves behind."""
+        """Write the body, once `step` and the `state` that it or the rollback leaves behind are known."""
         assert self.parts is not None
         reports = self.reports()
         if others := amends_in(reports):
             unwanted = {id(signed) for signed, _ in others}
             reports = [signed for signed in reports if id(signed) not in unwanted]
-        if back is not None:  # and numbers are those that held there
+        if back is not None:  # settings are those of the earlier state
             unwanted = {id(signed) for signed, _ in tunes_in(reports)}
             reports = [signed for signed in reports if id(signed) not in unwanted]
             reports = [back[0], *reports]
@@ -112,7 +118,7 @@ class ProposalBuilder:
         )
 
     def is_news(self, body: VertexBody) -> bool:
-        """In a round that only assembles the members there may be none."""
+        """True if the body changes anything; a round that only assembles members may have nothing to propose."""
         parent = self.ground.parent
         return (
             not self.assembling

@@ -1,7 +1,7 @@
-"""What a body shows of its members, and the scores that follow: made by the proposer, made again by every voter.
+"""Reputation inputs from a vertex body, and the scores that follow: computed by the proposer and by every voter.
 
-Everything comes from the parent and from what is signed in the same body, never from what this peer saw. The
-arithmetic is `policy/reputation.py`; specs/reputation.md says what counts and why.
+All inputs come from the parent and from what is signed in the body, never from local observation. The arithmetic is
+in `policy/reputation.py`; specs/reputation.md explains what counts and why.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from statistics import median_low
 from msgspec import UNSET
 
 from atoll.base.ids import PeerId
+from atoll.policy.contributions import parts_counted
 from atoll.policy.membership import VerifiedReport, convicted
 from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import FLOOR, MemberConduct, beliefs, moved, units_of
@@ -35,8 +36,8 @@ def next_scores(
 ) -> tuple[int, ...]:
     """One score per line of `members`, the membership after this round. Commits are those of its contributors.
 
-    `scored`: the updates whose scores the parent settled; None where the run scores nobody. `compared`: twins
-    of which the parent settled what became of them.
+    `scored`: scores that the parent settled; None: the run scores none. `compared`: redundancy verdicts
+    that the parent settled.
     """
     shown = conduct_in(plan, owners, answers, commits, reports)
     liars, failing = convicted(reports, plan.members, plan.settings.quorum)
@@ -45,7 +46,7 @@ def next_scores(
         s.peer for s in said if isinstance(s, AuditReport) and s.finding == "accepted" and s.opening is UNSET
     }
     vouched |= {score.peer for score in scored or () if score.opinion == "taught"}
-    vouched &= settled  # work of its own: that a sum was right says nothing of it
+    vouched &= settled  # work of its own: a correct sum proves nothing about it
     hollow = {score.peer for score in scored or () if score.opinion == "hollow"} | {
         peer for verdict in compared for peer in verdict.strayed
     }
@@ -72,15 +73,15 @@ def conduct_in(
     commits: Mapping[PeerId, Commitment],
     reports: Sequence[VerifiedReport],
 ) -> dict[PeerId, MemberConduct]:
-    """Of settled trainers that were drawn, if anything was answered.
+    """Conduct of settled trainers that were drawn, if any result exists.
 
-    Not of who says farewell, or that it rests, and is not counted.
+    Members that leave or rest in this round and do not count in it are left out.
     """
     given = [(first[0], answered) for first, answered in zip(owners, answers, strict=False) if answered is not None]
     if not given:
         return {}
     settled = _settled(plan)
-    counted = Counter(peer for _, answered in given for peer in answered.contributors)
+    counted = parts_counted(answers)
     duties = Counter(owner for owner, _ in given)
     done = Counter(owner for owner, answered in given if answered.owner_index == 0)
     belief = beliefs({peer: units_of(commits[peer].loss) for peer in settled if peer in commits})
@@ -102,13 +103,16 @@ def conduct_in(
 
 
 def resting_among(plan: RoundPlan, reports: Sequence[VerifiedReport]) -> set[PeerId]:
-    """Who says that it does not train in this round."""
+    """Members that report that they do not train in this round."""
     return {r.by for r in reports if isinstance(r.statement, SkipRound) and r.statement.round == plan.round}
 
 
 def _assigned(plan: RoundPlan, taken: Sequence[int]) -> int:
-    """Steps that are the whole of a round. Where its time ends it, or each member's own speed, what the median
-    member managed in it: who says that it is slow gains nothing by it."""
+    """Steps that make a whole round.
+
+    Where time or each member's speed ends a round it is the median of the steps taken, so claiming to be slow gains
+    nothing.
+    """
     effort = plan.settings.effort
     if effort is UNSET or (effort.train_s is UNSET and effort.by_speed is not True) or not taken:
         return plan.steps
@@ -116,5 +120,5 @@ def _assigned(plan: RoundPlan, taken: Sequence[int]) -> int:
 
 
 def _settled(plan: RoundPlan) -> list[PeerId]:
-    """Who is judged: neither in its first round, nor watching, nor away."""
+    """Members that are judged: not in their first round, not watching, not away."""
     return [m.peer for m in plan.trainers if m.standing == "member"]

@@ -1,7 +1,9 @@
-"""Words of an attempt that are said twice: by those who were ahead of me, and by me to those who ask.
+"""Retransmission of an attempt's messages: requested from peers that were ahead, granted to peers that ask.
 
-Who sends parts of an attempt that I have not begun is asked for them again when I begin it; who asks me is told
-everything once more. Never says it all to anybody twice in an attempt: the words are many bytes, asking is cheap.
+A peer that sends parts of a later attempt is asked for them again when that attempt begins here.
+
+Invariants:
+- Each peer receives a full retransmission at most once per attempt: it is many bytes, a request is cheap.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ class Retransmission:
     def __init__(self, plan: RoundPlan, members: Container[PeerId]) -> None:
         self.plan, self.members = plan, members
         self.attempt = 0
-        self.too_early: set[PeerId] = set()  # who sent parts of an attempt that I had not begun
-        self.told: set[PeerId] = set()  # who was told everything of this attempt a second time
+        self.too_early: set[PeerId] = set()  # senders of parts of an attempt that has not begun here
+        self.told: set[PeerId] = set()  # peers that received this attempt's messages a second time
 
     def attempt_begins(self, attempt: int) -> None:
         self.attempt, self.told = attempt, set()
 
     def ask(self, peers: Iterable[PeerId]) -> list[Effect]:
-        """These peers were ahead of me, and I dropped what they said."""
+        """Ask peers that were ahead for the messages dropped here."""
         wish = ResendRequest(self.plan.round, self.attempt, self.plan.trace)
         return [Send(peer, wish) for peer in sorted(peers)]
 
@@ -34,7 +36,7 @@ class Retransmission:
         return self.ask(early)
 
     def tells(self, peer: PeerId) -> bool:
-        """It asks: true once per attempt, and for members."""
+        """True for a member's first request in this attempt."""
         if peer in self.told or peer not in self.members:
             return False
         self.told.add(peer)

@@ -1,7 +1,8 @@
-"""What the state becomes by combined parts: each such step is one job, done once, however many bodies hold it.
+"""State advance jobs: what combined parts make of the state, one job per distinct step.
 
-Promises: the same step is never computed twice while a body may need it. Never fetches parts and never judges what
-comes out: whoever asks has the parts, and compares.
+Invariants:
+- A step is never computed twice while a body may need it.
+Not responsible for: fetching parts, comparing the result; the caller does both.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from atoll.wire.codec import encode
 
 
 class AdvanceJobs:
-    """`held`: combined parts by digest, those of any step that is asked for among them."""
+    """`held`: combined parts by digest, including those of any requested step."""
 
     def __init__(self, ground: RoundContext, held: Mapping[Digest, Payload]) -> None:
         self.ground, self.held = ground, held
@@ -26,14 +27,14 @@ class AdvanceJobs:
 
     @property
     def busy(self) -> bool:
-        """One is computed just now."""
+        """True while a step is being computed."""
         return None in self._made.values()
 
     def begun(self, step: StateStep | None) -> bool:
         return step in self._made
 
     def state(self, step: StateStep) -> Digest | None:
-        """What it makes of the state; None if that is not known (yet)."""
+        """The state after this step; None if not known (yet)."""
         return self._made.get(step)
 
     def ask(self, step: StateStep) -> list[Effect]:
@@ -54,7 +55,7 @@ class AdvanceJobs:
         return [RunTask(self._job(step), work)]
 
     def done(self, job: str, state: Digest) -> bool:
-        """True if this was a job of mine."""
+        """Store a finished job's state; True if the job belongs here."""
         if not job.startswith(f"round/{self.ground.plan.round}/advance/"):
             return False
         for step in self._made:
@@ -63,7 +64,7 @@ class AdvanceJobs:
         return True
 
     def keep_only(self, needed: set[Digest]) -> None:
-        """Forget what is made of none of these parts."""
+        """Forget steps that use none of these parts."""
         self._made = {s: state for s, state in self._made.items() if state is None or needed & {*s.parts}}
 
     def _job(self, step: StateStep) -> str:

@@ -1,8 +1,8 @@
-"""What the state of one round becomes where a body goes back to an earlier one, as far as that one is here.
+"""State rollback jobs: the state of a round with a body that goes back to an earlier one.
 
-Each such state is made once, by a job, from the earlier state and the place in the data that this round reached.
-Remembers what is under way and what this disk lacks. Never fetches and never judges: who may send the run back is
-said by the body, and the peer looks for what is lacking.
+One job makes each such state from the earlier state and the position in the data that this round reached.
+
+Not responsible for: fetching the earlier state, which the peer does; judging the order, which the body carries.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from atoll.wire.messages.statements import RollbackOrder
 class RollbackJobs:
     def __init__(self, plan: RoundPlan, before: Digest) -> None:
         self.plan, self.before = plan, before
-        self.made: dict[str, Digest] = {}  # job -> the state it made
-        self.asked: dict[str, Digest] = {}  # job under way -> the earlier state
-        self.lacking: dict[str, Digest] = {}  # job that failed -> the earlier state
-        self.tried_again: set[str] = set()  # a second failure has another reason, a full disk say, and is final
+        self.made: dict[str, Digest] = {}  # job → the state it made
+        self.asked: dict[str, Digest] = {}  # running job → the earlier state
+        self.lacking: dict[str, Digest] = {}  # failed job → the earlier state
+        # jobs retried once: a second failure has another reason, such as a full disk, and is final
+        self.tried_again: set[str] = set()
 
     def state(self, step: StateStep, back: RollbackOrder) -> Digest | None:
-        """What such a body leaves behind; None if that is not known (yet)."""
+        """The state that such a body leaves behind; None if not known (yet)."""
         return self.made.get(self._job(step, back))
 
     def lacks(self, step: StateStep, back: RollbackOrder) -> bool:
-        """True if it cannot be known before the earlier state was fetched."""
+        """True if the earlier state has to be fetched first."""
         return self._job(step, back) in self.lacking
 
     def ask(self, step: StateStep, back: RollbackOrder) -> list[Effect]:
@@ -44,21 +45,21 @@ class RollbackJobs:
         ]
 
     def done(self, job: str, state: Digest) -> bool:
-        """True if this was a job of mine."""
+        """Store a finished job's state; True if the job belongs here."""
         if self.asked.pop(job, None) is None:
             return False
         self.made[job] = state
         return True
 
     def failed(self, job: str) -> Digest | None:
-        """The earlier state that is not here; None if this was no job of mine."""
+        """The earlier state that is missing here; None if the job does not belong here."""
         state = self.asked.pop(job, None)
         if state is not None:
             self.lacking[job] = state
         return state
 
     def found(self, state: Digest) -> bool:
-        """It is here now: True if anybody waited for it. Each job is tried again once."""
+        """Note that the earlier state is stored now; True if a job waited for it. Each job is retried once."""
         waited = [job for job, lacked in self.lacking.items() if lacked == state and job not in self.tried_again]
         self.tried_again.update(waited)
         for job in waited:
@@ -66,5 +67,5 @@ class RollbackJobs:
         return bool(waited)
 
     def _job(self, step: StateStep, back: RollbackOrder) -> str:
-        """One for all bodies that go there: which parts they hold moves nothing."""
+        """One job name for all bodies with this target: their parts do not change the result."""
         return f"round/{self.plan.round}/back/{step.steps}/{back.state.hex()}"

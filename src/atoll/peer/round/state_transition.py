@@ -1,8 +1,8 @@
-"""What the state becomes with the vertex of one round: made of combined parts or of an earlier state that the run
-goes back to; where nothing was averaged it stays.
+"""State transition of a round: an advance by combined parts, a rollback to an earlier state, or no change.
 
-Promises: whatever bodies ask for is made once, by one job. Never fetches what a job needs and never judges: whoever
-asks has the parts, and compares.
+Invariants:
+- Each state is made once, by one job.
+Not responsible for: fetching what a job needs, comparing the result; the caller does both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from atoll.wire.messages.statements import RollbackOrder
 
 
 class StateTransition:
-    """`held`: combined parts by digest, those of any step that is asked for among them."""
+    """`held`: combined parts by digest, including those of any requested step."""
 
     def __init__(self, ground: RoundContext, held: Mapping[Digest, Payload]) -> None:
         self.before = ground.parent.state
@@ -27,7 +27,7 @@ class StateTransition:
         self.back = RollbackJobs(ground.plan, self.before)
 
     def of(self, step: StateStep, back: RollbackOrder | None) -> Digest | None:
-        """What a body leaves behind that makes this step or goes back; None if that is not known (yet)."""
+        """The state that a body with this step or rollback leaves behind; None if not known (yet)."""
         if back is not None:
             return self.back.state(step, back)
         return self.advances.state(step) if step.parts else self.before
@@ -36,7 +36,7 @@ class StateTransition:
         return self.advances.ask(step) if back is None else self.back.ask(step, back)
 
     def lacks(self, step: StateStep, back: RollbackOrder) -> bool:
-        """True if it cannot be known before the earlier state was fetched."""
+        """True if the earlier state has to be fetched first."""
         return self.back.lacks(step, back)
 
     def begun(self, step: StateStep | None) -> bool:
@@ -44,26 +44,26 @@ class StateTransition:
 
     @property
     def busy(self) -> bool:
-        """One is made just now."""
+        """True while a state is being made."""
         return self.advances.busy or self.goes_back
 
     @property
     def goes_back(self) -> bool:
-        """One is made out of an earlier one just now."""
+        """True while a rollback state is being made."""
         return bool(self.back.asked)
 
     def done(self, job: str, state: Digest) -> bool:
-        """True if this was a job of mine."""
+        """Store a finished job's state; True if the job belongs here."""
         return self.advances.done(job, state) or self.back.done(job, state)
 
     def failed(self, job: str) -> Digest | None:
-        """The earlier state that is not here; None if this was no way back."""
+        """The earlier state that is missing here; None if the job is no rollback."""
         return self.back.failed(job)
 
     def found(self, earlier: Digest) -> bool:
-        """It is here now: True if anybody waited for it."""
+        """Note that the earlier state is stored now; True if a job waited for it."""
         return self.back.found(earlier)
 
     def keep_only(self, needed: set[Digest]) -> None:
-        """Forget what is made of none of these parts."""
+        """Forget steps that use none of these parts."""
         self.advances.keep_only(needed)

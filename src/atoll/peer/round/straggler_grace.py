@@ -1,9 +1,10 @@
-"""Whether a round still waits for those who are training: where a quorum of updates is enough, and where an owner
-has to say what it gives before anybody shows it a row.
+"""Straggler grace period: how long a round still waits for trainers after a quorum of updates is committed.
 
-Each peer counts for itself what it has heard; that some begin to share before others hurts nobody, since what
-counts is agreed later (specs/round.md, acceptance).
-Promises: the grace of an attempt begins once and has one end; without acceptance in genesis it never begins.
+Each peer counts what it received. If some begin to share earlier no harm follows, since what counts is agreed later
+(specs/round.md, acceptance).
+
+Invariants:
+- The grace of an attempt begins once and has one end; without acceptance in genesis it never begins.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from __future__ import annotations
 from atoll.base.ids import Seconds
 from atoll.policy.plan import RoundPlan
 
-WORD_SHARE = 0.25  # of an owner's window, that is, until it has to say that it gives nothing
+WORD_SHARE = 0.25  # share of an owner's window until it has to commit or pass
 
 
 class StragglerGrace:
     """`now` is run time throughout."""
 
     def __init__(self) -> None:
-        self.until: Seconds | None = None  # of this attempt; None: too few have committed
+        self.until: Seconds | None = None  # end of this attempt's grace; None: too few have committed
 
     def attempt_begins(self) -> None:
         self.until = None
 
     def begins(self, plan: RoundPlan, attempt: int, committed: int, now: Seconds) -> bool:
-        """True at the moment at which so many commitments of settled trainers are enough."""
+        """Start the grace period once this many commitments of settled trainers are enough; True at that moment."""
         enough = plan.quorum_of_updates
         if self.until is not None or enough is None or committed < enough:
             return False
@@ -32,7 +33,7 @@ class StragglerGrace:
         return True
 
     def ends(self, now: Seconds) -> None:
-        """Its timer says so, a rounding error before the moment perhaps."""
+        """End the grace when its timer fires, perhaps a rounding error before its end."""
         if self.until is not None:
             self.until = min(self.until, now)
 
@@ -41,9 +42,11 @@ class StragglerGrace:
 
 
 def word_until(plan: RoundPlan, attempt: int, now: Seconds) -> Seconds:
-    """Where members may lie an owner is shown no row before it has said what it gives. It is given some of its
-    window to say so, and the rest to gather; then it gives nothing. What misses a quorum waits for the next
-    round anyway."""
+    """Time until which an owner must commit or pass, where members may lie and it receives no row before.
+
+    It gets `WORD_SHARE` of its window for that and the rest to gather. A member that misses a quorum waits for the
+    next round anyway.
+    """
     if plan.quorum_of_updates is not None:
         return now
     times = plan.times(attempt)

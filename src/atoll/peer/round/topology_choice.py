@@ -1,10 +1,9 @@
-"""Which topology a round uses: a pure function of the run's settings, the plan and the last vertex, the same at
-every peer.
+"""Topology choice of a round: a pure function of settings, plan and last vertex, equal at every peer.
 
-`auto` goes by what is known of the network. Where a member is, its name may say: `eu/fra/ada` is near
-`eu/fra/bob`, and nearer to `eu/par/cleo` than to `us/dan`. Without such names it goes by what members have
-measured and the membership holds (policy/links.py): the planner predicts every topology on those links and
-takes the simplest one that no other beats by a tenth. As long as neither is known it is a butterfly.
+`auto` uses what is known about the network. A member's name may give its location: `eu/fra/ada` is near
+`eu/fra/bob`, and nearer to `eu/par/cleo` than to `us/dan`. Without such names it uses the members' measurements in
+the membership (policy/links.py): the planner predicts every topology on those links and takes the simplest one that
+no other beats by 10 %. With neither it is a butterfly.
 """
 
 from __future__ import annotations
@@ -41,45 +40,47 @@ from atoll.wire.messages.statements import Commitment, SignedStatement
 from atoll.wire.messages.vertex import VertexBody
 
 TOPOLOGIES: tuple[TopologyName, ...] = get_args(TopologyName)
-PAIRS = "pairs"  # the one that has no common result
+PAIRS = "pairs"  # the only topology without a common result
 
 
 @dataclass(frozen=True)
 class TopologyChoice:
-    """How a round reduces, and why, in words for people."""
+    """How a round reduces, and the reason in plain words."""
 
     topology: ReduceTopology
     why: str
 
 
-ASKED = "topology="  # how a caller names one in what it asks for, such as `topology=ring codec=fp16`
-STEADY = b"steady"  # what owners are drawn by where they are the same every round
+ASKED = "topology="  # prefix of a topology in a caller's options, such as `topology=ring codec=fp16`
+STEADY = b"steady"  # seed for owners that stay the same every round
 
 
 def way_of(settings: RunSettings, plan: RoundPlan, answered_bytes: int = 0) -> TopologyChoice:
-    """Owners and those on the way are settled voters; whoever else contributes sends to owners directly.
+    """Topology of a round. Owners and intermediate peers are settled voters.
 
-    Where members may lie there are no partial sums, and nobody gets more to own because it says that its link is
-    fast: whatever would need them is a plain butterfly. `answered_bytes` of combined parts were agreed on in the
-    last round; 0 if none were, or if that tells nothing about the next round.
+    Other contributors send to owners directly.
+
+    Where members may lie there are no partial sums, and a claimed fast link gives no larger share: topologies that
+    need either become a plain butterfly. `answered_bytes`: size of the combined parts of the last round; 0 if there
+    were none or if they do not predict the next round.
     """
     way = _way(settings, plan, answered_bytes or settings.update_bytes)
     return TopologyChoice(fitting(way.topology, settings.update_bytes), way.why)
 
 
 def topology_in(asked: str) -> str:
-    """The name in what a caller asks for; nothing where it leaves the choice to genesis."""
+    """The topology named in a caller's options; empty if the caller leaves the choice to genesis."""
     return next((word.removeprefix(ASKED) for word in asked.split() if word.startswith(ASKED)), "")
 
 
 def asked_in(commits: Sequence[SignedStatement]) -> str:
-    """What the callers of these updates asked for, by the first of them."""
+    """Options that the callers of these updates asked for, from the first one."""
     first = decode_statement(commits[0].body, commits[0].signer) if commits else None
     return first.asked if isinstance(first, Commitment) else ""
 
 
 def way_asked(settings: RunSettings, plan: RoundPlan, name: str, trained: int) -> TopologyChoice:
-    """By this name instead of genesis's; `trained` rounds were before. PeerFault if there is none."""
+    """The topology of this name instead of the one in genesis, after `trained` rounds; PeerFault if unknown."""
     if name == PAIRS:
         settled = tuple(m.peer for m in plan.trainers if m.standing == "member")[:PAIRED_MAX]
         return TopologyChoice(
@@ -91,36 +92,36 @@ def way_asked(settings: RunSettings, plan: RoundPlan, name: str, trained: int) -
 
 
 def parts_most(settings: RunSettings, parent: VertexBody) -> int:
-    """How many parts an update may have in the next rounds, for all that settings and the last vertex tell."""
+    """Upper bound on the parts of an update in the next rounds, from settings and the last vertex."""
     return max(parts_planned(settings), len(parent.parts))
 
 
 def pair_pieces(settings: RunSettings) -> int:
-    """How many parts a member has of its own where members exchange in pairs."""
+    """Parts per member where members exchange in pairs."""
     return max(settings.pieces, -(-settings.update_bytes // PART_BYTES_MAX))
 
 
 def part_bytes_most(update_bytes: int) -> int:
-    """Of one payload, where an update is so large without a codec; 0: nobody knows. Bodies fit in always."""
+    """Largest payload in bytes for an update of this size without a codec (0: unknown). Bodies always fit in."""
     part = min(PART_BYTES_MAX, update_bytes or PART_BYTES_MAX)
     return part + part // CODEC_EXTRA + CONTROL_FRAME_MAX
 
 
 def parts_planned(settings: RunSettings) -> int:
-    """The most that any topology makes of these settings: `fitting` adds less than what fills a part each."""
+    """Upper bound on parts over all topologies of these settings: `fitting` adds less than one full part each."""
     return PARTS_MAX * settings.pieces - (-settings.update_bytes // PART_BYTES_MAX)
 
 
 def _way(settings: RunSettings, plan: RoundPlan, wire_bytes: int) -> TopologyChoice:
     wanted, peers, pieces = settings.topology, plan.owners, settings.pieces
     seed, spread = STEADY if settings.steady is True else plan.head, settings.spread is True
-    if plan.settings.quorum != "majority" or settings.statistic != "mean":  # nobody can sort partial sums
+    if plan.settings.quorum != "majority" or settings.statistic != "mean":  # partial sums cannot be sorted
         name = "star" if wanted == "star" else "butterfly"
         return TopologyChoice(
             _built(name, peers, seed, None, peers, pieces, spread), "every row goes to its owner directly"
         )
     weights = agreed_weights(plan.members, peers)
-    if wanted not in ("auto", "hierarchical"):  # who is near whom is then nobody's question
+    if wanted not in ("auto", "hierarchical"):  # distances between members then do not matter
         return TopologyChoice(
             _built(wanted, peers, seed, weights, peers, pieces, spread), "as the run's settings say"
         )
@@ -168,7 +169,7 @@ def _built(
             return butterfly(peers, seed, weights, pieces, spread)
 
 
-# rounds follow each other on the same links, and a prediction for 64 peers takes half a second
+# rounds follow each other on the same links, and a prediction for 64 peers takes 0.5 s
 @lru_cache(maxsize=32)
 def _cheapest(
     latency_s: tuple[tuple[Seconds, ...], ...],
@@ -178,9 +179,9 @@ def _cheapest(
     wire_bytes: int,
     pieces: int,
 ) -> tuple[str, str]:
-    """The planner's choice among the topologies that `_built` makes, and its reason.
+    """The planner's choice among the topologies of `_built`, and its reason.
 
-    Asked for peers without names and with one seed: the choice shall not change because the draw of a round does.
+    Called without names and with one seed: the choice shall not change with the draw of a round.
     """
     peers, seed = tuple(PeerId(f"{i:04}") for i in range(len(rates))), b"planner"
     links = AgreedLinks(peers, latency_s, rates, rates, regions=regions, wan_bytes_s=dict(between))
@@ -194,7 +195,7 @@ def _cheapest(
 
 
 def regions_of(names: dict[PeerId, str]) -> Cluster:
-    """Peers grouped by the paths in their names; a region of one, or one that holds everybody, is no group."""
+    """Peers grouped by the paths in their names; a region of one peer or of all peers is no group."""
     by_region: dict[str, dict[PeerId, str]] = {}
     here: list[PeerId] = []
     for peer, name in sorted(names.items()):

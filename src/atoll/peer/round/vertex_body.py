@@ -1,15 +1,20 @@
-"""Writing and checking the body of a vertex: everything that can be judged without touching a tensor.
+"""Vertex body: writing one as the proposer and checking one as a voter, without touching a tensor.
 
-The proposer writes a body from what it saw; every voter recomputes each entry from the signed statements inside.
-A body that passes `check_body` can be wrong in one way only, its state hash, which voters recompute from the
-combined parts. Whose turn it is to propose is the agreement's business. Never trusts a field that can be derived.
+The proposer writes a body from what it received; every voter recomputes every entry from signed statements in it.
+A body that passes `check_body` can only be wrong in its state hash, which voters recompute from the combined parts.
+
+Invariants:
+- No field that can be derived is trusted.
+Not responsible for: proposer turns (protocol/agreement).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
@@ -22,18 +27,12 @@ from atoll.base.workload import WorkloadProgress, reached_after
 from atoll.crypto.digest import digest
 from atoll.peer.governance.orders import Word, amends_in, first_of, paused_after, pauses_in, tunes_in, word_holds
 from atoll.peer.governance.settings_change import tuned_after
-from atoll.peer.round.commitment_rules import (
-    claims_right,
-    commit_flaw,
-    draws_flaw,
-    late_right,
-    parts_fit,
-    weighs_right,
-)
+from atoll.peer.round.commitment_rules import commitment_flaw, parts_fit
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round.reputation import next_scores, resting_among
 from atoll.peer.round.topology_choice import asked_in
 from atoll.peer.settings import RunSettings, encode_settings
+from atoll.policy.contributions import parts_counted, result_in
 from atoll.policy.membership import VerifiedReport, next_members
 from atoll.policy.participation import next_credits
 from atoll.policy.plan import RoundPlan
@@ -48,6 +47,7 @@ from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import (
     Accusation,
     AgreedWeights,
+    ChangedNumbers,
     Commitment,
     JoinRequest,
     OwnerResult,
@@ -58,7 +58,7 @@ from atoll.wire.messages.statements import (
 from atoll.wire.messages.vertex import InvitationRecord, Member, RoundMetrics, TicketUse, VertexBody
 from atoll.wire.opening import made_of_fits
 
-CLOCK_SLACK_S = 1.0  # a body may be this much ahead of my run time; peers beyond 250 ms are told their offset
+CLOCK_SLACK_S = 1.0  # seconds a body may be ahead of local run time; peers beyond 250 ms are sent their offset
 
 
 def write_body(
@@ -72,62 +72,36 @@ def write_body(
     now: Seconds,
     weighing: AgreedWeights | None = None,
 ) -> VertexBody:
-    """The body that this proposer puts forward. Reports that are not admissible are left out.
+    """The body that this proposer submits; reports that are not admissible are left out.
 
-    With a word to go back among them (`amend_among`, one at most) `state` is what the run then goes on from.
+    If one of them is a rollback order (at most one, from `amend_among`), `state` is the one the run continues from.
     """
-    plan, parent = ground.plan, ground.parent
-    answers = [_answered(p) for p in parts]
-    contributors = _contributors(answers)
-    chosen = {p: commits[p] for p in sorted(contributors)}
-    time_s = next_time(parent, now)
+    results = tuple(result_in(part) for part in parts)
+    chosen = {p: commits[p] for p in sorted(parts_counted(results))}
+    time_s = next_time(ground.parent, now)
     kept, opened = _judge_reports(ground, notary, reports, time_s)
-    awaited = awaited_in(plan, opened, contributors)
-    trained = _trained(ground, kept)
-    members, tickets = next_members(
-        parent,
-        {p: c for p, (c, _) in chosen.items()},
-        contributors,
-        opened,
-        plan.settings.quorum,
-        bool(ground.owners),
-        ground.parts_most,
-        ground.trainers_most,
-        plan.settings.signing,
-        awaited,
-    )
-    members, invited = _votes(ground, members, tickets, contributors, opened)
+    inputs = BodyInputs(ground, attempt, time_s, results, {p: c for p, (c, _) in chosen.items()}, kept, opened)
     return VertexBody(
         run=notary.run,
-        round=plan.round,
+        round=ground.plan.round,
         attempt=attempt,
-        parent=plan.head,
+        parent=ground.plan.head,
         time_s=time_s,
         proposer=notary.me,
         parts=tuple(parts),
         state=state,
         commits=tuple(s for _, s in chosen.values()),
-        members=members,
-        tickets=tickets,
         reports=tuple(kept),
-        metrics=_metrics([c for c, _ in chosen.values()]),
-        trained=trained,
-        epoch=parent.epoch,
+        epoch=ground.parent.epoch,
         weighing=UNSET if weighing is None else weighing,
-        window_s=_window(ground, attempt, time_s, answers, [c for c, _ in chosen.values()], awaited),
-        reputation=_scores(ground, members, answers, {p: c for p, (c, _) in chosen.items()}, opened),
-        credits=_credits(ground, members, contributors),
-        effort=_effort(ground, {p: c for p, (c, _) in chosen.items()}, kept),
-        paused=paused_after(parent, plan.round, kept),
-        invited=invited,
-        tuned=tuned_after(ground.settings, parent, trained, kept),
+        **{field.name: field.derive(inputs) for field in DERIVED},
     )
 
 
 def write_genesis(
     settings: RunSettings, state: Digest, founder: Member, tickets: tuple[TicketUse, ...], now: Seconds
 ) -> VertexBody:
-    """The body that a run begins with; its digest is the run's name."""
+    """The first body of a run; its digest is the run's id."""
     return VertexBody(
         run=ZERO_DIGEST,
         round=-1,
@@ -149,11 +123,11 @@ def write_genesis(
 def write_recovery(
     parent: VertexBody, head: Digest, run: Digest, me: PeerId, here: set[PeerId], run_time: Seconds, vote_key: bytes
 ) -> VertexBody:
-    """The body that begins a new epoch: the same state, and only those voters that are still here.
+    """The body of a new epoch: the same state, with only the reachable voters.
 
-    `vote_key` is `me`'s: its identity signs the vertex, and so admits a key that no quorum can admit.
+    `vote_key` is the local peer's. Its identity signs the vertex and so admits a key that no quorum can admit.
     """
-    # reports of links go by places among those who are here
+    # link reports are indexed by places among the present members
     bare = [replace(m, links=b"", vote_key=vote_key if m.peer == me else m.vote_key) for m in parent.members]
     members = tuple(replace(m, standing="away") if m.votes and m.peer not in here else m for m in bare)
     return replace(
@@ -172,12 +146,12 @@ def write_recovery(
         epoch=parent.epoch + 1,
         settings=b"",
         weighing=UNSET,
-        window_s=UNSET,  # nothing is known of the pace of those who are left
+        window_s=UNSET,  # the pace of the remaining members is unknown
     )
 
 
 def next_time(parent: VertexBody, now: Seconds) -> Seconds:
-    """The time of the body after `parent`: never earlier, unless wrong clocks put the parent far ahead of `now`."""
+    """Time of the body after `parent`: never earlier, unless wrong clocks put the parent far ahead of `now`."""
     return now if parent.time_s > now + CLOCK_WRONG_S else max(now, parent.time_s)
 
 
@@ -194,7 +168,7 @@ def _time_fits(parent: VertexBody, time_s: Seconds, now: Seconds) -> bool:
 
 
 def check_body(ground: RoundContext, notary: StatementSigner, body: VertexBody, now: Seconds) -> str | None:
-    """None if every entry of the body follows from what is signed in it; else what is wrong, in plain words."""
+    """None if every entry of the body follows from what is signed in it, else the first flaw in plain words."""
     try:
         return _check(ground, notary, body, now)
     except PeerFault as fault:
@@ -202,145 +176,183 @@ def check_body(ground: RoundContext, notary: StatementSigner, body: VertexBody, 
 
 
 def _check(ground: RoundContext, notary: StatementSigner, body: VertexBody, now: Seconds) -> str | None:
-    plan, parent, way = ground.plan, ground.parent, ground.by(asked_in(body.commits))
-    if (body.run, body.round, body.parent, body.epoch) != (notary.run, plan.round, plan.head, parent.epoch):
-        return "it does not follow the head"
-    if body.trained != _trained(ground, body.reports):
-        return "it miscounts the training rounds"
-    if body.attempt < 0 or body.proposer not in plan.committee or body.settings:
-        return "it is not by a voter of this round"
-    if not _time_fits(parent, body.time_s, now):
-        return f"its time is {body.time_s - now:+.1f} s from mine"
+    way = ground.by(asked_in(body.commits))
+    if (flaw := _frame_flaw(ground, notary.run, body, now)) is not None:
+        return flaw
     if len(body.parts) != len(way.owners):
         return f"it has {len(body.parts)} parts, the plan has {len(way.owners)}"
-    answers: list[OwnerResult | None] = []
-    for part, signed in enumerate(body.parts):
-        answers.append(None if signed is None else _check_part(way, notary, body, part, signed))
-    reduce_plan = way.reduce_plan(body.attempt) if body.parts else None
-    for answered in answers:
-        if reduce_plan is not None and answered is not None and not reduce_plan.enough(answered.contributors):
-            return f"part {answered.part} has too few rows for a {ground.statistic}"
-    misweighed = _misweighed(ground, body, [answered for answered in answers if answered is not None])
-    if misweighed is not None:
-        return misweighed
-    contributors = _contributors(answers)
+    results = tuple(
+        None if signed is None else _check_part(way, notary, body, part, signed)
+        for part, signed in enumerate(body.parts)
+    )
+    if (flaw := _results_flaw(way, body, [result for result in results if result is not None])) is not None:
+        return flaw
     commits: dict[PeerId, Commitment] = {}
     for signed in body.commits:
         commit = notary.open(signed, Commitment, ground.vote_key_of.get(signed.signer))
-        slot = commit.round, commit.attempt
-        if slot != (plan.round, body.attempt) or not (commit.parts and parts_fit(ground, commit)):
-            return f"the commitment of {signed.signer} is for something else"
-        if ground.by(commit.asked) is not way:  # nobody's choice in most runs: there its words change nothing
-            return f"the commitment of {signed.signer} is for another topology than the others"
-        flaw = commit_flaw(commit)
-        if flaw is not None:
+        if (flaw := _commit_flaw(ground, way, body.attempt, signed.signer, commit)) is not None:
             return f"the commitment of {signed.signer} {flaw}"
         commits[signed.signer] = commit
-        if not weighs_right(ground, signed.signer, commit):
-            return f"the commitment of {signed.signer} claims a weight that is not its own"
-        if not claims_right(ground, commit):
-            return f"the commitment of {signed.signer} does not say how it trained"
-        flaw = draws_flaw(ground, signed.signer, commit)
-        if flaw is not None:
-            return f"the commitment of {signed.signer} {flaw}"
-        if not late_right(ground, signed.signer, commit):
-            return f"the commitment of {signed.signer} holds late work that it cannot"
-    if list(commits) != sorted(contributors) or len(commits) != len(body.commits):
+    if list(commits) != sorted(parts_counted(results)) or len(commits) != len(body.commits):
         return "its commitments are not exactly those of its contributors"
     kept, opened = _judge_reports(ground, notary, body.reports, body.time_s)
     if len(kept) != len(body.reports) or len(kept) > REPORTS_PER_VERTEX_MAX:
         return "it carries a report that may not stand in a vertex"
+    if (flaw := _orders_flaw(kept)) is not None:
+        return flaw
+    inputs = BodyInputs(ground, body.attempt, body.time_s, results, commits, kept, opened)
+    wrong = (f.why for f in DERIVED if f.is_known(ground) and getattr(body, f.name) != f.derive(inputs))
+    return next(wrong, None)
+
+
+def _frame_flaw(ground: RoundContext, run: Digest, body: VertexBody, now: Seconds) -> str | None:
+    """Flaw of the body's place in the history, its proposer or its time."""
+    plan = ground.plan
+    if (body.run, body.round, body.parent, body.epoch) != (run, plan.round, plan.head, ground.parent.epoch):
+        return "it does not follow the head"
+    if body.attempt < 0 or body.proposer not in plan.committee or body.settings:
+        return "it is not by a voter of this round"
+    if not _time_fits(ground.parent, body.time_s, now):
+        return f"its time is {body.time_s - now:+.1f} s from mine"
+    return None
+
+
+def _results_flaw(way: RoundContext, body: VertexBody, results: Sequence[OwnerResult]) -> str | None:
+    """Flaw of the results: too few rows for the statistic, or another weighting than the one in the body."""
+    reduce_plan = way.reduce_plan(body.attempt) if body.parts else None
+    for result in results:
+        if reduce_plan is not None and not reduce_plan.enough(result.contributors):
+            return f"part {result.part} has too few rows for a {way.trust.statistic}"
+    return _misweighed(way, body, results)
+
+
+def _commit_flaw(
+    ground: RoundContext, way: RoundContext, attempt: int, peer: PeerId, commit: Commitment
+) -> str | None:
+    """Flaw of one commitment in a body of this attempt and topology, as a predicate."""
+    slot = commit.round, commit.attempt
+    if slot != (ground.plan.round, attempt) or not (commit.parts and parts_fit(ground, commit)):
+        return "is for something else"
+    if ground.by(commit.asked) is not way:  # only where callers may choose; elsewhere the option changes nothing
+        return "is for another topology than the others"
+    return commitment_flaw(ground, peer, commit)
+
+
+def _orders_flaw(kept: Sequence[SignedStatement]) -> str | None:
+    """Flaw of the operator orders among a body's reports: more than one of a kind."""
     if len(amends_in(kept)) > 1:
         return "it goes back to two states"
-    if len(pauses_in(kept)) > 1 or body.paused != paused_after(parent, plan.round, kept):
-        return "whether the run is paused does not follow from its reports"
-    if len(tunes_in(kept)) > (not amends_in(kept)):  # what is gone back to has numbers of its own
+    if len(pauses_in(kept)) > 1:
+        return "it pauses or resumes the run twice"
+    if len(tunes_in(kept)) > (not amends_in(kept)):  # a rollback restores the settings of its target
         return "it changes numbers twice, or as it goes back"
-    if body.tuned != tuned_after(ground.settings, parent, body.trained, kept):
-        return "the numbers of the run do not follow from its reports"
-    rule, trained = plan.settings.quorum, bool(ground.owners)
-    awaited = awaited_in(plan, opened, contributors)
-    most = ground.parts_most, ground.trainers_most, plan.settings.signing, awaited
-    members, tickets = next_members(parent, commits, contributors, opened, rule, trained, *most)
-    members, invited = _votes(ground, members, tickets, contributors, opened)
-    if (body.members, body.tickets) != (members, tickets):
-        return "its membership does not follow from its reports"
-    if body.invited != invited:
-        return "by whom its members came does not follow from its reports"
-    if body.metrics != _metrics([commits[p] for p in sorted(commits)]):
-        return "its metrics do not follow from its commitments"
-    if body.window_s != _window(ground, body.attempt, body.time_s, answers, list(commits.values()), awaited):
-        return "the window of the next round does not follow from how long it took"
-    if body.effort != _effort(ground, commits, body.reports):
-        return "what it asks of the next round does not follow from its losses"
-    if not ground.words_lost and body.reputation != _scores(ground, body.members, answers, commits, opened):
-        return "its reputations do not follow from what it shows of its members"
-    if body.credits != _credits(ground, body.members, contributors):
-        return "its credits do not follow from who was drawn and who counts"
     return None
+
+
+# ---- derived fields: written by the proposer, recomputed by every voter ------------------------------------
+
+
+@dataclass(frozen=True)
+class BodyInputs:
+    """Verified statements of one body, from which its other fields are derived."""
+
+    ground: RoundContext
+    attempt: int
+    time_s: Seconds
+    results: tuple[OwnerResult | None, ...]
+    commits: Mapping[PeerId, Commitment]  # of its contributors, sorted by name
+    kept: Sequence[SignedStatement]  # its reports
+    opened: Sequence[VerifiedReport]  # the same, decoded
+
+    @cached_property
+    def contributors(self) -> set[PeerId]:
+        return set(parts_counted(self.results))
+
+    @cached_property
+    def awaited(self) -> frozenset[PeerId] | None:
+        return awaited_in(self.ground.plan, self.opened, self.contributors)
+
+    @cached_property
+    def trained(self) -> int:
+        """Training rounds behind the state; rounds undone by a rollback no longer count."""
+        back = first_of(amends_in(self.kept))
+        return back[1].trained if back is not None else self.ground.parent.trained + bool(self.ground.owners)
+
+    @cached_property
+    def membership(self) -> tuple[tuple[Member, ...], tuple[TicketUse, ...], InvitationRecord | UnsetType]:
+        """Members, ticket uses and invitations after the round, with the votes that members have earned."""
+        ground, plan = self.ground, self.ground.plan
+        members, tickets = next_members(
+            ground.parent,
+            self.commits,
+            self.contributors,
+            self.opened,
+            plan.settings.quorum,
+            bool(ground.owners),
+            ground.parts_most,
+            ground.trainers_most,
+            plan.settings.signing,
+            self.awaited,
+        )
+        terms = ground.settings.vote_terms
+        if terms is None:
+            return members, tickets, UNSET
+        voting, invited = next_votes(ground.parent, members, tickets, self.contributors, self.opened, terms)
+        return voting, tickets, invited
+
+
+@dataclass(frozen=True)
+class BodyField:
+    """A field of a vertex body that follows from the others."""
+
+    name: str
+    derive: Callable[[BodyInputs], Any]
+    why: str  # flaw of a body with another value
+    is_known: Callable[[RoundContext], bool] = lambda _: True  # False: not derivable from this disk
 
 
 def awaited_in(
     plan: RoundPlan, reports: Sequence[VerifiedReport], contributors: Collection[PeerId]
 ) -> frozenset[PeerId] | None:
-    """Whose update is missing if it does not count: who was drawn and did not say that it rests. None: everybody
-    who trains."""
+    """Members that the round waits for: drawn and not resting. None: all trainers."""
     resting = resting_among(plan, reports) - set(contributors)
     return None if plan.drawn is None and not resting else plan.givers - resting
 
 
-def _votes(
-    ground: RoundContext,
-    members: tuple[Member, ...],
-    tickets: Sequence[TicketUse],
-    contributors: Collection[PeerId],
-    reports: Sequence[VerifiedReport],
-) -> tuple[tuple[Member, ...], InvitationRecord | UnsetType]:
-    """Members with the votes that they have earned, where these are."""
-    terms = ground.settings.vote_terms
-    return (
-        (members, UNSET)
-        if terms is None
-        else next_votes(ground.parent, members, tickets, contributors, reports, terms)
-    )
-
-
-def _credits(
-    ground: RoundContext, members: Sequence[Member], contributors: Collection[PeerId]
-) -> tuple[Credit, ...] | UnsetType:
-    """Of every line of `members` after this round, where who trains is drawn. Nobody is where members assemble."""
-    plan, parent = ground.plan, ground.parent
+def _credits(inputs: BodyInputs) -> tuple[Credit, ...] | UnsetType:
+    """Sampling credit per line of `members` after this round; no member is drawn while members assemble."""
+    ground, plan = inputs.ground, inputs.ground.plan
     if plan.drawn is None:
         return UNSET
-    trusted = plan.settings.quorum == "majority"
-    return next_credits(parent, members, plan.drawn if ground.owners else (), contributors, trusted)
+    drawn, trusted = plan.drawn if ground.owners else (), plan.settings.quorum == "majority"
+    return next_credits(ground.parent, inputs.membership[0], drawn, inputs.contributors, trusted)
 
 
-def _scores(
-    ground: RoundContext,
-    members: Sequence[Member],
-    answers: Sequence[OwnerResult | None],
-    commits: Mapping[PeerId, Commitment],
-    reports: Sequence[VerifiedReport],
-) -> tuple[int, ...] | UnsetType:
-    """What every line of `members` is worth after this round, where records are kept."""
-    if not ground.reputed:
+def _scores(inputs: BodyInputs) -> tuple[int, ...] | UnsetType:
+    """Reputation per line of `members` after this round, where the run keeps it."""
+    ground = inputs.ground
+    if not ground.trust.reputed:
         return UNSET
-    shown = members, answers, commits, reports, ground.scored, ground.compared
-    return next_scores(ground.plan, ground.owners, ground.audited, *shown)
-
-
-def _trained(ground: RoundContext, reports: Sequence[SignedStatement]) -> int:
-    """Training rounds that the state stands for. Those that the run went back behind count no more."""
-    back = first_of(amends_in(reports))
-    return back[1].trained if back is not None else ground.parent.trained + bool(ground.owners)
+    return next_scores(
+        ground.plan,
+        ground.owners,
+        ground.trust.audited,
+        inputs.membership[0],
+        inputs.results,
+        inputs.commits,
+        inputs.opened,
+        ground.scored,
+        ground.compared,
+    )
 
 
 def amend_among(
     ground: RoundContext, notary: StatementSigner, reports: Sequence[SignedStatement]
 ) -> tuple[SignedStatement, RollbackOrder] | None:
-    """The word to go back that a proposer may put into its body, if there is one: a person's, or what validators
-    demand, which it says itself."""
+    """The rollback order for the next body, if any: an operator's or the validators'.
+
+    The proposer signs a demanded order itself.
+    """
     back = [signed for signed, _ in amends_in(reports)]
     kept, _ = _judge_reports(ground, notary, back, ground.parent.time_s)
     demanded = [] if ground.demanded is None else [(notary.sign(ground.demanded), ground.demanded)]
@@ -348,7 +360,9 @@ def amend_among(
 
 
 def _forged(ground: RoundContext, notary: StatementSigner, signed: SignedStatement, report: VerifiedReport) -> bool:
-    """A word of the recovery identity that is not its own, nor the one to go back that validators demand."""
+    """True for an operator order not signed by the recovery identity, unless it is the rollback that validators
+    demand.
+    """
     statement = report.statement
     if not isinstance(statement, Word):
         return False
@@ -370,7 +384,7 @@ def _check_part(
         and owners[answered.owner_index] == signed.signer
         and len(answered.contributors) > 0
         and list(answered.contributors) == sorted(set(answered.contributors))
-        and made_of_fits(answered.made_of, ground.opened)
+        and made_of_fits(answered.made_of, ground.trust.opened)
     )
     if not fits:
         raise PeerFault(signed.signer, f"the answer for part {part} is not its owner's")
@@ -383,7 +397,7 @@ def _check_part(
 
 
 def _misweighed(ground: RoundContext, body: VertexBody, answers: Sequence[OwnerResult]) -> str | None:
-    """All answers of a body are of one weighing, which stands in it, where rows are weighed; else there is none."""
+    """All results use the one weighting in the body if rows are weighted; otherwise the body holds none."""
     weighing = body.weighing
     if not ground.weighs or not answers:
         return "it weighs rows that nobody weighed" if weighing is not UNSET else None
@@ -397,67 +411,48 @@ def _misweighed(ground: RoundContext, body: VertexBody, answers: Sequence[OwnerR
     return f"its answer for part {other[0]} is of another weighing" if other else None
 
 
-def _window(
-    ground: RoundContext,
-    attempt: int,
-    time_s: Seconds,
-    answers: Sequence[OwnerResult | None],
-    commits: Sequence[Commitment],
-    whom: Collection[PeerId] | None,
-) -> Seconds | UnsetType:
-    """An owner's in the next round, where windows follow the pace. Only rounds that train show any. `whom` they
-    waited for, where not for everybody who trains."""
+def _window(inputs: BodyInputs) -> Seconds | UnsetType:
+    """An owner's window in the next round where windows follow the pace; only training rounds change it."""
+    ground, time_s, commits, whom = inputs.ground, inputs.time_s, inputs.commits.values(), inputs.awaited
     plan, settings = ground.plan, ground.plan.settings
     if plan.pace is None or settings.window_min_s is UNSET:
         return UNSET
     if not ground.owners:
         return ground.parent.window_s
     if not commits:
-        return settings.owner_s  # nobody had the time to train
-    took_s = max(0.0, time_s - ground.parent.time_s)  # the plan's own begin may be set right by each peer
-    said = [a for a in answers if a is not None]
+        return settings.owner_s  # no member had the time to train
+    took_s = max(0.0, time_s - ground.parent.time_s)  # each peer may adjust the plan's own start time
+    said = [a for a in inputs.results if a is not None]
     awaited = [m.peer for m in plan.trainers if m.standing == "member" and (whom is None or m.peer in whom)]
     here = len(_in_time(ground, said).intersection(awaited))
     whole = here >= min(len(awaited), plan.quorum_of_updates or len(awaited))
-    # where owners watch each other a late one may be complained of: if it is only slow, it shall get its time
-    excused = not ground.witnessed and any(a.owner_index > 0 for a in said)
+    # where owners check each other a late owner may be reported; a merely slow one shall get its time
+    excused = not ground.trust.witnessed and any(a.owner_index > 0 for a in said)
     training_s = median(c.steps_now * c.step_s for c in commits)
-    shown = RoundTiming(took_s, training_s, attempt, took_s >= plan.pace.train_s, whole, excused)
+    shown = RoundTiming(took_s, training_s, inputs.attempt, took_s >= plan.pace.train_s, whole, excused)
     return next_window(plan.pace.owner_s, shown, settings.window_min_s, settings.owner_s)
 
 
 def _in_time(ground: RoundContext, answers: Sequence[OwnerResult]) -> set[PeerId]:
-    """Whose rows came in time, as far as answers show it."""
-    named = Counter(peer for answered in answers for peer in answered.contributors)
-    # an owner that keeps silent keeps its own row of its part, too: whoever is slow lacks in more than one
+    """Members with rows in time, as far as the results show."""
+    named = parts_counted(answers)
+    # a silent owner also keeps its own row out of its part, so a slow member is missing in more than one part
     return {peer for peer, times in named.items() if 2 * times > ground.taking(peer)}
 
 
-def _effort(
-    ground: RoundContext, commits: Mapping[PeerId, Commitment], reports: Sequence[SignedStatement]
-) -> WorkloadProgress | UnsetType:
-    """What the next round goes by, where that follows losses: of settled members. A state that the run goes back
-    behind shows nothing."""
-    settings, before = ground.plan.settings, ground.parent.effort
+def _effort(inputs: BodyInputs) -> WorkloadProgress | UnsetType:
+    """Workload progress after this round where it follows losses, from settled members' losses.
+
+    A state undone by a rollback contributes no losses.
+    """
+    ground = inputs.ground
+    settings = ground.plan.settings
     if settings.effort is UNSET:
         return UNSET
-    losses = [c.loss for peer, c in commits.items() if peer not in ground.weightless]
-    if first_of(amends_in(reports)) is not None:
+    losses = [c.loss for peer, c in inputs.commits.items() if peer not in ground.weightless]
+    if first_of(amends_in(inputs.kept)) is not None:
         losses = []
-    return reached_after(settings.effort, settings.inner_steps, before, losses)
-
-
-def _answered(signed: SignedStatement | None) -> OwnerResult | None:
-    statement = decode_statement(signed.body, signed.signer) if signed is not None else None
-    return statement if isinstance(statement, OwnerResult) else None
-
-
-def _contributors(answers: Sequence[OwnerResult | None]) -> set[PeerId]:
-    named: set[PeerId] = set()
-    for answered in answers:
-        if answered is not None:
-            named.update(answered.contributors)
-    return named
+    return reached_after(settings.effort, settings.inner_steps, ground.parent.effort, losses)
 
 
 def _judge_reports(
@@ -483,9 +478,10 @@ def open_report(
     vote_keys: Mapping[PeerId, bytes],
     known_keys: Mapping[PeerId, bytes] | None = None,
 ) -> VerifiedReport | None:
-    """A member report whose signature holds. A Join brings its own key, certified by the identity it names.
+    """A member report with a valid signature; None if it is invalid.
 
-    What somebody was caught at holds only if that one signed it, under one of `known_keys`.
+    A JoinRequest brings its own key, certified by the identity that it names. Evidence in an Accusation must be
+    signed by the accused peer under one of `known_keys`.
     """
     if len(signed.body) > REPORT_BYTES_MAX:
         return None
@@ -510,14 +506,38 @@ def open_report(
                         return None
     except PeerFault:
         return None
-    # decode gives AnyStatement
+    # decode returns AnyStatement
     return VerifiedReport(signed.signer, statement, identity, validity)  # pyright: ignore[reportArgumentType]
 
 
-def _metrics(commits: Sequence[Commitment]) -> RoundMetrics:
+def _metrics(inputs: BodyInputs) -> RoundMetrics:
+    commits = inputs.commits.values()
     samples_now = sum(c.samples_now for c in commits)
     weighted = 0.0
     for c in commits:  # in the order of the commitments: float sums depend on order
         weighted += c.loss * c.samples_now
     loss = weighted / samples_now if samples_now else 0.0
     return RoundMetrics(loss, sum(c.steps for c in commits), sum(c.samples for c in commits))
+
+
+def _paused(inputs: BodyInputs) -> int | UnsetType:
+    return paused_after(inputs.ground.parent, inputs.ground.plan.round, inputs.kept)
+
+
+def _tuned(inputs: BodyInputs) -> ChangedNumbers | UnsetType:
+    return tuned_after(inputs.ground.settings, inputs.ground.parent, inputs.trained, inputs.kept)
+
+
+DERIVED = (
+    BodyField("trained", lambda inputs: inputs.trained, "it miscounts the training rounds"),
+    BodyField("paused", _paused, "whether the run is paused does not follow from its reports"),
+    BodyField("tuned", _tuned, "the numbers of the run do not follow from its reports"),
+    BodyField("members", lambda inputs: inputs.membership[0], "its membership does not follow from its reports"),
+    BodyField("tickets", lambda inputs: inputs.membership[1], "its membership does not follow from its reports"),
+    BodyField("invited", lambda inputs: inputs.membership[2], "its invitations do not follow from its reports"),
+    BodyField("metrics", _metrics, "its metrics do not follow from its commitments"),
+    BodyField("window_s", _window, "the window of the next round does not follow from the time it took"),
+    BodyField("effort", _effort, "the work of the next round does not follow from its losses"),
+    BodyField("reputation", _scores, "its reputations do not follow from its reports", lambda g: not g.words_lost),
+    BodyField("credits", _credits, "its credits do not follow from the draw and its contributors"),
+)

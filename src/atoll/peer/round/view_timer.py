@@ -1,10 +1,12 @@
-"""The views of a round: which is the last of an attempt, and when one has had its time.
+"""View timer: the last view of an attempt, and when the current view is over.
 
-Inside an attempt voters propose in turn, a view each. A view ends when whoever may propose in it is gone, when
-what was proposed is wrong, when those who gave it up leave too few, or when there was something to decide for long
-enough; and all of an attempt by the clock, so that voters that lost each other meet again.
-Promises: no view lasts for ever; the wait for a decision is measured by what the round took so far, and doubles
-when it was in vain. Never closes one: the round does, and that is always safe.
+Inside an attempt voters propose in turn, one view each. A view ends when its proposer is gone, when its proposal is
+wrong, when too few voters have not given it up, or when a decision was possible for long enough. The clock ends all
+views of an attempt, so that voters that lost each other meet again.
+
+Invariants:
+- Every view ends. The wait for a decision follows the time that sharing took, and doubles after each failure.
+Not responsible for: closing a view; the round does that, and it is always safe.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from atoll.peer.round.adaptive_timeout import AdaptiveTimeout
 from atoll.policy.plan import RoundPlan
 from atoll.protocol.agreement.interface import ConsensusEngine
 
-TURNS_WITHOUT_CLOCK = 4  # of all proposers in one attempt
-VIEW_S = 3.0  # for a decision once there is something to decide, or twice as long as the sharing took
-VIEWS_GROWING = 8  # views that had their time, after which it grows no more
+TURNS_WITHOUT_CLOCK = 4  # turns of every proposer in one attempt without a clock
+VIEW_S = 3.0  # seconds for a decision once one is possible, or twice the time that sharing took if that is longer
+VIEWS_GROWING = 8  # views over by time, after which the wait grows no more
 
 
 class ViewTimer:
@@ -34,25 +36,29 @@ class ViewTimer:
     ) -> None:
         self.plan, self.agreement, self.patience = plan, agreement, patience
         self.me, self.gone = me, gone
-        self._timed: tuple[int, Seconds] = (-1, 0.0)  # a view, and until when it may be decided
-        self._given_up = 0  # that had their time
-        self.refused = -1  # the last one whose proposal I found wrong
-        self._last_given_up = -1  # leaving it may take a while, where a quorum is asked first
+        self._timed: tuple[int, Seconds] = (-1, 0.0)  # a view, and the time until which it may decide
+        self._given_up = 0  # views over by time
+        self.refused = -1  # last view with a proposal rejected here
+        # last view over by time; leaving it may take a while where a quorum is asked first
+        self._last_given_up = -1
 
     def last_of(self, attempt: int) -> int:
-        """Each attempt has one view per voter; the clock ends them all at once."""
+        """Last view of an attempt: one view per voter; the clock ends them all at once."""
         return (attempt + 1) * len(self.plan.committee) - 1
 
     def attempt_due(self, now: Seconds) -> int:
-        """By the clock. Where there is none all propose in turn, and in turn again, before all is sent anew."""
+        """The attempt that is due by the clock.
+
+        Without one, all voters propose in turn several times before it advances.
+        """
         if self.plan.has_clock:
             return self.plan.attempt_at(now)
         return self.agreement.view // (TURNS_WITHOUT_CLOCK * len(self.plan.committee))
 
     def is_over(self, attempt: int, shared: bool, busy: bool, begun: bool, now: Seconds) -> bool:
-        """The one that the agreement is in. `shared`: there is nothing left to share.
+        """True if the current view is over. `shared`: nothing is left to share.
 
-        `busy`: the others wait for me, not I for them. `begun`: there is something to decide.
+        `busy`: the others wait for the local peer. `begun`: a decision is possible.
         """
         who, view = self.agreement.waiting_for, self.agreement.view
         if self.plan.has_clock and view == self.last_of(attempt):
@@ -64,14 +70,14 @@ class ViewTimer:
         if gave_up := self.agreement.gave_up:
             no_votes = gave_up.union(p for p in self.plan.committee if p != self.me and self.gone(p))
             if len(no_votes) > self.plan.tolerated:
-                return True  # the rest are too few, and should meet in a later one
+                return True  # the rest are too few, and should meet in a later view
         return self._had_its_time(view, busy, begun, now)
 
     def _had_its_time(self, view: int, busy: bool, begun: bool, now: Seconds) -> bool:
-        """Each may take twice as long as the last that had its time, counted from when it had begun.
+        """True if the view had its time: twice that of the last one, counted from when a decision was possible.
 
-        Also with a proposal here a view must end: those who gave it up before that came vote no more, and the rest
-        may be too few.
+        A view with a proposal must end as well: voters that gave it up earlier no longer vote, and the rest may be
+        too few.
         """
         if busy:
             self._timed = (-1, 0.0)

@@ -1,9 +1,12 @@
-"""Blobs on their way here, but for the agreed state, which is `regain.py`'s.
+"""Blob downloads except the agreed state, which `state_sync.py` fetches.
 
-    want     any blob, such as the data set or what inspectors look at, from everybody within reach
-    seek     an older state: out of pieces, where it lies in some, else whole
-    find     an earlier one that the run may go back to: on this disk, else sought, again while somebody wants it
-Promises: what nobody waits for any more is dropped. Never goes back to a state: it says when one is here.
+    want     any blob, such as the data set or evidence, from all reachable members
+    seek     an older state: from pieces, where it is stored in pieces, else whole
+    find     a rollback target: on this disk, else by `seek`, repeated while an order names it
+
+Invariants:
+- A download that no component waits for is dropped.
+Not responsible for: rolling back; the peer is notified when a state is stored.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from atoll.wire.messages.statements import SignedStatement
 
 
 class BlobDownloads:
-    """`known` is asked once genesis is here; `came` is told of earlier states that are."""
+    """`known`: the run view, once genesis is known. `came`: called with each earlier state that is stored here."""
 
     def __init__(
         self, notary: StatementSigner, known: Callable[[], RunView], came: Callable[[Digest, Seconds], list[Effect]]
@@ -38,35 +41,35 @@ class BlobDownloads:
     # ---- what is asked for ---------------------------------------------------------------------------------
 
     def want(self, blob: Digest, now: Seconds, bytes_max: int = BLOB_MAX) -> list[Effect]:
-        """`BlobFetched` says when it is here. `bytes_max`: of one that a single member named."""
+        """Download a blob; ends with `BlobFetched`. `bytes_max` bounds a blob that a single member named."""
         fetch = self.wanted[blob] = BlobDownload(blob, self.known.roster.within_reach(), bytes_max, me=self.me)
         return fetch.handle(Start({}), now)
 
     def seek(self, state: Digest, now: Seconds) -> list[Effect]:
-        """`BlobFetched`, `StateRebuilt` or a failure says how that ended."""
+        """Get an older state; ends with `BlobFetched`, `StateRebuilt` or a failure."""
         pieces = self.known.pieces
         made = pieces.seek(state, now) if pieces is not None else None
         return self._from_pieces(made, now) if made is not None else self.want(state, now)
 
     def find_demanded(self) -> list[Effect]:
-        """Where validators demand to go back, the state is looked for at once."""
+        """Look up the target of a rollback that validators demand."""
         demanded = self.known.pool.recent().validations.demanded()
         return self.earlier.find(demanded.state) if demanded is not None else []
 
     def settle(self) -> None:
-        """There is one vertex more: what nobody wants to go back to any more need not come."""
+        """After a new vertex, drop downloads of targets without a valid order."""
         for unwanted in self.earlier.settle(self.known.pool):
             self.wanted.pop(unwanted, None)
 
     def give_up(self, blob: Digest) -> list[Effect] | None:
-        """Nobody waits for it any more; None if it was not on its way."""
+        """Cancel a download; None if there was none."""
         given_up = self.wanted.pop(blob, None) is not None
         return [SetTimer(f"fetch/{blob.hex()}/stall", None)] if given_up else None
 
     # ---- what comes ----------------------------------------------------------------------------------------
 
     def handle(self, event: Event, quiet: bool, now: Seconds) -> list[Effect]:
-        """Chunks and timers. `quiet`: no round needs the line."""
+        """Process chunks and timers. `quiet`: no round needs the connection."""
         out: list[Effect] = []
         for fetch in list(self.wanted.values()):
             got = fetch.handle(event, now)
@@ -78,7 +81,7 @@ class BlobDownloads:
         return out + self.gather(event, quiet, now)
 
     def gather(self, event: Event, quiet: bool, now: Seconds) -> list[Effect]:
-        """Of a piece."""
+        """Process an event of a piece download."""
         pieces = self.known.pieces
         return self._from_pieces(pieces.serves(event, quiet, now), now) if pieces is not None else []
 
@@ -88,12 +91,12 @@ class BlobDownloads:
         return effects + (pieces.linked(peer, now) if pieces is not None else [])
 
     def made(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
-        """A job of pieces was answered."""
+        """Process a finished job of the archive."""
         pieces, reach = self.known.pieces, self.known.roster.within_reach()
         return self._from_pieces(pieces.done(event, reach, now), now) if pieces is not None else []
 
     def _from_pieces(self, effects: list[Effect], now: Seconds) -> list[Effect]:
-        """A state that came, or did not, may be waited for by those who want to go back to it."""
+        """Pass on archive effects and note rollback targets that were rebuilt or lost."""
         out: list[Effect] = []
         for effect in effects:
             out.append(effect)
@@ -109,26 +112,26 @@ class BlobDownloads:
     # ---- earlier states ------------------------------------------------------------------------------------
 
     def looked_up(self, state: Digest, here: bool, now: Seconds) -> list[Effect]:
-        """The disk says whether it holds this one."""
+        """Continue with the disk's result for a rollback target."""
         if here:
             return self.came(state, now)
         return self.seek(state, now) if self.earlier.fetches(state) else []
 
     def read(self, round: str, kept: object) -> SignedStatement | None:
-        """The disk says which vertex this old round closed with: a word that waited for it, to be heard again."""
+        """The order that waited for this old vertex, to be processed again."""
         return self.earlier.heard(round, kept, self.known.pool)
 
     def again(self, state: Digest) -> list[Effect]:
-        """Nobody gave it a while ago."""
+        """Retry a rollback target that no member sent before."""
         return self.earlier.find(state, anew=True) if self._wants_back() else []
 
     def _ended(self, state: Digest, here: bool, now: Seconds) -> list[Effect]:
-        """What the members could give of it is here, or nobody gave it."""
+        """Note a finished download of a rollback target."""
         self.earlier.fetching.discard(state)
         if here:
             return self.came(state, now)
         return self.earlier.again(state, now) if self._wants_back() else []
 
     def _wants_back(self) -> bool:
-        """While a word to go back waits for its vertex."""
+        """True while a rollback order waits."""
         return bool(self.known.pool.wanted_back())

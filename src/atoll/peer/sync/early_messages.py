@@ -1,8 +1,9 @@
-"""The room of early words: what members said about rounds that I have not reached.
+"""Early message buffer: messages for rounds that have not begun here.
 
-Holds so many messages and bytes and no more, so many of one sender and no more: a flood displaces its own words
-first. Of whom something was dropped it remembers the name and the newest round, so that the sender can be asked
-to say it again. Never judges: whoever may speak, and how far ahead, is decided before.
+Bounded by message count, bytes and messages per sender. When full, the oldest message is dropped; a sender over its
+quota loses its own. The buffer remembers senders of dropped messages and the newest round, for a resend request.
+
+Not responsible for: who may send, and how many rounds ahead.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ class EarlyMessageBuffer:
         self.waiting: deque[Received] = deque()
         self.count_of: Counter[PeerId] = Counter()
         self.size_bytes = 0
-        self.dropped: dict[PeerId, int] = {}  # the newest round of which words of this peer were dropped
+        self.dropped: dict[PeerId, int] = {}  # sender → newest round with a dropped message
 
     def __len__(self) -> int:
         return len(self.waiting)
 
     def remember(self, event: Received) -> None:
-        """Until its round begins, or until there is no room for it."""
+        """Store a message until its round begins or it is displaced."""
         if self.count_of[event.sender] >= EARLY_PER_SENDER_MAX:
             self.drop(event)
             return
@@ -41,18 +42,18 @@ class EarlyMessageBuffer:
             self.drop(oldest)
 
     def drop(self, event: Received) -> None:
-        """Too early and too much to remember."""
+        """Note a message that is too early or does not fit."""
         if event.sender in self.dropped or len(self.dropped) < PEERS_MAX:
             self.dropped[event.sender] = max(_round(event), self.dropped.get(event.sender, 0))
 
     def take(self) -> deque[Received]:
-        """Everything that waits, in the order in which it came; the room is empty then."""
+        """Remove and return all messages, in order of arrival."""
         waiting, self.waiting, self.size_bytes = self.waiting, deque[Received](), 0
         self.count_of.clear()
         return waiting
 
     def unheard(self, round: int) -> list[PeerId]:
-        """Whose words of this round, which begins, were dropped; what was dropped of older ones is forgotten."""
+        """Senders of dropped messages of this round, which begins; those of older rounds are forgotten."""
         asked = [peer for peer, newest in self.dropped.items() if newest == round]
         self.dropped = {peer: newest for peer, newest in self.dropped.items() if newest > round}
         return asked

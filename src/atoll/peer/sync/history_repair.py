@@ -1,12 +1,13 @@
-"""Vertices that this disk changed or lost, asked of members: the newest ones before the peer goes on, an older one
-when somebody else asked for it (`peer/sync/vertex_sync.py`).
+"""History repair: replaces vertices that this disk changed or lost, before the peer continues.
 
-Who votes, whose record is worth what and where the run may go back to follow from the newest vertices, so a peer
-with a hole in those it is handed at start would refuse what the others agree on: until they are whole it neither
-trains nor votes. It shows others what it does hold, since their disks may have lost something, too.
-Promises: only a vertex is taken that the one after it names, and that a quorum signed. Never mends the newest one,
-which nothing names: that this peer agreed to it is known from nowhere else (`runtime/bootstrap.py` says so and
-ends).
+Votes, reputation and rollback targets follow from the newest vertices. A peer with a hole in those loaded at start
+would reject what the others agree on, so it neither trains nor votes until they are whole. It still serves what it
+has, since other disks may have lost something, too. An older hole is repaired when another peer requests that
+vertex (`peer/sync/vertex_sync.py`).
+
+Invariants:
+- A vertex is accepted only if the next one names it and a quorum signed it.
+- The newest vertex, which no other names, is never repaired (`runtime/bootstrap.py` reports it and exits).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from atoll.wire.messages.vertex import Vertex
 
 
 class HistoryRepair:
-    """`hole` is None once `kept`, which a starting peer is handed or which was read for another, is whole."""
+    """`hole` is None once `kept`, loaded at start or for another peer, is whole."""
 
     def __init__(self, history: VertexChain, kept: dict[str, bytes], hole: MissingVertex) -> None:
         self.history, self.kept = history, dict(kept)
@@ -37,7 +38,7 @@ class HistoryRepair:
         return Emit(HistoryLacks(round=self.history.head, lacks=self.hole.round))
 
     def ask(self, members: Sequence[PeerId]) -> list[Effect]:
-        """The vertex, and the one before it: that says who may sign it."""
+        """Request the missing vertex and the one before it, which names its voters."""
         if self.hole is None:
             return []
         self.turn += 1
@@ -45,11 +46,11 @@ class HistoryRepair:
         return [Send(peer, wish) for peer in in_turn(members, len(members), self.turn)]
 
     def take(self, sender: PeerId, vertices: Sequence[Vertex]) -> list[Effect]:
-        """PeerFault if the one that is lacking comes with votes that no quorum gave."""
+        """Accept the missing vertex; PeerFault if it comes without votes of a quorum."""
         effects: list[Effect] = []
         for parent, vertex in reversed(list(pairwise(vertices))):
             if self.hole is None or vertex_id(vertex.body) != self.hole.id:
-                continue  # of another branch, or made up, or not lacking
+                continue  # of another branch, made up, or not missing
             self.history.check_after(parent, vertex, sender)
             name = f"vertex/{self.hole.round}"
             self.kept[name] = encode(vertex)

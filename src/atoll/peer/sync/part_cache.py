@@ -1,7 +1,8 @@
-"""Combined parts of recent rounds, for members that are behind.
+"""Cache of combined parts of recent rounds, for members that are behind.
 
-Promises: as many rounds as memory allows and no more; one peer is given one part a few times, since rounds that are
-over have no attempts that would allow it again. Never asks for anything.
+Invariants:
+- The cache holds at most `ROUNDS_KEPT` rounds and `HELD_BYTES_MAX` bytes.
+- A peer receives one part a few times only: a closed round has no new attempts that would reset the count.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from atoll.wire.messages.round import PartRequest, PartResponse
 class RecentPartCache:
     def __init__(self) -> None:
         self.held: dict[int, dict[Digest, Payload]] = {}  # by round
-        self.given: Counter[tuple[int, PeerId, Digest]] = Counter()  # how often
+        self.given: Counter[tuple[int, PeerId, Digest]] = Counter()  # times sent
 
     def begin(self, round: int) -> dict[Digest, Payload]:
-        """Where this round, which begins, puts its own; what there is no room for any more is dropped."""
+        """Storage for the parts of a round that begins; older rounds beyond the bounds are dropped."""
         kept: dict[int, dict[Digest, Payload]] = {}
         size = 0
         for r in sorted(self.held, reverse=True):

@@ -1,7 +1,11 @@
-"""How a peer comes to hold the agreed state: from its own disk, if it is there, else fetched from the members.
+"""State sync: how a peer gets the agreed state, from its own disk or else from the members.
 
-One state at a time, with what is owed of the round that was left for it. Promises: the disk is asked before the
-network, and what a round left open is told to the island once. Never begins a round: the peer does.
+Holds one state at a time, with the settlement of the round that was abandoned for it.
+
+Invariants:
+- The disk is read before the network is used.
+- The worker receives the settlement of an abandoned round once.
+Not responsible for: starting rounds; the peer does.
 """
 
 from __future__ import annotations
@@ -14,37 +18,40 @@ from atoll.base.limits import ROUNDS_KEPT
 from atoll.base.machine import Effect, Emit, Event, RunTask, SetTimer
 from atoll.peer.governance.orders import amend_of
 from atoll.peer.round.context import answered_bytes
-from atoll.peer.round.outcome import answers_in, counted_in
+from atoll.peer.round.outcome import counted_in
 from atoll.peer.tasks import RestoreState, RoundSettlement, StateRestored, UpdateSettlement
 from atoll.protocol.history.chain import VertexChain
 from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
 
-FOLLOWED_MAX = ROUNDS_KEPT // 2  # rounds, however short: while they are followed members let go of the oldest
-FETCH_AGAIN_S = 1.0  # after no source could serve it
-OUTRUN_S = 2.0  # longer than a trip to the members and back, even where they are busy
+# rounds followed part by part, however short: meanwhile members drop the oldest ones
+FOLLOWED_MAX = ROUNDS_KEPT // 2
+FETCH_AGAIN_S = 1.0  # seconds until the next try, after no source could serve the state
+OUTRUN_S = 2.0  # seconds, longer than a round trip to busy members
 
 
 class StateSync:
     def __init__(self, run: Digest, me: PeerId) -> None:
         self.me = me
-        self.run = run  # the name of genesis, too
+        self.run = run  # also the digest of genesis
         self.fetch: BlobDownload | None = None
         self.restoring = False
-        self.lack = "the agreed state is not on this disk"  # why a state is fetched
-        self.round = -1  # whose state is being fetched or restored
-        self.left: RoundSettlement | None = None  # what I owe of the round that I left for it
-        self.size_bytes = 0  # of the last state that was restored: all of a run are about as long; 0: not known
-        self.exchanged = False  # this fetch was begun in the place of an older one
-        self.begun_at: Seconds = 0.0  # this fetch
+        self.lack = "the agreed state is not on this disk"  # reason of the next download
+        self.round = -1  # round of the state being fetched or restored
+        self.left: RoundSettlement | None = None  # settlement of the round abandoned for it
+        self.size_bytes = 0  # size of the last restored state: all of a run are about equal; 0: unknown
+        self.exchanged = False  # this download replaced an older one
+        self.begun_at: Seconds = 0.0  # start of this download
 
     @property
     def busy(self) -> bool:
-        """A state is on its way."""
+        """True while a state is downloaded or restored."""
         return self.fetch is not None or self.restoring
 
     def is_shorter(self, history: VertexChain, at: int) -> bool:
-        """The newest state, than the combined parts of the rounds that lead from the one at `at` to it. The round
-        under way is left out: most of its parts are here."""
+        """True if fetching the newest state takes fewer bytes than the parts of the rounds up to it.
+
+        The current round does not count: most of its parts are here.
+        """
         if history.head - at > FOLLOWED_MAX:
             return True
         rounds = range(at + 2, history.head + 1)
@@ -52,36 +59,39 @@ class StateSync:
         return 0 < self.size_bytes < parts_bytes
 
     def is_outrun(self, history: VertexChain, now: Seconds) -> bool:
-        """A newer state was agreed on before anybody told what this one is made of: soon nobody has it. Said once,
-        and then after a trip to the members: rounds that are shorter are not caught by whoever always begins anew,
-        and a newcomer's history grows in leaps, past states that nobody has any more while the dead are silent
-        about them."""
+        """True if a newer state was agreed on before any member sent this one's manifest: soon no member has it.
+
+        Reported once, then again after a round trip at the earliest: a peer that always restarts never catches
+        rounds shorter than that. A newcomer's history grows in leaps, past states that no member has any more.
+        """
         untold = self.fetch is not None and self.fetch.manifest is None
         again = not self.exchanged or now - self.begun_at >= OUTRUN_S
         return untold and again and history.head > self.round
 
     def begin(self, history: VertexChain, why: str | None = None) -> list[Effect]:
-        """I do not hold the state of my head: is it on disk? `why` is told if it must be fetched."""
+        """Restore the state of the head from disk; `why` is the reason given if it must be fetched."""
         self.lack = why or self.lack
         self.restoring, self.fetch = True, None
         self.round = history.head
-        left, self.left = self.left, None  # told once: what it owes may be under way again when a state comes
+        left, self.left = self.left, None  # sent once: it may be in use again when a state comes
         mine = self._mine(history) if left is None else ()
         return [
             RunTask("restore", RestoreState(history.head, history.head_id, history.head_body.state, left, mine))
         ]
 
     def _mine(self, history: VertexChain) -> tuple[UpdateSettlement, ...]:
-        """A life before may have ended after it kept the newest vertex, and before it kept what is its own."""
+        """How the newest two vertices count the local update: a crash may come between storing a vertex and
+        private state.
+        """
         found: list[UpdateSettlement] = []
         for body in (history.bodies.get(history.head), history.bodies.get(history.head - 1)):
             if body is None or body.round < 0 or amend_of(body) is not None:
                 break
-            found.append(counted_in(self.me, body, answers_in(body)))
+            found.append(counted_in(self.me, body))
         return tuple(found)
 
     def restored(self, found: StateRestored | None) -> Literal["disk", "blob"] | None:
-        """The island holds it, and where it came from; None if it must be fetched."""
+        """Where the restored state came from; None if it must be fetched."""
         self.restoring = False
         if found is None:
             return None
@@ -91,7 +101,7 @@ class StateSync:
         return how
 
     def fetch_from(self, sources: Sequence[PeerId], history: VertexChain, now: Seconds) -> bool:
-        """The state of my head, of these, from the next event on; False if there is nobody."""
+        """Start fetching the head's state from these sources with the next event; False if there are none."""
         if not sources:
             return False
         self.exchanged, self.begun_at = self.fetch is not None, now
@@ -100,7 +110,7 @@ class StateSync:
         return True
 
     def handle(self, event: Event, history: VertexChain | None, now: Seconds) -> list[Effect]:
-        """Events of the download."""
+        """Process events of the download."""
         if self.fetch is None or history is None:
             return []
         out: list[Effect] = []

@@ -1,8 +1,9 @@
-"""Vertices asked for and shown: what one peer says to another whose history is longer, or shorter, than its own.
+"""Vertex sync between peers with histories of different length: requests, hints and responses.
 
-Promises: one peer is asked or told once a second, however much it talks; vertices older than memory are read from
-disk for a few at once; one of them that the disk changed is found by that, and members are asked for it. Never
-believes a vertex: that is the history's business.
+Invariants:
+- A peer gets a request or hint at most once per second, however much it sends.
+- Vertices older than memory are read from disk for a few peers at once. Damaged ones are requested from members.
+Not responsible for: verifying a vertex; the history does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from atoll.protocol.transfer.download import SERVED_AT_ONCE
 from atoll.wire.messages.history import VerticesRequest, VerticesResponse
 from atoll.wire.messages.vertex import Vertex
 
-HINT_AGAIN_S = 1.0  # a peer that talks about an old round is told the news at most this often
+HINT_AGAIN_S = 1.0  # seconds between vertices sent unrequested to a peer that works on an old round
 VERTICES_BYTES_MAX = CONTROL_FRAME_MAX // 2
 
 
@@ -29,54 +30,55 @@ class VertexSync:
 
     def __init__(self) -> None:
         self.history: VertexChain | None = None
-        self.eras: EraChain | None = None  # where the run has them
+        self.eras: EraChain | None = None  # None if the run has no eras
         self.hinted: dict[PeerId, Seconds] = {}
-        self.ends: dict[PeerId, int] = {}  # with which round the histories of others end, as they said last
-        self.reading: dict[str, PeerId] = {}  # old vertices on their way from disk, and who asked for them
-        self.mending: HistoryRepair | None = None  # of one of these; nobody waits for it
+        self.ends: dict[PeerId, int] = {}  # last known head of each peer
+        self.reading: dict[str, PeerId] = {}  # disk reads of old vertices and the requesting peer
+        self.mending: HistoryRepair | None = None  # repair of an old vertex; no peer waits for it
 
     def woke(self) -> None:
-        """This computer slept: whatever was said before is old."""
+        """After a sleep of this computer, forget recent hints."""
         self.hinted.clear()
 
     def ends_with(self, sender: PeerId, head: int) -> None:
-        """So it says of its history."""
+        """Note a peer's head."""
         if sender not in self.ends and len(self.ends) >= PEERS_MAX:
             self.ends.clear()
         self.ends[sender] = head
 
     def ask(self, sender: PeerId, head: int, now: Seconds) -> list[Effect]:
-        """It says that its history ends with this round: if mine ends before, ask for the rest."""
+        """Note a peer's head; if it is ahead, request the rest."""
         self.ends_with(sender, head)
         mine = self.history.head if self.history is not None else -2
         if head <= mine or self.hinted_lately(sender, now):
             return []
         if self.eras is not None and self.eras.demanded(mine + 1) is not None:
-            return self.eras.demand(sender, mine + 1, now)  # I would not believe it
+            # without these signatures the vertices would be rejected
+            return self.eras.demand(sender, mine + 1, now)
         return [Send(sender, VerticesRequest(mine + 1))]
 
     def hint(self, peer: PeerId, round: int, now: Seconds) -> list[Effect]:
-        """This peer works on a round that is over: show it the vertex."""
+        """Send vertices to a peer that works on a closed round."""
         if self.history is None or self.hinted_lately(peer, now):
             return []
         vertices = self.history.since(round, VERTICES_BYTES_MAX)
         return [Send(peer, VerticesResponse(vertices, self.history.head))] if vertices else []
 
     def give(self, sender: PeerId, first: int) -> list[Effect]:
-        """It wants vertices from this round on."""
+        """Send vertices from round `first` on, as requested."""
         if self.history is None:
             return []
         vertices = self.history.since(max(first, -1), VERTICES_BYTES_MAX)
         if vertices:
             return [Send(sender, VerticesResponse(vertices, self.history.head))]
-        job = f"history/{first}/{sender}"  # older than what I hold in memory
+        job = f"history/{first}/{sender}"  # older than memory
         if 0 <= first <= self.history.head and len(self.reading) < SERVED_AT_ONCE and job not in self.reading:
             self.reading[job] = sender
             return [RunTask(job, ReadVertices(first, VERTICES_BYTES_MAX))]
         return []
 
     def read(self, job: str, kept: Sequence[bytes], members: Sequence[PeerId]) -> list[Effect]:
-        """The disk answered, with nothing where that failed. What it damaged is for others to show, also to me."""
+        """Send old vertices read from disk, none after a failed read; request damaged ones from members."""
         asker, vertices = self.reading.pop(job, None), tuple(whole(kept))
         if asker is None or self.history is None:
             return []
@@ -88,7 +90,7 @@ class VertexSync:
     def _mend(
         self, history: VertexChain, first: int, kept: Sequence[bytes], members: Sequence[PeerId]
     ) -> list[Effect]:
-        """The newest of what is wrong in there, if the one after it is whole: that names it."""
+        """Request the newest damaged vertex among these, if the next one is intact and names it."""
         rows = {f"vertex/{first + place}": data for place, data in enumerate(kept)}
         hole = newest_hole(rows, history.notary.run)
         if hole is None or hole.id is None:
@@ -98,11 +100,11 @@ class VertexSync:
         return self.mending.ask(members)
 
     def mended(self, sender: PeerId, vertices: Sequence[Vertex]) -> list[Effect]:
-        """What somebody shows may be what my disk lacks."""
+        """Take vertices that may repair the local disk."""
         return self.mending.take(sender, vertices) if self.mending is not None else []
 
     def hinted_lately(self, peer: PeerId, now: Seconds) -> bool:
-        """If not, it is now."""
+        """True if the peer was hinted within `HINT_AGAIN_S`; otherwise note it as hinted now."""
         if now - self.hinted.get(peer, -1e9) < HINT_AGAIN_S:
             return True
         if len(self.hinted) >= PEERS_MAX:

@@ -87,7 +87,7 @@ def judge_opening(
         answered=answered,
         commits=tuple(signed for signed in body.commits if signed.signer in named),
         blocks=opening.blocks,
-        statistic=ground.statistic,
+        statistic=ground.trust.statistic,
         liars=ground.liars,
         weights=weights,
     )
