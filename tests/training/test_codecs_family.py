@@ -67,7 +67,7 @@ def test_a_difference_from_something_else_is_a_fault():
     wire = codec_named("delta+int8", SharedKnowledge(reference_N=reference)).encode(gaussian(5000, 1.0, 1))
     other = reference.clone()
     other[4999] = torch.nextafter(other[4999], torch.tensor(9.0))
-    with pytest.raises(PeerFault, match="a vector that we do not hold"):
+    with pytest.raises(PeerFault, match="a reference that this peer does not hold"):
         codec_named("delta+int8", SharedKnowledge(reference_N=other)).decode(wire, 5000)
     with pytest.raises(ValueError, match="delta needs the vector"):
         codec_named("delta+int8")
