@@ -293,7 +293,7 @@ def test_fp32_travels_and_arrives_without_a_copy():
 def test_an_unknown_codec_names_those_that_exist():
     with pytest.raises(
         ValueError,
-        match=r"no codec is called 'int5' .did you mean 'int8' or 'int4'..; there are fp32, fp16, bf16, int8",
+        match=r"no codec is called 'int5' .did you mean 'int8' or 'int4'..; known are fp32, fp16, bf16, int8",
     ):
         codec_named("int5")
 

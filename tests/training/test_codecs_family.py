@@ -67,7 +67,7 @@ def test_a_difference_from_something_else_is_a_fault():
     wire = codec_named("delta+int8", SharedKnowledge(reference_N=reference)).encode(gaussian(5000, 1.0, 1))
     other = reference.clone()
     other[4999] = torch.nextafter(other[4999], torch.tensor(9.0))
-    with pytest.raises(PeerFault, match="a vector that we do not hold"):
+    with pytest.raises(PeerFault, match="a reference that this peer does not hold"):
         codec_named("delta+int8", SharedKnowledge(reference_N=other)).decode(wire, 5000)
     with pytest.raises(ValueError, match="delta needs the vector"):
         codec_named("delta+int8")
@@ -136,18 +136,18 @@ def test_a_chains_name_names_it_again():
     [
         ("", "no codec is called ''"),
         ("topk:0.1+", "no codec is called ''"),
-        ("int8+topk", "int8 stands in the wrong place"),
-        ("zstd:3+int8", "zstd:3 stands in the wrong place"),
+        ("int8+topk", "int8 is in the wrong position"),
+        ("zstd:3+int8", "zstd:3 is in the wrong position"),
         ("int8+zstd:22", "no codec is called 'zstd:22'"),
         ("dct:0.5+int8", "no codec is called 'dct:0.5'"),
-        ("topk:0+int8", "keeps no share between 1/256 and 1"),
-        ("topk:2/1+int8", "keeps no share between 1/256 and 1"),
-        ("topk:1e-9999999+int8", "keeps no share between 1/256 and 1"),
-        ("topk:1/0+int8", "keeps no share between 1/256 and 1"),
-        ("changed:2+int8", "names no norm between 0 and 1, such as changed:1e-5"),
-        ("changed:1e-999+int8", "names no norm between 0 and 1"),
-        ("changed:nan+int8", "names no norm between 0 and 1"),
-        ("changed:+int8", "names no norm between 0 and 1"),
+        ("topk:0+int8", "needs a share between 1/256 and 1"),
+        ("topk:2/1+int8", "needs a share between 1/256 and 1"),
+        ("topk:1e-9999999+int8", "needs a share between 1/256 and 1"),
+        ("topk:1/0+int8", "needs a share between 1/256 and 1"),
+        ("changed:2+int8", "needs a norm between 0 and 1, such as changed:1e-5"),
+        ("changed:1e-999+int8", "needs a norm between 0 and 1"),
+        ("changed:nan+int8", "needs a norm between 0 and 1"),
+        ("changed:+int8", "needs a norm between 0 and 1"),
         ("+".join(["topk:1"] * 9), "chains more than 6"),
     ],
 )

@@ -67,7 +67,7 @@ def test_a_named_compressor_is_not_another_one():
 
 
 def test_a_link_that_carries_nothing_is_refused():
-    with pytest.raises(ValueError, match="a link carries 0"):
+    with pytest.raises(ValueError, match="link_bytes_s is 0"):
         codec_named("int8+auto", SharedKnowledge(link_bytes_s=0.0))
 
 

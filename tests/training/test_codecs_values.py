@@ -95,7 +95,7 @@ def test_the_sixteenth_code_means_nothing(name, place):
     wire = bytearray(CODECS[name].encode(gaussian(1000)))
     at, shift = 8 + place // 2, 4 * (place % 2)
     wire[at] = wire[at] & ~(15 << shift) | 8 << shift
-    with pytest.raises(PeerFault, match="a code means nothing"):
+    with pytest.raises(PeerFault, match="a code is invalid"):
         CODECS[name].decode(wire, 1000)
 
 

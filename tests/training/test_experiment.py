@@ -210,7 +210,7 @@ def test_pieces_that_do_not_fit_are_refused_in_words():
         (replace(whole, reducer=replace(whole.reducer, group="pair")), "gossip"),
         (replace(whole, schedule=replace(whole.schedule, fragments=4, overlap=50)), "more than 50 steps"),
         (replace(data_parallel(), merge="delta"), "merge='replace'"),
-        (replace(whole, coding=replace(whole.coding, down="int8+zstd")), "cannot carry answers"),
+        (replace(whole, coding=replace(whole.coding, down="int8+zstd")), "cannot encode results"),
     ):
         with pytest.raises(ValueError, match=words):
             check_recipe(wrong)

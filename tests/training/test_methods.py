@@ -410,7 +410,7 @@ def test_rounds_that_change_their_length_are_those_of_the_steps_at_which_somethi
 
 @pytest.mark.parametrize("text", ["0.5:0", "0.5:-4"])
 def test_a_phase_of_no_steps_is_refused_as_such(text):
-    with pytest.raises(ValueError, match=r"inner_steps \(of phases, too\)"):
+    with pytest.raises(ValueError, match=r"inner_steps \(also of phases\)"):
         check_schedule(SyncSchedule(20, 5, phases=phases_named(text)))
 
 

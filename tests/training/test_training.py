@@ -173,7 +173,7 @@ def test_a_recipe_cannot_change_under_anybodys_hands():
 
 
 def test_answers_may_not_be_compressed_by_bytes_that_differ_between_machines():
-    with pytest.raises(ValueError, match="cannot carry answers"):
+    with pytest.raises(ValueError, match="cannot encode results"):
         diloco(down="int8+zstd:3")
 
 

@@ -22,7 +22,7 @@ def test_liars_follow_from_the_number_of_rows():
 
 
 def test_too_many_liars_are_refused_with_the_number_that_would_do():
-    with pytest.raises(ValueError, match="at least 11 updates to survive 4 liars, got 10"):
+    with pytest.raises(ValueError, match="at least 11 updates to tolerate 4 liars, got 10"):
         default(10, 4)
     assert torch.equal(default(11, 4)(uneven_rows(0)), caf(uneven_rows(0), 4))
 
@@ -62,5 +62,5 @@ def test_every_attack_has_a_name(name):
     assert lies(name, honest, 3, rule).shape == (3, VALUES)
     assert bool(asked) == (name in OPTIMISED) and set(asked) <= {HONEST + 3}
     assert torch.equal(lies("foe, optimised", honest, 3, mean), optimised_foe(honest, 3, mean))
-    with pytest.raises(ValueError, match="there is no attack 'lie'"):
+    with pytest.raises(ValueError, match="unknown attack 'lie'"):
         lies("lie", honest, 3, mean)

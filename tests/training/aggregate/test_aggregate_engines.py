@@ -69,7 +69,7 @@ def test_rows_that_arrive_one_by_one_give_the_same_distances():
             arrivals.add(row)
         assert np.allclose(arrivals.gram().squared(), true_squared(x), rtol=1e-10)
         assert np.allclose(arrivals.gram([4, 1]).squared(), true_squared(x[[4, 1]]), rtol=1e-10)
-    with pytest.raises(ValueError, match="all rows must be alike"):
+    with pytest.raises(ValueError, match="all rows must have the same length"):
         arrivals.add(x[0, 1:])
 
 

@@ -198,7 +198,7 @@ def test_buckets_hold_every_row_once_and_the_seed_decides_who_sits_together():
 
 
 def test_buckets_too_few_for_the_liars_are_refused():
-    with pytest.raises(ValueError, match="grouping 9 updates needs at least 7 updates to survive 3 liars, got 5"):
+    with pytest.raises(ValueError, match="grouping 9 updates needs at least 7 updates to tolerate 3 liars, got 5"):
         trimmed_mean(drawn(0, 9, 4), f=3, pre=["bucketing"])
 
 
@@ -213,7 +213,7 @@ def test_unknown_names_are_answered_with_the_known_ones():
 
 def test_liars_come_in_whole_numbers():
     for f in (-1, 1.5):
-        with pytest.raises(ValueError, match=f"krum cannot reckon with {f} liars"):
+        with pytest.raises(ValueError, match=f"krum cannot tolerate {f} liars"):
             aggregate("krum", drawn(0, 9, 4), f=f)
 
 
@@ -232,7 +232,7 @@ def test_too_few_rows_are_refused_with_the_number_that_would_do(rule, f):
     x = drawn(0, enough, 6)
     assert np.isfinite(aggregate(rule, x, **settings_of(rule, enough, f))).all()
     if enough > 1:
-        with pytest.raises(ValueError, match=f"{rule} needs at least {enough} updates to survive {f} liars"):
+        with pytest.raises(ValueError, match=f"{rule} needs at least {enough} updates to tolerate {f} liars"):
             aggregate(rule, x[:-1], **settings_of(rule, enough - 1, f))
 
 
@@ -366,7 +366,7 @@ def test_nothing_finite_is_said_so():
     [
         ([], "no rows"),
         ([np.ones(3), np.ones(4)], "length 4"),
-        ([np.ones(3), np.ones(3, dtype=np.float32)], "must be alike"),
+        ([np.ones(3), np.ones(3, dtype=np.float32)], "must have the same length"),
         (np.ones((2, 3), dtype=np.int64), "int64"),
         (np.ones((2, 3, 4)), "shape"),
     ],

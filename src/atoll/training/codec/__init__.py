@@ -1,9 +1,10 @@
-"""How an update becomes bytes and bytes an update again.
+"""Codecs: encode an fp32 vector as bytes and decode it, with error feedback.
 
-A codec turns one fp32 vector into a wire whose length, or longest length, is known beforehand. What it decodes
-to is the same bits on every machine; what a stranger sends is checked before it is believed (`PeerFault`), and
-never grows beyond what was agreed on. Error feedback (`pack`) wraps any codec and is a plain value.
-Formats: specs/codecs.md.
+A codec turns one fp32 vector into a wire with a length, or maximum length, that is known beforehand. Error feedback
+(`pack`) wraps any codec and is a plain value. Formats: specs/codecs.md.
+Invariants:
+- A wire decodes to the same bits on every machine.
+- Untrusted input is checked before use (`PeerFault`), and never grows beyond the agreed size.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def pack(codec: Codec, delta_N: Tensor, memory_N: Tensor | None, beta: float) ->
     """Encode under error feedback: e = beta * memory + delta; wire = C(e); memory' = e - C^-1(wire).
 
     Seide et al. 2014, section 3.1, is beta = 1; SparseLoCo (2508.15706, algorithm 1) 0.95. The memory is the
-    sender's own: its bits need not agree with anybody's.
+    sender's own: its bits need not agree with those of other peers.
     """
     left_N = torch.empty_like(delta_N)
     spans = (delta_N[lo:hi] for lo, hi in spans_of(len(delta_N)))
@@ -35,9 +36,9 @@ def pack(codec: Codec, delta_N: Tensor, memory_N: Tensor | None, beta: float) ->
 def pack_spans(
     codec: Codec, deltas: Iterable[Tensor], memory_N: Tensor | None, beta: float, left_N: Tensor
 ) -> Buffer:
-    """The same of a delta that comes span by span, each good until the next; memory' is written into `left_N`.
+    """`pack` for a delta that comes span by span, each valid until the next; memory' is written into `left_N`.
 
-    Nothing else as long as the vector is made, unless the codec has to see all of it (`Codec.spanwise`).
+    It allocates no second vector of this length, unless the codec needs the whole vector (`Codec.spanwise`).
     """
     n = len(left_N)
 

@@ -1,7 +1,7 @@
 """bf16: the upper half of every fp32 value, rounded to the nearest (ties to even). Error at most 2^-8 of a value.
 
-Magnitudes below 2^-80 become zero and those above 2^60 are cut, as everywhere here: what is decoded can be
-weighted and added without meeting a denormal number or an infinity.
+Magnitudes below 2^-80 become zero and those above 2^60 are clipped, as in all codecs. Decoded values can then be
+weighted and added without denormal numbers or infinities.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _open_wire(wire: Buffer, n: int) -> OpenedBlocks:
     work = np.empty(min(n, SPAN), np.uint16)
     for lo, hi in spans_of(n):
         above_S = np.bitwise_and(bits_N[lo:hi], _MAGNITUDE, out=work[: hi - lo])
-        above_S -= LEAST_BITS  # unsigned: what is below comes out above everything
+        above_S -= LEAST_BITS  # unsigned: smaller values wrap around to the largest ones
         if np.count_nonzero(above_S > _MOST - LEAST_BITS) > hi - lo - np.count_nonzero(bits_N[lo:hi]):
             raise PeerFault("", f"a value in {lo}…{hi} is not finite, too small or too large")
     return OpenedBlocks(torch.empty(0, dtype=torch.float32), tensor_over(wire, torch.bfloat16))

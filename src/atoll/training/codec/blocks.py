@@ -1,9 +1,11 @@
-"""What the block codecs share: 256 values under one bf16 scale, and spans that fit the cache.
+"""Shared parts of block codecs: 256 values under one bf16 scale, and spans that fit the cache.
 
-A scale is the upper half of an fp32 number, so it spans fp32's range in 2 bytes (fp16 loses pseudo-gradients
-below 6e-8) and is exact to convert in any language. Scales on the wire are 0 or in [SCALE_MIN, SCALE_MAX]:
-no product can then overflow, become NaN or fall into the denormal numbers that some devices flush to zero.
-Everything here runs on the CPU in single-rounded elementwise operations in a fixed order.
+A scale is the upper half of an fp32 number. It spans fp32's range in 2 bytes (fp16 loses pseudo-gradients below
+6e-8) and is exact to convert in any language.
+Invariants:
+- Scales on the wire are 0 or in [SCALE_MIN, SCALE_MAX]: no product overflows, becomes NaN or becomes a denormal
+  number, which some devices flush to zero.
+- All operations run on the CPU, elementwise, single-rounded and in a fixed order.
 """
 
 from __future__ import annotations
@@ -23,16 +25,17 @@ from atoll.crypto.digest import Buffer
 from atoll.training.codec.compiled import native
 
 assert sys.byteorder == "little", "wire formats are little-endian and are read without swapping"
-# torch warns when it looks at read-only memory; nobody here writes to what arrived or to mapped files
+# torch warns about views of read-only memory; received bytes and mapped files are never written here
 warnings.filterwarnings("ignore", message="The given (buffer|NumPy array) is not writable")
 
 BLOCK = 256  # values under one scale: 0.06 bit per value for the scale
-SPAN = 1024 * BLOCK  # values worked on at a time: 1 MiB of fp32 fits the second-level cache, and calls cost little
+SPAN = 1024 * BLOCK  # values processed at a time: 1 MiB of fp32 fits the second-level cache, and calls cost little
 SCALE_BYTES = 2
-SCALE_MIN = 2.0**-80  # smaller blocks become zero; error feedback keeps what was left out
+SCALE_MIN = 2.0**-80  # smaller blocks become zero; error feedback keeps the difference
 SCALE_MAX = 2.0**53  # times 128 is VALUE_MAX
-VALUE_MAX = 2.0**60  # no decoded value is larger; sums over 4096 peers with any weights stay finite
-REFUSE_ABOVE = 2.0**62  # no honest update comes near; a weighted mean of decoded values never gets here
+VALUE_MAX = 2.0**60  # bound of decoded values; sums over 4096 peers with any weights stay finite
+# bound of values to encode; no honest update, and no weighted mean of decoded values, comes near it
+REFUSE_ABOVE = 2.0**62
 SCALE_MIN_BITS, SCALE_MAX_BITS = ((127 - 80) << 7), ((127 + 53) << 7)
 
 
@@ -41,11 +44,11 @@ def blocks_of(n: int) -> int:
 
 
 def tensor_over(data: Buffer, dtype: torch.dtype) -> Tensor:
-    """A vector over the very bytes of `data`, without a copy; do not write to it."""
+    """A vector over the memory of `data`, without a copy; do not write to it."""
     if len(data) == 0:
         return torch.empty(0, dtype=dtype)
     if len(data) % dtype.itemsize:
-        raise ValueError(f"{len(data)} bytes are no whole number of {dtype}")
+        raise ValueError(f"{len(data)} bytes are not a whole number of {dtype}")
     return torch.frombuffer(data, dtype=dtype)
 
 
@@ -57,23 +60,23 @@ def check_input(x: Tensor) -> Tensor:
 
 
 def largest_of(x: Tensor) -> float:
-    """The largest magnitude of fp32 of any shape; NaN if there is one. A maximum has no order to differ in."""
+    """The largest magnitude of fp32 of any shape; NaN if there is one. A maximum does not depend on the order."""
     if native.kernels is not None and x.is_contiguous():
         return native.kernels.largest(x.detach().view(-1).numpy())
     return max(float(x.amax()), -float(x.amin())) if x.numel() else 0.0
 
 
 def largest_in(values: np.ndarray) -> float:
-    """The same of a vector of numpy's: four hundred slices of 100 MB are cheaper there than torch's."""
+    """`largest_of` for a numpy vector: 400 slices of 100 MB cost less in numpy than in torch."""
     return native.kernels.largest(values) if native.kernels is not None else largest_of(torch.from_numpy(values))
 
 
 def refuse(largest: float) -> None:
-    """Raise ValueError if the largest magnitude of an update is not finite or absurd. NaN compares false."""
+    """ValueError if the largest magnitude of an update is not finite or above REFUSE_ABOVE. NaN compares false."""
     if not largest <= REFUSE_ABOVE:
         raise ValueError(
-            f"an update holds {largest}: it diverged before it was encoded; "
-            "in training, lower the learning rate or the outer step"
+            f"an update holds {largest}: training diverged before encoding; "
+            "lower the learning rate or the outer step"
         )
 
 
@@ -83,7 +86,7 @@ def spans_of(n: int) -> Iterator[tuple[int, int]]:
 
 
 def as_blocks(x_S: Tensor) -> Tensor:
-    """A span as rows of BLOCK values, the last row filled up with zeros: (blocks, BLOCK)."""
+    """A span as rows of BLOCK values, the last row padded with zeros: (blocks, BLOCK)."""
     short = -x_S.numel() % BLOCK
     if short:
         x_S = torch.cat([x_S, x_S.new_zeros(short)])
@@ -91,26 +94,28 @@ def as_blocks(x_S: Tensor) -> Tensor:
 
 
 Room = Callable[[int], Buffer]
-"""Memory of so many bytes for a wire. What stands in it does not matter: encoders write every byte."""
+"""Allocates memory of a given size (bytes) for a wire. Its contents do not matter: encoders write every byte."""
 
 
 def new_wire(size: int) -> bytes:
-    """Zeros that the caller fills before anybody else sees them: a bytearray would be copied to become bytes."""
+    """Zeroed bytes that the encoder fills before any other use: a bytearray would need a copy to become bytes."""
     assert size > 1  # Python shares the bytes objects of one byte
     return bytes(size)
 
 
 def scratch(n: int) -> Tensor:
-    """Working memory for one span of n values: (blocks, BLOCK). Made once, for fresh pages cost more than work."""
+    """Working memory for one span of n values: (blocks, BLOCK). Allocated once: fresh pages cost more than the
+    work.
+    """
     return torch.empty(blocks_of(min(n, SPAN)), BLOCK, dtype=torch.float32)
 
 
 @contextmanager
 def lent_spans(count: int) -> Iterator[list[Tensor]]:
-    """So many spans to work in, the same ones again and again.
+    """Lend `count` reusable spans of working memory.
 
-    Whoever asks the allocator for a mebibyte each time leaves holes among smaller things into which the next one
-    does not fit: a group that averaged 100 MB grew by a megabyte with every call.
+    Allocating a mebibyte per call leaves holes among smaller objects, and the next one does not fit into them: a
+    group that averaged 100 MB grew by a megabyte with every call.
     """
     lent = [_spare_span() for _ in range(count)]
     try:
@@ -138,9 +143,9 @@ def times_scales(value_S: Tensor, scale_B: Tensor) -> None:
 
 
 class OpenedBlocks(NamedTuple):
-    """A wire that was checked: what decode_span reads from."""
+    """A checked wire: the input of decode_span."""
 
-    scale_B: Tensor  # fp32, one per block; empty where the codec has none
+    scale_B: Tensor  # fp32, one per block; empty if the codec has none
     codes: Tensor
 
     def span(self, lo: int, size: int, per_byte: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -150,16 +155,17 @@ class OpenedBlocks(NamedTuple):
 
 
 def copy_span(opened: OpenedBlocks, lo: int, out_S: Tensor) -> None:
-    """Decode where codes are the values, in a type of their own."""
+    """Decode a span if codes are values of their own dtype."""
     out_S.copy_(opened.codes[lo : lo + out_S.numel()])
 
 
 def scale_bits(scale_B: Tensor, *, up: bool) -> Tensor:
-    """fp32 scales -> the 16 bits that go on the wire (int16), rounded up or to the nearest (ties up).
+    """fp32 scales -> 16 wire bits each (int16), rounded up or to the nearest (ties up).
 
-    Integer arithmetic on the bit pattern: the same everywhere. Out of range becomes 0 or SCALE_MAX.
+    Integer arithmetic on the bit pattern gives the same bits everywhere. A scale below the range becomes 0, above
+    it SCALE_MAX.
     """
-    # numpy: a thousand blocks at a time, where a call of torch costs more than its work
+    # numpy: for a thousand blocks a torch call costs more than its work
     bits_B = (scale_B.numpy().view(np.int32) + np.int32(0xFFFF if up else 0x8000)) >> 16
     np.minimum(bits_B, SCALE_MAX_BITS, out=bits_B)
     bits_B *= bits_B >= SCALE_MIN_BITS
@@ -182,4 +188,4 @@ def checked_scales(bits_B: Tensor) -> Tensor:
 
 def check_length(wire: Buffer, expected: int) -> None:
     if len(wire) != expected:
-        raise PeerFault("", f"{len(wire)} bytes where {expected} were agreed")
+        raise PeerFault("", f"{len(wire)} bytes instead of the agreed {expected}")

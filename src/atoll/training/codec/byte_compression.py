@@ -1,12 +1,13 @@
-"""zstd, lz4, snappy: a general-purpose compressor behind a codec, used only where it pays.
+"""zstd, lz4, snappy: a general-purpose compressor after a codec, used only if it saves time.
 
-`int8+zstd:3` names the compressor, `int8+auto` leaves it to the sender, which reckons with what its link carries
-(`Known.link_bytes_s`; 20 Mbit/s where it does not know) and takes what is soonest done: compress, send, decompress,
-against sending as it is. The wire says what was taken, so a receiver needs to know neither link nor choice. A
-sample is tried first; what does not shrink costs a sample's time and one byte.
-A stranger's wire allocates nothing before its declared size was compared with the inner codec's length, and is
-decompressed into exactly that room. Compressors differ between versions in what they write, never in what they
-read: such a wire decodes to the same bits everywhere but must not be an answer that two owners are compared by.
+`int8+zstd:3` names the compressor. `int8+auto` leaves the choice to the sender. The sender uses the rate of its
+link (`SharedKnowledge.link_bytes_s`; 20 Mbit/s if unknown) and takes the fastest choice: compress, send,
+decompress, or send uncompressed. The wire names the compressor, so a receiver needs to know neither link nor
+choice. A sample is compressed first; incompressible data costs the time of a sample and one byte.
+The declared size of an untrusted wire is compared with the inner codec's length before memory is allocated, and the
+wire is decompressed into exactly that memory. Compressors differ between versions in their output, never in the
+decoded bytes. Such a wire decodes to the same bits everywhere, but must not be a result by which two owners are
+compared.
 Wire: a byte 0 and the inner wire; or a byte 1 (zstd), 2 (lz4) or 3 (snappy), its length (4 bytes), and the
 compressed inner wire.
 """
@@ -26,17 +27,18 @@ from atoll.training.codec.core import Codec
 
 PLAIN = 0
 LENGTH_BYTES = 4
-SAMPLE_BYTES = 1 << 16  # long enough for a compressor to show what it can do, 1 ms of its time
-HOME_LINK_BYTES_S = 2.5e6  # where nobody measured the link: 20 Mbit/s, a home's upload
+SAMPLE_BYTES = 1 << 16  # enough to estimate the ratio; takes a compressor 1 ms
+HOME_LINK_BYTES_S = 2.5e6  # assumed rate of an unmeasured link: 20 Mbit/s, a home's upload
 AUTO = "auto"
 
 
 class ByteCompressor(NamedTuple):
-    """A compressor. Its speeds decide only what a sender sends; nothing that peers must agree on hangs on them."""
+    """A compressor. Its speeds only guide the sender's choice; peers need not agree on them."""
 
     code: int  # first byte of the wire
-    encode_gb_s: float  # of the inner wire, on one core of an AMD EPYC: the slowest of four kinds of wires that
-    decode_gb_s: float  # shrink (int8 with few, half and all of the values, int4 with heavy tails)
+    # of the inner wire, on one core of an AMD EPYC: the slowest of four kinds of compressible wires
+    encode_gb_s: float
+    decode_gb_s: float  # (int8 with few, half and all of the values, int4 with heavy tails)
     compress: Callable[[Buffer], cramjam.Buffer]
 
 
@@ -51,7 +53,7 @@ METHODS = {
     "lz4": ByteCompressor(2, 0.40, 2.4, partial(cramjam.lz4.compress_block, store_size=False)),
     "snappy": ByteCompressor(3, 0.35, 0.9, cramjam.snappy.compress_raw),
 }
-# first byte -> (packed, room) -> bytes written; raises rather than write more
+# first byte -> (packed, room) -> bytes written; raises if the room is too small
 INTO: dict[int, Callable[[Buffer, bytearray], int]] = {
     1: cramjam.zstd.decompress_into,
     2: _lz4_into,
@@ -60,21 +62,21 @@ INTO: dict[int, Callable[[Buffer, bytearray], int]] = {
 
 
 def seconds_per_gb(ratio: float, encode_gb_s: float, decode_gb_s: float, link_bytes_s: float) -> float:
-    """To compress a GB to `ratio` GB, send that, and decompress it, one after another."""
+    """Seconds to compress a GB to `ratio` GB, send that, and decompress it, one after another."""
     return 1 / encode_gb_s + ratio * 1e9 / link_bytes_s + 1 / decode_gb_s
 
 
 def pays(ratio: float, encode_gb_s: float, decode_gb_s: float, link_bytes_s: float) -> bool:
-    """Whether compressing to `ratio` of the bytes, sending and decompressing is sooner done than sending all."""
+    """Whether compressing to `ratio` of the bytes, sending and decompressing is faster than sending all bytes."""
     return seconds_per_gb(ratio, encode_gb_s, decode_gb_s, link_bytes_s) < 1e9 / link_bytes_s
 
 
 def squeezed(name: str, inner: Codec, link_bytes_s: float | None) -> Codec:
-    """`name`: one of METHODS, or AUTO for whichever is soonest done."""
+    """The codec `inner` followed by compressor `name`: one of METHODS, or AUTO for the fastest choice."""
     methods = tuple(METHODS.values()) if name == AUTO else (METHODS[name],)
     link_bytes_s = HOME_LINK_BYTES_S if link_bytes_s is None else link_bytes_s
     if not link_bytes_s > 0:
-        raise ValueError(f"a link carries {link_bytes_s} bytes per second; give what was measured, or None")
+        raise ValueError(f"link_bytes_s is {link_bytes_s}; give the measured rate in bytes per second, or None")
     return Codec(
         f"{inner.name}+{name}",
         lambda n: 1 + inner.wire_bytes(n) if n else 0,
@@ -111,12 +113,12 @@ def _open_wire(codes: frozenset[int], inner: Codec, wire: Buffer, n: int) -> Any
         return inner.open_wire(wire, 0)
     view, most = memoryview(wire), inner.wire_bytes(n)
     if not 1 < len(view) <= 1 + most or view[0] not in (PLAIN, *codes):
-        raise PeerFault("", f"{len(view)} bytes are no wire of {n} values, compressed or not")
+        raise PeerFault("", f"{len(view)} bytes are not a wire of {n} values, compressed or not")
     if view[0] == PLAIN:
         return inner.open_wire(view[1:], n)
     declared = int.from_bytes(view[1 : 1 + LENGTH_BYTES], "little")
     if declared > most or (inner.fixed and declared != most) or declared + 1 <= len(view):
-        raise PeerFault("", f"compressed bytes promise {declared} where at most {most} were agreed")
+        raise PeerFault("", f"compressed bytes declare {declared} bytes, more than the agreed {most}")
     return inner.open_wire(_room_filled(view[0], view[1 + LENGTH_BYTES :], declared), n)
 
 
@@ -127,5 +129,5 @@ def _room_filled(code: int, data: memoryview, declared: int) -> bytearray:
     except cramjam.DecompressionError as fault:
         raise PeerFault("", f"compressed bytes do not decompress: {fault}") from None
     if written != declared:
-        raise PeerFault("", f"compressed bytes hold {written} where they promise {declared}")
+        raise PeerFault("", f"compressed bytes hold {written} bytes but declare {declared}")
     return room

@@ -1,7 +1,7 @@
-"""Codecs by name, alone or in a chain: `topk:0.1+int8+zstd:3` is what a recipe says and everybody reads alike.
+"""Codec names: single codecs or chains, such as `topk:0.1+int8+zstd:3`, parsed alike by all peers.
 
-A chain is read from the vector to the wire: first what chooses or turns values, then one codec that makes
-bytes of them (bf16 unless named), then at most one compressor. A name may come from a stranger's genesis, so its
+A chain is read from the vector to the wire: first the stages that select or transform values, then one codec that
+makes bytes of them (default bf16), then at most one compressor. A name may come from an untrusted genesis, so its
 form is strict.
 """
 
@@ -39,7 +39,7 @@ from atoll.training.codec.two_means import TWO_MEANS
 
 CODECS = {codec.name: on_devices(codec) for codec in (FP32, FP16, BF16, INT8, INT4, E3M0, TWO_BIT, TWO_MEANS, SIGN)}
 
-# what stands before them: (what its name says behind the colon, the codec inside, what both sides know) -> codec
+# stages before a codec: (argument after the colon, inner codec, shared knowledge) -> codec
 WRAPS: dict[str, Callable[[Any, Codec, SharedKnowledge], Codec]] = {
     "topk": lambda ratio, inner, known: top_k(ratio, inner),
     "topk-rice": lambda ratio, inner, known: top_k(ratio, inner, GAPS),
@@ -60,13 +60,14 @@ NICKNAMES = {
 COMPRESSORS = (*METHODS, AUTO)
 STAGES_MAX = 6  # a longer chain compresses nothing more
 RATIO_FORM = re.compile(r"(?:0\.\d{1,6}|\d{1,4}/[1-9]\d{0,3}|1)", re.ASCII)
-THRESHOLD_FORM = re.compile(r"[01](?:\.\d{1,7})?|\d(?:\.\d{1,3})?e-\d{1,2}", re.ASCII)  # what repr makes of it, too
+# also accepts the output of repr
+THRESHOLD_FORM = re.compile(r"[01](?:\.\d{1,7})?|\d(?:\.\d{1,3})?e-\d{1,2}", re.ASCII)
 RANK_FORM = re.compile(r"[1-9]\d?", re.ASCII)
-RATIO_MIN = Fraction(1, 256)  # below it places cost more than the values they name
+RATIO_MIN = Fraction(1, 256)  # below it indices cost more than their values
 
 
 def codec_named(name: str, known: SharedKnowledge = NOTHING) -> Codec:
-    """ValueError if there is no such codec, or it needs to know more than `known` says."""
+    """The codec of that name. ValueError if there is none, or it needs more than `known` holds."""
     stages = [stage for word in name.split("+") for stage in NICKNAMES.get(word, word).split("+")]
     if len(stages) > STAGES_MAX:
         raise ValueError(f"{name[:80]!r} chains more than {STAGES_MAX} codecs")
@@ -78,18 +79,18 @@ def codec_named(name: str, known: SharedKnowledge = NOTHING) -> Codec:
 
 
 def check_name(name: str) -> None:
-    """ValueError if no codec is called that, whatever its peers may come to know."""
+    """ValueError if there is no codec of that name, with any shared knowledge."""
     codec_named(name, SharedKnowledge(seed=b"any", reference_N=empty(0), shapes=()))
 
 
 def _wrap(stage: str) -> Callable[[Codec, SharedKnowledge], Codec]:
     word, colon, argument = stage.partition(":")
     if stage in CODECS or stage in COMPRESSORS:
-        raise ValueError(f"{stage} stands in the wrong place; a chain is like topk:0.1+int8+zstd:3")
+        raise ValueError(f"{stage} is in the wrong position; a chain is like topk:0.1+int8+zstd:3")
     if word not in WRAPS or (colon and word not in ARGUMENTS):
         names = [*CODECS, *WRAPS, *COMPRESSORS, *NICKNAMES]
         meant = did_you_mean(stage[:40], names)
-        raise ValueError(f"no codec is called {stage[:40]!r}{meant}; there are {', '.join(names)}")
+        raise ValueError(f"no codec is called {stage[:40]!r}{meant}; known are {', '.join(names)}")
     if word not in ARGUMENTS:
         return partial(WRAPS[word], None)
     read, default = ARGUMENTS[word]
@@ -99,24 +100,24 @@ def _wrap(stage: str) -> Callable[[Codec, SharedKnowledge], Codec]:
 def _ratio(text: str, stage: str) -> Fraction:
     ratio = Fraction(text) if RATIO_FORM.fullmatch(text) else Fraction(0)
     if not RATIO_MIN <= ratio <= 1:
-        raise ValueError(f"{stage[:40]!r} keeps no share between 1/256 and 1, such as 0.1 or 64/4096")
+        raise ValueError(f"{stage[:40]!r} needs a share between 1/256 and 1, such as 0.1 or 64/4096")
     return ratio
 
 
 def _rank(text: str, stage: str) -> int:
     if not RANK_FORM.fullmatch(text) or int(text) > RANK_MAX:
-        raise ValueError(f"{stage[:40]!r} names no rank between 1 and {RANK_MAX}, such as lowrank:4")
+        raise ValueError(f"{stage[:40]!r} needs a rank between 1 and {RANK_MAX}, such as lowrank:4")
     return int(text)
 
 
 def _threshold(text: str, stage: str) -> float:
     threshold = float(text) if THRESHOLD_FORM.fullmatch(text) else -1.0
     if not 0 <= threshold <= 1:
-        raise ValueError(f"{stage[:40]!r} names no norm between 0 and 1, such as changed:1e-5")
+        raise ValueError(f"{stage[:40]!r} needs a norm between 0 and 1, such as changed:1e-5")
     return threshold
 
 
-# what may stand behind the colon: (how to read it, what holds where nothing stands there)
+# stages with an argument: (parser, default)
 ARGUMENTS: dict[str, tuple[Callable[[str, str], Any], Any]] = {
     "topk": (_ratio, Fraction(1, 10)),
     "topk-rice": (_ratio, Fraction(1, 10)),

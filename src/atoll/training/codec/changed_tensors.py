@@ -1,12 +1,12 @@
-"""changed: only the tensors of a vector that changed: those whose norm is above a threshold, 1e-6 unless named
-(`changed:1e-5`). The others decode to zero.
+"""changed: only the changed tensors of a vector, those with a norm above a threshold; the others decode to zero.
 
-`Known.sizes` names how many values each tensor has; without it a tensor is a stretch of 4096 values. Of n values
-of a tensor that has N (`Known.wholes`), since parts cut it, threshold * sqrt(n / N) counts: what all parts leave
-out is then no more than the threshold, though only its author sees a tensor whole. Where the largest magnitude m
-does not decide, the norm is computed on whole numbers, so that two owners never disagree at the border: k = |x| *
-(4095 / m) rounded; norm = sqrt(sum of k^2) / 4095 * m.
-Wire: a bit per tensor, then the wire of the changed ones, side by side. Its length varies.
+The default threshold is 1e-6 (`changed:1e-5` sets another). `SharedKnowledge.sizes` holds the number of values of
+each tensor; without it a tensor is a range of 4096 values. Parts cut tensors. For n values of a tensor of N
+(`SharedKnowledge.wholes`) the threshold is threshold * sqrt(n / N), so all parts together omit no more than the
+threshold, though only the author sees a whole tensor. If the largest magnitude m does not decide, the norm is
+computed on integers, so two owners never disagree at the border: k = |x| * (4095 / m) rounded; norm = sqrt(sum of
+k^2) / 4095 * m.
+Wire: a bit per tensor, then the wire of the changed ones, concatenated. Its length varies.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from atoll.crypto.digest import Buffer
 from atoll.training.codec.blocks import check_input, largest_of, refuse
 from atoll.training.codec.core import Codec
 
-THRESHOLD = 1e-6  # norm of a tensor's change, where a name says none
-PAGE = 4096  # values of a tensor where nobody says how large tensors are
+THRESHOLD = 1e-6  # default norm of a tensor's change
+PAGE = 4096  # values of a tensor if sizes are unknown
 GRID = 4095  # squares of 12-bit numbers: 2^39 of them add up exactly in 64 bits
 
 
 class OpenedTensors(NamedTuple):
-    edges: list[int]  # where tensor t begins, and where the last one ends
-    source: list[int]  # where its values are in value_M; -1 if it did not change
+    edges: list[int]  # start of each tensor, and the end of the last one
+    source: list[int]  # start of its values in value_M; -1 if it did not change
     value_M: Tensor
 
 
@@ -55,7 +55,7 @@ def _edges(sizes: tuple[int, ...] | None, n: int) -> list[int]:
         return [*range(0, n, PAGE), n]
     edges = [0, *accumulate(sizes)]
     if edges[-1] != n or min(sizes, default=1) < 1:
-        raise ValueError(f"tensors of {edges[-1]} values in all, or empty ones, in a vector of {n}")
+        raise ValueError(f"tensors with {edges[-1]} values in total, or empty ones, in a vector of {n}")
     return edges
 
 
@@ -86,7 +86,7 @@ def _open_wire(values: Codec, sizes: tuple[int, ...] | None, wire: Buffer, n: in
     tensors = len(edges) - 1
     cut = -(-tensors // 8)
     if len(wire) < cut:
-        raise PeerFault("", f"{len(wire)} bytes cannot say which of {tensors} tensors changed")
+        raise PeerFault("", f"{len(wire)} bytes are too few for the flags of {tensors} tensors")
     flags = np.unpackbits(np.frombuffer(wire, np.uint8, cut), bitorder="little")
     if flags[tensors:].any():
         raise PeerFault("", "unused bits of the last byte are not zero")

@@ -1,7 +1,7 @@
-"""What a codec is, and what sender and receiver may know beside its name.
+"""Codec interface, and the shared knowledge of sender and receiver.
 
 A codec is a value: a few functions and three facts. Wrapping codecs (`top_k`, `dct`, `zstd` …) take a codec and
-give a codec, so everything that holds for one holds for a chain of them.
+return a codec, so properties of a codec hold for chains too.
 """
 
 from __future__ import annotations
@@ -25,38 +25,43 @@ class Codec:
     wire_bytes: Callable[[int], int]  # n values -> length of their wire; the longest one if not `fixed`
     encode: Callable[[Tensor], Buffer]
     """(n,) fp32, on a CPU or a GPU -> wire; ValueError if a value is not finite. The wire may be the vector's own
-    memory (`fp32`), so whoever changes the vector afterwards changes the wire."""
+    memory (`fp32`): a later change of the vector changes the wire.
+    """
     open_wire: Callable[[Buffer, int], Any]  # PeerFault unless encode could have made the wire for n
     decode_span: Callable[[Any, int, Tensor], None]
     """(opened, lo, out): write values lo … lo + len(out). lo is a multiple of SPAN."""
     fixed: bool = True  # every wire for n has the same length
     same_everywhere: bool = True
-    """All machines encode alike. False where a library's version decides: such an answer cannot be compared."""
-    spanwise: EncodeSpans | None = None  # see encode_spans; None where a codec must see the whole vector first
+    """Whether all machines encode to the same bytes. False if the output depends on a library's version: such
+    results cannot be compared.
+    """
+    spanwise: EncodeSpans | None = None  # see encode_spans; None if a codec needs the whole vector first
 
     at_hand: Callable[[Any, int, int], Tensor] | None = None
-    """(opened, lo, hi): values lo … hi where they lie already, only to be read; None where decoding makes them."""
+    """(opened, lo, hi): values lo … hi as a read-only view of memory; None if they must be decoded."""
 
     add_span: Callable[[Any, int, float, Tensor], bool] | None = None
-    """What `add` does, to the same bits but without room; False, and nothing done, while there is no kernel."""
+    """Like `add`, with the same bits but without `room`. Returns False, and does nothing, while there is no kernel.
+    """
 
     sections: tuple[tuple[int, int], ...] = ()
-    """(values, bytes) of the units of each section of a wire, in order, where a stretch of values that begins at a
-    multiple of 4096 can be cut out of all sections and is a wire of its own; empty where it cannot."""
+    """(values, bytes) of the units of each section of a wire, in order. A range of values that begins at a multiple
+    of 4096 can then be cut out of all sections and is a wire of its own. Empty if it cannot.
+    """
 
     shows: Callable[[Codec, Show], Codec] | None = None
-    """See `showing`; None where wires are much smaller than vectors."""
+    """See `showing`; None if wires are much smaller than vectors."""
 
     decodes: Callable[[Buffer, Tensor], None] | None = None
-    """What `decode_into` does, where looking at values and copying them are cheaper together, or not on a CPU."""
+    """Replacement of `decode_into`, for codecs that check and copy values in one pass, or not on a CPU."""
 
-    on_devices: bool = False  # `encode` and `decode_into` work where a vector lies: see `device.py`
+    on_devices: bool = False  # `encode` and `decode_into` work on the vector's device: see `device.py`
 
     def showing(self, show: Show) -> Codec:
-        """The same codec, whose encoders show the whole wire, stretch by stretch, in order: for whoever hashes it.
+        """The same codec with encoders that pass the whole wire to `show`, piece by piece, in order, for hashing.
 
-        While a core's cache still holds them, where wires are as large as vectors: hashing them later costs six
-        times as much (8.4 ms per 100 MB instead of 1.5).
+        The pieces are then still in a core's cache. If wires are as large as vectors, hashing later costs six times
+        as much (8.4 ms per 100 MB instead of 1.5).
         """
         if self.shows is not None:
             return self.shows(self, show)
@@ -72,9 +77,9 @@ class Codec:
         )
 
     def encode_spans(self, n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buffer:
-        """The wire of n values that come span by span, in order, each good until the next is asked for.
+        """The wire of n values that come span by span, in order, each valid until the next.
 
-        The same bytes as `encode`. Codecs that look at one span at a time never hold the vector, and write the
+        The bytes are those of `encode`. Codecs that need one span at a time never hold the vector, and write the
         wire into `room`: fresh pages of an fp32 wire cost more than filling them.
         """
         if self.spanwise is not None:
@@ -85,7 +90,7 @@ class Codec:
         return self.encode(x)
 
     def read_span(self, opened: Any, lo: int, room_S: Tensor) -> Tensor:
-        """Values lo … lo + len(room), only to be read: in `room`, or where they lie already."""
+        """Values lo … lo + len(room), read-only: in `room`, or as a view of memory."""
         if self.at_hand is not None:
             return self.at_hand(opened, lo, lo + len(room_S))
         self.decode_span(opened, lo, room_S)
@@ -107,8 +112,9 @@ class Codec:
         return out_N
 
     def decode_into(self, wire: Buffer, out_N: Tensor) -> None:
-        """The same into memory that is there already: one fp32 vector without gaps, on a CPU or a GPU. Where it
-        raises, some of it may be written over."""
+        """Decode into `out_N`: one contiguous fp32 vector, on a CPU or a GPU. PeerFault may leave it partly
+        overwritten.
+        """
         if out_N.is_cuda and not self.on_devices:
             out_N.copy_(self.decode(wire, len(out_N)))
             return
@@ -135,18 +141,21 @@ def whole(spanwise: EncodeSpans) -> Callable[[Tensor], Buffer]:
 
 @dataclass(frozen=True)
 class SharedKnowledge:
-    """What both sides of a wire hold already, and what the sender knows of its link. Most codecs need none of it.
+    """Values that both sides of a wire hold, and the sender's link rate. Most codecs need none of it.
 
-    `training/recipe/update.py` fills it in from what all members of a round agreed on.
+    `training/recipe/update.py` fills it in from values that all members of a round agreed on.
     """
 
     seed: bytes | None = None  # `randk`: the same for all members, another in every round and part
-    reference_N: Tensor | None = None  # `delta`: the vector the receiver holds; `lowrank` starts its search there
+    reference_N: Tensor | None = None  # `delta`: the vector the receiver holds; `lowrank`: start of its search
     sizes: tuple[int, ...] | None = None  # `changed`: values per tensor of this vector
-    wholes: tuple[int, ...] | None = None  # `changed`: of each, also where it goes on outside; None: nowhere
+    # `changed`: full size of each tensor, also outside this vector; None: no tensor is cut
+    wholes: tuple[int, ...] | None = None
     shapes: tuple[tuple[int, int], ...] | None = None  # `lowrank`: (rows, columns) of every piece of this vector
     link_bytes_s: float | None = None
-    """Compressors at the sender: what its link carries. None: nobody knows, so as a home's. See `squeeze.pays`."""
+    """Compressors at the sender: rate of its link, bytes per second. None: unknown, assumed to be a home's. See
+    `byte_compression.pays`.
+    """
 
 
 NOTHING = SharedKnowledge()

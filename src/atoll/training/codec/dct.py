@@ -1,11 +1,11 @@
-"""dct: squares of 64 x 64 values as cosine waves, so that few of them (`topk`) say most about a smooth update.
+"""dct: cosine transform of squares of 64 x 64 values; few coefficients (`topk`) represent a smooth update.
 
-DeMo (2411.19870, section 3) takes the largest coefficients of such squares of the momentum. A matrix product
-gives other bits on other processors; not this one: both directions are *exact* sums of whole numbers, values of
-16 bits times waves of 13, all below 2^53, which double precision holds in whatever order they are taken. So
-the inverse runs at everybody, and `dct` may be an answer too. What that leaves out of a value is below 2^-16
-of the largest in its square, and the waves are orthogonal to 1 in 7000.
-A last, shorter square is filled up with zeros. Wire: that of the coefficients, square by square.
+DeMo (2411.19870, section 3) takes the largest coefficients of such squares of the momentum. Matrix products usually
+differ in bits between processors. Here both directions are *exact* sums of integers: values of 16 bits times waves
+of 13, all below 2^53, which double precision holds in any order. Every peer can therefore compute the inverse, and
+`dct` may encode results too. The transform changes a value by less than 2^-16 of the largest in its square, and the
+waves are orthogonal to 1 in 7000.
+A last, shorter square is padded with zeros. Wire: that of the coefficients, square by square.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VALUE_BITS, WAVE_BITS = 16, 15
 # |sum| <= |values| |wave| |wave| <= (64 * 2^16) * 2^15 * 2^15 = 2^52 (Cauchy-Schwarz; so for every partial sum)
 _ANGLE = np.outer(np.arange(SIDE), 2 * np.arange(SIDE) + 1) * (np.pi / (2 * SIDE))
 _NORM = np.where(np.arange(SIDE) == 0, np.sqrt(1 / SIDE), np.sqrt(2 / SIDE))[:, None]
-WAVE_KI = torch.from_numpy(np.rint(np.cos(_ANGLE) * _NORM * 2.0**WAVE_BITS))  # frequency k at place i, float64
+WAVE_KI = torch.from_numpy(np.rint(np.cos(_ANGLE) * _NORM * 2.0**WAVE_BITS))  # frequency k at position i, float64
 assert SPAN % SQUARE == 0
 
 

@@ -1,8 +1,8 @@
-"""delta: the difference from a vector that the receiver already holds (`Known.reference_N`).
+"""delta: the difference from a vector that the receiver already holds (`SharedKnowledge.reference_N`).
 
-A receiver that holds something else would decode nonsense, so the wire begins with the first 16 bytes of the
-reference's BLAKE3 digest, and another reference is a fault. Value i is reference + difference, rounded once.
-How exactly the difference travels is the inner codec's matter. Wire: 16 bytes, then that of the difference.
+With another reference a receiver would decode nonsense. The wire therefore begins with the first 16 bytes of the
+reference's BLAKE3 digest, and another reference is a fault. Value i is reference + difference, rounded once. The
+inner codec sets the accuracy of the difference. Wire: 16 bytes, then that of the difference.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NAME_BYTES = 16
 
 def delta(difference: Codec, reference_N: Tensor | None) -> Codec:
     if reference_N is None:
-        raise ValueError("delta needs the vector that the receiver holds: Known(reference_N=…)")
-    reference_N = check_input(reference_N).clone()  # whoever goes on training it does not change what was named
+        raise ValueError("delta needs the vector that the receiver holds: SharedKnowledge(reference_N=…)")
+    reference_N = check_input(reference_N).clone()  # copied: later training must not change the named vector
     refuse(largest_of(reference_N))
     name = digest(reference_N.numpy().tobytes())[:NAME_BYTES]
     return Codec(
@@ -52,7 +52,7 @@ def _open_wire(difference: Codec, reference_N: Tensor, name: bytes, wire: Buffer
         return difference.open_wire(b"", 0)
     view = memoryview(wire)
     if bytes(view[:NAME_BYTES]) != name:
-        raise PeerFault("", "the difference is from a vector that we do not hold")
+        raise PeerFault("", "the difference is from a reference that this peer does not hold")
     return difference.open_wire(view[NAME_BYTES:], n)
 
 
@@ -63,4 +63,4 @@ def _decode_span(difference: Codec, reference_N: Tensor, opened: Any, lo: int, o
 
 def _check_sizes(reference_N: Tensor, n: int) -> None:
     if len(reference_N) != n:
-        raise ValueError(f"a difference of {n} values from a reference of {len(reference_N)}")
+        raise ValueError(f"a difference of {n} values from a reference of {len(reference_N)} values")

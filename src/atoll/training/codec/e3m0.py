@@ -1,10 +1,9 @@
 """e3m0: per block of 256 the largest magnitude (bf16) and four bits per value: 0 or ± a power of two of it.
 
-The wire of Streaming DiLoCo (2501.18512, section 3: E3M0, accumulated in fp32). Levels 0 and 2^-6 … 2^0 times
-the scale; the nearest one is taken, so the error is at most a quarter of a scale and a third of a value, or a
-128th of the scale for what becomes zero.
-A code's bits 0-2 are 0 for zero, else exponent + 7; bit 3 is the sign, and minus zero means nothing.
-4.0625 bits per value.
+The wire of Streaming DiLoCo (2501.18512, section 3: E3M0, accumulated in fp32). Levels 0 and 2^-6 … 2^0 times the
+scale, rounded to the nearest. The error is at most a quarter of a scale and a third of a value, or a 128th of the
+scale for values that become zero. A code's bits 0-2 are 0 for zero, else exponent + 7; bit 3 is the sign, and minus
+zero is invalid. 4.0625 bits per value.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """fp16: IEEE half precision, little-endian. Error at most 2^-11 of a value, or 2^-25; above 65504 it saturates.
 
-OpenDiLoCo's wire (2407.07852). Small pseudo-gradients get lost below 6e-8: bf16 keeps those, with 3 bits less.
+OpenDiLoCo's wire (2407.07852). Pseudo-gradients below 6e-8 are lost: bf16 keeps those, with 3 bits less.
 """
 
 from __future__ import annotations

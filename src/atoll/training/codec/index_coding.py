@@ -1,10 +1,12 @@
-"""Which values a sparse wire carries: increasing places in 0 … n-1, in a number of bytes that n and m fix.
+"""Index coding of sparse wires: increasing indices in 0 … n-1, in a number of bytes that n and m determine.
 
-Elias-Fano coding (Elias 1974): the low bits of every place as they are; of the high bits, which grow slowly,
-only by how much they grew, in unary. 64 of 4096 cost 8.0 bits each. Rice-coded gaps, the same idea on
-differences (Rice 1979), cost 7.5, of a length that depends on the data; packed numbers of a chunk cost 12.
-Also here: what decoding does with places and values. Hostile places are faults before they are used; opening the
-densest wire takes 36 bytes per agreed value for a moment, and 8 or 12 as long as it is open.
+Elias-Fano coding (Elias 1974): the low bits of every index verbatim; of the high bits, which grow slowly, only
+their growth, in unary. 64 of 4096 cost 8.0 bits each. Rice-coded gaps, the same idea on differences (Rice 1979),
+cost 7.5 bits, with a length that depends on the data; packed numbers of a chunk cost 12.
+Also here: `SparseValues`, the decoded indices and values.
+Invariants:
+- Invalid indices raise PeerFault before they are used.
+- Opening the densest wire takes 36 bytes per agreed value for a moment, and 8 or 12 while it is open.
 """
 
 from __future__ import annotations
@@ -20,24 +22,25 @@ from atoll.base.errors import PeerFault
 from atoll.crypto.digest import Buffer
 from atoll.training.codec.compiled import native
 
-LOW_BITS_MAX = 8  # eight low parts then fit one 64-bit word; a sparser choice than 1 in 256 costs a little more
+LOW_BITS_MAX = 8  # eight low parts then fit one 64-bit word; a choice sparser than 1 in 256 costs slightly more
 _LANES = np.arange(8, dtype=np.uint64)
-FORM_FAULT = "the places of values are not in the agreed form"
-ORDER_FAULT = "the places of values do not increase, or leave the vector"
+FORM_FAULT = "the indices of values are not in the agreed form"
+ORDER_FAULT = "the indices of values do not increase, or exceed the vector"
 
 
 class IndexFormat(NamedTuple):
-    """How places become bytes."""
+    """Encoding of indices as bytes."""
 
-    most_bytes: Callable[[int, int], int]  # (n, m) -> length for m places below n; the longest if not `fixed`
-    encode: Callable[[np.ndarray, int], bytes]  # (places: int64, increasing, below n; n) -> bytes
+    most_bytes: Callable[[int, int], int]  # (n, m) -> length for m indices below n; the longest if not `fixed`
+    encode: Callable[[np.ndarray, int], bytes]  # (indices: int64, increasing, below n; n) -> bytes
     decode: Callable[[Buffer, int, int], np.ndarray]
-    """(bytes, n, m) -> (m,) int64. PeerFault unless these are the bytes of m increasing places below n. The length
-    was compared with `most_bytes`."""
+    """(bytes, n, m) -> (m,) int64. PeerFault unless these are the bytes of m increasing indices below n. The caller
+    has compared the length with `most_bytes`.
+    """
     fixed: bool
 
 
-# ---- Elias-Fano: the places themselves -----------------------------------------------------------------------
+# ---- Elias-Fano: the indices themselves ----------------------------------------------------------------------
 
 
 def _low_bits(n: int, m: int) -> int:
@@ -46,7 +49,7 @@ def _low_bits(n: int, m: int) -> int:
 
 
 def _sizes(n: int, m: int) -> tuple[int, int, int]:
-    """(low bits of a place, bytes of all low parts, bits of the unary part)."""
+    """(low bits of an index, bytes of all low parts, bits of the unary part)."""
     low_bits = _low_bits(n, m)
     return low_bits, -(-m * low_bits // 8), m + (n - 1 >> low_bits)
 
@@ -93,16 +96,16 @@ def decode_places(data: Buffer, n: int, m: int) -> np.ndarray:
     return place_M
 
 
-# ---- Rice: how many values lie between one place and the next ----------------------------------------------------
+# ---- Rice: gaps between one index and the next -------------------------------------------------------------------
 
 
 def _gap_bits(n: int, m: int) -> int:
-    """The cheapest split of gaps between random places: the low bits are log2(0.69 n / m), rounded (Rice 1979)."""
+    """The cheapest split of gaps between random indices: the low bits are log2(0.69 n / m), rounded (Rice 1979)."""
     return min(LOW_BITS_MAX, max(0, (98 * n // (100 * m)).bit_length() - 1))
 
 
 def gaps_bytes(n: int, m: int) -> int:
-    """The longest: what is rounded off every gap is at least what is rounded off their sum."""
+    """The longest encoding: the gaps round off at least as much as their sum."""
     if m == 0:
         return 0
     low_bits = _gap_bits(n, m)
@@ -150,7 +153,7 @@ def decode_gaps(data: Buffer, n: int, m: int) -> np.ndarray:
 
 
 def _lows_packed(number_M: np.ndarray, low_bits: int) -> bytes:
-    """The low bits of every number, side by side, filled up to a byte."""
+    """The low bits of every number, packed, padded to a byte."""
     m = len(number_M)
     low_M8 = np.zeros(-(-m // 8) * 8, np.uint64)
     low_M8[:m] = number_M & (1 << low_bits) - 1
@@ -159,7 +162,7 @@ def _lows_packed(number_M: np.ndarray, low_bits: int) -> bytes:
 
 
 def _lows(data: np.ndarray, low_bits: int, m: int) -> np.ndarray:
-    """The same back, (m,) int64. PeerFault if bits that fill up the last byte are not zero."""
+    """Inverse of `_lows_packed`, (m,) int64. PeerFault if padding bits of the last byte are not zero."""
     low_WB = np.zeros((-(-m // 8), 8), np.uint8)
     padded = np.zeros(len(low_WB) * low_bits, np.uint8)
     padded[: len(data)] = data
@@ -172,7 +175,7 @@ def _lows(data: np.ndarray, low_bits: int, m: int) -> np.ndarray:
 
 
 def _padded(data: np.ndarray, bits: int) -> bool:
-    """True if behind so many bits the last byte is filled up with anything but zeros."""
+    """Whether the padding of the last byte, after `bits` bits, is not zero."""
     return bool(bits % 8 and data[-1] >> bits % 8)
 
 
@@ -181,14 +184,14 @@ GAPS = IndexFormat(gaps_bytes, encode_gaps, decode_gaps, False)
 
 
 class SparseValues(NamedTuple):
-    """A sparse wire that was checked: values and where they belong."""
+    """A checked sparse wire: values and their indices."""
 
     place_M: np.ndarray  # int32, increasing
     value_M: Tensor
 
 
 def scatter_span(opened: SparseValues, lo: int, out_S: Tensor) -> None:
-    """Values lo … lo + len(out): zero but for those that were sent."""
+    """Values lo … lo + len(out): zero where no value was sent."""
     place_M, value_M = _within(opened, lo, len(out_S))
     if native.kernels is not None:
         native.kernels.scatter(place_M, value_M, lo, out_S.numpy())
@@ -206,7 +209,7 @@ def scatter_add(opened: SparseValues, lo: int, share: float, sum_S: Tensor) -> b
 
 
 def _within(opened: SparseValues, lo: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    # of their own dtype: for keys of another, numpy would convert all places at every span
+    # keys of the same dtype: otherwise numpy would convert all indices at every span
     first, last = np.searchsorted(opened.place_M, np.array((lo, lo + size), opened.place_M.dtype))
     return opened.place_M[first:last], opened.value_M[first:last].numpy()
 

@@ -1,8 +1,8 @@
 """int4: per block of 256 one step (bf16) and four bits per value; value = code * step, code in -7 … 7.
 
-The step is max|x| / 7 rounded up, so no value is clipped and the error is at most half a step: a fourteenth of
-the block's largest value, and under 1 % more for the rounding of the step.
-A code is in two's complement; -8 means nothing. 4.0625 bits per value.
+The step is max|x| / 7 rounded up, so no value is clipped. The error is at most half a step: a fourteenth of the
+block's largest value, and under 1 % more for the rounding of the step. A code is in two's complement; -8 is
+invalid. 4.0625 bits per value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """int8: per block of 256 one step (bf16) and one signed byte per value; value = byte * step.
 
-The step is max|x| / 127 rounded up, so no value is clipped and the error is at most half a step. A byte has
-7 bits and a step 8, so their product is exact in fp32: decoding rounds nothing.
+The step is max|x| / 127 rounded up, so no value is clipped and the error is at most half a step. A byte has 7 bits
+and a step 8, so their product is exact in fp32: decoding rounds nothing.
 Wire: all steps (2 bytes each), then all bytes. 8.0625 bits per value.
 """
 
@@ -36,7 +36,7 @@ from atoll.training.codec.compiled import native
 from atoll.training.codec.core import Codec, whole
 
 ONE_127TH = float(torch.tensor(1 / 127, dtype=torch.float32))  # a factor, since devices divide differently
-UNCLIPPED_MAX = 127 * SCALE_MAX  # up to here no step is cut down to SCALE_MAX
+UNCLIPPED_MAX = 127 * SCALE_MAX  # up to here no step is clipped to SCALE_MAX
 
 
 def _wire_bytes(n: int) -> int:

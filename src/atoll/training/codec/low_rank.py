@@ -1,18 +1,19 @@
-"""lowrank: of every matrix of a vector only its few strongest directions, as two thin factors: P Q^T.
+"""lowrank: low-rank approximation of every matrix of a vector, as two thin factors P Q^T (PowerSGD).
 
-PowerSGD (Vogels et al. 2019, 1905.13727, algorithm 1): P = orthonormal(M Q), then Q = M^T P, the second of the
-two phases; M's error goes back through error feedback. The paper adds both factors up in transit, which
-takes two exchanges; here both phases run at the sender, who ships P and Q, and receivers average what they decode.
-The search starts where `Known.reference_N` has its rows (the paper's warm start, from something that everybody
-holds already instead of from private state), or from a draw.
+PowerSGD (Vogels et al. 2019, 1905.13727, algorithm 1): P = orthonormal(M Q), then Q = M^T P, the second of the two
+phases; error feedback keeps the error of M. The paper sums both factors in transit, which takes two exchanges. Here
+the sender runs both phases and sends P and Q, and receivers average the decoded matrices. The search starts from
+the rows of `SharedKnowledge.reference_N` (the paper's warm start, from shared instead of private state), or from a
+draw.
+Matrix products differ in their last bits between processors, so only senders compute them. Decoding adds up
+rank-one products in order, one multiplication and one addition per value, each rounded once. Two owners need not
+encode alike, so it never encodes results.
+Invariants:
+- |M - decoded| <= |M| (Frobenius), up to the inner codec's error in the factors, and exactness up to that for a
+  matrix of no higher rank; error feedback needs no more (Karimireddy et al. 2019, 1901.09847).
 
-Products of matrices differ in their last bits between processors, so only senders make any: decoding adds up
-rank-one products in order, one multiplication and one addition per value, each rounded once. Two owners need
-not encode alike, so it is never an answer.
-Promises |M - decoded| <= |M| (Frobenius) up to what the inner codec loses of the factors, and exactness up to that
-for a matrix of no higher rank; error feedback needs no more (Karimireddy et al. 2019, 1901.09847).
 Wire: that of the factors, matrix by matrix: r rows of P^T, r rows of Q^T, each pair scaled by a power of two so
-that both have about the same largest value. Pieces that factors would not shrink (vectors) travel as they are.
+that both have about the same largest value. Pieces that factors would not shrink (vectors) travel unchanged.
 """
 
 from __future__ import annotations
@@ -31,20 +32,22 @@ from atoll.training.codec.blocks import VALUE_MAX, check_input, largest_of, refu
 from atoll.training.codec.core import Codec
 
 RANK_MAX = 64  # PowerSGD's largest; decoding takes 2 r operations per value
-MATRIX_MIN = 2.0**-60  # a matrix whose largest value is smaller counts as zero: its factors would be, too
+MATRIX_MIN = 2.0**-60  # a matrix with a smaller largest value counts as zero: its factors would be zero too
 FACTOR_MIN, FACTOR_MAX = 2.0**-45, 2.0**40
-"""What decoding takes: products stay normal numbers, and 64 of them stay finite. Smaller ones count as zero."""
+"""Accepted range of factor values: products stay normal numbers, and 64 of them stay finite. Smaller ones count as
+zero.
+"""
 
 Shapes = tuple[tuple[int, int], ...]
 
 
 class MatrixPiece(NamedTuple):
-    """A stretch of the vector, rows x columns from `at`, and where the inner vector has what travels of it."""
+    """A range of the vector, rows x columns from `at`, and the position of its values in the inner vector."""
 
     at: int
     rows: int
     columns: int
-    rank: int  # 0: travels as it is
+    rank: int  # 0: travels unchanged
     source: int
 
     @property
@@ -63,7 +66,7 @@ class OpenedFactors(NamedTuple):
 
 def low_rank(rank: int, factors: Codec, shapes: Shapes | None, reference_N: Tensor | None) -> Codec:
     if shapes is None:
-        raise ValueError("lowrank needs the matrices of the vector: Known(shapes=((rows, columns), …))")
+        raise ValueError("lowrank needs the matrices of the vector: SharedKnowledge(shapes=((rows, columns), …))")
     pieces = pieces_of(shapes, rank)
     return Codec(
         f"lowrank:{rank}+{factors.name}",
@@ -77,7 +80,7 @@ def low_rank(rank: int, factors: Codec, shapes: Shapes | None, reference_N: Tens
 
 
 def pieces_of(shapes: Shapes, rank: int) -> tuple[MatrixPiece, ...]:
-    """Where everything is. A matrix travels as factors only where they are fewer values than it has."""
+    """The pieces of the vector. A matrix travels as factors only if these have fewer values."""
     pieces, at, source = [], 0, 0
     for rows, columns in shapes:
         thin = rank * (rows + columns) < rows * columns
@@ -88,10 +91,10 @@ def pieces_of(shapes: Shapes, rank: int) -> tuple[MatrixPiece, ...]:
 
 
 def _sent(pieces: tuple[MatrixPiece, ...], n: int) -> int:
-    """How many values travel."""
+    """Number of values that travel."""
     end = pieces[-1].end if pieces else 0
     if end != n:
-        raise ValueError(f"matrices of {end} values in all, in a vector of {n}")
+        raise ValueError(f"matrices with {end} values in total, in a vector of {n}")
     return pieces[-1].source + pieces[-1].sent if pieces else 0
 
 
@@ -117,7 +120,7 @@ def _factorise(matrix_RC: Tensor, rank: int, start: Tensor | None, into: Tensor)
     q_CK = _drawn(columns, rank)
     if start is not None and (size := largest_of(start)) >= MATRIX_MIN:
         q_CK = (start.view(rows, columns) / size).T @ _drawn(rows, rank)
-    else:  # without a good start, once more around
+    else:  # without a warm start, one more iteration
         q_CK = matrix_RC.T @ _orthonormal(matrix_RC @ _orthonormal(q_CK))
     p_RK = _orthonormal(matrix_RC @ _orthonormal(q_CK))
     q_CK = (matrix_RC.T @ p_RK).mul_(largest)

@@ -1,9 +1,9 @@
-"""Block codecs whose values are a few bits each: one scale per block of 256, then the codes, side by side.
+"""Block codecs with a few bits per value: one scale per block of 256, then the packed codes.
 
-A `Rule` says what is special about one of them; its scale, its codes, its levels. Level times scale is exact
-in fp32, so decoding rounds nothing.
-Wire: all scales (2 bytes each), then the codes, the first value of a byte in its lowest bits; unused bits of
-the last byte are zero.
+A `PackingRule` holds the specifics of one codec: scale, codes, levels. Level times scale is exact in fp32, so
+decoding rounds nothing.
+Wire: all scales (2 bytes each), then the codes, the first value of a byte in its lowest bits; unused bits of the
+last byte are zero.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from atoll.training.codec.core import Codec, whole
 
 @dataclass(frozen=True)
 class PackingRule:
-    levels: tuple[float, ...]  # by code; NaN where encode never makes the code: only the eighth of sixteen
+    levels: tuple[float, ...]  # by code; NaN for a code that encode never makes: only the eighth of sixteen
     scale: Callable[[Tensor, Tensor, int], Tensor]
     """(magnitude_BK, largest_B, size) -> 16 wire bits of every scale. It may not change magnitude_BK."""
     codes: Callable[[Tensor, Tensor, Tensor], Tensor]
     """(x_BK, magnitude_BK, scale_B) -> code of every value, (B, K) of any integer type."""
-    kernel: str | None = None  # that does all of this for a span, if there is one
+    kernel: str | None = None  # kernel that does all of this for a span, if there is one
 
     @property
     def bits(self) -> int:
@@ -58,7 +58,7 @@ class PackingRule:
         return 8 // self.bits
 
 
-# Seen as one integer, the bytes that hold one code each, times this factor: the codes side by side in the top byte
+# The bytes that hold one code each, as one integer, times this factor: the packed codes in the top byte
 _GATHER = {
     1: (torch.int64, sum(2 ** (56 - 7 * i) for i in range(8)), 56),
     2: (torch.int32, sum(2 ** (24 - 6 * i) for i in range(4)), 24),
@@ -135,12 +135,12 @@ def _open_wire(rule: PackingRule, has_hole: bool, wire: Buffer, n: int) -> Opene
     if n % rule.per_byte and int(packed[-1]) >> rule.bits * (n % rule.per_byte):
         raise PeerFault("", "unused bits of the last byte are not zero")
     if has_hole and _any_eight(packed.numpy()):
-        raise PeerFault("", "a code means nothing")
+        raise PeerFault("", "a code is invalid")
     return OpenedBlocks(checked_scales(scales), packed)
 
 
 def _any_eight(packed: np.ndarray) -> bool:
-    """Whether a four-bit code is 8, eight bytes at a time: zero after the flip, it borrows when 1 is taken off."""
+    """Whether a four-bit code is 8, eight bytes at a time: zero after the flip, it borrows when 1 is subtracted."""
     words = len(packed) // 8 * 8
     for part, dtype in ((packed[:words], np.uint64), (packed[words:], np.uint8)):
         ones = dtype(0x1111111111111111 & np.iinfo(dtype).max)
@@ -162,7 +162,7 @@ def _decode_span(per_byte: int, table: np.ndarray, opened: OpenedBlocks, lo: int
     if out_S.numel() % per_byte:
         out_S.copy_(torch.from_numpy(table.take(bytes_Q, axis=0)).view(-1)[: out_S.numel()])
     else:
-        # numpy copies a row of the table at a time, twice as fast as torch; "clip" spares it a copy of the output
+        # numpy copies a row of the table at a time, twice as fast as torch; "clip" saves a copy of the output
         np.take(table, bytes_Q, axis=0, out=out_S.numpy().reshape(-1, per_byte), mode="clip")
     times_scales(out_S, opened.scale_B[lo // BLOCK : blocks_of(hi)])
 
@@ -182,7 +182,7 @@ def _halves(wire: Buffer, n: int) -> tuple[Tensor, Tensor]:
 
 
 def on_grid(magnitude_BK: Tensor, largest_B: Tensor, grid: int) -> Tensor:
-    """Values as whole numbers 0 … grid of their block's largest, so that sums of them are exact in any order."""
+    """Values as integers 0 … grid of their block's largest, so that their sums are exact in any order."""
     tiny_B = largest_B < SCALE_MIN
     per_grid_B = torch.full_like(largest_B, grid) / torch.where(tiny_B, 1.0, largest_B)
     return (magnitude_BK * per_grid_B[:, None]).round_()

@@ -1,10 +1,10 @@
-"""randk: a random share of the values, the same places at all members, so that no place need be sent.
+"""randk: a random share of the values, with the same indices at all members, so that no index is sent.
 
-The vector is cut into as many stretches as values are kept, and of each stretch one value is drawn: no value is
-drawn twice, all are equally likely, and the places increase. The draw is BLAKE3 of a seed that all members know
-and that changes every round (`Known.seed`, the id of the last vertex): with a constant one the other
-values would never be trained. Values are not scaled up: error feedback delivers the rest later (Stich et al.
-2018, 1809.07599, section 2.1).
+The vector is cut into as many ranges as values are kept, and one value of each range is drawn. No value is drawn
+twice, all are about equally likely, and the indices increase. The draw is BLAKE3 of a seed that all members know
+and that changes every round (`SharedKnowledge.seed`, the id of the last vertex): with a constant seed the other
+values would never be trained. Values are not scaled up: error feedback delivers the rest later (Stich et al. 2018,
+1809.07599, section 2.1).
 Wire: the wire of the kept values.
 """
 
@@ -27,7 +27,7 @@ def random_k(ratio: Fraction, values: Codec, seed: bytes | None) -> Codec:
     if not seed:
         raise ValueError(
             "randk needs a seed that all members know and that changes every round; "
-            "give codec_named the id of the last vertex: Known(seed=…)"
+            "give codec_named the id of the last vertex: SharedKnowledge(seed=…)"
         )
     return Codec(
         f"randk:{ratio}+{values.name}",
@@ -45,7 +45,7 @@ def _kept(ratio: Fraction, n: int) -> int:
     return -(-n * ratio.numerator // ratio.denominator)
 
 
-@lru_cache(maxsize=4)  # the parts of one round have few sizes, and a row of each comes from every member
+@lru_cache(maxsize=4)  # the parts of one round have few sizes, and every member sends a row of each
 def _places(ratio: Fraction, seed: bytes, n: int) -> np.ndarray:
     kept = _kept(ratio, n)
     edge = np.arange(kept + 1) * n // max(1, kept)

@@ -1,8 +1,8 @@
 """sign: per block of 256 the mean magnitude (bf16), and one bit per value; value = ± mean.
 
-Scaled sign under error feedback (Karimireddy et al. 2019, 1901.09847, algorithm 1: ||p||_1 / d * sign(p)), with
-one scale per block. The mean is the best scale there is for a given pattern of signs.
-A set bit is a negative value; zero counts as positive. 1.0625 bits per value.
+Scaled sign under error feedback (Karimireddy et al. 2019, 1901.09847, algorithm 1: ||p||_1 / d * sign(p)), with one
+scale per block. The mean is the optimal scale for a given pattern of signs. A set bit is a negative value; zero
+counts as positive. 1.0625 bits per value.
 """
 
 from __future__ import annotations

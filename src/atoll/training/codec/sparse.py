@@ -1,9 +1,9 @@
-"""sparse: only the values that are not zero, for vectors that mostly are: a mask of bits in two levels, then they.
+"""sparse: only the nonzero values of a mostly zero vector, after a two-level bit mask.
 
-A word is 64 values. The first level has a bit per word, the second the 64 bits of every word that is not all
-zero. Zeros come back as zeros; how exactly the others do is the inner codec's matter.
-Wire: first level (a bit per word), second level (8 bytes per word with a value), the wire of the values that are
-not zero. 1/64 bit per value if all are zero, one bit and the inner codec's if none is: its length varies.
+A word is 64 values. The first level has a bit per word, the second the 64 bits of every word that is not all zero.
+Zeros are exact; the inner codec sets the accuracy of the other values.
+Wire: first level (a bit per word), second level (8 bytes per nonzero word), the wire of the nonzero values. 1/64
+bit per value if all are zero, one bit and the inner codec's if none is: its length varies.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ def _open_wire(values: Codec, wire: Buffer, n: int) -> SparseValues:
     data, words = np.frombuffer(wire, np.uint8), _words(n)
     first_bytes = -(-words // 8)
     if not first_bytes <= len(data) <= _most_bytes(values, n):
-        raise PeerFault("", f"{len(data)} bytes cannot be a sparse vector of {n} values")
+        raise PeerFault("", f"{len(data)} bytes are not a sparse vector of {n} values")
     first = np.unpackbits(data[:first_bytes], bitorder="little")
     used_U = np.flatnonzero(first)
     cut = first_bytes + WORD_BYTES * len(used_U)
     if first[words:].any() or len(data) < cut:
-        raise PeerFault("", "the mask names words that are not there")
+        raise PeerFault("", "the mask names words that are missing")
     second = data[first_bytes:cut]
     bit_M = np.flatnonzero(np.unpackbits(second, bitorder="little"))
     place_M = used_U[bit_M // WORD] * WORD + bit_M % WORD
     word_U = np.frombuffer(second.tobytes(), np.uint64)  # copied: a wire may lie at any address
     if np.count_nonzero(word_U) < len(word_U) or (len(place_M) and place_M[-1] >= n):
-        raise PeerFault("", "a word of the mask is empty, or leaves the vector")
+        raise PeerFault("", "a word of the mask is empty, or exceeds the vector")
     return SparseValues(place_M.astype(np.int32), values.decode(memoryview(wire)[cut:], len(place_M)))

@@ -1,9 +1,10 @@
-"""topk: of every chunk of 4096 values only the largest few, by magnitude; what they are is another codec's matter.
+"""topk: only the largest values, by magnitude, of every chunk of 4096; another codec encodes them.
 
-`topk:0.1` keeps a tenth, `topk:64/4096` SparseLoCo's 64 per chunk (2508.15706); ties go to the earlier value.
-The rest decodes to zero, so it needs error feedback, and many rounds: a value is sent about once per 1/ratio.
-Wire: the places of all kept values, chunk by chunk (`places`), then the wire of the kept values. `topk-rice` sends
-gaps instead of places: some 4 % fewer bytes in all, of a length that depends on the data.
+`topk:0.1` keeps a tenth, `topk:64/4096` SparseLoCo's 64 per chunk (2508.15706); of equal magnitudes the earlier
+value is kept. All others decode to zero, so it needs error feedback and many rounds: a value is sent about once per
+1/ratio rounds.
+Wire: the indices of all kept values, chunk by chunk (`index_coding`), then the wire of the kept values. `topk-rice`
+sends gaps instead of indices: some 4 % fewer bytes in all, with a length that depends on the data.
 """
 
 from __future__ import annotations
@@ -29,9 +30,7 @@ assert SPAN % CHUNK == 0
 
 def top_k(ratio: Fraction, values: Codec, form: IndexFormat = PLACES) -> Codec:
     if not (form.fixed or values.fixed):
-        raise ValueError(
-            f"nobody could tell where places end and values begin: {values.name} varies in length, too"
-        )
+        raise ValueError(f"topk-rice needs a value codec of fixed length; the length of {values.name} varies")
     per_chunk = max(1, round(ratio * CHUNK))
     return Codec(
         f"{'topk' if form is PLACES else 'topk-rice'}:{per_chunk}/{CHUNK}+{values.name}",
@@ -47,7 +46,7 @@ def top_k(ratio: Fraction, values: Codec, form: IndexFormat = PLACES) -> Codec:
 
 
 def _kept(per_chunk: int, n: int) -> int:
-    """How many of n values are kept; a last, shorter chunk keeps the same share of its values, rounded up."""
+    """Number of kept values out of n; a last, shorter chunk keeps the same share of its values, rounded up."""
     return n // CHUNK * per_chunk + -(-(n % CHUNK) * per_chunk // CHUNK)
 
 
@@ -59,7 +58,7 @@ def _wire_bytes(per_chunk: int, values: Codec, form: IndexFormat, n: int) -> int
 def _encode_spans(
     per_chunk: int, values: Codec, form: IndexFormat, n: int, spans: Iterable[Tensor], room: Room = new_wire
 ) -> Buffer:
-    """What is kept is a new vector anyway: nothing of it is written into `room`."""
+    """The kept values are a new vector anyway: `room` is not used."""
     kept, m = _kept(per_chunk, n), 0
     place_M, value_M = np.empty(kept, np.int64), torch.empty(kept, dtype=torch.float32)
     for (lo, hi), x_S in zip(spans_of(n), spans, strict=True):
@@ -76,9 +75,9 @@ def _encode_spans(
 
 
 def _largest(x_S: Tensor, k: int, chunk: int) -> tuple[np.ndarray, float]:
-    """Places of the k largest magnitudes of each chunk, increasing, and the largest of all; NaN is above all.
+    """Indices of the k largest magnitudes of each chunk, increasing, and the largest of all; NaN is above all.
 
-    On bit patterns, which are ordered alike.
+    It works on bit patterns, which have the same order.
     """
     if native.kernels is not None:
         place_M = np.empty(len(x_S) // chunk * k, np.int64)
@@ -102,7 +101,7 @@ def _open_wire(per_chunk: int, values: Codec, form: IndexFormat, wire: Buffer, n
     else:
         cut = len(view) - values.wire_bytes(kept)
     if not 0 <= cut <= min(most, len(view)):
-        raise PeerFault("", f"{len(view)} bytes are no wire of {kept} of {n} values")
+        raise PeerFault("", f"{len(view)} bytes are not a wire of {kept} of {n} values")
     place_M = form.decode(view[:cut], n, kept)
     last = n // CHUNK * per_chunk
     chunk_CK = place_M[:last].reshape(-1, per_chunk)

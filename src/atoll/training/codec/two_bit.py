@@ -1,9 +1,8 @@
 """2-bit: per block of 256 the root mean square (bf16) and one of four levels per value.
 
-The levels are the Lloyd-Max quantiser of a Gaussian, ±0.4528 and ±1.510 (Max 1960, table I, N = 4), written
-as multiples of 1/1024 so that level * scale is exact in fp32.
-Made to be used under error feedback; alone it loses a third of a Gaussian update.
-A code's bit 0 says "outer level", bit 1 is the sign. 2.0625 bits per value.
+The levels are the Lloyd-Max quantizer of a Gaussian, ±0.4528 and ±1.510 (Max 1960, table I, N = 4), written as
+multiples of 1/1024 so that level * scale is exact in fp32. Use it under error feedback; alone it loses a third of a
+Gaussian update. A code's bit 0 means "outer level", bit 1 is the sign. 2.0625 bits per value.
 """
 
 from __future__ import annotations
@@ -23,10 +22,12 @@ ONE_255TH = float(torch.tensor(1 / 255, dtype=torch.float32))
 
 
 def _root_mean_square(magnitude_BK: Tensor, largest_B: Tensor, size: int) -> Tensor:
-    """At least 1/16 of the largest, for that alone makes it so: what the grid leaves out does not matter."""
+    """Root mean square. The largest value alone makes it at least 1/16 of that, so the grid's rounding does not
+    matter.
+    """
     grid_BK = on_grid(magnitude_BK, largest_B, GRID)
     mean_B = mean_of(grid_BK.mul_(grid_BK).sum(1), size)
-    # numpy takes the processor's own square root, which is correctly rounded; torch may take a library's
+    # numpy uses the processor's own square root, which is correctly rounded; torch may use a library's
     rms_B = torch.from_numpy(np.sqrt(mean_B.numpy())) * ONE_255TH * largest_B
     return scale_bits(rms_B, up=False)
 

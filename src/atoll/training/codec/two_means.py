@@ -1,8 +1,8 @@
-"""2means: per block of 64 two magnitudes (bf16 each), and two bits per value: which magnitude, and the sign.
+"""2means: per block of 64 two magnitudes (bf16 each), and two bits per value: choice of magnitude, and sign.
 
-For the values a top-k leaves over, which are all large: the levels of a Gaussian would miss them. The two
-magnitudes are the means of those below and above the block's mean magnitude, one step of Lloyd's algorithm;
-SparseLoCo (2508.15706) sends means of its bins too. A code's bit 0 says "larger magnitude", bit 1 is the sign.
+For the values selected by top-k, which are all large: the levels of a Gaussian would miss them. The two magnitudes
+are the means of the values below and above the block's mean magnitude, one step of Lloyd's algorithm; SparseLoCo
+(2508.15706) sends means of its bins too. A code's bit 0 means "larger magnitude", bit 1 is the sign.
 Wire: all magnitudes (2 bytes each, smaller first), then the codes, four to a byte. 2.5 bits per value.
 """
 
@@ -60,7 +60,7 @@ def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buf
         refuse(float(largest_G.max()))
         grid_GK, count_G = on_grid(magnitude_GK, largest_G, GRID), torch.full_like(largest_G, GROUP)
         count_G[-1] = size - (len(x_GK) - 1) * GROUP
-        upper_GK = grid_GK * count_G[:, None] > grid_GK.sum(1)[:, None]  # whole numbers: above the mean, exactly
+        upper_GK = grid_GK * count_G[:, None] > grid_GK.sum(1)[:, None]  # integers: above the mean, exactly
         sum_G, upper_sum_G = grid_GK.sum(1), (grid_GK * upper_GK).sum(1)
         upper_count_G = upper_GK.sum(1).to(torch.float32)
         lower_G = (sum_G - upper_sum_G) / (count_G - upper_count_G).clamp_(min=1)

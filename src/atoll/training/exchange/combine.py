@@ -1,13 +1,15 @@
-"""The way back: what members sent for one part becomes one mean (or order statistic) that all of them hold.
+"""Combining one part: the weighted mean (or order statistic) of the members' rows, encoded once as the part's
+result.
 
-`combine` is the part owner's work: decode, average or sort (training/exchange/statistic), or weigh as distances
-have it
-(training/exchange/distance_weights), encode the answer once. `combine_remembering` lets the owner keep what
-its answers left out, and make it good in the next ones. `gather` needs no owner: everybody decodes everybody. The
-order of rows is the caller's and is kept; every operation is elementwise, rounds once and runs on the CPU, so any
-two that are given the same rows get the same bits. Beside the rows and the answer an owner holds a few spans,
-however large the part is, unless the answer's codec has to see all of it (`Codec.spanwise`).
-Never raises for a row: one that does not decode is named by index, and the others count without it.
+`combine` is the part owner's work: decode, average or sort (`statistic`) or weigh by distances
+(`distance_weights`), encode the result once. `combine_remembering` adds error feedback of the owner: the result's
+encoding error goes into the next one. `gather` needs no owner: every member decodes all rows.
+Invariants:
+- The order of rows is the caller's. Every operation is elementwise, rounds once and runs on the CPU, so equal rows
+  give equal bits on all peers.
+- Beside the rows and the result an owner holds a few spans, however large the part is, unless the result's codec
+  needs the whole part (`Codec.spanwise`).
+- No row raises an error: a row that does not decode is returned by index, and the others count without it.
 """
 
 from __future__ import annotations
@@ -24,18 +26,19 @@ from atoll.training.codec import Codec, pack_spans
 from atoll.training.codec.blocks import Room, lent_spans, new_wire, spans_of
 from atoll.training.exchange.statistic import MEAN, RowStatistic, order_statistics
 
-WEIGHT_MAX = 2**48  # samples or tokens of one peer in one round; above it a weight is a lie
+WEIGHT_MAX = 2**48  # samples or tokens of one peer in one round; a higher weight is a lie
 
 
 class CombinedPart(NamedTuple):
-    wire: Buffer | None  # the answer, encoded; None if no row had any weight, or too few for the statistic
-    counted: tuple[int, ...]  # indices of the rows that are in it (a row of weight 0 adds nothing, but is in it)
-    faults: tuple[tuple[int, str], ...]  # (index, what was wrong) of the rows left out
-    why: str = ""  # there is no answer, in words
+    wire: Buffer | None  # the encoded result; None if no row had any weight, or too few had for the statistic
+    # indices of the rows in the result (a row of weight 0 adds nothing, but counts as included)
+    counted: tuple[int, ...]
+    faults: tuple[tuple[int, str], ...]  # (index, fault) of the rows left out
+    why: str = ""  # reason for a missing result
 
 
 class GatheredMean(NamedTuple):
-    mean_N: Tensor | None  # the weighted mean as fp32; None if no row had any weight
+    mean_N: Tensor | None  # weighted mean, fp32; None if no row had any weight
     counted: tuple[int, ...]
     faults: tuple[tuple[int, str], ...]
 
@@ -44,7 +47,7 @@ class OpenRows(NamedTuple):
     """The rows that decode."""
 
     opened: list[tuple[int, Any]]  # (weight, opened wire)
-    codecs: list[Codec]  # of each
+    codecs: list[Codec]  # codec of each row
     counted: tuple[int, ...]
     faults: tuple[tuple[int, str], ...]
 
@@ -61,21 +64,22 @@ def combine(
     statistic: RowStatistic = MEAN,
     room: Room = new_wire,
 ) -> CombinedPart:
-    """Statistic of n values over (weight, wire) rows, encoded with `reply`, if it can into `room`; `codec` is one
-    for all rows or one for each (the mean only: sums made on the way travel as answers do).
+    """Statistic of n values over (weight, wire) rows, encoded with `reply` into `room`.
 
-    Rows that do not decode are not reckoned against the liars: the others alone shall give the same answer. Where
-    distances weigh rows, all of them were opened when they were compared: one that does not decode now spoils it.
+    `codec` is one for all rows or one for each (mean only: partial sums travel in the codec of results).
+    Rows that do not decode do not reduce the number of tolerated liars, so leaving them out gives the same result.
+    If distances weigh the rows, all rows decoded when they were compared. A row that no longer decodes then
+    invalidates the result.
     """
     kept = opened_rows(rows, n, codec)
     if statistic.weights and kept.faults:
-        why = f"{len(kept.faults)} of its rows do not decode any more"
+        why = f"{len(kept.faults)} of the compared rows no longer decode"
         return CombinedPart(None, kept.counted, kept.faults, why)
     if statistic.weights and not isinstance(statistic.weights, bytes):
         why, spans = "", _sums(kept, statistic.weights, n)
     elif statistic.sorts:
         assert isinstance(codec, Codec)
-        mixtures = statistic.mixtures(len(kept.opened))  # they name rows by their places
+        mixtures = statistic.mixtures(len(kept.opened))  # mixtures name rows by their position
         sorted_in = [opened for weight, opened in kept.opened if weight or mixtures is not None]
         why = statistic.shortage(len(sorted_in if mixtures is None else mixtures))
         spans = order_statistics(sorted_in, n, codec, statistic)
@@ -87,11 +91,13 @@ def combine(
 def combine_remembering(
     rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec, reply: Codec, memory_N: Tensor | None, beta: float
 ) -> tuple[CombinedPart, Tensor | None]:
-    """The same under error feedback of the owner: e = beta * memory + mean; wire = C(e); memory' = e - C^-1(wire).
+    """Like `combine`, with error feedback of the owner: e = beta * memory + mean; wire = C(e); memory' = e -
+    C^-1(wire).
 
-    DoubleSqueeze (Tang et al. 2019, 1905.05957, algorithm 1). The memory (n,) is the owner's alone, so nobody can
-    recompute its answer, and what it holds is lost when another owner takes over: only where owners are trusted.
-    Without any weight there is no answer, and the memory stays what it was. `memory_N` is left alone.
+    DoubleSqueeze (Tang et al. 2019, 1905.05957, algorithm 1). Only the owner has the memory (n,), so no other peer
+    can recompute its result, and the memory is lost when another owner takes over. Use it only where owners are
+    trusted. If no row has any weight, there is no result, and the memory is returned as it was. `memory_N` is not
+    changed.
     """
     kept = opened_rows(rows, n, codec)
     if kept.total == 0:
@@ -102,10 +108,10 @@ def combine_remembering(
 
 
 def gather(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> GatheredMean:
-    """The weighted mean itself, where every member has every row: no answer, so no second loss.
+    """The weighted mean itself, for members that all hold every row: no encoded result, so no second loss.
 
-    Members get the same bits from the same rows in the same order; which rows those are is for them to agree on.
-    Costs a member everybody's wire instead of one answer.
+    Equal rows in equal order give equal bits; members agree elsewhere on which rows those are. A member downloads
+    every other member's wire instead of one result.
     """
     kept = opened_rows(rows, n, codec)
     mean_N = None
@@ -132,14 +138,14 @@ def opened_rows(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec | Seque
 
 
 def _means(rows: OpenRows, n: int) -> Iterator[Tensor]:
-    """Sum over rows, in order, of value * (weight / total); span by span, each good until the next is asked for."""
+    """Sum over rows, in order, of value * (weight / total), span by span. Valid until the next."""
     total = rows.total
-    # the quotient of two ints is correctly rounded in Python; without any weight nobody asks for a span
+    # Python rounds the quotient of two ints correctly; if no row has any weight, no span is taken
     return _sums(rows, [weight / (total or 1) for weight, _ in rows.opened], n)
 
 
 def _sums(rows: OpenRows, shares: Sequence[float], n: int) -> Iterator[Tensor]:
-    """Sum over rows, in order, of value * share; span by span, each good until the next."""
+    """Sum over rows, in order, of value * share, span by span. Each span is valid until the next one."""
     shared = [(s, o, c) for s, (_, o), c in zip(shares, rows.opened, rows.codecs, strict=True) if s]
     with lent_spans(2) as (sum_S, value_S):
         for lo, hi in spans_of(n):

@@ -1,16 +1,16 @@
-"""Distance rules of real rounds: owners compare the rows of their parts, and the sum of that weighs the rows.
+"""Distance-based aggregation in rounds: owners compare the rows of their parts; the summed products weigh the rows.
 
-`compare` is the part owner's work: the inner products of its rows, which it signs. Products add up over parts, so
-`weigh` sees whole updates without holding a value of them, and answers with one weight per row, or with whose
-rows to mix before values are sorted; a `training/exchange/statistic.RowStatistic` takes either. Products are about
-the origin:
-what they are measured from must be the same in all parts, and a row that everybody measured from could be chosen
-by whoever sends it. fp64 leaves distances a relative error below 1e-8 (4 million values) even where rows differ by
-a thousandth of their length.
-Sums inside a part have one order (training/codec/deterministic_dot). All that follows is elementwise, in the
-order of parts, and
-rounds once per step (training/robust/weights): the same bits on every machine.
-Each row counts once, whatever samples it claims. Never sees who lies; never asks whether there are rows enough.
+`compare` is the part owner's work: the inner products of its rows, which the owner signs. Products add up over
+parts, so `weigh` sees whole updates without holding any of their values. It returns one weight per row, or the rows
+to mix before values are sorted; `statistic.RowStatistic` takes either.
+Products are about the origin, because the reference point must be the same in all parts. A row as reference point
+could be chosen by its sender. In fp64, distances have a relative error below 1e-8 (4 million values) even if rows
+differ by a thousandth of their length.
+Invariants:
+- Sums inside a part have one order (`deterministic_dot`). The later steps are elementwise, in the order of parts,
+  and round once (robust/weights), so every machine gets the same bits.
+- Each row counts once, whatever number of samples it claims.
+Not responsible for: detecting liars, checking the number of rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from atoll.wire.weights import RowWeights, packed_mixtures
 
 
 def after_mixing(solve: Solve) -> Solve:
-    """The rule of each row's nearest rows instead of rows, as weights of rows."""
+    """The rule applied to the mean of each row's nearest rows (nearest-neighbor mixing), as weights of the rows."""
 
     def solved(gram: GramMatrix, f: int) -> weights.Weights:
         mix = weights.nnm(gram, f)
@@ -44,9 +44,7 @@ def after_mixing(solve: Solve) -> Solve:
     return solved
 
 
-SOLVES: dict[
-    str, Solve
-] = {  # by the names of policy/fault_tolerance; training/robust/rules says what each withstands
+SOLVES: dict[str, Solve] = {  # keys as in policy/fault_tolerance; robust/rules states what each rule withstands
     "robust": weights.caf,
     "krum": weights.krum,
     "multi_krum": lambda gram, f: weights.krum(gram, f, gram.origin - f),
@@ -60,9 +58,9 @@ SOLVES |= {f"nnm + {rule}": after_mixing(SOLVES[rule]) for rule in MIXED_FIRST}
 
 
 class RowProducts(NamedTuple):
-    products: bytes  # of the rows with weight that decode: upper triangle row by row, little-endian fp64
+    products: bytes  # products of the decoded rows with weight: upper triangle row by row, little-endian fp64
     counted: tuple[int, ...]  # indices of the rows that decode
-    faults: tuple[tuple[int, str], ...]  # (index, what was wrong) of the others
+    faults: tuple[tuple[int, str], ...]  # (index, fault) of the other rows
 
 
 def compare(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> RowProducts:
@@ -73,7 +71,7 @@ def compare(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> RowProd
 
 
 def _products(opened: Sequence[Any], n: int, codec: Codec) -> Products:
-    """Beside the rows this holds one decoded span of each."""
+    """Inner products of the opened rows. Beside the rows it holds one decoded span of each."""
     count = len(opened)
     total_P = np.zeros(count * (count + 1) // 2)
     rows_RS = torch.zeros(count, 0, dtype=torch.float32)
@@ -83,7 +81,7 @@ def _products(opened: Sequence[Any], n: int, codec: Codec) -> Products:
         for wire, row_S in zip(opened, rows_RS, strict=True):
             room_S = row_S[: hi - lo]
             span_S = codec.read_span(wire, lo, room_S)
-            if span_S is not room_S:  # it lies somewhere already
+            if span_S is not room_S:  # the span was already in memory
                 room_S.copy_(span_S)
         add_inner_products(total_P, rows_RS.numpy())
     return total_P
@@ -103,19 +101,19 @@ def unpacked(products: bytes, count: int) -> Square:
 def weigh(
     statistic: str, liars: int, rows: Sequence[str], parts: Sequence[tuple[Sequence[str], bytes]]
 ) -> RowWeights:
-    """One weight per row of `rows`, as the rule has it; (names, products) of every part, in order of parts.
+    """One weight per row of `rows` by the rule; `parts` are (names, products) of every part, in order of parts.
 
-    Names are whose products they are, in that order, `rows` and perhaps more. Weights are not negative and sum to
-    1, with centred clipping to at most 1. Bytes where values are sorted after rows were mixed with their nearest:
-    which rows the mixture of each holds.
+    `names` are the authors of the compared rows, in that order: `rows` and perhaps more. Weights are not negative
+    and sum to 1 (centered clipping: at most 1). If values are sorted after mixing, the result is bytes that list
+    the rows of each mixture.
     """
     count = len(rows)
     total = np.zeros((count, count))
     for names, products in parts:
         places = [names.index(row) for row in rows]
         total += unpacked(products, len(names))[np.ix_(places, places)]
-    order = sorted(range(count), key=lambda i: (total[i, i], rows[i]))  # as rules have it: shortest first
-    about_origin = np.zeros((count + 1, count + 1))  # the origin's own products with everything are 0
+    order = sorted(range(count), key=lambda i: (total[i, i], rows[i]))  # shortest first, as in the rules
+    about_origin = np.zeros((count + 1, count + 1))  # all products of the origin are 0
     about_origin[:count, :count] = total[np.ix_(order, order)]
     gram = GramMatrix(about_origin, None)
     if statistic in AFTER_MIXING:

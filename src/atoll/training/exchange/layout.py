@@ -1,12 +1,12 @@
-"""A model as one flat fp32 vector: names, shapes and dtypes of what is in it, and where.
+"""Flat-vector layout of a model: names, shapes, dtypes and offsets of the exchanged tensors.
 
-The vector holds the parameters first and the float buffers after them; integer buffers (counters) form a
-second vector of int64. A tensor known under two names (tied weights) appears once, under its first name.
-What a run does not exchange (`training/exchange/parameter_selection.py`) is its base: in no vector, but named with
-the digest of its
-values, since adapters of another base are another model.
-Peers agree on a layout at genesis; `difference` says in words where two layouts part.
-Never reorders, never casts silently: a dtype that does not survive the trip through fp32 is refused.
+The fp32 vector holds the parameters first, then the float buffers. Integer buffers (counters) form a second vector
+of int64. A tensor with two names (tied weights) appears once, under its first name. Tensors that a run does not
+exchange (`parameter_selection`) are its base. They are in no vector, but the layout has the digest of their values,
+since adapters of another base are another model. Peers agree on a layout at genesis; `difference` lists where two
+layouts differ.
+Invariants:
+- Tensors are never reordered or cast silently: a dtype that fp32 cannot represent exactly is refused.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from atoll.training.exchange.parameter_selection import as_bytes, exchanged
 # F floats in the flat vector, P of them parameters (they come first), K counters
 
 EXACT_IN_FP32 = (torch.float32, torch.float16, torch.bfloat16)
-BASE_TENSORS_MAX = 8192  # about 120 bytes each, and genesis is one frame of 2 MiB; a Llama of 405 billion has 1137
+# about 120 bytes each, and genesis is one frame of 2 MiB; a Llama of 405 billion parameters has 1137
+BASE_TENSORS_MAX = 8192
 COUNTER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
-LINES_TOLD = 8  # of what parts two layouts
+LINES_TOLD = 8  # lines in a report of differences
 DIMENSIONS_MAX = 16  # of one tensor; convolutions have 5
 Shape = Annotated[tuple[Amount, ...], msgspec.Meta(max_length=DIMENSIONS_MAX)]
 Kind = Literal["parameter", "buffer", "counter"]
 
 
 class TensorSlot(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of the model and where it lies: `at` counts elements of its own vector."""
+    """One tensor of the model and its place: `at` counts elements of its own vector."""
 
     name: str
     kind: Kind
@@ -54,20 +55,20 @@ class TensorSlot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BaseTensor(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of the base: every member has it from elsewhere, with the very same bytes."""
+    """One tensor of the base: loaded by every member separately, with identical bytes."""
 
     name: str
     shape: Shape
     dtype: str
-    digest: Digest  # of its bytes, row-major
+    digest: Digest  # digest of its bytes, row-major
 
 
 class ModelLayout(msgspec.Struct, frozen=True):
     slots: tuple[TensorSlot, ...]
-    parameters: Amount  # P: leading elements of the flat vector; the outer momentum has this length
+    parameters: Amount  # P: leading elements of the flat vector; length of the outer momentum
     floats: Amount  # F: length of the flat vector, parameters and float buffers
     counters: Amount  # K: length of the int64 vector
-    base: tuple[BaseTensor, ...] | UnsetType = UNSET  # what is not exchanged; unset where everything is
+    base: tuple[BaseTensor, ...] | UnsetType = UNSET  # tensors that are not exchanged; unset if all are
 
     @property
     def held(self) -> tuple[BaseTensor, ...]:
@@ -83,10 +84,10 @@ class ModelLayout(msgspec.Struct, frozen=True):
 
 
 def layout_of(model: nn.Module, only: Sequence[str] = (), bound: bool = True) -> ModelLayout:
-    """Of what travels: parameters in model order, then float buffers, then integer buffers.
+    """Layout of the exchanged tensors: parameters in model order, then float buffers, then integer buffers.
 
-    `only` as in `exchanged`. Not `bound`: without its base, for a model that has no values. Non-persistent buffers
-    stay local. ValueError for a tensor that cannot travel, or a base whose bytes cannot be named.
+    `only`: as in `exchanged`. `bound=False`: without the base, for a model without values. Non-persistent buffers
+    stay local. ValueError for a tensor that fp32 cannot carry, or a base tensor without plain bytes.
     """
     kept, going = kept_of(model), exchanged(model, only)
     all_buffers = [(name, value) for name, value in buffers_of(model) if name in kept]
@@ -113,8 +114,8 @@ def layout_of(model: nn.Module, only: Sequence[str] = (), bound: bool = True) ->
     still = [(n, v) for n, v in [*parameters_of(model), *all_buffers] if n not in going]
     if len(still) > BASE_TENSORS_MAX:
         raise ValueError(
-            f"{len(still)} tensors are not exchanged; genesis names them one by one and has room for "
-            f"{BASE_TENSORS_MAX}: stack those of one kind into one tensor"
+            f"{len(still)} tensors are not exchanged; genesis names each of them and has room for "
+            f"{BASE_TENSORS_MAX}: stack tensors of one kind into one tensor"
         )
     base = tuple(_held(name, value) for name, value in still if bound) or UNSET
     return ModelLayout(tuple(slots), parameters, floats, counters, base)
@@ -125,23 +126,23 @@ def _held(name: str, value: Tensor) -> BaseTensor:
         data = as_bytes(value).cpu().numpy().data
     except (RuntimeError, NotImplementedError, TypeError) as why:
         raise ValueError(
-            f"{name} is not exchanged, and a {type(value).__name__} has no plain bytes to compare it by: {why}"
+            f"{name} is not exchanged, and a {type(value).__name__} has no plain bytes to compare: {why}"
         ) from None
     return BaseTensor(name, tuple(value.shape), str(value.dtype).removeprefix("torch."), digest(data))
 
 
 def base_digest(layout: ModelLayout) -> Digest:
-    """One name for the whole base: what a model card says that adapters belong to."""
+    """Digest of the whole base: a model card names it as the base of the adapters."""
     return digest(b"atoll/base/1" + msgspec.msgpack.encode(layout.held))
 
 
 def layout_digest(layout: ModelLayout) -> Digest:
-    """What genesis binds: names, shapes, dtypes and order."""
+    """Digest of names, shapes, dtypes and order: genesis binds it."""
     return digest(b"atoll/layout/1" + msgspec.msgpack.encode(layout))
 
 
 def difference(ours: ModelLayout, theirs: ModelLayout) -> str:
-    """Where two layouts part, one line per tensor, LINES_TOLD of them; an empty string if they are equal."""
+    """Differences of two layouts, one line per tensor, at most LINES_TOLD; empty if they are equal."""
     if ours == theirs:
         return ""
     here, there = ({slot.name: slot for slot in side.slots} for side in (ours, theirs))
@@ -182,7 +183,7 @@ def _base_lines(here: dict[str, BaseTensor], there: dict[str, BaseTensor], slots
 
 
 def check_same(ours: ModelLayout, theirs: ModelLayout) -> None:
-    """Raise ValueError with the difference unless both layouts are the same."""
+    """ValueError with the differences unless both layouts are equal."""
     if parting := difference(ours, theirs):
         raise ValueError(f"this model is not the model of the run:\n{parting}")
 
@@ -190,7 +191,8 @@ def check_same(ours: ModelLayout, theirs: ModelLayout) -> None:
 @torch.no_grad()
 def flatten(model: nn.Module, layout: ModelLayout) -> tuple[Tensor, Tensor]:
     """Copy the model out: (flat fp32 vector (F,), counters int64 (K,)), both on the CPU."""
-    flat_F = torch.empty(layout.floats, dtype=torch.float32, device="cpu")  # whatever a loop's default device is
+    # explicit, since a loop may set another default device
+    flat_F = torch.empty(layout.floats, dtype=torch.float32, device="cpu")
     counters_K = torch.empty(layout.counters, dtype=torch.int64, device="cpu")
     for slot, tensor in tensors_of(model, layout):
         into = counters_K if slot.kind == "counter" else flat_F
@@ -211,9 +213,9 @@ def unflatten(flat_F: Tensor, counters_K: Tensor, model: nn.Module, layout: Mode
 def bind(model: nn.Module, layout: ModelLayout, device: str = "cpu") -> tuple[Tensor, Tensor]:
     """Move the model into one flat vector: (x (F,), gradient (P,)) on `device`.
 
-    Afterwards every float tensor of the model is a view of x and every `.grad` a view of gradient, so an
-    optimizer or a merge is one operation on one vector. Clear gradients with `gradient.zero_()`, never with
-    `zero_grad()`, which would drop the views.
+    Afterwards every float tensor of the model is a view of x and every `.grad` a view of gradient. An optimizer or
+    a merge is then one operation on one vector. Clear gradients with `gradient.zero_()`: `zero_grad()` drops the
+    views. ValueError if a float tensor is not fp32.
     """
     model.to(device)
     flat_F, _ = flatten(model, layout)
@@ -231,7 +233,7 @@ def bind(model: nn.Module, layout: ModelLayout, device: str = "cpu") -> tuple[Te
 
 
 def named(flat_F: Tensor, counters_K: Tensor, layout: ModelLayout) -> dict[str, Tensor]:
-    """The tensors by name in their own dtype: what a file for other programs holds."""
+    """The tensors by name, in their own dtype, for export."""
     tensors = {}
     for slot in layout.slots:
         source = counters_K if slot.kind == "counter" else flat_F
@@ -241,7 +243,7 @@ def named(flat_F: Tensor, counters_K: Tensor, layout: ModelLayout) -> dict[str, 
 
 
 def tensors_of(model: nn.Module, layout: ModelLayout) -> list[tuple[TensorSlot, Tensor]]:
-    """The model's own tensors that are exchanged, each with its place."""
+    """The model's exchanged tensors, each with its slot. ValueError if the model does not have this layout."""
     own = dict(parameters_of(model)) | dict(buffers_of(model))
     pairs = [(slot, own.get(slot.name)) for slot in layout.slots]
     if any(tensor is None or tuple(tensor.shape) != slot.shape for slot, tensor in pairs):

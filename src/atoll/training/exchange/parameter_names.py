@@ -1,7 +1,7 @@
-"""A model's tensors under the names that its own code gives them, whether or not torch.compile has wrapped it.
+"""Tensor names of a model, independent of torch.compile.
 
-`torch.compile(model)` puts the model, or a block of it, into a module whose only child is called `_orig_mod`.
-Members of a run may compile or not as they like, so that word is in no name which leaves the process.
+`torch.compile(model)` wraps the model, or a block of it, in a module with one child named `_orig_mod`. Each member
+decides whether to compile, so names that leave the process do not contain `_orig_mod`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ WRAPPED = "_orig_mod."
 
 
 def parameters_of(model: nn.Module, every: bool = False) -> Iterator[tuple[str, nn.Parameter]]:
-    """In model order; tied ones once, under their first name, or under `every` one."""
+    """Parameters in model order; tied ones once, under their first name, or with `every` under each name."""
     for name, value in model.named_parameters(remove_duplicate=not every):
         yield name.replace(WRAPPED, ""), value
 
 
 def buffers_of(model: nn.Module, every: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """The same of buffers, those that are not kept included."""
+    """Buffers in model order, including non-persistent ones; `every` as above."""
     for name, value in model.named_buffers(remove_duplicate=not every):
         yield name.replace(WRAPPED, ""), value
 
 
 def kept_of(model: nn.Module) -> set[str]:
-    """Names of what a checkpoint holds: all but buffers that are not persistent."""
+    """Names in a checkpoint: all tensors except non-persistent buffers."""
     return {name.replace(WRAPPED, "") for name in model.state_dict(keep_vars=True)}

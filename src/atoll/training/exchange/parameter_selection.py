@@ -1,10 +1,11 @@
-"""Which tensors of a model a run exchanges, and that the others, its base, stay as they are.
+"""Selection of the exchanged tensors of a model, and a guard against changes of the others (the base).
 
-Fine-tuning trains a few values (adapters, a head) beside a frozen base that every member loads by itself.
-`exchanged` says what travels: what requires a gradient, or what is named. `FrozenBaseGuard` notices when the rest
-moves after
-all: nobody would send it, so members would train different models without a word.
-Never changes a model. Does not see writes through `.data`, which torch does not count.
+Fine-tuning trains a few values (adapters, a head) beside a frozen base that every member loads itself. `exchanged`
+selects the tensors that travel: those that require a gradient, or those that are named. `FrozenBaseGuard` detects a
+change of the base. Such a change never travels, so members would silently train different models.
+Invariants:
+- A model is never changed here.
+Not responsible for: writes through `.data`, which torch does not count.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from torch import Tensor, nn
 
 from atoll.training.exchange.parameter_names import buffers_of, kept_of, parameters_of
 
-SHOWN = 4  # names in a message
+SHOWN = 4  # names listed in an error message
 
 
 def exchanged(model: nn.Module, only: Sequence[str] = ()) -> set[str]:
     """Names of all parameters and buffers that travel, tied ones under each of their names.
 
-    Without patterns: parameters that require a gradient. With them (shell style, `["*lora*", "head.*"]`):
-    parameters that one of them matches. Buffers go with the parameters of their own module, or if they are named.
-    ValueError if a pattern matches nothing, or nothing is left.
+    Without patterns: parameters that require a gradient. With patterns (shell style, `["*lora*", "head.*"]`):
+    parameters that match one of them. Buffers travel with the parameters of their own module, or if they match.
+    ValueError if a pattern matches nothing, or nothing is selected.
     """
     if isinstance(only, str):
         only = (only,)
-    names_of: dict[int, list[str]] = {}  # a tied parameter has several
+    names_of: dict[int, list[str]] = {}  # tied parameters have several names
     for name, value in parameters_of(model, every=True):
         names_of.setdefault(id(value), []).append(name)
     parameters = list(parameters_of(model, every=True))
@@ -61,9 +62,9 @@ def exchanged(model: nn.Module, only: Sequence[str] = ()) -> set[str]:
 
 
 def check_optimizer(model: nn.Module, going: set[str], held: Iterable[Tensor]) -> None:
-    """ValueError if an optimizer that holds these would train what is not exchanged, or none of what is.
+    """ValueError if the optimizer's tensors `held` include tensors that are not exchanged, or none that are.
 
-    Frozen parameters in its groups are harmless: without a gradient it passes over them.
+    Frozen parameters in its groups are harmless: an optimizer skips parameters without a gradient.
     """
     ids = {id(value) for value in held}
     mine = [(name, value) for name, value in parameters_of(model) if id(value) in ids]
@@ -76,38 +77,40 @@ def check_optimizer(model: nn.Module, going: set[str], held: Iterable[Tensor]) -
     if going and not any(name in going for name, _ in mine):
         raise ValueError(
             f"the optimizer holds none of the parameters that this run exchanges ({some(sorted(going))}); "
-            "make the optimizer from the parameters of this very model, once adapters are in it"
+            "create the optimizer from the parameters of this model, after adapters are added"
         )
 
 
 class FrozenBaseGuard:
-    """Watches over what is not exchanged. Costs a look at some integers per tensor, and a copy of base buffers."""
+    """Detects changes of tensors that are not exchanged. Costs a few integers per tensor, and a copy of base
+    buffers.
+    """
 
     def __init__(self, model: nn.Module, going: set[str], by_name: bool) -> None:
         kept = kept_of(model)
         self._still = [(n, p, _mark(p)) for n, p in parameters_of(model) if n not in going]
-        # batch norm writes its statistics past torch's counter, so buffers are compared by value
+        # batch norm writes its statistics past torch's version counter, so buffers are compared by value
         buffers = [(n, b) for n, b in buffers_of(model) if n in kept and n not in going]
         self._values = [(n, b, b.detach().clone()) for n, b in buffers]
         named = by_name or not (self._still or self._values)
         self._grads = [(n, p, p.requires_grad) for n, p in parameters_of(model)] if not named else []
 
     def problem(self) -> str:
-        """What has changed of it, and what to do; empty while all is as it was when this began."""
+        """The change of the base and its remedy; empty if nothing has changed since construction."""
         if turned := [n for n, p, trains in self._grads if p.requires_grad != trains]:
             return (
-                f"{some(turned)}: requires_grad changed after the run was attached, which took what it exchanges "
-                "from it; name what is ever trained from the beginning, attach(…, only=['head.*']), "
-                "then freeze and unfreeze it as you like"
+                f"{some(turned)}: requires_grad changed after attach(), which read the exchanged parameters "
+                "from it; name all parameters that are trained at any time, attach(…, only=['head.*']), "
+                "then freeze and unfreeze them as needed"
             )
         if moved := [n for n, p, mark in self._still if _mark(p) != mark]:
             return (
-                f"{some(moved)} changed, which this run does not exchange: members would drift apart; freeze it "
+                f"{some(moved)} changed, but this run does not exchange it: members would drift apart; freeze it "
                 "(an optimizer or a load_state_dict wrote to it), or name it in attach(…, only=[…])"
             )
         if moved := [n for n, b, before in self._values if not _same(b, before)]:
             return (
-                f"the buffers {some(moved)} changed, which this run does not exchange: a frozen layer still keeps "
+                f"the buffers {some(moved)} changed, but the run does not exchange them: a frozen layer updates "
                 "statistics; call .eval() on it after every model.train(), or name them in attach(…, only=[…])"
             )
         return ""
@@ -122,7 +125,7 @@ def _same(now: Tensor, before: Tensor) -> bool:
 
 
 def as_bytes(value: Tensor) -> Tensor:
-    """The tensor's own bytes in row-major order, one dimension of uint8; a view where it is contiguous."""
+    """The tensor's bytes in row-major order, uint8, one dimension; a view if it is contiguous."""
     return value.detach().contiguous().reshape(-1).view(torch.uint8)
 
 

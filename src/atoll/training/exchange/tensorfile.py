@@ -1,9 +1,10 @@
-"""Named tensors as bytes: the safetensors format, written in exactly one way.
+"""Canonical safetensors bytes of named tensors.
 
-The library's writer may order metadata as its hash map pleases; here two equal dictionaries always become
-equal bytes, so that bytes can be compared by their digest. Only the one canonical form is read back:
-sorted names, no gaps, no spare keys, so no two files mean the same tensors.
-Never trusts a length: everything is checked against the bytes at hand before anything is allocated.
+The safetensors library may write metadata in any order. Here equal dictionaries give equal bytes, so bytes can be
+compared by digest. Only the canonical form is read back: sorted names, no gaps, no spare keys. No two files hold
+the same tensors.
+Invariants:
+- Every length is checked against the available bytes before memory is allocated.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from atoll.crypto.digest import Buffer
 from atoll.training.codec.blocks import tensor_over
 
 HEADER_MAX = 16 * 2**20  # bytes; a model of 100 000 tensors has a header of ~10 MB
-ALIGN = 8  # bytes; the format wants the data to begin at a multiple of 8
+ALIGN = 8  # bytes; the format requires data to begin at a multiple of 8
 
 DTYPES = {
     "F32": torch.float32,
@@ -43,7 +44,7 @@ def dump(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
 
 
 def pieces_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Buffer]:
-    """The same bytes in pieces, where they lie: whoever writes a large model to disk need not copy it first."""
+    """The same bytes in pieces, as views of the tensors: a large model is written to disk without a copy."""
     header, at, pieces = {"__metadata__": dict(sorted(metadata.items()))}, 0, []
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()

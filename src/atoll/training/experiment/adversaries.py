@@ -1,9 +1,11 @@
-"""Villains of an experiment: members that know what all honest ones send, and send something else.
+"""Byzantine members of an experiment: forged updates computed from the honest ones (omniscient attackers).
 
-A villain trains, hears and owns parts like everybody; only its update is a lie, one of `aggregate/attacks`, made
-from what the honest updates decode to and encoded like any other. What no codec would encode (a NaN, an infinity,
-1e30) it sends as raw fp32; owners refuse such a wire, and the others count without it.
-Who poisons what it learns from (`label_flip`, `backdoor`) needs none of this: give that member data of its own.
+A Byzantine member trains, receives and owns parts like any other member. Only its update is forged, by one of the
+attacks in `robust/attacks`. The attack reads the decoded honest updates; the forged row is encoded like any other.
+A row that no codec encodes (a NaN, an infinity, 1e30) is sent as raw fp32. Owners refuse such a wire, and the
+remaining rows count without it.
+Not responsible for:
+- data poisoning (`label_flip`, `backdoor`): give the member its own data set instead.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ def lying(
     ups: Sequence[Codec],
     rule: Rule,
 ) -> dict[int, EncodedUpdate]:
-    """Updates of the villains among the members, who agree with each other where they share an attack.
+    """Forged updates of the Byzantine members. Members with the same attack collude.
 
-    `rule`: rows (n, d) -> (d,), what the owners will do, for attacks that search their strength against it.
+    `rule`: rows (n, d) -> (d,), the owners' aggregation, for attacks that search their strength against it.
     """
     honest = [decoded(update, bounds, ups) for peer, update in updates.items() if peer not in villains]
     if not honest:
@@ -43,7 +45,7 @@ def lying(
 
 
 def readable(update: EncodedUpdate, bounds: Bounds, ups: Sequence[Codec]) -> bool:
-    """Owners of all parts would take these wires."""
+    """Whether the owners of all parts accept these wires."""
     try:
         for up, wire, (lo, hi) in zip(ups, update.wires, bounds, strict=True):
             up.open_wire(wire, hi - lo)
@@ -58,7 +60,7 @@ def decoded(update: EncodedUpdate, bounds: Bounds, ups: Sequence[Codec]) -> Tens
 
 
 def encoded_anyway(row_N: Tensor, bounds: Bounds, ups: Codec | Sequence[Codec]) -> EncodedUpdate:
-    """The update that says this row: as a codec has it, or as raw fp32 where none would encode it."""
+    """The row as an update: encoded by the codecs, or as raw fp32 if they refuse it."""
     nothing_N = torch.zeros_like(row_N)
     try:
         return encode_update(row_N, nothing_N, None, bounds, ups, 0.0)
@@ -68,7 +70,7 @@ def encoded_anyway(row_N: Tensor, bounds: Bounds, ups: Codec | Sequence[Codec]) 
 
 
 def rule_of(statistic: str, liars: int) -> Rule:
-    """What owners make of whole rows (n, d) in a run of this statistic that reckons with so many liars."""
+    """Aggregation of whole rows (n, d) in a run with this statistic that tolerates `liars` Byzantine rows."""
     if statistic == "mean":
         return lambda rows_ND: rows_ND.mean(dim=0)
     name = {"robust": "caf", "median": "coordinate_median"}.get(statistic, statistic)

@@ -1,7 +1,8 @@
-"""Who of an experiment's workers trains in a round: drawn by the very function of real rounds (base/fair_draw.py).
+"""Client sampling in an experiment: draws the peers that train in a round, with the function of real rounds.
 
-Whoever had the fewest turns comes first, by groups of data where there are some; who is not drawn stands at the
-anchor, and still owns its parts. Never touches a tensor.
+`base/fair_draw.py` prefers the peers with the fewest turns, per data group if groups are given. A peer that is not
+drawn stays at the anchor and still owns its parts.
+Not responsible for: tensors.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ THOUSAND = 1000
 
 
 class ClientSampler:
-    """`sample`: a share of the workers, or how many. `groups`: of each worker; none: each is one by itself."""
+    """`sample`: share or number of peers per round. `groups`: data group per peer; empty: one group per peer."""
 
     def __init__(self, peers: int, sample: float, groups: Sequence[str] = ()) -> None:
-        share = round(sample * THOUSAND)  # as genesis has it
+        share = round(sample * THOUSAND)  # per mille, as in genesis
         self.count = max(1, sample if isinstance(sample, int) else -(-share * peers // THOUSAND))
         self.groups = list(groups) or [f"@{peer}" for peer in range(peers)]
         self.credits = [(0, 0)] * peers
         self.drawn: list[int] = []
 
     def draw(self, seed: bytes, present: Sequence[int]) -> None:
-        """Of those that are here; everybody else's turn waits."""
+        """Draw from the `present` peers. An absent peer keeps its credits."""
         groups, credits = [self.groups[p] for p in present], [self.credits[p] for p in present]
         self.drawn = [present[place] for place in draw_sample(seed, groups, credits, self.count)]
 
     def took_turns(self, counted: Collection[int]) -> None:
-        """The round is over, and of those that were drawn these count."""
+        """Charge the drawn peers when the round is over; `counted` are those with an update in the result."""
         costs = [0] * len(self.groups)
         for peer in self.drawn:
             costs[peer] = TURN if peer in counted else CALL
@@ -37,11 +38,11 @@ class ClientSampler:
 
 
 def check_clients(sample: float | None, groups: Sequence[str], peers: int) -> None:
-    """ValueError for what is no number of workers, or no group for each."""
+    """ValueError if `sample` is no valid share or number of peers, or `groups` lacks an entry per peer."""
     share = isinstance(sample, float) and 0 < sample <= 1
     if sample is not None and not share and (isinstance(sample, float | bool) or not 1 <= sample <= peers):
         raise ValueError(
-            f"sample is a share of the peers, such as 0.5, or a number of them, 1 … {peers}; not {sample}"
+            f"sample is a share of the peers, such as 0.5, or a number of peers, 1 … {peers}; not {sample}"
         )
     if groups and (sample is None or len(groups) != peers):
-        raise ValueError(f"groups say whose data each of {peers} peers has, where rounds are sampled: sample=0.5")
+        raise ValueError(f"groups needs a data group for each of {peers} peers, and a sample, such as sample=0.5")

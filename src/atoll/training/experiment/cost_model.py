@@ -1,9 +1,10 @@
-"""What one round of a recipe sends, before there is a run: sizes alone, no tensors.
+"""Traffic forecast: bytes that one round of a recipe sends, computed from sizes alone, without tensors or a run.
 
-Counts with what counts in experiments and real rounds: fragments, parts and codecs are cut and named by their own
-functions, and `TrafficCounter` adds up. A codec whose wires vary counts with its longest. Left out, as there:
-headers,
-agreement, downloads of joiners; and what happens once in a run (a closing average, changes of rhythm).
+Fragments, parts and codecs are cut by the functions of real rounds, and `TrafficCounter` adds up the bytes. A codec
+with wires of varying length counts with its longest wire.
+Not responsible for:
+- headers, agreement and downloads of joiners, which experiments also leave out;
+- one-time traffic: a closing average, schedule phases.
 """
 
 from __future__ import annotations
@@ -26,32 +27,32 @@ from atoll.training.recipe.update import Bounds, RoundInputs, moved, part_bounds
 SIDE_PER_LAYER = (
     128  # a GPT of L layers is about 128 L wide and has 12 L width² values (Kaplan et al. 2020, fig. 5)
 )
-COUNT_MIN = 10_000  # values; a run wants at least PARTS_MAX blocks
+COUNT_MIN = 10_000  # values; a run needs at least PARTS_MAX blocks
 
 
 @dataclass(frozen=True)
 class SliceExchange:
-    """One synchronisation of one slice."""
+    """One synchronization of one slice of the flat vector."""
 
-    dense_bytes: int  # of the slice in fp32
-    row_bytes: int  # what one member says, all parts
-    answer_bytes: int  # what it is answered, all parts; 0 where rows are gathered
-    sent_bytes: float  # by an average peer, every copy counted
+    dense_bytes: int  # slice in fp32
+    row_bytes: int  # upload of one member, all parts
+    answer_bytes: int  # download of one member, all parts; 0 if rows are gathered
+    sent_bytes: float  # upload of an average peer, every copy counted
     heard_bytes: float
-    every: int = 1  # rounds
+    every: int = 1  # rounds between two of these exchanges
 
 
 @dataclass(frozen=True)
 class TrafficForecast:
     exchanges: tuple[SliceExchange, ...]
-    up_bytes: float  # per round, an average peer
+    up_bytes: float  # per round, average peer
     down_bytes: float
-    up_ratio: float | None  # times less than ring data parallelism in fp32; None where nothing is sent
+    up_ratio: float | None  # reduction factor against ring data parallelism in fp32; None if no byte is sent
     down_ratio: float | None
 
 
 def forecast(recipe: Recipe, layout: ModelLayout, peers: int) -> TrafficForecast:
-    """What one round of this recipe sends for a model of this layout. ValueError if it cannot be cut like that."""
+    """Traffic of one round of `recipe` for a model of this layout. ValueError if the model cannot be cut so."""
     if peers < max(1, recipe.reducer.peers_min):
         raise ValueError(f"this recipe needs at least {recipe.reducer.peers_min} peers, not {peers}")
     whole = TrafficCounter(peers)
@@ -79,7 +80,7 @@ def forecast(recipe: Recipe, layout: ModelLayout, peers: int) -> TrafficForecast
 
 
 def layout_of_size(parameters: int) -> ModelLayout:
-    """Matrices of about the shape that a GPT with so many parameters has. ValueError if that is no model."""
+    """Layout with matrices of about the shapes of a GPT of this size. ValueError below COUNT_MIN parameters."""
     if parameters < COUNT_MIN:
         raise ValueError(f"{parameters} parameters are too few to share; give at least {COUNT_MIN}")
     layers = max(1.0, (parameters / (12 * SIDE_PER_LAYER**2)) ** (1 / 3))
@@ -118,7 +119,7 @@ def _exchange(recipe: Recipe, layout: ModelLayout, lo: int, hi: int, peers: int)
 
 
 def _sizes(recipe: Recipe, layout: ModelLayout, name: str, bounds: Bounds, lo: int) -> list[int]:
-    """Bytes of every part's wire. What codecs may build on is there in shape only: nothing is encoded."""
+    """Bytes of every part's wire. The codecs' tensors exist in shape only (device "meta"): nothing is encoded."""
 
     def empty(values: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(values, dtype=dtype, device="meta")

@@ -1,4 +1,4 @@
-"""What goes wrong on purpose in an experiment: lost and late updates, slow and vanishing peers, villains."""
+"""Fault injection for experiments: lost and late updates, slow and absent peers, Byzantine peers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ CHANCE = 2**32
 
 class MemberAbsence(msgspec.Struct, frozen=True):
     peer: int
-    since: int  # step
-    until: int | None = None  # None: for good
+    since: int  # first step of the absence is since + 1
+    until: int | None = None  # last step of the absence; None: never returns
 
 
 class FaultSpec(msgspec.Struct, frozen=True):
-    """Lists are by peer; empty means none."""
+    """Faults of one experiment. Lists have one entry per peer; an empty list means no fault."""
 
-    lost: float = 0.0  # share of all updates that never arrive; they stay in error feedback
-    late: tuple[int, ...] = ()  # steps that each peer's updates are under way
-    speeds: tuple[float, ...] = ()  # steps that each peer takes per step of the run, at most 1
+    lost: float = 0.0  # share of all updates that are lost; error feedback keeps them
+    late: tuple[int, ...] = ()  # steps that each peer's updates are in flight
+    speeds: tuple[float, ...] = ()  # steps of each peer per step of the run, at most 1
     absent: tuple[MemberAbsence, ...] = ()
-    villains: dict[int, str] = {}  # peer -> the attack it sends instead of its update (training/robust/attacks)
+    villains: dict[int, str] = {}  # peer -> the attack that it sends in place of its update (robust/attacks)
 
     def is_away(self, peer: int, step: int) -> bool:
         spans = (one for one in self.absent if one.peer == peer)
@@ -43,20 +43,20 @@ class FaultSpec(msgspec.Struct, frozen=True):
 
 
 def check_trouble(trouble: FaultSpec, peers: int) -> None:
-    """ValueError unless every list is empty or has one entry per peer, and shares are shares."""
+    """ValueError unless every list is empty or has one entry per peer, and all shares are in range."""
     for name in ("late", "speeds"):
         if len(getattr(trouble, name)) not in (0, peers):
-            raise ValueError(f"{name} needs one entry for each of {peers} peers, or none")
+            raise ValueError(f"{name} needs one entry for each of the {peers} peers, or none")
     if (
         not 0 <= trouble.lost <= 1
         or any(not 0 < speed <= 1 for speed in trouble.speeds)
         or min((0, *trouble.late)) < 0
     ):
-        raise ValueError("lost is a share, speeds are above 0 and at most 1, lateness is at least 0")
+        raise ValueError("lost is a share 0 … 1, speeds are above 0 and at most 1, late is at least 0 steps")
     strangers = [peer for peer in trouble.villains if not 0 <= peer < peers]
     unknown = set(trouble.villains.values()) - {*ATTACKS, *OPTIMISED}
     if strangers or unknown or len(trouble.villains) >= peers > 0:
         raise ValueError(
-            f"villains are some of the peers 0 … {peers - 1}, not all, each with an attack out of "
-            f"{', '.join((*ATTACKS, *OPTIMISED))}; given was {trouble.villains}"
+            f"villains maps some of the peers 0 … {peers - 1}, not all, to attacks: "
+            f"{', '.join((*ATTACKS, *OPTIMISED))}; not {trouble.villains}"
         )

@@ -1,7 +1,7 @@
-"""One simulated worker of an experiment: a model, its inner optimizer, its place in the data, its error feedback.
+"""One simulated member of an experiment: model, inner optimizer, position in the data, error feedback.
 
-The arithmetic is that of a real trainer and its peer, one after the other in one process. Never talks to others:
-`rehearsal` carries what it says.
+The arithmetic is that of a trainer process and its peer, run one after the other in one process.
+Not responsible for: exchange between members (`simulator`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SimulatedMember:
         layout = layout or layout_of(model)
         going = {slot.name for slot in layout.slots}
         still = [p for n, p in parameters_of(model) if n not in going]
-        # one frozen base serves all workers
+        # one frozen base serves all members
         self.model = deepcopy(model, {id(p): p for p in still if not p.requires_grad})
         for name, value in parameters_of(self.model):
             if name not in going:
@@ -50,17 +50,17 @@ class SimulatedMember:
         self.still = FrozenBaseGuard(self.model, going, by_name=True)
         self.x_F, self.gradient_P = bind(self.model, self.layout)
         self.gradient = GradientComputer(self.model, self.gradient_P, computing, loss)
-        self.base_F: Tensor | None = None  # the anchor it started from, where that is not the common one
+        self.base_F: Tensor | None = None  # the anchor it started from, if that is not the common one
         self.memory_F = torch.zeros_like(self.x_F)  # error feedback
         self.inner = fresh_inner(self.layout.parameters)
         self.matrices = matrices_of(self.layout)
         self.cursor = 0
-        self.steps = [0] * fragments  # taken since each fragment was sent last
+        self.steps = [0] * fragments  # steps since each fragment was last sent
         self.samples = [0] * fragments
-        self.losses: list[float] = []  # since they were last looked at
+        self.losses: list[float] = []  # losses since they were last read
 
     def train(self, recipe: Recipe, share: tuple[Data, int, int], step: int) -> None:
-        """One inner step at the run's step, on the next samples of `share`: data, which of how many shares."""
+        """One inner step at the run's `step`, on the next samples of `share`: (data, shard, shards)."""
         data, shard, shards = share
         found = batch(data, shard, shards, self.cursor, recipe.batch, recipe.seq_len, recipe.seed)
         self.cursor += recipe.batch
@@ -75,14 +75,15 @@ class SimulatedMember:
             self.samples[fragment] += recipe.batch
 
     def progress(self, inner: Inner, anchor_F: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        """(from, to) whose difference is this worker's update of lo … hi; behind the model lie its moments."""
+        """(from, to), whose difference is this member's update of lo … hi. Beyond the model lie its moments."""
         if problem := self.still.problem():
             raise ValueError(problem)
         base_F = anchor_F if self.base_F is None else self.base_F
         if isinstance(inner, GradientAccumulation):
             gathered_P = self.inner.first_P[lo:hi].clone()
             self.inner.first_P[lo:hi] = 0
-            buffers = slice(max(lo, self.layout.parameters), hi)  # they have no gradient: they moved by themselves
+            # buffers have no gradient: their update is their own movement
+            buffers = slice(max(lo, self.layout.parameters), hi)
             from_F = torch.cat([gathered_P, base_F[buffers]])
             return from_F, torch.cat([torch.zeros_like(gathered_P), self.x_F[buffers]])
         if hi > len(base_F):
@@ -90,7 +91,7 @@ class SimulatedMember:
         return base_F[lo:hi], self.x_F[lo:hi]
 
     def begin_again(self, anchor_F: Tensor, inner: InnerState | None = None) -> None:
-        """Back from an absence: nothing is left of what it had but its error feedback."""
+        """Restart after an absence: of the earlier state only the error feedback remains."""
         self.x_F.copy_(anchor_F)
         self.inner = fresh_inner(self.layout.parameters) if inner is None else inner
         self.steps, self.samples = [0] * len(self.steps), [0] * len(self.steps)

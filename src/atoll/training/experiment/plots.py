@@ -1,6 +1,6 @@
-"""Pictures: what experiments came to, and where every picture of ours is written. Needs matplotlib (atoll[plot]).
+"""Plots of experiment results, and the one place that writes image files. Needs matplotlib (atoll[plot]).
 
-Draws what it is given; never trains, never opens a window.
+Not responsible for: training, interactive windows.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ MEGA = 1e6
 
 @contextmanager
 def two_charts(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Side by side, written to the path (PNG, SVG, PDF) when the block ends. UsageError if either is impossible."""
+    """Two charts side by side, written to `path` (PNG, SVG, PDF) when the block ends.
+
+    UsageError if matplotlib is missing or the file cannot be written.
+    """
     if not path.suffix or path.is_dir():
-        raise _unwritable(path, "it names no picture")
+        raise _unwritable(path, "it names no image file")
     try:
         import matplotlib
 
@@ -46,20 +49,20 @@ def two_charts(path: Path) -> Iterator[tuple[Any, Any]]:
 
 def _unwritable(path: Path, why: str) -> UsageError:
     fix = "name a .png, .svg or .pdf file in a folder that exists: losses.png"
-    return UsageError("E-PLOT-03", f"cannot write a picture to {str(path)!r}", cause=why, fix=fix)
+    return UsageError("E-PLOT-03", f"cannot write an image to {str(path)!r}", cause=why, fix=fix)
 
 
 def draw_outcomes(outcomes: Mapping[str, ExperimentResult], path: Path | str) -> None:
-    """Loss over steps, and over what a peer sent: training loss as lines, the agreed model's as points."""
+    """Loss over steps, and over uploaded bytes: training loss as lines, loss of the agreed model as points."""
     with two_charts(Path(path)) as (over_steps, over_bytes):
         for index, (name, done) in enumerate(outcomes.items()):
-            colour = f"C{index}"
+            color = f"C{index}"
             steps = [one.step for one in done.history]
             losses = [one.train_loss for one in done.history]
-            over_steps.plot(steps, losses, color=colour, linewidth=1, label=name)
-            over_steps.scatter(*zip(*done.curve, strict=True), color=colour, s=16)
-            over_bytes.plot([one.upload_bytes / MEGA for one in done.history], losses, color=colour, linewidth=1)
-            over_bytes.scatter([done.upload_bytes / MEGA], [done.val_loss], color=colour, s=16)
+            over_steps.plot(steps, losses, color=color, linewidth=1, label=name)
+            over_steps.scatter(*zip(*done.curve, strict=True), color=color, s=16)
+            over_bytes.plot([one.upload_bytes / MEGA for one in done.history], losses, color=color, linewidth=1)
+            over_bytes.scatter([done.upload_bytes / MEGA], [done.val_loss], color=color, s=16)
         over_steps.set(title="training (lines) and validation (points)", xlabel="step", ylabel="nats")
         over_steps.legend(frameon=False)
-        over_bytes.set(title="the same over traffic", xlabel="MB that a peer sent", xscale="log")
+        over_bytes.set(title="the same over traffic", xlabel="MB sent per peer", xscale="log")

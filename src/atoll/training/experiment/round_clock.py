@@ -1,7 +1,8 @@
-"""When an experiment's rounds end, of how many samples their steps are, and where the run stands in its rates.
+"""Round clock of an experiment: ends of rounds, batch sizes and the position in the rate schedules.
 
-By the recipe's schedule, or by the very rules that plans of real rounds follow (`base/workload.py`): what a vertex
-would hold is kept here. Counts in steps of the run's clock; never trains and never decides who counts.
+Rounds follow the recipe's schedule, or the rules of real plans (`base/workload.py`). The clock keeps the counters
+that a vertex holds in a real run, in steps of the run's clock.
+Not responsible for: training, deciding which updates count.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ class RoundClock:
     def __init__(
         self, recipe: Recipe, steps: int, peers: int, effort: WorkloadPolicy | None, trouble: FaultSpec
     ) -> None:
-        self.recipe = recipe  # of the round under way: its batch
+        self.recipe = recipe  # recipe of the round in progress, with its batch size
         self.trouble = trouble
         self.steps, self.peers, self.effort = steps, peers, effort
         self.horizon = horizon_of(recipe)
-        self.began = 0  # steps of the run before the round under way
-        self.dealt = 0  # samples handed out to all workers before it
-        self.tokens = 0  # that those learned from whose updates counted
-        self.members = peers  # of the round under way, as it began
+        self.began = 0  # steps of the run before the round in progress
+        self.dealt = 0  # samples handed out to all members before it
+        self.tokens = 0  # tokens learned by members whose updates counted
+        self.members = peers  # members at the start of the round in progress
         self.whole = True  # the last round took all its steps
-        self._taken = [0] * peers  # samples since each worker's last round
+        self._taken = [0] * peers  # samples of each member since its last round
         self._quota: RoundWorkload | None = None  # None: between two rounds
-        self._own: dict[int, int] = {}  # steps of each member in it, where these follow its speed
+        self._own: dict[int, int] = {}  # steps of each member in this round, if they follow its speed
         self._reached: WorkloadProgress | UnsetType = UNSET
 
     def go_on(self, members: Sequence[int]) -> None:
-        """Before every step: if a round begins with it, these members take part."""
+        """Called before every step. If a round begins with it, `members` take part."""
         if self._quota is not None:
             return
         self.members = len(members)
@@ -57,49 +58,54 @@ class RoundClock:
             self.recipe = replace(self.recipe, batch=self._quota.batch)
 
     def takes(self, peer: int, step: int) -> bool:
-        """Whether it takes this step of the run: as fast as it is, or its own steps of the round and no more."""
+        """Whether `peer` trains in this step of the run: by its speed, or up to its own number of steps."""
         if peer not in self._own:
             return self.trouble.takes_step(peer, step)
-        return step - self.began <= self._own[peer]  # all end together, so it does not matter when it takes them
+        return step - self.began <= self._own[peer]  # all end together, so the order of its steps does not matter
 
     def place(self, peer: int, cursor: int) -> int:
-        """Where in its share of the data it reads on. Where steps go by speed a round begins behind all that the
-        one before handed out, as real ones do; else at its own `cursor`."""
+        """Position of the member's next sample in its share.
+
+        If steps go by speed, a round begins after all samples of the round before, as in real rounds. Otherwise it
+        begins at the member's own `cursor`.
+        """
         return self.dealt // self.peers + self._taken[peer] if peer in self._own else cursor
 
     def came(self, peer: int) -> None:
-        """Back from an absence, with nothing of what it did before."""
+        """Restart after an absence: earlier samples are dropped."""
         self._taken[peer] = 0
 
     def took(self, peer: int) -> None:
-        """A step."""
+        """Count one step of `peer`."""
         self._taken[peer] += self.recipe.batch
 
     def due(self, step: int) -> tuple[int, ...]:
-        """The fragments that are sent after so many steps of the run."""
+        """Fragments that are sent after `step` steps of the run."""
         if self.effort is None:
             return due(self.recipe.schedule, step, self.steps)
         return (0,) if step == self.steps or step >= self.began + self._steps else ()
 
     def rate_step(self, step: int) -> int:
-        """The step whose inner rate holds at the step of the run that comes after so many."""
+        """Step of the schedule whose inner rate holds after `step` steps of the run."""
         if self.horizon is None:
             return step
         together = self.recipe.batch * self.recipe.seq_len * self.members
         return step_at(self.horizon, later(self.horizon, self.tokens, step - self.began, together))
 
     def outer_step(self, begun: int) -> int:
-        """The same for the outer step of the round under way, `begun` by the recipe's schedule."""
+        """Step of the schedule for the outer step of the round in progress; `begun` is that of the recipe's
+        schedule.
+        """
         if self.horizon is not None:
             return step_at(self.horizon, self.tokens)
         regular = self.effort is None and not self.recipe.schedule.phases
         return begun if regular else self.began
 
     def closed(self, step: int, members: Sequence[int], losses: Mapping[int, Sequence[float]]) -> None:
-        """A round ended after so many steps of the run; `losses` of those who count, step by step."""
+        """End a round after `step` steps of the run; `losses`, step by step, of the members whose updates count."""
         taken = {peer: self._taken[peer] for peer in losses}
         if self.effort is not None:
-            most = self._steps * self.recipe.batch  # as agreed states count, where rates go by them
+            most = self._steps * self.recipe.batch  # as agreed states count when rates go by tokens
             taken = {peer: min(samples, most) for peer, samples in taken.items()}
             means = [sum(each) / len(each) for each in losses.values() if each]
             inner_steps = self.recipe.schedule.inner_steps
@@ -112,7 +118,7 @@ class RoundClock:
             self._taken[peer] = 0
 
     def _by_speed(self, members: Sequence[int]) -> dict[int, int]:
-        """Steps of this round that these members are asked for, as in plans of real ones."""
+        """Steps that each member takes in this round, as real plans compute them."""
         assert self._quota is not None and self.effort is not None
         steps_s = {peer: 1.0 / self.trouble.speed(peer) for peer in members}
         fastest_s = fastest_of(list(steps_s.values()), liars=0)
@@ -128,11 +134,11 @@ class RoundClock:
 
 
 def misfit(effort: WorkloadPolicy, recipe: Recipe) -> str:
-    """Why an experiment with this recipe cannot go by it; empty if it can."""
+    """Why an experiment cannot run this recipe with `effort`; empty if it can."""
     schedule, whole = recipe.schedule, recipe.reducer.group == "all" and not recipe.own_anchors
     plain = SyncSchedule(schedule.inner_steps, schedule.rounds, total_tokens=schedule.total_tokens)
     if schedule != plain or not whole:
-        return "it takes fragments=1, overlap=0, no phases or closing averages, and members that reduce together"
+        return "it needs fragments=1, overlap=0, no phases or closing averages, and members that reduce together"
     if effort.batch != recipe.batch:
-        return f"it begins with batches of {effort.batch}, the recipe with {recipe.batch}"
+        return f"the effort begins with batches of {effort.batch} samples, the recipe with {recipe.batch}"
     return effort_problem(effort, schedule.inner_steps)

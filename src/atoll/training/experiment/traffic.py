@@ -1,4 +1,4 @@
-"""Bytes that every peer of an experiment sends and hears, copy by copy."""
+"""Traffic counters of an experiment: bytes sent and received per peer, copy by copy."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Regions with a server each, and one above them: the upper of HALoS' two levels (2506.04531, algorithms 1 and 2).
+"""Two-level parameter servers: one per region and one above them (HALoS, 2506.04531, algorithms 1 and 2).
 
-Workers of a region send their updates to its server, one by one as they come (`rehearsal` plays that level, as it
-plays asynchronous local SGD). After `every` of them the region tells the server above how far it came; that one
-moves by its own delayed Nesterov step, and the region takes over a share `pull` of where it stands.
-Never waits: no region hears of another's pace. Never trains.
+Members of a region send updates to its server one by one; `simulator` plays that level like asynchronous local SGD.
+After `every` updates the region sends its progress to the upper server. The upper server takes its own delayed
+Nesterov step, and the region takes over a share `pull` of the new position.
+Invariants:
+- No region waits for another.
+Not responsible for: training.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The inner optimizer: AdamW, Muon, SGD or plain accumulation on one flat vector.
+"""Inner optimizer on one flat vector: AdamW, Muon, SGD or gradient accumulation.
 
-State is two vectors and a count, private to a peer, saved and restored as bytes. The learning rate is a function
-of the global step that the plan names, so a peer that joins late trains at the rate everybody has.
-Never touches anything but the vectors it is handed; its bits need not agree between machines.
+State is two vectors and a count, private to a peer, saved and restored as bytes. The learning rate is a function of
+the global step in the plan, so a late joiner trains at the same rate as all other members.
+Invariants:
+- Only the vectors passed in are changed.
+Not responsible for: bit equality between machines.
 """
 
 from __future__ import annotations
@@ -23,34 +25,37 @@ from atoll.training.exchange.layout import ModelLayout, TensorSlot
 from atoll.training.exchange.tensorfile import load, pieces_of
 
 FORMAT = "atoll/inner/adamw/1"
-QUEUE_MAX = 16  # sums of gradients that wait, each as large as the model: genesis may come from a stranger
-SPAN = 2**17  # values that a processor takes at a time, all of a step while they are in its cache: twice as fast
+QUEUE_MAX = 16  # queued gradient sums, each as large as the model; bounded, because genesis is untrusted input
+SPAN = 2**17  # values processed at a time: a step is twice as fast while they stay in the cache
 
 
 class AdamW(msgspec.Struct, frozen=True, tag="adamw"):
-    """Decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2) with a warm-up and a cosine to the floor."""
+    """Decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2) with linear warm-up and cosine decay to the
+    floor.
+    """
 
     lr: Factor = 4e-3  # for models below 1 M parameters; divide by 10 at 30 M and more
     beta1: Share = 0.9
     beta2: Share = 0.95
     eps: Factor = 1e-8
     weight_decay: Factor = 0.1
-    clip_norm: Factor = 1.0  # of the whole gradient; one bad batch must not cost a round
+    clip_norm: Factor = 1.0  # norm bound of the whole gradient; one bad batch must not cost a round
     warmup_steps: Whole = 100
-    total_steps: Whole = 1500  # of one worker over the whole run: rounds x inner steps
-    floor: Share = 0.1  # share of lr at the end; afterwards it stays there
+    total_steps: Whole = 1500  # steps of one worker over the whole run: rounds x inner steps
+    floor: Share = 0.1  # share of lr at the end of the run and afterwards
 
 
 class Muon(msgspec.Struct, frozen=True, tag="muon"):
-    """Orthogonalised momentum for matrices (Jordan et al. 2024), `rest` for embeddings and vectors, as MuLoCo
-    (2505.23725) has it. Better than AdamW if its rate fits the outer momentum (`methods.auto`); 1.6 times the work
-    of a step.
+    """Orthogonalized momentum for matrices (Jordan et al. 2024), `rest` for embeddings and vectors, as in MuLoCo
+    (2505.23725).
+
+    Better than AdamW if its rate fits the outer momentum (`methods.auto`); a step costs 1.6 times as much.
     """
 
     lr: Factor = 0.02
     momentum: Share = 0.95
     weight_decay: Factor = 0.1
-    rest: AdamW = AdamW()  # its rate and schedule; clipping, warm-up and floor hold for the matrices, too
+    rest: AdamW = AdamW()  # its rate and schedule; clipping, warm-up and floor hold for the matrices too
 
 
 class SGD(msgspec.Struct, frozen=True, tag="sgd"):
@@ -65,12 +70,14 @@ class SGD(msgspec.Struct, frozen=True, tag="sgd"):
 
 
 class GradientAccumulation(msgspec.Struct, frozen=True, tag="accumulate"):
-    """x <- x - gradient: the pseudo-gradient is then the sum of gradients, and the outer step does the rest."""
+    """x <- x - gradient: the pseudo-gradient is then the sum of gradients, and the outer step is the optimizer."""
 
 
 class PipelinedGradients(GradientAccumulation, frozen=True, tag="pipelined"):
-    """The same, and the next gradients are computed while so many sums before them are still under way (Pipe-SGD,
-    1811.03619, algorithm 1): none is waited for, each is of parameters that lack the `depth` sums before it."""
+    """Gradient accumulation with `depth` sums in flight (Pipe-SGD, 1811.03619, algorithm 1).
+
+    Gradients are computed without waiting, on parameters that lack the last `depth` sums.
+    """
 
     depth: Annotated[int, msgspec.Meta(ge=1, le=QUEUE_MAX)] = 3  # 1 to QUEUE_MAX
 
@@ -80,11 +87,11 @@ Inner = AdamW | Muon | SGD | GradientAccumulation | PipelinedGradients
 
 @dataclass
 class InnerState:
-    """Private to one trainer; changed in place by `inner_step`."""
+    """Optimizer state, private to one trainer; changed in place by `inner_step`."""
 
     first_P: Tensor  # mean of gradients
     second_P: Tensor  # mean of squared gradients
-    steps: int  # taken by this state, for the bias correction; a joiner's starts at 0 in the middle of a run
+    steps: int  # steps of this state, for the bias correction; a joiner's starts at 0 in the middle of a run
 
 
 def fresh_inner(parameters: int, device: str = "cpu") -> InnerState:
@@ -93,7 +100,9 @@ def fresh_inner(parameters: int, device: str = "cpu") -> InnerState:
 
 
 def lasting(spec: Inner, steps: int) -> Inner:
-    """The same for a run of so many steps: the rate falls over all of them, and warms up in a tenth at most."""
+    """The same optimizer for a run of `steps` steps: the rate decays over all of them; warm-up takes at most a
+    tenth.
+    """
     match spec:
         case GradientAccumulation():
             return spec
@@ -105,8 +114,10 @@ def lasting(spec: Inner, steps: int) -> Inner:
 
 
 def tuned(spec: Inner, **numbers: float) -> Inner:
-    """The same with other numbers. Muon's own rate follows that of AdamW in proportion; ValueError for what a kind
-    does not have."""
+    """The same optimizer with other hyperparameters. Muon's own rate scales with that of its AdamW.
+
+    ValueError for a hyperparameter that the optimizer does not have.
+    """
     if not numbers:
         return spec
     if isinstance(spec, Muon):
@@ -135,7 +146,7 @@ def inner_step(
     global_step: int,
     matrices: Sequence[TensorSlot] = (),
 ) -> None:
-    """One step of x, in place; `gradient_P` is scaled in place if it is clipped. `matrices` are Muon's."""
+    """One step of x, in place; `gradient_P` is scaled in place if it is clipped. `matrices` are for Muon only."""
     state.steps += 1
     match spec:
         case AdamW():
@@ -169,12 +180,12 @@ def _adamw(spec: AdamW, state: InnerState, x_P: Tensor, gradient_P: Tensor, glob
         x_S.addcdiv_(first_S, spread_S, value=-rate / correction1)
 
 
-# names under which models keep what goes in and comes out: Muon leaves those to AdamW (MuLoCo, section 3)
+# names of input and output layers: Muon leaves them to AdamW (MuLoCo, section 3)
 NOT_HIDDEN = ("embed", "token", "position", "wte", "wpe", "head")
 
 
 def matrices_of(layout: ModelLayout) -> tuple[TensorSlot, ...]:
-    """The hidden matrices of a model, which Muon orthogonalises."""
+    """The hidden matrices of a model, which Muon orthogonalizes."""
     slots = (slot for slot in layout.slots if slot.kind == "parameter" and len(slot.shape) == 2)
     return tuple(slot for slot in slots if not any(word in slot.name for word in NOT_HIDDEN))
 
@@ -196,7 +207,7 @@ def _muon(
 
 
 def orthogonalised(matrix_RC: Tensor) -> Tensor:
-    """Singular values moved towards 1 by five Newton-Schulz steps (Jordan et al. 2024; coefficients theirs)."""
+    """Singular values moved towards 1 by five Newton-Schulz steps (Jordan et al. 2024, with their coefficients)."""
     tall = matrix_RC.shape[0] > matrix_RC.shape[1]
     x = matrix_RC.T if tall else matrix_RC
     x = x / (x.norm() + 1e-7)
@@ -207,13 +218,13 @@ def orthogonalised(matrix_RC: Tensor) -> Tensor:
 
 
 def inner_pieces(state: InnerState) -> list[Buffer]:
-    """The bytes of it, one piece after the other, most of which are its own memory."""
+    """The state's bytes in pieces, mostly views of its own memory."""
     tensors = {"first": state.first_P, "second": state.second_P}
     return pieces_of(tensors, {"format": FORMAT, "steps": str(state.steps)})
 
 
 def inner_from_bytes(data: Buffer, parameters: int, device: str = "cpu") -> InnerState:
-    """ValueError if these are not the bytes of an AdamW state for so many parameters."""
+    """Inverse of `inner_pieces`. ValueError unless these are the bytes of an AdamW state of this size."""
     try:
         tensors, metadata = load(data)
     except PeerFault as fault:

@@ -1,9 +1,11 @@
-"""Eager updates (2502.12996): a member's own anchor, which takes a round's mean while the next one ends.
+"""Local anchor of eager updates (2502.12996): applies a round's mean while the next round ends.
 
-What I send counts at my own anchor at once, as my share of the mean; when the mean itself is agreed, the rest of it
-waits until my next update, and so hides behind a whole round of training. Anchors differ a little between members;
-the one that they agree on takes the very same means, a round earlier, and is what a run hands out.
-Private to a peer and never durable: whoever starts anew begins from the agreed anchor, which lacks nothing.
+The local peer's update counts at its own anchor at once, as its share of the mean. When the mean is agreed, the
+rest of it waits until the peer's next update. A whole round of training hides that delay. Local anchors differ
+slightly between members. The agreed anchor takes the same means one round earlier; it is the result of the run.
+Invariants:
+- A local anchor is private and never durable: after a restart the peer begins from the agreed anchor, which lacks
+  nothing.
 """
 
 from __future__ import annotations
@@ -19,19 +21,19 @@ class LocalAnchor:
 
     def __init__(self, anchor_F: Tensor, momentum_P: Tensor) -> None:
         self.anchor_F, self.momentum_P = anchor_F, momentum_P
-        self._share_F: Tensor | None = None  # of mine in a round that is not agreed yet; the anchor has it already
-        self._rest_F: Tensor | None = None  # of the last agreed mean, what the anchor does not have yet
-        self._before: tuple[Tensor, Tensor, Tensor | None] | None = None  # what I had before I sent last
+        self._share_F: Tensor | None = None  # own share in a round that is not agreed yet; already in the anchor
+        self._rest_F: Tensor | None = None  # part of the last agreed mean that is not in the anchor yet
+        self._before: tuple[Tensor, Tensor, Tensor | None] | None = None  # state before the last send
 
     def sent(self, outer: PLAIN, mine_F: Tensor, members: int, step: int) -> None:
-        """I sent this (F,), as it decodes, in a round of so many members."""
+        """Apply the own share of an update (F,), as it decodes, sent in a round of `members` members."""
         self._before = self.anchor_F, self.momentum_P, self._rest_F
         share_F = mine_F / members
         self._move(outer, share_F if self._rest_F is None else self._rest_F + share_F, step)
         self._share_F, self._rest_F = share_F, None
 
     def agreed(self, outer: PLAIN, mean_F: Tensor, step: int) -> bool:
-        """This mean (F,) is agreed. True if the anchor moved: I sent nothing, so it could not move then."""
+        """Take an agreed mean (F,). True if the anchor moved, because no own update was sent in the round."""
         moved = self._share_F is None and self._rest_F is not None
         if moved and self._rest_F is not None:
             self._move(outer, self._rest_F, step)
@@ -41,7 +43,7 @@ class LocalAnchor:
         return moved
 
     def rests(self) -> bool:
-        """The round counts nobody: what I sent in it is taken back. True if the anchor moved."""
+        """Take back the own share after a round without counted updates. True if the anchor moved."""
         if self._before is None:
             return False
         self.anchor_F, self.momentum_P, self._rest_F = self._before

@@ -1,10 +1,10 @@
-"""How a worker's live parameters take in the new anchor. The anchor itself is never touched here.
+"""Merging a new anchor into a worker's live parameters. The anchor itself is never changed here.
 
-`replace` starts the next round from the anchor. `delta` keeps the steps taken while the message was under way
-(LOSCAR-SGD 2605.20866, the delay-corrected merge) and is the one to use when a round overlaps training. `MixMerge`
-keeps a share of the worker's own parameters (Streaming DiLoCo 2501.18512, equation 3). `swap` is `delta` where the
-anchor moved (`where_moved`) and leaves the rest alone: for recipes that agree on a few values at a time, whose
-members keep their own of all others (`kept.py`).
+`replace` starts the next round from the anchor. `delta` keeps the steps taken while the update was in flight
+(LOSCAR-SGD 2605.20866, the delay-corrected merge); use it if a round overlaps training. `MixMerge` keeps a share of
+the worker's own parameters (Streaming DiLoCo 2501.18512, equation 3). `swap` is `delta` where the anchor moved
+(`where_moved`), and changes nothing else. It is for recipes that agree on a few values at a time, while members
+keep their own of all others (`private_parameters.py`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ Merge = Literal["replace", "delta", "swap"] | MixMerge
 
 
 def where_moved(before_F: Tensor, after_F: Tensor) -> Tensor:
-    """The new anchor (F,) as `swap` wants it: NaN, which no anchor holds, where it is the old one."""
+    """The new anchor (F,) in the form for `swap`: NaN, which no anchor holds, where it did not move."""
     return torch.where(after_F == before_F, torch.nan, after_F)
 
 
 def merge(how: Merge, x_F: Tensor, sent_F: Tensor, anchor_F: Tensor) -> None:
-    """The live x (F,) takes in the new anchor, in place; `sent_F` is the x that was encoded. For `swap` the anchor
-    is that `where_moved`."""
+    """Merge the new anchor into the live x (F,), in place; `sent_F` is the x that was encoded.
+
+    For `swap` the anchor is in the form of `where_moved`.
+    """
     match how:
         case "replace":
             x_F.copy_(anchor_F)

@@ -1,9 +1,9 @@
 """Published training methods as recipes: one function each, with its source and its published numbers.
 
-Each shows its pieces in one order: inner, schedule, coding, outer; then merge and reducer where they are not the
-plain ones (x becomes the anchor, moved by the mean over all members). Where ours differ from the paper's the
-docstring says why. What we recommend (`auto`) rests on bench/RESULTS.md, "convergence". `METHODS` lists all by
-name; which of them real runs can do says `recipes.swarm_problem`.
+Each lists its pieces in one order: inner, schedule, coding, outer; then merge and reducer if they are not the
+default (x becomes the anchor, moved by the mean over all members). If our numbers differ from the paper's, the
+docstring gives the reason. The recommended recipe (`auto`) rests on bench/RESULTS.md, "convergence". `METHODS`
+lists all by name; `recipes.swarm_problem` returns what real runs cannot do.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from atoll.training.recipe.schedule import SyncSchedule
 
 
 class CommonOptions(TypedDict, total=False):
-    """What every recipe may be told beside its own numbers."""
+    """Options of every recipe beside its own numbers."""
 
     batch: int
     seq_len: int | None
     seed: int
 
 
-EXACT = UpdateCoding("fp32", "fp32", beta=0.0)  # nothing is lost on the way, so nothing is remembered
+EXACT = UpdateCoding("fp32", "fp32", beta=0.0)  # lossless, so there is nothing to remember
 
 
 def data_parallel(
@@ -68,8 +68,10 @@ def data_parallel(
 def parameter_server(
     model: str = "gpt-tiny", *, rounds: int = 1500, lr: float = 4e-3, **setting: Unpack[CommonOptions]
 ) -> Recipe:
-    """A synchronous parameter server (Li et al., OSDI 2014, with one server): the same through a single member,
-    whose links carry everybody's bytes. The baseline that all others are to beat."""
+    """Synchronous parameter server (Li et al., OSDI 2014, with one server): data parallelism through one member.
+
+    Its links carry the bytes of all members. The baseline for all other methods.
+    """
     return recipe_for(
         model,
         inner=GradientAccumulation(),
@@ -89,9 +91,11 @@ def pipelined(
     depth: int = 3,
     **setting: Unpack[CommonOptions],
 ) -> Recipe:
-    """Pipelined gradients (Pipe-SGD, 1811.03619, algorithm 1): the means of the last three steps are under way
-    while the next is computed, so no step waits for the network; each gradient is of parameters three steps old,
-    which asks for a smaller rate (bench/RESULTS.md)."""
+    """Pipelined gradients (Pipe-SGD, 1811.03619, algorithm 1): the means of the last three steps are in flight.
+
+    No step waits for the network. Each gradient is of parameters three steps old, which needs a smaller rate
+    (bench/RESULTS.md).
+    """
     return recipe_for(
         model,
         inner=PipelinedGradients(depth),
@@ -135,10 +139,10 @@ def fedavg(
     epochs: int = 0,
     **setting: Unpack[CommonOptions],
 ) -> Recipe:
-    """FedAvg (McMahan et al. 2017, algorithm 1): SGD inside, means weighted by samples. lr is of our byte GPT.
+    """FedAvg (McMahan et al. 2017, algorithm 1): SGD inside, means weighted by samples. lr is for our byte GPT.
 
-    Its C is the `sample` of an experiment or a run, its E is `epochs`: passes over a member's own data, which
-    inner_steps then bounds. 0: inner_steps for everybody.
+    The paper's C is the `sample` of an experiment or a run. Its E is `epochs`: passes over a member's own data,
+    bounded by inner_steps. 0: inner_steps for all members.
     """
     return recipe_for(
         model,
@@ -182,7 +186,8 @@ def intellect1(
 ) -> Recipe:
     """INTELLECT-1 (2412.01152): DiLoCo with int8 pseudo-gradients both ways, H = 100, outer (0.7, 0.9).
 
-    What int8 leaves out is remembered, which costs no byte."""
+    Error feedback keeps the rounding error of int8, at no extra traffic.
+    """
     return diloco(
         model,
         rounds=rounds,
@@ -216,9 +221,9 @@ def muloco(
 ) -> Recipe:
     """MuLoCo (2505.23725): Muon inside, 2-bit updates under error feedback (0.9–0.95), H = 30.
 
-    Its outer (0.8, 0.9) wants more rounds than 50; ours follows their number. Answers are 2-bit, too, and owners
-    remember. Muon's rate is five times that of AdamW where nobody says. With fragments and overlap it streams as
-    `streaming` does.
+    The paper's outer (0.8, 0.9) needs more than 50 rounds; ours follows the number of rounds. Results are 2-bit
+    too, with error feedback of the owners. Muon's default rate is five times that of AdamW. With fragments and
+    overlap it streams like `streaming`.
     """
     return recipe_for(
         model,
@@ -251,8 +256,8 @@ def streaming(
 ) -> Recipe:
     """Streaming DiLoCo (2501.18512): fragments take turns and are applied `overlap` steps after they were sent.
 
-    The paper has e3m0 and x <- (x + anchor) / 2 (`up="e3m0", down="e3m0", mix=0.5`), H = 100, outer rate 0.4; we
-    keep the steps taken meanwhile (delta merge: +8.7 % where mixing had +12.9 %) and send 2 bits with memory.
+    The paper uses e3m0 and x <- (x + anchor) / 2 (`up="e3m0", down="e3m0", mix=0.5`), H = 100, outer rate 0.4. We
+    keep the steps taken meanwhile (delta merge: +8.7 % loss, mixing +12.9 %) and send 2 bits with error feedback.
     """
     return recipe_for(
         model,
@@ -279,8 +284,9 @@ def sparseloco(
 ) -> Recipe:
     """SparseLoCo (2508.15706): the 64 largest of every 4096 values in 2 bits, error feedback 0.95, no momentum.
 
-    Everybody gathers everybody's rows; each is clipped to the median length (Covenant 2603.08163). A value is sent
-    about once in 64 rounds, so short runs want small rounds and a larger step: inner_steps=4, outer_lr=2.
+    Every member gathers the rows of all members; each row is clipped to the median norm (Covenant 2603.08163). A
+    value is sent about once in 64 rounds, so short runs need small rounds and a larger step: inner_steps=4,
+    outer_lr=2.
     """
     return recipe_for(
         model,
@@ -302,8 +308,10 @@ def demo_(
     codec: str = "demo",
     **setting: Unpack[CommonOptions],
 ) -> Recipe:
-    """DeMo / DisTrO (2411.19870, algorithm 1): every step the largest DCT coefficients of the gathered gradient,
-    32 of 4096, beta 0.999, and the agreed parameters move by the sign of their mean."""
+    """DeMo / DisTrO (2411.19870, algorithm 1): every step the largest DCT coefficients of the accumulated gradient.
+
+    32 of 4096 coefficients, beta 0.999. The agreed parameters move by the sign of their mean.
+    """
     return recipe_for(
         model,
         inner=GradientAccumulation(),
@@ -326,7 +334,7 @@ def noloco(
     up: str = "fp32",
     **setting: Unpack[CommonOptions],
 ) -> Recipe:
-    """NoLoCo (2506.10911): random pairs instead of an all-reduce; anchors drift together by gamma. H = 50."""
+    """NoLoCo (2506.10911): random pairs instead of an all-reduce; gamma pulls the anchors together. H = 50."""
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
@@ -350,8 +358,11 @@ def eager(
     down: str = "int8",
     **setting: Unpack[CommonOptions],
 ) -> Recipe:
-    """Eager updates (2502.12996): a round's mean is applied when the next round ends, so a whole round of training
-    hides it; my own share in it is my newest one. Anchors differ a little between members until the end."""
+    """Eager updates (2502.12996): a round's mean is applied when the next round ends, hidden by a round of
+    training.
+
+    A member's own share in it is its newest update. Anchors differ slightly between members until the end.
+    """
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
@@ -373,8 +384,8 @@ def sparta(
 ) -> Recipe:
     """SPARTA (openreview stFPf3gzq1): after every step a random 0.5 % of the parameters is averaged, in fp16.
 
-    Members keep their own of all others, so each value of the agreed state is as old as its last turn; the last
-    round averages all of them, which makes it the mean of what members hold.
+    Members keep their own values of all others, so each value of the agreed state is as old as its last turn. The
+    last round averages all values; its result is the mean of the members' parameters.
     """
     return recipe_for(
         model,
@@ -397,7 +408,8 @@ def des_loc(
 ) -> Recipe:
     """DES-LOC (2505.22549): parameters are averaged every round, first moments every third, second every sixth.
 
-    The agreed state holds the last of these means, so newcomers train with moments that fit."""
+    The agreed state holds the last of these means, so joiners train with moments that fit.
+    """
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
@@ -418,7 +430,7 @@ def powersgd(
 ) -> Recipe:
     """PowerSGD (1905.13727): every step low-rank factors of the gradient under error feedback, AdamW outside.
 
-    The paper sums factors in transit, which asks for a shared basis and two rounds; here rows are gathered.
+    The paper sums factors in transit, which needs a shared basis and two rounds; here rows are gathered.
     """
     return recipe_for(
         model,
@@ -446,12 +458,13 @@ def decoupled(
     down: str = "int8",
     **setting: Unpack[CommonOptions],
 ) -> Recipe:
-    """Decoupled DiLoCo (2604.21428): a fragment is closed by a quorum and a grace period, rows weigh
-    tokens^2 / steps, and the mean is mean length times mean direction (RDA). H = 24, tau = 2, K = 1, int4.
+    """Decoupled DiLoCo (2604.21428): a fragment closes by a quorum and a grace period; RDA of the rows.
 
-    The paper has 24 fragments, so several are under way at once, and takes embeddings by the plain mean; here 4, as
-    real runs have one under way, and every tensor alike (fragments=24 for models of as many tensors). In
-    real runs whoever is slow hands over what it has when the quorum is there, and x keeps the steps of the overlap.
+    Rows weigh tokens^2 / steps, and the mean is mean norm times mean direction (RDA). H = 24, tau = 2, K = 1, int4.
+    The paper has 24 fragments, several of them in flight at once, and takes embeddings by the plain mean. Here
+    there are 4, since real runs have one in flight, and every tensor is handled alike (fragments=24 for models of
+    as many tensors). In real runs a slow member sends its completed steps when the quorum is reached, and x keeps
+    the steps of the overlap.
     """
     return recipe_for(
         model,
@@ -480,12 +493,11 @@ def cooperative(
 ) -> Recipe:
     """Cooperative SGD (1808.07576): x <- alpha x + (1 - alpha) mean, with at least three members.
 
-    Rows weigh by their members' records, shares being of the rows that were accepted; a run of this recipe keeps
-    records unless it is told not to (run.reputation), an experiment has those that it is given (`records`); without
-    any, rows weigh by samples. The mean moves with a momentum that follows how much the members' updates agree
-    (`outer.AgreementNesterov`). Three members can outvote nobody: to withstand a liar takes five, with Krum 2f +
-    3, and
-    another recipe, since what these owners say cannot be checked.
+    Rows weigh by their members' records: the shares of accepted rows. A run of this recipe keeps records unless
+    run.reputation turns them off; an experiment uses the given `records`; without records, rows weigh by samples.
+    The momentum follows the agreement of the members' updates (`outer.AgreementNesterov`). Three members cannot
+    outvote a liar. To tolerate one takes five members, with Krum 2f + 3, and another recipe, since replies of these
+    owners cannot be checked.
     """
     return recipe_for(
         model,
@@ -511,11 +523,11 @@ def delayed_nesterov(
     up: str = "fp32",
     **setting: Unpack[CommonOptions],
 ) -> Recipe:
-    """Asynchronous local SGD with delayed Nesterov momentum (2401.09135): updates are applied one by one as they
-    come; slower members take fewer steps per round (DyLU). Fragile from scratch: see the figures.
+    """Asynchronous local SGD with delayed Nesterov momentum (2401.09135): each update is applied on arrival.
 
-    In real runs they come in rounds (`recipes.in_swarm`): whoever is first begins the exchange, all others hand
-    over the steps that they have, and count by them. `every` is about the number of members.
+    Slower members take fewer steps per round (DyLU). Fragile from scratch: see bench/RESULTS.md. In real runs
+    updates come in rounds (`recipes.in_swarm`): the first finished member begins the exchange, the others send
+    their completed steps, and count by them. `every` is about the number of members.
     """
     return recipe_for(
         model,
@@ -539,8 +551,11 @@ def halos(
     up: str = "fp32",
     **setting: Unpack[CommonOptions],
 ) -> Recipe:
-    """HALoS (2506.04531): every region has a server that takes updates as they come, one above them takes the
-    regions' own every 32 updates; nobody waits for anybody. H = 8, delayed Nesterov of 0.9 below and 0.5 above."""
+    """HALoS (2506.04531): a server per region applies updates on arrival; one above them merges the regions.
+
+    A region sends its own progress every 32 updates; no member waits for another. H = 8, delayed Nesterov of 0.9
+    below and 0.5 above.
+    """
     return recipe_for(
         model,
         inner=AdamW(lr=lr),
@@ -566,22 +581,22 @@ def auto(
     outer_momentum: float | None = None,
     **setting: Unpack[CommonOptions],
 ) -> Recipe:
-    """What we recommend: Muon inside, 4 fragments that overlap, 2 bits both ways, a momentum that settles.
+    """The recommended recipe: Muon inside, 4 overlapping fragments, 2 bits both ways, a momentum that decays to 0.
 
-    It never waits and sends 493 times less than data parallelism. At 4500 steps its loss is 1.5 % above it where
-    AdamW inside (`streaming`) has 4.1 %. Both momentum and rate matter, since the agreed model moves by
-    lr / (1 - momentum): at 4500 steps Muon's 0.02 under 0.7 left 7.1 %, half of this rate under 0.8 2.1 %. With
-    Muon inside a small momentum is better also where there are many rounds (MuLoCo-1, 2505.23725, has 0.6).
-    Muon's rate is 2.4 times that of AdamW: both then move a value about as far (Moonlight, 2502.16982, equation 4,
-    gives 1.6 to 3.2 for matrices of 64 to 256; measured on nothing larger). bench/RESULTS.md, "convergence".
-    Where loss matters more than bytes: shorter rounds (28 steps: 1.4 % at 432 times). Where members' data differ in
-    kind, take `streaming`: of digits sorted by label this learns 80 % in twelve rounds where AdamW inside learns
-    95 %.
+    It never waits and sends 493 times less than data parallelism. At 4500 steps its loss is 1.5 % above that of
+    data parallelism; with AdamW inside (`streaming`) it is 4.1 %. Both momentum and rate matter, since the agreed
+    model moves by lr / (1 - momentum): at 4500 steps Muon's 0.02 with 0.7 left 7.1 %, half of this rate with 0.8
+    left 2.1 %. With Muon inside a small momentum is also better over many rounds (MuLoCo-1, 2505.23725, has 0.6).
+    Muon's rate is 2.4 times that of AdamW: both then move a value about equally far (Moonlight, 2502.16982,
+    equation 4, gives 1.6 to 3.2 for matrices of 64 to 256; not measured on larger ones). See bench/RESULTS.md,
+    "convergence".
+    If loss matters more than bytes, use shorter rounds (28 steps: 1.4 % at 432 times). If members' data differ in
+    kind, use `streaming`: of digits sorted by label `auto` learns 80 % in twelve rounds, AdamW inside 95 %.
 
-    What is not given follows from the swarm. `peers`: the mean of eight or more is less noisy and takes a momentum
-    of 0.7 (5.9 % at 578 times after 1500 steps; 0.6: 6.0 %). `exchange_steps`, how many steps a peer could train
-    while one fragment is exchanged on its links: rounds are as long as it takes to train nine tenths of the time
-    (`atoll plan` reckons both). `tokens` of the whole swarm, 0 for 47 rounds: how many rounds there are.
+    Missing numbers follow from the swarm. `peers`: the mean of eight or more is less noisy and takes a momentum of
+    0.7 (5.9 % at 578 times after 1500 steps; 0.6: 6.0 %). `exchange_steps`: steps that a peer could train while one
+    fragment is exchanged on its links; rounds are as long as needed to train nine tenths of the time (`atoll plan`
+    computes both). `tokens` of the whole swarm set the number of rounds; 0: 47 rounds.
     """
     if inner_steps is None:
         waiting = fragments * max(0.0, exchange_steps - overlap)

@@ -1,10 +1,12 @@
-"""Moments of the members' inner optimizers, where rounds average these, too, on clocks of their own (DES-LOC,
-2505.22549).
+"""Averaging of the members' inner moments, on clocks of their own (DES-LOC, 2505.22549).
 
-They travel as they are, behind the parameters: the vector of a run is anchor ‖ first ‖ second, and a round carries
-as much of it as is due (`schedule.turn_of`). What was agreed last lies in the shared state, in the places that an
-outer optimizer has for its own (`outer.MomentAverage`), so a newcomer begins with moments that fit the parameters.
-Bit for bit the same everywhere. Never touches parameters.
+Moments travel unencoded, behind the parameters: the vector of a run is anchor ‖ first ‖ second, and a round carries
+as much of it as is due (`schedule.turn_of`). The last agreed moments lie in the shared state, in the fields of an
+outer optimizer's own moments (`outer.MomentAverage`). A joiner therefore begins with moments that fit the
+parameters.
+Invariants:
+- Every peer computes the same bits.
+- Parameters are never changed here.
 """
 
 from __future__ import annotations
@@ -18,17 +20,17 @@ from atoll.training.recipe.state import SharedState
 
 
 def behind(x_F: Tensor, inner: InnerState, hi: int) -> Tensor:
-    """What a member says up to place `hi`: its parameters and, as far as that reaches, its moments."""
+    """A member's vector up to position `hi`: its parameters, then its moments as far as `hi` reaches."""
     return torch.cat([x_F, inner.first_P, inner.second_P])[:hi]
 
 
 def padded(anchor_F: Tensor, hi: int) -> Tensor:
-    """What that is the difference from: moments say themselves."""
+    """The vector that `behind` is subtracted from; zero for moments, which travel as they are."""
     return torch.cat([anchor_F, anchor_F.new_zeros(hi - len(anchor_F))])
 
 
 def take_in(inner: InnerState, agreed: SharedState, count: int) -> None:
-    """The first `count` of a member's moments become those that were agreed on; in place."""
+    """Replace the first `count` of a member's moments by the agreed ones, in place."""
     if count:
         inner.first_P.copy_(agreed.momentum_P)
     if count > 1 and agreed.second_P is not None:
@@ -36,7 +38,9 @@ def take_in(inner: InnerState, agreed: SharedState, count: int) -> None:
 
 
 def inherited(agreed: SharedState) -> InnerState | None:
-    """What a newcomer begins with; None before both were agreed on: a first moment over no second is a leap."""
+    """Inner state of a joiner. None until both moments are agreed: a first moment without a second causes a huge
+    step.
+    """
     if agreed.second_P is None:
         return None
     return InnerState(agreed.momentum_P.clone(), agreed.second_P.clone(), agreed.steps)

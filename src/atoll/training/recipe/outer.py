@@ -1,9 +1,9 @@
-"""The outer step: how the agreed parameters move when the members' combined update is known.
+"""Outer optimizers: the update of the agreed parameters by the members' combined update.
 
-Where every peer takes this step for itself and must end with the same bits (`outer_step`: `SHARED`), only
-single-rounded elementwise operations appear: `add(alpha=)`, `lerp` and `torch.optim.SGD(nesterov=True)` give other
-bits on other instruction sets (measured with torch 2.13). AdamW is `outer_adamw`. The other kinds (`move`) are for
-experiments and are refused by real runs.
+Every peer computes `outer_step` (`SHARED`) itself and must get the same bits. It therefore uses only single-rounded
+elementwise operations. `add(alpha=)`, `lerp` and `torch.optim.SGD(nesterov=True)` give other bits on other
+instruction sets (measured with torch 2.13). AdamW is in `outer_adamw`. The other kinds (`move`) are for
+experiments; real runs refuse them.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ class Nesterov(msgspec.Struct, frozen=True, tag="nesterov"):
     lr: Factor = 1.0
     # lr / (1 - momentum) is the effective step: about 2 for 30–50 rounds, 2.5–5 from 100 rounds on
     momentum: Share = 0.6
-    floor: Share = 1.0  # share of lr at the end of the run; it falls on a straight line
+    floor: Share = 1.0  # share of lr at the end of the run, reached linearly
     settle: Share = (
         0.0  # last share of the run in which the momentum falls to 0, so that the end is plain averaging
     )
-    total_steps: Whole = 0  # of the run, where anything falls
+    total_steps: Whole = 0  # steps of the run, needed if lr or momentum fall
 
 
 class SignOuter(msgspec.Struct, frozen=True, tag="sign"):
-    """anchor <- anchor - lr sign(d): signSGD over what error feedback gathers (DeMo 2411.19870, algorithm 1)."""
+    """anchor <- anchor - lr sign(d): signSGD on values accumulated by error feedback (DeMo 2411.19870, algorithm
+    1).
+    """
 
     lr: Factor = 1e-3
     warmup_steps: Whole = 0
@@ -50,19 +52,22 @@ class SignOuter(msgspec.Struct, frozen=True, tag="sign"):
 
 
 class DelayedNesterov(msgspec.Struct, frozen=True, tag="delayed"):
-    """Delayed Nesterov (2401.09135, algorithm 3), for updates that arrive as they come: each moves the anchor by
-    lr d / every; the momentum is renewed and felt only with every so-manieth of them. Where rounds carry the mean
-    of several, and not always of all, `every` counts the tokens behind them.
+    """Delayed Nesterov (2401.09135, algorithm 3), for updates applied on arrival.
+
+    Each update moves the anchor by lr d / every; the momentum is updated and applied with every `every`-th of them.
+    If rounds carry the mean of several members, and not always of all, `every` counts the tokens behind them.
     """
 
     lr: Factor = 0.7
     momentum: Share = 0.9
-    every: Tokens = 4  # about the number of workers; in rounds the tokens that all of them learn from in one
+    every: Tokens = 4  # about the number of workers; in rounds the tokens that all workers learn from in one round
 
 
 class RegionalNesterov(msgspec.Struct, frozen=True, tag="regional"):
-    """HALoS (2506.04531, algorithms 1 and 2): updates move the anchor of their region as they come (`below`); after
-    `every` of them the region's own progress moves the anchor of all (`above`), of which it takes over `pull`.
+    """HALoS (2506.04531, algorithms 1 and 2): two levels of delayed Nesterov.
+
+    Updates move the anchor of their region on arrival (`below`). After `every` of them the region's progress moves
+    the anchor of all (`above`), and the region takes over `pull` of it.
     """
 
     below: DelayedNesterov = DelayedNesterov(3.2, 0.9, 16)
@@ -84,8 +89,10 @@ class GossipNesterov(msgspec.Struct, frozen=True, tag="gossip"):
 
 
 class AgreementNesterov(msgspec.Struct, frozen=True, tag="agreeing"):
-    """Nesterov whose momentum is `momentum` times how much the members' updates agree, part by part: where they
-    pull apart, the last rounds' direction counts for less. Part owners measure it (`reducer.agreement`).
+    """Nesterov with a momentum of `momentum` times the agreement of the members' updates, part by part.
+
+    If the updates disagree, the direction of earlier rounds counts less. Part owners measure the agreement
+    (`reducer.agreement`).
     """
 
     lr: Factor = 1.0
@@ -93,8 +100,10 @@ class AgreementNesterov(msgspec.Struct, frozen=True, tag="agreeing"):
 
 
 class MomentAverage(msgspec.Struct, frozen=True, tag="moments"):
-    """The anchor becomes the mean of the members, and what it remembers the mean of their inner moments, in rounds
-    that average these (`moments.py`): DES-LOC (2505.22549, algorithm 1)."""
+    """The anchor becomes the mean of the members, and its moments the mean of their inner moments (`moments.py`).
+
+    Moments move only in rounds that average them: DES-LOC (2505.22549, algorithm 1).
+    """
 
 
 Outer = (
@@ -108,19 +117,19 @@ Outer = (
     | AdamW
 )
 AVERAGE = Nesterov(lr=1.0, momentum=0.0)  # the anchor becomes the mean of the members
-PLAIN = Nesterov | SignOuter | AgreementNesterov | MomentAverage  # they are single-rounded operations alone
+PLAIN = Nesterov | SignOuter | AgreementNesterov | MomentAverage  # only single-rounded operations
 SHARED = PLAIN | AdamW | DelayedNesterov  # every peer computes the same bits
 
 
 def momentum_of(outer: Outer) -> float:
-    """What codecs that build on the outer momentum may take it for; 1 makes it worth nothing to them."""
+    """Outer momentum for codecs that predict from it; 1 makes the prediction zero."""
     if isinstance(outer, AdamW | RegionalNesterov | MomentAverage):
         return 1.0
     return 0.0 if isinstance(outer, SignOuter) else outer.momentum
 
 
 def rate_of(outer: Nesterov | SignOuter | AgreementNesterov, step: int) -> float:
-    """The outer rate at a step of the run. Straight lines only: a cosine differs between machines' libraries."""
+    """Outer rate at a step of the run. Straight lines only: a cosine differs between machines' libraries."""
     if isinstance(outer, SignOuter) and step < outer.warmup_steps:
         return outer.lr * ((step + 1) / outer.warmup_steps)
     if isinstance(outer, AgreementNesterov) or outer.floor == 1.0 or outer.total_steps <= 0:
@@ -144,10 +153,9 @@ def outer_step(
     agreement_P: Tensor | float = 1.0,
     into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(anchor', momentum'), each (P,), bit-identical everywhere; written `into` these, if given. The other
-    arguments are left alone.
+    """(anchor', momentum'), each (P,), bit-identical everywhere; written to `into` if given.
 
-    `agreement_P`: how much the updates agree, 0 … 1, where the outer step asks.
+    `agreement_P`: agreement of the updates, 0 … 1, for AgreementNesterov. The other arguments are not changed.
     """
     new_anchor_P, new_momentum_P = into or (torch.empty_like(anchor_P), torch.empty_like(momentum_P))
     if isinstance(outer, MomentAverage):
@@ -159,7 +167,8 @@ def outer_step(
         return new_anchor_P, new_momentum_P.copy_(momentum_P)
     agreeing = agreement_P if isinstance(outer, AgreementNesterov) else 1.0
     momentum = outer.momentum if isinstance(outer, AgreementNesterov) else momentum_at(outer, step)
-    for here in (slice(lo, hi) for lo, hi in spans_of(len(anchor_P))):  # everything while a span is in the cache
+    # all operations while a span is in the cache
+    for here in (slice(lo, hi) for lo, hi in spans_of(len(anchor_P))):
         share = (agreeing[here] if isinstance(agreeing, Tensor) else agreeing) * momentum
         momentum_S = torch.mul(momentum_P[here], share, out=new_momentum_P[here]).add_(combined_P[here])
         ahead_S = (momentum_S * share).add_(combined_P[here]).mul_(rate)
@@ -170,9 +179,12 @@ def outer_step(
 def delayed_step(
     outer: DelayedNesterov, anchor_P: Tensor, momentum_P: Tensor, combined_P: Tensor, before: int, learned: int
 ) -> tuple[Tensor, Tensor]:
-    """(anchor', momentum'), each (P,), bit-identical everywhere. `learned` is what the update counts, `before` what
-    came before it, in the unit of `every`; more than that is a run that grew, and moves no further. The momentum
-    gathers what came since it was renewed."""
+    """(anchor', momentum'), each (P,), bit-identical everywhere.
+
+    `learned`: count of this update; `before`: count of all earlier ones, both in the unit of `every`. If `learned`
+    exceeds `every`, the run has grown, and the step is capped. The momentum sums the updates since its last
+    renewal.
+    """
     share_P = combined_P * min(1.0, learned / outer.every)
     anchor_P, momentum_P = anchor_P - share_P * outer.lr, momentum_P + share_P
     if (before + learned) // outer.every > before // outer.every:
@@ -182,8 +194,11 @@ def delayed_step(
 
 
 def agreed_moments(first_P: Tensor, second_P: Tensor | None, given_N: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The members' mean moments after a round whose answers have `given_N` behind the parameters, negative: one
-    vector (P,) or two. Where it is zero nobody answered, or there is nothing to know: the old ones stay."""
+    """The members' mean moments after a round with `given_N` behind the parameters, negated: one vector (P,) or
+    two.
+
+    Where a value is zero, there is no result or no information: the old moment stays.
+    """
     given = given_N.split(max(1, len(first_P)))
     olds = (first_P, torch.zeros_like(first_P) if second_P is None else second_P)
     means = [torch.where(one_P == 0, old_P, -one_P) for one_P, old_P in zip(given, olds, strict=False)]
@@ -196,22 +211,22 @@ def agreed_moments(first_P: Tensor, second_P: Tensor | None, given_N: Tensor) ->
 
 @dataclass(frozen=True)
 class OuterState:
-    """What an outer optimizer remembers of one anchor, or one fragment of it."""
+    """State of an outer optimizer for one anchor, or one fragment of it."""
 
     momentum_P: Tensor
     inner: InnerState | None = None  # AdamW: its two moments
-    second_P: Tensor | None = None  # Moments: the second of those that were agreed on
-    steps: int = 0  # updates; Delayed: in the unit of its `every`
+    second_P: Tensor | None = None  # MomentAverage: the second of the agreed moments
+    steps: int = 0  # number of updates; DelayedNesterov: in the unit of its `every`
 
 
 @dataclass(frozen=True)
 class UpdateConditions:
-    """What else is known when an update is applied."""
+    """Further inputs of an outer step."""
 
-    step: int  # of the run
-    agreement_P: Tensor | float = 1.0  # how much the updates agree, 0 … 1
-    mean_anchor_P: Tensor | None = None  # of the group, where members have anchors of their own
-    learned: int = 1  # what the update counts where its outer step is Delayed
+    step: int  # step of the run
+    agreement_P: Tensor | float = 1.0  # agreement of the updates, 0 … 1
+    mean_anchor_P: Tensor | None = None  # mean anchor of the group, if members have anchors of their own
+    learned: int = 1  # count of the update for DelayedNesterov
 
 
 def fresh_outer(outer: Outer, parameters: int) -> OuterState:
@@ -223,7 +238,7 @@ def fresh_outer(outer: Outer, parameters: int) -> OuterState:
 def move(
     outer: Outer, state: OuterState, anchor_P: Tensor, combined_P: Tensor, moment: UpdateConditions
 ) -> tuple[Tensor, OuterState]:
-    """(anchor', state') after one combined update. The arguments are left alone."""
+    """(anchor', state') after one combined update. The arguments are not changed."""
     momentum_P = state.momentum_P
     match outer:
         case Nesterov() | SignOuter() | AgreementNesterov() | MomentAverage():

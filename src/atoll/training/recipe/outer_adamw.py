@@ -1,9 +1,11 @@
-"""AdamW as the outer step: the optimizer of synchronous training, at every peer to the same bits.
+"""AdamW as the outer step: the optimizer of synchronous training, with the same bits on every peer.
 
 Members sum gradients and the anchor moves by AdamW of their mean (specs/codecs.md, shared state). The formula is
-that of `inner.AdamW` (Loshchilov & Hutter 2019, algorithm 2), spelt out in operations that round once: libraries'
-norms, cosines, powers and fused products differ in their last bits between machines, and one bit is another state.
-Never changes its arguments.
+that of `inner.AdamW` (Loshchilov & Hutter 2019, algorithm 2), written in operations that round once. Libraries'
+norms, cosines, powers and fused products differ in their last bits between machines, and one bit changes the state
+hash.
+Invariants:
+- Arguments are never changed.
 """
 
 from __future__ import annotations
@@ -17,26 +19,26 @@ from torch import Tensor
 from atoll.training.codec.deterministic_dot import CHUNK, add_inner_products, filled
 from atoll.training.recipe.inner import AdamW
 
-SINE_TERMS = 12  # of the Taylor series up to pi / 2: the next one is below 1e-19
-CHUNKS_AT_ONCE = 64  # of the norm: 1 MiB of values
+SINE_TERMS = 12  # terms of the Taylor series up to pi / 2: the next one is below 1e-19
+CHUNKS_AT_ONCE = 64  # chunks of the norm per call: 1 MiB of values
 
 
 def adamw_step(
     outer: AdamW, anchor_P: Tensor, first_P: Tensor, second_P: Tensor, combined_P: Tensor, step: int, rounds: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(anchor', first', second'), each (P,), of a run's step, after `rounds` earlier ones of the same kind."""
+    """(anchor', first', second'), each (P,), for a step of the run after `rounds` earlier AdamW steps."""
     rate, taken = rate_of(outer, step), rounds + 1
     gradient_P = combined_P * min(1.0, outer.clip_norm / (norm_of(combined_P) + 1e-6))
     first_P = (first_P * outer.beta1).add_(gradient_P * (1 - outer.beta1))
     second_P = (second_P * outer.beta2).add_((gradient_P * gradient_P).mul_(1 - outer.beta2))
-    spread_P = torch.from_numpy(np.sqrt(second_P.numpy()))  # of torch's there are several
+    spread_P = torch.from_numpy(np.sqrt(second_P.numpy()))  # torch has several square roots
     spread_P.mul_(1.0 / sqrt(1 - power(outer.beta2, taken))).add_(outer.eps)
     step_P = (first_P / spread_P).mul_(rate / (1 - power(outer.beta1, taken)))
     return (anchor_P * (1 - rate * outer.weight_decay)).sub_(step_P), first_P, second_P
 
 
 def norm_of(x_P: Tensor) -> float:
-    """Euclidean, of fp32 values (P,)."""
+    """Euclidean norm of fp32 values (P,)."""
     total, values_P = np.zeros(1), x_P.numpy()
     for at in range(0, len(values_P), CHUNK * CHUNKS_AT_ONCE):
         piece_S = values_P[at : at + CHUNK * CHUNKS_AT_ONCE]
@@ -47,7 +49,7 @@ def norm_of(x_P: Tensor) -> float:
 
 
 def rate_of(outer: AdamW, step: int) -> float:
-    """As `inner.rate_at` has it, but for the last bits."""
+    """`inner.rate_at` with portable bits; it differs from that in the last bits."""
     if step < outer.warmup_steps:
         return outer.lr * (step + 1) / outer.warmup_steps
     done = (step - outer.warmup_steps) / max(1, outer.total_steps - outer.warmup_steps)

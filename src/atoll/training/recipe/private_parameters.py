@@ -1,7 +1,9 @@
-"""Parameters of a member's own, where rounds agree on a few values at a time (the merge `swap`), not on all.
+"""Private parameters of a member, for rounds that agree on a few values at a time (the merge `swap`).
 
-They are private, and go with the agreed state that they were merged with: whoever has missed rounds takes what has
-moved since from the state of today and goes on from its own of all others. Never sent, never hashed.
+They belong to the agreed state of their last merge. A member that missed rounds takes the values that moved since
+from the current state, and keeps its own of all others.
+Invariants:
+- Private parameters are never sent and never hashed.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from atoll.training.recipe.merge import merge, where_moved
 @dataclass(frozen=True)
 class PrivateParameters:
     x_F: Tensor
-    state: Digest  # the agreed state that it was merged with last
+    state: Digest  # agreed state of the last merge
 
     def with_moved(self, before_F: Tensor, after_F: Tensor, state: Digest) -> PrivateParameters:
-        """After the anchor went from `before_F`, which `self.state` has, to `after_F`, which this state has."""
+        """The parameters after the anchor moved from `before_F` (that of `self.state`) to `after_F` (that of
+        `state`).
+        """
         x_F = self.x_F.clone()
         merge("swap", x_F, self.x_F, where_moved(before_F, after_F))
         return PrivateParameters(x_F, state)

@@ -1,8 +1,8 @@
-"""Recipes: which six pieces one training run is made of, as plain values that travel in genesis.
+"""Recipes: the six pieces of a training run, as plain values that travel in genesis.
 
-A recipe names the model, the work of a round and the pieces INNER, SCHEDULE, CODEC, REDUCER, OUTER, MERGE
-(inner, schedule, coding, reducer, outer, merge). Here are its shape, what makes sense, what a real run can do so
-far, and the recipe of real runs, DiLoCo; `methods` has the others. Numbers have a reason or a source.
+A recipe names the model, the work of a round and six pieces: inner, schedule, coding, reducer, outer, merge. This
+module has their type, the checks, the limits of real runs, and the default recipe of real runs, DiLoCo; `methods`
+has the others. Numbers have a reason or a source.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ from atoll.training.recipe.reducer import SCALED, RecipeReducer
 from atoll.training.recipe.schedule import SyncSchedule, check_schedule, phase_at
 
 BATCH = 4  # samples per step of one peer, small for two cores
-SEQ_LEN = 64  # tokens per sample where nobody says: enough to learn words from bytes
-LOOPS_OWN = AdamW(lr=1.0, warmup_steps=0, total_steps=1)  # never used: a loop of one's own has its optimizer
+SEQ_LEN = 64  # default tokens per sample: enough to learn words from bytes
+LOOPS_OWN = AdamW(lr=1.0, warmup_steps=0, total_steps=1)  # placeholder: a custom loop has its own optimizer
 
 
 class UpdateCoding(msgspec.Struct, frozen=True):
-    """How updates travel. Error feedback is the sender's; an owner's, of its answers, is `remembered`."""
+    """Encoding of updates and results. `beta` is the sender's error feedback; `remembered` adds the owner's."""
 
     up: str = "int8"  # member to part owner
-    down: str = "int8"  # part owner to all; strong codecs need `remembered`, or their error is never made good
+    down: str = "int8"  # part owner to all; strong codecs need `remembered`, or their error is never corrected
     beta: Share = 1.0  # share of the error-feedback memory that survives a round; 0 switches it off
     answer: Literal["once", "remembered", "gathered"] = "once"
     """`once`: the owner encodes the mean. `remembered`: the same under error feedback of the owner. `gathered`: no
-    answers, everybody decodes everybody's rows (members - 1 times the bytes, no second loss)."""
+    results, every member decodes all rows (members - 1 times the bytes, no second loss).
+    """
 
 
 class Recipe(msgspec.Struct, frozen=True):
     model: str
-    seed: Whole  # of the first weights and of the order of the data
+    seed: Whole  # seed of the first weights and of the order of the data
     batch: Batch  # samples per inner step of one peer
     seq_len: Count  # tokens per sample; ignored for images
     inner: Inner
@@ -64,21 +65,21 @@ class Recipe(msgspec.Struct, frozen=True):
     outer: Outer
     merge: Merge
     reducer: RecipeReducer = RecipeReducer()
-    computing: ComputeOptions | UnsetType = UNSET  # of gradients; left out: in fp32, as the model is written
+    computing: ComputeOptions | UnsetType = UNSET  # gradient computation; unset: fp32, uncompiled
 
     @property
     def own_anchors(self) -> bool:
-        """Members have anchors of their own, so a round does not end with one state hash."""
+        """Whether members have anchors of their own, so a round does not end with one state hash."""
         return self.paired or self.reducer.own == "fresh"
 
     @property
     def paired(self) -> bool:
-        """Members exchange two by two: a round has no common result at all."""
+        """Whether members exchange in pairs, so a round has no common result."""
         return self.reducer.group == "pair"
 
     @property
     def hidden_steps(self) -> int:
-        """Steps that members take between sending an update and having what became of it, beside eager ones."""
+        """Steps between sending an update and applying its round's result, without those of eager updates."""
         if isinstance(self.inner, PipelinedGradients):
             return self.inner.depth * self.schedule.inner_steps
         return self.schedule.overlap
@@ -95,44 +96,47 @@ def check_recipe(recipe: Recipe) -> None:
     for up, down in codings:
         _check_codecs(up, down)
     if recipe.schedule.closing and recipe.reducer.statistic != "mean":
-        raise ValueError("a closing average is a mean: statistic='mean'")
+        raise ValueError("a closing average needs statistic='mean'")
     if isinstance(recipe.outer, GossipNesterov) != (recipe.reducer.group == "pair"):
-        raise ValueError("random pairs and the gossip outer step need each other")
+        raise ValueError("group='pair' and outer=GossipNesterov() need each other")
     if isinstance(recipe.outer, RegionalNesterov) and recipe.reducer.group != "one":
-        raise ValueError("servers of regions take updates as they come: group='one'")
+        raise ValueError("outer=RegionalNesterov() applies updates on arrival: group='one'")
     if recipe.reducer.own == "fresh" and not isinstance(recipe.outer, PLAIN):
-        raise ValueError("eager updates move an anchor twice a round: outer=Nesterov(), Sign() or Agreeing()")
+        raise ValueError(
+            "eager updates move an anchor twice a round: outer=Nesterov(), SignOuter() or AgreementNesterov()"
+        )
     if isinstance(recipe.inner, PipelinedGradients) and not 1 <= recipe.inner.depth <= QUEUE_MAX:
-        raise ValueError(f"a queue of {recipe.inner.depth} gradients: it holds 1 to {QUEUE_MAX}")
+        raise ValueError(f"depth={recipe.inner.depth} is not between 1 and {QUEUE_MAX} gradients")
     if isinstance(recipe.inner, PipelinedGradients) and recipe.reducer != RecipeReducer():
-        raise ValueError("a queue of gradients is of means of all members: Reducer()")
+        raise ValueError("pipelined gradients are means over all members: reducer=RecipeReducer()")
     if _moments_odd(recipe):
         raise ValueError(
-            "moments are plain means in fp32 that the outer step keeps, second ones in some rounds of the first: "
-            "moments=(3, 6), outer=Moments(), Coding('fp32', 'fp32', 0.0), Reducer(), no fragments or overlap"
+            "moments are plain means in fp32, the second ones in some rounds of the first: "
+            "moments=(3, 6), outer=MomentAverage(), UpdateCoding('fp32', 'fp32', 0.0), RecipeReducer(), "
+            "no fragments or overlap"
         )
     alone = recipe.reducer.group == "one"
     whole = recipe.own_anchors or alone or isinstance(recipe.outer, DelayedNesterov | MomentAverage | AdamW)
     if whole and (recipe.schedule.fragments > 1 or recipe.schedule.overlap or recipe.schedule.closing):
-        raise ValueError("this reducer or outer step works on whole models: fragments=1, overlap=0, closing=''")
+        raise ValueError("this reducer or outer step needs whole models: fragments=1, overlap=0, closing=''")
     if whole and recipe.merge != "replace":
-        raise ValueError("this reducer or outer step starts every round from its anchor: merge='replace'")
+        raise ValueError("this reducer or outer step starts every round from the anchor: merge='replace'")
     if isinstance(recipe.inner, GradientAccumulation) and (recipe.merge != "replace" or recipe.schedule.overlap):
-        raise ValueError("accumulated gradients leave x where it is: merge='replace', overlap=0")
+        raise ValueError("accumulated gradients do not move x: merge='replace', overlap=0")
     if isinstance(recipe.inner, GradientAccumulation) and recipe.schedule.closing:
         raise ValueError("accumulated gradients leave no live parameters to average: closing=''")
     if _swaps_more(recipe):
-        raise ValueError("merge='swap' replaces what moved, so only what was sent may move: plain averages, beta=0")
+        raise ValueError("merge='swap' replaces moved values, so only sent values may move: outer=AVERAGE, beta=0")
 
 
 def swarm_problem(recipe: Recipe) -> str:
-    """What of a recipe real runs cannot do yet; empty if they can do it all."""
+    """What real runs cannot do of a recipe yet; empty if they can do all of it."""
     schedule, reducer, coding = recipe.schedule, recipe.reducer, recipe.coding
-    # a run has one size of batch, so tokens^2 / steps weighs rows as samples do
+    # a run has one batch size, so tokens^2 / steps weighs rows as samples do
     ours = msgspec.structs.replace(reducer, group="server" if reducer.group == "server" else "all", own="sent")
     fresh = RecipeReducer(own="fresh", quorum=reducer.quorum, grace=reducer.grace)
     cannot = {
-        "gradients that are accumulated for one fragment after the other": (
+        "accumulated gradients with fragments": (
             isinstance(recipe.inner, GradientAccumulation) and schedule.fragments > 1
         ),
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
@@ -142,7 +146,7 @@ def swarm_problem(recipe: Recipe) -> str:
         f"the next is sent (it needs more than {schedule.overlap * schedule.fragments} steps per round)": (
             schedule.overlap >= schedule.turn_steps
         ),
-        "a change of rhythm beside anything but whole models that all wait for": bool(schedule.phases)
+        "schedule phases with anything but whole models and synchronous rounds": bool(schedule.phases)
         and (
             schedule != SyncSchedule(schedule.inner_steps, schedule.rounds, phases=schedule.phases)
             or recipe.hidden_steps > 0
@@ -150,25 +154,25 @@ def swarm_problem(recipe: Recipe) -> str:
             or recipe.own_anchors
             or reducer.quorum > 0
         ),
-        "owners that remember what answers of more than a mean left out": (
+        "error feedback of owners for anything but a mean": (
             coding.answer == "remembered"
             and (reducer.statistic != "mean" or recipe.own_anchors or isinstance(recipe.outer, AgreementNesterov))
         ),
-        f"answers in {coding.down}": coding.answer != "gathered" and not _needs_a_seed_at_most(coding.down),
+        f"results in {coding.down}": coding.answer != "gathered" and not _needs_a_seed_at_most(coding.down),
         f"a closing average in {schedule.closing}": bool(schedule.closing) and not _stands_alone(schedule.closing),
         "a reducer other than a mean of all members' rows": (
             reducer.statistic not in SCALED or reducer not in (ours, fresh)
         ),
-        "eager updates in rounds that go on without the slow": reducer.own == "fresh" and reducer.quorum > 0,
-        "eager updates whose answers are gathered": reducer.own == "fresh" and coding.answer == "gathered",
+        "eager updates in rounds with a quorum": reducer.own == "fresh" and reducer.quorum > 0,
+        "eager updates with gathered rows": reducer.own == "fresh" and coding.answer == "gathered",
         "this outer step": (
             not isinstance(recipe.outer, SHARED)
             or (reducer.own == "fresh" and isinstance(recipe.outer, AgreementNesterov | AdamW | DelayedNesterov))
         ),
-        "a delayed step that comes after nothing": isinstance(recipe.outer, DelayedNesterov)
-        and recipe.outer.every < 1,
-        "an outer AdamW whose numbers divide by zero": isinstance(recipe.outer, AdamW) and not _steps(recipe.outer),
-        "a precision, or compiled steps, in loops of members' own": (
+        "a delayed outer step with every < 1": isinstance(recipe.outer, DelayedNesterov) and recipe.outer.every < 1,
+        "an outer AdamW with hyperparameters that divide by zero": isinstance(recipe.outer, AdamW)
+        and not _steps(recipe.outer),
+        "a precision, or compiled steps, in custom loops": (
             recipe.model == "attached" and recipe.computing is not UNSET
         ),
     }
@@ -176,24 +180,27 @@ def swarm_problem(recipe: Recipe) -> str:
 
 
 def coding_at(recipe: Recipe, step: int, steps: int) -> UpdateCoding:
-    """How what is sent after so many of the run's steps travels."""
+    """Coding of updates sent after `step` of the run's `steps` steps."""
     coding, (_, phase) = recipe.coding, phase_at(recipe.schedule, step, steps)
     return msgspec.structs.replace(coding, up=phase.up or coding.up, down=phase.down or coding.down)
 
 
 def closing(recipe: Recipe) -> Recipe:
-    """What the last round is made of where the schedule has it average all live parameters once."""
+    """The recipe of the last round if the schedule ends with an average of all live parameters."""
     coding = UpdateCoding(recipe.schedule.closing, recipe.schedule.closing, beta=0.0)
     return msgspec.structs.replace(recipe, coding=coding, outer=AVERAGE)
 
 
 def _swaps_more(recipe: Recipe) -> bool:
-    """Values would move that nobody drew, or be sent again though they were replaced."""
+    """Whether undrawn values would move under `swap`, or replaced values would be sent again."""
     return recipe.merge == "swap" and (recipe.outer != AVERAGE or recipe.coding.beta != 0.0)
 
 
 def _moments_odd(recipe: Recipe) -> bool:
-    """Inner moments are averaged, but not as the vector behind a whole model, or nobody would remember them."""
+    """Whether inner moments are averaged in an unsupported way.
+
+    Supported: as the vector behind a whole model, kept by the outer step.
+    """
     schedule, remembered = recipe.schedule, isinstance(recipe.outer, MomentAverage)
     first, second = schedule.moments
     if not (first or second or remembered):
@@ -205,25 +212,30 @@ def _moments_odd(recipe: Recipe) -> bool:
 
 
 def sample_problem(recipe: Recipe) -> str:
-    """Why rounds cannot be sampled under this recipe: who is not drawn has to stand at the anchor; empty if so."""
+    """Why rounds cannot be sampled under this recipe: a member that is not drawn must stay at the anchor. Empty if
+    they can.
+    """
     if recipe.schedule.fragments > 1:
-        return "rounds carry fragments in turn, and who is drawn for one has steps in all of them"
+        return "rounds carry one fragment each, but a drawn member has steps in all of them"
     if recipe.hidden_steps:
-        return "trainers go on ahead of a round that they may not be drawn for"
+        return "trainers run ahead into a round that they may not be drawn for"
     if recipe.reducer.quorum:
-        return "rounds that do not wait for the slow take up their steps later, when they may not be drawn"
+        return "rounds with a quorum count slow members' steps later, when they may not be drawn"
     if recipe.own_anchors:
-        return "members have anchors of their own, which go on by themselves"
+        return "members have anchors of their own, which move in every round"
     if isinstance(recipe.outer, MomentAverage):
-        return "members' moments are averaged, and those of who is not drawn are old"
+        return "members' moments are averaged, and members that are not drawn have old ones"
     if recipe.merge != "replace":
-        return "members keep a share of their own parameters, which would be old when they are drawn"
+        return "members keep a share of their own parameters, which are old when they are drawn"
     return ""
 
 
 def in_swarm(recipe: Recipe, down: str = "int8", believed: bool = True) -> Recipe:
-    """The nearest that a real run can do. Where owners are not `believed`, or say more than a mean, they remember
-    nothing of their answers, which nobody could check; these are finer instead."""
+    """The nearest recipe that a real run can do.
+
+    If owners are not trusted (`believed`), or reply with more than a mean, they keep no error feedback, because no
+    other peer could check it. Their results get the finer codec `down` instead.
+    """
     if isinstance(recipe.outer, DelayedNesterov) and recipe.reducer.group == "one":
         return _in_rounds(recipe, recipe.outer)
     if recipe.coding.answer != "remembered" or (believed and not swarm_problem(recipe)):
@@ -234,9 +246,12 @@ def in_swarm(recipe: Recipe, down: str = "int8", believed: bool = True) -> Recip
 
 
 def _in_rounds(recipe: Recipe, outer: DelayedNesterov) -> Recipe:
-    """Updates as they come, several in one: a round begins to share with the first, and counts by what all learned.
-    What comes too late for it waits in the feedback."""
-    tokens = recipe.schedule.inner_steps * recipe.batch * recipe.seq_len  # behind a whole update
+    """Asynchronous updates as rounds: a round begins with the first finished member and counts by all learned
+    tokens.
+
+    Late updates wait in the error feedback.
+    """
+    tokens = recipe.schedule.inner_steps * recipe.batch * recipe.seq_len  # tokens behind a whole update
     return msgspec.structs.replace(
         recipe,
         outer=msgspec.structs.replace(outer, every=outer.every * tokens),
@@ -246,9 +261,9 @@ def _in_rounds(recipe: Recipe, outer: DelayedNesterov) -> Recipe:
 
 
 def overlapping(recipe: Recipe, overlap: int | None, fragments: int | None) -> Recipe:
-    """The same with so many steps of overlap and so many fragments; what is None stays. ValueError if that is none.
+    """The same recipe with this overlap (steps) and number of fragments; None keeps the present value.
 
-    A merge that would throw away the steps of the overlap gives way to the one that keeps them.
+    `replace` drops the steps of the overlap, so it becomes `delta`. ValueError if the result is invalid.
     """
     schedule = recipe.schedule
     overlap = schedule.overlap if overlap is None else overlap
@@ -261,12 +276,12 @@ def overlapping(recipe: Recipe, overlap: int | None, fragments: int | None) -> R
 
 
 def _steps(outer: AdamW) -> bool:
-    """Every peer takes this step with the founder's numbers: none of them may end its process."""
+    """Whether the numbers are valid: every peer computes this step, so they must not end its process."""
     return 0 <= outer.beta1 < 1 and 0 <= outer.beta2 < 1 and outer.eps > 0 and outer.clip_norm > 0
 
 
 def _stands_alone(codec: str) -> bool:
-    """It needs to know nothing beside its name."""
+    """Whether the codec needs no shared knowledge."""
     return _is_made_of(codec, SharedKnowledge())
 
 
@@ -283,7 +298,7 @@ def _is_made_of(codec: str, known: SharedKnowledge) -> bool:
 
 
 def lasting(recipe: Recipe, steps: int) -> Recipe:
-    """The same recipe for a run of so many steps: schedules of rates follow."""
+    """The same recipe for a run of `steps` steps: rate schedules follow."""
     outer, schedule = recipe.outer, recipe.schedule
     match outer:
         case AdamW():
@@ -305,8 +320,7 @@ def lasting(recipe: Recipe, steps: int) -> Recipe:
 
 
 def over_tokens(recipe: Recipe, total: int) -> Recipe:
-    """The same, but rates fall over so many tokens of all members together (training/recipe/lr_position.py), not
-    over steps."""
+    """The same recipe, with rates over `total` tokens of all members (`lr_position.py`), not over steps."""
     if total < 1:
         raise ValueError(f"rates cannot fall over {total} tokens")
     return msgspec.structs.replace(recipe, schedule=msgspec.structs.replace(recipe.schedule, total_tokens=total))
@@ -315,10 +329,10 @@ def over_tokens(recipe: Recipe, total: int) -> Recipe:
 def nesterov_for(
     rounds: int, lr: float, momentum: float | None = None, floor: float = 1.0, settle: float = 0.0
 ) -> Nesterov:
-    """The Nesterov step of a run of so many rounds; the momentum follows them unless it is given.
+    """Nesterov step of a run of `rounds` rounds; the default momentum follows their number.
 
-    With an outer rate of 1 the effective step should grow with the number of rounds. The paper's (0.7, 0.9) wants
-    hundreds of them; with 30–50 it leaves +11.9 % loss where (1.0, 0.5–0.6) leaves +8 %.
+    With an outer rate of 1 the effective step should grow with the number of rounds. The paper's (0.7, 0.9) needs
+    hundreds of rounds; with 30–50 it leaves +11.9 % loss, (1.0, 0.5–0.6) leaves +8 %.
     """
     following = 0.5 if rounds <= 50 else 0.7 if rounds <= 100 else 0.8
     return Nesterov(lr, following if momentum is None else momentum, floor, settle)
@@ -342,7 +356,7 @@ def diloco(
 
     The outer momentum follows the number of rounds unless it is given.
     """
-    codec_named(down)  # it stands alone: answers that leave values out are nothing for whole updates
+    codec_named(down)  # stands alone: sparse results would not fit whole updates
     return recipe_for(
         model,
         batch=batch,
@@ -368,9 +382,9 @@ def recipe_for(
     seq_len: int | None = None,
     seed: int = 0,
 ) -> Recipe:
-    """A checked recipe for a built-in model, its rates set to the length of its run.
+    """A checked recipe for a built-in model, with rates set to the length of its run.
 
-    Without a word on merge and reducer, x becomes the new anchor, moved by the mean over all members.
+    Default merge and reducer: x becomes the new anchor, moved by the mean over all members.
     """
     seq_len = fitting_seq_len(model, seq_len)
     recipe = Recipe(model, seed, batch, seq_len, inner, schedule, coding, outer, merge, reducer or RecipeReducer())
@@ -379,8 +393,11 @@ def recipe_for(
 
 
 def fitting_seq_len(model: str, seq_len: int | None) -> int:
-    """Tokens per sample: what was asked for if the model can read so many, else SEQ_LEN or what it can."""
-    longest = spec_of(model).seq_len  # says so if there is no such model: better here than in every trainer
+    """Tokens per sample: the requested number, or by default SEQ_LEN or the model's maximum.
+
+    ValueError if the model's maximum is lower than the requested number.
+    """
+    longest = spec_of(model).seq_len  # raises for an unknown model, here rather than in every trainer
     if seq_len is None:
         return min(SEQ_LEN, longest or SEQ_LEN)
     if longest and seq_len > longest:
@@ -389,22 +406,22 @@ def fitting_seq_len(model: str, seq_len: int | None) -> int:
 
 
 def in_own_loop(recipe: Recipe, believed: bool = True) -> Recipe:
-    """What of a recipe is left to others where the loop is somebody's own, with its model, data and optimizer; sums
-    of gradients stay what members hand over (`training/recipe/user_optimizer.py`).
+    """A recipe's outer part for a custom loop, which brings its own model, data and optimizer.
 
-    ValueError if it needs to know more of these; `believed`: see `in_swarm`.
+    Members still send sums of gradients if the recipe accumulates them (`exchange/user_optimizer.py`). ValueError
+    if the recipe needs more of the loop; `believed`: see `in_swarm`.
     """
     why = ""
     if recipe.schedule.total_tokens is not UNSET:
-        why = "its rates follow the tokens of all, and here the rate is your scheduler's"
+        why = "its rates follow the tokens of all members, but in a custom loop your scheduler sets the rate"
     inner = recipe.inner if isinstance(recipe.inner, GradientAccumulation) else LOOPS_OWN
     recipe = msgspec.structs.replace(recipe, model="attached", seed=0, batch=1, seq_len=1, inner=inner)
-    recipe = in_swarm(recipe, believed=believed)  # an update counts by samples, where it counts by tokens
+    recipe = in_swarm(recipe, believed=believed)  # an update then counts by samples instead of tokens
     if why:
-        raise ValueError(f"this recipe is none for a loop of one's own: {why}")
+        raise ValueError(f"this recipe cannot run in a custom loop: {why}")
     if problem := swarm_problem(recipe):
         raise ValueError(
-            f"this recipe is none for a loop of one's own, only for atoll.experiment: {problem}; diloco is for both"
+            f"this recipe runs only in atoll.experiment, not in a custom loop: {problem}; diloco runs in both"
         )
     return recipe
 
@@ -422,9 +439,10 @@ def own_loop(
     epochs: int = 0,
     share: float = 0.0,
 ) -> Recipe:
-    """DiLoCo rounds around somebody's own training loop, which brings model, data and inner optimizer.
+    """DiLoCo rounds around a custom training loop, which brings model, data and inner optimizer.
 
-    With a `share` SPARTA's: so large a part of the values is averaged, drawn anew in every round, and nothing else.
+    With a `share`, SPARTA rounds: that share of the values is averaged, drawn anew in every round, and nothing
+    else.
     """
     outer, coding = Nesterov(lr=outer_lr, momentum=outer_momentum), UpdateCoding(up=up, down=down)
     if share:
@@ -434,7 +452,7 @@ def own_loop(
     _check_codecs(coding.up, coding.down)
     passes, last = epochs or UNSET, "fp16" if share else ""
     schedule = SyncSchedule(inner_steps, rounds, fragments, overlap, closing=last, epochs=passes)
-    check_schedule(msgspec.structs.replace(schedule, rounds=max(1, rounds)))  # 0: without end
+    check_schedule(msgspec.structs.replace(schedule, rounds=max(1, rounds)))  # 0 rounds: without end
     return Recipe(
         model="attached",
         seed=0,
@@ -449,7 +467,9 @@ def own_loop(
 
 
 def drawn_share(share: float) -> UpdateCoding:
-    """A random share of the values, the same at all, both ways: what replaces leaves nothing to make good."""
+    """A random share of the values, drawn alike by all members, both ways, without error feedback: values are
+    replaced.
+    """
     codec = f"randk:{share:g}+fp16"
     return UpdateCoding(codec, codec, beta=0.0)
 
@@ -459,15 +479,15 @@ def _check_codecs(up: str, down: str) -> None:
     check_name(down)
     if not codec_named(down, SharedKnowledge(seed=b"any", reference_N=empty(0), shapes=())).same_everywhere:
         raise ValueError(
-            f"{down!r} cannot carry answers: its bytes may differ between owners' machines; "
-            "name a codec without zstd, lz4 or snappy for the way down"
+            f"{down!r} cannot encode results: its bytes may differ between owners' machines; "
+            "choose a `down` codec without zstd, lz4 or snappy"
         )
 
 
 def demo_recipe() -> Recipe:
-    """`atoll demo`: four peers on one ordinary computer learn Python's standard library in a minute or two.
+    """`atoll demo`: four peers on one ordinary computer learn Python's standard library in one to two minutes.
 
-    Measured (bench/RESULTS.md, "demo"): validation loss 5.36 -> 1.68 nats per byte; one peer alone, 1.84.
-    One step is 13 ms of one core, so four peers on two cores train for about half a minute.
+    Measured (bench/RESULTS.md, "demo"): validation loss 5.36 -> 1.68 nats per byte; one peer alone, 1.84. One step
+    takes 13 ms of one core, so four peers on two cores train for about half a minute.
     """
     return diloco("gpt-tiny", rounds=24, inner_steps=40, batch=8, lr=6e-3, up="2bit", down="int8")

@@ -1,15 +1,17 @@
-"""Answers that say more than an encoded mean: rows gathered for everybody, rows scaled by their lengths, agreement.
+"""Reply formats beyond an encoded mean: gathered rows, rows scaled by their norms, agreement of the rows.
 
-Most recipes need `combine` alone. Some want what only the owner of a part can see: SparseLoCo hands every row on,
-so that nothing is lost a second time, and cuts long ones; cooperative SGD asks how much the updates agree. The
-owner decides these few numbers once and ships them, since no two machines sum alike; what follows from them is
-elementwise and has the same bits everywhere. Promises: a reader of strangers' bytes raises PeerFault and nothing
-else. Never larger than the part in fp32, but for a head: instead of longer rows the owner sends what they make.
+Most recipes need `combine` alone. Some need values that only the owner of a part can compute. SparseLoCo forwards
+every row, so there is no second loss, and clips long rows. Cooperative SGD needs the agreement of the updates. The
+owner computes these few numbers once and sends them, because sums differ between machines. The later steps are
+elementwise and give the same bits everywhere.
+Invariants:
+- Parsing of a peer's bytes raises PeerFault and nothing else.
+- A reply is never larger than the part in fp32 plus a header: instead of longer rows the owner sends their sum.
 
     answer   kind u8, agreement fp32, then by kind                                              (little-endian)
     0        the mean in the codec of answers
     1        rows u16, tensors u16, scales fp32 [rows x tensors], wire lengths u32 [rows], wires
-    2        what the rows make, fp32
+    2        the sum of the rows, fp32
 """
 
 from __future__ import annotations
@@ -44,21 +46,21 @@ MEAN, ROWS, EXACT = 0, 1, 2
 
 class DecodedReply(NamedTuple):
     value_N: Tensor
-    agreement: float  # 0 … 1; 1 where nobody asked
+    agreement: float  # 0 … 1; 1 if the recipe does not need it
 
 
 @dataclass(frozen=True)
 class ReplyFormat:
-    """How the owner of one part answers, and how everybody reads it."""
+    """Reply of one part: `answer` builds it at the owner, `read` decodes it at every member."""
 
     up: Codec
     down: Codec | None  # None: rows are gathered
     statistic: Statistic
-    agreeing: bool  # the outer step asks how much the updates agree
+    agreeing: bool  # the outer step needs the agreement of the updates
     sizes: tuple[int, ...]  # values of the part in each tensor
 
     def answer(self, rows: Sequence[tuple[int, Buffer]]) -> CombinedPart:
-        """One answer out of (weight, wire) rows. Holds every row decoded, where their lengths matter."""
+        """The reply for (weight, wire) rows. Holds every row decoded if row norms matter."""
         n = sum(self.sizes)
         kept = opened_rows(rows, n, self.up)
         if kept.total == 0:
@@ -80,17 +82,18 @@ class ReplyFormat:
         elif sum(map(len, wires)) < 4 * n and len(wires) < 2**16:
             kind, body = ROWS, _packed(wires, scale_GT)
         else:
-            kind, body = EXACT, bytes(codec_named("fp32").encode_spans(n, sums))  # refuses what nobody would read
+            # fp32 refuses values that no member would accept
+            kind, body = EXACT, bytes(codec_named("fp32").encode_spans(n, sums))
         return CombinedPart(HEAD.pack(kind, agree) + body, kept.counted, kept.faults)
 
     def read(self, wire: Buffer) -> DecodedReply:
-        """What an answer says of this part. PeerFault if `answer` could not have made it."""
+        """The decoded reply. PeerFault if `answer` could not have built it."""
         n, view = sum(self.sizes), memoryview(wire).cast("B")
         if len(view) < HEAD.size:
-            raise PeerFault("", f"an answer of {len(view)} bytes")
+            raise PeerFault("", f"a reply of {len(view)} bytes is too short")
         kind, agree = HEAD.unpack_from(view)
         if not 0.0 <= agree <= 1.0 or (agree != 1.0 and not self.agreeing):  # NaN compares false
-            raise PeerFault("", f"an answer that agrees by {agree}")
+            raise PeerFault("", f"a reply with an agreement of {agree}")
         body = view[HEAD.size :]
         if kind == MEAN and self.down is not None:
             return DecodedReply(self.down.decode(body, n), agree)
@@ -99,29 +102,29 @@ class ReplyFormat:
         if kind == ROWS and self.down is None:
             opened, scale_GT = self._unpacked(body, n)
             return DecodedReply(torch.cat([sum_S.clone() for sum_S in self._sums(opened, scale_GT)]), agree)
-        raise PeerFault("", f"an answer of kind {kind}, which this recipe does not have")
+        raise PeerFault("", f"a reply of kind {kind}, which this recipe does not use")
 
     def _unpacked(self, body: memoryview, n: int) -> tuple[list[Any], Tensor]:
         if len(body) < COUNTS.size:
-            raise PeerFault("", "an answer without rows")
+            raise PeerFault("", "a reply without rows")
         count, tensors = COUNTS.unpack_from(body)
         at = COUNTS.size + 4 * count * tensors
         end = at + 4 * count
         if not count or tensors != len(self.sizes) or end > len(body):
-            raise PeerFault("", f"an answer of {count} rows for {tensors} tensors in {len(body)} bytes")
+            raise PeerFault("", f"a reply of {count} rows for {tensors} tensors in {len(body)} bytes")
         scales = np.frombuffer(body[COUNTS.size : at], "<f4").astype(np.float32)
         lengths = np.frombuffer(body[at:end], "<u4").astype(np.int64)
         if not np.isfinite(scales).all() or int(lengths.sum()) != len(body) - end:
-            raise PeerFault("", "an answer whose rows have other lengths than it says, or no finite scales")
+            raise PeerFault("", "a reply with wrong row lengths, or scales that are not finite")
         edges = end + np.concatenate([[0], np.cumsum(lengths)])
         opened = [self.up.open_wire(body[a:b], n) for a, b in pairwise(edges)]
         return opened, torch.from_numpy(scales.reshape(count, tensors))
 
     def _sums(self, opened: Sequence[Any], scale_GT: Tensor) -> Iterator[Tensor]:
-        """Sum over rows, in order, of value * scale; span by span, each good until the next is asked for."""
+        """Sum over rows, in order, of value * scale, span by span. A span is valid until the next one is taken."""
         n, sizes_T = sum(self.sizes), torch.tensor(self.sizes)
         sum_S, value_S = torch.empty(2, min(n, SPAN), dtype=torch.float32)
-        if len(self.sizes) == 1:  # as in groups: N scales of every row would be longer than the rows
+        if len(self.sizes) == 1:  # as in groups: N scales per row would be longer than the rows
             each = [scale_1.expand(n) for scale_1 in scale_GT]
         else:
             each = [scale_T.repeat_interleave(sizes_T) for scale_T in scale_GT.contiguous()]
@@ -133,18 +136,18 @@ class ReplyFormat:
 
 
 def says_more(recipe: Recipe) -> bool:
-    """An encoded mean is not enough of an answer for this recipe."""
+    """Whether the recipe needs more in a reply than an encoded mean."""
     gathered, agreeing = recipe.coding.answer == "gathered", isinstance(recipe.outer, AgreementNesterov)
     return gathered or agreeing or recipe.reducer.statistic != "mean"
 
 
 def remembers(recipe: Recipe) -> bool:
-    """Owners keep what their answers left out: nobody else can make these answers."""
+    """Whether owners keep error feedback of their results. No other peer can then compute the same result."""
     return recipe.coding.answer == "remembered"
 
 
 def answering(recipe: Recipe, common: RoundInputs, bounds: Bounds, part: int) -> ReplyFormat:
-    """Of this part in this round. `bounds` are places of the whole vector."""
+    """Reply format of one part in one round. `bounds` are positions in the whole vector."""
     coding, sizes = recipe.coding, tensor_sizes(tensors_of(common.layout), *bounds[part])
     down = None if coding.answer == "gathered" else part_codec(coding.down, common, bounds, part)
     up = part_codec(coding.up, common, bounds, part)

@@ -1,9 +1,11 @@
-"""When members synchronise, and which slice of the model: fragments, offsets, overlap, changes of rhythm.
+"""Synchronization schedule: when members synchronize, and which slice of the model (fragments, overlap, phases).
 
-A fragment is a stretch of the flat vector that is sent together; fragments take turns within a round, so that the
-peak rate falls. With an overlap a fragment is applied some steps after it was sent, and training never waits.
-Pure arithmetic on the run's step; every member comes to the same answer. In a real run every turn is an agreed
-round of its own (`turn_of`), and the overlap is what a trainer goes on at most while it waits for agreement.
+A fragment is a range of the flat vector that is sent together. Fragments take turns within a round, which lowers
+the peak rate. With an overlap a fragment is applied some steps after it was sent, and training never waits. In a
+real run every turn is an agreed round of its own (`turn_of`), and the overlap bounds the steps that a trainer takes
+while it waits for agreement.
+Invariants:
+- Pure arithmetic on the run's step: every member computes the same schedule.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from atoll.base.arguments import Count, Share, Whole
 from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.update import Bounds
 
-# between two codecs; the colon before a number ("topk:0.1", "topk:64/4096", "zstd:3") is part of a codec's name
+# separator of two codecs; a colon before a number ("topk:0.1", "topk:64/4096", "zstd:3") belongs to a codec's name
 BETWEEN_CODECS = re.compile(r":(?!\d[\d./e-]*(?:[:+]|$))", re.ASCII)
 
 
 class SchedulePhase(msgspec.Struct, frozen=True):
-    """From here on another rhythm: shorter rounds at the end, or finer codecs."""
+    """A later part of the run with another rhythm: shorter rounds, or finer codecs."""
 
     since: Share  # share of the run's steps, 0 … 1
     inner_steps: Count
@@ -33,29 +35,31 @@ class SchedulePhase(msgspec.Struct, frozen=True):
 
 
 class SyncSchedule(msgspec.Struct, frozen=True):
-    """When peers synchronise: after so many steps, or earlier when the plan's time is up."""
+    """When peers synchronize: after `inner_steps`, or earlier if the plan's time is up."""
 
-    inner_steps: Count = 50  # H; the gap to synchronous training grows with it, the bytes shrink
+    inner_steps: Count = 50  # H; a larger H sends fewer bytes and moves further from synchronous training
     rounds: Whole = 30
-    fragments: Count = 1  # each synchronises once per round, inner_steps / fragments steps after the one before
+    fragments: Count = 1  # each synchronizes once per round, inner_steps / fragments steps after the one before
     overlap: Whole = 0
-    """tau: steps between sending and applying; 0 waits. Below inner_steps, and in real runs below a turn's: they
-    have one fragment under way at a time."""
+    """tau: steps between sending and applying; 0 waits. Below inner_steps, and in real runs below those of a turn,
+    since they have one fragment in flight.
+    """
     phases: tuple[SchedulePhase, ...] = ()
-    closing: str = ""  # codec of one last average of live parameters, both ways; empty: the last round is like all
+    closing: str = ""  # codec of one last average of live parameters, both ways; empty: no such average
     moments: tuple[Whole, Whole] = (0, 0)  # rounds between averages of inner moments (first, second); 0: never
     epochs: Count | UnsetType = UNSET
-    """Passes that a member makes in a round over data of its own, where it has some; inner_steps then only bounds
-    the steps that this may take. Left out: as many steps as a round has."""
+    """Passes per round that a member makes over its own data; inner_steps then bounds its steps. Unset: inner_steps
+    for every member.
+    """
     total_tokens: Annotated[int, Meta(ge=1, lt=2**62)] | UnsetType = UNSET
-    """Of all members, over which rates fall as they would over `steps`: horizon.py. Left out: over steps."""
+    """Tokens of all members over which rates fall (lr_position.py). Unset: rates fall over `steps`."""
 
     @property
     def steps(self) -> int:
         return self.rounds * self.inner_steps
 
     def steps_of(self, pass_steps: int) -> int:
-        """Steps in a round of a member whose data last for so many."""
+        """Steps per round of a member with `pass_steps` steps of data."""
         return self.inner_steps if self.epochs is UNSET else min(self.epochs * pass_steps, self.inner_steps)
 
     @property
@@ -65,11 +69,11 @@ class SyncSchedule(msgspec.Struct, frozen=True):
 
     @property
     def turn_steps(self) -> int:
-        """Inner steps of each of them, where nothing changes that."""
+        """Inner steps of each turn, without phases."""
         return self.inner_steps // self.fragments
 
     def begun(self, turns: int) -> int:
-        """Steps of the run that so many of them take together."""
+        """Steps of the run before turn number `turns`."""
         if not self.phases:
             return turns * self.turn_steps
         taken = 0
@@ -80,7 +84,9 @@ class SyncSchedule(msgspec.Struct, frozen=True):
 
 
 def fragments_of(layout: ModelLayout, count: int) -> Bounds:
-    """[lo, hi) of `count` fragments of about equal size, cut between tensors. ValueError if there are too few."""
+    """[lo, hi) of `count` fragments of about equal size, cut between tensors. ValueError if there are too few
+    tensors.
+    """
     ends = [slot.at + slot.size for slot in layout.slots if slot.kind != "counter"]
     if count > len(ends):
         raise ValueError(f"a model of {len(ends)} tensors cannot be cut into {count} fragments")
@@ -93,26 +99,29 @@ def fragments_of(layout: ModelLayout, count: int) -> Bounds:
 
 
 def turn_of(schedule: SyncSchedule, layout: ModelLayout, done: int) -> tuple[int, int]:
-    """[lo, hi) that the round after `done` rounds carries: fragments in the order of `due`, at the end all; behind
-    the model lie moments."""
+    """[lo, hi) that the round after `done` rounds carries: fragments in the order of `due`, at the end the whole
+    model.
+
+    Behind the model lie moments.
+    """
     if schedule.fragments == 1 or done + 1 == schedule.turns:
         return 0, layout.floats + moments_due(schedule, done) * layout.parameters
     return fragments_of(layout, schedule.fragments)[(done + 1) % schedule.fragments]
 
 
 def moments_due(schedule: SyncSchedule, done: int) -> int:
-    """How many of the inner moments the round after `done` rounds averages, too: none, the first, or both."""
+    """Number of inner moments that the round after `done` rounds averages: 0, 1 (first) or 2."""
     first, second = schedule.moments
     return 0 if not first or (done + 1) % first else 1 if (done + 1) % second else 2
 
 
 def longest_turn(schedule: SyncSchedule, layout: ModelLayout) -> int:
-    """The most values that a round carries."""
+    """The largest number of values that a round carries."""
     return layout.floats + (2 * layout.parameters if any(schedule.moments) else 0)
 
 
 def phase_at(schedule: SyncSchedule, step: int, steps: int) -> tuple[int, SchedulePhase]:
-    """(the step at which it began, the phase) that holds after `step` steps of a run of `steps`."""
+    """(first step, phase) in effect after `step` steps of a run of `steps`."""
     found = (0, SchedulePhase(0.0, schedule.inner_steps))
     for phase in schedule.phases:
         begins = round(phase.since * steps)
@@ -122,8 +131,11 @@ def phase_at(schedule: SyncSchedule, step: int, steps: int) -> tuple[int, Schedu
 
 
 def stretches_of(schedule: SyncSchedule) -> tuple[tuple[int, int], ...]:
-    """(rounds, steps of each) in order, where phases change their length: what is left of a phase when the next one
-    begins goes into its first round, and what is left of the run into one more. Of whole models only."""
+    """(rounds, steps of each) in order, for phases that change the round length; whole models only.
+
+    The remainder of a phase goes into the first round of the next one, and the remainder of the run into one more
+    round.
+    """
     begins = [round(phase.since * schedule.steps) for phase in schedule.phases]
     lengths = [schedule.inner_steps, *(phase.inner_steps for phase in schedule.phases)]
     found, ended = list[tuple[int, int]](), 0
@@ -137,7 +149,9 @@ def stretches_of(schedule: SyncSchedule) -> tuple[tuple[int, int], ...]:
 
 
 def phases_named(text: str) -> tuple[SchedulePhase, ...]:
-    """since:inner_steps[:up[:down]], more with commas: "0.8:16,0.9:8:topk:0.1:int8". ValueError if it is none."""
+    """Phases from since:inner_steps[:up[:down]], separated by commas: "0.8:16,0.9:8:topk:0.1:int8". ValueError if
+    malformed.
+    """
     found = list[SchedulePhase]()
     for piece in filter(None, text.split(",")):
         since, steps, codecs, *_ = [*piece.split(":", 2), "", ""]
@@ -147,12 +161,12 @@ def phases_named(text: str) -> tuple[SchedulePhase, ...]:
         except ValueError:
             more = [piece]
         if any(more):
-            raise ValueError(f"{piece!r} is no phase: it is since:inner_steps[:up[:down]], such as 0.9:8:int8")
+            raise ValueError(f"{piece!r} is no phase: a phase is since:inner_steps[:up[:down]], such as 0.9:8:int8")
     return tuple(found)
 
 
 def due(schedule: SyncSchedule, step: int, steps: int) -> tuple[int, ...]:
-    """The fragments that are sent after `step` steps; at the end of the run, all of them."""
+    """Fragments that are sent after `step` steps; at the end of the run, all of them."""
     if step == steps:
         return tuple(range(schedule.fragments))
     begins, phase = phase_at(schedule, step, steps)
@@ -166,7 +180,7 @@ def check_schedule(schedule: SyncSchedule) -> None:
     shortest = min([schedule.inner_steps, *(phase.inner_steps for phase in schedule.phases)])
     if min(schedule.rounds, shortest, schedule.fragments) < 1 or schedule.overlap < 0:
         raise ValueError(
-            "rounds, inner_steps (of phases, too) and fragments must be at least 1, overlap at least 0"
+            "rounds, inner_steps (also of phases) and fragments must be at least 1, overlap at least 0"
         )
     if schedule.epochs is not UNSET and (schedule.epochs < 1 or schedule.fragments > 1 or schedule.overlap):
         raise ValueError("epochs, passes over a member's own data, are at least 1: fragments=1, overlap=0")

@@ -1,9 +1,10 @@
-"""The shared state: everything all peers must hold alike after a round, and its one form as bytes.
+"""Shared state of a run: all that peers must hold identically after a round, and its canonical bytes.
 
-Anchor, outer momentum, buffers, counters and how far the run has come. Two peers with the same state have
-identical bytes, so the state hash is the blob id of those bytes, and a joiner downloads the very blob whose
-id the vertex names. `advance` is the only way from one round to the next, `gone_back` the only way back.
-Never holds anything private: error feedback, inner state and data cursors of a peer are its own.
+The state is the anchor, the outer momentum, buffers, counters and the progress of the run. Equal states have equal
+bytes, so the state hash is the blob id of those bytes. A joiner downloads the blob that the vertex names. `advance`
+is the only way from one round to the next, `gone_back` the only way back.
+Invariants:
+- Nothing private is part of it: each peer keeps its own error feedback, inner state and data cursor.
 """
 
 from __future__ import annotations
@@ -35,20 +36,21 @@ class SharedState:
     anchor_F: Tensor  # parameters, then float buffers, fp32
     momentum_P: Tensor  # outer momentum; buffers have none
     counters_K: Tensor  # integer buffers, int64
-    round: int = 0  # rounds that made it
-    steps: int = 0  # inner steps of one worker since the beginning: the position of rates without a horizon
-    samples: int = 0  # samples handed out to all workers: the position in the data
-    tokens: int = 0  # tokens all workers learned from: the position of rates with one
+    round: int = 0  # rounds since genesis
+    steps: int = 0  # inner steps of one worker since genesis: position of rates without a horizon
+    samples: int = 0  # samples handed out to all workers: position in the data
+    tokens: int = 0  # tokens learned by all workers: position of rates with a horizon
     second_P: Tensor | None = None
-    """AdamW's mean of squares, from its first step on; momentum is its other one. With `outer.MomentAverage` both
-    are the
-    mean of the members', this one since they were first averaged."""
+    """AdamW's second moment, from its first step on; `momentum_P` is then the first moment. With
+    `outer.MomentAverage` both are means over the members, this one since it was first averaged.
+    """
 
 
 def initial_state(model: nn.Module, layout: ModelLayout | None = None) -> SharedState:
-    """The state a run begins with. It becomes a blob in genesis: a seed gives other bits on other machines.
+    """The state at the start of a run. It becomes a blob in genesis: the same seed gives other bits on other
+    machines.
 
-    `layout`: of what is exchanged; None: what requires a gradient.
+    `layout`: exchanged tensors; None: those that require a gradient.
     """
     layout = layout or layout_of(model)
     anchor_F, counters_K = flatten(model, layout)
@@ -68,10 +70,10 @@ def advance(
     counters: Sequence[Sequence[int]] = (),
     turn: tuple[int, int] | None = None,
 ) -> SharedState:
-    """The state after a round whose answers are encoded means: `moved_by` what they decode to.
+    """The state after a round with encoded means as results: `moved_by` the decoded results.
 
-    `parts` are the owners' answers in the order of `bounds`; None is a part nobody answered for, whose
-    combined update is zero. `bounds` count from where `turn` begins. PeerFault if an answer does not decode.
+    `parts` are the owners' results in the order of `bounds`; None is a part without a result: its combined update
+    is zero. `bounds` count from the beginning of `turn`. PeerFault if a result does not decode.
     """
     lo, hi = turn or (0, len(state.anchor_F))
     combined_N = decode_parts(parts, bounds, [codec] * len(bounds), hi - lo)
@@ -96,20 +98,20 @@ def moved_by(
 ) -> SharedState:
     """The state after a round: outer step on the parameters, plain average of the buffers, maximum of counters.
 
-    Only the stretch `turn` moves (None: everything), by `combined_N`; the momentum outside rests, too. What of it
-    lies behind the vector are members' moments. `counters` are the contributors' integer buffers. `steps`,
-    `samples` and `tokens` are what the round adds.
-    `step`: of the run, whose outer rate holds; None: as many as the state has. Anchor and momentum lie in `room`.
+    Only the range `turn` of the vector moves (None: everything), by `combined_N`; momentum outside it stays. Values
+    of the range beyond the vector are the members' moments. `counters` are the contributors' integer buffers.
+    `steps`, `samples` and `tokens` are increments. `step`: the run's step for the outer rate; None: that of the
+    state. Anchor and momentum are allocated in `room`.
     """
     lo, hi = turn or (0, len(state.anchor_F))
     step = state.steps if step is None else step
-    end = max(lo, min(hi, len(state.momentum_P)))  # of the parameters in it; buffers follow
+    end = max(lo, min(hi, len(state.momentum_P)))  # end of the parameters in the range; buffers follow
     agreed_N = agreement_N[: end - lo] if isinstance(agreement_N, Tensor) else agreement_N
     second_P, given_N = state.second_P, combined_N[: end - lo]
     anchor_F, momentum_P = (_but_for(old, lo, end, room) for old in (state.anchor_F, state.momentum_P))
     before_N, into_N = (state.anchor_F[lo:end], state.momentum_P[lo:end]), (anchor_F[lo:end], momentum_P[lo:end])
     if isinstance(outer, AdamW):
-        assert turn is None, "it works on whole models"
+        assert turn is None, "AdamW outside needs whole models"
         squares_P = torch.zeros_like(momentum_P) if second_P is None else second_P
         *moved, second_P = adamw_step(outer, *before_N, squares_P, given_N, step, state.round)
         for into, value in zip(into_N, moved, strict=True):
@@ -140,10 +142,10 @@ def moved_by(
 
 
 def rested(state: SharedState, *, steps: int, samples: int, tokens: int, room: Room = new_wire) -> SharedState:
-    """The state after a round that counts nobody: the run goes on, the model rests.
+    """The state after a round without counted updates: the run's counters advance, the model stays.
 
-    An outer step without an update would move it by the momentum alone, once for every such round: where all
-    members were killed at once the model would run on while nobody learns.
+    An outer step without an update would move the model by the momentum alone in every such round. If all members
+    die at once, the model would drift while no member trains.
     """
     anchor_F, momentum_P = (_but_for(old, 0, 0, room) for old in (state.anchor_F, state.momentum_P))
     counts = state.round + 1, state.steps + steps, state.samples + samples, state.tokens + tokens
@@ -151,7 +153,7 @@ def rested(state: SharedState, *, steps: int, samples: int, tokens: int, room: R
 
 
 def _but_for(old: Tensor, lo: int, hi: int, room: Room) -> Tensor:
-    """A copy of it, whose values lo … hi are still to be written."""
+    """A copy of `old` with values lo … hi uninitialized."""
     new = tensor_over(room(old.nbytes), torch.float32)
     for rest in (slice(0, lo), slice(hi, None)):
         new[rest] = old[rest]
@@ -159,10 +161,11 @@ def _but_for(old: Tensor, lo: int, hi: int, room: Room) -> Tensor:
 
 
 def gone_back(earlier: SharedState, before: SharedState, samples: int) -> SharedState:
-    """The earlier state, bit for bit, at the place in the data that the run has reached: no sample is used twice.
+    """The earlier state, bit for bit, at the run's current position in the data: no sample is used twice.
 
-    `before` is the head's state, `samples` were handed out since. Outer momentum, buffers, counters, the position
-    of the learning-rate schedule and the tokens learned from come back with the state: they are about this model.
+    `before` is the head's state, `samples` the number handed out since. Outer momentum, buffers, counters, the
+    position in the learning-rate schedule and the learned tokens are those of the earlier state, because they
+    belong to its model.
     """
     return replace(earlier, samples=before.samples + samples)
 
@@ -174,8 +177,9 @@ def decode_parts(
     floats: int,
     room: Room = new_wire,
 ) -> Tensor:
-    """The combined update (F,), each part in its codec; zero where nobody answered. PeerFault if an answer does not
-    decode."""
+    """The combined update (F,), each part in its codec; zero for a part without a result. PeerFault if one does not
+    decode.
+    """
     assert len(parts) == len(bounds) and (not bounds or bounds[-1][1] == floats)
     combined_F = tensor_over(room(4 * floats), torch.float32)
     for part, codec, (lo, hi) in zip(parts, codecs, bounds, strict=True):
@@ -187,12 +191,12 @@ def decode_parts(
 
 
 def state_bytes(state: SharedState, layout: ModelLayout) -> bytes:
-    """Canonical: equal states give equal bytes. Any safetensors reader opens them."""
+    """Canonical bytes: equal states give equal bytes. Any safetensors reader opens them."""
     return b"".join(state_pieces(state, layout))
 
 
 def state_pieces(state: SharedState, layout: ModelLayout) -> list[Buffer]:
-    """The same bytes in pieces, most of which are the state's own memory."""
+    """The same bytes in pieces, mostly views of the state's own memory."""
     counts = {name: str(getattr(state, name)) for name in COUNTS}
     tensors = {"anchor": state.anchor_F, "momentum": state.momentum_P, "counters": state.counters_K}
     if state.second_P is not None:
@@ -204,12 +208,12 @@ def state_pieces(state: SharedState, layout: ModelLayout) -> list[Buffer]:
 
 
 def state_hash(data: Buffer) -> Digest:
-    """The name of a state: the blob id of its bytes."""
+    """State hash: the blob id of its bytes."""
     return blob_id(manifest_of(data))
 
 
 def state_from_bytes(data: Buffer, layout: ModelLayout) -> SharedState:
-    """PeerFault unless these are the canonical bytes of a finite state of this layout."""
+    """The state from its canonical bytes. PeerFault unless they are canonical, finite and of this layout."""
     tensors, metadata = load(data)
     if metadata.get("format") != FORMAT or metadata.get("layout") != layout_digest(layout).hex():
         raise PeerFault("", f"not a state of this model: {metadata.get('format')}, {metadata.get('layout')}")
@@ -226,7 +230,7 @@ def state_from_bytes(data: Buffer, layout: ModelLayout) -> SharedState:
         raise PeerFault("", "the state holds values that are not finite")
     second_P = tensors.get("second")
     if second_P is not None and bool((second_P < 0).any()):
-        raise PeerFault("", "the state holds a mean of squares below zero")
+        raise PeerFault("", "the state holds a negative second moment")
     counts = {name: _count(metadata.get(name, "")) for name in COUNTS}
     state = SharedState(
         tensors["anchor"].clone(),
@@ -241,7 +245,7 @@ def state_from_bytes(data: Buffer, layout: ModelLayout) -> SharedState:
 
 
 def export_model(state: SharedState, layout: ModelLayout) -> bytes:
-    """The agreed model by tensor name, without its base if it has one, as a safetensors file for other programs."""
+    """The agreed model by tensor name, without its base, as a safetensors file for other programs."""
     told = {"format": "pt", "atoll.round": str(state.round)}
     told |= {"atoll.base": base_digest(layout).hex()} if layout.held else {}
     return dump(named(state.anchor_F, state.counters_K, layout), told)

@@ -1,12 +1,13 @@
-"""What one peer says about its round: the pseudo-gradient, cut into parts, encoded under error feedback.
+"""Local update of one peer: the pseudo-gradient, cut into parts, encoded under error feedback.
 
-Encoding commits to nothing: it returns the wires and the error-feedback memory *as it would be* if everything
-were accepted. When the round is agreed, `settle` turns that into the memory that is true: what was not counted
-for this peer goes back in. When an attempt fails instead, the Update is thrown away and the old memory stays,
-because x was not merged and the next pseudo-gradient covers both spans.
-Also here: what a round's members hold alike and codecs may build on (`RoundInputs`), so that `randk` draws the same
-places, `delta` and `lowrank` start from the same vector and `changed` sees the same tensors everywhere.
-Never changes its arguments.
+Encoding commits to nothing: it returns the wires and the error-feedback memory *as it would be* if all parts were
+counted. When the round is agreed, `settle` computes the actual memory: parts that were not counted for this peer
+are added back. If an attempt fails, the update is dropped and the old memory stays. x was not merged, so the next
+pseudo-gradient covers both intervals.
+`RoundInputs` holds the values that all members of a round share and codecs may use. `randk` then draws the same
+indices, `delta` and `lowrank` start from the same vector, and `changed` sees the same tensors everywhere.
+Invariants:
+- Arguments are never changed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Bounds = tuple[tuple[int, int], ...]
 
 
 class TensorPlace(NamedTuple):
-    """Where a tensor lies in a flat vector."""
+    """Place of a tensor in a flat vector."""
 
     at: int
     size: int
@@ -38,8 +39,9 @@ class TensorPlace(NamedTuple):
 
 
 EXPECTED_SHARE = 0.25
-"""Of the mean of past updates, as far as the next one is like it. gpt-tiny, 10 rounds of 30 steps: a quarter left
-0.92 … 0.99 of an update's norm in every round, half 0.91 … 1.02, the whole mean 0.87 … 1.19, the anchor 5 … 50."""
+"""Share of the mean of past updates that predicts the next one. gpt-tiny, 10 rounds of 30 steps: a quarter left
+0.92 … 0.99 of an update's norm in every round, half 0.91 … 1.02, the whole mean 0.87 … 1.19, the anchor 5 … 50.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,21 +53,21 @@ class EncodedUpdate:
 
 @dataclass(frozen=True)
 class RoundInputs:
-    """What all members of a round hold alike when they encode and combine: the head, and which round it is."""
+    """Values that all members of a round share when they encode and combine: the head and the round number."""
 
     round: int
     state: SharedState
-    name: Digest  # of the state
+    name: Digest  # state hash
     layout: ModelLayout
-    momentum: float  # of the outer step
+    momentum: float  # outer momentum
 
 
 def part_codecs(
     name: str, common: RoundInputs, bounds: Bounds, link_bytes_s: float | None = None
 ) -> tuple[Codec, ...]:
-    """The codec of that name for each part, with all that it may want to know. ValueError if there is none.
+    """The codec `name` for each part, with the shared knowledge that it needs. ValueError if there is none.
 
-    `link_bytes_s` is for whoever encodes a row alone: what it takes its own link to carry.
+    `link_bytes_s`: capacity of the local link; only for the sender of a row.
     """
     return tuple(part_codec(name, common, bounds, part, link_bytes_s) for part in range(len(bounds)))
 
@@ -88,31 +90,31 @@ def part_codec(
 
 
 def _expected(common: RoundInputs, lo: int, hi: int) -> Tensor:
-    """What the next update may be like (hi - lo,): a share of the mean of past ones. Buffers have no momentum."""
+    """Prediction of the next update (hi - lo,): a share of the mean of past ones. Buffers have no momentum."""
     momentum_P = common.state.momentum_P[lo:hi] * ((1 - common.momentum) * EXPECTED_SHARE)
     return torch.cat([momentum_P, momentum_P.new_zeros(hi - lo - len(momentum_P))])
 
 
 def tensor_sizes(tensors: Iterable[TensorPlace], lo: int, hi: int) -> tuple[int, ...]:
-    """How many values of lo … hi belong to each tensor that it touches, in the order of the flat vector."""
+    """Number of values of lo … hi in each tensor of that range, in the order of the flat vector."""
     inside = (min(hi, tensor.at + tensor.size) - max(lo, tensor.at) for tensor in tensors)
     return tuple(size for size in inside if size > 0)
 
 
 def whole_sizes(tensors: Iterable[TensorPlace], lo: int, hi: int) -> tuple[int, ...]:
-    """How many values each of these has, also where it begins before lo or ends behind hi."""
+    """Full size of each tensor that overlaps lo … hi."""
     return tuple(tensor.size for tensor in tensors if max(lo, tensor.at) < min(hi, tensor.at + tensor.size))
 
 
 def tensors_of(layout: ModelLayout) -> Iterator[TensorPlace]:
-    """The tensors of the flat vector; counters are in none."""
+    """Places of the tensors in the flat vector, without counters."""
     return (TensorPlace(slot.at, slot.size, slot.shape) for slot in layout.slots if slot.kind != "counter")
 
 
 def matrices(tensors: Iterable[TensorPlace], lo: int, hi: int) -> tuple[tuple[int, int], ...]:
-    """(rows, columns) of the pieces of lo … hi: whole rows of matrices, and single rows of whatever is left over.
+    """(rows, columns) of the pieces of lo … hi: whole rows of matrices, and a single row for each remainder.
 
-    A tensor of more dimensions is the matrix of its first one, like a convolution in PowerSGD.
+    A tensor with more dimensions counts as the matrix of its first one, like a convolution in PowerSGD.
     """
     shapes: list[tuple[int, int]] = []
     for slot in tensors:
@@ -120,7 +122,8 @@ def matrices(tensors: Iterable[TensorPlace], lo: int, hi: int) -> tuple[tuple[in
         if begin >= end:
             continue
         columns = slot.size // slot.shape[0] if len(slot.shape) > 1 else slot.size
-        first, last = -((slot.at - begin) // columns), (end - slot.at) // columns  # rows that are here as a whole
+        # rows that lie wholly in the range
+        first, last = -((slot.at - begin) // columns), (end - slot.at) // columns
         if first >= last:
             shapes.append((1, end - begin))
             continue
@@ -132,12 +135,12 @@ def matrices(tensors: Iterable[TensorPlace], lo: int, hi: int) -> tuple[tuple[in
 def part_bounds(floats: int, shares: Sequence[int]) -> Bounds:
     """[lo, hi) of each part of the flat vector, in proportion to the shares, cut between blocks of the codecs.
 
-    A small vector gives fewer parts than there are shares: none is empty.
+    A small vector gives fewer parts than shares: no part is empty.
     """
     assert shares
     blocks = -(-floats // BLOCK)
     shares = shares[: max(1, min(len(shares), blocks))]
-    total, free = sum(shares), max(0, blocks - len(shares))  # one block for everybody, the others by share
+    total, free = sum(shares), max(0, blocks - len(shares))  # one block for each part, the others by share
     edges = [
         min(floats, (k + free * seen // total) * BLOCK) for k, seen in enumerate(accumulate(shares, initial=0))
     ]
@@ -145,7 +148,7 @@ def part_bounds(floats: int, shares: Sequence[int]) -> Bounds:
 
 
 def moved(bounds: Bounds, by: int) -> Bounds:
-    """The same parts of a fragment that begins so far into the flat vector."""
+    """The bounds of a fragment's parts, shifted by its offset in the flat vector."""
     return tuple((lo + by, hi + by) for lo, hi in bounds) if by else bounds
 
 
@@ -172,10 +175,10 @@ def encode_update(
 
 
 def gathered_span(gathered_F: Tensor, anchor_F: Tensor, parameters: int) -> tuple[Tensor, Tensor]:
-    """(from, to) whose difference is the update of a trainer that only sums gradients: these, where parameters are.
+    """(from, to), whose difference is the update of a trainer that only sums gradients.
 
-    `gathered_F` has behind them buffers, which have no gradient: they moved by themselves. Kept apart from x, since
-    the difference of two anchors would round small gradients away.
+    `gathered_F` is the gradient sums, then the buffers. Buffers have no gradient: their update is their own
+    movement. The sums are kept apart from x, since the difference of two anchors would round small gradients away.
     """
     to_F = gathered_F.clone()
     to_F[:parameters] = 0
@@ -185,7 +188,7 @@ def gathered_span(gathered_F: Tensor, anchor_F: Tensor, parameters: int) -> tupl
 def settle(update: EncodedUpdate, counted: Sequence[bool], codec: Codec | Sequence[Codec]) -> Tensor:
     """The error-feedback memory (F,) after an agreed round: parts not counted for this peer are added back.
 
-    `codec` is what the update was encoded with. Where all are counted it is the update's own.
+    `codec` is the codec of the update. If all parts are counted, the result is the update's own memory.
     """
     if all(counted):
         return update.memory_F

@@ -1,14 +1,14 @@
-"""What of somebody's own optimizer a recipe works with: the gradients that it would step with, or its moments.
+"""The user's optimizer as a source of gradients, or of Adam moments, for a recipe.
 
-Members that agree on the gradient of every step (`GradientAccumulation`) take that step with the recipe's outer
-optimizer,
-which every one of them computes to the same bits, moments included; so whoever comes, comes back or has another
-processor is where the others are. The loop's optimizer then only says when: in its `step()` the gradients are
-summed up and it is shown none, so that it moves nothing. Members that average the moments of Adam
-(`outer.MomentAverage`)
-read and write them in the optimizer's own state.
-Promises: after a step `.grad` is what it was before; a step that GradScaler has a fused optimizer skip is no step.
-Never touches what the run does not exchange.
+If members agree on the gradient of every step (`GradientAccumulation`), the recipe's outer optimizer takes the
+step. Every member computes it to the same bits, moments included, so joiners and members with other processors stay
+identical. The user's `step()` then only marks the time: gradients are summed and hidden from the optimizer, so it
+moves nothing. If members average Adam's moments (`outer.MomentAverage`), these are read from and written to the
+optimizer's own state.
+Invariants:
+- After a step `.grad` is what it was before.
+- A step that GradScaler makes a fused optimizer skip does not count.
+- Tensors that the run does not exchange are never touched.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from atoll.training.recipe.inner import GradientAccumulation, InnerState, fresh_
 from atoll.training.recipe.outer import MomentAverage
 from atoll.training.recipe.recipes import Recipe
 
-Held = list[tuple[TensorSlot, nn.Parameter]]  # exchanged parameters, and where they lie
-MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch's Adam and AdamW name them
+Held = list[tuple[TensorSlot, nn.Parameter]]  # exchanged parameters and their slots
+MOMENTS = ("exp_avg", "exp_avg_sq")  # names in torch's Adam and AdamW
 
 
 def optimizer_problem(
     recipe: Recipe, optimizer: torch.optim.Optimizer, model: nn.Module, layout: ModelLayout
 ) -> str:
-    """Why this recipe cannot work with this optimizer, and what to do; empty if it can."""
+    """Why the recipe cannot work with this optimizer, and the remedy; empty if it can."""
     gathers, moments = isinstance(recipe.inner, GradientAccumulation), isinstance(recipe.outer, MomentAverage)
     if not (gathers or moments):
         return ""
@@ -61,23 +61,24 @@ def held(model: nn.Module, layout: ModelLayout) -> Held:
 
 
 def skipped(optimizer: torch.optim.Optimizer) -> bool:
-    """GradScaler found an infinite gradient, and leaves it to a fused optimizer to take no step."""
+    """Whether GradScaler found an infinite gradient, so that a fused optimizer takes no step."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
 
 
 class GradientSums:
-    """Sums of an optimizer's gradients, in the place of its steps."""
+    """Sums of an optimizer's gradients, in place of its steps."""
 
     def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
         self.sum_P = torch.zeros(layout.parameters, dtype=torch.float32, device="cpu")
         self._held = held(model, layout)
-        self._kept: list[tuple[nn.Parameter, Tensor | None, int]] = []  # with their gradients and versions
+        # parameters with their gradients and versions
+        self._kept: list[tuple[nn.Parameter, Tensor | None, int]] = []
 
     def take(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A hook before the optimizer's step. A closure is called here, once."""
+        """Hook before the optimizer's step: add its gradients and hide them. A closure is called here, once."""
         if self._kept and all(p.grad is None for _, p in self._held):
-            return None  # its super().step(): they are taken
+            return None  # nested call by super().step(): the gradients are already taken
         closure: Callable[[], Any] | None = kwargs.get("closure") or next(iter(args[1:]), None)
         loss = None
         if closure is not None:
@@ -87,7 +88,7 @@ class GradientSums:
             self._add(getattr(optimizer, "grad_scale", None))
         self._kept = [(p, p.grad, p._version) for _, p in self._held]
         for _, p in self._held:
-            p.grad = None  # what has none is passed over
+            p.grad = None  # optimizers skip parameters without a gradient
         return None if closure is None else ((optimizer, lambda: loss), {})
 
     @torch.no_grad()
@@ -102,20 +103,22 @@ class GradientSums:
             self.sum_P[slot.at : slot.at + slot.size].add_(value_N.to(self.sum_P.device))
 
     def give_back(self) -> bool:
-        """After the step; False if the optimizer has moved parameters that it saw no gradient of."""
+        """Restore the gradients after the step. False if the optimizer moved parameters without a gradient."""
         kept, self._kept = self._kept, []
         for p, grad, _ in kept:
             p.grad = grad
         return all(p._version == version for p, _, version in kept)
 
     def end(self) -> Tensor:
-        """The sum (P,); the next one begins."""
+        """Return the sum (P,) and start a new one."""
         sum_P, self.sum_P = self.sum_P, torch.zeros_like(self.sum_P)
         return sum_P
 
 
 class AdamMoments:
-    """The state of a torch.optim.Adam or AdamW, as trainers write theirs down. What it has not begun is zero."""
+    """Moments of a torch.optim.Adam or AdamW as an `InnerState`. State that the optimizer has not created yet is
+    zero.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module, layout: ModelLayout) -> None:
         self._optimizer, self._layout, self._held = optimizer, layout, held(model, layout)
@@ -133,7 +136,7 @@ class AdamMoments:
         groups = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
         for slot, p in self._held:
             state: dict[str, Any] = self._optimizer.state[p]
-            if not state:  # as torch begins it, at the first step
+            if not state:  # as torch initializes it at the first step
                 kept_there = groups[id(p)]["capturable"] or groups[id(p)]["fused"]
                 state["step"] = torch.tensor(0.0, dtype=torch.float32, device=p.device if kept_there else "cpu")
             for vector_P, name in zip((inner.first_P, inner.second_P), MOMENTS, strict=True):

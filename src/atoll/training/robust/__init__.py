@@ -1,12 +1,13 @@
-"""Robust aggregation: one vector out of many, some of which may be lies.
+"""Robust aggregation: one vector out of many rows, some of which may be Byzantine.
 
-Two engines carry every rule: Gram (distances) and sorted columns (order statistics). Usable alone, with numpy
-arrays and torch tensors, rows as one (n, d) or as a list of d-vectors:
+Two engines carry every rule: Gram matrix (distances) and sorted columns (order statistics). Usable alone, with
+numpy arrays and torch tensors, rows as one (n, d) or as a list of d-vectors:
 
     from atoll.training.robust import trimmed_mean
     trimmed_mean(updates, f=2, pre=["nnm"])  # or default(len(updates))(updates)
 
-Never writes into a row, never answers with a NaN, draws nothing at random.
+Invariants:
+- Rows are never written to, results never hold a NaN, and nothing is drawn at random.
 """
 
 from atoll.training.robust.default import default, liars_of

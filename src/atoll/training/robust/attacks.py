@@ -1,9 +1,11 @@
-"""What liars send: attacks from the literature as pure functions, for tests, benches and demonstrations.
+"""Byzantine attacks from the literature as pure functions, for tests, benches and demonstrations.
 
-Each takes the honest rows (h, d), which a liar is assumed to know, and the number f of liars, and answers with
-their rows, (f, d), in the same dtype. μ and σ are the honest mean and coordinate standard deviation. Two poison
-samples instead (`label_flip`, `backdoor`): who trains on those needs no lie about its row.
-Never changes the honest rows; draws only from a seed it is given.
+Each takes the honest rows (h, d), which a Byzantine member is assumed to know, and the number f of Byzantine
+members. It returns their rows, (f, d), in the same dtype. μ and σ are the honest mean and coordinate standard
+deviation. Two attacks poison samples instead (`label_flip`, `backdoor`): a member that trains on those sends its
+row unchanged.
+Invariants:
+- Honest rows are never changed; randomness comes from a given seed only.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch import Tensor
 Attack = Callable[[Tensor, int], Tensor]
 Rule = Callable[[Tensor], Tensor]  # (h + f, d) -> (d,)
 
-EVALUATIONS, STRIDE, RATIO = 20, 10.0, 0.8  # of the line search, as byzfl has them
+EVALUATIONS, STRIDE, RATIO = 20, 10.0, 0.8  # line search, as in byzfl
 BISECTIONS = 40
 
 
@@ -39,12 +41,12 @@ def sign_flip(honest_HD: Tensor, f: int) -> Tensor:
 
 
 def scaling(honest_HD: Tensor, f: int, factor: float = 100.0) -> Tensor:
-    """factor · μ: the right direction, too much of it."""
+    """factor · μ: the right direction, scaled up."""
     return _all_say(honest_HD.mean(dim=0) * factor, f)
 
 
 def foe(honest_HD: Tensor, f: int, strength: float = 2.0) -> Tensor:
-    """−strength · μ: fall of empires, or inner-product manipulation (Xie et al. 2019). 0.1 hides, 2 turns back."""
+    """−strength · μ: fall of empires, or inner-product manipulation (Xie et al. 2019). 0.1 hides, 2 reverses."""
     return _all_say(honest_HD.mean(dim=0) * -strength, f)
 
 
@@ -52,7 +54,7 @@ def foe(honest_HD: Tensor, f: int, strength: float = 2.0) -> Tensor:
 
 
 def alie(honest_HD: Tensor, f: int, z: float | None = None) -> Tensor:
-    """μ − z · σ: a little is enough (Baruch et al. 2019, algorithm 3).
+    """μ − z · σ: a small deviation suffices (Baruch et al. 2019, algorithm 3).
 
     z None: Φ⁻¹((n − f − s) / (n − f)) with s = ⌊n / 2 + 1⌋ − f, so that s honest rows lie farther out; at least 0.
     """
@@ -65,7 +67,7 @@ def alie(honest_HD: Tensor, f: int, z: float | None = None) -> Tensor:
 
 
 def min_max(honest_HD: Tensor, f: int) -> Tensor:
-    """μ − γ · σ, as far out as no farther from any honest row than two honest rows are apart.
+    """μ − γ · σ, at most as far from any honest row as the largest distance between two honest rows.
 
     Shejwalkar and Houmansadr 2021, section 4.3.1; γ by bisection.
     """
@@ -92,20 +94,20 @@ def mimic(honest_HD: Tensor, f: int, whom: int = 0) -> Tensor:
 
 
 def optimised_alie(honest_HD: Tensor, f: int, rule: Rule) -> Tensor:
-    """μ − z · σ with the z that moves this very rule farthest from μ."""
+    """μ − z · σ with the z that moves this rule farthest from μ."""
     mean_D, out_D = honest_HD.mean(dim=0), _deviation(honest_HD)
     return _worst(honest_HD, lambda z: _all_say(mean_D - z * out_D, f), rule)
 
 
 def optimised_foe(honest_HD: Tensor, f: int, rule: Rule) -> Tensor:
-    """−τ · μ with the τ that moves this very rule farthest from μ."""
+    """−τ · μ with the τ that moves this rule farthest from μ."""
     return _worst(honest_HD, lambda strength: foe(honest_HD, f, strength), rule)
 
 
 def _worst(honest_HD: Tensor, liars: Callable[[float], Tensor], rule: Rule) -> Tensor:
-    """Line search: ever longer strides while the damage grows, then ever shorter ones around the best.
+    """Line search: growing strides while the damage grows, then shrinking ones around the best.
 
-    Shejwalkar and Houmansadr 2021, algorithm 1, as byzfl runs it. `rule` must be the one under attack.
+    Shejwalkar and Houmansadr 2021, algorithm 1, as in byzfl. `rule` must be the rule under attack.
     """
     mean_D = honest_HD.mean(dim=0)
 
@@ -125,23 +127,23 @@ def _worst(honest_HD: Tensor, liars: Callable[[float], Tensor], rule: Rule) -> T
     return liars(best)
 
 
-# in what one trains on
+# data poisoning
 
 
 def label_flip(labels: Tensor, classes: int) -> Tensor:
-    """What the label-flipping liar trains on: class c becomes classes − 1 − c; same shape."""
+    """Labels for a label-flipping member: class c becomes classes − 1 − c; same shape."""
     return classes - 1 - labels
 
 
 def backdoor(
     inputs: Tensor, labels: Tensor, stamp: Callable[[Tensor], Tensor], target: int, share: float = 0.4
 ) -> tuple[Tensor, Tensor]:
-    """What the backdooring liar trains on: `share` of each batch bears a trigger and the label `target`.
+    """Training data for a backdoor: `share` of each batch has a trigger and the label `target`.
 
-    The rest stays honest, so that the model is as good as ever where nobody shows it the trigger (Gu et al. 2017;
-    mixed batches as in Bagdasaryan et al. 2020). Labels (…, B), inputs the same and more behind;
-    `stamp` puts the trigger on inputs (S, …). Its measure is not accuracy but how many stamped samples of other
-    classes the model takes for the target.
+    The other samples stay honest, so the model keeps its accuracy on inputs without the trigger (Gu et al. 2017;
+    mixed batches as in Bagdasaryan et al. 2020). Labels (…, B), inputs the same and more dimensions behind; `stamp`
+    puts the trigger on inputs (S, …). Its measure is not accuracy, but the share of stamped samples of other
+    classes that the model assigns to the target.
     """
     poisoned = torch.zeros(labels.shape, dtype=torch.bool)
     poisoned[..., : math.ceil(share * labels.shape[-1])] = True
@@ -151,14 +153,14 @@ def backdoor(
 
 
 def replacement(own_FD: Tensor, honest: int) -> Tensor:
-    """n / f · what f liars learnt, for a mean over n rows to move as if they were alone.
+    """n / f · the updates of f members, so that a mean over n rows moves as if they were alone.
 
     Model replacement (Bagdasaryan et al. 2020, equation 3, at a global rate of 1, shared by f).
     """
     return own_FD * ((honest + len(own_FD)) / len(own_FD))
 
 
-# noise and nonsense
+# noise and invalid values
 
 
 def gaussian(honest_HD: Tensor, f: int, deviation: float = 200.0, seed: int = 0) -> Tensor:
@@ -168,11 +170,11 @@ def gaussian(honest_HD: Tensor, f: int, deviation: float = 200.0, seed: int = 0)
 
 
 def constant(honest_HD: Tensor, f: int, value: float = 1e30) -> Tensor:
-    """`value` everywhere: huge, NaN or infinite. Try it as the first row too: references are picked there."""
+    """`value` everywhere: huge, NaN or infinite. Test it as the first row too, a common reference."""
     return torch.full((f, honest_HD.shape[1]), value, dtype=torch.float64).to(honest_HD)
 
 
-# free riders, who want the reward without the work
+# free riders: members that want the reward without the work
 
 
 def zeros(honest_HD: Tensor, f: int) -> Tensor:
@@ -180,16 +182,16 @@ def zeros(honest_HD: Tensor, f: int) -> Tensor:
 
 
 def stale(honest_HD: Tensor, f: int, before_D: Tensor) -> Tensor:
-    """What was agreed before, `before_D` (d,), sent as if it were new."""
+    """The previous agreed update `before_D` (d,), sent as a new one."""
     return _all_say(before_D.to(honest_HD), f)
 
 
 def lies(name: str, honest_HD: Tensor, f: int, rule: Rule) -> Tensor:
-    """Rows (f, d) of the attack of that name; `rule` is the one under attack, which only optimised ones ask."""
+    """Rows (f, d) of the attack `name`; `rule` is the rule under attack, used by optimized attacks only."""
     if name in OPTIMISED:
         return OPTIMISED[name](honest_HD, f, rule)
     if name not in ATTACKS:
-        raise ValueError(f"there is no attack {name!r}; there are {', '.join((*ATTACKS, *OPTIMISED))}")
+        raise ValueError(f"unknown attack {name!r}; known are {', '.join((*ATTACKS, *OPTIMISED))}")
     return ATTACKS[name](honest_HD, f)
 
 

@@ -1,10 +1,12 @@
-"""The sorted-columns engine: order statistics per coordinate, by a network of elementwise minima and maxima.
+"""Sorted-columns engine: order statistics per coordinate, by a network of elementwise minima and maxima.
 
 n rows of a chunk of columns stay in a cache while Batcher's odd-even merge sort runs over them, row against row.
-Comparators whose result nobody asks for are left out, halves of comparators too: the median of 20 rows needs the
-two middle ranks, a trimmed mean only the sum of those it keeps.
-Reads rows where they lie and never writes into them. Kernels (the extra `fast`) sort copies of a chunk in place, a
-stretch that fits the first-level cache at a time: the same comparators, the same bits but for the sign of zeros.
+Comparators, and halves of comparators, with an unused result are left out: the median of 20 rows needs the two
+middle ranks, a trimmed mean only the sum of the kept ranks. Kernels (the extra `fast`) sort copies of a chunk in
+place, a range that fits the first-level cache at a time: the same comparators, and the same bits except the sign of
+zeros.
+Invariants:
+- Rows are read in place and never written to.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from atoll.training.codec.compiled import native
 from atoll.training.robust.gram import DEVICE_CHUNK, PRODUCT_MAX
 from atoll.training.robust.rows import SPAN, arithmetic, spans
 
-CHUNK_BYTES = 2**22  # of rows being sorted: outside the second-level cache, but with fewer calls (33 ms for 56)
-COPIED_BYTES = 2**21  # of copies that kernels sort: 5.6 ms for 6.5 (n = 8, d = 1M), in half of it no less
-APART = 16  # values between rows that kernels sort: a power of two from row to row would fall into the same lines
+# rows being sorted: larger than the second-level cache, but with fewer calls (33 ms instead of 56)
+CHUNK_BYTES = 2**22
+COPIED_BYTES = 2**21  # copies that kernels sort: 5.6 ms instead of 6.5 (n = 8, d = 1M); half of it is no faster
+APART = 16  # values between rows that kernels sort: rows a power of two apart would share cache lines
 CHUNK_MIN, CHUNK_MAX = 4096, SPAN  # columns: calls cost more than work below, torch starts threads above
 
-EXACT, DROPPED = "exact", "dropped"  # what is wanted of a rank; any other word: only the sum over all of that word
+# what is needed of a rank; any other label: only the sum over all ranks with that label
+EXACT, DROPPED = "exact", "dropped"
 
 
 class Comparator(NamedTuple):
@@ -46,7 +50,7 @@ class CompareStep(NamedTuple):
 
 class SortingNetwork(NamedTuple):
     steps: tuple[CompareStep, ...]
-    ranks: tuple[int, ...]  # the register that holds rank i at the end; meaningless where it was dropped
+    ranks: tuple[int, ...]  # register of rank i at the end; undefined if the rank was dropped
     registers: int
 
 
@@ -69,11 +73,11 @@ def batcher(n: int) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=64)
 def comparators(wanted: tuple[str, ...]) -> tuple[Comparator, ...]:
-    """Those that still matter when of rank i only `wanted[i]` is asked."""
+    """The comparators that are needed if rank i is used as `wanted[i]` says."""
     labels, kept = list(wanted), list[Comparator]()
     for low, high in reversed(batcher(len(wanted))):
         if labels[low] == labels[high] != EXACT:
-            continue  # both dropped, or both in one sum: their order is nobody's business
+            continue  # both dropped, or both in one sum: their order does not matter
         kept.append(Comparator(low, high, labels[low] != DROPPED, labels[high] != DROPPED))
         labels[low] = labels[high] = EXACT
     return tuple(reversed(kept))
@@ -81,7 +85,7 @@ def comparators(wanted: tuple[str, ...]) -> tuple[Comparator, ...]:
 
 @lru_cache(maxsize=64)
 def network(wanted: tuple[str, ...]) -> SortingNetwork:
-    """Where the values of `comparators` live, if no row may be written into."""
+    """Registers for the values of `comparators` if no row may be written to."""
     n = len(wanted)
     wires, free, registers, steps = list(range(n)), [], n, []
 
@@ -106,19 +110,19 @@ def network(wanted: tuple[str, ...]) -> SortingNetwork:
     return SortingNetwork(tuple(steps), tuple(wires), registers)
 
 
-Chosen: TypeAlias = tuple[tuple[int, ...], ...]  # of each mixture the rows that it is the mean of
+Chosen: TypeAlias = tuple[tuple[int, ...], ...]  # for each mixture the rows of its mean
 Mix: TypeAlias = np.ndarray | Chosen
-Finish = Callable[[list[Tensor], Tensor, Tensor], None]  # sorted rows (meaningless where dropped), result, scratch
+Finish = Callable[[list[Tensor], Tensor, Tensor], None]  # sorted rows (undefined where dropped), result, scratch
 
 
 def by_columns(
     rows: Sequence[Tensor], wanted: tuple[str, ...], finish: Finish, mix: Mix | None = None, chunk: int = 0
 ) -> Tensor:
-    """What `finish` makes of the sorted columns, shape (d,), dtype of the rows.
+    """Result of `finish` on the sorted columns, shape (d,), dtype of the rows.
 
-    `mix` (m, n): sort y = mix · x instead, mixed chunk by chunk in the cache, by BLAS in whatever order it likes.
-    `Chosen`: means of rows on the CPU in one order of sums, for those who have to hear the same bits from another
-    computer. `chunk`: columns at a time, 0 for as many as fit a cache; it changes no bit but of BLAS's products.
+    `mix` (m, n): sort y = mix · x instead, mixed chunk by chunk in the cache, by BLAS in any order. `Chosen`: means
+    of rows on the CPU in one order of sums, for results that must have the same bits on other computers. `chunk`:
+    columns at a time, 0 for as many as fit a cache; it changes no bits except those of BLAS products.
     """
     first, n = rows[0], len(wanted)
     size, device, working = len(first), first.device, arithmetic(first.dtype)
@@ -139,11 +143,11 @@ def by_columns(
     return result_D
 
 
-Ranked = Callable[[slice], list[Tensor]]  # the sorted rows of a span, good until the next is asked for
+Ranked = Callable[[slice], list[Tensor]]  # the sorted rows of a span, valid until the next call
 
 
 def _stepwise(rows: Sequence[Tensor], wanted: tuple[str, ...], mix: Mix | None, chunk: int) -> Ranked:
-    """A call of numpy or torch per step, on rows where they lie."""
+    """One call of numpy or torch per step, on rows in place."""
     first, n, net, working = rows[0], len(wanted), network(wanted), arithmetic(rows[0].dtype)
     scratch_RC = torch.empty((net.registers - n, chunk), dtype=working, device=first.device)
     direct = mix is None and working == first.dtype
@@ -172,7 +176,7 @@ def _stepwise(rows: Sequence[Tensor], wanted: tuple[str, ...], mix: Mix | None, 
 def _compiled(
     kernels: ModuleType, rows: Sequence[Tensor], wanted: tuple[str, ...], mix: Mix | None, chunk: int
 ) -> Ranked:
-    """One call for all comparators, on copies of fp32 rows (numpy's: torch takes ten microseconds for each)."""
+    """One call for all comparators, on copies of fp32 rows (by numpy: torch takes ten microseconds for each)."""
     given = [row.numpy() for row in rows]
     loaded_NC = np.empty((len(rows), chunk + APART), dtype=np.float32)
     sorted_NC = loaded_NC if mix is None else np.empty((len(wanted), chunk + APART), dtype=np.float32)
@@ -210,7 +214,7 @@ def average(mix: Chosen, values: np.ndarray, into: np.ndarray) -> None:
 
 
 def _run(net: SortingNetwork, registers: list[Tensor]) -> None:
-    if registers[0].device.type == "cpu":  # numpy's calls cost less: 36 ms where torch's took 47 (n = 20, d = 1M)
+    if registers[0].device.type == "cpu":  # numpy calls cost less: 36 ms instead of torch's 47 (n = 20, d = 1M)
         return _play(net, [register.numpy() for register in registers], np.minimum, np.maximum)
     _play(net, registers, torch.minimum, torch.maximum)
 
@@ -256,8 +260,8 @@ def mean_around_median(rows: Sequence[Tensor], keep: int, mix: Mix | None = None
     """Per coordinate the mean of the `keep` values nearest the median; of two equally near the lower one.
 
     MeaMed (Xie et al. 2018, Definition 4) and the last step of Bulyan (El Mhamdi et al. 2018, section 4). The
-    nearest are `keep` ranks in a row, so they hold exactly one of the ranks r, r + keep, r + 2 keep … for every
-    r < keep: the nearest of these. No window is summed and subtracted from, so that a 1e30 leaves no trace.
+    nearest are `keep` consecutive ranks, so they hold exactly one of the ranks r, r + keep, r + 2 keep … for every
+    r < keep: the nearest of these. No running window sum is used, so a 1e30 leaves no trace.
     """
     n = len(rows if mix is None else mix)
     assert 1 <= keep <= n

@@ -1,14 +1,14 @@
-"""The Gram engine: one pass over the rows gives every distance; what follows is n×n arithmetic.
+"""Gram-matrix engine: one pass over the rows gives all distances; the rules are n×n arithmetic.
 
-Rows are centred on one of them before they are multiplied, in fp64: distances do not change, a mean that all rows
-share cancels, and the centre is the row of middle length, so that nobody can choose it by sending a huge row (an
-fp32 Gram centred on the first row hands Krum's choice to whoever sends first).
-Gram matrices about one centre add up over coordinates: the owners of the parts of an update each contribute n×n
-numbers, and every distance rule still sees whole vectors.
-Sums have whatever order is fast: compiled (the extra `fast`) or BLAS's. Whoever has to hear the same bits from
-somebody else's computer asks training/codec/deterministic_dot.
-The arithmetic on the matrix is elementwise and in a fixed order, without LAPACK: the same matrix gives the same
-weights on every machine.
+Rows are centered on one of them before they are multiplied, in fp64. Distances do not change, and a common mean of
+the rows cancels. The center is the row of median norm, so no sender can choose it with a huge row (an fp32 Gram
+matrix centered on the first row lets the first sender choose Krum's result).
+Gram matrices about one center add up over coordinates: each owner of a part contributes n×n numbers, and every
+distance rule still sees whole vectors. Sums have any fast order: that of the kernels (the extra `fast`) or of BLAS.
+Callers that need the same bits on other computers use exchange/deterministic_dot.
+Invariants:
+- Arithmetic on the matrix is elementwise and in a fixed order, without LAPACK: equal matrices give equal weights on
+  every machine.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from atoll.training.robust.rows import DOT, SPAN, Vector, dot, opened, spans
 
 Square = np.ndarray  # (n, n) fp64
 
-CHUNK_BYTES = 2**20  # of centred fp64 columns: they stay in the second-level cache between filling and multiplying
+CHUNK_BYTES = 2**20  # centered fp64 columns: they stay in the second-level cache between filling and multiplying
 PRODUCT_MAX = 2**18  # multiply-adds per call: OpenBLAS stays on this thread (its pool spins: 10x the CPU at n = 50)
-BLOCK = 16  # rows times all rows after them, so that only about half the matrix is computed
+BLOCK = 16  # rows per product with all later rows, so only about half of the matrix is computed
 DEVICE_CHUNK = 2**20  # columns at once on an accelerator
 
 
 class GramMatrix(NamedTuple):
-    """Inner products about a centre c of n rows and, last, of the origin they are measured from.
+    """Inner products of n rows and, last, of their origin, about a center c.
 
     products[i, j] = <p_i − c, p_j − c>, shape (n + 1, n + 1), p = (x_0 … x_{n−1}, origin).
     """
@@ -47,10 +47,10 @@ class GramMatrix(NamedTuple):
         return len(self.products) - 1
 
     def plus(self, other: GramMatrix) -> GramMatrix:
-        """The Gram matrix of two parts together: disjoint coordinates of the same rows about the same centre."""
+        """The Gram matrix of two parts together: disjoint coordinates of the same rows about the same center."""
         if self.centre != other.centre or self.products.shape != other.products.shape:
             raise ValueError(
-                "parts add up for the same rows about the same centre, not "
+                "parts add up for the same rows about the same center, not "
                 f"{self.origin} rows about {self.centre} and {other.origin} about {other.centre}"
             )
         return GramMatrix(self.products + other.products, self.centre)
@@ -65,7 +65,8 @@ class GramMatrix(NamedTuple):
     def squared_to(self, weights: np.ndarray) -> np.ndarray:
         """‖p_i − Σ_j w_j p_j‖² for weights that sum to 1, shape (n + 1,).
 
-        About the centre, not from distances: with one row at 1e30 the distances' own differences lose everything.
+        Computed about the center, not from distances: with one row at 1e30, differences of distances lose all
+        digits.
         """
         towards = times(self.products, weights[:, None])[:, 0]
         here = times(weights[None, :], towards[:, None])[0, 0]
@@ -74,14 +75,14 @@ class GramMatrix(NamedTuple):
     def mixed(self, mix: Square) -> GramMatrix:
         """The Gram matrix of y = mix · p, m mixtures and the same origin; rows of `mix` (m, n + 1) sum to 1.
 
-        Mixtures are never built: this is how NNM costs nothing but n×n arithmetic.
+        Mixtures are never built, so NNM costs only n×n arithmetic.
         """
         whole = with_origin(mix)
         return GramMatrix(times(times(whole, self.products), whole.T), self.centre)
 
 
 def with_origin(mix: Square) -> Square:
-    """One more mixture, the origin itself: (m, n + 1) -> (m + 1, n + 1)."""
+    """Append the origin as one more mixture: (m, n + 1) -> (m + 1, n + 1)."""
     return np.vstack([mix, np.eye(mix.shape[1])[-1:]])
 
 
@@ -96,15 +97,15 @@ def times(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 def gram_of(rows: Sequence[Tensor], centre: int, origin_D: Tensor | None = None, chunk: int = 0) -> GramMatrix:
     """The Gram matrix of finite rows, each (d,), about row `centre`; the origin is `origin_D` or zero.
 
-    Relative error of distances up to 2e-13 for rows that differ by a thousandth of their length; `chunk` columns
-    at a time (0: as many as fit a cache) change nothing but the last bits.
+    Relative error of distances up to 2e-13 for rows that differ by a thousandth of their norm. `chunk` columns at a
+    time (0: as many as fit a cache) change only the last bits.
     """
     n, size, device = len(rows), len(rows[0]), rows[0].device
     if not chunk:
         chunk = CHUNK_BYTES // (8 * n) // 256 * 256 or 256
         chunk = DEVICE_CHUNK if device.type != "cpu" else min(max(1024, chunk), SPAN)
     chunk = max(1, min(chunk, size))
-    # the centre's own row would be zero: its place is the origin's
+    # the center's own row would be zero: the origin takes its place
     points = [origin_D if index == centre else row for index, row in enumerate(rows)]
     kernels = native.at_once(n * size) if device.type == "cpu" else None
     given = rows if origin_D is None else [*rows, origin_D]
@@ -124,7 +125,7 @@ def gram_of(rows: Sequence[Tensor], centre: int, origin_D: Tensor | None = None,
 
 
 def _compiled_sums(kernels: ModuleType, points: Sequence[Tensor | None], centre_D: Tensor, chunk: int) -> Square:
-    """The upper triangle of what `points` have about the centre; fp32 on the CPU, None is zero."""
+    """Upper triangle of the products of `points` about the center; fp32 on the CPU, None is zero."""
     filled_NC, sums = np.empty((len(points), chunk)), np.zeros((len(points), len(points)))
     centre, values = centre_D.numpy(), [None if point is None else point.numpy() for point in points]
     for span in spans(len(centre), chunk):
@@ -138,12 +139,12 @@ def _compiled_sums(kernels: ModuleType, points: Sequence[Tensor | None], centre_
 
 
 def add_products(sums_NN: Tensor, block_NC: Tensor) -> None:
-    """sums += block · blockᵀ, the upper triangle at least."""
+    """sums += block · blockᵀ, at least the upper triangle."""
     if block_NC.device.type != "cpu":
         sums_NN += block_NC @ block_NC.T
         return
     n = len(block_NC)
-    sums, block = sums_NN.numpy(), block_NC.numpy()  # numpy's BLAS: 22 ms where torch's took 45 (n = 20, d = 1M)
+    sums, block = sums_NN.numpy(), block_NC.numpy()  # numpy's BLAS: 22 ms instead of torch's 45 (n = 20, d = 1M)
     step = max(1, PRODUCT_MAX // (n * min(n, BLOCK)))
     for at in spans(block.shape[1], step):
         for lo in range(0, n, BLOCK):
@@ -153,7 +154,7 @@ def add_products(sums_NN: Tensor, block_NC: Tensor) -> None:
 
 
 def _placed(sums: Square, centre: int) -> GramMatrix:
-    """Both triangles, and the origin moved from the centre's place to the end."""
+    """Both triangles, with the origin moved from the center's place to the end."""
     n = len(sums)
     upper = np.triu(sums)
     both = upper + np.triu(sums, 1).T
@@ -164,11 +165,11 @@ def _placed(sums: Square, centre: int) -> GramMatrix:
 
 
 class StreamedRows(Sequence[Tensor]):
-    """Rows as they arrive, for any rule in the place of rows: `krum(arrivals, f=2)`.
+    """Rows added one by one, usable as the rows of any rule: `krum(arrivals, f=2)`.
 
-    Each costs one pass over those before it, while the next is on its way. Rows are kept, not copied. Products are
-    about zero, the origin of the resulting matrix: distances keep ten digits while rows are not much longer than
-    thirty times what they are apart.
+    Each row costs one pass over the earlier ones, while the next is in flight. Rows are kept, not copied. Products
+    are about zero, the origin of the resulting matrix. Distances keep ten digits if row norms are at most about
+    thirty times the distances.
     """
 
     def __init__(self) -> None:
@@ -176,7 +177,9 @@ class StreamedRows(Sequence[Tensor]):
         self._products: list[list[float]] = []
 
     def add(self, row: Vector) -> None:
-        """One more row, (d,); one that is not finite counts as one of the f. ValueError if it is not alike."""
+        """Add a row, (d,); a row that is not finite counts as one of the f. ValueError if its shape or dtype
+        differs.
+        """
         row_D = opened([*self._rows[:1], row])[-1]
         self._rows.append(row_D)
         self._products.append([0.0] * len(self._rows))
@@ -196,7 +199,7 @@ class StreamedRows(Sequence[Tensor]):
         return len(self._rows)
 
     def gram(self, places: Sequence[int] | None = None) -> GramMatrix:
-        """Of the rows at these places, in this order; of all as they came, if none are given."""
+        """Gram matrix of the rows at these places, in this order; of all rows in order of arrival by default."""
         chosen = range(len(self._rows)) if places is None else places
         n = len(chosen)
         products = np.zeros((n + 1, n + 1))

@@ -1,7 +1,8 @@
-"""Rows: what members sent, one d-vector each, read in pieces that fit a cache.
+"""Rows of an aggregation: one d-vector per member, read in pieces that fit a cache.
 
-Whatever the caller holds (one (n, d) tensor or array, or a list of d-vectors) becomes a list of views of it.
-Never writes into a row, never copies one whole, never starts a thread of its own.
+The caller's rows (one (n, d) tensor or array, or a list of d-vectors) become a list of views.
+Invariants:
+- Rows are never written to and never copied whole; no thread is started.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from atoll.training.codec.compiled import native
 Vector: TypeAlias = Tensor | np.ndarray
 Rows: TypeAlias = Tensor | np.ndarray | Sequence[Vector]
 
-# Everything is done in pieces below the sizes at which libraries start threads: bits then do not follow their
-# number, and no pool spins (on a busy box with two threads, a Gram matrix took ten times the CPU seconds).
+# Pieces are smaller than the sizes at which libraries start threads. Bits then do not depend on the number of
+# threads, and no pool spins (on a busy box with two threads, a Gram matrix took ten times the CPU seconds).
 DOT = 8192  # values of one dot product: OpenBLAS takes threads above 10 000, MKL about here
 SPAN = 31 * 1024  # values of one elementwise operation: torch takes threads from 32 768
-SUM_SPAN = 2**16  # of one call of a kernel, which takes none: a stretch of the sum stays in the second-level cache
+# values of one kernel call, which takes no threads: a range of the sum stays in the second-level cache
+SUM_SPAN = 2**16
 SQUARED_MAX = 1e150  # ‖x‖² of a row: CAF squares sums of these, still in fp64's range; no fp32 row comes near
 
 
 def opened(rows: Rows) -> list[Tensor]:
-    """Views of the n rows, each (d,), all of one floating dtype and on one device. ValueError if they are not."""
+    """Views of the n rows, each (d,). ValueError unless all have one length, floating dtype and device."""
     views = [(row if isinstance(row, Tensor) else torch.from_numpy(np.asarray(row))).detach() for row in rows]
     if not views:
         raise ValueError("there are no rows to aggregate")
@@ -41,7 +43,7 @@ def opened(rows: Rows) -> list[Tensor]:
         if (row.shape, row.dtype, row.device) != (first.shape, first.dtype, first.device):
             raise ValueError(
                 f"row {index} is {row.dtype} of length {len(row)}, row 0 is {first.dtype} of length {len(first)}; "
-                "all rows must be alike"
+                "all rows must have the same length, dtype and device"
             )
     return views
 
@@ -51,18 +53,18 @@ def spans(size: int, chunk: int) -> Iterator[slice]:
 
 
 def arithmetic(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to add and compare in: fp64 stays, everything shorter is worked on in fp32."""
+    """The dtype of sums and comparisons: fp64 stays, shorter dtypes are converted to fp32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def squared_norms(rows: Sequence[Tensor]) -> list[float]:
     """‖x_i‖² per row; not finite exactly if the row is not, or if its squares leave the range of fp64.
 
-    fp32 products, fp64 sum: relative error about 1e-6, enough to order rows and to pick one of middle length.
+    fp32 products, fp64 sum: relative error about 1e-6, enough to order rows and to pick one of median norm.
     """
     first = rows[0]
     kernels = native.at_once(len(rows) * len(first)) if first.dtype == torch.float32 and plain(first) else None
-    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is looked into
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is checked below
         return [_squared_norm(row, kernels if row.is_contiguous() else None) for row in rows]
 
 
@@ -92,9 +94,9 @@ def dot(left: Tensor, right: Tensor) -> float:
 
 
 def content_order(rows: Sequence[Tensor], norms2: Sequence[float]) -> list[int]:
-    """Indices of the rows, shortest first, equals by their values: the same rows whatever order they came in.
+    """Indices of the rows, shortest first, equal norms ordered by values: independent of the order of arrival.
 
-    Ties between rows are then broken by what the rows say, and sums have one order and so one set of bits.
+    Ties between rows are then broken by their content, and sums have one order and one set of bits.
     """
 
     def compare(i: int, j: int) -> int:
@@ -128,7 +130,7 @@ def weighted_sum(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
                 sum_C = np.multiply(values[0][span], shares[0], out=result[span])
                 add_up([value[span] for value in values[1:]], shares[1:], sum_C)
         return result_D
-    narrow = working != first.dtype  # then widened first: a bf16 product would keep 8 bits
+    narrow = working != first.dtype  # bf16 is converted first: a bf16 product would keep 8 bits
     wide_C, term_C = torch.empty((2, min(SPAN, len(first))), dtype=working, device=first.device)
     for span in spans(len(first), SPAN):
         size = span.stop - span.start
@@ -143,12 +145,12 @@ def weighted_sum(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def plain(row: Tensor) -> bool:
-    """numpy can work on it where it lies: its calls cost half of torch's, for the same bits."""
+    """Whether numpy can use the row in place: its calls cost half of torch's, for the same bits."""
     return row.device.type == "cpu" and arithmetic(row.dtype) == row.dtype
 
 
 def add_up(rows: Sequence[np.ndarray], shares: Sequence[float], sum_C: np.ndarray) -> None:
-    """sum += share · row for stretches of rows, in order; kernels take four at once, to the same bits."""
+    """sum += share · row for ranges of rows, in order; kernels take four at once, to the same bits."""
     kernels, at = native.kernels if sum_C.dtype == np.float32 else None, 0
     if kernels is not None and all(row.flags.c_contiguous for row in rows):
         share_N = np.array(shares, np.float32)

@@ -1,12 +1,13 @@
-"""Robust aggregation rules: one vector out of n, of which up to f may say anything.
+"""Robust aggregation rules: one vector out of n, of which up to f may be Byzantine.
 
-Every rule reads rows without touching them, answers in their dtype (arrays for arrays), and gives the same bits for
-the same rows whatever their order (the plain means add rows as they come, which may round otherwise). A row with a
-NaN, an infinity or a length beyond 1e75 is taken out first and counts as one of the f; so no rule ever answers with
-a NaN. A bound that the paper asks of n is checked, and the error says the n that would do.
-Rows may be `StreamedRows`: their distances are known when the last one is here.
-`pre` is what happens before the rule, in order: "nnm", "arc", "bucketing", bucketing(size, seed), clip(norm); they
-are made for this alone, not to be called with rows.
+Rows may be `StreamedRows`: their distances are known when the last row arrives. `pre` lists pre-aggregations,
+applied in order: "nnm", "arc", "bucketing", bucketing(size, seed), clip(norm); these functions are for `pre` only.
+If n is below the bound of the paper, the error states the required n.
+Invariants:
+- Rows are never changed; the result has their dtype (arrays for arrays).
+- Equal rows in any order give equal bits (plain means add rows in the given order, which may round otherwise).
+- No result holds a NaN: a row with a NaN, an infinity or a norm beyond 1e75 is removed first and counts as one of
+  the f.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ PRE: dict[str, Pre] = {"nnm": weights.nnm, "arc": weights.arc, "bucketing": weig
 
 
 class PreparedRows(NamedTuple):
-    """Rows fit to be worked on: finite, short enough to be squared twice, in the order of their content."""
+    """Rows prepared for a rule: finite, small enough to be squared twice, in the order of their content."""
 
     rows: list[Tensor]
-    places: list[int]  # where each stood in what the caller gave
+    places: list[int]  # index of each in the caller's rows
     norms2: list[float]
     f: int  # liars that may still be among them
-    arrived: StreamedRows | None  # where distances are known already
+    arrived: StreamedRows | None  # rows with known distances
 
     @property
     def middle(self) -> int:
@@ -66,7 +67,7 @@ class PreparedRows(NamedTuple):
 
 def ready(rows: Rows, f: int) -> PreparedRows:
     views = opened(rows)
-    native.at_once(len(views) * len(views[0]))  # sorting takes them where they are, and does not ask for them
+    native.at_once(len(views) * len(views[0]))  # sorting uses kernels only if they are loaded
     norms2 = squared_norms(views)
     finite = [index for index, norm2 in enumerate(norms2) if norm2 <= SQUARED_MAX]  # NaN compares false
     if not finite:
@@ -85,10 +86,10 @@ def ready(rows: Rows, f: int) -> PreparedRows:
 
 def check(rule: str, n: int, f: int, least: int) -> None:
     if not isinstance(f, Integral) or f < 0:
-        raise ValueError(f"{rule} cannot reckon with {f} liars; f is a whole number, 0 or more")
+        raise ValueError(f"{rule} cannot tolerate {f} liars; f is a whole number, 0 or more")
     if n < least:
         raise ValueError(
-            f"{rule} needs at least {least} updates to survive {f} liars, got {n}; lower f or wait for more peers"
+            f"{rule} needs at least {least} updates to tolerate {f} liars, got {n}; lower f or wait for more peers"
         )
 
 
@@ -108,7 +109,7 @@ def bulyan_least(f: int) -> int:
 
 
 def mean(rows: Rows, f: int = 0, pre: Before = ()) -> Vector:
-    """Mean of the finite rows, (d,). Survives no liar, whatever is done before it."""
+    """Mean of the finite rows, (d,). Tolerates no liar, with any pre-aggregation."""
     if pre:
         return _by_distances(
             "mean", rows, f, pre, majority, lambda gram, _: weights.evenly(gram, range(gram.origin))
@@ -117,7 +118,9 @@ def mean(rows: Rows, f: int = 0, pre: Before = ()) -> Vector:
 
 
 def weighted_mean(rows: Rows, weights: Sequence[float]) -> Vector:
-    """Σ w_i x_i / Σ w_i over the finite rows, (d,). Who sets its own weight sets the answer: cap them before."""
+    """Σ w_i x_i / Σ w_i over the finite rows, (d,). A sender that sets its weight controls the result: cap weights
+    first.
+    """
     views = opened(rows)
     if len(weights) != len(views):
         raise ValueError(f"{len(views)} rows and {len(weights)} weights")
@@ -142,7 +145,7 @@ def _mean(kept: list[tuple[Tensor, float]]) -> Tensor:
 
 
 def krum(rows: Rows, f: int, pre: Before = (), neighbours: int | None = None) -> Vector:
-    """The row of least summed squared distance to its n − f − 2 nearest others, (d,); n ≥ 2f + 3.
+    """The row with the least summed squared distance to its n − f − 2 nearest others, (d,); n ≥ 2f + 3.
 
     Blanchard et al. 2017. `neighbours` replaces n − f − 2; byzfl counts n − f − 1. Its error does not shrink with
     n: prefer multi_krum.
@@ -174,8 +177,8 @@ def geometric_median(
 ) -> Vector:
     """The point of least summed distance, (d,); n ≥ 2f + 1 (Pillutla et al. 2022).
 
-    Iterates to the end, which costs nothing beside the one pass over the rows. byzfl's is `steps=3, floor=0.1,
-    from_origin=True`.
+    It iterates to convergence, which costs nothing beside the one pass over the rows. byzfl's is `steps=3,
+    floor=0.1, from_origin=True`.
     """
     solve = partial(weights.geometric_median, steps=steps, floor=floor, from_origin=from_origin)
     return _by_distances("geometric_median", rows, f, pre, majority, solve)
@@ -191,7 +194,7 @@ def centred_clipping(
 ) -> Vector:
     """`steps` times v += mean of (x_i − v) · min(1, radius / ‖x_i − v‖), (d,) (Karimireddy et al. 2021).
 
-    `start` is v before: zero, or last round's answer (pre-aggregations then measure lengths from it too).
+    `start` is the first v: zero, or the last round's result (pre-aggregations then measure norms from it too).
     `radius` None: the median distance to v, in every step. Proven for f < n / 10; n ≥ 2f + 1 is checked.
     """
     if radius is not None and not radius > 0:
@@ -207,7 +210,9 @@ def _start(start: Vector, rows: Rows) -> Tensor:
     """`start` as a tensor, (d,). ValueError unless it is finite and as long as the rows."""
     start_D, size = opened([start])[0], len(opened(rows)[0])
     if len(start_D) != size or not squared_norms([start_D])[0] <= SQUARED_MAX:
-        raise ValueError(f"start is a finite vector of {size} values; give last round's answer, or None for zero")
+        raise ValueError(
+            f"start is a finite vector of {size} values; give the last round's result, or None for zero"
+        )
     return start_D
 
 
@@ -229,23 +234,23 @@ def _squared_distance(row_D: Tensor, origin_D: Tensor) -> float:
 
 
 def mda(rows: Rows, f: int, pre: Before = ()) -> Vector:
-    """Mean of the n − f rows of least diameter, (d,); n ≥ 2f + 1. Exact; may take long for f beyond 20."""
+    """Mean of the n − f rows of least diameter, (d,); n ≥ 2f + 1. Exact; may be slow for f above 20."""
     return _by_distances("mda", rows, f, pre, majority, weights.mda)
 
 
 def monna(rows: Rows, f: int, own: int, pre: Before = ()) -> Vector:
     """Mean of the n − f rows nearest to row `own`, the caller's, (d,); n ≥ 2f + 1 (Farhadkhani et al. 2023).
 
-    Nothing that groups rows may come before it: one's own row, the only one to trust, would be mixed with others.
+    No pre-aggregation may group rows: the own row, the only trusted one, would be mixed with others.
     """
     check("monna", len(rows), f, majority(f))
     given = ready(rows, f)
     if own not in given.places:
-        raise ValueError(f"one's own row {own} must be one of the {len(rows)} and finite")
+        raise ValueError(f"row own={own} must be one of the {len(rows)} rows and finite")
 
     def nearest_to_own(gram: GramMatrix, f: int) -> Weights:
         if gram.origin != len(given.rows):
-            raise ValueError("monna knows its own row no more once rows are grouped; leave out bucketing")
+            raise ValueError("monna cannot find its own row after rows are grouped; leave out bucketing")
         return weights.monna(gram, f, given.places.index(own))
 
     return _like(rows, _solved("monna", given, pre, majority, nearest_to_own, None))
@@ -257,15 +262,16 @@ def caf(rows: Rows, f: int, pre: Before = ()) -> Vector:
 
 
 def clipped_caf(rows: Rows, f: int, pre: Before = ()) -> Vector:
-    """CAF of clipped rows, that stops where no direction stands out, (d,); n ≥ 2f + 1. For data that differ.
+    """CAF of clipped rows that stops if no direction stands out, (d,); n ≥ 2f + 1. For data that differ between
+    workers.
 
-    Rows are clipped about what centred clipping makes of them from zero, so rows must be updates, not models.
+    Rows are clipped about the result of centered clipping from zero, so rows must be updates, not models.
     """
     return _by_distances("clipped_caf", rows, f, pre, majority, weights.clipped_caf)
 
 
 def blended_caf(rows: Rows, f: int, pre: Before = ()) -> Vector:
-    """All means that CAF comes by, each by the inverse square of its largest variance, (d,); n ≥ 2f + 1."""
+    """All means of CAF's iterations, weighted by the inverse square of their largest variance, (d,); n ≥ 2f + 1."""
     return _by_distances("blended_caf", rows, f, pre, majority, weights.blended_caf)
 
 
@@ -303,7 +309,7 @@ def bulyan(rows: Rows, f: int, pre: Before = ()) -> Vector:
     return _like(rows, columns.mean_around_median(views, keep, None if mix is None else mix[chosen][:, :-1]))
 
 
-# how a rule is carried out
+# execution of a rule
 
 
 def _by_distances(
@@ -332,7 +338,7 @@ def _solved(
 def _seen(
     rule: str, given: PreparedRows, pre: Before, least: Callable[[int], int], origin_D: Tensor | None = None
 ) -> tuple[GramMatrix, Square | None]:
-    """What the rule sees: the Gram matrix after all pre-aggregations, and the mixture of rows it stands for."""
+    """Input of the rule: the Gram matrix after all pre-aggregations, and its mixture of rows."""
     gram, mix = given.gram(origin_D), None
     for step in map(_named, [pre] if isinstance(pre, str) else pre):
         new = step(gram, given.f)
@@ -361,7 +367,7 @@ def _named(step: str | Pre) -> Pre:
         return step
     if step not in PRE:
         meant = did_you_mean(step, PRE)
-        raise ValueError(f"there is no pre-aggregation {step!r}{meant}; there are {', '.join(PRE)}")
+        raise ValueError(f"unknown pre-aggregation {step!r}{meant}; known are {', '.join(PRE)}")
     return PRE[step]
 
 
@@ -370,7 +376,7 @@ def _like(rows: Rows, result: Tensor) -> Vector:
     return result if isinstance(first, Tensor) else result.numpy()
 
 
-# one door for all of them
+# lookup by name
 
 RULES: dict[str, Callable[..., Vector]] = {
     rule.__name__: rule
@@ -384,7 +390,7 @@ RULES: dict[str, Callable[..., Vector]] = {
 def aggregate(rule: str, rows: Rows, **settings: object) -> Vector:
     """The rule of that name: aggregate("trimmed_mean", rows, f=2, pre=["nnm"])."""
     if rule not in RULES:
-        raise ValueError(f"there is no rule {rule!r}{did_you_mean(rule, RULES)}; there are {', '.join(RULES)}")
+        raise ValueError(f"unknown rule {rule!r}{did_you_mean(rule, RULES)}; known are {', '.join(RULES)}")
     return RULES[rule](rows, **settings)
 
 
@@ -399,5 +405,5 @@ def scores(rows: Rows) -> list[float]:
 
 
 def outliers(rows: Rows, threshold: float = 3.5) -> tuple[int, ...]:
-    """Indices of rows too far from the others: score above `threshold` (3.5: Iglewicz and Hoaglin 1993)."""
+    """Indices of rows far from the others: score above `threshold` (3.5: Iglewicz and Hoaglin 1993)."""
     return tuple(index for index, score in enumerate(scores(rows)) if score > threshold)

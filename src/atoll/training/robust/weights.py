@@ -1,9 +1,9 @@
-"""Distance rules as arithmetic on a Gram matrix: each answers with one weight per row, pre-aggregations with a mix.
+"""Distance rules as arithmetic on a Gram matrix: one weight per row, or for pre-aggregations a mixing matrix.
 
 Weights and mixtures are over (rows, origin) and sum to 1. Rows must come in an order that follows from their
-content (rules.py sees to it). Ties go to the row nearer to all others, then to the earlier one. Sums of scores are
-exactly rounded (math.fsum), all else is elementwise and in a fixed order.
-Nothing here knows the dimension; whoever has the Gram matrix of the parts can choose without seeing a vector.
+content (`rules` ensures it). Ties go to the row nearer to all others, then to the earlier one. Sums of scores are
+exactly rounded (math.fsum); other operations are elementwise and in a fixed order. The dimension of the rows is not
+used: with the Gram matrix of the parts, a rule needs no vector.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ Weights = np.ndarray  # (n + 1,) fp64: rows, then the origin
 Solve: TypeAlias = Callable[[GramMatrix, int], Weights]  # (gram, f)
 Pre: TypeAlias = Callable[[GramMatrix, int], Square]  # (gram, f) -> (m, n + 1)
 
-FLOOR = 1e-6  # of the median distance: nearer than that, the geometric median counts a row as reached
-STEPS = 100  # of Weiszfeld; each is n² work, and it stops when no weight moves by more than SETTLED
+FLOOR = 1e-6  # of the median distance: the geometric median has reached a row that is nearer than that
+STEPS = 100  # Weiszfeld steps; each is n² work, and it stops if no weight moves by more than SETTLED
 SETTLED = 1e-12
-SQUARINGS = 30  # of a covariance: 2**30 steps of the power iteration
-CLIPPED_STEPS = 3  # of centred clipping before the filter of clipped rows looks at them
-ALIGNED = 0.3  # of all variance in one direction: rows of honest workers that differ much have less, once clipped
-SNAP = 1e-12  # a weight that CAF has taken away but for rounding is gone: times 1e30 it would be back
+SQUARINGS = 30  # squarings of a covariance: 2**30 steps of the power iteration
+CLIPPED_STEPS = 3  # steps of centered clipping before the filter of clipped rows
+# share of all variance in one direction; clipped rows of honest workers with different data stay below it
+ALIGNED = 0.3
+SNAP = 1e-12  # a weight that CAF has reduced to rounding noise becomes zero: times 1e30 it would matter again
 
 
 def evenly(gram: GramMatrix, chosen: Sequence[int]) -> Weights:
@@ -43,7 +44,7 @@ def distances(gram: GramMatrix) -> Square:
 
 
 def remoteness(squared: Square) -> list[float]:
-    """Summed distance to all rows, (n,): breaks ties, and does not change when all rows move as a length would."""
+    """Summed distance to all rows, (n,). It breaks ties and, unlike a norm, does not change if all rows move."""
     return [math.fsum(map(float, line)) for line in np.sqrt(squared)]
 
 
@@ -53,7 +54,7 @@ def remoteness(squared: Square) -> list[float]:
 def krum_order(squared: Square, f: int, neighbours: int | None) -> list[int]:
     """Rows by score, best first; score = sum of squared distances to the n − f − 2 nearest others.
 
-    With one neighbour, as in Bulyan's last choice, two rows nearest to each other always tie.
+    With one neighbor, as in Bulyan's last choice, two mutually nearest rows always tie.
     """
     n, remote = len(squared), remoteness(squared)
     count = min(n - f - 2 if neighbours is None else neighbours, n - 1)
@@ -70,7 +71,7 @@ def krum(gram: GramMatrix, f: int, keep: int = 1, neighbours: int | None = None)
 
 
 def bulyan_choice(gram: GramMatrix, f: int) -> list[int]:
-    """n − 2f rows: Krum's choice, taken out, and again (El Mhamdi et al. 2018, algorithm 1)."""
+    """n − 2f rows: Krum's choice is removed, and again (El Mhamdi et al. 2018, algorithm 1)."""
     squared, left, chosen = distances(gram), list(range(gram.origin)), []
     while len(chosen) < gram.origin - 2 * f:
         best = left[krum_order(squared[np.ix_(left, left)], f, None)[0]]
@@ -80,7 +81,7 @@ def bulyan_choice(gram: GramMatrix, f: int) -> list[int]:
 
 
 def monna(gram: GramMatrix, f: int, own: int) -> Weights:
-    """Mean of the n − f rows nearest to one's own (Farhadkhani et al. 2023, MoNNA)."""
+    """Mean of the n − f rows nearest to row `own` (Farhadkhani et al. 2023, MoNNA)."""
     return evenly(gram, nearest(distances(gram), own, gram.origin - f))
 
 
@@ -93,8 +94,8 @@ def mda(gram: GramMatrix, f: int) -> Weights:
     """Mean of the n − f rows of least diameter (El Mhamdi et al. 2018; exact, not sampled).
 
     Rows farther apart than t may not both stay: is there a cover of those pairs by f rows? Bisection over t, and
-    for each a search that branches on the row with most such pairs: it goes, or all its partners go. Often several
-    subsets are equally tight; then remote rows go first.
+    for each t a search that branches on the row with most such pairs: it goes, or all its partners go. Often
+    several subsets are equally tight; then remote rows go first.
     """
     squared = distances(gram)
     n, remote = len(squared), remoteness(squared)
@@ -121,7 +122,7 @@ def _apart(squared: Square, most: float) -> dict[int, frozenset[int]]:
 
 
 def _cover(partners: dict[int, frozenset[int]], budget: int, remote: list[float]) -> frozenset[int] | None:
-    """At most `budget` rows that meet every pair, or None."""
+    """At most `budget` rows that cover every pair, or None."""
     worst = max(partners, key=lambda i: (len(partners[i]), remote[i], i), default=None)
     if worst is None or not partners[worst]:
         return frozenset()
@@ -147,8 +148,8 @@ def _without(partners: dict[int, frozenset[int]], gone: frozenset[int]) -> dict[
 def geometric_median(gram: GramMatrix, f: int, steps: int, floor: float | None, from_origin: bool) -> Weights:
     """The point of least summed distance, by Weiszfeld's iteration (RFA: Pillutla et al. 2022, algorithm 2).
 
-    `floor`: distances count as at least this; None: FLOOR of the median distance. Starts at the mean of the n − f
-    rows around the row with least summed distance, or at the origin.
+    `floor`: lower bound of distances; None: FLOOR of the median distance. Starts at the mean of the n − f rows
+    around the row with least summed distance, or at the origin.
     """
     n = gram.origin
     if from_origin:
@@ -160,7 +161,7 @@ def geometric_median(gram: GramMatrix, f: int, steps: int, floor: float | None, 
     for _ in range(steps):
         away = np.sqrt(gram.squared_to(weights))[:n]
         least = FLOOR * median(map(float, away)) if floor is None else floor
-        if least == 0.0:  # more than half of the rows are one point, and we stand on it
+        if least == 0.0:  # more than half of the rows are one point, and the iterate is on it
             return evenly(gram, [i for i in range(n) if away[i] == 0.0])
         pull = 1 / np.maximum(away, least)
         before, weights = weights, np.append(pull / math.fsum(map(float, pull)), 0.0)
@@ -173,7 +174,7 @@ def centred_clipping(gram: GramMatrix, f: int, steps: int, radius: float | None)
     """From the origin, `steps` times: v += mean of (x_i − v) · min(1, radius / ‖x_i − v‖).
 
     Karimireddy et al. 2021, algorithm 2. `radius` None: the median of the n distances, anew in every step; a fixed
-    one does nothing at all while it is larger than they are.
+    radius above all distances has no effect.
     """
     weights = evenly(gram, [gram.origin])
     for _ in range(steps):
@@ -194,19 +195,19 @@ def clipping_step(weights: Weights, squared_N: np.ndarray, radius: float | None)
 def caf(gram: GramMatrix, f: int) -> Weights:
     """Covariance-bound agnostic filter (Allouah et al. 2025, algorithm 2).
 
-    The mean whose largest variance was least.
+    The result is the mean with the least largest variance.
     """
     weights, _, _ = min(_filtered(gram, f), key=lambda found: found[1])
     return np.append(weights, 0.0)
 
 
 def clipped_caf(gram: GramMatrix, f: int) -> Weights:
-    """CAF for workers whose data differ: rows are clipped first, and it stops as soon as no direction stands out.
+    """CAF for workers with different data: rows are clipped first, and it stops if no direction stands out.
 
-    v is what centred clipping answers; every row is shortened to the median distance from it; then rows lose belief
-    as in CAF until no direction has more than ALIGNED of all variance (never: the mean of least variance, as it).
-    Once clipped, a row that alone knows something makes no more variance than others do, and the filter leaves it;
-    liars that say the same make as much as all of them in one direction. Both numbers are from trials (LOG.md).
+    v is the result of centered clipping, and every row is shortened to the median distance from it. Then rows lose
+    belief as in CAF until no direction has more than ALIGNED of all variance (never: the mean of least variance, as
+    in CAF). A clipped row with unique information adds no more variance than others, so the filter keeps it.
+    Colluding liars together add theirs in one direction. Both numbers are from trials (LOG.md).
     """
     centre = centred_clipping(gram, f, CLIPPED_STEPS, None)
     away = [math.sqrt(value) for value in map(float, gram.squared_to(centre)[:-1])]
@@ -218,14 +219,14 @@ def clipped_caf(gram: GramMatrix, f: int) -> Weights:
 
 
 def blended_caf(gram: GramMatrix, f: int) -> Weights:
-    """All means that the filter comes by, each by the inverse square of its largest variance.
+    """All means of the filter's iterations, weighted by the inverse square of their largest variance.
 
-    Honest rows that the filter took away are back in part, and a mean that liars have drawn far away has next to no
-    say. What is back helps a backdoor, too (LOG.md): so it is not the default.
+    Honest rows that the filter removed return in part, and a mean that liars have moved far away has almost no
+    weight. The returning rows also help a backdoor (LOG.md), so this is not the default.
     """
     found = list(_filtered(gram, f))
     least = min(variance for _, variance, _ in found)
-    # rows that do not differ at all are what they are, whatever else was thought on the way there
+    # identical rows need no other iteration
     says = [float(variance <= 0.0) if least <= 0.0 else (least / variance) ** 2 for _, variance, _ in found]
     total = math.fsum(says)
     blend = np.zeros(gram.origin + 1)
@@ -235,10 +236,10 @@ def blended_caf(gram: GramMatrix, f: int) -> Weights:
 
 
 def _filtered(gram: GramMatrix, f: int) -> Iterator[tuple[np.ndarray, float, float]]:
-    """Weights of the rows, (n,), the largest variance about their mean, ever less of it, and all of it together.
+    """Iterations of the filter: (weights of the rows (n,), largest variance about their mean, total variance).
 
-    While the rows' beliefs sum to more than n − 2f: weighted mean, the direction of most weighted variance, every
-    row loses belief by its share in it, the farthest all.
+    While the rows' beliefs sum to more than n − 2f: weighted mean, direction of most weighted variance; every row
+    loses belief by its share in it, the farthest all.
     """
     n = gram.origin
     products = gram.products[:-1, :-1]
@@ -252,7 +253,7 @@ def _filtered(gram: GramMatrix, f: int) -> Iterator[tuple[np.ndarray, float, flo
         variance, share = _top(roots[:, None] * centred * roots[None, :])
         yield weights, variance, math.fsum(map(float, weights * np.diag(centred)))
         reach = times(centred, (roots * share)[:, None])[:, 0] ** 2
-        farthest = reach[belief > 0].max()  # over all rows, as byzfl has it, one that is out would shield the rest
+        farthest = reach[belief > 0].max()  # over all rows, as in byzfl, a removed row would shield the others
         if variance <= 0.0 or farthest <= 0.0:
             return
         left = 1 - np.minimum(reach / farthest, 1.0)
@@ -262,7 +263,8 @@ def _filtered(gram: GramMatrix, f: int) -> Iterator[tuple[np.ndarray, float, flo
 def _top(symmetric: Square) -> tuple[float, np.ndarray]:
     """Largest eigenvalue and an eigenvector of it, (n,), of a positive semi-definite matrix.
 
-    Power iteration by squaring the matrix; if the largest is shared, the same one of its vectors everywhere.
+    Power iteration by squaring the matrix. If several vectors share the eigenvalue, every machine returns the same
+    one.
     """
     power = symmetric
     for _ in range(SQUARINGS):
@@ -278,7 +280,7 @@ def _top(symmetric: Square) -> tuple[float, np.ndarray]:
     return math.fsum(float(a * b) for a, b in zip(vector, image, strict=True)), vector
 
 
-# pre-aggregations: what the rule sees instead of the rows
+# pre-aggregations: the input of the rule in place of the rows
 
 
 def nnm(gram: GramMatrix, f: int) -> Square:
@@ -290,11 +292,11 @@ def nnm(gram: GramMatrix, f: int) -> Square:
 def bucketing(size: int = 2, seed: bytes = b"") -> Pre:
     """Means of groups of `size` rows, drawn by `seed`; the last group may be smaller (Karimireddy et al. 2022).
 
-    n becomes ⌈n / size⌉ and f stays: keep f · size well below n / 2. Who knows the seed before it sends can choose
-    its neighbours; take it from what was agreed after the commitments.
+    n becomes ⌈n / size⌉ and f stays: keep f · size well below n / 2. A sender that knows the seed in advance can
+    choose its neighbors; take the seed from values agreed after the commitments.
     """
     if size < 1:
-        raise ValueError(f"buckets hold at least one row, not {size}")
+        raise ValueError(f"a bucket holds at least one row, not {size}")
 
     def buckets(gram: GramMatrix, f: int) -> Square:
         order = shuffled(seed, "bucketing", range(gram.origin))
@@ -314,7 +316,7 @@ def arc(gram: GramMatrix, f: int) -> Square:
 def clip(norm: float) -> Pre:
     """Rows longer than `norm` are shortened to it: x_i · min(1, norm / ‖x_i‖)."""
     if not norm > 0:
-        raise ValueError(f"a norm to clip to is above 0, not {norm}")
+        raise ValueError(f"clip needs a norm above 0, not {norm}")
     return lambda gram, f: _shortened(_lengths(gram), norm)
 
 
@@ -323,21 +325,22 @@ def _lengths(gram: GramMatrix) -> list[float]:
 
 
 def _shortened(lengths: list[float], norm: float, centre: Weights | None = None) -> Square:
-    """A row that is shortened towards the centre, by default the origin, is a mixture of both."""
+    """Mixing matrix of shortened rows: a row shortened towards the center (default: the origin) is a mixture of
+    both.
+    """
     scales = np.array([1.0 if length <= norm else norm / length for length in lengths])
     whither = np.append(np.zeros(len(scales)), 1.0) if centre is None else centre
     return np.hstack([np.diag(scales), np.zeros((len(scales), 1))]) + (1 - scales)[:, None] * whither
 
 
-# who is far away
+# outlier scores
 
 
 def scores(gram: GramMatrix) -> list[float]:
-    """How many robust deviations a row's distance to the others lies above what the others show, n numbers.
+    """Robust z-score of each row's distance to the others, n numbers.
 
-    A row's distance is the median of its distances to the others; it is compared with median and 1.4826 · MAD of
-    the *others'* distances, so that no row hides by widening the scale it is measured with (Iglewicz and Hoaglin
-    1993).
+    A row's distance is the median of its distances to the others. It is compared with median and 1.4826 · MAD of
+    the *others'* distances, so no row hides by widening its own scale (Iglewicz and Hoaglin 1993).
     """
     n = gram.origin
     apart = np.sqrt(distances(gram))
@@ -350,7 +353,7 @@ def scores(gram: GramMatrix) -> list[float]:
         middle = median(others)
         spread = 1.4826 * median(abs(value - middle) for value in others)
         above = mine - middle
-        # identical rows have no spread: then a difference beyond rounding is infinitely far
+        # identical rows have no spread: a difference beyond rounding is then infinitely far
         found.append(
             above / max(spread, 1e-6 * middle) if max(spread, middle) > 0 else math.inf if above > 0 else 0.0
         )

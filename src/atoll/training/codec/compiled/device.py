@@ -1,16 +1,18 @@
-"""Codecs on a GPU: a vector that lies there becomes codes there, and only its wire comes to the host; and back.
+"""Codecs on a GPU: vectors are encoded and decoded on the device; only wires cross to the host.
 
-    on_devices(codec)   the codec whose `encode` and `decode_into` also work where the vector lies, if it has a form
+    on_devices(codec)   the codec with `encode` and `decode_into` for vectors on any device, if it has a form
     works_on            whether they do for this one
 
-Promises: the very bytes and values of the CPU (specs/codecs.md). Forms use what IEEE 754 and whole numbers leave no
-choice in: quotients of two tensors (a quotient by a number is a product with its inverse on a GPU), maxima, sums of
-integers below 2^24, roots in fp64 of what fits fp32, bits. One operation a kernel, so nothing is fused; no decoded
-value, and no scale, is a denormal number. And what was only reasoned is tried: before a device's work goes to
-anybody it has made the bytes and values of a sample, or the work stays on the CPU, and a line of the log says so.
-Codecs without a form (fp32, whose wire is as long as the vector, and all that choose places, turn vectors, or
-compress) work on the CPU: `encode` takes a copy there. What arrives is judged on the CPU, where it arrived.
-All work is in the current stream of the device; `encode` waits for it, `decode_into` does not.
+Codecs without a form work on the CPU: fp32 (its wire is as long as the vector) and all that select indices,
+transform vectors or compress. `encode` takes a copy to the host. Received wires are validated on the CPU. All work
+is in the current stream of the device; `encode` waits for it, `decode_into` does not.
+Invariants:
+- Bytes and values are those of the CPU (specs/codecs.md). Forms use only operations with one result in IEEE 754 or
+  in integers: quotients of two tensors (a quotient by a number is a product with its inverse on a GPU), maxima,
+  sums of integers below 2^24, roots in fp64 of values that fit fp32, bits. Each operation is one kernel, so nothing
+  is fused. No decoded value and no scale is a denormal number.
+- Before a device is used, it must reproduce the bytes and values of a sample. Otherwise the work stays on the CPU,
+  and the log has a line about it.
 """
 
 from __future__ import annotations
@@ -43,17 +45,17 @@ from atoll.training.codec.packed import level_table, mean_of, on_grid, side_by_s
 
 log = logging.getLogger(__name__)
 SAMPLE_BLOCKS = 143  # from 2^-90, which becomes zero, to 2^60
-_agreed: dict[tuple[str, torch.device], bool] = {}  # whether this device does this codec as the CPU does
+_agreed: dict[tuple[str, torch.device], bool] = {}  # whether this device reproduces this codec's CPU results
 
 
 class DeviceCodes(NamedTuple):
-    largest: Tensor  # (), as `refuse` wants it
-    scales_B: Tensor  # (B,) 16 bits each; empty where a codec has none
+    largest: Tensor  # (), the input of `refuse`
+    scales_B: Tensor  # (B,) 16 bits each; empty if a codec has none
     codes_Q: Tensor
 
 
 class DeviceCodec(NamedTuple):
-    """A codec as operations on whole vectors, wherever they are."""
+    """A codec as operations on whole vectors, on any device."""
 
     encode: Callable[[Tensor], DeviceCodes]
     decode: Callable[[OpenedBlocks, Tensor], None]
@@ -68,7 +70,7 @@ def on_devices(codec: Codec) -> Codec:
 
 
 def works_on(codec: Codec, like: Tensor) -> bool:
-    """Whether this codec works where such a tensor lies, and that is no CPU. The first time it is tried there."""
+    """Whether this codec works on the tensor's device, and that is a GPU. The first call tests it there."""
     form = FORMS.get(codec.name)
     if form is None or not like.is_cuda:
         return False
@@ -76,12 +78,12 @@ def works_on(codec: Codec, like: Tensor) -> bool:
     if key not in _agreed:
         _agreed[key] = _agrees(codec, form, like)
         if not _agreed[key]:
-            log.warning("%s works on the CPU: %s makes other bits of the same values", codec.name, like.device)
+            log.warning("%s works on the CPU: %s computes different bits", codec.name, like.device)
     return _agreed[key]
 
 
 def pack_there(codec: Codec, x_N: Tensor, owed_N: Tensor, left_N: Tensor) -> Buffer:
-    """`pack` (beta = 1) on the device where all of them lie; what the wire leaves out is written into `left_N`."""
+    """`pack` (beta = 1) on the device of all three vectors; the encoding error is written into `left_N`."""
     wire = codec.encode(torch.add(x_N, owed_N, out=left_N))
     decoded_N = torch.empty_like(left_N)
     codec.decode_into(wire, decoded_N)
@@ -90,11 +92,11 @@ def pack_there(codec: Codec, x_N: Tensor, owed_N: Tensor, left_N: Tensor) -> Buf
 
 
 def pinned(size: int, dtype: torch.dtype) -> Tensor:
-    """(size,) on the host, to and from which devices copy by themselves.
+    """(size,) of pinned host memory, for asynchronous copies.
 
-    torch keeps such memory for the next one of the same size, rounded up to a power of two, and gives it to nobody
-    while a copy is under way that was asked for without waiting (ATen/core/CachingHostAllocator.h). So it is asked
-    for anew in every call; `torch.accelerator.empty_host_cache` lets go of it.
+    torch keeps such memory for the next request of the same size, rounded up to a power of two. It does not reuse
+    memory while an asynchronous copy is in progress (ATen/core/CachingHostAllocator.h), so every call requests it
+    anew. `torch.accelerator.empty_host_cache` releases it.
     """
     return torch.empty(size, dtype=dtype, device="cpu", pin_memory=True)
 
@@ -135,7 +137,7 @@ def _read(codec: Codec, form: DeviceCodec, wire: Buffer, out_N: Tensor) -> None:
 
 
 def _sent(half: Tensor, like: Tensor) -> Tensor:
-    """By way of pinned memory, so that the host need not wait for the device."""
+    """Copy through pinned memory, so the host does not wait for the device."""
     lent = pinned(half.numel(), half.dtype).copy_(half)
     return like.new_empty(half.numel(), dtype=half.dtype).copy_(lent, non_blocking=True)
 
@@ -152,18 +154,21 @@ def _agrees(codec: Codec, form: DeviceCodec, like: Tensor) -> bool:
 
 
 def sample() -> Tensor:
-    """About 36 000 values in which devices could differ: of all sizes, both zeros, the last block unfinished, and
-    quotients half way between two codes, of which an inverse that was rounded makes a little more or less."""
+    """About 36 000 values on which devices could differ.
+
+    They have all sizes, both zeros, an incomplete last block, and quotients half way between two codes, which a
+    rounded inverse moves to either side.
+    """
     generator = torch.Generator().manual_seed(1)
 
     def drawn(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=generator, device="cpu").to(torch.float32)
 
     x_BK = torch.randn(SAMPLE_BLOCKS, BLOCK, generator=generator, dtype=torch.float32, device="cpu")
-    for first, most, largest in ((1, 127, 126.7), (2, 7, 6.99)):  # of int8 and int4: their steps come out as one
+    for first, most, largest in ((1, 127, 126.7), (2, 7, 6.99)):  # int8 and int4: their steps become 1
         x_BK[first::4] = drawn(-most, most, *x_BK[first::4].shape) + 0.5
         x_BK[first::4, 0] = largest
-    x_BK[3::4] = torch.exp2(drawn(-8, 0, *x_BK[3::4].shape)) * 1.5  # of e3m0
+    x_BK[3::4] = torch.exp2(drawn(-8, 0, *x_BK[3::4].shape)) * 1.5  # e3m0
     x_BK[3::4, 0] = 1.0
     x_BK[::4, 1], x_BK[::4, 2] = 0.0, -0.0
     exponent_B = torch.arange(SAMPLE_BLOCKS, dtype=torch.float32, device="cpu") - 90
@@ -171,7 +176,7 @@ def sample() -> Tensor:
     return x_BK.view(-1)[: -BLOCK + 37].contiguous()
 
 
-# ---- what codecs share -----------------------------------------------------------------------------------------
+# ---- shared by codecs ------------------------------------------------------------------------------------------
 
 
 def _scale_bits(scale_B: Tensor, *, up: bool) -> Tensor:
@@ -185,7 +190,7 @@ def _scales(bits_B: Tensor) -> Tensor:
 
 
 def _negative(x_BK: Tensor) -> Tensor:
-    """1 where the sign is set, also a zero's; else 0."""
+    """1 if the sign bit is set, also of a zero; else 0."""
     return x_BK.view(torch.int32).bitwise_right_shift(31).bitwise_and_(1)
 
 
@@ -198,7 +203,7 @@ def _times_scales(opened: OpenedBlocks, out_N: Tensor) -> None:
     times_scales(out_N, opened.scale_B)
 
 
-# ---- codecs of one number a value ------------------------------------------------------------------------------
+# ---- codecs with one number per value --------------------------------------------------------------------------
 
 
 def _fp16(x_N: Tensor) -> DeviceCodes:
@@ -224,13 +229,13 @@ def _whole_steps(x_BK: Tensor, step_B: Tensor, most: int) -> Tensor:
     return torch.div(x_BK, divisor_B1).round_().clamp_(-most, most).to(torch.int8)
 
 
-# ---- codecs of a few bits a value: the rules of packed.py -------------------------------------------------------
+# ---- codecs with a few bits per value: the rules of packed.py --------------------------------------------------
 
 
 class LevelCodec(NamedTuple):
     levels: tuple[float, ...]
-    scale: Callable[[Tensor, Tensor, int], Tensor]  # (magnitude_BK, largest_B, size) -> (B,) before it is rounded
-    up: bool  # how it is
+    scale: Callable[[Tensor, Tensor, int], Tensor]  # (magnitude_BK, largest_B, size) -> (B,) before rounding
+    up: bool  # direction of rounding
     codes: Callable[[Tensor, Tensor, Tensor], Tensor]  # (x_BK, magnitude_BK, scale_B) -> (B, K) uint8
 
 
@@ -267,7 +272,7 @@ def _e3m0_codes(x_BK: Tensor, magnitude_BK: Tensor, scale_B: Tensor) -> Tensor:
 
 
 def _root_mean_square(magnitude_BK: Tensor, largest_B: Tensor, size: int) -> Tensor:
-    """Of the root of 24 bits in fp64, however it was rounded, the nearest of fp32 is the right one."""
+    """The fp64 root of a 24-bit number, however rounded, gives the correctly rounded fp32 root."""
     grid_BK = on_grid(magnitude_BK, largest_B, two_bit.GRID)
     mean_B = mean_of(grid_BK.mul_(grid_BK).sum(1), size)
     return mean_B.to(torch.float64).sqrt_().to(torch.float32) * two_bit.ONE_255TH * largest_B

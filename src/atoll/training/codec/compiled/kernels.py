@@ -1,11 +1,12 @@
-"""The inner loops of codecs, compiled by numba: one pass over a block while it is in the first-level cache.
+"""Inner loops of codecs, compiled by numba: one pass over a block while it is in the first-level cache.
 
-Every function returns the bits of the torch code beside which it is called: the same operations on fp32 in the
-same order, each rounded once. Fast math is off, so the compiler neither fuses nor reorders them, but in
-`add_gram` and `squared_length`, of whose last bits nobody speaks to others.
-Called through `native` only. Checks nothing: callers hand in spans whose lengths match (scales: one per block),
-wires that were opened, and places that lie inside. Releases Python's lock; one thread.
-What is compiled is kept on disk where numba finds a writable folder; a change of this file alone makes it anew.
+Called through `native` only. Callers pass spans of matching lengths (scales: one per block), opened wires, and
+indices in range; nothing is checked here. The kernels release Python's lock and use one thread. Compiled code is
+cached on disk if numba finds a writable folder; a change of this file recompiles it.
+Invariants:
+- Every function returns the bits of the torch code at its call site: the same operations on fp32 in the same order,
+  each rounded once. Fast math is off, so the compiler neither fuses nor reorders them. Exceptions are `add_gram`
+  and `squared_length`, with last bits that are used locally only.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from atoll.training.codec.two_bit import BORDER, GRID, ONE_255TH
 
 HOW: dict[str, Any] = {"nogil": True, "error_model": "numpy"}  # division by zero is a value, not an exception
 STRETCH = 512  # columns at a time: four rows of fp64 fit the first-level cache, sixteen of fp32
-ROWS = 8  # `largest_places` first looks at the largest of every so many values alone
-LESS = np.int32(2**19)  # 1/16 of a power of two: what chunks of one vector differ in, mostly
+ROWS = 8  # `largest_places` first checks only the largest of every ROWS values
+LESS = np.int32(2**19)  # 1/16 of a power of two: the usual difference between chunks of one vector
 SIGNLESS = np.int32(0x7FFFFFFF)
 REFUSED_BITS = int(np.float32(REFUSE_ABOVE).view(np.int32))
 
@@ -38,21 +39,21 @@ VALUES, CODES, BYTES, PLACES = map(_vector, (types.float32, types.int8, types.ui
 SUM, NEW_CODES, NEW_BYTES, NEW_SCALES, CHOSEN = (
     _vector(dtype, written=True) for dtype in (types.float32, types.int8, types.uint8, types.int16, types.int64)
 )
-ENCODER = types.float32(VALUES, NEW_SCALES, NEW_BYTES)  # returns the largest magnitude, as `refuse` wants it
+ENCODER = types.float32(VALUES, NEW_SCALES, NEW_BYTES)  # returns the largest magnitude, the input of `refuse`
 
 
 def compiled(signature: Any) -> Callable[[Any], Any]:
     def compile_now(function: Any) -> Any:
         try:
             return njit([signature], cache=True, **HOW)(function)
-        except (RuntimeError, OSError):  # nowhere to keep it: every process compiles anew
+        except (RuntimeError, OSError):  # no cache folder: every process compiles anew
             return njit([signature], **HOW)(function)
 
     return compile_now
 
 
-part = njit(**HOW)  # of a kernel
-reordered = njit(fastmath={"reassoc", "nsz", "contract"}, **HOW)  # sums in whatever order suits the processor
+part = njit(**HOW)  # part of a kernel
+reordered = njit(fastmath={"reassoc", "nsz", "contract"}, **HOW)  # sums in any order that suits the processor
 
 
 # ---- encode --------------------------------------------------------------------------------------------------
@@ -60,7 +61,7 @@ reordered = njit(fastmath={"reassoc", "nsz", "contract"}, **HOW)  # sums in what
 
 @part
 def _largest_bits(bits: Any) -> Any:
-    """Magnitudes are ordered like their bits, and NaN comes out above all."""
+    """Bits of the largest magnitude. Magnitudes are ordered like their bits, with NaN above all."""
     most = np.int32(0)
     for i in range(len(bits)):
         magnitude = np.int32(bits[i] & 0x7FFFFFFF)
@@ -189,9 +190,9 @@ def _most(magnitudes: Any) -> Any:
 
 @part
 def _kth_largest(numbers: Any, k: Any) -> Any:
-    """The k-th largest of numbers that are not negative, or less where still only k are at or above.
+    """The k-th largest of non-negative numbers, or a smaller border that exactly k numbers reach.
 
-    A bit at a time, from the highest; each pass only compares and counts.
+    It tests one bit at a time, from the highest; each pass only compares and counts.
     """
     border = np.int32(0)
     for bit in range(31):
@@ -206,7 +207,7 @@ def _kth_largest(numbers: Any, k: Any) -> Any:
 
 @part
 def _peaks(bits: Any, peaks: Any) -> None:
-    """The largest magnitude of every column, where values are written in rows as long as `peaks`."""
+    """The largest magnitude of every column, with values laid out in rows as long as `peaks`."""
     width = len(peaks)
     for c in range(width):
         peaks[c] = bits[c] & SIGNLESS
@@ -218,7 +219,7 @@ def _peaks(bits: Any, peaks: Any) -> None:
 
 @part
 def _from(border: Any, bits: Any, peaks: Any, columns: Any, few: Any) -> Any:
-    """How many magnitudes are at or above the border; their places, increasing, to `few`."""
+    """Count the magnitudes at or above the border; write their indices, increasing, to `few`."""
     width, high, count = np.uint64(len(peaks)), np.uint64(0), np.uint64(0)
     for c in range(len(peaks)):
         columns[high] = c
@@ -233,13 +234,13 @@ def _from(border: Any, bits: Any, peaks: Any, columns: Any, few: Any) -> Any:
 
 @compiled(types.float32(VALUES, types.int64, types.int64, CHOSEN))
 def largest_places(x, k, chunk, places):
-    """Places of the k largest magnitudes of every chunk, increasing; of equal ones the earlier. Returns the largest
-    of all, as `refuse` wants it.
+    """Indices of the k largest magnitudes of every chunk, increasing; of equal ones the earlier.
 
-    Eight values of a chunk have one largest. Where k magnitudes or more reach a border nothing below it is chosen,
-    and only where a column's largest reaches it something is: 41 of 4096 are among 41 times eight, or a few more.
-    The border is a little less than the one that the chunk before ended with; where that lets too few or too many
-    through, the k-th largest of the largest, which k magnitudes reach.
+    Returns the largest magnitude of all, the input of `refuse`. Eight values of a chunk form a column with one
+    largest. If k magnitudes or more reach a border, nothing below it is chosen, and only columns with a largest
+    value at the border hold chosen values. So 41 of 4096 are among 41 times eight, or a few more. The border is
+    slightly below the final border of the previous chunk. If it admits too few or too many values, it is the k-th
+    largest column maximum, which k magnitudes reach.
     """
     width = chunk // ROWS
     in_rows = width * ROWS == chunk and 2 * k <= width
@@ -252,7 +253,7 @@ def largest_places(x, k, chunk, places):
         if in_rows:
             _peaks(bits, peaks)
             worst = max(worst, _most(peaks))
-            if _count_from(peaks, guess) < k + width // 4:  # looking at more costs more than a better border
+            if _count_from(peaks, guess) < k + width // 4:  # more values cost more than a better border
                 count = _from(guess, bits, peaks, columns, few)
             if count < k:
                 count = _from(_kth_largest(peaks, k), bits, peaks, columns, few)
@@ -266,7 +267,7 @@ def largest_places(x, k, chunk, places):
         worst = worst if in_rows else max(worst, _most(left))
         border = _kth_largest(left, k)
         guess = max(np.int32(0), np.int32(border - LESS))
-        room = k - _count_from(left, np.int32(border + 1))  # at the border: the first ones
+        room = k - _count_from(left, np.int32(border + 1))  # number to take at the border: the first ones
         for i in range(count):
             if left[i] >= border and (left[i] > border or room > 0):
                 room -= left[i] == border
@@ -312,7 +313,7 @@ def fp32_add(x, share, total):
 
 @compiled(types.void(VALUES, VALUES, VALUES, VALUES, VALUES, SUM))
 def fp32_add_four(x_0, x_1, x_2, x_3, shares, total):
-    """The bits of four times `fp32_add`, with one reading and one writing of the sum."""
+    """The bits of four calls of `fp32_add`, with one read and one write of the sum."""
     s_0, s_1, s_2, s_3 = shares[0], shares[1], shares[2], shares[3]
     for i in range(len(total)):
         total[i] = (((total[i] + x_0[i] * s_0) + x_1[i] * s_1) + x_2[i] * s_2) + x_3[i] * s_3
@@ -332,12 +333,12 @@ def scatter_add(places, values, lo, share, total):
         total[places[m] - lo] += values[m] * share
 
 
-# ---- increasing places as bytes: see places.py -----------------------------------------------------------------
+# ---- increasing indices as bytes: see index_coding.py ----------------------------------------------------------
 
 
 @compiled(types.void(CHOSEN, types.int64, NEW_BYTES, NEW_BYTES))
 def encode_places(places, low_bits, lows, unary):
-    """Both begin as zeros. A low part of up to eight bits lies in one byte or two."""
+    """Both outputs begin as zeros. A low part of up to eight bits lies in one or two bytes."""
     for j in range(len(places)):
         high = (places[j] >> low_bits) + j
         unary[high >> 3] |= np.uint8(1 << (high & 7))
@@ -351,7 +352,7 @@ def encode_places(places, low_bits, lows, unary):
 
 @compiled(types.int64(BYTES, BYTES, types.int64, CHOSEN))
 def decode_places(lows, unary, low_bits, places):
-    """How many ones there are; of more than there are places the first."""
+    """Number of ones; if it exceeds the number of indices, only the first are decoded."""
     count = 0
     for byte in range(len(unary)):
         for bit in range(8):
@@ -368,13 +369,12 @@ def decode_places(lows, unary, low_bits, places):
     return count
 
 
-# ---- inner products: see training/codec/deterministic_dot
-# ------------------------------------------------------------------------
+# ---- inner products: see exchange/deterministic_dot ------------------------------------------------------------
 
 
 @part
 def _quarter_products(x: Any, y: Any, lanes: Any) -> Any:
-    """Halved twice before anything is stored."""
+    """Products, halved twice before they are stored."""
     n = len(lanes)
     x_0, x_1, x_2, x_3 = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n :]
     y_0, y_1, y_2, y_3 = y[:n], y[n : 2 * n], y[2 * n : 3 * n], y[3 * n :]
@@ -407,7 +407,7 @@ def add_inner_products(rows, total):
                 pair += 1
 
 
-# ---- lengths and the Gram matrix: see training/robust ------------------------------------------------------------
+# ---- norms and the Gram matrix: see training/robust ------------------------------------------------------------
 
 
 @reordered
@@ -420,7 +420,7 @@ def _sum_of_squares_fp32(x: Any) -> Any:
 
 @compiled(types.float64(VALUES))
 def squared_length(x):
-    """fp32 within a stretch, fp64 over stretches."""
+    """Squared norm: fp32 within a chunk, fp64 over chunks."""
     total = 0.0
     for at in range(0, len(x), CHUNK):
         total += np.float64(_sum_of_squares_fp32(x[at : at + CHUNK]))
@@ -435,7 +435,7 @@ def about(x, centre, out):
 
 @reordered
 def _four_products(a: Any, b: Any, c: Any, d: Any) -> Any:
-    """One reading of each for four sums, which are all made alike: so equal rows have equal products."""
+    """Four sums with one read of each input, all computed alike, so equal rows have equal products."""
     ac = ad = bc = bd = 0.0
     for k in range(len(a)):
         ac += a[k] * c[k]
@@ -447,7 +447,7 @@ def _four_products(a: Any, b: Any, c: Any, d: Any) -> Any:
 
 @compiled(types.void(types.float64[:, ::1], types.int64, types.float64[:, ::1]))
 def add_gram(rows, width, sums):
-    """sums[i, j] += <x_i, x_j>, the upper triangle at least, of the first `width` columns."""
+    """sums[i, j] += <x_i, x_j>, at least the upper triangle, of the first `width` columns."""
     last = len(rows) - 1
     for at in range(0, width, STRETCH):
         to = min(at + STRETCH, width)
@@ -491,7 +491,7 @@ def _greater(low: Any, high: Any) -> None:
 
 @compiled(types.void(types.float32[:, ::1], types.int64, types.int64[:, ::1]))
 def sort_columns(rows, width, comparators):
-    """In place, the first `width` columns; a comparator is (low, high, wants low, wants high). No NaN."""
+    """Sort the first `width` columns in place; a comparator is (low, high, wants low, wants high). No NaN."""
     for at in range(0, width, STRETCH):
         to = min(at + STRETCH, width)
         for c in range(len(comparators)):
@@ -505,7 +505,7 @@ def sort_columns(rows, width, comparators):
 
 
 def _packed(per_byte: int) -> tuple[Any, Any]:
-    """decode and add where a byte holds `per_byte` codes: row b of the table has the levels of byte b."""
+    """decode and add for `per_byte` codes per byte: row b of the table has the levels of byte b."""
     bytes_a_block = BLOCK // per_byte
 
     @compiled(types.void(BYTES, VALUES, VALUES, SUM))

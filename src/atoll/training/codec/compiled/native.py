@@ -1,9 +1,11 @@
-"""Whether codecs run as compiled kernels (`kernels.py`, the extra `fast`) or through torch. Bits are the same.
+"""Choice between compiled kernels (`kernels.py`, the extra `fast`) and torch for codecs; the bits are the same.
 
-Importing numba costs half a second and the first compilation on a computer some seconds, so both wait until a
-large vector is about to be coded (or the peer knows that one will be), and happen on a thread of their own while
-torch does the work. Only rules over whole vectors (training/robust) wait for them: `at_once`.
-ATOLL_NATIVE=0 turns the kernels off. Never fails: what keeps them from loading is logged, and torch goes on.
+Importing numba takes half a second, and the first compilation on a computer some seconds. Both happen on a thread
+of their own, when the first large vector is about to be coded, or earlier if the peer expects one. Until then torch
+does the work. Only rules over whole vectors (training/robust) wait for the kernels: `at_once`. ATOLL_NATIVE=0 turns
+them off.
+Invariants:
+- Loading never fails: an error is logged, and torch does the work.
 """
 
 from __future__ import annotations
@@ -17,17 +19,17 @@ import threading
 from types import ModuleType
 
 SWITCH = "ATOLL_NATIVE"
-PAYS_FROM = 2**20  # values of a vector: whoever moves fewer waits for networks, not for codecs
+PAYS_FROM = 2**20  # values of a vector: with fewer, the network is slower than the codec
 
 log = logging.getLogger(__name__)
-kernels: ModuleType | None = None  # codecs look here at every span
+kernels: ModuleType | None = None  # codecs read this at every span
 _loader: threading.Thread | None = None
-_fails = False  # it was tried, and would fail again
+_fails = False  # loading failed once, and would fail again
 _one_at_a_time = threading.Lock()
 
 
 def load_for(values: int) -> None:
-    """A vector of so many values will be coded, and others after it. Returns at once."""
+    """Start loading if a vector of `values` values will be coded. Returns at once."""
     global _loader
     if values >= PAYS_FROM and _loader is None and kernels is None:
         _loader = threading.Thread(target=load, name="kernels")
@@ -36,22 +38,22 @@ def load_for(values: int) -> None:
 
 
 def load() -> bool:
-    """Make the kernels ready; may take seconds. False if there are none: then nothing has changed."""
+    """Load the kernels; may take seconds. False if there are none: then nothing has changed."""
     global kernels, _fails
     with _one_at_a_time:
         wanted = kernels is None and not _fails and os.environ.get(SWITCH) != "0"
         if wanted and importlib.util.find_spec("numba") is not None:
             try:
                 kernels = importlib.import_module("atoll.training.codec.compiled.kernels")
-            except Exception as why:  # a compiler has many ways to fail, and none is worth a round
+            except Exception as why:  # compilers fail in many ways, and no failure is worth a round
                 _fails = True
                 log.warning("codecs run without compiled kernels: %s", why)
     return kernels is not None
 
 
 def at_once(values: int) -> ModuleType | None:
-    """The kernels for so many values, loaded before this returns: for those whose last bits follow from them.
+    """The kernels, loaded first if `values` is large: for results with last bits that depend on them.
 
-    What answers depends on the number of values and on the computer alone, so the same call gives the same bits.
+    The choice depends only on the number of values and the computer, so equal calls give equal bits.
     """
     return kernels if values >= PAYS_FROM and load() else None
