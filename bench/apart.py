@@ -28,11 +28,11 @@ from torch import Tensor
 
 from atoll.features.partition_training.tensors import DeferredUpdate, carried
 from atoll.training.data import Data, load_data
-from atoll.training.exchange.update import Bounds, EncodedUpdate, encode_update
 from atoll.training.experiment.api import ExperimentSimulator
 from atoll.training.experiment.faults import FaultSpec, MemberAbsence
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.recipes import UpdateCoding, diloco
+from atoll.training.recipe.update import Bounds, EncodedUpdate, encode_update
 
 MODEL, PEERS, STEPS, SAMPLES = "gpt-nano", 7, 30, 512
 RULES = ("wait", "whole", "model", "root", "share", "twice", "merge")

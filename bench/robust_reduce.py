@@ -53,8 +53,8 @@ from atoll.simulation.worker import WorkerKnobs
 from atoll.training.codec import CODECS, Codec
 from atoll.training.codec.blocks import spans_of
 from atoll.training.codec.compiled import native
+from atoll.training.codec.deterministic_dot import CHUNK, add_inner_products, filled
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.deterministic_dot import CHUNK, add_inner_products, filled
 from atoll.training.exchange.distance_weights import compare, weigh
 from atoll.training.exchange.statistic import STATISTICS, RowStatistic
 from atoll.training.robust.gram import add_products

@@ -28,13 +28,13 @@ from torch import Tensor, nn
 from atoll.crypto.digest import digest
 from atoll.training.codec import Codec
 from atoll.training.data import Data, epoch_samples, load_data, samples_at
-from atoll.training.exchange.update import Bounds, EncodedUpdate
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec, built_in_loss
 from atoll.training.experiment.member import Loss
 from atoll.training.experiment.simulator import InFlightFragment
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe import methods
 from atoll.training.recipe.recipes import Recipe, UpdateCoding, diloco, overlapping
+from atoll.training.recipe.update import Bounds, EncodedUpdate
 from atoll.verification.loss_scoring.policy import FALL_MOST, NAT, opinion_of
 from atoll.verification.loss_scoring.tensors import (
     SAMPLES,

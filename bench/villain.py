@@ -66,8 +66,8 @@ from atoll.runtime.trainer import client
 from atoll.runtime.trainer.process import TrainerProcess
 from atoll.runtime.worker import local_update, training_worker
 from atoll.simulation.adversaries.byzantine import ByzantineMember, equivocate
-from atoll.training.exchange.update import Bounds, EncodedUpdate, moved, part_bounds, part_codec
 from atoll.training.experiment.adversaries import encoded_anyway, rule_of
+from atoll.training.recipe.update import Bounds, EncodedUpdate, moved, part_bounds, part_codec
 from atoll.training.robust.attacks import (
     ATTACKS,
     OPTIMISED,

@@ -20,8 +20,8 @@ from atoll.runtime.trainer.protocol import TrainSteps
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.tensors import TensorWorker
 from atoll.training.codec import CODECS
-from atoll.training.exchange.update import encode_update
 from atoll.training.experiment.adversaries import rule_of
+from atoll.training.recipe.update import encode_update
 from atoll.training.robust.attacks import ATTACKS, OPTIMISED, lies
 
 pytestmark = [pytest.mark.net]

@@ -15,14 +15,14 @@ from atoll.base.errors import PeerFault, UsageError
 from atoll.peer.settings import RunSettings
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.training_spec import RunStart, built_in, decode_learning, found
-from atoll.training.exchange.frozen_base import base_bytes, built
 from atoll.training.exchange.layout import layout_of
-from atoll.training.exchange.state import initial_state
+from atoll.training.export import ModelCard, hugging_face_files
 from atoll.training.models import build_model, with_adapters
-from atoll.training.models.export import ModelCard, hugging_face_files
+from atoll.training.models.frozen_base import base_bytes, built
 from atoll.training.models.weights import load_weights, name_in
 from atoll.training.recipe.methods import diloco
 from atoll.training.recipe.recipes import Recipe
+from atoll.training.recipe.state import initial_state
 
 ADAPTED = "gpt:d=32,l=2,h=2,t=16,lora=8"
 PLAIN = "gpt:d=32,l=2,h=2,t=16"

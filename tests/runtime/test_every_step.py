@@ -17,13 +17,13 @@ from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.training.data import batch, cursor_after, load_data
 from atoll.training.exchange.layout import bind, layout_of
-from atoll.training.exchange.state import initial_state, moved_by, state_bytes, state_from_bytes
 from atoll.training.exchange.tensorfile import dump, load
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.inner import AdamW
 from atoll.training.recipe.methods import data_parallel, demo_, parameter_server, pipelined, powersgd
 from atoll.training.recipe.recipes import Recipe
+from atoll.training.recipe.state import initial_state, moved_by, state_bytes, state_from_bytes
 
 SMALL = {"batch": 2, "seq_len": 16}
 

@@ -18,8 +18,8 @@ from atoll.crypto.digest import digest
 from atoll.runtime.config import load_config
 from atoll.training.codec import CODECS, codec_named
 from atoll.training.exchange.layout import layout_of
-from atoll.training.exchange.state import initial_state, state_bytes, state_from_bytes
 from atoll.training.models import build_model
+from atoll.training.recipe.state import initial_state, state_bytes, state_from_bytes
 
 FUZZ = int(os.environ.get("ATOLL_FUZZ", "400"))
 TOML = b"""[run]

@@ -16,7 +16,7 @@ from atoll.peer.tasks import EncodeUpdate
 from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.training.codec import codec_named
-from atoll.training.exchange.update import part_bounds
+from atoll.training.recipe.update import part_bounds
 
 A, B, C = (PeerId(name) for name in "abc")
 

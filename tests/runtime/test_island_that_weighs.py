@@ -19,7 +19,7 @@ from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, TaskRow, WeighRows
 from atoll.training.codec import codec_named
 from atoll.training.codec.compiled import native
-from atoll.training.exchange.update import part_bounds
+from atoll.training.recipe.update import part_bounds
 from atoll.training.robust import RULES
 
 PLAIN = {"fragments": 1, "overlap": 0}

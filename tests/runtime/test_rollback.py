@@ -22,9 +22,9 @@ from atoll.runtime.storage.retention import SPACED_MAX, StateRetention
 from atoll.runtime.storage.state_cache import STATES_KEPT_S, StateCache
 from atoll.runtime.storage.store import PeerStore
 from atoll.training.exchange.layout import layout_of
-from atoll.training.exchange.state import gone_back, initial_state, state_from_bytes
 from atoll.training.recipe.methods import des_loc, eager
 from atoll.training.recipe.recipes import Recipe, in_swarm
+from atoll.training.recipe.state import gone_back, initial_state, state_from_bytes
 from atoll.wire.codec import encode
 from atoll.wire.messages.vertex import RoundMetrics, Vertex, VertexBody
 

@@ -16,8 +16,8 @@ from atoll.runtime.storage.private_state import PrivateState, read_private, writ
 from atoll.runtime.storage.state_cache import StateCache
 from atoll.runtime.storage.store import PeerStore
 from atoll.training.exchange.layout import layout_of
-from atoll.training.exchange.state import initial_state
 from atoll.training.recipe.private_parameters import PrivateParameters
+from atoll.training.recipe.state import initial_state
 
 
 class TidiedMeanwhile(PeerStore):

@@ -20,11 +20,11 @@ from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.runtime.worker.capabilities import enable_redundant_training
 from atoll.training.codec import codec_named
-from atoll.training.exchange.update import part_bounds
 from atoll.training.recipe.gradient import ComputeOptions
 from atoll.training.recipe.inner import SGD
 from atoll.training.recipe.methods import data_parallel, fedavg
 from atoll.training.recipe.recipes import UpdateCoding, diloco
+from atoll.training.recipe.update import part_bounds
 from atoll.verification.loss_scoring.tensors import update_bytes
 from atoll.verification.redundant_training.policy import APART_MOST, MILLION, TOLERANCE
 from atoll.verification.redundant_training.tensors import twins_problem

@@ -17,8 +17,8 @@ from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import ExhibitRow, JudgeRow, RowJudged
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
 from atoll.training.codec import CODECS
-from atoll.training.exchange.update import part_bounds
 from atoll.training.recipe.schedule import SyncSchedule
+from atoll.training.recipe.update import part_bounds
 from atoll.verification.malformed_updates.messages import unreadable_bytes, unreadable_from_bytes
 from atoll.verification.malformed_updates.worker import inspect_row
 from atoll.verification.offline import AuditorReport, DisputedCase

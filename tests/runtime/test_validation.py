@@ -24,7 +24,7 @@ from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.storage.state_cache import StateCache
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.training_spec import built_in, decode_learning, found
-from atoll.training.exchange.state import state_hash
+from atoll.training.recipe.state import state_hash
 from atoll.verification.state_validation.policy import ValidatedState, ValidationRule, fixed_point
 from atoll.verification.state_validation.worker import SAMPLES
 from atoll.worker.trainer_commands import BeginValidation, NextBatch

@@ -31,7 +31,7 @@ from atoll.simulation.worker import WorkerKnobs
 from atoll.training.codec import CODECS
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.statistic import RowStatistic
-from atoll.training.exchange.update import part_bounds
+from atoll.training.recipe.update import part_bounds
 from atoll.training.robust import RULES, caf
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.messages.vertex import VertexBody

@@ -17,11 +17,11 @@ from atoll.training.data.order import mixed
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.distance_weights import SOLVES, compare, weigh
 from atoll.training.exchange.layout import ModelLayout, TensorSlot
-from atoll.training.exchange.reply_formats import ReplyFormat
-from atoll.training.exchange.state import SharedState, advance, moved_by, state_bytes, state_hash
-from atoll.training.exchange.update import part_bounds
 from atoll.training.recipe.inner import AdamW
 from atoll.training.recipe.outer import AgreementNesterov, Nesterov, outer_step
+from atoll.training.recipe.reply_formats import ReplyFormat
+from atoll.training.recipe.state import SharedState, advance, moved_by, state_bytes, state_hash
+from atoll.training.recipe.update import part_bounds
 
 N = 300_003  # two spans, and a last block that is not full
 

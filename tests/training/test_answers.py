@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from atoll.base.errors import PeerFault
 from atoll.training.codec import Codec, codec_named
 from atoll.training.exchange.combine import combine, gather
-from atoll.training.exchange.reply_formats import EXACT, HEAD, MEAN, ROWS, ReplyFormat
 from atoll.training.recipe.reducer import Statistic, agreement, made_of
+from atoll.training.recipe.reply_formats import EXACT, HEAD, MEAN, ROWS, ReplyFormat
 
 SIZES = (4096, 1000, 3000)
 N = sum(SIZES)

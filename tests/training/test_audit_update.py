@@ -10,10 +10,10 @@ from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.crypto.digest import digest, merkle_root
 from atoll.training.codec import codec_named
 from atoll.training.exchange.layout import layout_of
-from atoll.training.exchange.update import encode_update, part_bounds, settle
 from atoll.training.models import build_model
 from atoll.training.recipe.inner import fresh_inner
 from atoll.training.recipe.recipes import diloco
+from atoll.training.recipe.update import encode_update, part_bounds, settle
 from atoll.verification.replay_audit.judge import ChainMismatch, ReplayAccepted, ReplayMismatch, judge_update
 from atoll.verification.replay_audit.replay import TrainerSnapshot, TrainingAssignment, name_of
 from atoll.verification.replay_audit.state_chain import ChainClaim, StateChain, memory_name

@@ -13,7 +13,10 @@ from atoll.crypto.digest import digest
 from atoll.training.codec import CODECS, SharedKnowledge, check_name, codec_named
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.layout import ModelLayout, TensorSlot, layout_of
-from atoll.training.exchange.state import (
+from atoll.training.models import build_model
+from atoll.training.recipe.outer import Nesterov
+from atoll.training.recipe.recipes import diloco
+from atoll.training.recipe.state import (
     SharedState,
     advance,
     initial_state,
@@ -21,10 +24,7 @@ from atoll.training.exchange.state import (
     state_from_bytes,
     state_hash,
 )
-from atoll.training.exchange.update import RoundInputs, encode_update, part_bounds, part_codec, part_codecs, settle
-from atoll.training.models import build_model
-from atoll.training.recipe.outer import Nesterov
-from atoll.training.recipe.recipes import diloco
+from atoll.training.recipe.update import RoundInputs, encode_update, part_bounds, part_codec, part_codecs, settle
 
 PEERS, ROUNDS = 2, 3
 NAMES = ("randk:0.1", "randk:0.1+int8", "delta+int8", "changed+int8", "lowrank:2+int8", "topk-rice:0.1+2means+auto")

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load
 
 from atoll.crypto.digest import digest
-from atoll.training.exchange.frozen_base import base_bytes
 from atoll.training.exchange.layout import base_digest, layout_of
-from atoll.training.exchange.state import initial_state
+from atoll.training.export import CARD_DOMAIN, CardContributor, ModelCard, hugging_face_files
 from atoll.training.models import build_model, travelling
-from atoll.training.models.export import CARD_DOMAIN, CardContributor, ModelCard, hugging_face_files
+from atoll.training.models.frozen_base import base_bytes
+from atoll.training.recipe.state import initial_state
 
 LLAMA = "llama:d=32,l=2,h=4,kv=2,t=16"
 STORY = ModelCard(

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from toy import DATA, begun, model, short, tried
 
 from atoll.base.workload import BatchGrowth, WorkloadPolicy
-from atoll.training.exchange.state import SharedState
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec, MemberAbsence
 from atoll.training.models import loss_of
 from atoll.training.recipe.inner import rate_at
@@ -19,6 +18,7 @@ from atoll.training.recipe.lr_position import ScheduleHorizon, later, position_o
 from atoll.training.recipe.methods import auto, diloco, local_sgd, streaming
 from atoll.training.recipe.recipes import Recipe, over_tokens
 from atoll.training.recipe.schedule import SyncSchedule
+from atoll.training.recipe.state import SharedState
 
 PEERS, ROUNDS, STEPS, BATCH, SEQ = 4, 3, 10, 4, 16
 ALL = PEERS * ROUNDS * STEPS * BATCH * SEQ  # tokens of a run in which nothing goes wrong

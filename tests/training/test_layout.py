@@ -13,8 +13,8 @@ from atoll.training.exchange.layout import (
     unflatten,
 )
 from atoll.training.exchange.parameter_selection import exchanged
-from atoll.training.exchange.user_optimizer import GradientSums
 from atoll.training.models import MODELS, build_model, shape_of
+from atoll.training.recipe.user_optimizer import GradientSums
 
 
 def test_every_built_in_model_survives_the_trip_through_one_vector():

@@ -11,13 +11,13 @@ from atoll.training.codec import codec_named
 from atoll.training.data.images import ImageDataset
 from atoll.training.data.text import TextDataset
 from atoll.training.exchange.layout import bind, flatten, layout_of, unflatten
-from atoll.training.exchange.state import advance, initial_state
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, generate_text, loss_of, misfit, shape_of, spec_of, task_of
 from atoll.training.models.llama import rotations, turned
 from atoll.training.recipe.inner import AdamW, fresh_inner, inner_step
 from atoll.training.recipe.methods import data_parallel
 from atoll.training.recipe.outer import Nesterov
+from atoll.training.recipe.state import advance, initial_state
 
 SMALL = {
     "gpt:d=32,l=2,h=2,t=16": (16,),

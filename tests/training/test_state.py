@@ -6,7 +6,10 @@ from torch import nn
 from atoll.base.errors import PeerFault
 from atoll.training.codec import CODECS
 from atoll.training.exchange.layout import layout_of
-from atoll.training.exchange.state import (
+from atoll.training.exchange.tensorfile import dump, load
+from atoll.training.models import build_model
+from atoll.training.recipe.outer import Nesterov, outer_step
+from atoll.training.recipe.state import (
     SharedState,
     advance,
     export_model,
@@ -15,10 +18,7 @@ from atoll.training.exchange.state import (
     state_from_bytes,
     state_hash,
 )
-from atoll.training.exchange.tensorfile import dump, load
-from atoll.training.exchange.update import encode_update, part_bounds, settle
-from atoll.training.models import build_model
-from atoll.training.recipe.outer import Nesterov, outer_step
+from atoll.training.recipe.update import encode_update, part_bounds, settle
 
 FP32, TWO_BIT = CODECS["fp32"], CODECS["2bit"]
 

@@ -19,10 +19,10 @@ from atoll.training.data.records import load_records
 from atoll.training.data.text import TextDataset
 from atoll.training.data.tokens import end_of, pieces, read_tokenizer, vocabulary_of
 from atoll.training.exchange.layout import layout_of
-from atoll.training.exchange.state import initial_state, state_hash
+from atoll.training.export import ModelCard, hugging_face_files
 from atoll.training.models import build_model, tokens_misfit
-from atoll.training.models.export import ModelCard, hugging_face_files
 from atoll.training.recipe.methods import diloco
+from atoll.training.recipe.state import initial_state, state_hash
 
 TEXTS = [f"Island {i} lies {i * i} miles off the reef;\nits lagoon is {i % 7} fathoms deep." for i in range(300)]
 END = "<|endoftext|>"

@@ -12,11 +12,11 @@ from atoll.policy.fault_tolerance import DISTANCES, MIXED, liars_among, rows_nee
 from atoll.training.codec import CODECS
 from atoll.training.codec.blocks import SPAN
 from atoll.training.codec.compiled import native
+from atoll.training.codec.deterministic_dot import CHUNK
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.deterministic_dot import CHUNK
 from atoll.training.exchange.distance_weights import SOLVES, compare, packed, unpacked, weigh
 from atoll.training.exchange.statistic import AFTER_MIXING, RowStatistic
-from atoll.training.exchange.update import part_bounds
+from atoll.training.recipe.update import part_bounds
 from atoll.training.robust import RULES, default
 from atoll.training.robust.attacks import alie, sign_flip
 from atoll.wire.weights import packed_mixtures, shares_of
@@ -187,7 +187,7 @@ def test_packing_is_the_upper_triangle_row_by_row():
 
 @pytest.mark.parametrize("n", [1, CHUNK - 1, CHUNK, 5 * CHUNK + 1, SPAN + 3 * CHUNK + 7])
 def test_sums_are_taken_in_the_order_that_the_page_has(n: int):
-    """The three lines of training/exchange/deterministic_dot, done by Python's own floats, give the same bits."""
+    """The three lines of training/codec/deterministic_dot, done by Python's own floats, give the same bits."""
     draw = np.random.default_rng(n)
     rows = (draw.standard_normal((3, n)) * 10.0 ** draw.integers(-6, 6, n)).astype(np.float32)
     expected = []

@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from atoll.runtime.training_spec import built_in
 from atoll.training.exchange.layout import flatten, layout_of
-from atoll.training.exchange.state import initial_state, state_from_bytes
+from atoll.training.export import ModelCard, hugging_face_files
 from atoll.training.models import build_model
-from atoll.training.models.export import ModelCard, hugging_face_files
 from atoll.training.models.weights import load_weights, name_in
 from atoll.training.recipe.methods import diloco
+from atoll.training.recipe.state import initial_state, state_from_bytes
 
 LLAMA = "llama:d=32,l=2,h=4,kv=2,f=96,t=16,v=256,theta=500000,tie=1"
 UNTIED = LLAMA.replace("tie=1", "tie=0")

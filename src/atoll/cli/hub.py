@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from atoll.base.ids import Digest
     from atoll.peer.verify.chain import StoredHistory
-    from atoll.training.models.export import ModelCard
+    from atoll.training.export import ModelCard
     from atoll.training.spec import TrainingSpec
 
 
@@ -27,8 +27,8 @@ def write_model_folder(kept: StoredHistory, folder: Path, round: int, state: byt
     from atoll.cli.checkpoint import read_vertex
     from atoll.peer.settings import decode_settings
     from atoll.runtime.training_spec import decode_learning
-    from atoll.training.exchange.state import state_from_bytes
-    from atoll.training.models.export import hugging_face_files
+    from atoll.training.export import hugging_face_files
+    from atoll.training.recipe.state import state_from_bytes
 
     try:
         settings = decode_settings(read_vertex(kept, folder, -1)[1].settings)
@@ -83,7 +83,7 @@ def _story(kept: StoredHistory, folder: Path, round: int, run: str, learning: Tr
     from msgspec import UNSET
 
     from atoll.cli.checkpoint import read_vertex, validated
-    from atoll.training.models.export import CardContributor, ModelCard
+    from atoll.training.export import CardContributor, ModelCard
     from atoll.wire.codec import decode_statement, vertex_id
     from atoll.wire.messages.statements import Commitment
 

@@ -34,8 +34,8 @@ from atoll.runtime.training_spec import decode_learning
 from atoll.runtime.worker.capabilities import enable_capabilities
 from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.data import STDLIB
+from atoll.training.export import tensor_file
 from atoll.training.models import task_of
-from atoll.training.models.export import tensor_file
 from atoll.training.spec import ATTACHED, data_at_hand
 from atoll.verification.replay_audit.machine import EXHIBIT_UPDATES
 from atoll.wire.messages.statements import ChangedNumbers

@@ -29,15 +29,15 @@ from atoll.training.data import (
 )
 from atoll.training.data.records import COLUMN
 from atoll.training.data.tokens import vocabulary_of
-from atoll.training.exchange.frozen_base import base_bytes
 from atoll.training.exchange.layout import ModelLayout, layout_of
-from atoll.training.exchange.reply_formats import remembers, says_more
-from atoll.training.exchange.state import initial_state, state_bytes, state_hash
 from atoll.training.models import build_model, misfit, tokens_misfit, travelling
+from atoll.training.models.frozen_base import base_bytes
 from atoll.training.models.weights import load_weights
 from atoll.training.recipe.inner import GradientAccumulation
 from atoll.training.recipe.recipes import Recipe, check_recipe, sample_problem, swarm_problem
+from atoll.training.recipe.reply_formats import remembers, says_more
 from atoll.training.recipe.schedule import fragments_of, longest_turn, stretches_of
+from atoll.training.recipe.state import initial_state, state_bytes, state_hash
 from atoll.training.spec import ATTACHED, TrainingSpec
 from atoll.verification.loss_scoring.tensors import scoring_problem
 from atoll.verification.redundant_training.tensors import twins_problem

@@ -45,7 +45,7 @@ from atoll.training.codec import CODECS
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.distance_weights import compare, weigh
 from atoll.training.exchange.statistic import RowStatistic
-from atoll.training.exchange.update import part_bounds
+from atoll.training.recipe.update import part_bounds
 from atoll.verification.malformed_updates.machine import row_looked
 from atoll.verification.malformed_updates.tensors import ExpectedRow, due_in, show
 from atoll.verification.malformed_updates.tensors import judge as judge_row

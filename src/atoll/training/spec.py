@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest
 from atoll.training.data import STDLIB, Data, data_digest, load_data
 from atoll.training.exchange.layout import ModelLayout
-from atoll.training.exchange.state import SharedState
-from atoll.training.exchange.update import RoundInputs
 from atoll.training.recipe.inner import GradientAccumulation, tuned
 from atoll.training.recipe.outer import momentum_of
 from atoll.training.recipe.recipes import Recipe, closing, coding_at, lasting, over_tokens
 from atoll.training.recipe.schedule import turn_of
+from atoll.training.recipe.state import SharedState
+from atoll.training.recipe.update import RoundInputs
 from atoll.wire.messages.statements import ChangedNumbers
 
 ATTACHED = "attached"  # `recipe.model` and `data` of a run whose members train in loops of their own

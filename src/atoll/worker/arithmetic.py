@@ -34,13 +34,13 @@ from atoll.training.codec.blocks import Room
 from atoll.training.data import position_after
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.distance_weights import compare, weigh
-from atoll.training.exchange.reply_formats import answering, remembers, says_more
-from atoll.training.exchange.state import SharedState, decode_parts, moved_by, rested
 from atoll.training.exchange.statistic import RowStatistic
-from atoll.training.exchange.update import Bounds, RoundInputs, moved, part_bounds, part_codec, part_codecs
 from atoll.training.recipe.lr_position import step_of_run
 from atoll.training.recipe.outer import SHARED
 from atoll.training.recipe.recipes import Recipe
+from atoll.training.recipe.reply_formats import answering, remembers, says_more
+from atoll.training.recipe.state import SharedState, decode_parts, moved_by, rested
+from atoll.training.recipe.update import Bounds, RoundInputs, moved, part_bounds, part_codec, part_codecs
 from atoll.training.spec import TrainingSpec
 from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
 

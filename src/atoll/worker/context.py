@@ -20,8 +20,8 @@ from atoll.base.ids import Digest
 from atoll.base.machine import Payload
 from atoll.crypto.digest import BlobManifest, Buffer
 from atoll.training.exchange.layout import ModelLayout
-from atoll.training.exchange.state import SharedState
 from atoll.training.recipe.recipes import Recipe
+from atoll.training.recipe.state import SharedState
 from atoll.training.spec import TrainingSpec
 from atoll.worker.trainer_commands import Look, LossesMeasured, NextBatch
 

@@ -42,7 +42,7 @@ class TrainerSpec(msgspec.Struct, frozen=True):
     patience_s: float = 30.0  # silence during training that counts as hung; rises with the step time
     first_patience_s: float = 300.0  # the same before the first sign of life: loading, compiling, one huge step
     horizon: ScheduleHorizon | None = None  # of the learning rate; None: the rate follows steps
-    base: str = ""  # path of the blob of frozen parameters (training/exchange/frozen_base.py); empty: all train
+    base: str = ""  # path of the blob of frozen parameters (training/models/frozen_base.py); empty: all train
     computing: ComputeOptions = PLAIN  # of gradients
 
 

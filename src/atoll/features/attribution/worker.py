@@ -18,8 +18,8 @@ from atoll.features.attribution.leave_one_out import state_lacking
 from atoll.peer.tasks import AdvanceState, LeaveOneOut, LeaveOneOutResult, LossWithout, PartRows
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.training.codec.blocks import new_wire
-from atoll.training.exchange.reply_formats import remembers
-from atoll.training.exchange.state import SharedState, state_bytes, state_hash
+from atoll.training.recipe.reply_formats import remembers
+from atoll.training.recipe.state import SharedState, state_bytes, state_hash
 from atoll.training.spec import TrainingSpec
 from atoll.wire.weights import weights_left
 from atoll.worker.arithmetic import advance_state, combine_rows

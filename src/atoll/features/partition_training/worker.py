@@ -18,9 +18,9 @@ from torch import Tensor
 from atoll.features.partition_training.tensors import DeferredUpdate, carried
 from atoll.peer.tasks import TrainApart, TrainingResult
 from atoll.training.data import cursor_after
-from atoll.training.exchange.state import SharedState
 from atoll.training.recipe.lr_position import horizon_of, later, position_of
 from atoll.training.recipe.recipes import Recipe
+from atoll.training.recipe.state import SharedState
 from atoll.wire.messages.statements import LateShare
 from atoll.worker.context import TrainerAccess
 from atoll.worker.trainer_commands import TrainerFailed

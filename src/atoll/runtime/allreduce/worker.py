@@ -59,8 +59,8 @@ from atoll.training.codec.fp32 import TRUSTED_FP32
 from atoll.training.exchange.combine import CombinedPart as Made
 from atoll.training.exchange.combine import combine, gather
 from atoll.training.exchange.distance_weights import weigh
-from atoll.training.exchange.reply_formats import ReplyFormat
-from atoll.training.exchange.update import TensorPlace, matrices, part_bounds, tensor_sizes, whole_sizes
+from atoll.training.recipe.reply_formats import ReplyFormat
+from atoll.training.recipe.update import TensorPlace, matrices, part_bounds, tensor_sizes, whole_sizes
 from atoll.verification.malformed_updates.tensors import UNJUDGED
 from atoll.wire.messages.round import PartResponse, PartResult, RowContribution, RowResponse
 from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback

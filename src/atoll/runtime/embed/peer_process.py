@@ -56,9 +56,9 @@ from atoll.runtime.trainer.protocol import (
 from atoll.runtime.trainer.shared_memory import SharedMailbox
 from atoll.training.codec.blocks import Room, new_wire
 from atoll.training.exchange.layout import ModelLayout, difference
-from atoll.training.exchange.state import SharedState, state_bytes
 from atoll.training.recipe.outer import DelayedNesterov
 from atoll.training.recipe.recipes import Recipe
+from atoll.training.recipe.state import SharedState, state_bytes
 from atoll.verification.state_validation.policy import ValidationRule
 from atoll.worker.trainer_commands import BeginValidation, Look, LossesMeasured, NextBatch
 

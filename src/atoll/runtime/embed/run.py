@@ -5,7 +5,7 @@ steps are done, or its time is, the hook hands the parameters to the peer proces
 returns. With `overlap` it returns at once, and what is agreed is merged some steps later. Learning-rate schedulers,
 gradient accumulation, torch.compile and GradScaler stay yours: a step that GradScaler skips is not counted, and a
 round ends by its time even if steps are skipped. Where members agree on gradients the recipe takes the step, the
-optimizer only says when (`training/exchange/user_optimizer.py`), and gradients may wait for their rounds in a
+optimizer only says when (`training/recipe/user_optimizer.py`), and gradients may wait for their rounds in a
 queue (`pipelined`).
 
 Promises: the model's tensors stay the same objects, only their values change, inside `optimizer.step()`; the
@@ -71,7 +71,6 @@ from atoll.runtime.trainer.protocol import (
 from atoll.runtime.trainer.shared_memory import SharedMailbox, anonymous
 from atoll.training.exchange.layout import base_digest, flatten, layout_of, tensors_of, unflatten
 from atoll.training.exchange.parameter_selection import FrozenBaseGuard, check_optimizer, exchanged
-from atoll.training.exchange.user_optimizer import AdamMoments, GradientSums, optimizer_problem, skipped
 from atoll.training.recipe.inner import (
     GradientAccumulation,
     PipelinedGradients,
@@ -81,6 +80,7 @@ from atoll.training.recipe.inner import (
 )
 from atoll.training.recipe.merge import merge
 from atoll.training.recipe.recipes import Recipe
+from atoll.training.recipe.user_optimizer import AdamMoments, GradientSums, optimizer_problem, skipped
 from atoll.wire.ticket import parse
 from atoll.worker.trainer_commands import BeginValidation, LossesMeasured
 

@@ -20,7 +20,7 @@ from atoll.peer.config.sections import KeepSection
 from atoll.runtime.storage.retention import StateRetention
 from atoll.runtime.storage.store import PeerStore
 from atoll.training.exchange.layout import ModelLayout
-from atoll.training.exchange.state import SharedState, state_from_bytes, state_pieces
+from atoll.training.recipe.state import SharedState, state_from_bytes, state_pieces
 
 STATES_HELD = 4  # recent shared states in memory: the head, its parent, and proposals
 STATES_KEPT_S = 60.0  # older ones stay on disk for laggards this long, which a download of the head has to fit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.base.ids import Digest
-from atoll.training.exchange.state import SharedState
+from atoll.training.recipe.state import SharedState
 
 
 @dataclass

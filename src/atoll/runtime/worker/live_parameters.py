@@ -30,7 +30,6 @@ from atoll.runtime.worker.local_update import LocalUpdateState, gathers
 from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.codec.blocks import Room
 from atoll.training.data import cursor_after
-from atoll.training.exchange.state import SharedState
 from atoll.training.recipe.inner import inner_from_bytes
 from atoll.training.recipe.local_anchor import LocalAnchor
 from atoll.training.recipe.lr_position import position_of
@@ -38,6 +37,7 @@ from atoll.training.recipe.merge import where_moved
 from atoll.training.recipe.moments import behind, taken_in
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.schedule import moments_due
+from atoll.training.recipe.state import SharedState
 from atoll.training.spec import TrainingSpec
 from atoll.verification.replay_audit.worker import ReplayAuditWorker
 

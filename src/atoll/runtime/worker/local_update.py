@@ -26,8 +26,15 @@ from atoll.runtime.storage.state_cache import STATES_HELD
 from atoll.training.codec import Codec
 from atoll.training.codec.blocks import Room
 from atoll.training.codec.compiled import native
-from atoll.training.exchange.state import SharedState
-from atoll.training.exchange.update import (
+from atoll.training.recipe.inner import GradientAccumulation
+from atoll.training.recipe.local_anchor import LocalAnchor
+from atoll.training.recipe.lr_position import step_of_run
+from atoll.training.recipe.moments import padded
+from atoll.training.recipe.outer import PLAIN
+from atoll.training.recipe.private_parameters import PrivateParameters
+from atoll.training.recipe.recipes import Recipe
+from atoll.training.recipe.state import SharedState
+from atoll.training.recipe.update import (
     EncodedUpdate,
     RoundInputs,
     encode_update,
@@ -37,13 +44,6 @@ from atoll.training.exchange.update import (
     part_codecs,
     settle,
 )
-from atoll.training.recipe.inner import GradientAccumulation
-from atoll.training.recipe.local_anchor import LocalAnchor
-from atoll.training.recipe.lr_position import step_of_run
-from atoll.training.recipe.moments import padded
-from atoll.training.recipe.outer import PLAIN
-from atoll.training.recipe.private_parameters import PrivateParameters
-from atoll.training.recipe.recipes import Recipe
 from atoll.training.spec import TrainingSpec
 from atoll.wire.messages.statements import LateShare
 

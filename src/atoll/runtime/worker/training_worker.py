@@ -80,13 +80,13 @@ from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.codec import Codec
 from atoll.training.codec.compiled import native
 from atoll.training.data import position_after
-from atoll.training.exchange.reply_formats import remembers
-from atoll.training.exchange.state import SharedState, export_model, gone_back
-from atoll.training.exchange.update import RoundInputs, moved, part_codecs, settle
 from atoll.training.recipe.moments import as_bytes, inherited, taken_in
 from atoll.training.recipe.outer import MomentAverage
 from atoll.training.recipe.private_parameters import PrivateParameters
+from atoll.training.recipe.reply_formats import remembers
 from atoll.training.recipe.schedule import moments_due
+from atoll.training.recipe.state import SharedState, export_model, gone_back
+from atoll.training.recipe.update import RoundInputs, moved, part_codecs, settle
 from atoll.training.spec import TrainingSpec, learning_after
 from atoll.verification.replay_audit.trainer_commands import AuditCommand, AuditProgress
 from atoll.verification.replay_audit.worker import ReplayAuditWorker

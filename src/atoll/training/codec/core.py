@@ -137,7 +137,7 @@ def whole(spanwise: EncodeSpans) -> Callable[[Tensor], Buffer]:
 class SharedKnowledge:
     """What both sides of a wire hold already, and what the sender knows of its link. Most codecs need none of it.
 
-    `training/exchange/update.py` fills it in from what all members of a round agreed on.
+    `training/recipe/update.py` fills it in from what all members of a round agreed on.
     """
 
     seed: bytes | None = None  # `randk`: the same for all members, another in every round and part

@@ -7,7 +7,7 @@ the origin:
 what they are measured from must be the same in all parts, and a row that everybody measured from could be chosen
 by whoever sends it. fp64 leaves distances a relative error below 1e-8 (4 million values) even where rows differ by
 a thousandth of their length.
-Sums inside a part have one order (training/exchange/deterministic_dot). All that follows is elementwise, in the
+Sums inside a part have one order (training/codec/deterministic_dot). All that follows is elementwise, in the
 order of parts, and
 rounds once per step (training/robust/weights): the same bits on every machine.
 Each row counts once, whatever samples it claims. Never sees who lies; never asks whether there are rows enough.
@@ -25,8 +25,8 @@ import torch
 from atoll.crypto.digest import Buffer
 from atoll.training.codec import Codec
 from atoll.training.codec.blocks import spans_of
+from atoll.training.codec.deterministic_dot import Products, add_inner_products, filled
 from atoll.training.exchange.combine import opened_rows
-from atoll.training.exchange.deterministic_dot import Products, add_inner_products, filled
 from atoll.training.exchange.statistic import AFTER_MIXING
 from atoll.training.robust import weights
 from atoll.training.robust.gram import GramMatrix, Square, times, with_origin

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.training.codec import Codec
-from atoll.training.exchange.update import Bounds, EncodedUpdate, encode_update
+from atoll.training.recipe.update import Bounds, EncodedUpdate, encode_update
 from atoll.training.robust import aggregate
 from atoll.training.robust.attacks import Rule, lies
 

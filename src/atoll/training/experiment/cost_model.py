@@ -16,12 +16,12 @@ from torch import Tensor
 
 from atoll.base.ids import Digest
 from atoll.training.exchange.layout import ModelLayout, TensorSlot
-from atoll.training.exchange.state import SharedState
-from atoll.training.exchange.update import Bounds, RoundInputs, moved, part_bounds, part_codecs
 from atoll.training.experiment.traffic import TrafficCounter
 from atoll.training.recipe.outer import AgreementNesterov, RegionalNesterov, momentum_of
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.schedule import fragments_of
+from atoll.training.recipe.state import SharedState
+from atoll.training.recipe.update import Bounds, RoundInputs, moved, part_bounds, part_codecs
 
 SIDE_PER_LAYER = (
     128  # a GPT of L layers is about 128 L wide and has 12 L width² values (Kaplan et al. 2020, fig. 5)

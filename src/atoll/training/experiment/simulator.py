@@ -26,19 +26,6 @@ from atoll.training.codec import Codec
 from atoll.training.data import Data, epoch_samples, validation
 from atoll.training.exchange.combine import gather
 from atoll.training.exchange.layout import flatten, layout_of
-from atoll.training.exchange.state import SharedState, state_bytes, state_hash
-from atoll.training.exchange.update import (
-    Bounds,
-    EncodedUpdate,
-    RoundInputs,
-    encode_update,
-    moved,
-    part_bounds,
-    part_codecs,
-    settle,
-    tensor_sizes,
-    tensors_of,
-)
 from atoll.training.experiment.adversaries import decoded, lying, readable
 from atoll.training.experiment.client_draw import ClientSampler
 from atoll.training.experiment.faults import FaultSpec
@@ -67,6 +54,19 @@ from atoll.training.recipe.outer import (
 from atoll.training.recipe.recipes import Recipe, UpdateCoding, closing, coding_at, swarm_problem
 from atoll.training.recipe.reducer import agreement, answered, arrived, made_of, reduced, weight_of
 from atoll.training.recipe.schedule import fragments_of, moments_due, phase_at
+from atoll.training.recipe.state import SharedState, state_bytes, state_hash
+from atoll.training.recipe.update import (
+    Bounds,
+    EncodedUpdate,
+    RoundInputs,
+    encode_update,
+    moved,
+    part_bounds,
+    part_codecs,
+    settle,
+    tensor_sizes,
+    tensors_of,
+)
 
 
 @dataclass(frozen=True)

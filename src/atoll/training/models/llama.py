@@ -1,7 +1,7 @@
 """A Llama-style stack: RMSNorm with gain, rotary positions, SwiGLU, grouped-query attention, no biases.
 
 Tensors have the names and shapes that `transformers` gives a LlamaForCausalLM, so an export is a plain copy
-(`training/models/export`). Rotary positions turn halves of a head against each other, as there, not neighbours, as
+(`training/export`). Rotary positions turn halves of a head against each other, as there, not neighbours, as
 in the
 first Llama code. Reads at most `seq_len` tokens.
 """

@@ -3,7 +3,7 @@
 y = W x + B (A x) (Hu et al. 2021, equation 3, with alpha = rank). B begins at zero, so nothing changes at first.
 Tensors keep their names, so that weights of the plain model load as ever: beside `X.weight` stand `X.lora_a` and
 `X.lora_b`. `merged` puts what they learned into the weights: the plain model again, for programs that know it.
-Never adapts what reads or writes tokens. What is frozen is not decided here (`training/exchange/frozen_base.py`).
+Never adapts what reads or writes tokens. What is frozen is not decided here (`training/models/frozen_base.py`).
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from typing import Annotated
 
 import msgspec
 
-from atoll.training.exchange.state import SharedState
 from atoll.training.recipe.recipes import Recipe
+from atoll.training.recipe.state import SharedState
 
 Many = Annotated[int, msgspec.Meta(ge=1)]
 

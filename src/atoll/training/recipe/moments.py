@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from atoll.crypto.digest import Buffer
-from atoll.training.exchange.state import SharedState
 from atoll.training.recipe.inner import InnerState, inner_from_bytes, inner_pieces
+from atoll.training.recipe.state import SharedState
 
 
 def behind(x_F: Tensor, inner: InnerState, hi: int) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.training.exchange.deterministic_dot import CHUNK, add_inner_products, filled
+from atoll.training.codec.deterministic_dot import CHUNK, add_inner_products, filled
 from atoll.training.recipe.inner import AdamW
 
 SINE_TERMS = 12  # of the Taylor series up to pi / 2: the next one is below 1e-19

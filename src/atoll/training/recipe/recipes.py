@@ -390,7 +390,7 @@ def fitting_seq_len(model: str, seq_len: int | None) -> int:
 
 def in_own_loop(recipe: Recipe, believed: bool = True) -> Recipe:
     """What of a recipe is left to others where the loop is somebody's own, with its model, data and optimizer; sums
-    of gradients stay what members hand over (`training/exchange/user_optimizer.py`).
+    of gradients stay what members hand over (`training/recipe/user_optimizer.py`).
 
     ValueError if it needs to know more of these; `believed`: see `in_swarm`.
     """

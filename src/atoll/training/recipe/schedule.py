@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from atoll.base.arguments import Count, Share, Whole
 from atoll.training.exchange.layout import ModelLayout
-from atoll.training.exchange.update import Bounds
+from atoll.training.recipe.update import Bounds
 
 # between two codecs; the colon before a number ("topk:0.1", "topk:64/4096", "zstd:3") is part of a codec's name
 BETWEEN_CODECS = re.compile(r":(?!\d[\d./e-]*(?:[:+]|$))", re.ASCII)

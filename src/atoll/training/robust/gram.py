@@ -6,7 +6,7 @@ fp32 Gram centred on the first row hands Krum's choice to whoever sends first).
 Gram matrices about one centre add up over coordinates: the owners of the parts of an update each contribute n×n
 numbers, and every distance rule still sees whole vectors.
 Sums have whatever order is fast: compiled (the extra `fast`) or BLAS's. Whoever has to hear the same bits from
-somebody else's computer asks training/exchange/deterministic_dot.
+somebody else's computer asks training/codec/deterministic_dot.
 The arithmetic on the matrix is elementwise and in a fixed order, without LAPACK: the same matrix gives the same
 weights on every machine.
 """

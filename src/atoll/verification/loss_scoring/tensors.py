@@ -30,9 +30,9 @@ from atoll.base.limits import PARTS_MAX
 from atoll.crypto.digest import Buffer, merkle_root
 from atoll.training.codec import Codec
 from atoll.training.codec.chain import NICKNAMES
-from atoll.training.exchange.update import Bounds
 from atoll.training.recipe.inner import GradientAccumulation
 from atoll.training.recipe.recipes import Recipe
+from atoll.training.recipe.update import Bounds
 
 SAMPLES = 128  # of each kind: an honest gpt-tiny is then some three standard errors from one that learned elsewhere
 LOOKED_AT_ONCE = 16  # samples of one batch: a round waits for one batch at most

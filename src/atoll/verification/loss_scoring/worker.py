@@ -16,9 +16,9 @@ from atoll.base.errors import PeerFault, RunFailedError
 from atoll.crypto.digest import Buffer
 from atoll.peer.tasks import ScoreResult, ScoreUpdate
 from atoll.training.data import cursor_after
-from atoll.training.exchange.state import SharedState
-from atoll.training.exchange.update import moved, part_bounds, part_codecs
 from atoll.training.recipe.schedule import turn_of
+from atoll.training.recipe.state import SharedState
+from atoll.training.recipe.update import moved, part_bounds, part_codecs
 from atoll.verification.loss_scoring.policy import FALL_MOST, NAT
 from atoll.verification.loss_scoring.tensors import SAMPLES, falls_of, fixed_point, moved_along, wires_from_bytes
 from atoll.worker.context import Handlers, WorkerContext

@@ -18,7 +18,7 @@ from atoll.base.ids import Digest
 from atoll.base.limits import ROW_SHOWN_MAX
 from atoll.crypto.digest import Buffer, digest, merkle_holds, merkle_top
 from atoll.training.codec import Codec, codec_named
-from atoll.training.exchange.update import part_bounds
+from atoll.training.recipe.update import part_bounds
 from atoll.verification.malformed_updates.messages import (
     MalformedRowEvidence,
     unreadable_bytes,

@@ -22,11 +22,11 @@ from atoll.training.codec import Codec
 from atoll.training.codec.byte_compression import AUTO, METHODS
 from atoll.training.data import Data, batch
 from atoll.training.exchange.layout import ModelLayout, bind, unflatten
-from atoll.training.exchange.update import Bounds
 from atoll.training.recipe.gradient import ComputeOptions, GradientComputer
 from atoll.training.recipe.inner import SGD, GradientAccumulation, Inner, fresh_inner, inner_step
 from atoll.training.recipe.lr_position import ScheduleHorizon, later, step_at
 from atoll.training.recipe.recipes import Recipe
+from atoll.training.recipe.update import Bounds
 
 FINE = ("fp32", "fp16", "bf16", "int8")  # codecs whose rounding is far below the tolerance
 

@@ -18,9 +18,9 @@ from atoll.base.errors import PeerFault, RunFailedError
 from atoll.crypto.digest import Buffer
 from atoll.peer.tasks import ReplayBoth, TwinUpdate, UpdateDistances
 from atoll.training.data import cursor_after
-from atoll.training.exchange.state import SharedState
-from atoll.training.exchange.update import part_bounds, part_codecs
 from atoll.training.recipe.lr_position import horizon_of, position_of
+from atoll.training.recipe.state import SharedState
+from atoll.training.recipe.update import part_bounds, part_codecs
 from atoll.verification.loss_scoring.tensors import wires_from_bytes
 from atoll.verification.redundant_training.policy import APART_MOST, MILLION, TOLERANCE
 from atoll.verification.redundant_training.tensors import decoded, distance

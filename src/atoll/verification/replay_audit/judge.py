@@ -18,8 +18,8 @@ from atoll.base.ids import ZERO_DIGEST, Digest
 from atoll.crypto.digest import Buffer, digest, merkle_root
 from atoll.training.codec import Codec
 from atoll.training.exchange.layout import ModelLayout
-from atoll.training.exchange.update import Bounds, encode_update
 from atoll.training.recipe.gradient import PLAIN
+from atoll.training.recipe.update import Bounds, encode_update
 from atoll.verification.replay_audit.replay import (
     ChainLink,
     ReplayReplica,

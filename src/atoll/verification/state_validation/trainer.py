@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from atoll.training.data import Data, all_held_out, data_from_blob, epoch_samples, samples_at, validation
-from atoll.training.exchange.frozen_base import built
 from atoll.training.exchange.layout import ModelLayout, unflatten
+from atoll.training.models.frozen_base import built
 from atoll.verification.loss_scoring.tensors import LOOKED_AT_ONCE, dealt, losses_of, undealt
 from atoll.verification.redundant_training.tensors import TwinAssignment, taking_again
 from atoll.worker.trainer_commands import (

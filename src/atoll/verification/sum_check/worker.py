@@ -15,8 +15,8 @@ from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import Buffer
 from atoll.peer.tasks import BuildOpening, JudgeOpening, JudgmentResult, OpeningBuilt
 from atoll.training.exchange.statistic import RowStatistic
-from atoll.training.exchange.update import part_bounds
 from atoll.training.recipe.schedule import turn_of
+from atoll.training.recipe.update import part_bounds
 from atoll.training.spec import TrainingSpec
 from atoll.verification.sum_check.tensors import ExpectedPart, judge
 from atoll.verification.sum_check.wire_digests import WireDigestCache

@@ -17,10 +17,10 @@ import numpy as np
 from numba import njit, types
 
 from atoll.training.codec.blocks import BLOCK, REFUSE_ABOVE, SCALE_MAX_BITS, SCALE_MIN, SCALE_MIN_BITS
+from atoll.training.codec.deterministic_dot import CHUNK
 from atoll.training.codec.int4 import ONE_7TH
 from atoll.training.codec.int8 import ONE_127TH
 from atoll.training.codec.two_bit import BORDER, GRID, ONE_255TH
-from atoll.training.exchange.deterministic_dot import CHUNK
 
 HOW: dict[str, Any] = {"nogil": True, "error_model": "numpy"}  # division by zero is a value, not an exception
 STRETCH = 512  # columns at a time: four rows of fp64 fit the first-level cache, sixteen of fp32
@@ -368,7 +368,7 @@ def decode_places(lows, unary, low_bits, places):
     return count
 
 
-# ---- inner products: see training/exchange/deterministic_dot
+# ---- inner products: see training/codec/deterministic_dot
 # ------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from atoll.crypto.digest import Buffer, digest
 from atoll.training.codec import Codec, SharedKnowledge, codec_named, pack_spans
 from atoll.training.codec.blocks import BLOCK, Room, new_wire, spans_of, tensor_over
 from atoll.training.exchange.layout import ModelLayout
-from atoll.training.exchange.state import SharedState
+from atoll.training.recipe.state import SharedState
 
 Bounds = tuple[tuple[int, int], ...]
 

@@ -30,10 +30,10 @@ from atoll.crypto.digest import Buffer
 from atoll.training.codec import Codec, codec_named
 from atoll.training.codec.blocks import SPAN, spans_of
 from atoll.training.exchange.combine import CombinedPart, opened_rows
-from atoll.training.exchange.update import Bounds, RoundInputs, part_codec, tensor_sizes, tensors_of
 from atoll.training.recipe.outer import AgreementNesterov
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.reducer import Statistic, agreement_of, scales_of
+from atoll.training.recipe.update import Bounds, RoundInputs, part_codec, tensor_sizes, tensors_of
 
 # G rows, T tensors that the part touches, N values of the part
 

@@ -24,13 +24,13 @@ from atoll.base.ids import one_line
 from atoll.base.units import bytes_text, count_text
 from atoll.crypto.digest import digest
 from atoll.training.data.tokens import EndToken, end_of
-from atoll.training.exchange.frozen_base import built
 from atoll.training.exchange.layout import ModelLayout, base_digest, difference, flatten, layout_of, unflatten
-from atoll.training.exchange.state import SharedState, export_model
 from atoll.training.models import build_model, spec_of, with_adapters
+from atoll.training.models.frozen_base import built
 from atoll.training.models.llama import NORM_EPS
 from atoll.training.models.lora import merged
 from atoll.training.models.names import BYTES, NamedModel, llama_size
+from atoll.training.recipe.state import SharedState, export_model
 
 CARD_DOMAIN = b"atoll/card/1\0"
 
