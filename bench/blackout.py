@@ -52,11 +52,12 @@ from soak_judge import (
 from atoll.cli.checkpoint import read_vertex
 from atoll.cli.verify import kept_in
 from atoll.peer.settings import decode_settings
-from atoll.runtime.training_spec import TrainingSpec, decode_learning
+from atoll.runtime.training_spec import decode_learning
 from atoll.training.data import cursor_after, load_data
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.state import state_from_bytes
+from atoll.training.spec import TrainingSpec
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Commitment, OwnerResult
 from atoll.wire.messages.vertex import VertexBody

@@ -42,11 +42,12 @@ from atoll.cli.checkpoint import read_vertex
 from atoll.cli.verify import kept_in
 from atoll.peer.round.candidate import opened
 from atoll.peer.settings import decode_settings
-from atoll.runtime.training_spec import TrainingSpec, decode_learning
+from atoll.runtime.training_spec import decode_learning
 from atoll.training.data import load_data
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.state import state_bytes, state_from_bytes, state_hash
+from atoll.training.spec import TrainingSpec
 
 if TYPE_CHECKING:
     from atoll.wire.messages.vertex import VertexBody

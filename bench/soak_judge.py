@@ -34,11 +34,12 @@ from atoll.peer.round.candidate import trial_of
 from atoll.peer.settings import decode_settings
 from atoll.policy.plan import RoundSettings, plan_round
 from atoll.runtime.event_log import entries_in
-from atoll.runtime.training_spec import TrainingSpec, decode_learning
+from atoll.runtime.training_spec import decode_learning
 from atoll.training.data import cursor_after, load_data, position_after
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.state import state_from_bytes
+from atoll.training.spec import TrainingSpec
 from atoll.wire.codec import encode
 from atoll.wire.messages.vertex import VertexBody
 

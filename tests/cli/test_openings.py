@@ -19,7 +19,7 @@ LIAR = """
 from atoll.runtime.worker.training_worker import TrainingWorker
 honest = TrainingWorker._combine
 def spoilt(self, work, common):
-    from atoll.runtime.worker.arithmetic import named
+    from atoll.worker.arithmetic import payload_of
     from msgspec.structs import replace
     done = honest(self, work, common)
     if done.payload is None:
@@ -27,7 +27,7 @@ def spoilt(self, work, common):
     wire = bytearray(done.payload.data)
     for at in range(900, len(wire), 1000):  # a level or two of every block
         wire[at] = wire[at] == 0
-    return replace(done, payload=named(bytes(wire), self._down_name))
+    return replace(done, payload=payload_of(bytes(wire), self._down_name))
 TrainingWorker._combine = spoilt
 """
 

@@ -19,10 +19,10 @@ LIAR = """
 from atoll.runtime.worker.training_worker import TrainingWorker
 honest = TrainingWorker._encode
 def unreadable(self, work):
-    from atoll.runtime.worker.arithmetic import named
+    from atoll.worker.arithmetic import payload_of
     from msgspec.structs import replace
     made = honest(self, work)
-    parts = tuple(named(b"\\xff" * part.size_bytes, self._up_name) for part in made.parts)
+    parts = tuple(payload_of(b"\\xff" * part.size_bytes, self._up_name) for part in made.parts)
     return replace(made, parts=parts)
 TrainingWorker._encode = unreadable
 """

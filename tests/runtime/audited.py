@@ -35,10 +35,12 @@ from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.trainer import TrainerSpec
 from atoll.runtime.trainer.process import TrainerProcess
-from atoll.runtime.trainer.protocol import AuditProgress, LoadInner, NextAuditStep, SaveInner, TrainSteps
+from atoll.runtime.trainer.protocol import LoadInner, SaveInner, TrainSteps
 from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.worker.capabilities import enable_replay_audit
 from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.recipe.recipes import diloco, over_tokens
+from atoll.verification.replay_audit.trainer_commands import AuditProgress, NextAuditStep
 
 NAMES = (PeerId("ada"), PeerId("bob"), PeerId("eve"))
 SHARES = (1, 1, 1)
@@ -110,7 +112,7 @@ class Swarm:
     def island(self, index: int) -> TrainingWorker:
         island = TrainingWorker(self.stores[index], 1, trainer=self.trainers[index])
         island.learning = decode_learning(self.founded.settings)
-        island.be_audited(RUN, NAMES[index])
+        enable_replay_audit(island, RUN, NAMES[index])
         island.equip(self.book)
         return island
 

@@ -37,9 +37,10 @@ from atoll.runtime.trainer.protocol import (
     WriteParameters,
 )
 from atoll.runtime.trainer.shared_memory import anonymous
-from atoll.runtime.training_spec import RunStart, TrainingSpec, built_in, decode_learning, found
+from atoll.runtime.training_spec import RunStart, built_in, decode_learning, found
 from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.recipe.recipes import Recipe, diloco, overlapping
+from atoll.training.spec import TrainingSpec
 
 PEERS = 2
 SHARES = (1,) * PEERS

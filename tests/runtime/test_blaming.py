@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from atoll.base.errors import AtollError
-from atoll.features.attribution.command import blame_round
 from atoll.peer.tasks import FindState
+from atoll.runtime.control.attribution import blame_round
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 
 

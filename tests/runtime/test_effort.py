@@ -17,13 +17,14 @@ from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import RollbackState
 from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.policy.plan import RoundSettings
-from atoll.runtime.training_spec import TrainingSpec, built_in, decode_learning, found
+from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.training.data import load_data
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.methods import auto, data_parallel, decoupled, eager
 from atoll.training.recipe.recipes import Recipe, over_tokens
 from atoll.training.recipe.state import state_bytes, state_hash
+from atoll.training.spec import TrainingSpec
 
 PLAIN = {"fragments": 1, "overlap": 0}
 BOTH = {"fragments": 3, "overlap": 2, "merge": "delta"}

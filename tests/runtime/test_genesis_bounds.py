@@ -18,8 +18,9 @@ from atoll.features.archive.policy import ErasureParams
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy.plan import RoundSettings, StragglerPolicy
 from atoll.runtime.config import load_config
-from atoll.runtime.training_spec import TrainingSpec, built_in, found
+from atoll.runtime.training_spec import built_in, found
 from atoll.training.recipe.recipes import diloco
+from atoll.training.spec import TrainingSpec
 from atoll.verification.sum_check.policy import SumCheckTerms
 from atoll.wire.messages.statements import RunNumbers
 

@@ -16,7 +16,7 @@ import atoll
 from atoll.peer.tasks import ValidateState
 from atoll.runtime.event_log import entries_in
 from atoll.runtime.trainer import TrainerFailed
-from atoll.runtime.trainer.protocol import NextBatch
+from atoll.worker.trainer_commands import NextBatch
 from training import network
 
 LOOPS, ROUNDS = 4, 8

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from atoll.crypto.digest import digest
-from atoll.runtime.worker.downlink_error_feedback import DownlinkErrorFeedback
 from atoll.training.codec import codec_named
+from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
 
 N, FLOATS = 1024, 2048
 UP, DOWN = codec_named("fp32"), codec_named("2bit")

@@ -17,7 +17,6 @@ from atoll.peer.config.sections import RunConfig
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.round.vertex_body import write_genesis
 from atoll.peer.settings import RULES, RunSettings
-from atoll.runtime import training_spec
 from atoll.runtime.bootstrap import (
     ListenOptions,
     TicketTerms,
@@ -33,6 +32,7 @@ from atoll.runtime.driver import PeerConfig
 from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.supervisor import PeerOptions, run_up
 from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.training import spec
 from atoll.training.recipe.recipes import diloco
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.messages.vertex import Member, Vertex
@@ -133,7 +133,7 @@ def test_a_path_in_genesis_is_not_opened_on_the_disk_of_a_joiner(tmp_path: Path,
     """Genesis names the very file that its data came from, and it lies here, too: the joiner fetches the blob."""
     opened: list[str] = []
     beginning = replace(built_in(diloco("gpt-nano", rounds=2), book), data=book)
-    monkeypatch.setattr(training_spec, "load_data", opened.append)
+    monkeypatch.setattr(spec, "load_data", opened.append)
 
     async def wanted_by_a_joiner() -> list[object]:
         store, wanted = PeerStore(tmp_path / "joiner"), list[object]()

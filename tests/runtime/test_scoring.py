@@ -17,6 +17,7 @@ from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import ScoreUpdate, ShowUpdate
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.worker.capabilities import enable_loss_scoring
 from atoll.training.recipe.inner import GradientAccumulation
 from atoll.verification.loss_scoring.policy import opinion_of
 from atoll.verification.loss_scoring.tensors import update_bytes
@@ -28,7 +29,7 @@ def play(tmp_path: Path, book: str, tell: Callable[[Members], Awaitable[None]], 
     recipe = replace(recipe_for(how or PLAIN, rounds=9), batch=4)
     members = Members(tmp_path / "a", recipe, book)
     for island in members.islands:
-        island.be_scored()
+        enable_loss_scoring(island)
     story(tell, members)
 
 

@@ -11,11 +11,18 @@ from atoll.base.errors import UsageError
 from atoll.peer.config.sections import keys
 from atoll.peer.governance.settings_change import WORDS
 from atoll.peer.settings import RunSettings
-from atoll.runtime.control.settings_change import KEYS, STAYS, by_key, learning_after, numbers_from, problem
-from atoll.runtime.training_spec import TrainingSpec, built_in, decode_learning, found
+from atoll.runtime.control.settings_change import (
+    KEYS,
+    STAYS,
+    by_key,
+    numbers_from,
+    problem,
+)
+from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.training.recipe.inner import rate_at, tuned
 from atoll.training.recipe.methods import data_parallel
 from atoll.training.recipe.recipes import Recipe, diloco
+from atoll.training.spec import TrainingSpec, learning_after
 from atoll.wire.messages.statements import ChangedNumbers, RunNumbers
 
 THIRDS = {"fragments": 3, "overlap": 2, "merge": "delta"}

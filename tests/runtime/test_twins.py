@@ -18,6 +18,7 @@ from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import EncodeUpdate, ReplayBoth, ShowUpdate, TrainRound, TwinUpdate, UpdateEncoded
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.worker.capabilities import enable_redundant_training
 from atoll.training.codec import codec_named
 from atoll.training.recipe.gradient import ComputeOptions
 from atoll.training.recipe.inner import SGD
@@ -105,7 +106,7 @@ async def closed(members: Members) -> Pair:
 def play(tmp_path: Path, book: str, tell: Callable[[Members], Awaitable[None]], how: str = "fedavg") -> None:
     members = Twins(tmp_path / "a", recipe(how), book)
     for island in members.islands:
-        island.be_twinned()
+        enable_redundant_training(island)
     story(tell, members)
 
 

@@ -20,7 +20,7 @@ from atoll.training.codec import CODECS
 from atoll.training.recipe.schedule import SyncSchedule
 from atoll.training.recipe.update import part_bounds
 from atoll.verification.malformed_updates.messages import unreadable_bytes, unreadable_from_bytes
-from atoll.verification.malformed_updates.worker import looked_at_row
+from atoll.verification.malformed_updates.worker import inspect_row
 from atoll.verification.offline import AuditorReport, DisputedCase
 from atoll.verification.offline_judge import OfflineJudge, RejudgedReport, Result, fallen
 from atoll.verification.sum_check.policy import SumCheckTerms
@@ -64,11 +64,10 @@ class Case:
         return name
 
     def looked(self, up: str = "int8", cut: LeafLayout | None = CUT) -> RowJudged:
-        return looked_at_row(self.shows, learning(up), cut, self.put)
+        return inspect_row(self.shows, learning(up), cut, self.put)
 
     def in_court(self, exhibit) -> tuple[str, str]:
-        court = OfflineJudge([self.folder], SETTINGS, self.notary)
-        court.__dict__["_learning"] = learning()
+        court = OfflineJudge([self.folder], SETTINGS, self.notary, lambda settings: learning())
         said = {by: AuditorReport(by, "mismatch", ROUND, exhibit) for by in (BOB, PeerId("cid"))}
         keys = {EVE: VirtualSigner(EVE).vote_key, BOB: VirtualSigner(BOB).vote_key}
         doubt = DisputedCase(ROUND, EVE, "a row", 2, JudgeRow(ROUND, 0, SHARES), keys, UNSET, said)
@@ -81,7 +80,7 @@ def test_what_cannot_be_read_here_either_agrees_with_who_said_so(tmp_path: Path)
     case = Case(tmp_path)
     looked = case.looked()
     assert looked.why and looked.blob is not None and unreadable_from_bytes(looked.shown).index == 1
-    assert looked_at_row(JudgeRow(ROUND, 0, SHARES, looked.shown), learning(), CUT, case.put).why == looked.why
+    assert inspect_row(JudgeRow(ROUND, 0, SHARES, looked.shown), learning(), CUT, case.put).why == looked.why
     assert case.in_court(looked.blob)[0] == "agrees"
 
 
@@ -113,7 +112,7 @@ def test_rows_in_codecs_that_do_not_say_it_by_themselves_are_held_against_nobody
 
 def test_a_round_has_the_parts_that_it_had(tmp_path: Path):
     looked = Case(tmp_path).looked()
-    judged = looked_at_row(JudgeRow(ROUND, 0, (1,), looked.shown), learning(), CUT, lambda data: digest(data))
+    judged = inspect_row(JudgeRow(ROUND, 0, (1,), looked.shown), learning(), CUT, lambda data: digest(data))
     assert judged.why == "" and "no part 1" in judged.fault
 
 

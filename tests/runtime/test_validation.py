@@ -23,11 +23,11 @@ from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.storage.state_cache import StateCache
 from atoll.runtime.trainer import TrainerFailed
-from atoll.runtime.trainer.protocol import BeginValidation, NextBatch
 from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.training.recipe.state import state_hash
 from atoll.verification.state_validation.policy import ValidatedState, ValidationRule, fixed_point
 from atoll.verification.state_validation.worker import SAMPLES
+from atoll.worker.trainer_commands import BeginValidation, NextBatch
 
 RECIPE = recipe_for({"overlap": 0, "fragments": 1}, rounds=9)
 

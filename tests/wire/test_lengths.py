@@ -11,7 +11,7 @@ from msgspec import inspect
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
-from atoll.runtime.training_spec import TrainingSpec
+from atoll.training.spec import TrainingSpec
 from atoll.wire.codec import AnyMessage, decode_message, decode_statement, encode
 from atoll.wire.messages.history import ChunkRequest
 from atoll.wire.messages.membership import Hello, MemberReport

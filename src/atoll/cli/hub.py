@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from atoll.base.ids import Digest
     from atoll.peer.verify.chain import StoredHistory
-    from atoll.runtime.training_spec import TrainingSpec
     from atoll.training.export import ModelCard
+    from atoll.training.spec import TrainingSpec
 
 
 def write_model_folder(kept: StoredHistory, folder: Path, round: int, state: bytes, to: Path) -> list[Path]:

@@ -38,9 +38,10 @@ def judged_again(audit: VerificationReport, folders: Sequence[Path], fetch: bool
         return []
     from atoll.crypto.identity import SessionVerifier
     from atoll.peer.verify.chain import reading
+    from atoll.runtime.training_spec import decode_learning
     from atoll.verification.offline_judge import OfflineJudge, fallen
 
-    court = OfflineJudge(folders, audit.settings, reading(audit.run, SessionVerifier()))
+    court = OfflineJudge(folders, audit.settings, reading(audit.run, SessionVerifier()), decode_learning)
     if fetch and (lacking := court.lacking(doubts)):
         from atoll.runtime.control.socket import ask
 

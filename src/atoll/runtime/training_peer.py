@@ -30,11 +30,13 @@ from atoll.protocol.transfer.download import BlobFetched, FetchFailed
 from atoll.runtime.driver import Driver, PeerConfig
 from atoll.runtime.storage.atomic_files import write_durably
 from atoll.runtime.trainer import TrainerHeartbeat
-from atoll.runtime.training_spec import ATTACHED, data_at_hand, decode_learning
+from atoll.runtime.training_spec import decode_learning
+from atoll.runtime.worker.capabilities import enable_capabilities
 from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.data import STDLIB
 from atoll.training.export import tensor_file
 from atoll.training.models import task_of
+from atoll.training.spec import ATTACHED, data_at_hand
 from atoll.verification.replay_audit.machine import EXHIBIT_UPDATES
 from atoll.wire.messages.statements import ChangedNumbers
 
@@ -159,14 +161,7 @@ class TrainingPeer(Driver):
                 "pip install 'atoll[coded]'",
             )
             return
-        if genesis.settings.opened is not None:
-            self.island.be_opened()
-        if genesis.settings.audited_share:
-            self.island.be_audited(self.run_id, self.me)
-        if genesis.settings.scored_share:
-            self.island.be_scored()
-        if genesis.settings.twinned_share:
-            self.island.be_twinned()
+        enable_capabilities(self.island, genesis.settings, self.run_id, self.me)
         self._tell_learning()
         self._spawn(self._find_data())
 

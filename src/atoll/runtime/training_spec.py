@@ -11,7 +11,6 @@ from msgspec import UNSET, UnsetType
 from torch import nn
 
 from atoll.base.errors import UNREADABLE, PeerFault, UsageError
-from atoll.base.ids import Digest
 from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
 from atoll.base.workload import WorkloadPolicy
 from atoll.peer.round.topology_choice import parts_planned
@@ -22,10 +21,8 @@ from atoll.training.codec import CODECS, codec_named
 from atoll.training.codec.blocks import BLOCK
 from atoll.training.data import (
     STDLIB,
-    Data,
     all_held_out,
     data_blob,
-    data_digest,
     epoch_samples,
     load_data,
     validation,
@@ -37,55 +34,16 @@ from atoll.training.models import build_model, misfit, tokens_misfit, travelling
 from atoll.training.models.frozen_base import base_bytes
 from atoll.training.models.weights import load_weights
 from atoll.training.recipe.inner import GradientAccumulation
-from atoll.training.recipe.outer import momentum_of
-from atoll.training.recipe.recipes import Recipe, check_recipe, closing, coding_at, sample_problem, swarm_problem
+from atoll.training.recipe.recipes import Recipe, check_recipe, sample_problem, swarm_problem
 from atoll.training.recipe.reply_formats import remembers, says_more
-from atoll.training.recipe.schedule import fragments_of, longest_turn, stretches_of, turn_of
-from atoll.training.recipe.state import SharedState, initial_state, state_bytes, state_hash
-from atoll.training.recipe.update import RoundInputs
+from atoll.training.recipe.schedule import fragments_of, longest_turn, stretches_of
+from atoll.training.recipe.state import initial_state, state_bytes, state_hash
+from atoll.training.spec import ATTACHED, TrainingSpec
 from atoll.verification.loss_scoring.tensors import scoring_problem
 from atoll.verification.redundant_training.tensors import twins_problem
 from atoll.verification.replay_audit.tolerance import recipe_problem
 from atoll.verification.sum_check.policy import SumCheckTerms
 from atoll.verification.sum_check.tensors import LeafLayout, unopened
-
-
-class TrainingSpec(msgspec.Struct, frozen=True):
-    recipe: Recipe
-    data: str  # label for people: "stdlib", "attached", or the name of the founder's file; never a path to open
-    data_blob: Digest  # its name
-    layout: ModelLayout  # names, shapes and dtypes that every member's model must have
-    canary: Digest | UnsetType = UNSET  # more held-out data, as a blob, which validators look at too
-    tokenizer: Digest | UnsetType = UNSET  # the tokenizer.json that made the data, as a blob; bytes are tokens else
-    base: Digest | UnsetType = UNSET  # what of a built-in model stays as it is, as a blob; unset: nothing
-
-    @property
-    def beside(self) -> list[Digest]:
-        """Blobs that every member wants besides the data."""
-        return [blob for blob in (self.canary, self.tokenizer, self.base) if blob is not UNSET]
-
-    def turn(self, before: SharedState) -> tuple[int, int]:
-        """[lo, hi) of the vector that the round after this state carries."""
-        return turn_of(self.recipe.schedule, self.layout, before.round)
-
-    def recipe_after(self, before: SharedState) -> Recipe:
-        """What the round after this state is made of: the last one may be a closing average."""
-        return self.recipe_at(before.round)
-
-    def recipe_at(self, done: int) -> Recipe:
-        """The same, by the number of rounds before it."""
-        recipe, schedule = self.recipe, self.recipe.schedule
-        if schedule.closing and done + 1 == schedule.turns:
-            return closing(recipe)
-        if not schedule.phases:
-            return recipe
-        coding = coding_at(recipe, schedule.begun(done + 1), schedule.steps)
-        return msgspec.structs.replace(recipe, coding=coding)
-
-    def common(self, round: int, before: SharedState, name: Digest) -> RoundInputs:
-        """What all members of this round know: the state of this name that it builds on."""
-        return RoundInputs(round, before, name, self.layout, momentum_of(self.recipe.outer))
-
 
 _LEARNING = msgspec.msgpack.Decoder(TrainingSpec)
 
@@ -132,20 +90,6 @@ def decode_learning(settings: RunSettings) -> TrainingSpec:
         if terms.leaf_bytes != LeafLayout(codec_named(learning.recipe.coding.down)).leaf_bytes:
             raise PeerFault("", f"this run's answers have no blocks of {terms.leaf_bytes} bytes")
     return learning
-
-
-def data_at_hand(learning: TrainingSpec) -> Data | None:
-    """The run's data set where it is made of this Python's own library; None: the blob has to be fetched.
-
-    Opens nothing else, whatever genesis says: its founder would choose what is read on every member's disk.
-    """
-    if learning.data != STDLIB:
-        return None
-    try:
-        data = load_data(STDLIB)
-    except (ValueError, OSError):
-        return None
-    return data if data_digest(data) == learning.data_blob else None
 
 
 def _ending(recipe: Recipe) -> Recipe:
@@ -264,9 +208,6 @@ def size_problem(recipe: Recipe, layout: ModelLayout) -> str:
     what = "what is exchanged" if layout.held else "the model"
     what = what if recipe.schedule.fragments == 1 else f"a fragment of {what}"
     return f"{what} has only {smallest} values; a run needs at least {least}"
-
-
-ATTACHED = "attached"  # data and steps are the user's own loop: see attach.py
 
 
 class RunStart(msgspec.Struct, frozen=True):

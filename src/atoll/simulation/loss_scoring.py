@@ -63,18 +63,15 @@ class LossScoringVirtualWorker(VirtualWorker):
     def takes_s(self, work: Any) -> Seconds:
         return VALIDATION_STEPS * self.knobs.step_s if isinstance(work, ScoreUpdate) else super().takes_s(work)
 
-    def do(self, work: Any) -> Any:
-        match work:
-            case ShowUpdate(round=round):
-                if round not in self.encoded:
-                    raise RuntimeError(f"nothing is left of round {round}")
-                return ExhibitBuilt(
-                    self._put(msgspec.msgpack.encode(UpdateExhibit(self.encoded[round], self.kind)))
-                )
-            case ScoreUpdate():
-                return self._score(work)
-            case _:
-                return super().do(work)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.handlers |= {ShowUpdate: self._show, ScoreUpdate: self._score}
+
+    def _show(self, work: ShowUpdate) -> ExhibitBuilt:
+        if work.round not in self.encoded:
+            raise RuntimeError(f"nothing is left of round {work.round}")
+        shown = UpdateExhibit(self.encoded[work.round], self.kind)
+        return ExhibitBuilt(self._put(msgspec.msgpack.encode(shown)))
 
     def _score(self, work: ScoreUpdate) -> ScoreResult:
         if work.before not in self.blobs:

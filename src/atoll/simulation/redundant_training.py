@@ -22,7 +22,15 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Send
 from atoll.crypto.digest import merkle_root
-from atoll.peer.tasks import ExhibitBuilt, ReplayBoth, ShowUpdate, TrainRound, TwinUpdate, UpdateDistances
+from atoll.peer.tasks import (
+    ExhibitBuilt,
+    ReplayBoth,
+    ShowUpdate,
+    TrainingResult,
+    TrainRound,
+    TwinUpdate,
+    UpdateDistances,
+)
 from atoll.simulation.adversaries.byzantine import ByzantineMember, Twist
 from atoll.simulation.loss_scoring import UpdateExhibit
 from atoll.simulation.worker import VirtualWorker, WorkerKnobs
@@ -63,21 +71,19 @@ class RedundancyVirtualWorker(VirtualWorker):
             return sum(row.steps for row in work.rows) * self.knobs.step_s
         return super().takes_s(work)
 
-    def do(self, work: Any) -> Any:
-        match work:
-            case TrainRound(round=round):
-                self.learned[round] = self.kind if self.kind in CHEATING else str(work.shard)
-                return super().do(work)
-            case ShowUpdate(round=round):
-                if round not in self.encoded:
-                    raise RuntimeError(f"nothing is left of round {round}")
-                return ExhibitBuilt(
-                    self._put(msgspec.msgpack.encode(UpdateExhibit(self.encoded[round], self.learned[round])))
-                )
-            case ReplayBoth():
-                return self._compare(work)
-            case _:
-                return super().do(work)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.handlers |= {TrainRound: self._train_noted, ShowUpdate: self._show, ReplayBoth: self._compare}
+
+    def _train_noted(self, work: TrainRound) -> TrainingResult:
+        self.learned[work.round] = self.kind if self.kind in CHEATING else str(work.shard)
+        return self._train(work)
+
+    def _show(self, work: ShowUpdate) -> ExhibitBuilt:
+        if work.round not in self.encoded:
+            raise RuntimeError(f"nothing is left of round {work.round}")
+        shown = UpdateExhibit(self.encoded[work.round], self.learned[work.round])
+        return ExhibitBuilt(self._put(msgspec.msgpack.encode(shown)))
 
     def _compare(self, work: ReplayBoth) -> UpdateDistances:
         if work.before not in self.blobs:

@@ -52,23 +52,22 @@ class LyingOwnerWorker(TensorWorker):
         self.kind = kind
         self.captures: Callable[[int], bool] = lambda part: False  # whether friends alone own this part
         self.false: set[Digest] = set()  # answers that it signed and that are none
+        if kind in CHEATS:
+            self.handlers[CombineRows] = self._miscombined
+        if kind in TOGETHER:
+            self.handlers[CombineRows] = self._combined_together
+            self.handlers[JudgeOpening] = lambda work: JudgmentResult("accepted", "I say so")
+        if kind == "juggler":
+            self.handlers[BuildOpening] = self._juggled
+        if kind == "accuser":
+            self.handlers[JudgeOpening] = lambda work: JudgmentResult("mismatch", "I say so")
 
-    def do(self, work: object) -> object:
-        match work:
-            case CombineRows() if self.kind in CHEATS:
-                return self._miscombined(work)
-            case CombineRows() if self.kind in TOGETHER and self.captures(work.part):
-                false = self._miscombined(work)
-                self.false |= {false.payload.digest} if false.payload is not None else set()
-                return false
-            case BuildOpening() if self.kind == "juggler":
-                return self._juggled(work)
-            case JudgeOpening() if self.kind in TOGETHER:
-                return JudgmentResult("accepted", "I say so")
-            case JudgeOpening() if self.kind == "accuser":
-                return JudgmentResult("mismatch", "I say so")
-            case _:
-                return super().do(work)
+    def _combined_together(self, work: CombineRows) -> RowsCombined:
+        if not self.captures(work.part):
+            return self._combined(work)
+        false = self._miscombined(work)
+        self.false |= {false.payload.digest} if false.payload is not None else set()
+        return false
 
     def _miscombined(self, work: CombineRows) -> RowsCombined:
         others = [row for row in work.rows if row.peer != self.me]
@@ -78,11 +77,11 @@ class LyingOwnerWorker(TensorWorker):
                 kept = [k for k, row in enumerate(work.rows) if row is not left]
                 rows = tuple(work.rows[k] for k in kept)
                 weights = weights_left(work.weights, len(work.rows), kept) if work.weights else ()
-                fewer = super()._combined(replace(work, rows=rows, weights=weights))
+                fewer = self._combined(replace(work, rows=rows, weights=weights))
                 return replace(fewer, counted=tuple(row.peer for row in work.rows))
-            whole = super()._combined(work)
+            whole = self._combined(work)
             return replace(whole, counted=tuple(peer for peer in whole.counted if peer != left.peer))
-        true = super()._combined(work)
+        true = self._combined(work)
         if true.payload is None:
             return true
         values_P = torch.frombuffer(bytearray(true.payload.data), dtype=torch.float32)

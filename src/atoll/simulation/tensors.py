@@ -101,6 +101,21 @@ class TensorWorker(VirtualWorker):
         self.cut, self.values, self.sends = cut, values, sends
         self.point_V = torch.ones(values, dtype=torch.float32)
         self.generator = torch.Generator().manual_seed(draw.getrandbits(62))
+        self.handlers |= {
+            EncodeUpdate: self._encode,
+            CombineRows: self._combined,
+            CompareRows: self._compared,
+            WeighRows: self._weigh,
+            AdvanceState: self._advanced,
+            RollbackState: self._rolled_back,
+            ExhibitRow: self._look_at_row,
+            JudgeRow: self._look_at_row,
+        }
+        if cut is not None:
+            self.handlers |= {
+                BuildOpening: lambda work: self._lay_open(work, cut),
+                JudgeOpening: lambda work: self._judge_opening(work, cut),
+            }
 
     def distance(self, state: Digest | None = None) -> float:
         """How far the head (or this state) is from the point that everybody learns, per value."""
@@ -111,28 +126,11 @@ class TensorWorker(VirtualWorker):
         loss = float((self._values(state) - self.point_V).square().mean())
         return (loss if self.says is None else self.says(loss),)
 
-    def do(self, work: object) -> object:
-        match work:
-            case EncodeUpdate():
-                return self._encode(work)
-            case CombineRows():
-                return self._combined(work)
-            case CompareRows():
-                return self._compared(work)
-            case WeighRows():
-                return ComputedWeights(weigh(work.statistic, work.liars, work.rows, work.parts))
-            case AdvanceState():
-                return self._advanced(work)
-            case RollbackState():
-                return self._put_values(work.round, self.anchor(work.back_to))
-            case BuildOpening() if self.cut is not None:
-                return self._lay_open(work, self.cut)
-            case JudgeOpening() if self.cut is not None:
-                return self._judge_opening(work, self.cut)
-            case ExhibitRow() | JudgeRow():
-                return self._look_at_row(work)
-            case _:
-                return super().do(work)
+    def _weigh(self, work: WeighRows) -> ComputedWeights:
+        return ComputedWeights(weigh(work.statistic, work.liars, work.rows, work.parts))
+
+    def _rolled_back(self, work: RollbackState) -> StateAdvanced:
+        return self._put_values(work.round, self.anchor(work.back_to))
 
     def _encode(self, work: EncodeUpdate) -> UpdateEncoded:
         anchor_V = self.anchor(self.head)

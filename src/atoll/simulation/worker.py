@@ -34,6 +34,7 @@ from atoll.peer.tasks import (
     HoldPieces,
     HoldRows,
     JudgeReplay,
+    JudgmentResult,
     KeepRows,
     PinBlobs,
     ReadRow,
@@ -175,120 +176,159 @@ class VirtualWorker:
             case _:
                 return 0.002
 
+    def __post_init__(self) -> None:
+        self.handlers: dict[type, Callable[[Any], Any]] = {
+            TrainRound: self._train,
+            HandOver: self._hand_over,
+            TrainApart: self._train_apart,
+            EncodeUpdate: self._encode_update,
+            CombineRows: self._combine,
+            CompareRows: self._compare_rows,
+            WeighRows: self._weigh_rows,
+            AdvanceState: self._advance,
+            AdoptState: self._adopt,
+            RollbackState: self._go_back,
+            FindState: self._find_state,
+            RestoreState: self._restore,
+            PinBlobs: self._pin_blobs,
+            ValidateState: self._validate,
+            BuildExhibit: self._build_exhibit,
+            JudgeReplay: self._judge_replay,
+            KeepRows: self._keep_rows,
+            HoldRows: self._hold_rows,
+            ReadRow: lambda work: self.rows.get(work.blob),
+            CutState: self._cut,
+            RebuildState: self._rebuild,
+            HoldPieces: self._hold_pieces,
+            ReadVertices: self._read_vertices,
+            ReadEra: lambda work: self.kept.get(f"sealed/{work.round}"),
+            OpenBlob: self._open_blob,
+            StoreChunk: self._store_chunk,
+            CloseBlob: self._close_blob,
+            DropBlob: self._drop_blob,
+            ReadManifest: self._read_manifest,
+            ReadChunk: self._read_chunk,
+        }
+
     def do(self, work: Any) -> Any:
-        """The answer to a piece of work; raises RuntimeError where the real island would fail."""
-        match work:
-            case TrainRound():
-                return self._train(work)
-            case HandOver():
-                self.hurried = True
-                return None
-            case TrainApart():
-                steps = self.alone.take(work)
-                return TrainingResult(steps, steps * BATCH, 5.0 / (1 + work.round), self.knobs.step_s)
-            case EncodeUpdate():
-                parts = tuple(self._part(work, index) for index in range(work.parts))
-                self.encoded[work.round] = tuple(part.digest for part in parts)
-                late = self.alone.late(work.round, BATCH) if work.late else None
-                return UpdateEncoded(parts, self._claim(work.round), late)
-            case CombineRows():
-                return self._combine(work)
-            case CompareRows():  # names have no distances: all rows lie alike
-                count = sum(row.weight > 0 for row in work.rows)
-                return RowsCompared(bytes(8 * (count * (count + 1) // 2)), tuple(row.peer for row in work.rows), ())
-            case WeighRows():
-                return ComputedWeights(_weights_of_alike(work))
-            case AdvanceState():
-                return self._advance(work)
-            case AdoptState():
-                self.head = work.state
-                self.alone.back(work.round, work.counted, work.late, self.steps_done)
-                self.alone.kept(work.vertex)
-                self.merged = self.now()
-                if self.chain is not None:
-                    self.chain.adopt(work.round, work.vertex, work.claim, work.afresh)
-                lost = work.counted is None and not self.knobs.carries
-                if lost or any(work.counted or ()) or self.chain is not None:
-                    self.steps_done = 0
-                if work.afresh:  # the trainer begins anew: nothing private is of this past
-                    self.steps_done, self.handed_over, self.merged = 0, None, None
-                    self.alone.forget()
-                self._prune(work.state)
-                return None
-            case RollbackState():
-                return self._go_back(work)
-            case FindState():
-                self.looked_for.add(work.state)
-                return work.state in self.blobs
-            case RestoreState():
-                if work.left is not None:
-                    self.alone.back(work.round, work.left.counted, work.left.late, self.steps_done)
-                    if work.left.afresh:
-                        self.alone.forget()
-                if work.state not in self.blobs:
-                    return None
-                self.head = work.state
-                self.alone.restored(work.round, work.vertex)
-                if self.chain is not None:
-                    self.chain.restore(work.vertex)
-                return StateRestored(self.knobs.state_bytes)
-            case PinBlobs():
-                self.needed[work.why] = work.blobs
-                return None
-            case ValidateState():
-                return ValidationLosses(self.losses(self.blobs[work.state]))
-            case BuildExhibit() if self.chain is not None:
-                return ExhibitBuilt(self._put(self.chain.exhibit(work.round)))
-            case JudgeReplay():
-                if work.before not in self.blobs:
-                    raise RuntimeError("the state that the round began with is not here")
-                return judged(work, self.blobs[work.blob])
-            case KeepRows():
-                names = tuple(digest(row.payload.digest) for row in work.rows)
-                self.rows |= zip(names, (row.payload for row in work.rows), strict=True)
-                return names
-            case HoldRows():
-                self.rows = {name: row for name, row in self.rows.items() if name in work.blobs}
-                return tuple(name for name in work.blobs if name not in self.rows)
-            case ReadRow():
-                return self.rows.get(work.blob)
-            case CutState():
-                return self._cut(work)
-            case RebuildState():
-                return self._rebuild(work)
-            case HoldPieces():
-                self.pieces, self.whole = work.pieces, work.whole
-                return tuple(name for name in work.pieces if name not in self.blobs)
-            case ReadVertices():
-                return self._read_vertices(work)
-            case ReadEra():
-                return self.kept.get(f"sealed/{work.round}")
-            case OpenBlob():
-                manifest, chunks = self.partial.setdefault(work.blob, (work.manifest, {}))
-                return BlobOpened(frozenset(chunks))
-            case StoreChunk():
-                self.partial[work.blob][1][work.index] = bytes(work.payload.data)
-                return None
-            case CloseBlob():
-                manifest, chunks = self.partial.pop(work.blob)
-                data = b"".join(chunks[i] for i in range(len(manifest.chunks)))
-                assert blob_id(manifest_of(data)) == work.blob
-                self.blobs[work.blob] = data
-                return None
-            case DropBlob():
-                self.partial.pop(work.blob, None)
-                return None
-            case ReadManifest():
-                data = self.blobs.get(work.blob)  # nothing is here in part: states fit one chunk
-                return None if data is None else manifest_of(data)
-            case ReadChunk():
-                data = self.blobs.get(work.blob)
-                if data is None:
-                    return None
-                self.given_bytes += len(data)
-                return Payload(digest(data), len(data), data)  # states fit one chunk
-            case _:
-                raise RuntimeError(f"a virtual island cannot do {type(work).__name__}")
+        """The answer to a task. RuntimeError where a real worker would fail."""
+        handler = self.handlers.get(type(work))
+        if handler is None:
+            raise RuntimeError(f"a virtual worker cannot do {type(work).__name__}")
+        return handler(work)
+
+    def _hand_over(self, work: HandOver) -> None:
+        self.hurried = True
+
+    def _train_apart(self, work: TrainApart) -> TrainingResult:
+        steps = self.alone.take(work)
+        return TrainingResult(steps, steps * BATCH, 5.0 / (1 + work.round), self.knobs.step_s)
+
+    def _encode_update(self, work: EncodeUpdate) -> UpdateEncoded:
+        parts = tuple(self._part(work, index) for index in range(work.parts))
+        self.encoded[work.round] = tuple(part.digest for part in parts)
+        late = self.alone.late(work.round, BATCH) if work.late else None
+        return UpdateEncoded(parts, self._claim(work.round), late)
+
+    def _compare_rows(self, work: CompareRows) -> RowsCompared:
+        """Names have no distances: all rows are at the same distance."""
+        count = sum(row.weight > 0 for row in work.rows)
+        return RowsCompared(bytes(8 * (count * (count + 1) // 2)), tuple(row.peer for row in work.rows), ())
+
+    def _weigh_rows(self, work: WeighRows) -> ComputedWeights:
+        return ComputedWeights(_weights_of_alike(work))
+
+    def _adopt(self, work: AdoptState) -> None:
+        self.head = work.state
+        self.alone.back(work.round, work.counted, work.late, self.steps_done)
+        self.alone.kept(work.vertex)
+        self.merged = self.now()
+        if self.chain is not None:
+            self.chain.adopt(work.round, work.vertex, work.claim, work.afresh)
+        lost = work.counted is None and not self.knobs.carries
+        if lost or any(work.counted or ()) or self.chain is not None:
+            self.steps_done = 0
+        if work.afresh:  # the trainer starts over: nothing private belongs to this history
+            self.steps_done, self.handed_over, self.merged = 0, None, None
+            self.alone.forget()
+        self._prune(work.state)
+
+    def _find_state(self, work: FindState) -> bool:
+        self.looked_for.add(work.state)
+        return work.state in self.blobs
+
+    def _restore(self, work: RestoreState) -> StateRestored | None:
+        if work.left is not None:
+            self.alone.back(work.round, work.left.counted, work.left.late, self.steps_done)
+            if work.left.afresh:
+                self.alone.forget()
+        if work.state not in self.blobs:
+            return None
+        self.head = work.state
+        self.alone.restored(work.round, work.vertex)
+        if self.chain is not None:
+            self.chain.restore(work.vertex)
+        return StateRestored(self.knobs.state_bytes)
+
+    def _pin_blobs(self, work: PinBlobs) -> None:
+        self.needed[work.why] = work.blobs
+
+    def _validate(self, work: ValidateState) -> ValidationLosses:
+        return ValidationLosses(self.losses(self.blobs[work.state]))
+
+    def _build_exhibit(self, work: BuildExhibit) -> ExhibitBuilt:
+        if self.chain is None:
+            raise RuntimeError("rounds of this run are not audited")
+        return ExhibitBuilt(self._put(self.chain.exhibit(work.round)))
+
+    def _judge_replay(self, work: JudgeReplay) -> JudgmentResult:
+        if work.before not in self.blobs:
+            raise RuntimeError("the state that the round began with is not here")
+        return judged(work, self.blobs[work.blob])
+
+    def _keep_rows(self, work: KeepRows) -> tuple[Digest, ...]:
+        names = tuple(digest(row.payload.digest) for row in work.rows)
+        self.rows |= zip(names, (row.payload for row in work.rows), strict=True)
+        return names
+
+    def _hold_rows(self, work: HoldRows) -> tuple[Digest, ...]:
+        self.rows = {name: row for name, row in self.rows.items() if name in work.blobs}
+        return tuple(name for name in work.blobs if name not in self.rows)
+
+    def _hold_pieces(self, work: HoldPieces) -> tuple[Digest, ...]:
+        self.pieces, self.whole = work.pieces, work.whole
+        return tuple(name for name in work.pieces if name not in self.blobs)
+
+    # ---- blobs ---------------------------------------------------------------------------------------------
+
+    def _open_blob(self, work: OpenBlob) -> BlobOpened:
+        _, chunks = self.partial.setdefault(work.blob, (work.manifest, {}))
+        return BlobOpened(frozenset(chunks))
+
+    def _store_chunk(self, work: StoreChunk) -> None:
+        self.partial[work.blob][1][work.index] = bytes(work.payload.data)
+
+    def _close_blob(self, work: CloseBlob) -> None:
+        manifest, chunks = self.partial.pop(work.blob)
+        data = b"".join(chunks[i] for i in range(len(manifest.chunks)))
+        assert blob_id(manifest_of(data)) == work.blob
+        self.blobs[work.blob] = data
+
+    def _drop_blob(self, work: DropBlob) -> None:
+        self.partial.pop(work.blob, None)
+
+    def _read_manifest(self, work: ReadManifest) -> BlobManifest | None:
+        data = self.blobs.get(work.blob)  # never partial: states fit one chunk
+        return None if data is None else manifest_of(data)
+
+    def _read_chunk(self, work: ReadChunk) -> Payload | None:
+        data = self.blobs.get(work.blob)
+        if data is None:
+            return None
+        self.given_bytes += len(data)
+        return Payload(digest(data), len(data), data)  # states fit one chunk
+
+    # ---- small helpers -------------------------------------------------------------------------------------
 
     def losses(self, state: bytes) -> tuple[float, ...]:
         """What a validator measures: names have no loss, all states are alike."""

@@ -26,14 +26,13 @@ from atoll.base.ids import Digest, PeerId, short
 from atoll.crypto.digest import Buffer, blob_id, digest, manifest_of
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import JudgeReplay, JudgeRow, JudgmentResult
-from atoll.runtime.control.settings_change import learning_after
-from atoll.runtime.training_spec import TrainingSpec, data_at_hand, decode_learning
 from atoll.training.data import Data, data_from_blob
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState, state_from_bytes
+from atoll.training.spec import TrainingSpec, data_at_hand, learning_after
 from atoll.verification.case import REFUTING
 from atoll.verification.malformed_updates.messages import unreadable_from_bytes
-from atoll.verification.malformed_updates.worker import judged
+from atoll.verification.malformed_updates.worker import judge_row
 from atoll.verification.offline import AuditorReport, DisputedCase
 from atoll.verification.replay_audit.exhibit import shown_from_bytes
 from atoll.verification.replay_audit.replay import ReplayReplica
@@ -79,10 +78,17 @@ def fallen(
 
 
 class OfflineJudge:
-    """`folders`: where blobs lie, of a peer of this run; the first is searched first."""
+    """`folders` hold the blobs of peers of this run; the first is searched first."""
 
-    def __init__(self, folders: Sequence[Path], settings: RunSettings, notary: StatementSigner) -> None:
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        settings: RunSettings,
+        notary: StatementSigner,
+        parse_spec: Callable[[RunSettings], TrainingSpec],
+    ) -> None:
         self.folders, self.settings, self.notary = folders, settings, notary
+        self._parse_spec = parse_spec
         self._again: dict[tuple[int, PeerId, str, Digest], SecondJudgment] = {}
         self._taking: ReplayReplica | None = None  # steps, by the numbers of the round that was judged last
         torch.set_num_threads(1)  # as trainers do who want to be held to bits
@@ -159,7 +165,7 @@ class OfflineJudge:
             raise PeerFault("", "it is of somebody else's row")
         self.notary.open(statement, Commitment, doubt.keys.get(doubt.peer))
         up = None if self.settings.opened is None else self._names.up
-        why = judged(replace(work, shown=data), learning, up)
+        why = judge_row(replace(work, shown=data), learning, up)
         return SecondJudgment(
             JudgmentResult("mismatch" if why else "accepted", why or "the row can be read"), proven=True
         )
@@ -183,7 +189,7 @@ class OfflineJudge:
     @cached_property
     def _learning(self) -> TrainingSpec:
         try:
-            return decode_learning(self.settings)
+            return self._parse_spec(self.settings)
         except PeerFault as fault:
             raise CannotJudge(fault.what) from fault
 

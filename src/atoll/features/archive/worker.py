@@ -1,8 +1,9 @@
-"""Pieces of states on this disk: cut from a state, joined to one, or one made of others; a stripe at a time.
+"""Erasure-coded pieces of states on this disk: cut from a state, or joined to a state or to a lost piece.
 
-Promises: what is written has its name only once it is whole, durable and what it should be; what this disk has
-damaged is set aside, so that it is fetched from others; never more than some MiB in memory, however large the
-state.
+Invariants:
+- A file gets its name only once it is whole, durable and has the expected digest.
+- A blob that this disk damaged is set aside, so that it is fetched from other members.
+- Memory stays at some MiB, however large the state is: work goes stripe by stripe.
 """
 
 from __future__ import annotations
@@ -17,12 +18,26 @@ from atoll.crypto.digest import BlobManifest, blob_id, digest
 from atoll.features.archive.policy import PieceSet
 from atoll.features.archive.reed_solomon import cut, rebuild
 from atoll.peer.tasks import CutState, RebuildState
-from atoll.runtime.storage.store import PeerStore
+from atoll.worker.context import BlobStore, Handlers, WorkerContext
 
 
-def cut_state(store: PeerStore, work: CutState, hold: Callable[[Digest], None]) -> PieceSet | None:
-    """Write the piece that is asked for and name all; None if the state is not here, byte for byte. `hold` is told
-    the name of the piece before it is on the disk, so that nobody tidies it away."""
+def handlers(context: WorkerContext) -> Handlers:
+    blobs, hold = context.blobs, context.states.hold_a_while
+
+    async def cut_pieces(work: CutState) -> PieceSet | None:
+        return await context.run_coding_job(cut_state, blobs, work, hold)
+
+    async def rebuild_state(work: RebuildState) -> bool:
+        return await context.run_coding_job(rebuild_blob, blobs, work, hold)
+
+    return {CutState: cut_pieces, RebuildState: rebuild_state}
+
+
+def cut_state(store: BlobStore, work: CutState, hold: Callable[[Digest], None]) -> PieceSet | None:
+    """Write the requested piece and return the names of all; None if the state is not here, byte for byte.
+
+    `hold` gets the piece's name before the piece is on disk, so that no cleanup deletes it.
+    """
     path = store.blob_path(work.state)
     if not path.exists():
         return None
@@ -53,9 +68,11 @@ def cut_state(store: PeerStore, work: CutState, hold: Callable[[Digest], None]) 
         raise
 
 
-def rebuild_blob(store: PeerStore, work: RebuildState, hold: Callable[[Digest], None]) -> bool:
-    """Write the state, or the piece; False if a piece is not here or what they make is not what it should be.
-    `hold` as above."""
+def rebuild_blob(store: BlobStore, work: RebuildState, hold: Callable[[Digest], None]) -> bool:
+    """Write the state or the piece. False if a piece is not here, or if the digest is another one.
+
+    `hold` gets the name before the blob is on disk.
+    """
     if store.has_blob(work.goal):
         return True
     paths = {index: store.blob_path(name) for index, name in work.pieces}
@@ -85,4 +102,4 @@ def rebuild_blob(store: PeerStore, work: RebuildState, hold: Callable[[Digest], 
 def _at(file: BinaryIO, at: int, count: int) -> bytes:
     file.seek(at)
     data = file.read(count)
-    return data.ljust(count, b"\0")  # a file that was cut short: its digest will say so
+    return data.ljust(count, b"\0")  # a truncated file: its digest will not match

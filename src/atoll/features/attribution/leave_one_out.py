@@ -17,6 +17,7 @@ from statistics import median
 
 from msgspec import UNSET
 
+from atoll.base.errors import RunFailedError
 from atoll.base.ids import PeerId
 from atoll.features.attribution.row_archive import Place, RowLocation, commits_in
 from atoll.peer.governance.orders import amend_of
@@ -131,3 +132,13 @@ def _usual(peer: PeerId, gains: Mapping[PeerId, float]) -> float:
     """Absences that would have done harm gain nothing: where one poisons, those of all others do."""
     others = [max(0.0, gain) for other, gain in gains.items() if other != peer]
     return median(others) if others else float("inf")
+
+
+def state_lacking(round: int) -> RunFailedError:
+    return RunFailedError(
+        "E-BLM-05",
+        f"the state that round {round} began with is not on this disk",
+        cause="a peer keeps the states of its newest rounds (keep.newest, keep.updates, keep.bytes_max), and has "
+        "none of rounds that went on without it",
+        fix="ask another member, or about a later round: atoll checkpoint list",
+    )

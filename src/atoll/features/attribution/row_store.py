@@ -1,7 +1,8 @@
-"""Kept rows on disk: each a blob of its own, so that one is read without the others.
+"""Archived rows on disk, each a blob of its own.
 
-Promises: a row that was put is durable, and stays until somebody says what to keep and it is not among that.
-Never knows whose row it is, nor of which round: the peer does (`features/attribution/row_archive.py`).
+Invariants:
+- A row that was put is durable and stays until `hold` names other rows.
+Not responsible for: the author and the round of a row (`features/attribution/row_archive.py`).
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from collections.abc import Iterable, Sequence
 from atoll.base.ids import Digest
 from atoll.base.machine import Payload
 from atoll.peer.tasks import ArchivedRow
-from atoll.runtime.storage.store import PeerStore
+from atoll.worker.context import BlobStore
 
-FRESH_S = 60.0  # a row that was just put waits so long to be named by `hold`
+FRESH_S = 60.0  # seconds that a new row waits to be named by `hold`
 
 
 class RowStore:
-    """All of it on the thread that tidies."""
+    """Every method runs on the thread that cleans the disk up."""
 
-    def __init__(self, store: PeerStore) -> None:
+    def __init__(self, store: BlobStore) -> None:
         self._store = store
-        self._held: Sequence[Digest] = ()  # the most important first
-        self._fresh: dict[Digest, float] = {}  # put, and not held yet -> when
+        self._held: Sequence[Digest] = ()  # most important first
+        self._fresh: dict[Digest, float] = {}  # rows put and not held yet -> time.monotonic()
 
     def put(self, rows: Iterable[ArchivedRow]) -> tuple[Digest, ...]:
         names = tuple(self._store.put_blob(row.payload.data) for row in rows)
@@ -31,7 +32,7 @@ class RowStore:
         return names
 
     def hold(self, blobs: Sequence[Digest]) -> tuple[Digest, ...]:
-        """These, as far as there is room. Says which are not here."""
+        """Keep these rows, as far as there is room. Returns those that are not on this disk."""
         self._held = blobs
         for name in blobs:
             self._fresh.pop(name, None)
@@ -42,7 +43,7 @@ class RowStore:
         return None if data is None else Payload(digest, len(data), data)
 
     def kept(self, bytes_max: int) -> set[Digest]:
-        """What stays, in so many bytes."""
+        """The rows that stay within this many bytes."""
         now = time.monotonic()
         self._fresh = {name: since for name, since in self._fresh.items() if now - since < FRESH_S}
         return {*self._fresh, *self._store.within(self._held, bytes_max)}

@@ -1,11 +1,12 @@
-"""The island's side of being apart: steps that it takes while no quorum is heard, and what becomes of them.
+"""Offline progress: steps that a partitioned member takes without a quorum, and their way into a later update.
 
-    go on       x runs on from where it was handed over; where that was is remembered
-    come back   the difference becomes late work, and x is put back: from here on all goes as if it had stood still
-    ride        late work goes with the next update that weighs something, and is held until a vertex has it
+    train      x continues from where it was handed over; that place is remembered
+    rejoin     the difference becomes late work, and x is put back, as if it had stood still
+    attach     late work rides on the next update with a weight, and is held until a vertex has it
 
-Promises: a step is in x, in late work or in an update that is under way, never in two of them.
-Never knows whether a quorum is heard, nor which rounds were agreed: its peer says so, round by round.
+Invariants:
+- A step is in x, in late work or in an in-flight update, never in two of them.
+Not responsible for: detecting a partition, and which rounds were agreed (the peer reports both, round by round).
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from torch import Tensor
 
 from atoll.features.partition_training.tensors import DeferredUpdate, carried
 from atoll.peer.tasks import TrainApart, TrainingResult
-from atoll.runtime.trainer import TrainerFailed
-from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.data import cursor_after
 from atoll.training.recipe.lr_position import horizon_of, later, position_of
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState
 from atoll.wire.messages.statements import LateShare
+from atoll.worker.context import TrainerAccess
+from atoll.worker.trainer_commands import TrainerFailed
 
 
 class OfflineProgress:
-    def __init__(self, tended: TrainerSupervisor) -> None:
+    def __init__(self, tended: TrainerAccess) -> None:
         self._tended = tended
         self.base_F: Tensor | None = None  # x where it went apart; None: it is not
         self.since = 0  # the round in which it did

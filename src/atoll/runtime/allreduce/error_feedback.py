@@ -8,7 +8,7 @@ is owed once its round is agreed: where the mean is without this member's values
 that nobody answered for, which its user keeps, and a call that failed leave what was owed as it was; so if the
 others agreed on a call that failed here (`E-RED-13`, `E-RED-15`), what was owed before it is sent a second time.
 Where the group has `remembered` owners it keeps what *answers* left out, too: of those that this member gave for
-these tensors (`runtime/worker/downlink_error_feedback.py`). Whoever owns a part gives its answers under the
+these tensors (`worker/downlink_error_feedback.py`). Whoever owns a part gives its answers under the
 feedback of its own call.
 Costs four bytes for every value, and four more for each of the slice under way, on the GPU where codecs work there;
 where owners remember, four more for every value. Never scales, never forgets.
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from atoll.base.errors import UsageError
 from atoll.runtime.allreduce.flatten import moved
-from atoll.runtime.worker.downlink_error_feedback import DownlinkErrorFeedback
+from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
 
 
 class ErrorFeedback:

@@ -51,7 +51,6 @@ from atoll.runtime.allreduce.trust import CheckedArithmetic, values_of
 from atoll.runtime.network.buffer_pool import BufferPool
 from atoll.runtime.network.bulk_channel import PayloadHasher
 from atoll.runtime.storage.store import PeerStore, stored
-from atoll.runtime.worker.downlink_error_feedback import DownlinkErrorFeedback
 from atoll.training.codec import Codec, SharedKnowledge, codec_named, pack_spans
 from atoll.training.codec.blocks import Room, spans_of
 from atoll.training.codec.compiled import native
@@ -64,6 +63,7 @@ from atoll.training.recipe.reply_formats import ReplyFormat
 from atoll.training.recipe.update import TensorPlace, matrices, part_bounds, tensor_sizes, whole_sizes
 from atoll.verification.malformed_updates.tensors import UNJUDGED
 from atoll.wire.messages.round import PartResponse, PartResult, RowContribution, RowResponse
+from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
 
 SAMPLE_VALUES = 2**20
 SAMPLE = SharedKnowledge(seed=b"sample", shapes=((2**10, 2**10),))  # of a codec, to see how long its wires are

@@ -19,11 +19,11 @@ from atoll.base.errors import RefusedError, RunFailedError, UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import TICKET_MOST_S
 from atoll.features.archive.reed_solomon import piece_bytes
-from atoll.features.attribution.command import blame_round
 from atoll.peer.governance.settings_change import settings_after
 from atoll.peer.operator_commands import turnout
 from atoll.peer.settings import RunSettings
 from atoll.policy.reputation import scores_of
+from atoll.runtime.control.attribution import blame_round
 from atoll.runtime.control.pause import pause_run, pause_told
 from atoll.runtime.control.rollback import roll_back
 from atoll.runtime.control.socket import Handler

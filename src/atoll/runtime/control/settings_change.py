@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec import UNSET, UnsetType, ValidationError, convert
+from msgspec import UNSET, ValidationError, convert
 from msgspec.structs import replace
 
 from atoll.base.errors import RefusedError, UsageError
@@ -22,9 +22,10 @@ from atoll.peer.governance.settings_change import in_words, numbers_in, tuned_by
 from atoll.peer.operator_commands import with_waiting
 from atoll.peer.settings import RunSettings
 from atoll.runtime.config import numbers_of
-from atoll.runtime.training_spec import ATTACHED, TrainingSpec, effort_misfit, with_room
-from atoll.training.recipe.inner import GradientAccumulation, tuned
-from atoll.training.recipe.recipes import Recipe, check_recipe, lasting, over_tokens, swarm_problem
+from atoll.runtime.training_spec import effort_misfit, with_room
+from atoll.training.recipe.inner import GradientAccumulation
+from atoll.training.recipe.recipes import check_recipe, swarm_problem
+from atoll.training.spec import ATTACHED, TrainingSpec, learning_after
 from atoll.wire.messages.statements import ChangedNumbers, RunNumbers
 from atoll.wire.messages.vertex import VertexBody
 
@@ -122,44 +123,6 @@ def by_key(to: RunNumbers, fragments: int) -> dict[str, Any]:
                 value = value // fragments if number.turns > 0 else value * fragments
             found[key] = value if number.share == 1.0 else round(value / number.share, 9)
     return found
-
-
-def learning_after(learning: TrainingSpec, changed: ChangedNumbers | UnsetType) -> TrainingSpec:
-    """What the round after a vertex that says this learns by; `learning` is genesis'. Whatever it says has a
-    meaning, the same at all members: what a recipe has no number for stays as it is."""
-    if changed is UNSET:
-        return learning
-    to, recipe = changed.to, _timed(learning.recipe, changed)
-    if to.total_tokens is not UNSET:
-        recipe = over_tokens(recipe, to.total_tokens)
-    if to.lr is not UNSET and recipe.model != ATTACHED:
-        if isinstance(recipe.inner, GradientAccumulation):  # the outer step is the optimizer
-            recipe = replace(recipe, outer=_with_rate(recipe.outer, to.lr))
-        else:
-            recipe = replace(recipe, inner=tuned(recipe.inner, lr=to.lr))
-    if to.outer_lr is not UNSET and not isinstance(recipe.inner, GradientAccumulation):
-        recipe = replace(recipe, outer=_with_rate(recipe.outer, to.outer_lr))
-    return replace(learning, recipe=recipe)
-
-
-def _timed(recipe: Recipe, changed: ChangedNumbers) -> Recipe:
-    """With other rounds and steps. Rates fall over the steps that were taken and those to come; where they follow
-    tokens, over these."""
-    to, schedule = changed.to, recipe.schedule
-    if to.rounds in (UNSET, 0) and to.inner_steps is UNSET:
-        return recipe
-    rounds = to.rounds // schedule.fragments if to.rounds else schedule.rounds
-    steps = schedule.inner_steps if to.inner_steps is UNSET else to.inner_steps * schedule.fragments
-    timed = replace(schedule, rounds=rounds, inner_steps=steps)
-    if recipe.model == ATTACHED:
-        return replace(recipe, schedule=timed)
-    total = changed.steps + max(0, timed.turns - changed.trained) * timed.turn_steps
-    total = timed.steps if schedule.total_tokens is not UNSET else total
-    return replace(lasting(recipe, max(1, total)), schedule=timed)
-
-
-def _with_rate(outer: Any, lr: float) -> Any:
-    return replace(outer, lr=lr) if "lr" in outer.__struct_fields__ else outer
 
 
 def problem(learning: TrainingSpec, settings: RunSettings, changed: ChangedNumbers) -> str:

@@ -41,16 +41,12 @@ from atoll.runtime.trainer import ModelEvaluated, TrainerFailed, TrainerSpec
 from atoll.runtime.trainer.protocol import (
     FRAME_MAX,
     LENGTH,
-    BeginValidation,
     CancelTraining,
     CommandDone,
     CommandFailed,
     InnerSaved,
     LoadInner,
-    Look,
-    LossesMeasured,
     MergeAnchor,
-    NextBatch,
     SaveInner,
     StepsTrained,
     Taken,
@@ -64,6 +60,7 @@ from atoll.training.recipe.outer import DelayedNesterov
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState, state_bytes
 from atoll.verification.state_validation.policy import ValidationRule
+from atoll.worker.trainer_commands import BeginValidation, Look, LossesMeasured, NextBatch
 
 if TYPE_CHECKING:
     from atoll.runtime.training_spec import RunStart
@@ -441,7 +438,8 @@ def _uses() -> int:
 
 def _beginning(wish: AttachLoop, x_F: Tensor) -> tuple[RunStart, RunSettings]:
     """The run that this loop founds: its model as it is now, its own data, the recipe it asked for."""
-    from atoll.runtime.training_spec import ATTACHED, RunStart, terms_of
+    from atoll.runtime.training_spec import RunStart, terms_of
+    from atoll.training.spec import ATTACHED
 
     assert wish.recipe is not None
     layout, recipe = wish.layout, _in_samples(wish.recipe, wish.batch)

@@ -57,13 +57,11 @@ from atoll.runtime.embed.peer_process import (
 from atoll.runtime.network.addresses import LOOPBACK
 from atoll.runtime.trainer.protocol import (
     LENGTH,
-    BeginValidation,
     CancelTraining,
     CommandDone,
     CommandFailed,
     InnerSaved,
     LoadInner,
-    LossesMeasured,
     MergeAnchor,
     SaveInner,
     StepsTrained,
@@ -84,6 +82,7 @@ from atoll.training.recipe.merge import merge
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.user_optimizer import AdamMoments, GradientSums, optimizer_problem, skipped
 from atoll.wire.ticket import parse
+from atoll.worker.trainer_commands import BeginValidation, LossesMeasured
 
 T = TypeVar("T")
 LEAVE_S = 15.0  # for the peer's farewell

@@ -21,8 +21,8 @@ Never forks: the child is a fresh interpreter, `python -m atoll.runtime.trainer`
 from __future__ import annotations
 
 from atoll.runtime.trainer.client import TrainerClient, check_device, threads_per_trainer
-from atoll.runtime.trainer.failures import TrainerFailed
-from atoll.runtime.trainer.protocol import ModelEvaluated, TrainerHeartbeat, TrainerSpec
+from atoll.runtime.trainer.protocol import ModelEvaluated, TrainerHeartbeat
+from atoll.worker.trainer_commands import TrainerFailed, TrainerSpec
 
 __all__ = [
     "ModelEvaluated",

@@ -20,36 +20,28 @@ from torch import Tensor
 
 from atoll.base.errors import UsageError
 from atoll.crypto.digest import Buffer
-from atoll.runtime.trainer.failures import TrainerFailed, broken, death, hung
+from atoll.runtime.trainer.failures import broken, death, hung
 from atoll.runtime.trainer.protocol import (
     ANSWER,
     FRAME_MAX,
     LENGTH,
     Answer,
-    AuditProgress,
     CancelTraining,
     Command,
     CommandDone,
     CommandFailed,
     EvaluateModel,
     InnerSaved,
-    JudgeSegment,
     LoadInner,
-    Look,
-    LossesMeasured,
     MergeAnchor,
     ModelEvaluated,
-    NextAuditStep,
-    NextBatch,
     SampleText,
     SaveInner,
-    ShowSegment,
     StepsTrained,
     Taken,
     TextSampled,
     TrainerHeartbeat,
     TrainerReady,
-    TrainerSpec,
     TrainSteps,
     WriteParameters,
 )
@@ -59,6 +51,8 @@ from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.inner import Inner
 from atoll.training.recipe.lr_position import ScheduleHorizon
 from atoll.verification.replay_audit.replay import TrainingAssignment
+from atoll.verification.replay_audit.trainer_commands import AuditProgress, JudgeSegment, NextAuditStep, ShowSegment
+from atoll.worker.trainer_commands import Look, LossesMeasured, NextBatch, TrainerFailed, TrainerSpec
 
 STEPS_OF_SILENCE = 20  # a step that takes so many times longer than the last ones counts as hung
 # What Python runs, with the descriptor of the mailbox behind it. -P: no module comes from the working directory,

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import signal
 
-from atoll.base.errors import RunFailedError
-from atoll.runtime.trainer.protocol import CommandFailed, Why
+from atoll.runtime.trainer.protocol import CommandFailed
+from atoll.worker.trainer_commands import TrainerFailed
 
 HINTS = {  # likely cause, what to do
     "memory": ("batch or model are too large for this device", "lower the batch or choose a smaller model"),
     "diverged": ("the learning rate or the outer step is too large", "lower them, then write x anew"),
 }
-
-
-class TrainerFailed(RunFailedError):
-    """A trainer could not do what it was asked. `alive`: the process still takes commands (after a `write_x`)."""
-
-    def __init__(self, why: Why, what: str, *, cause: str = "", fix: str = "", alive: bool = False) -> None:
-        self.why, self.alive = why, alive
-        codes = {"crashed": 1, "hung": 2, "memory": 3, "diverged": 4, "refused": 5}
-        super().__init__(f"E-TRN-{codes[why]:02d}", what, cause=cause, fix=fix)
 
 
 def broken(said: CommandFailed) -> TrainerFailed:

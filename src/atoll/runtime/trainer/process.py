@@ -23,30 +23,23 @@ import torch
 from torch import Tensor
 
 from atoll.base.errors import PeerFault
+from atoll.runtime.storage.ownership import open_private
 from atoll.runtime.trainer.protocol import (
     COMMAND,
     LENGTH,
     SPEC,
     Answer,
-    BeginReplay,
-    BeginScoring,
-    BeginValidation,
     CancelTraining,
     Command,
     CommandDone,
     CommandFailed,
     EvaluateModel,
     InnerSaved,
-    JudgeSegment,
     LoadInner,
-    LossesMeasured,
     MergeAnchor,
     ModelEvaluated,
-    NextAuditStep,
-    NextBatch,
     SampleText,
     SaveInner,
-    ShowSegment,
     StepsTrained,
     TextSampled,
     TrainerHeartbeat,
@@ -75,7 +68,15 @@ from atoll.training.recipe.merge import merge
 from atoll.verification.replay_audit.replay import TrainerSnapshot
 from atoll.verification.replay_audit.tolerance import TrainingProfile, profile_here
 from atoll.verification.replay_audit.trainer import SegmentReplayer
+from atoll.verification.replay_audit.trainer_commands import JudgeSegment, NextAuditStep, ShowSegment
 from atoll.verification.state_validation.trainer import VALIDATION_BATCH, ModelEvaluator, model_of
+from atoll.worker.trainer_commands import (
+    BeginReplay,
+    BeginScoring,
+    BeginValidation,
+    LossesMeasured,
+    NextBatch,
+)
 
 BEAT_EVERY_S = 0.5  # a heartbeat at the first step boundary after this long; more would only wake the peer
 
@@ -152,7 +153,7 @@ class TrainerProcess:
         spec = self.spec
         torch.set_num_threads(spec.threads)
         self.data = load_data(spec.data)
-        self.auditing = SegmentReplayer(self.data)
+        self.auditing = SegmentReplayer(self.data, open_private)
         self.validating = ModelEvaluator(spec, self.data)
         self.model, self.layout = model_of(spec)
         self.x_F, gradient_P = bind(self.model, self.layout, spec.device)

@@ -13,39 +13,27 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
-from atoll.base.ids import Digest
 from atoll.training.exchange.layout import ModelLayout
-from atoll.training.recipe.gradient import PLAIN, ComputeOptions
 from atoll.training.recipe.inner import Inner
 from atoll.training.recipe.lr_position import ScheduleHorizon
 from atoll.training.recipe.merge import Merge as How
-from atoll.verification.replay_audit.judge import Verdict
 from atoll.verification.replay_audit.replay import ChainLink, TrainingAssignment
-from atoll.verification.replay_audit.state_chain import ChainClaim
 from atoll.verification.replay_audit.tolerance import TrainingProfile
+from atoll.verification.replay_audit.trainer_commands import AuditProgress, JudgeSegment, NextAuditStep, ShowSegment
+from atoll.worker.trainer_commands import (
+    BeginReplay,
+    BeginScoring,
+    BeginValidation,
+    LossesMeasured,
+    NextBatch,
+    TrainerSpec,
+    Why,
+)
 
 FRAME_MAX = 2**20  # bytes of one command or answer; tensors never travel this way
 LENGTH = struct.Struct("<I")
 
 Taken = How | Literal["shift", "afresh"]
-Why = Literal["crashed", "hung", "memory", "diverged", "refused"]
-
-
-class TrainerSpec(msgspec.Struct, frozen=True):
-    model: str  # a built-in model's name
-    seed: int  # of the first weights and of the order of the data
-    data: str  # what learn.data.load_data takes: "stdlib" or a path
-    batch: int
-    seq_len: int
-    inner: Inner
-    threads: int = 1  # threads_per_trainer(); too many cost up to 8x CPU per step
-    device: str = "cpu"
-    patience_s: float = 30.0  # silence during training that counts as hung; rises with the step time
-    first_patience_s: float = 300.0  # the same before the first sign of life: loading, compiling, one huge step
-    horizon: ScheduleHorizon | None = None  # of its rates; None: they go by steps
-    # path of a blob (training/models/frozen_base.py): what of the model stays as it is; empty: all of it trains
-    base: str = ""
-    computing: ComputeOptions = PLAIN  # of gradients
 
 
 # ---- What the parent says ----------------------------------------------------------------------------------
@@ -109,64 +97,6 @@ class LoadInner(msgspec.Struct, frozen=True, tag="LoadInner"):
     size_bytes: int  # 0: begin afresh
 
 
-class ShowSegment(msgspec.Struct, frozen=True, tag="ShowSegment"):
-    """Write into this file what shows how this segment of a round was trained."""
-
-    round: int
-    segment: int
-    claim: ChainClaim
-    last: ChainClaim | None
-    path: str
-
-
-class JudgeSegment(msgspec.Struct, frozen=True, tag="JudgeSegment"):
-    """Take the segment again that somebody shows in this file."""
-
-    assignment: TrainingAssignment
-    segment: int
-    path: str
-
-
-class NextAuditStep(msgspec.Struct, frozen=True, tag="GoOn"):
-    """One more step of what was to be shown or judged."""
-
-
-class BeginValidation(msgspec.Struct, frozen=True, tag="Validate"):
-    """Begin to look at the parameters behind x in the mailbox, in a second model: take its first batch."""
-
-    samples: int  # of each set
-    canary: str = ""  # path of a blob of data to look at too
-
-
-class BeginScoring(msgspec.Struct, frozen=True, tag="LookAlong"):
-    """The same on samples of the training data that a draw picks: of those that one peer took, then of others."""
-
-    drawn: Digest
-    shard: int
-    shards: int
-    cursor: int
-    samples: int  # that the peer took from there on
-    dealt: int  # the position before which all samples are dealt out
-
-
-class BeginReplay(msgspec.Struct, frozen=True, tag="StepAgain"):
-    """Begin to take the steps of somebody's round again, in a second model, from the parameters behind x in the
-    mailbox, where the update that they make lies in the end: take the first one."""
-
-    shard: int
-    shards: int
-    cursor: int
-    steps: int
-    batch: int
-    position: int  # of training/recipe/lr_position.py
-    inner: Inner
-    horizon: ScheduleHorizon | None = None
-
-
-class NextBatch(msgspec.Struct, frozen=True, tag="LookOn"):
-    """One more batch of what is looked at, or of what is taken again."""
-
-
 Command = (
     TrainSteps
     | CancelTraining
@@ -184,9 +114,6 @@ Command = (
     | BeginReplay
     | NextBatch
 )
-
-
-Look = BeginValidation | BeginScoring | BeginReplay
 
 
 # ---- What the trainer says ---------------------------------------------------------------------------------
@@ -229,21 +156,6 @@ class TextSampled(msgspec.Struct, frozen=True, tag="Sampled"):
 
 class InnerSaved(msgspec.Struct, frozen=True, tag="Saved"):
     size_bytes: int
-
-
-class AuditProgress(msgspec.Struct, frozen=True, tag="Progressed"):
-    """A step of an audit was taken; with the last one comes the verdict, if there is one to give."""
-
-    done: bool
-    verdict: Verdict | None = None
-
-
-class LossesMeasured(msgspec.Struct, frozen=True, tag="Looked"):
-    """A batch was looked at; with the last one come losses in nats: a mean per set of data, or one per sample."""
-
-    done: bool
-    losses: tuple[float, ...] = ()
-    right: tuple[float, ...] = ()  # share of tokens or images guessed right, per set
 
 
 class CommandDone(msgspec.Struct, frozen=True, tag="Carried"):

@@ -25,7 +25,6 @@ from atoll.features.partition_training.worker import OfflineProgress
 from atoll.peer.tasks import TrainApart, TrainingResult, TrainRound
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.trainer.protocol import Taken
-from atoll.runtime.training_spec import TrainingSpec
 from atoll.runtime.worker.head import AgreedHead
 from atoll.runtime.worker.local_update import LocalUpdateState, gathers
 from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
@@ -39,6 +38,7 @@ from atoll.training.recipe.moments import behind, taken_in
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.schedule import moments_due
 from atoll.training.recipe.state import SharedState
+from atoll.training.spec import TrainingSpec
 from atoll.verification.replay_audit.worker import ReplayAuditWorker
 
 log = logging.getLogger(__name__)

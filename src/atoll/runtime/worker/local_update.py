@@ -23,7 +23,6 @@ from atoll.features.partition_training.worker import OfflineProgress
 from atoll.peer.tasks import AdoptState, EncodeUpdate, RoundSettlement
 from atoll.runtime.storage.private_state import placed
 from atoll.runtime.storage.state_cache import STATES_HELD
-from atoll.runtime.training_spec import TrainingSpec
 from atoll.training.codec import Codec
 from atoll.training.codec.blocks import Room
 from atoll.training.codec.compiled import native
@@ -45,6 +44,7 @@ from atoll.training.recipe.update import (
     part_codecs,
     settle,
 )
+from atoll.training.spec import TrainingSpec
 from atoll.wire.messages.statements import LateShare
 
 

@@ -16,11 +16,11 @@ from atoll.base.errors import RunFailedError
 from atoll.base.ids import Seconds
 from atoll.runtime.embed.peer_process import AttachedTrainer
 from atoll.runtime.trainer import TrainerClient, TrainerFailed, TrainerHeartbeat, TrainerSpec
-from atoll.runtime.training_spec import ATTACHED, TrainingSpec
 from atoll.training.exchange.layout import check_same
 from atoll.training.recipe.gradient import PLAIN
 from atoll.training.recipe.lr_position import horizon_of
 from atoll.training.recipe.recipes import Recipe
+from atoll.training.spec import ATTACHED, TrainingSpec
 
 RETRY_FIRST_S, RETRY_LAST_S = 0.5, 60.0  # a trainer that failed is started again after this long, doubling
 FAILURES_MAX = 6  # in a row; then the peer leaves with a farewell

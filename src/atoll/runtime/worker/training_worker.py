@@ -1,13 +1,15 @@
-"""The island behind a peer: the trainer process that owns the device, and the tensors of the shared state.
+"""Training worker: executes a peer's tasks with the trainer process, the tensors of the shared state and the disk.
 
-Carries out the work that machines ask for, off the event loop: training in the trainer's own process (`tended.py`),
-tensor arithmetic on one thread (torch releases Python's lock), disk on another. What is in whose hands: the head in
-`agreed.py`, older states in `shelf.py`, error feedback and the update under way in `mine.py`, x and its steps in
-`live.py`; sums that everybody must agree on are functions (`arithmetic.py`). All of it belongs to the peer, so a
-crashed trainer costs a round and nothing more. What is told here is which of them hears of what, in which order.
-Promises: every piece of work is answered once; `StateAdvanced` and `AdoptState` are answered when their bytes are
-durable.
-Never decides anything: what is counted and what is the head is said by the vertex.
+All work runs off the event loop: training in the trainer's own process (`trainer_supervisor.py`), tensor arithmetic
+on one thread (torch releases Python's lock), disk access on another. Parts: the head (`head.py`), older states
+(`storage/state_cache.py`), error feedback and the in-flight update (`local_update.py`), x and its steps
+(`live_parameters.py`), agreed arithmetic (`atoll/worker/arithmetic.py`), capabilities (`capabilities.py`). All of
+it belongs to the peer, so a crashed trainer costs one round. This file fixes the order in which the parts learn of
+an event.
+Invariants:
+- Every task is answered once.
+- `StateAdvanced` and `AdoptState` are answered after their bytes are durable.
+Not responsible for: which updates count and which state is the head (vertices decide).
 """
 
 from __future__ import annotations
@@ -19,8 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -28,48 +29,34 @@ from msgspec import UNSET, UnsetType
 from torch import Tensor
 
 from atoll.base.errors import RunFailedError
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer, digest, merkle_root
-from atoll.features.archive.worker import cut_state, rebuild_blob
-from atoll.features.attribution.worker import LeaveOneOutWorker
 from atoll.features.partition_training.worker import OfflineProgress
 from atoll.peer.config.sections import KeepSection
 from atoll.peer.tasks import (
     AdoptState,
     AdvanceState,
-    BuildExhibit,
-    BuildOpening,
-    CutState,
     EncodeUpdate,
-    ExhibitRow,
-    FindState,
     HandOver,
-    HoldPieces,
-    HoldRows,
-    JudgeOpening,
-    JudgeReplay,
-    JudgeRow,
-    KeepRows,
-    LeaveOneOut,
     PinBlobs,
-    ReadRow,
-    RebuildState,
-    ReplayBoth,
     RestoreState,
     RollbackState,
-    ScoreUpdate,
-    ShowUpdate,
     StateAdvanced,
     StateRestored,
     TrainApart,
+    TrainingResult,
     TrainRound,
     UpdateEncoded,
     UpdateSettlement,
-    ValidateState,
 )
-from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, RowsCombined, WeighRows
-from atoll.protocol.transfer.tasks import CloseBlob
-from atoll.runtime.control.settings_change import learning_after
+from atoll.protocol.allreduce.tasks import (
+    CombineRows,
+    CompareRows,
+    ComputedWeights,
+    RowsCombined,
+    RowsCompared,
+    WeighRows,
+)
 from atoll.runtime.embed.peer_process import AttachedTrainer
 from atoll.runtime.network.buffer_pool import BufferPool
 from atoll.runtime.storage.private_state import (
@@ -84,9 +71,8 @@ from atoll.runtime.storage.private_state import (
 from atoll.runtime.storage.state_cache import StateCache
 from atoll.runtime.storage.store import PeerStore, stored
 from atoll.runtime.trainer import ModelEvaluated, TrainerFailed
-from atoll.runtime.training_spec import TrainingSpec
-from atoll.runtime.worker.arithmetic import advanced, answer, compared, named, weighed
-from atoll.runtime.worker.downlink_error_feedback import DownlinkErrorFeedback
+from atoll.runtime.worker import storage_tasks
+from atoll.runtime.worker.capabilities import handlers_of_every_run
 from atoll.runtime.worker.head import AgreedHead
 from atoll.runtime.worker.live_parameters import LiveParameters
 from atoll.runtime.worker.local_update import LocalUpdateState
@@ -101,20 +87,23 @@ from atoll.training.recipe.reply_formats import remembers
 from atoll.training.recipe.schedule import moments_due
 from atoll.training.recipe.state import SharedState, export_model, gone_back
 from atoll.training.recipe.update import RoundInputs, moved, part_codecs, settle
-from atoll.verification.loss_scoring.worker import LossScoringWorker
-from atoll.verification.malformed_updates.worker import looked_at_row
-from atoll.verification.redundant_training.worker import RedundancyWorker
+from atoll.training.spec import TrainingSpec, learning_after
+from atoll.verification.replay_audit.trainer_commands import AuditCommand, AuditProgress
 from atoll.verification.replay_audit.worker import ReplayAuditWorker
-from atoll.verification.state_validation.worker import canary_in, validated
-from atoll.verification.sum_check.worker import SumCheckWorker
+from atoll.verification.sum_check.wire_digests import WireDigestCache
 from atoll.verification.update_cache import SentUpdateCache
 from atoll.wire.messages.statements import ChangedNumbers
+from atoll.worker.arithmetic import advance_state, combine_rows, compare_rows, compute_weights, payload_of
+from atoll.worker.context import Handler, Handlers, WorkerContext
+from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class TrainingWorker:
-    """`trains` is false for an observer; `trainer` is the user's own loop, or None for a process of ours."""
+    """`trains` is false for an observer. `trainer` is the user's own loop; None: a trainer process is started."""
 
     def __init__(
         self,
@@ -126,69 +115,66 @@ class TrainingWorker:
         device: str = "cpu",
     ) -> None:
         self.store, self.trains, self.keep = store, trains, keep
-        self.learning: TrainingSpec | None = None  # as genesis has it
+        self.learning: TrainingSpec | None = None  # spec in genesis
         self.tuned_before: Callable[[int], ChangedNumbers | UnsetType] = lambda round: UNSET  # numbers of a round
         self.tended = TrainerSupervisor(threads, trainer, device)
         self.trainer = self.tended.trainer
         self.shelf = StateCache(store, keep)
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
+        self._disk = ThreadPoolExecutor(1, "disk")
+        self._coding = ThreadPoolExecutor(1, "coding")  # pieces of a large state take seconds; no round waits
         self.away = OfflineProgress(self.tended)
         # for vectors that every round makes anew: fresh pages cost more than sums. A sweep per round bounds it
         room = self._memory = BufferPool(sys.maxsize)
         self.mine = LocalUpdateState(self.away, self._arithmetic, room)
         self.agreed = AgreedHead()
         self.live = LiveParameters(self.tended, self.away, self.mine, self.agreed, room)
-        self.owing = DownlinkErrorFeedback()  # where owners remember
-        self.auditing: ReplayAuditWorker | None = None  # where rounds are audited
-        self.needed: dict[str, frozenset[Digest]] = {}  # blobs that stay on disk, by what for
-        self.openings: SumCheckWorker | None = None  # where answers are opened
-        self.outbox: SentUpdateCache | None = None  # where others look at updates
-        self.scoring: LossScoringWorker | None = None  # where updates are scored
-        self.twins: RedundancyWorker | None = None  # where members take each other's samples
-        self._ahead: PrivateState | None = None  # what is on disk once the round under way counts what I sent
-        self._writing: asyncio.Task[None] | None = None  # that
-        self._disk = ThreadPoolExecutor(1, "disk")
-        self._coding = ThreadPoolExecutor(1, "coding")  # pieces of a large state take seconds, and nobody waits
+        self.owing = DownlinkErrorFeedback()  # of runs whose owners keep error feedback
+        self.auditing: ReplayAuditWorker | None = None  # of runs with replay audits
+        self.digests: WireDigestCache | None = None  # of runs with sum checks
+        self.outbox: SentUpdateCache | None = None  # of runs whose members inspect each other's updates
+        self.needed: dict[str, frozenset[Digest]] = {}  # purpose -> blobs that stay on disk
+        self._ahead: PrivateState | None = None  # private state on disk, if the current round counts the update
+        self._writing: asyncio.Task[None] | None = None  # the write of `_ahead`
+        self.context = WorkerContext(
+            spec_of=self._learning_in,
+            genesis_spec=lambda: self._learning,
+            blobs=store,
+            states=self.shelf,
+            trainer=self.tended,
+            start_trainer=self._ready,
+            wire_digest=self._up_name,
+            tensor_thread=self._arithmetic,
+            coding_thread=self._coding,
+        )
+        self._handlers: dict[type, Handler] = {
+            TrainRound: self._train,
+            HandOver: self._hand_over,
+            TrainApart: self._train_apart,
+            EncodeUpdate: self._encode_update,
+            CombineRows: self._combine_rows,
+            CompareRows: self._compare_rows,
+            WeighRows: self._weigh_rows,
+            AdvanceState: self._advance_state,
+            AdoptState: self._adopt,
+            RollbackState: self._roll_back,
+            RestoreState: self._restore_state,
+            PinBlobs: self._pin_blobs,
+        }
+        self.register(storage_tasks.handlers(store, self.shelf, self._disk))
+        self.register(handlers_of_every_run(self.context))
 
     @property
     def head(self) -> SharedState | None:
-        """The agreed state that it goes on from."""
+        """The agreed state that training continues from."""
         return self.agreed.head
 
-    def be_audited(self, run: Digest, me: PeerId) -> None:
-        """Rounds of this run are: keep a chain of every one, and be able to take others' again."""
-        self.auditing = ReplayAuditWorker(
-            run,
-            me,
-            self._learning_in,
-            self.store,
-            self.shelf,
-            self.tended,
-            self._arithmetic,
-            self._ready,
-            self._up_name,
-        )
-
-    def be_opened(self) -> None:
-        """Blocks of answers of this run are: name wires so that they can be, show mine, judge others'."""
-        self.openings = SumCheckWorker(self._learning, self._learning_in, self.store, self.shelf)
-
-    def be_scored(self) -> None:
-        """Updates of this run are: keep what was sent for a while, and be able to take a step along others'."""
-        self.outbox = SentUpdateCache(self.shelf, 2)  # the one that was agreed last and the one under way
-        self.scoring = LossScoringWorker(
-            self._learning_in, self.store, self.shelf, self.tended, self._arithmetic, self._ready, self._up_name
-        )
-
-    def be_twinned(self) -> None:
-        """Members of this run take each other's samples: the same, and be able to take others' steps again."""
-        self.outbox = SentUpdateCache(self.shelf, 3)  # who was a twin is known a round later
-        self.twins = RedundancyWorker(
-            self._learning_in, self.store, self.shelf, self.tended, self._arithmetic, self._ready, self._up_name
-        )
+    def register(self, handlers: Handlers) -> None:
+        """Add the handlers of a capability; later ones replace earlier ones of the same task."""
+        self._handlers |= handlers
 
     def equip(self, data: str) -> None:
-        """The data set is here, and the base if there is one: from now on there is something to train."""
+        """The data set has arrived, and so has the frozen base if the run has one: training can start."""
         base = self.learning.base if self.learning is not None else UNSET
         self.tended.equip(data, str(self.store.blob_path(base)) if base is not UNSET else "")
 
@@ -203,107 +189,88 @@ class TrainingWorker:
         self._coding.shutdown(wait=True, cancel_futures=True)
 
     async def do(self, work: Any) -> Any:
-        """The answer to a piece of work. Raises AtollError, PeerFault or OSError: the driver answers Failed."""
-        run = asyncio.get_running_loop().run_in_executor
-        arithmetic, coding, disk = (partial(run, on) for on in (self._arithmetic, self._coding, self._disk))
-        match work:
-            case TrainRound():
-                if not self.trains:
-                    raise RunFailedError("E-TRN-10", "this peer does not train")
-                return await self.live.train(work, self._learning_in(work.round), self.auditing)
-            case HandOver():
-                return self.live.hand_over(work.round)
-            case TrainApart():
-                return await self.live.train_apart(work, self._learning_in(work.round), self._keep)
-            case EncodeUpdate():
-                if work.round <= self.agreed.round:  # what is mine must not move any more
-                    raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
-                encoded = await arithmetic(self._encode, work)
-                if self.mine.own is not None:
-                    await self.live.follow(self.mine.own)
-                self._write_ahead(work, encoded)
-                return encoded
-            case CombineRows() | CompareRows() if work.round <= self.agreed.round:
-                raise RunFailedError("E-RUN-09", f"round {work.round} is over: its rows build on an older head")
-            case CombineRows():
-                return await arithmetic(self._combine, work, self._common(work.round))
-            case CompareRows():
-                return await arithmetic(compared, work, self._learning_in(work.round), self._common(work.round))
-            case WeighRows():
-                return await arithmetic(weighed, work)
-            case AdvanceState():
-                await self._written()  # before I can vote: no vertex is kept before it
-                return await arithmetic(self._advance, work)
-            case AdoptState():
-                return await self._adopt(work)
-            case RollbackState():
-                return await arithmetic(self._go_back, work)
-            case FindState():
-                return await disk(self.shelf.look_for, work.state)
-            case CutState():
-                return await coding(cut_state, self.store, work, self.shelf.hold_a_while)
-            case RebuildState():
-                return await coding(rebuild_blob, self.store, work, self.shelf.hold_a_while)
-            case HoldPieces():
-                return await disk(self.shelf.hold_pieces, work.pieces, work.whole)
-            case PinBlobs(blobs, "verdicts"):
-                return self.shelf.keep_verdicts(blobs)
-            case PinBlobs(blobs, why):
-                self.needed[why] = frozenset(blobs)
-                return None
-            case ValidateState():
-                looked_at = await arithmetic(self._find, work.state)
-                canary = canary_in(self.store, self._learning.canary)
-                return await validated(self.tended, self._ready, looked_at, canary)
-            case BuildOpening() if self.openings is not None:
-                return await asyncio.to_thread(self.openings.lay, work)
-            case JudgeOpening() if self.openings is not None:
-                return await arithmetic(self.openings.judge, work)
-            case ExhibitRow() | JudgeRow():
-                up, put = self.openings.names.up if self.openings is not None else None, self.shelf.put_other
-                learning = self._learning_in(work.round)
-                return await arithmetic(looked_at_row, work, learning, up, put)
-            case BuildExhibit() if self.auditing is not None:
-                return await self.auditing.show(work)
-            case JudgeReplay() if self.auditing is not None:
-                return await self.auditing.judge(work)
-            case ShowUpdate() if self.outbox is not None:
-                return await self.outbox.show(work)
-            case ScoreUpdate() if self.scoring is not None:
-                return await self.scoring.score(work)
-            case ReplayBoth() if self.twins is not None:
-                return await self.twins.compare(work)
-            case KeepRows():
-                return await disk(self.shelf.rows.put, work.rows)
-            case HoldRows():
-                return await disk(self.shelf.rows.hold, work.blobs)
-            case ReadRow():
-                return await disk(self.shelf.rows.read, work.blob, work.digest)
-            case LeaveOneOut():
-                hands = self.store, self.shelf, self.tended, self._arithmetic, self._ready
-                return await LeaveOneOutWorker(self._learning_in(work.round), *hands).left_out(work)
-            case CloseBlob():
-                await disk(stored, self.store, work)
-                return self.shelf.hold_a_while(work.blob)
-            case RestoreState():
-                await self._written()
-                if work.left is not None:
-                    await self.mine.leave_open(work.left)
-                return await arithmetic(self._restore, work)
-            case _:
-                return await disk(stored, self.store, work)
+        """The answer to a task. Raises AtollError, PeerFault or OSError: the driver answers Failed."""
+        handler = self._handlers.get(type(work))
+        return await (handler(work) if handler is not None else self._run_on_disk(stored, self.store, work))
+
+    async def run_audit_step(self, command: AuditCommand) -> AuditProgress:
+        """One step of showing or replaying a segment; the caller holds the trainer's turn."""
+        assert not isinstance(self.trainer, AttachedTrainer), "a user's own loop is never audited"
+        return await self.trainer.audit(command)
+
+    async def _run_on_disk(self, job: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, job, *args)
 
     def name_of(self, message: object, payload: Buffer) -> Digest:
-        return digest(payload) if self.openings is None else self.openings.names.of_arrived(message, payload)
+        return digest(payload) if self.digests is None else self.digests.of_arrived(message, payload)
 
     def _up_name(self, wire: Buffer) -> Digest:
-        return digest(wire) if self.openings is None else self.openings.names.of_row(wire)
+        return digest(wire) if self.digests is None else self.digests.of_row(wire)
 
     def _down_name(self, wire: Buffer) -> Digest:
-        return digest(wire) if self.openings is None else self.openings.names.of_my_answer(wire)
+        return digest(wire) if self.digests is None else self.digests.of_my_answer(wire)
+
+    # ---- tasks of a round ----------------------------------------------------------------------------------
+
+    async def _train(self, work: TrainRound) -> TrainingResult:
+        if not self.trains:
+            raise RunFailedError("E-TRN-10", "this peer does not train")
+        return await self.live.train(work, self._learning_in(work.round), self.auditing)
+
+    async def _hand_over(self, work: HandOver) -> None:
+        self.live.hand_over(work.round)
+
+    async def _train_apart(self, work: TrainApart) -> TrainingResult:
+        return await self.live.train_apart(work, self._learning_in(work.round), self._keep)
+
+    async def _encode_update(self, work: EncodeUpdate) -> UpdateEncoded:
+        if work.round <= self.agreed.round:  # local state must not move any more
+            raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
+        encoded = await self.context.run_tensor_job(self._encode, work)
+        if self.mine.own is not None:
+            await self.live.follow(self.mine.own)
+        self._write_ahead(work, encoded)
+        return encoded
+
+    def _refuse_agreed(self, round: int) -> None:
+        if round <= self.agreed.round:
+            raise RunFailedError("E-RUN-09", f"round {round} is over: its rows build on an older head")
+
+    async def _combine_rows(self, work: CombineRows) -> RowsCombined:
+        self._refuse_agreed(work.round)
+        return await self.context.run_tensor_job(self._combine, work, self._common(work.round))
+
+    async def _compare_rows(self, work: CompareRows) -> RowsCompared:
+        self._refuse_agreed(work.round)
+        spec, common = self._learning_in(work.round), self._common(work.round)
+        return await self.context.run_tensor_job(compare_rows, work, spec, common)
+
+    async def _weigh_rows(self, work: WeighRows) -> ComputedWeights:
+        return await self.context.run_tensor_job(compute_weights, work)
+
+    async def _advance_state(self, work: AdvanceState) -> StateAdvanced:
+        await self._written()  # before this peer can vote: no vertex is kept before it
+        return await self.context.run_tensor_job(self._advance, work)
+
+    async def _roll_back(self, work: RollbackState) -> StateAdvanced:
+        return await self.context.run_tensor_job(self._go_back, work)
+
+    async def _restore_state(self, work: RestoreState) -> StateRestored | None:
+        await self._written()
+        if work.left is not None:
+            await self.mine.leave_open(work.left)
+        return await self.context.run_tensor_job(self._restore, work)
+
+    async def _pin_blobs(self, work: PinBlobs) -> None:
+        if work.why == "verdicts":
+            self.shelf.keep_verdicts(work.blobs)
+        else:
+            self.needed[work.why] = frozenset(work.blobs)
+
+    # ---- the trainer and the model ---------------------------------------------------------------------------
 
     async def warm_up(self) -> None:
-        """Begin now what a first round should not wait for: the trainer's imports, and compiling for large sums."""
+        """Start early what the first round should not wait for: the trainer's imports, and compiled kernels."""
         native.load_for(self._learning.layout.floats)
         if not self.trains:
             return
@@ -362,8 +329,8 @@ class TrainingWorker:
         if self.auditing is not None:
             claim = self.auditing.claim(work.round, update, mine.memory_F, mine.up)
         if self.outbox is not None:
-            self.outbox.made(work.round, update)
-        return UpdateEncoded(tuple(named(wire, self._up_name) for wire in update.wires), claim, late)
+            self.outbox.add(work.round, update)
+        return UpdateEncoded(tuple(payload_of(wire, self._up_name) for wire in update.wires), claim, late)
 
     def _common(self, round: int) -> RoundInputs:
         head, name = self.agreed.head, self.agreed.name
@@ -372,13 +339,13 @@ class TrainingWorker:
 
     def _combine(self, work: CombineRows, common: RoundInputs) -> RowsCombined:
         name = self._up_name if work.onward else self._down_name
-        return answer(work, self._learning_in(work.round), common, self.owing, name)
+        return combine_rows(work, self._learning_in(work.round), common, self.owing, name)
 
     def _advance(self, work: AdvanceState) -> StateAdvanced:
         before = self._find(work.before)
         if before is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
-        after, combined_N = advanced(work, self._learning_in(work.round), before, self._memory)
+        after, combined_N = advance_state(work, self._learning_in(work.round), before, self._memory)
         name = self.shelf.put(after, self._learning.layout)
         self.mine.led(name, combined_N)
         return StateAdvanced(name)

@@ -90,32 +90,30 @@ class ValuedWorker(VirtualWorker):
     ) -> None:
         super().__init__(me, knobs, draw, chain=chain)
         self.ledger, self.poison = ledger, poison
+        self.handlers |= {
+            EncodeUpdate: self._encode_valued,
+            CombineRows: self._combine_valued,
+            BuildOpening: self._build_opening,
+            JudgeOpening: self._judge_opening,
+        }
 
-    def do(self, work: object) -> object:
-        if (shown := self._shown(work)) is not None:
-            return shown
-        done = super().do(work)
-        match work, done:
-            case EncodeUpdate(), UpdateEncoded(parts):
-                for index, part in enumerate(parts):
-                    self.ledger.authors[part.digest] = self.me, work.round, index
-                    if self.poison is not None:
-                        self.ledger.poisoned[part.digest] = POISONS[self.poison](self.ledger.worth(part.digest))
-            case CombineRows(), RowsCombined(payload) if payload is not None:
-                return self._combined(work, done)
-            case _:
-                pass
+    def _encode_valued(self, work: EncodeUpdate) -> UpdateEncoded:
+        done = self._encode_update(work)
+        for index, part in enumerate(done.parts):
+            self.ledger.authors[part.digest] = self.me, work.round, index
+            if self.poison is not None:
+                self.ledger.poisoned[part.digest] = POISONS[self.poison](self.ledger.worth(part.digest))
         return done
 
-    def _shown(self, work: object) -> OpeningBuilt | JudgmentResult | None:
-        """Of an answer that is opened."""
-        match work:
-            case BuildOpening():
-                return OpeningBuilt((self._put(symbolic_openings.lay_out(work)),) * len(work.draws))
-            case JudgeOpening():
-                return symbolic_openings.judged(work, self.blobs[work.blob])
-            case _:
-                return None
+    def _combine_valued(self, work: CombineRows) -> RowsCombined:
+        done = self._combine(work)
+        return done if done.payload is None else self._combined(work, done)
+
+    def _build_opening(self, work: BuildOpening) -> OpeningBuilt:
+        return OpeningBuilt((self._put(symbolic_openings.lay_out(work)),) * len(work.draws))
+
+    def _judge_opening(self, work: JudgeOpening) -> JudgmentResult:
+        return symbolic_openings.judged(work, self.blobs[work.blob])
 
     def _combined(self, work: CombineRows, done: RowsCombined) -> RowsCombined:
         """By the rule of real rounds; it answers with nothing where rows are too few, as that does."""

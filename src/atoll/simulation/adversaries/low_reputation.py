@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -29,15 +28,17 @@ class LowReputationWorker(VirtualWorker):
 
     kind: str = ""
 
-    def do(self, work: Any) -> Any:
-        if not isinstance(work, TrainRound) or not self.kind:
-            return super().do(work)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.handlers[TrainRound] = self._train_poorly
+
+    def _train_poorly(self, work: TrainRound) -> TrainingResult:
         if self.kind == "flapper" and self.draw.random() < FLAPS:
             raise RuntimeError("the virtual trainer is out again")
         if self.kind == "idler":
             work = replace(work, steps=max(1, work.steps // IDLE))
-        done = super().do(work)
-        return replace(done, loss=0.0) if isinstance(done, TrainingResult) and self.kind == "boaster" else done
+        done = self._train(work)
+        return replace(done, loss=0.0) if self.kind == "boaster" else done
 
 
 def islands(kinds: dict[PeerId, str], audited: bool) -> Callable[[PeerId, WorkerKnobs, Random], VirtualWorker]:

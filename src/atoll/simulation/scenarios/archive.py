@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact, Payload
@@ -32,11 +31,15 @@ LEAVERS = 2
 class CorruptArchiveWorker(VirtualWorker):
     """Says that it holds its pieces, and gives out other bytes."""
 
-    def do(self, work: Any) -> Any:
-        answer = super().do(work)
-        if isinstance(work, ReadChunk) and isinstance(answer, Payload) and work.blob in self.pieces:
-            return Payload(digest(b"wrong"), answer.size_bytes, b"wrong")
-        return answer
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.handlers[ReadChunk] = self._read_wrong
+
+    def _read_wrong(self, work: ReadChunk) -> Payload | None:
+        chunk = self._read_chunk(work)
+        if chunk is None or work.blob not in self.pieces:
+            return chunk
+        return Payload(digest(b"wrong"), chunk.size_bytes, b"wrong")
 
 
 class ArchiveStory:

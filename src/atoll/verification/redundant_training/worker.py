@@ -1,30 +1,22 @@
-"""An island's side of twins, as a referee: two updates that were to come of the same samples, and where they differ
-a third that its own trainer makes of them.
+"""Comparison of two updates from the same samples, by a referee that can replay the steps itself.
 
-The trainer takes the steps in a model of its own, one by one and whenever no round wants it; all else is done on
-the arithmetic thread. What an update does not say by itself comes from vertices, never from its author.
-Never says who is to blame: vertices do.
+If the two updates differ by more than the tolerance, the referee's trainer makes the update again, step by step, in
+a model of its own and only while no round needs it. Every number that the updates do not contain comes from
+vertices, never from their authors.
+Not responsible for: deciding which author cheated (vertices decide).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from math import isfinite
 
 from torch import Tensor
 
 from atoll.base.errors import PeerFault, RunFailedError
-from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer
 from atoll.peer.tasks import ReplayBoth, TwinUpdate, UpdateDistances
-from atoll.runtime.storage.state_cache import StateCache
-from atoll.runtime.storage.store import PeerStore
-from atoll.runtime.trainer.protocol import BeginReplay
-from atoll.runtime.training_spec import TrainingSpec
-from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.data import cursor_after
 from atoll.training.recipe.lr_position import horizon_of, position_of
 from atoll.training.recipe.state import SharedState
@@ -32,44 +24,42 @@ from atoll.training.recipe.update import part_bounds, part_codecs
 from atoll.verification.loss_scoring.tensors import wires_from_bytes
 from atoll.verification.redundant_training.policy import APART_MOST, MILLION, TOLERANCE
 from atoll.verification.redundant_training.tensors import decoded, distance
-from atoll.verification.state_validation.worker import looked
+from atoll.worker.context import Handlers, WorkerContext
+from atoll.worker.evaluation import measure_losses
+from atoll.worker.trainer_commands import BeginReplay
 
 
-@dataclass
+def handlers(context: WorkerContext) -> Handlers:
+    return {ReplayBoth: RedundancyWorker(context).compare}
+
+
+@dataclass(frozen=True)
 class RedundancyWorker:
-    learning_in: Callable[[int], TrainingSpec]  # what a round is learned by
-    store: PeerStore
-    shelf: StateCache
-    tended: TrainerSupervisor
-    arithmetic: Executor
-    ready: Callable[[], Awaitable[None]]  # the trainer runs; to be called in its turn
-    name: Callable[[Buffer], Digest]  # what commitments call a wire
+    context: WorkerContext
 
     async def compare(self, work: ReplayBoth) -> UpdateDistances:
-        """RunFailedError if what it needs is gone here."""
-        loop = asyncio.get_running_loop()
-        before = await loop.run_in_executor(
-            self.arithmetic, self.shelf.find, work.before, self.learning_in(work.round).layout
-        )
-        shown = [await asyncio.to_thread(self.store.read_blob, row.blob) for row in work.rows]
+        """Distances of both updates, in millionths. RunFailedError if a state or an update is gone here."""
+        context = self.context
+        before = await context.find_state(work.before, context.spec_of(work.round))
+        shown = [await asyncio.to_thread(context.blobs.read_blob, row.blob) for row in work.rows]
         if before is None or None in shown:
-            raise RunFailedError("E-TWI-01", "what this comparison needs is not on this disk any more")
+            raise RunFailedError("E-TWI-01", "the updates or the state to compare are no longer on this disk")
         rows_F, why = list[Tensor | None](), ""
         for row, data in zip(work.rows, shown, strict=True):
             assert data is not None
             try:
-                rows_F.append(await loop.run_in_executor(self.arithmetic, self._read, work, row, data, before))
+                rows_F.append(await context.run_tensor_job(self._decode, work, row, data, before))
             except PeerFault as fault:
                 rows_F.append(None)
                 why = why or fault.what
         guest_F, host_F = rows_F
         if guest_F is None or host_F is None:
-            return UpdateDistances((_lack(guest_F), _lack(host_F)), why)
+            return UpdateDistances((_missing(guest_F), _missing(host_F)), why)
         steps = tuple(row.steps for row in work.rows)
         between = _millionths(max(distance(guest_F, host_F), distance(host_F, guest_F)))
         if steps[0] == steps[1] and between <= TOLERANCE:
             return UpdateDistances((between, between))
-        made_F = {count: await self._made(work, before, count) for count in sorted(set(steps))}
+        made_F = {count: await self._replay(work, before, count) for count in sorted(set(steps))}
         return UpdateDistances(
             (
                 _millionths(distance(guest_F, made_F[steps[0]])),
@@ -77,17 +67,17 @@ class RedundancyWorker:
             )
         )
 
-    def _read(self, work: ReplayBoth, row: TwinUpdate, data: Buffer, before: SharedState) -> Tensor:
-        """The update (F,), if this is the one that was committed to. PeerFault if not."""
-        learning = self.learning_in(work.round)
-        bounds = part_bounds(learning.layout.floats, work.shares)
-        wires = wires_from_bytes(data, row.root, bounds, self.name)
-        common = learning.common(work.round, before, work.before)
-        return decoded(wires, bounds, part_codecs(learning.recipe.coding.up, common, bounds))
+    def _decode(self, work: ReplayBoth, row: TwinUpdate, data: Buffer, before: SharedState) -> Tensor:
+        """The update (F,). PeerFault unless it is the committed one."""
+        spec = self.context.spec_of(work.round)
+        bounds = part_bounds(spec.layout.floats, work.shares)
+        wires = wires_from_bytes(data, row.root, bounds, self.context.wire_digest)
+        common = spec.common(work.round, before, work.before)
+        return decoded(wires, bounds, part_codecs(spec.recipe.coding.up, common, bounds))
 
-    async def _made(self, work: ReplayBoth, before: SharedState, steps: int) -> Tensor:
-        """The update (F,) that so many steps on these samples make."""
-        recipe = self.learning_in(work.round).recipe
+    async def _replay(self, work: ReplayBoth, before: SharedState, steps: int) -> Tensor:
+        """The update (F,) that this number of steps on these samples makes."""
+        recipe = self.context.spec_of(work.round).recipe
         wish = BeginReplay(
             work.shard,
             work.shards,
@@ -99,13 +89,13 @@ class RedundancyWorker:
             horizon_of(recipe),
         )
         made = list[Tensor]()
-        trainer = self.tended.trainer
-        await looked(self.tended, self.ready, wish, before.anchor_F, lambda: made.append(trainer.made()))
+        trainer = self.context.trainer.trainer
+        await measure_losses(self.context, wish, before.anchor_F, lambda: made.append(trainer.made()))
         return made[0]
 
 
-def _lack(row_F: Tensor | None) -> int:
-    """Of one that was shown alone nothing is said."""
+def _missing(row_F: Tensor | None) -> int:
+    """The distance reported if only one of both updates can be read: the readable one is not accused."""
     return APART_MOST if row_F is None else 0
 
 

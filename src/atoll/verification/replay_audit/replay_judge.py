@@ -17,13 +17,13 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.crypto.digest import Buffer
 from atoll.peer.tasks import JudgeReplay, JudgmentResult
-from atoll.runtime.training_spec import TrainingSpec
 from atoll.training.codec import Codec
 from atoll.training.data import cursor_after
 from atoll.training.recipe.lr_position import position_of
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState
 from atoll.training.recipe.update import Bounds, part_bounds, part_codecs
+from atoll.training.spec import TrainingSpec
 from atoll.verification.replay_audit.binding import why_states_unbound, why_update_unbound
 from atoll.verification.replay_audit.exhibit import (
     SegmentExhibit,

@@ -1,9 +1,11 @@
-"""The trainer process's side of audits: it keeps a chain while it trains, shows segments, and takes others' again.
+"""Replay audits in the trainer process: keeps the chain of a round, shows segments, replays segments of others.
 
-Showing and judging pause after every step, so that the peer may put the next round before them, and a show that
-begins in the middle of a replay comes to its end before that goes on; what waits for its turn holds the states that
-it needs. Replays happen in a second model: x and moments of this trainer are never
-touched. Never decides who is audited, never believes a file.
+Invariants:
+- Showing and judging pause after every step, so that the peer can run the next round first.
+- A show that begins during a replay ends before the replay continues; waiting work keeps the states that it needs.
+- Replays run in a second model: x and the moments of this trainer are never touched.
+- An exhibit file is never trusted.
+Not responsible for: choosing the audited members.
 """
 
 from __future__ import annotations
@@ -14,8 +16,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault, RunFailedError
-from atoll.runtime.storage.ownership import open_private
-from atoll.runtime.trainer.protocol import AuditProgress, JudgeSegment, ShowSegment
 from atoll.training.data import Data
 from atoll.verification.replay_audit.exhibit import (
     SegmentExhibit,
@@ -27,19 +27,21 @@ from atoll.verification.replay_audit.exhibit import (
 from atoll.verification.replay_audit.judge import ChainMismatch, Verdict, judging
 from atoll.verification.replay_audit.replay import ReplayReplica, TrainerSnapshot, TrainingAssignment, live_bytes
 from atoll.verification.replay_audit.state_chain import KEEP_EVERY, StateChain
+from atoll.verification.replay_audit.trainer_commands import AuditProgress, JudgeSegment, ShowSegment
 
-RECORDS_HELD = 2  # rounds: the one that was agreed last and the one under way, beside those still to be shown
-KEEP_ALL_BYTES = 256 * 2**20  # of a round's states, up to which every one is kept, so that showing takes no steps
+RECORDS_HELD = 2  # rounds: the last agreed one and the current one, besides those still to be shown
+KEEP_ALL_BYTES = 256 * 2**20  # states of a round up to this size are all kept, so that showing takes no steps
 
 Chore = Generator[None, None, Verdict | None]
 
 
 class SegmentReplayer:
-    def __init__(self, data: Data) -> None:
-        self.data = data
-        self.record: StateChain | None = None  # of the round under way
+    def __init__(self, data: Data, open_private: Callable[[str, int], int]) -> None:
+        """`open_private`: opener of files that no other user can read."""
+        self.data, self._open_private = data, open_private
+        self.record: StateChain | None = None  # of the current round
         self.records: dict[int, StateChain] = {}
-        self.chores: list[Chore] = []  # a replay, and a show that goes before it
+        self.chores: list[Chore] = []  # a replay, and a show that runs before it
         self._replica: ReplayReplica | None = None
 
     # ---- keeping the chain ---------------------------------------------------------------------------------
@@ -54,7 +56,7 @@ class SegmentReplayer:
             del self.records[round]
 
     def end(self, live: Callable[[], TrainerSnapshot], steps: int) -> StateChain | None:
-        """The record of the round, complete; None if there is none, or nothing was done."""
+        """The complete record of the round; None if there is none, or no step was taken."""
         record, self.record = self.record, None
         if record is None or not steps:
             return None
@@ -72,9 +74,9 @@ class SegmentReplayer:
         return self.go_on()
 
     def go_on(self) -> AuditProgress:
-        """One step of what was asked for."""
+        """One step of the newest chore."""
         if not self.chores:
-            raise ValueError("there is no audit to go on with")
+            raise ValueError("no audit is in progress")
         try:
             next(self.chores[-1])
         except StopIteration as done:
@@ -88,14 +90,14 @@ class SegmentReplayer:
     def _show(self, wish: ShowSegment) -> Chore:
         record = self.records.get(wish.round)
         if record is None or not wish.segment + 1 < len(record.links):
-            raise ValueError(f"nothing is left of round {wish.round}")
+            raise ValueError(f"the chain of round {wish.round} is no longer kept")
         replica = self._replica_for(record.assignment)
         replaying = replica.live() if self.chores[:-1] and record.retaken_steps(wish.segment) else None
         try:
             begin = yield from record.making(wish.segment, replica)
             end = yield from record.making(wish.segment + 1, replica)
         except RunFailedError as why:
-            raise ValueError(str(why)) from why  # an answer: this process goes on
+            raise ValueError(str(why)) from why  # an answer: this process continues
         finally:
             if replaying is not None:
                 replica.load(replaying)
@@ -109,7 +111,7 @@ class SegmentReplayer:
             vector_bytes(last.x_F),
             b"",
         )
-        with open(wish.path, "wb", opener=open_private) as file:
+        with open(wish.path, "wb", opener=self._open_private) as file:
             file.write(shown_bytes(shown))
         return None
 
@@ -121,9 +123,9 @@ class SegmentReplayer:
         except PeerFault as fault:
             return ChainMismatch(fault.what)
         except (MemoryError, RuntimeError):
-            raise  # too little memory here: nothing that can be held against it
-        except Exception as why:  # whatever strangers lay out: no verdict, and this process goes on
-            raise ValueError(f"what it shows cannot be read: {type(why).__name__}: {why}") from why
+            raise  # too little memory here is no evidence against the audited member
+        except Exception as why:  # bytes of a remote peer: no verdict, and this process continues
+            raise ValueError(f"the exhibit cannot be read: {type(why).__name__}: {why}") from why
         told = (wish.assignment, shown.claim, shown.links, wish.segment, begin, end, replica)
         return (yield from judging(*told))
 
@@ -131,5 +133,5 @@ class SegmentReplayer:
         recipe, replica = assignment.recipe, self._replica
         if replica is None or replace(replica.recipe, batch=recipe.batch) != recipe:
             replica = self._replica = ReplayReplica(recipe, self.data, assignment.data)
-        replica.recipe = recipe  # of rounds whose batches differ the models are the same
+        replica.recipe = recipe  # rounds with other batches have the same model
         return replica

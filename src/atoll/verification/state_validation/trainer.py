@@ -15,7 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atoll.runtime.trainer.protocol import (
+from atoll.training.data import Data, all_held_out, data_from_blob, epoch_samples, samples_at, validation
+from atoll.training.exchange.layout import ModelLayout, unflatten
+from atoll.training.models.frozen_base import built
+from atoll.verification.loss_scoring.tensors import LOOKED_AT_ONCE, dealt, losses_of, undealt
+from atoll.verification.redundant_training.tensors import TwinAssignment, taking_again
+from atoll.worker.trainer_commands import (
     BeginReplay,
     BeginScoring,
     BeginValidation,
@@ -23,11 +28,6 @@ from atoll.runtime.trainer.protocol import (
     LossesMeasured,
     TrainerSpec,
 )
-from atoll.training.data import Data, all_held_out, data_from_blob, epoch_samples, samples_at, validation
-from atoll.training.exchange.layout import ModelLayout, unflatten
-from atoll.training.models.frozen_base import built
-from atoll.verification.loss_scoring.tensors import LOOKED_AT_ONCE, dealt, losses_of, undealt
-from atoll.verification.redundant_training.tensors import TwinAssignment, taking_again
 
 VALIDATION_BATCH = 64  # samples; small enough for any device that can train
 

@@ -1,55 +1,62 @@
-"""An island's side of openings: what it lays out of its answers, what it finds in others'.
+"""Sum checks by a worker: openings of own results, and judgments of other owners' openings.
 
-Laying out hashes what names do not remember, off the loop and off the arithmetic thread; judging makes a few blocks
-of one part. Never decides which blocks, and takes no number from the owner that the vertex says.
+Building an opening hashes only what the digest cache does not hold; it runs off the event loop and off the tensor
+thread. A judgment recomputes a few blocks of one part.
+Invariants:
+- No number that a vertex has is taken from the owner.
+Not responsible for: which blocks are opened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 
 from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import Buffer
 from atoll.peer.tasks import BuildOpening, JudgeOpening, JudgmentResult, OpeningBuilt
-from atoll.runtime.storage.state_cache import StateCache
-from atoll.runtime.storage.store import PeerStore
-from atoll.runtime.training_spec import TrainingSpec
 from atoll.training.exchange.statistic import RowStatistic
 from atoll.training.recipe.schedule import turn_of
 from atoll.training.recipe.update import part_bounds
+from atoll.training.spec import TrainingSpec
 from atoll.verification.sum_check.tensors import ExpectedPart, judge
 from atoll.verification.sum_check.wire_digests import WireDigestCache
 from atoll.wire.opening import opening_bytes
+from atoll.worker.context import Handlers, WorkerContext
 
 
 class SumCheckWorker:
-    def __init__(
-        self,
-        learning: TrainingSpec,
-        learning_in: Callable[[int], TrainingSpec],
-        store: PeerStore,
-        shelf: StateCache,
-    ) -> None:
-        self.learning_in, self.store, self.shelf = learning_in, store, shelf
-        coding = learning.recipe.coding
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        coding = context.genesis_spec().recipe.coding
         self.names = WireDigestCache(coding.up, coding.down)
 
-    def lay(self, work: BuildOpening) -> OpeningBuilt:
-        return OpeningBuilt(tuple(self.shelf.put_other(opening_bytes(one)) for one in self.names.lay_out(work)))
+    def handlers(self) -> Handlers:
+        return {BuildOpening: self._build, JudgeOpening: self._judge}
 
-    def judge(self, work: JudgeOpening) -> JudgmentResult:
-        shown = self.store.read_blob(work.blob)
+    async def _build(self, work: BuildOpening) -> OpeningBuilt:
+        return await asyncio.to_thread(self._build_openings, work)
+
+    def _build_openings(self, work: BuildOpening) -> OpeningBuilt:
+        put = self._context.states.put_other
+        return OpeningBuilt(tuple(put(opening_bytes(one)) for one in self.names.lay_out(work)))
+
+    async def _judge(self, work: JudgeOpening) -> JudgmentResult:
+        return await self._context.run_tensor_job(self._judge_stored, work)
+
+    def _judge_stored(self, work: JudgeOpening) -> JudgmentResult:
+        shown = self._context.blobs.read_blob(work.blob)
         if shown is None:
-            raise RunFailedError("E-AUD-03", "what this opening needs is not on this disk any more")
-        return judge_opening(work, shown, self.learning_in(work.round), self.names)
+            raise RunFailedError("E-AUD-03", "the opening to judge is no longer on this disk")
+        return judge_opening(work, shown, self._context.spec_of(work.round), self.names)
 
 
-def judge_opening(
-    work: JudgeOpening, shown: Buffer, learning: TrainingSpec, names: WireDigestCache
-) -> JudgmentResult:
-    """By a checker, or by whoever reads the history later: what is found false leads to what was signed, whoever
-    shows it, if its authors signed `Judged.others`."""
-    schedule, layout = learning.recipe.schedule, learning.layout
+def judge_opening(work: JudgeOpening, shown: Buffer, spec: TrainingSpec, names: WireDigestCache) -> JudgmentResult:
+    """The judgment of a checker, or of a later reader of the history.
+
+    A refuted opening is bound to what was signed if the authors of `JudgmentResult.others` signed them, no matter
+    which peer shows it.
+    """
+    schedule, layout = spec.recipe.schedule, spec.layout
     begin, end = turn_of(schedule, layout, work.trained)
     lo, hi = part_bounds(end - begin, work.shares)[work.answered.part]
     statistic = RowStatistic(work.statistic, work.liars, work.weights)

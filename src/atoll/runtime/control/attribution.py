@@ -8,10 +8,10 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from atoll.base.errors import RefusedError, RunFailedError, UsageError
+from atoll.base.errors import RefusedError, UsageError
 from atoll.base.ids import PeerId, names_of
 from atoll.base.units import spans_of, spans_text
-from atoll.features.attribution.leave_one_out import notable
+from atoll.features.attribution.leave_one_out import notable, state_lacking
 from atoll.peer.operator_commands import question_of
 from atoll.peer.tasks import FindState, LeaveOneOutResult
 
@@ -56,16 +56,6 @@ async def blame_round(host: TrainingPeer, round: int) -> dict[str, Any]:
     left_out = [n for n, part in enumerate(work.parts) if part is None]
     told = _told(host, round, found, gathered.gone)
     return told | {"parts_left_out": left_out, "summed_on_the_way": asked.summed_on_the_way}
-
-
-def state_lacking(round: int) -> RunFailedError:
-    return RunFailedError(
-        "E-BLM-05",
-        f"the state that round {round} began with is not on this disk",
-        cause="a peer keeps the states of its newest rounds (keep.newest, keep.updates, keep.bytes_max), and has "
-        "none of rounds that went on without it",
-        fix="ask another member, or about a later round: atoll checkpoint list",
-    )
 
 
 def _told(

@@ -1,11 +1,13 @@
-"""The tensor arithmetic that members of a round agree on: what owners make of rows, and all make of answers.
+"""Agreed tensor arithmetic of a round: owners combine rows into results, all members advance the state by results.
 
-    answer     the rows of a part become one answer, as the recipe and the work say
-    compared   the inner products of its rows, where distances weigh them; `weighed` is what follows from them
-    moved      the state that all answers of a round lead to, the same bytes at everybody
+    combine_rows      the rows of a part become one result
+    compare_rows      inner products of its rows, for weights by distance; `compute_weights` derives the weights
+    advance_state     the state that all results of a round lead to, the same bytes at every member
 
-Promises: pure functions of work, genesis and the state that the round builds on, but for what an owner owes from
-earlier answers, and that is given. Runs on one thread, off the loop. Never knows what this peer itself has sent.
+Invariants:
+- Functions of the task, genesis and the round's state; the only other input is an owner's error feedback.
+- Runs on one thread, off the event loop.
+Not responsible for: the local update of this peer.
 """
 
 from __future__ import annotations
@@ -28,8 +30,6 @@ from atoll.protocol.allreduce.tasks import (
     RowsCompared,
     WeighRows,
 )
-from atoll.runtime.training_spec import TrainingSpec
-from atoll.runtime.worker.downlink_error_feedback import DownlinkErrorFeedback
 from atoll.training.codec.blocks import Room
 from atoll.training.data import position_after
 from atoll.training.exchange.combine import combine
@@ -41,11 +41,13 @@ from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.reply_formats import answering, remembers, says_more
 from atoll.training.recipe.state import SharedState, decode_parts, moved_by, rested
 from atoll.training.recipe.update import Bounds, RoundInputs, moved, part_bounds, part_codec, part_codecs
+from atoll.training.spec import TrainingSpec
+from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
 
-Namer = Callable[[Buffer], Digest]  # what a wire is called
+Namer = Callable[[Buffer], Digest]  # digest of a wire
 
 
-def named(wire: Buffer, name: Namer) -> Payload:
+def payload_of(wire: Buffer, name: Namer) -> Payload:
     return Payload(name(wire), len(wire), wire)
 
 
@@ -57,10 +59,10 @@ def shared_outer(recipe: Recipe) -> SHARED:
 # ---- an owner ----------------------------------------------------------------------------------------------
 
 
-def answer(
+def combine_rows(
     work: CombineRows, learning: TrainingSpec, common: RoundInputs, owing: DownlinkErrorFeedback, name: Namer
 ) -> RowsCombined:
-    """What the rows of a part become. What an answer leaves out waits in `owing`, where owners remember."""
+    """The result of a part. If owners keep error feedback, the error of the result is staged in `owing`."""
     recipe, bounds = learning.recipe_after(common.state), _bounds(work.shares, learning, common.state)
     up, down = (part_codec(one, common, bounds, work.part) for one in (recipe.coding.up, recipe.coding.down))
     at, values = bounds[work.part][0], bounds[work.part][1] - bounds[work.part][0]
@@ -70,7 +72,7 @@ def answer(
         done = combine(rows, values, up, down, RowStatistic(work.statistic, work.liars, work.weights))
     elif says_more(recipe):
         done = answering(recipe, common, bounds, work.part).answer(rows)
-    elif remembers(recipe):  # rows come straight from members there
+    elif remembers(recipe):  # rows come directly from members here
         done, left_N = owing.combine(rows, at, values, up, down)
     elif any(row.handed for row in work.rows):
         done = combine(rows, values, [down if row.handed else up for row in work.rows], down)
@@ -80,13 +82,13 @@ def answer(
     faulty = tuple(work.rows[i].peer for i, _ in done.faults)
     payload = None
     if done.wire is not None:
-        payload = named(done.wire, name)
+        payload = payload_of(done.wire, name)
         if left_N is not None:
             owing.waits(payload.digest, at, left_N)
     return RowsCombined(payload, counted, faulty, done.why)
 
 
-def compared(work: CompareRows, learning: TrainingSpec, common: RoundInputs) -> RowsCompared:
+def compare_rows(work: CompareRows, learning: TrainingSpec, common: RoundInputs) -> RowsCompared:
     """Inner products of the rows of a part."""
     recipe, bounds = learning.recipe_after(common.state), _bounds(work.shares, learning, common.state)
     up, (lo, hi) = part_codec(recipe.coding.up, common, bounds, work.part), bounds[work.part]
@@ -95,24 +97,26 @@ def compared(work: CompareRows, learning: TrainingSpec, common: RoundInputs) -> 
     return RowsCompared(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
 
-def weighed(work: WeighRows) -> ComputedWeights:
+def compute_weights(work: WeighRows) -> ComputedWeights:
     return ComputedWeights(weigh(work.statistic, work.liars, work.rows, work.parts))
 
 
 def _bounds(shares: tuple[int, ...], learning: TrainingSpec, before: SharedState) -> Bounds:
-    """The parts of the round after this state, in places of the whole vector."""
+    """Bounds of the parts of the round after this state, as indices of the whole vector."""
     begin, end = learning.turn(before)
     return moved(part_bounds(end - begin, shares), begin)
 
 
-# ---- everybody ---------------------------------------------------------------------------------------------
+# ---- all members -------------------------------------------------------------------------------------------
 
 
-def advanced(
+def advance_state(
     work: AdvanceState, learning: TrainingSpec, before: SharedState, room: Room
 ) -> tuple[SharedState, Tensor | None]:
-    """The state after a round with these answers, and the combined update (N,) of its stretch that led there; both
-    in `room`. None led there where the round counts nobody."""
+    """The state after a round with these results, and the combined update (N,) of its span; both in `room`.
+
+    The update is None if the round counts no member.
+    """
     recipe, layout, (lo, hi) = learning.recipe_after(before), learning.layout, learning.turn(before)
     position = position_after(before.samples, work.shards, work.steps * (work.batch or recipe.batch))
     adds: dict[str, Any] = {
@@ -122,7 +126,7 @@ def advanced(
     }
     if all(part is None for part in work.parts):
         return rested(before, **adds, room=room), None
-    combined_N, agreement_N = _heard(work, learning, before, room)
+    combined_N, agreement_N = _combined_update(work, learning, before, room)
     after = moved_by(
         combined_N,
         before,
@@ -136,10 +140,10 @@ def advanced(
     return after, combined_N
 
 
-def _heard(
+def _combined_update(
     work: AdvanceState, learning: TrainingSpec, before: SharedState, room: Room
 ) -> tuple[Tensor, Tensor | float]:
-    """The combined update of the round's stretch, and how much the members agreed."""
+    """The combined update of the round's span (N,), and how much the members agreed, per value or for all."""
     recipe, (lo, hi) = learning.recipe_after(before), learning.turn(before)
     bounds, parts = part_bounds(hi - lo, work.shares), [None if p is None else p.data for p in work.parts]
     common, places = learning.common(work.round, before, work.before), moved(bounds, lo)

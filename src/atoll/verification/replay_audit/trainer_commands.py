@@ -1,0 +1,41 @@
+"""Trainer commands of replay audits: show a segment of an own round, or take another member's segment again."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.verification.replay_audit.judge import Verdict
+from atoll.verification.replay_audit.replay import TrainingAssignment
+from atoll.verification.replay_audit.state_chain import ChainClaim
+
+
+class ShowSegment(msgspec.Struct, frozen=True, tag="ShowSegment"):
+    """Write into this file what shows how this segment of a round was trained."""
+
+    round: int
+    segment: int
+    claim: ChainClaim
+    last: ChainClaim | None
+    path: str
+
+
+class JudgeSegment(msgspec.Struct, frozen=True, tag="JudgeSegment"):
+    """Take the segment again that another member shows in this file."""
+
+    assignment: TrainingAssignment
+    segment: int
+    path: str
+
+
+class NextAuditStep(msgspec.Struct, frozen=True, tag="GoOn"):
+    """One more step of the segment that is being shown or judged."""
+
+
+class AuditProgress(msgspec.Struct, frozen=True, tag="Progressed"):
+    """One step of an audit is done. The last one brings the verdict, if there is one to give."""
+
+    done: bool
+    verdict: Verdict | None = None
+
+
+AuditCommand = ShowSegment | JudgeSegment | NextAuditStep
