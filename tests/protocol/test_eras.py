@@ -165,10 +165,10 @@ def test_an_era_that_the_last_crash_tore_off_is_ended_and_signed_at_start():
     ("change", "what"),
     [
         (lambda m: replace(m, vertex=digest(b"another past")), "was not agreed"),
-        (lambda m: _other(m, signature=b"scribble"), "is invalid"),
+        (lambda m: _other(m, signature=b"scribble"), "did not sign"),
         (lambda m: _other(m, identity=b"mallory"), "is not p0003's"),
         (lambda m: _other(m, peer=peer_name(7)), "is not a signer"),
-        (lambda m: _other(m, peer=RECOVERY), "recovery signature"),
+        (lambda m: _other(m, peer=RECOVERY), "recovery identity did not sign"),
         (lambda m: replace(m, signatures=m.signatures * 129), "signatures under one era"),
     ],
 )

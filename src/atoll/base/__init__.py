@@ -1,1 +1,1 @@
-"""The words everyone shares: events and effects, names, units, limits, errors, seeded draws."""
+"""Shared basics: events and effects, ids, units, limits, errors, seeded draws."""

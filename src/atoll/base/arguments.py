@@ -1,15 +1,16 @@
-"""Arguments of public functions: the signature itself judges them, once, before anything begins.
+"""Argument validation of public functions by their signature, once per call.
 
     @arguments("atoll.reduce.found", "E-RED-02")
     def found(*, peers: Peers = 1, timeout_s: Annotated[Seconds, Meta(ge=0.1)] = 60.0) -> Group: ...
 
     E-RED-02 atoll.reduce.found(timeout_s=nan)
-      likely cause: timeout_s is a number, at least 0.1, and this is none
+      likely cause: timeout_s must be a number, at least 0.1
       try: leave timeout_s out, which means 60.0, or see help(atoll.reduce.found)
 
-Promises: what gets through is of the kind and within the bounds that the signature says; a number is finite, and
-True is no number. Numbers of other libraries become Python's, lists become tuples where those are meant.
-Never looks into an iterator, never judges whether arguments fit each other.
+Invariants:
+- An accepted value has the type and bounds of its annotation. Numbers are finite, and True is no number.
+- Numbers of other libraries become Python's; lists become tuples if the annotation is a tuple.
+Not responsible for: contents of iterators, relations between arguments.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ Count = Annotated[int, Meta(ge=1, lt=2**31)]
 Whole = Annotated[int, Meta(ge=0, lt=2**31)]
 Positive = Annotated[float, Meta(gt=0, le=FACTOR_MOST)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Factor = Annotated[float, Meta(ge=0, le=FACTOR_MOST)]  # a rate, a norm, a momentum
+Factor = Annotated[float, Meta(ge=0, le=FACTOR_MOST)]  # rate, norm or momentum
 Window = Annotated[float, Meta(ge=WINDOW_LEAST_S, le=WINDOW_MOST_S)]  # seconds
-Amount = Annotated[int, Meta(ge=0, le=AMOUNT_MOST)]  # of values or bytes
+Amount = Annotated[int, Meta(ge=0, le=AMOUNT_MOST)]  # number of values or bytes
 
-ALIKE = 0.6  # of difflib's ratio: "medain" is near "median", "int7" near "int8", "circle" near nothing
+ALIKE = 0.6  # least difflib ratio of similar words: "medain" matches "median", "int7" "int8", "circle" no word
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,7 +51,7 @@ BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """What to add to a refusal: the known words that have this one in them, or one or two near it; else nothing."""
+    """Suffix of an error with up to two known words that contain or resemble this one; else empty."""
     plain, letters = _letters(word), {_letters(name): name for name in known}
     near = [plain] if plain in letters else [name for name in letters if plain in name and len(plain) > 2]
     near = near or difflib.get_close_matches(plain, letters, 2, ALIKE)
@@ -62,40 +63,41 @@ def _letters(word: str) -> str:
 
 
 class _ArgumentMismatch(Exception):
-    """This value is not of this kind."""
+    """A value does not match its annotation."""
 
 
 def arguments(name: str, code: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Judge the arguments of the function that people know by this name; UsageError with this code."""
+    """Validate the arguments of the function with this public name; raises UsageError with this code."""
 
-    def hung(function: Callable[P, T]) -> Callable[P, T]:
-        told, hints = signature(function), dict[str, Any]()
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        declared, hints = signature(function), dict[str, Any]()
 
         @wraps(function)
-        def entered(*args: P.args, **kwargs: P.kwargs) -> T:
+        def validated(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
-                given = told.bind(*args, **kwargs)
+                given = declared.bind(*args, **kwargs)
             except TypeError as why:
-                slip = "a slip in a name, or one of another version"
-                raise UsageError(code, f"{name}: {why}", cause=slip, fix=f"help({name})") from None
-            if not hints:  # not before: annotations may name what stands further down in their file
+                cause = "a mistyped name, or an argument of another version"
+                raise UsageError(code, f"{name}: {why}", cause=cause, fix=f"help({name})") from None
+            if not hints:  # resolved at the first call: annotations may name later definitions of their file
                 hints.update(get_type_hints(function, include_extras=True))
             for argument, value in given.arguments.items():
-                parameter = told.parameters[argument]
+                parameter = declared.parameters[argument]
                 if argument not in hints:
                     continue  # self
                 try:
-                    given.arguments[argument] = _each(value, hints[argument], parameter.kind)
+                    given.arguments[argument] = _convert(value, hints[argument], parameter.kind)
                 except _ArgumentMismatch:
                     raise _refusal(name, code, parameter, value, hints[argument]) from None
             return function(*given.args, **given.kwargs)
 
-        return entered
+        return validated
 
-    return hung
+    return decorate
 
 
-def _each(value: Any, hint: object, kind: object) -> Any:
+def _convert(value: Any, hint: object, kind: object) -> Any:
+    """Convert one argument, or each item of a variadic one."""
     if kind is Parameter.VAR_POSITIONAL:
         return tuple(fitting(one, hint) for one in value)
     if kind is Parameter.VAR_KEYWORD:
@@ -104,7 +106,7 @@ def _each(value: Any, hint: object, kind: object) -> Any:
 
 
 def fitting(value: Any, hint: object) -> Any:
-    """This value as the annotation has it. _Unfit if it is no such thing."""
+    """Convert the value to its annotation. Raises _ArgumentMismatch if it does not match."""
     plain: list[object] = []
     for kind in _kinds(get_args(hint)[0] if _own_words(hint) else hint):
         if _is_plain(kind):
@@ -114,7 +116,7 @@ def fitting(value: Any, hint: object) -> Any:
     if not plain:
         raise _ArgumentMismatch
     try:
-        found = msgspec.convert(_own(value), Union[tuple(plain)])  # noqa: UP007  # of a list
+        found = msgspec.convert(_to_python(value), Union[tuple(plain)])  # noqa: UP007  # union of a list
     except (msgspec.ValidationError, OverflowError):
         raise _ArgumentMismatch from None
     if any(isinstance(one, float) and not isfinite(one) for one in (found, *_items(found))):
@@ -128,13 +130,13 @@ def _refusal(name: str, code: str, parameter: Parameter, value: object, hint: ob
     return UsageError(
         code,
         f"{name}({argument}={reprlib.repr(value)})",
-        cause=f"{argument} is {in_words(hint)}, and this is none",
+        cause=f"{argument} must be {in_words(hint)}",
         fix=f"{leave}help({name})",
     )
 
 
 def in_words(hint: object) -> str:
-    """'a whole number, at least 1'; Annotated[Recipe, "what diloco() returns"] has words of its own."""
+    """Describe an annotation: 'a whole number, at least 1', or the text in Annotated[Recipe, "…"]."""
     return _own_words(hint) or " or ".join(dict.fromkeys(_in_words(kind) for kind in _kinds(hint)))
 
 
@@ -161,17 +163,17 @@ def _in_words(kind: object) -> str:
 
 
 def _kinds(hint: object) -> tuple[object, ...]:
-    """What an annotation leaves open."""
+    """Alternatives of an annotation."""
     if get_origin(hint) in (Union, UnionType):
         return tuple(one for kind in get_args(hint) for one in _kinds(kind))
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Sequence and all(_is_plain(kind) for kind in _kinds(inside[0])):
-        return (tuple[inside[0], ...],)  # judged item by item, and text is none
+        return (tuple[inside[0], ...],)  # checked item by item; text is no sequence here
     return (hint,)
 
 
 def _is_plain(kind: object) -> bool:
-    """True for what msgspec judges: numbers, text and lists of them."""
+    """Whether msgspec validates this type: numbers, text and lists of them."""
     origin, inside = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _is_plain(inside[0])
@@ -181,17 +183,17 @@ def _is_plain(kind: object) -> bool:
 
 
 def _is_a(value: object, kind: object) -> bool:
-    """True for an instance, where only the class is told of a kind."""
+    """Whether the value is an instance, for types with only a class to check."""
     if isinstance(kind, TypeVar) or kind is Any:
         return True
     known = cast(type, get_origin(kind) or kind)
-    if known is Iterable and hasattr(type(value), "__getitem__"):  # a data set that is asked by index
+    if known is Iterable and hasattr(type(value), "__getitem__"):  # a data set with access by index
         return not isinstance(value, str)
     return isinstance(value, known) and not (isinstance(value, str) and known is Sequence)
 
 
-def _own(value: Any) -> Any:
-    """Python's own, of other libraries' numbers and of ranges and arrays of them."""
+def _to_python(value: Any) -> Any:
+    """Convert numbers, ranges and arrays of other libraries to Python's types."""
     if isinstance(value, bool | str):
         return value
     try:
@@ -202,7 +204,7 @@ def _own(value: Any) -> Any:
         return float(value)
     if issubclass(type(value), Sequence) or hasattr(value, "tolist"):
         with suppress(TypeError):  # an array of no dimension
-            return tuple(map(_own, value))
+            return tuple(map(_to_python, value))
     return value
 
 

@@ -1,7 +1,7 @@
-"""Seeded randomness for decisions that every peer must draw alike, or that a replay must repeat.
+"""Seeded randomness for draws that must be equal at every peer or in a replay.
 
-The stream for (seed, purpose) is BLAKE3 in extendable-output mode, so it is the same on every platform and
-Python version, which `random.Random` and torch's generators do not promise. Never used for secrets.
+The stream for (seed, purpose) is BLAKE3 in extendable-output mode. It is equal on every platform and Python
+version, which `random.Random` and torch's generators do not guarantee. Never used for secrets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def draw_bytes(seed: bytes, purpose: str, count: int) -> bytes:
-    """`count` pseudo-random bytes that depend on nothing but seed and purpose."""
+    """`count` pseudo-random bytes that depend only on seed and purpose."""
     return blake3(purpose.encode(), key=blake3(seed).digest()).digest(length=count)
 
 
@@ -27,20 +27,20 @@ def draw_below(seed: bytes, purpose: str, bound: int) -> int:
 
 
 def shuffled(seed: bytes, purpose: str, items: Sequence[T]) -> list[T]:
-    """A permutation of `items`: sorted by a keyed hash of the position, O(n log n), the same everywhere."""
+    """A permutation of `items`, sorted by a keyed hash of the position, O(n log n), equal on all machines."""
     return [items[i] for i in _order(seed, purpose, len(items))]
 
 
 def in_pairs(round: int, items: Sequence[T]) -> list[tuple[T, ...]]:
-    """Everybody in a drawn pair; of an odd number one stays alone. Another round draws other pairs.
+    """Random pairs of all items, different in each round; with an odd number, one item stays alone.
 
-    Drawn by nothing but the round and the places of the items, so that whoever counts rounds draws the same.
+    They depend only on the round and the positions of the items, so all peers draw the same pairs.
     """
     order = shuffled(b"atoll/pairs/1", str(round), items)
     return [tuple(order[at : at + 2]) for at in range(0, len(order), 2)]
 
 
-@lru_cache(maxsize=64)  # every virtual peer of a simulation draws the same few orders
+@lru_cache(maxsize=64)  # all peers of a simulation draw the same few orders
 def _order(seed: bytes, purpose: str, count: int) -> tuple[int, ...]:
     key = blake3(purpose.encode(), key=blake3(seed).digest()).digest()
     return tuple(sorted(range(count), key=lambda i: blake3(i.to_bytes(8, "big"), key=key).digest()))

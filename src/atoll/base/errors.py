@@ -1,13 +1,13 @@
-"""Every error Atoll raises on purpose, drawn as a tree.
+"""Errors that Atoll raises on purpose.
 
-    AtollError                     something a person can act on; carries a stable code and an exit status
-     ├─ UsageError        (exit 2) the request itself is wrong: a flag, a config key, a file
-     ├─ NetworkError      (exit 3) nobody answered, or an address cannot be reached
-     ├─ RefusedError      (exit 4) somebody answered and said no: ticket, key, policy
-     └─ RunFailedError    (exit 5) the run itself broke
-    PeerFault                      a peer broke the protocol; costs the peer trust, never us the process
+    AtollError                     an error that a person can act on, with a stable code and an exit status
+     ├─ UsageError        (exit 2) the request is wrong: a flag, a config key, a file
+     ├─ NetworkError      (exit 3) no peer answered, or an address cannot be reached
+     ├─ RefusedError      (exit 4) a peer answered and refused: ticket, key, policy
+     └─ RunFailedError    (exit 5) the run itself failed
+    PeerFault                      a peer broke the protocol; it costs the peer trust and never ends the process
 
-Impossible arguments inside the library are `ValueError`s; broken promises to ourselves are `assert`s.
+Impossible arguments inside the library are `ValueError`s; broken internal invariants are `assert`s.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 
 from atoll.base.ids import one_line, printable
 
-# what msgspec raises for bytes that are no such value: also where a word is no UTF-8, or lists nest a thousand deep
+# what msgspec raises for undecodable bytes, also for invalid UTF-8 and for lists nested a thousand levels deep
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class AtollError(Exception):
-    """What happened, the likely cause and the exact next command, with a stable code such as `E-TKT-02`."""
+    """Error with a stable code such as `E-TKT-02`, what failed, the likely cause and the exact next command."""
 
     exit_status = 1
 
@@ -39,25 +39,33 @@ class AtollError(Exception):
 
 
 class UsageError(AtollError):
+    """The request is wrong."""
+
     exit_status = 2
 
 
 class NetworkError(AtollError):
+    """No peer answered, or an address cannot be reached."""
+
     exit_status = 3
 
 
 class RefusedError(AtollError):
+    """A peer refused the request."""
+
     exit_status = 4
 
 
 class RunFailedError(AtollError):
+    """The run itself failed."""
+
     exit_status = 5
 
 
 class PeerFault(Exception):
-    """A peer's bytes broke the protocol. Made where the bytes are judged, handled by dropping the peer.
+    """A peer's bytes broke the protocol. Raised where the bytes are checked, and handled by dropping the peer.
 
-    `what` may quote the peer: it is one short line that is safe to print.
+    `what` may quote the peer; it is one short line that is safe to print.
     """
 
     def __init__(self, who: str, what: str, evidence: bytes = b"") -> None:

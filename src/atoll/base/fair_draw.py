@@ -1,12 +1,14 @@
-"""Who takes part where not everybody does: whoever had the fewest turns, group by group, drawn among equals.
+"""Fair draw of participants: fewest turns first, balanced over groups, random among equals.
 
-A *credit* says by how many quarters of a turn somebody is behind the one that had the most. Everybody has one
-inside its group, and every group has one among groups; who is in no group is one by itself. A draw takes the group
-with the most credit, and in it the member with the most, again and again; each taken counts as a whole turn at
-once, so that two groups that are always there never come to differ by more than one turn.
+A *credit* is the lag of a member behind the member with the most turns, in quarters of a turn. Each member has a
+credit inside its group, and each group has one among groups; a member without a group is a group of its own. A draw
+repeatedly takes the group with the highest credit, and in it the member with the highest. Each pick counts as a
+whole turn at once, so two groups that are always present never differ by more than one turn.
 
-Promises: integers only, so the same at every peer and in every experiment; a credit stays within 0 … CREDIT_MAX, so
-whoever was away for long is caught up with for so long and no longer. Never knows a member, a round or a clock.
+Invariants:
+- Integers only, so the result is equal at every peer and in every experiment.
+- A credit stays within 0 … CREDIT_MAX, which bounds how long a returning member is preferred.
+Not responsible for: members, rounds, clocks.
 """
 
 from __future__ import annotations
@@ -17,19 +19,19 @@ from typing import TypeAlias
 
 from atoll.base.draw import shuffled
 
-TURN = 4  # quarters: what taking part costs
-CALL = 1  # what being drawn in vain costs: so nobody who never comes is drawn more than four times as often
+TURN = 4  # cost of taking part, in quarters of a turn
+CALL = 1  # cost of a draw without taking part: an absent member is drawn at most four times as often
 CREDIT_MAX = 16 * TURN
 
-Credit: TypeAlias = "tuple[int, int]"  # (in its group, of its group), the same second one in the whole group
+Credit: TypeAlias = "tuple[int, int]"  # (credit in its group, credit of its group)
 
 
 def draw_sample(seed: bytes, groups: Sequence[str], credits: Sequence[Credit], count: int) -> list[int]:
-    """Who of so many candidates take part: their places, in order; all of them if they are no more than `count`."""
+    """Draw at most `count` of the candidates; returns their indices in ascending order."""
     rank = {place: k for k, place in enumerate(shuffled(seed, "sample", range(len(groups))))}
     queues: dict[str, list[int]] = {}
     for place in sorted(range(len(groups)), key=lambda p: (credits[p][0], -rank[p])):
-        queues.setdefault(groups[place], []).append(place)  # the last one is taken first
+        queues.setdefault(groups[place], []).append(place)  # drawn from the end
     names = shuffled(seed, "sample/groups", sorted(queues))
     level = [(-credits[queues[name][0]][1], k, name) for k, name in enumerate(names)]
     heapify(level)
@@ -43,7 +45,7 @@ def draw_sample(seed: bytes, groups: Sequence[str], credits: Sequence[Credit], c
 
 
 def credits_after(groups: Sequence[str], credits: Sequence[Credit], costs: Sequence[int]) -> list[Credit]:
-    """The same after these paid for their turns, 0 for who was not drawn."""
+    """Credits after each candidate paid its cost in quarters of a turn, 0 if it was not drawn."""
     paid, had = dict[str, int](), list[int]()
     for name, (own, group), cost in zip(groups, credits, costs, strict=True):
         paid[name] = paid.get(name, -group) + cost

@@ -1,83 +1,97 @@
-"""Every bound on what strangers can make us hold, each with its reason."""
+"""Limits on data that remote peers can grow, each with its reason."""
 
 from __future__ import annotations
 
 MIB = 2**20
 
-CONTROL_FRAME_MAX = 2 * MIB  # bytes; a vertex names who is in each part: 40 members of 7 billion values in fp32
-BULK_FRAME_MAX = 64 * MIB  # bytes; one part of one update. Larger parts are cut by the plan
-BLOB_CHUNK = 1 * MIB  # bytes; big enough to amortise a request, small enough to fetch from many peers
+CONTROL_FRAME_MAX = (
+    2 * MIB
+)  # bytes; a vertex lists each part's contributors: 40 members of 7 billion values in fp32
+BULK_FRAME_MAX = 64 * MIB  # bytes; one part of one update. The plan splits larger parts
+BLOB_CHUNK = 1 * MIB  # bytes; big enough to amortize a request, small enough to fetch from many peers
 BLOB_MAX = 64 * 2**30  # bytes; a manifest of such a blob (2 MiB of chunk hashes) still fits one bulk frame
 PEERS_MAX = 4096  # members of one run; the member list travels in every vertex
-FULL_MESH_MAX = 64  # peers that hold a connection to everybody
-COMMITTEE_MAX = 32  # voters per round, where genesis says nothing else: messages grow with its square
-COMMITTEE_MOST = 128  # that genesis may ask for: a drawn committee has the share of liars that the draw gives it
-PEER_ID_CHARACTERS_MAX = 64  # of a peer id: base58 of an Ed25519 key has 52
-PARTS_MAX = 16  # parts of one update: owners send to everyone, members send to every owner
-PIECES_MAX = 64  # that one owner's share is cut into; genesis may be a stranger's, and every part costs messages
-PART_BYTES_MAX = 48 * MIB  # of an encoded part: below a bulk frame, with room for the largest codec's extras
-CODEC_EXTRA = 4  # a wire is at most this part longer than its values in fp32: places of a top-k of all are 6 %
-HELD_BYTES_MAX = 512 * MIB  # combined parts of recent rounds in memory; older ones than the current go first
-PART_GIVEN_MAX = 4  # times that one peer is given one part per attempt, or after the round: any may be lost
-PART_GIVEN_S = 60.0  # after which an attempt counts anew: a group's have no end, and a connection may break in one
-OWNERS_PER_PART = 6  # takeover chain: five that die at once leave every part somebody to combine it
-OWNER_WINDOWS = 3  # sub-deadlines in the plan; owners behind the third stand in for the gone, not for the late
-EARLY_MESSAGES_MAX = 2048  # messages for a round not reached yet; older ones are dropped first
-EARLY_BYTES_MAX = 256 * MIB  # their payloads and bodies
-UPDATES_KEPT_MAX = 200  # rounds whose rows stay on a disk: their vertices must still be in memory, which holds 256
-ROUNDS_KEPT = 32  # rounds whose combined parts are served to laggards, as far as HELD_BYTES_MAX allows
-EARLY_PER_SENDER_MAX = 256  # of those, from one peer: a flood displaces only its own words
-EARLY_ROUNDS = 2  # rounds ahead of mine that are remembered; whoever is further ahead sends me vertices
-REPORTS_PER_VERTEX_MAX = 256  # signed member reports carried by one vertex
-VOICES_MAX = 1024  # reports in memory that only count together: 34 of a hundred against each of thirty at once
-REPORTS_BYTES_MAX = MIB // 4  # of those together, so that a proposal fits a control frame; a join is ~7 kB
-PROPOSAL_BYTES_MAX = MIB // 16  # beside a body in its frame: timeouts and certificate of 128 voters are 52 kB
-BODY_BYTES_MAX = CONTROL_FRAME_MAX - PROPOSAL_BYTES_MAX  # a longer one could be agreed on and shown to nobody
-COMMIT_BYTES_MAX = 1536  # of a commitment: words and links are a kilobyte, and a newer peer may say more
-ANSWER_BYTES_MAX = 256  # of an answer, but for the names of its contributors: 200, and a newer peer may say more
-WEIGHED_ROWS_MAX = FULL_MESH_MAX  # whose distances are taken: products of 64 rows are 17 kB per part
-ERA_ROUNDS_MAX = 128  # half of the vertices in memory: what an era began with is at hand when it ends
-ERAS_LACKING_MAX = 1024  # eras in memory that lack signatures, a few kB each; older ones stay as they are on disk
-ERAS_READ_AT_ONCE = 8  # from disk, for those who catch up
-TICKETS_MAX = 256  # invitations of one run that have not expired; they travel in every vertex
-TICKET_MOST_S = 366 * 86400.0  # that an invitation may last: used up or not, its line stays so long in every vertex
-REPORT_BYTES_MAX = MIB // 8  # of one: what was caught holds two answers, and each may list a thousand contributors
-OPENED_BYTES_MAX = MIB // 64  # of a statement that is remembered as opened: 2048 of those are 32 MiB
-SIGNATURE_BYTES_MAX = 4096  # of a signature: 64, with ML-DSA-65 3309, of a long-lived identity both
-IDENTITY_BYTES_MAX = 2048  # of an identity's public keys: 1990
-TICKET_BYTES_MAX = 64  # of a ticket's id (16) or its public key (32): redeeming one checks the exact length
-ADMISSION_BYTES_MAX = 128  # of a redeemed ticket: its id and a signature, 80
-VOTE_KEY_BYTES_MAX = 64  # of a session key: 32; where sessions sign with ML-DSA-65 policy/signing.py has bounds
-VOTE_ROUNDS_MAX = 65_535  # counted rounds that a vertex tells apart: three bytes for each member
-MISSED_MAX = 1_000_000  # rounds missed in a row; more are not told apart
-SCORE_ONE = 10_000  # the best reputation, in ten-thousandths; one takes three bytes in a vertex
-WORDS_MAX = 200  # characters of a reason that somebody gives
+FULL_MESH_MAX = 64  # peers in a full mesh of connections
+COMMITTEE_MAX = 32  # voters per round by default: messages grow with its square
+COMMITTEE_MOST = 128  # voters per round that genesis may set: a drawn committee has the share of liars of its draw
+PEER_ID_CHARACTERS_MAX = 64  # characters of a peer id: base58 of an Ed25519 key has 52
+PARTS_MAX = 16  # parts of one update: owners send to all members, members send to every owner
+PIECES_MAX = 64  # pieces of one owner's share; genesis may be a stranger's, and every part costs messages
+PART_BYTES_MAX = (
+    48 * MIB
+)  # bytes of an encoded part: below a bulk frame, with room for the largest codec's overhead
+CODEC_EXTRA = 4  # a wire is at most 1/4 longer than its values in fp32: indices of a top-k of all values are 6 %
+HELD_BYTES_MAX = 512 * MIB  # bytes of combined parts in memory; parts of rounds before the current one go first
+PART_GIVEN_MAX = 4  # times that a peer gets one part per attempt, or after the round: each may be lost
+PART_GIVEN_S = 60.0  # seconds until these times count anew: a group's attempts have no end, and connections break
+OWNERS_PER_PART = 6  # takeover chain: after five simultaneous deaths every part still has an owner
+OWNER_WINDOWS = 3  # sub-deadlines in the plan; owners after the third replace dead owners, not late ones
+EARLY_MESSAGES_MAX = 2048  # messages for future rounds; older ones are dropped first
+EARLY_BYTES_MAX = 256 * MIB  # bytes of their payloads and bodies
+UPDATES_KEPT_MAX = 200  # rounds with rows on disk: their vertices must still be in memory, which holds 256
+ROUNDS_KEPT = 32  # rounds with combined parts for laggards, as far as HELD_BYTES_MAX allows
+EARLY_PER_SENDER_MAX = 256  # early messages of one peer: a flood displaces only its own messages
+EARLY_ROUNDS = 2  # rounds ahead of the local one with stored messages; peers further ahead send vertices
+REPORTS_PER_VERTEX_MAX = 256  # signed member reports in one vertex
+VOICES_MAX = 1024  # threshold reports in memory: 34 of a hundred members against each of thirty at once
+REPORTS_BYTES_MAX = (
+    MIB // 4
+)  # bytes of a vertex's reports, so that a proposal fits a control frame; a join is ~7 kB
+PROPOSAL_BYTES_MAX = MIB // 16  # bytes beside a body in its frame: timeouts and certificate of 128 voters are 52 kB
+BODY_BYTES_MAX = CONTROL_FRAME_MAX - PROPOSAL_BYTES_MAX  # bytes; a longer body could be agreed but not sent
+COMMIT_BYTES_MAX = 1536  # bytes of a commitment: text and links are a kilobyte, and a newer peer may add fields
+ANSWER_BYTES_MAX = 256  # bytes of a result without contributor names: 200, and a newer peer may add fields
+WEIGHED_ROWS_MAX = FULL_MESH_MAX  # rows with pairwise distances: products of 64 rows are 17 kB per part
+ERA_ROUNDS_MAX = 128  # rounds of an era: half of the vertices in memory, so the era's start is in memory at its end
+ERAS_LACKING_MAX = 1024  # eras in memory that lack signatures, a few kB each; older ones stay on disk
+ERAS_READ_AT_ONCE = 8  # eras read from disk at once, for peers that catch up
+TICKETS_MAX = 256  # unexpired invitations of one run; they travel in every vertex
+TICKET_MOST_S = (
+    366 * 86400.0
+)  # seconds that an invitation may last: its line stays in every vertex until it expires
+REPORT_BYTES_MAX = (
+    MIB // 8
+)  # bytes of one report: an accusation holds two results with up to 1000 contributors each
+OPENED_BYTES_MAX = MIB // 64  # bytes of a cached verified statement: 2048 of them are 32 MiB
+SIGNATURE_BYTES_MAX = 4096  # bytes of a signature: 64, with ML-DSA-65 3309, of a long-lived identity both
+IDENTITY_BYTES_MAX = 2048  # bytes of an identity's public keys: 1990
+TICKET_BYTES_MAX = 64  # bytes of a ticket's id (16) or public key (32): a redemption checks the exact length
+ADMISSION_BYTES_MAX = 128  # bytes of a redemption: ticket id and signature, 80
+VOTE_KEY_BYTES_MAX = 64  # bytes of a session key: 32; policy/signing.py has the limits for ML-DSA-65 sessions
+VOTE_ROUNDS_MAX = 65_535  # counted rounds that a vertex distinguishes: three bytes per member
+MISSED_MAX = 1_000_000  # rounds missed in a row; higher counts are equal
+SCORE_ONE = 10_000  # best reputation, in ten-thousandths; a score takes three bytes in a vertex
+WORDS_MAX = 200  # characters of a reason in a report
 ADDRESSES_MAX = 8  # multiaddrs announced by one peer
-ADDRESS_BYTES_MAX = 256  # one multiaddr
-SEGMENT_STEPS = 10  # that an auditor takes again: noise grows with every step, 1e-7 of a gradient is 1e-4 of ten
-BRANCHES_MAX = 8  # of one run, kept by their first vertex: recoveries that were none, by hand
-APART_ROUNDS_MAX = 1000  # worth of steps that a member may take alone: days of rounds of ten minutes
-AUDIT_ROUNDS = 32  # for which an audit is open; older ones were not done in time, and what they need is forgotten
-AUDIT_TURN = 8  # of those, that one auditor has; a show may be megabytes, and is made while the trainer rests
-PAIRED_MAX = 64  # members of a group that are drawn in pairs: each tells everybody what it holds now, in 16 bytes
-VALIDATION_ROUNDS = 128  # that verdicts on states look back; half of the vertices in memory
-VALIDATION_OPEN = 16  # rounds in which a state may be spoken of: looking takes seconds, rounds may take less
-SCORERS_MOST = 5  # of one update: each of them takes a step along it, and downloads it
-SCORE_OPEN = 16  # rounds in which an update may be spoken of: looking takes seconds, rounds may take less
-CODED_PIECES_MAX = 32  # that one state is cut into: as many as liberasurecode can
-CODED_STATES_MAX = 64  # in pieces: a week of rounds of ten minutes, at a state in two or three hours
-OPENED_BLOCKS_MAX = 2**14  # of one part, shown to one member: 4096 values each
-LEAF_BYTES_MAX = MIB // 64 + 256  # of one of them in a wire, with its scales: 4096 values in fp32, the longest
-ROW_SHOWN_MAX = MIB // 16  # of a row that is shown whole where rows have no leaves: it goes to all who vote
-UNREADABLE_BYTES_MAX = 2 * ROW_SHOWN_MAX  # of what shows that it cannot be read: its paths and commitment, too
-PATH_MAX = 32  # digests between a leaf and its root: more than any tree here has levels
-CLOCK_ZONE_S = 86400.0  # tolerated between wall clocks: one set to a wrong time zone is off by up to 14 hours
-WINDOW_LEAST_S = 0.02  # that genesis may give anything: shorter beats and attempts would only keep members busy
-WINDOW_MOST_S = 1e9  # 30 years: sums of a few of them are still exact to the microsecond
-FACTOR_MOST = 1e6  # a rate, norm or momentum in genesis: a state in fp32 is lost long before
+ADDRESS_BYTES_MAX = 256  # bytes of one multiaddr
+SEGMENT_STEPS = 10  # steps that an auditor replays: noise grows per step, 1e-7 of a gradient becomes 1e-4 after ten
+BRANCHES_MAX = (
+    8  # branches of one run, stored by their first vertex; each is a manual recovery beside a live quorum
+)
+APART_ROUNDS_MAX = 1000  # rounds' worth of steps that a partitioned member may take: days of rounds of ten minutes
+AUDIT_ROUNDS = 32  # rounds in which an audit is open; later its data is dropped
+AUDIT_TURN = 8  # rounds of these for one auditor; evidence may be megabytes and is made while the trainer is idle
+PAIRED_MAX = 64  # members of a group with random pairs: each reports its current holdings to all, 16 bytes
+VALIDATION_ROUNDS = 128  # rounds that verdicts on states look back: half of the vertices in memory
+VALIDATION_OPEN = 16  # rounds in which reports on a state count: validating takes seconds, rounds may be shorter
+SCORERS_MOST = 5  # scorers of one update: each downloads it and takes a step along it
+SCORE_OPEN = 16  # rounds in which scores of an update count: scoring takes seconds, rounds may be shorter
+CODED_PIECES_MAX = 32  # pieces of one erasure-coded state: the most that liberasurecode supports
+CODED_STATES_MAX = 64  # erasure-coded states: a week of ten-minute rounds, with a state every two or three hours
+OPENED_BLOCKS_MAX = 2**14  # blocks of one part opened to one member: 4096 values each
+LEAF_BYTES_MAX = MIB // 64 + 256  # bytes of one block in a wire with its scales: 4096 values in fp32, the longest
+ROW_SHOWN_MAX = MIB // 16  # bytes of a row that is shown whole, in runs without leaves: it goes to all voters
+UNREADABLE_BYTES_MAX = 2 * ROW_SHOWN_MAX  # bytes of the evidence of an unreadable row, with paths and commitment
+PATH_MAX = 32  # digests between a leaf and its root: more levels than any tree here has
+CLOCK_ZONE_S = 86400.0  # seconds tolerated between wall clocks: a wrong time zone is off by up to 14 hours
+WINDOW_LEAST_S = 0.02  # least seconds of any interval in genesis: shorter beats and attempts only keep members busy
+WINDOW_MOST_S = 1e9  # seconds, 30 years: sums of several are still exact to the microsecond
+FACTOR_MOST = 1e6  # rate, norm or momentum in genesis: a state in fp32 diverges long before
 AMOUNT_MOST = 2**42  # values of a model, bytes of an update: 4 TiB, sixty times the largest blob
-CLOCK_FAR_S = 60.0  # a clock that is farther from mine moves me only by the word of most whom I watch
-CLOCK_MOST_S = 2.0**32  # apart, a century: beyond that a float tells no seconds, and no clock is so wrong
-CLOCK_WRONG_S = 90.0  # a vertex this much ahead of run time was made by wrong clocks; the next sets the time right
-CLOCK_BOUND_S = 0.250  # beyond this offset from run time a peer is told so and owns nothing
+CLOCK_FAR_S = 60.0  # seconds from the local clock beyond which run time needs replies of most watched peers
+CLOCK_MOST_S = 2.0**32  # seconds between clocks, a century: larger differences are no clock error
+CLOCK_WRONG_S = (
+    90.0  # seconds ahead of run time that prove wrong clocks in a vertex; the next vertex corrects the time
+)
+CLOCK_BOUND_S = 0.250  # seconds of offset from run time beyond which a peer is warned and owns no part
 TICKET_CHARACTERS_MAX = 600  # fits a QR code that a phone reads from a terminal

@@ -1,17 +1,15 @@
-"""The one shape every protocol has: events in, effects out, no I/O in between.
+"""Sans-IO machine interface: events in, effects out.
 
-A machine never reads a clock, opens a socket, draws from a global generator or awaits. Whoever drives it
+A machine never reads a clock, opens a socket, uses a global random generator or awaits. Its driver
 (`runtime/training_peer.py` over real sockets, `simulation/world.py` over a virtual network) supplies the time and
-carries out
-the effects. The contract between the two:
+executes the effects. The contract:
 
-- Sends may be lost, delayed, duplicated and reordered. Nothing may depend on one arriving. One with a payload that
-  still waits to leave gives its turn to a newer one of the same `place`.
-- The effects of one call are carried out in order, and a `Keep` is durable before any later `Send` leaves or
-  `RunTask` begins.
-- An `RunTask` runs off the loop and is answered exactly once, by `TaskDone` or by `TaskFailed`.
-- Setting a timer name again replaces the old deadline; `at=None` cancels it. Timers outlive the round that
-  set them, so names carry the round and every `match` is closed.
+- A `Send` may be lost, delayed, duplicated and reordered. No step may depend on its arrival. A waiting one with a
+  payload is replaced by a newer one with the same `place`.
+- The effects of one call are executed in order. A `Persist` is durable before any later `Send` or `RunTask`.
+- A `RunTask` runs outside the event loop and is answered exactly once, by `TaskDone` or `TaskFailed`.
+- A second `SetTimer` of a name replaces the old deadline; `at=None` cancels it. Timers outlive their round, so
+  their names carry the round and every `match` is closed.
 - `now` is the driver's local clock. It never jumps backwards; it may jump forwards (a suspended laptop).
 """
 
@@ -27,44 +25,46 @@ from atoll.base.ids import Digest, PeerId, Seconds
 
 
 class Lane(IntEnum):
-    """Two lanes per peer, so that tensors never delay a heartbeat."""
+    """Lanes per peer, so that tensors never delay a heartbeat."""
 
-    CONTROL = 0  # small, latency first
-    BULK = 1  # payloads; several connections, back-pressure
+    CONTROL = 0  # small messages with low latency
+    BULK = 1  # payloads, over several connections with back-pressure
 
 
 def tag_of(struct: msgspec.Struct | type[msgspec.Struct]) -> str:
-    """The name of a message, statement or fact on the wire, on disk and in logs; it outlives names of classes."""
+    """Name of a message, statement or fact on the wire, on disk and in logs, independent of its class name."""
     tag = struct.__struct_config__.tag
     assert isinstance(tag, str), f"{struct} has no tag"
     return tag
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Anything that crosses the wire. Subclasses live in wire/messages and are the whole vocabulary."""
+    """Base of all messages on the wire. All subclasses are in wire/messages."""
 
     @property
     def place(self) -> Hashable:
-        """What a newer message to the same peer replaces while it still waits to leave; None: nothing.
+        """Key by which a newer message to the same peer replaces a waiting one; None: never.
 
-        Only asked of messages with a payload: through a thin uplink these wait for long, and words that nobody
-        needs any more must not stand in front of those that somebody waits for.
+        Used only for messages with a payload: they wait long for a slow uplink, and obsolete ones must not delay
+        the others.
         """
         return None
 
     @property
     def of_round(self) -> int | None:
-        """The round in which it is told to all whom it concerns: with a payload it need not leave any more once its
-        sender has closed a later one. None: somebody asked for it, or it is of no round."""
+        """Round of a broadcast message; None for responses and messages without a round.
+
+        With a payload it is dropped while waiting once its sender has closed a later round.
+        """
         return None
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """Bytes that machines move but never look into: encoded tensors, chunks of blobs.
+    """Bytes that machines move without reading them: encoded tensors, chunks of blobs.
 
-    `digest` and `size_bytes` were computed from the very bytes by whoever made this value here (a job, or the
-    driver on arrival), so they can be believed. `data` is a buffer in the real world; the virtual world puts
-    multisets of contributor names here and charges `size_bytes` to the link.
+    The local task or driver that created this value computed `digest` and `size_bytes` from the bytes, so they are
+    trusted. `data` is a buffer; in simulations it is a multiset of contributor names, and the link is charged with
+    `size_bytes`.
     """
 
     digest: Digest
@@ -72,17 +72,17 @@ class Payload(msgspec.Struct, frozen=True):
     data: Any
 
 
-# ---- Events: what happened ---------------------------------------------------------------------------------
+# ---- events ------------------------------------------------------------------------------------------------
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
-    """The first event a machine sees; `kept` is everything it durably kept in its life before."""
+    """First event of a machine. `kept`: everything that it persisted in earlier processes."""
 
     kept: dict[str, bytes]
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """A message from an authenticated sender, with the bulk payload that came along, if any."""
+    """A message from an authenticated sender, with its bulk payload, if any."""
 
     sender: PeerId
     message: Message
@@ -90,15 +90,21 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 class TimerFired(msgspec.Struct, frozen=True, gc=False):
+    """The timer of this name has reached its deadline."""
+
     name: str
 
 
 class TaskDone(msgspec.Struct, frozen=True, gc=False):
+    """The task of this job name has finished."""
+
     job: str
     result: Any
 
 
 class TaskFailed(msgspec.Struct, frozen=True, gc=False):
+    """The task of this job name has failed."""
+
     job: str
     why: str
 
@@ -110,10 +116,10 @@ class LinkUp(msgspec.Struct, frozen=True, gc=False):
 
 
 class LinkDown(msgspec.Struct, frozen=True, gc=False):
-    """The last connection to this peer is gone.
+    """The last connection to this peer is closed.
 
-    `refused`: a redial was refused too, so its process is gone and nobody needs to wait for it. Only an agreed
-    vertex removes a member; this fact merely ends waiting.
+    `refused`: a redial was refused too, so its process has ended and waiting for it ends. Only an agreed vertex
+    removes a member.
     """
 
     peer: PeerId
@@ -121,24 +127,26 @@ class LinkDown(msgspec.Struct, frozen=True, gc=False):
 
 
 class Resumed(msgspec.Struct, frozen=True, gc=False):
-    """The clock jumped: this computer slept. What was pending is stale."""
+    """The clock jumped because this computer slept. Pending steps are stale."""
 
 
 class BandwidthMeasured(msgspec.Struct, frozen=True, gc=False):
-    """How fast bulk left this computer while more was waiting, as the driver measured it: links at their limit."""
+    """Bulk upload rate of this computer while more data was queued, measured by the driver."""
 
-    bytes_s: float  # to everybody together
-    to: tuple[tuple[PeerId, float], ...]  # to single peers, as far as something waited for them
-    round: int | None = None  # in which what `to` says was measured
+    bytes_s: float  # bytes per second to all peers together
+    to: tuple[tuple[PeerId, float], ...]  # bytes per second to single peers with queued data
+    round: int | None = None  # round in which `to` was measured
 
 
 Event = Start | Received | TimerFired | TaskDone | TaskFailed | LinkUp | LinkDown | Resumed | BandwidthMeasured
 
 
-# ---- Effects: what should happen ---------------------------------------------------------------------------
+# ---- effects -----------------------------------------------------------------------------------------------
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
+    """Send a message to a peer, without a delivery guarantee."""
+
     to: PeerId
     message: Message
     lane: Lane = Lane.CONTROL
@@ -146,49 +154,51 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False):
+    """Set or cancel the timer of this name."""
+
     name: str
-    at: Seconds | None  # local clock of the driver; None cancels
+    at: Seconds | None  # deadline by the driver's local clock; None cancels
 
 
 class RunTask(msgspec.Struct, frozen=True, gc=False):
-    """Slow work, done off the loop. `work` is one of the structs in peer/tasks.py."""
+    """Run slow work outside the event loop. `work` is one of the structs in peer/tasks.py."""
 
     job: str
     work: Any
 
 
 class Persist(msgspec.Struct, frozen=True, gc=False):
-    """Write this value durably under this name before any later Send leaves; None forgets the name."""
+    """Store this value durably under this name before any later Send leaves; None deletes the name."""
 
     name: str
     blob: bytes | None
 
 
 class Connect(msgspec.Struct, frozen=True, gc=False):
-    """Here is where this peer can be dialled (multiaddrs); keep a connection to it from now on."""
+    """Keep a connection to this peer from now on, at these multiaddrs."""
 
     peer: PeerId
     addresses: tuple[str, ...]
 
 
 class Disconnect(msgspec.Struct, frozen=True, gc=False):
-    """No connection to this peer is wanted any more."""
+    """Keep no connection to this peer any more."""
 
     peer: PeerId
 
 
 class Emit(msgspec.Struct, frozen=True, gc=False):
-    """A fact. One stream with three readers: tests assert on it, screens plot it, checkers watch it."""
+    """Publish a fact, for tests, displays and invariant checkers."""
 
     fact: Fact
 
 
 class Fact(msgspec.Struct, frozen=True, gc=False, tag=True, kw_only=True):
-    """Something that became true. Subclasses say in which phase; round and trace id come along always."""
+    """Base of all facts, with the phase of its class, the round and the trace id."""
 
     phase: ClassVar[str] = ""
     round: int = -1
-    trace: str = ""  # hex prefix of the vertex the round started from: the same at every honest peer
+    trace: str = ""  # hex prefix of the vertex that the round started from, equal at every honest peer
 
 
 Effect = Send | SetTimer | RunTask | Persist | Connect | Disconnect | Emit

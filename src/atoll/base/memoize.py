@@ -1,10 +1,10 @@
-"""Answers of pure functions, remembered for the very same arguments.
+"""Memoization of pure functions by the identity of their argument.
 
-For values that are immutable, costly to look through and asked about again and again: what follows from the
-members of the newest vertex is asked with every word that somebody says. Arguments are told apart by identity and
-kept while they are known, so an answer is never another value's, and nothing is hashed. All peers of a simulation
-share the answers; that hides nothing, since each would have made the same of the same value. What comes back is to
-be read only. Never for functions of anything that can change. Holds the last few, no more.
+For immutable arguments that are costly to hash, such as the members of the newest vertex, which every message
+needs. The cache keeps its arguments alive, so an id is never reused, and nothing is hashed. All peers of a
+simulation share the results, which are equal for equal arguments. The caller must not change a result.
+Invariants: at most `last` results are held.
+Not responsible for: functions of mutable values.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import TypeVar
 A = TypeVar("A")
 R = TypeVar("R")
 
-LAST = 16  # a peer asks about one or two vertices; all peers of one simulation share them
+LAST = 16  # results held: a peer needs one or two vertices, and all peers of a simulation share them
 
 
 def of_the_same(make: Callable[[A], R], last: int = LAST) -> Callable[[A], R]:
-    """`make`, asked once per object."""
+    """Wrap `make` so that it runs once per argument object."""
     known: dict[int, tuple[A, R]] = {}
 
-    def ask(value: A) -> R:
-        found = known.get(id(value))  # kept alive here: no other object can have this id
+    def call_once(value: A) -> R:
+        found = known.get(id(value))  # the argument is kept alive here, so no other object has this id
         if found is not None:
             return found[1]
-        answer = make(value)
+        result = make(value)
         if len(known) >= last:
             known.pop(next(iter(known)), None)
-        known[id(value)] = value, answer
-        return answer
+        known[id(value)] = value, result
+        return result
 
-    return ask
+    return call_once

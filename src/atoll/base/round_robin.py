@@ -1,8 +1,9 @@
-"""Who is spoken to again now, where many speak to many and some are silent: in a large swarm the next few, in turn.
+"""Round-robin retransmission: picks the unresponsive peers to contact next, at most 16 per turn in a large swarm.
 
-A word that was lost is said again each second to whoever does not answer. Where a third of a hundred members never
-answers, that is the square of the swarm every second, and it tells the other two thirds nothing.
-Promises: everybody silent is spoken to in time, and in a small swarm at once. Never draws, never remembers.
+A lost message is sent again each second to every unresponsive peer. If a third of a hundred members never responds,
+that would be the square of the swarm every second, without use for the others.
+Invariants: every unresponsive peer is contacted in time, and in a small swarm in every turn.
+Not responsible for: randomness, memory; the caller counts turns.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from typing import TypeVar
 
 from atoll.base.limits import COMMITTEE_MAX
 
-AT_ONCE = 16  # two thirds of a hundred are spoken to in five seconds, each by a fifth of all others every second
+AT_ONCE = (
+    16  # peers per turn: two thirds of a hundred take 5 turns, and a fifth of all others contact each per turn
+)
 
 T = TypeVar("T")
 
 
 def in_turn(silent: Sequence[T], swarm: int, turn: int) -> Sequence[T]:
-    """Of those who are silent in a swarm of this size, whom to speak to in this turn: 0, 1, …"""
+    """The unresponsive peers in `silent` to contact in this turn (0, 1, …), in a swarm of `swarm` members."""
     if swarm <= COMMITTEE_MAX or len(silent) <= AT_ONCE:
         return silent
     first = turn * AT_ONCE % len(silent)

@@ -1,4 +1,4 @@
-"""Quantities people read and write: bytes, seconds, rates, spans of rounds."""
+"""Parsing and formatting of quantities: bytes, seconds, rates, counts, spans of rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.
 
 
 def parse_duration_s(text: str) -> float:
-    """'30 s', '2h', '250ms', '15' (seconds) -> seconds. Raises ValueError with the accepted forms."""
+    """Parse '30 s', '2h', '250ms' or '15' to seconds. Raises ValueError with the accepted forms."""
     match = _DURATION.match(text)
     if match is None:
         raise ValueError(f"{text!r} is not a duration; write for example 250ms, 30s, 15min, 2h or 7d")
@@ -22,7 +22,7 @@ _THOUSANDS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e
 
 
 def parse_rate_bytes_s(text: str) -> float:
-    """'20Mbit', '1 Gbit/s', '2.5MB/s' -> bytes per second. Raises ValueError with the accepted forms."""
+    """Parse '20Mbit', '1 Gbit/s' or '2.5MB/s' to bytes per second. Raises ValueError with the accepted forms."""
     match = _RATE.match(text)
     if match is None or not float(match[1]):
         raise ValueError(f"{text!r} is not a rate; write for example 20Mbit, 1Gbit or 2.5MB (per second)")
@@ -30,7 +30,7 @@ def parse_rate_bytes_s(text: str) -> float:
 
 
 def parse_count(text: str) -> int:
-    """'1B', '350M', '22k', '1000000' -> how many. Raises ValueError with the accepted forms."""
+    """Parse '1B', '350M', '22k' or '1000000' to a count. Raises ValueError with the accepted forms."""
     match = _COUNT.match(text)
     if match is None or not float(match[1]):
         raise ValueError(f"{text!r} is not a count; write for example 350M, 1B or 1.5B")
@@ -38,7 +38,7 @@ def parse_count(text: str) -> int:
 
 
 def count_text(count: float) -> str:
-    """168_000 -> '168 k', as models are named."""
+    """Format 168_000 as '168 k', as in names of models."""
     for unit in ("", " k", " M", " B"):
         if abs(count) < 1000 or unit == " B":
             return f"{count:.3g}{unit}"
@@ -47,7 +47,7 @@ def count_text(count: float) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """1536 -> '1.5 kB' (decimal units, as network links are sold)."""
+    """Format 1536 bytes as '1.5 kB' (decimal units, as for network links)."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(count) < 1000 or unit == "TB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -56,7 +56,7 @@ def bytes_text(count: float) -> str:
 
 
 def seconds_text(duration_s: float) -> str:
-    """75.2 -> '1 min 15 s'; 0.25 -> '250 ms'."""
+    """Format 75.2 seconds as '1 min 15 s', 0.25 as '250 ms'."""
     if duration_s < 1:
         return f"{duration_s * 1000:.0f} ms"
     if duration_s < 60:
@@ -67,7 +67,7 @@ def seconds_text(duration_s: float) -> str:
 
 
 def spans_of(rounds: list[int]) -> list[tuple[int, int]]:
-    """[3, 4, 5, 9] -> [(3, 5), (9, 9)]."""
+    """Group sorted rounds into spans: [3, 4, 5, 9] -> [(3, 5), (9, 9)]."""
     spans: list[tuple[int, int]] = []
     for round in rounds:
         if spans and spans[-1][1] == round - 1:

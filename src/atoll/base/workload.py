@@ -1,15 +1,16 @@
-"""How much a round asks of each member where that follows from the run: steps, samples of a step, time.
+"""Adaptive workload of a round: steps, batch size and time per member.
 
-    time      each member takes the steps that it manages in so many seconds, at most those of the round
-    speed     each member takes the share of a round's steps that its speed is of the fastest's, so all end together
-    samples   all members together take about so many, however many members there are
-    loss      steps fall with the root of the loss (AdaComm, 1810.08313, section 4.2: more often agreed, the nearer)
+    time      each member takes the steps that it completes in a given time, at most those of the round
+    speed     each member's steps are proportional to its speed relative to the fastest's, so all end together
+    samples   all members together take about a given number, for any number of members
+    loss      steps fall with the root of the loss (AdaComm, 1810.08313, section 4.2: more frequent agreement)
     batch     x 1.2 while the loss is far above a target, x 0.8 while it is far below
 
-Promises: the same numbers at everybody, since they follow from genesis, from the vertex before and from the number
-of members; within the bounds of genesis whatever stands in a vertex. The median loss decides, so that a minority
-that lies about its own moves it no further than to another member's. Never looks at a clock, nor at anything that
-no vertex holds. Here and not on a floor above, since plans of rounds and experiments go by the same rules.
+Invariants:
+- The numbers are equal at all members: they follow from genesis, the vertex before and the number of members.
+- They stay within the bounds of genesis for any content of a vertex.
+- The median loss counts, so a lying minority moves it at most to another member's loss.
+Not responsible for: clocks, values outside vertices. In `base` because round plans and experiments share it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from msgspec import UNSET, Meta, UnsetType
 from atoll.base.arguments import Positive, Window
 from atoll.base.ids import Seconds
 
-ABOVE, BELOW = 1.1, 0.9  # times the target loss, between which the batch stays
-FALL_MOST = 64.0  # times the loss of now: a first one above is an outlier or a lie, and kept rounds short for ever
+ABOVE, BELOW = 1.1, 0.9  # multiples of the target loss, between which the batch stays
+FALL_MOST = (
+    64.0  # multiple of the current loss; a higher first loss is an outlier or lie that would keep rounds short
+)
 STEPS_MOST, BATCH_MOST = 2**31 - 1, 2**20
 
 Steps = Annotated[int, Meta(ge=1, le=STEPS_MOST)]
@@ -34,52 +37,54 @@ Batch = Annotated[int, Meta(ge=1, le=BATCH_MOST)]
 
 
 class BatchGrowth(msgspec.Struct, frozen=True):
-    """The samples of a step follow the loss."""
+    """Batch size that follows the loss."""
 
-    target_loss: Positive  # nats, as members report it of their steps
+    target_loss: Positive  # nats, compared with the members' reported training loss
     least: Batch
     most: Batch
 
 
 class WorkloadPolicy(msgspec.Struct, frozen=True):
-    """What of a round's work follows the run; fixed in genesis. Left out: it does not."""
+    """Rules of the adaptive workload, fixed in genesis. Unset rules do not apply."""
 
-    batch: Batch  # samples of a step, of the first round at least
-    train_s: Window | UnsetType = UNSET  # of training in a round
-    samples: Annotated[int, Meta(ge=1, lt=2**40)] | UnsetType = UNSET  # of a round, all members together
-    steps_min: Steps = 1  # of a round, where samples or losses decide
-    by_loss: bool | UnsetType = UNSET  # steps follow it
+    batch: Batch  # samples per step, at least in the first round
+    train_s: Window | UnsetType = UNSET  # training time per round, in seconds
+    samples: Annotated[int, Meta(ge=1, lt=2**40)] | UnsetType = UNSET  # samples per round of all members together
+    steps_min: Steps = 1  # least steps per round, if samples or losses determine them
+    by_loss: bool | UnsetType = UNSET  # whether steps follow the loss
     batches: BatchGrowth | UnsetType = UNSET
-    bounded: bool | UnsetType = UNSET  # samples move rates: nobody's count for more than the round asked of it
-    by_speed: bool | UnsetType = UNSET  # each member's steps follow its own speed, as it last reported it
+    bounded: bool | UnsetType = (
+        UNSET  # whether a member's samples count at most as requested, since they move rates
+    )
+    by_speed: bool | UnsetType = UNSET  # whether each member's steps follow its last reported speed
 
     @property
     def learns(self) -> bool:
-        """Vertices hold how far it has come."""
+        """Whether vertices hold a WorkloadProgress."""
         return self.by_loss is True or self.batches is not UNSET
 
 
 class WorkloadProgress(msgspec.Struct, frozen=True, array_like=True):
-    """How far it has come, in a vertex: what the round after it goes by."""
+    """Workload state in a vertex, from which the next round's workload follows."""
 
-    steps: int  # of that round, before its samples bound them
-    batch: int  # of that round
-    before: int  # the batch of the round that the vertex closes, in which speeds were measured
-    first_loss: float  # of the first round that trained, at most FALL_MOST times a later one's; 0: none has
+    steps: int  # steps of the next round, before the sample limit
+    batch: int  # batch of the next round
+    before: int  # batch of the round that the vertex closes, in which speeds were measured
+    first_loss: float  # loss of the first training round, at most FALL_MOST times a later one; 0: none yet
 
 
 class RoundWorkload(NamedTuple):
-    """What one round asks of each member."""
+    """Workload of each member in one round."""
 
-    steps: int  # at most
-    batch: int = 0  # samples of each; 0: as the recipe has it
-    stretch: float = 1.0  # a step takes so many times as long as when members last reported theirs
+    steps: int  # most steps
+    batch: int = 0  # samples per step; 0: as in the recipe
+    stretch: float = 1.0  # duration of a step relative to the members' last reports
 
 
 def quota_of(
     effort: WorkloadPolicy | UnsetType, inner_steps: int, reached: WorkloadProgress | UnsetType, members: int
 ) -> RoundWorkload:
-    """Of the round after a vertex that holds `reached`, for so many members whose rows weigh something."""
+    """Workload of the round after a vertex with `reached`. `members`: members with rows of nonzero weight."""
     if effort is UNSET:
         return RoundWorkload(inner_steps)
     now = begun(effort, inner_steps) if reached is UNSET else reached
@@ -94,33 +99,33 @@ def quota_of(
 
 
 def fastest_of(steps_s: Sequence[Seconds], liars: int) -> Seconds | None:
-    """Of members' times for a step (0: unknown) the one that shares go by; None while that of most is unknown.
+    """Step time in seconds that shares are relative to; None while most members' times are unknown (0).
 
-    That of the fastest but `liars`: one of so many and one more is honest, so whatever liars claim, nobody is asked
-    for fewer steps than by the fastest honest member. A median would leave the faster half waiting for the slower.
+    It is the fastest after skipping `liars` members: among `liars` + 1 members one is honest. So no claim of liars
+    gives any member fewer steps than relative to the fastest honest one. With a median, the faster half would wait.
     """
     known = sorted(step_s for step_s in steps_s if step_s > 0)
     return known[liars] if len(known) > max(liars, len(steps_s) // 2) else None
 
 
 def steps_at(step_s: Seconds, fastest_s: Seconds, steps: int, least: int) -> int:
-    """Of a round of so many, for a member that takes `step_s` for one of them: floor(steps x fastest_s / step_s).
+    """Steps of a member with step time `step_s` in a round of `steps`: floor(steps x fastest_s / step_s).
 
-    All of them while nothing is known of its speed (0). In whole nanoseconds: the same number on every machine.
+    All steps while its speed is unknown (0). Computed in whole nanoseconds, so equal on every machine.
     """
     share = steps * round(fastest_s * 1e9) // max(1, round(step_s * 1e9)) if step_s > 0 else steps
     return _within(share, min(least, steps), steps)
 
 
 def begun(effort: WorkloadPolicy, inner_steps: int) -> WorkloadProgress:
-    """Before any round has trained."""
+    """Workload state before the first training round."""
     return WorkloadProgress(inner_steps, effort.batch, effort.batch, 0.0)
 
 
 def reached_after(
     effort: WorkloadPolicy, inner_steps: int, before: WorkloadProgress | UnsetType, losses: Sequence[float]
 ) -> WorkloadProgress | UnsetType:
-    """After a round whose members reported these losses of their steps; left out where it follows nothing.
+    """Workload state after a round with these reported losses; unset if no rule follows losses.
 
     Steps: AdaComm's rule in its plain form, ceil(sqrt(loss / first loss) x the first round's steps).
     """
@@ -141,7 +146,7 @@ def reached_after(
 
 
 def next_batch(rule: BatchGrowth, batch: int, loss: float) -> int:
-    """In whole samples, up to the next and down to the last, so that small batches move too."""
+    """Next batch size, rounded up when it grows and down when it shrinks, so that small batches change too."""
     if loss > ABOVE * rule.target_loss:
         batch = -(-6 * batch // 5)
     elif loss < BELOW * rule.target_loss:
@@ -150,11 +155,11 @@ def next_batch(rule: BatchGrowth, batch: int, loss: float) -> int:
 
 
 def effort_problem(effort: WorkloadPolicy, inner_steps: int) -> str:
-    """Which of its numbers do not fit each other; empty if all do."""
+    """Describe settings that contradict each other; empty if none do."""
     if effort.steps_min > inner_steps:
         return f"a round of at least {effort.steps_min} steps cannot have at most {inner_steps}"
     if effort.by_speed is True and effort.samples is not UNSET:
-        return "steps by each member's own speed leave a round fewer samples than it is to have"
+        return "with steps by each member's own speed a round has fewer samples than its setting demands"
     rule = effort.batches
     if rule is not UNSET and not rule.least <= effort.batch <= rule.most:
         return f"a batch of {effort.batch} is not within {rule.least} … {rule.most}"

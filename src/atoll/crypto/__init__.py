@@ -1,1 +1,1 @@
-"""Identity and secrecy as pure functions on bytes: no I/O, no clock, randomness only as an argument."""
+"""Cryptography: identities, handshakes, encryption, digests, as pure functions on bytes, sans-IO."""

@@ -1,9 +1,8 @@
-"""BLAKE3: names of blobs, Merkle roots over parts of an update or stretches of a wire, and proofs that one belongs
-to a root.
+"""BLAKE3 digests, blob ids and Merkle trees with inclusion proofs.
 
-A blob is named by the digest of its manifest (size and the digest of every chunk), so that each chunk can be
-verified alone while it is fetched from many peers. Inner nodes are hashed under a key that leaves are not hashed
-under, so that an inner node can never pass for a leaf.
+A blob is named by the digest of its manifest (size and the digest of every chunk). Each chunk can thus be verified
+alone while the blob is fetched from several peers. Merkle trees cover the parts of an update, or ranges of a wire.
+Inner nodes and leaves are hashed under different keys, so an inner node can never pass for a leaf.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ def digest(data: Buffer) -> Digest:
 
 
 class BlobManifest(msgspec.Struct, frozen=True, array_like=True):
-    """What a blob is made of: its size and the digest of each chunk of `BLOB_CHUNK` bytes, in order."""
+    """Size of a blob and the digest of each chunk of `BLOB_CHUNK` bytes, in order."""
 
     size_bytes: int
     chunks: tuple[Digest, ...]
 
     def check(self) -> None:
-        """Raise ValueError unless size and number of chunks fit each other and the limit."""
+        """Raise ValueError if size and number of chunks do not match, or the size is above BLOB_MAX."""
         if not 0 <= self.size_bytes <= BLOB_MAX:
-            raise ValueError(f"a blob of {self.size_bytes} bytes is outside 0…{BLOB_MAX}")
+            raise ValueError(f"blob size of {self.size_bytes} bytes is outside 0…{BLOB_MAX}")
         expected = -(-self.size_bytes // BLOB_CHUNK)
         if len(self.chunks) != expected or any(len(c) != DIGEST_BYTES for c in self.chunks):
-            raise ValueError(f"a blob of {self.size_bytes} bytes has {expected} chunks, not {len(self.chunks)}")
+            raise ValueError(f"blob of {self.size_bytes} bytes has {expected} chunks, not {len(self.chunks)}")
 
     def chunk_bytes(self, index: int) -> int:
-        """Size of chunk `index`; only the last one may be shorter than BLOB_CHUNK."""
+        """Size of chunk `index` in bytes; only the last one may be shorter than BLOB_CHUNK."""
         assert 0 <= index < len(self.chunks)
         return min(BLOB_CHUNK, self.size_bytes - index * BLOB_CHUNK)
 
 
 def manifest_of(*pieces: Buffer) -> BlobManifest:
-    """Of these bytes, one piece after the other: chunks do not end where pieces do."""
+    """Manifest of the concatenated pieces, with chunk borders independent of piece borders."""
     chunks, chunk, lacking, size_bytes = list[Digest](), blake3(), BLOB_CHUNK, 0
     for piece in pieces:
         view = memoryview(piece).cast("B")
@@ -68,22 +67,22 @@ def blob_id(manifest: BlobManifest) -> Digest:
 
 
 def merkle_root(leaves: tuple[Digest, ...]) -> Digest:
-    """Root over the leaves in order; an odd node moves up unchanged. The number of leaves is part of the root."""
+    """Root over the leaves in order; an odd node moves up unchanged. The root covers the number of leaves."""
     return merkle_tree(leaves).root
 
 
 def merkle_path(leaves: tuple[Digest, ...], index: int) -> tuple[Digest, ...]:
-    """The siblings that lead from leaf `index` to the root; at most log2(len(leaves)) rounded up."""
+    """Siblings from leaf `index` to the root, at most log2(len(leaves)) rounded up."""
     return merkle_tree(leaves).path(index)
 
 
 def merkle_tree(leaves: Sequence[Digest]) -> MerkleTree:
-    """Of names of parts, which somebody else may have made of anything: so they are hashed as leaves first."""
+    """Merkle tree over part digests, hashed as leaves first since another peer may have chosen them."""
     return MerkleTree([blake3(leaf, key=_LEAF).digest() for leaf in leaves])
 
 
 class MerkleTree:
-    """All levels over hashed leaves, `fan` nodes under each: for whoever shows more than one of them."""
+    """All levels over hashed leaves, with `fan` children per node, for several proofs from one tree."""
 
     def __init__(self, hashed: list[bytes], fan: int = 2) -> None:
         assert hashed
@@ -104,9 +103,9 @@ class MerkleTree:
 
 
 def merkle_top(hashed: bytes, index: int, count: int, path: tuple[Digest, ...], fan: int = 2) -> Digest | None:
-    """The root over which this leaf stands at `index` of `count`; None if no path of this length leads there.
+    """Root of a tree with this leaf at `index` of `count`, by its path; None if the path has a wrong length.
 
-    Never raises on a stranger's path.
+    Never raises on an untrusted path.
     """
     if not 0 <= index < count:
         return None
@@ -115,19 +114,19 @@ def merkle_top(hashed: bytes, index: int, count: int, path: tuple[Digest, ...], 
         before, together = index % fan, min(fan, width - index + index % fan)
         beside = path[at : at + together - 1]
         if len(beside) < together - 1 or any(len(sibling) != DIGEST_BYTES for sibling in beside):
-            return None  # one as long as two would move the leaf to another place
+            return None  # a sibling as long as two would move the leaf to another index
         (node,) = _up([*beside[:before], node, *beside[before:]], fan)
         at, index, width = at + together - 1, index // fan, -(-width // fan)
     return None if at < len(path) else _sealed(node, count)
 
 
 def merkle_holds(root: Digest, leaf: Digest, index: int, count: int, path: tuple[Digest, ...]) -> bool:
-    """True if this part stands at `index` of the `count` under `root`. Never raises on a stranger's path."""
+    """Whether this part is at `index` of `count` under `root`. Never raises on an untrusted path."""
     return merkle_top(blake3(leaf, key=_LEAF).digest(), index, count, path) == root
 
 
 def _up(level: list[bytes], fan: int) -> list[bytes]:
-    """A node that stands alone moves up as it is."""
+    """Next level of nodes; a single last node moves up unchanged."""
     nodes = [blake3(b"".join(level[at : at + fan]), key=_NODE).digest() for at in range(0, len(level), fan)]
     return [*nodes[:-1], level[-1]] if len(level) % fan == 1 else nodes
 

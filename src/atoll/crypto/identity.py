@@ -1,13 +1,16 @@
-"""Who somebody is: an Ed25519 and an ML-DSA-65 key that vouch for each other, and the sessions they vouch for.
+"""Peer identity: an Ed25519 and an ML-DSA-65 key that certify each other, and certified session keys.
 
-The Ed25519 key gives the libp2p peer id that people copy around. The ML-DSA-65 key answers for it against
-whoever can forge classical signatures some day; so everything that must outlive that day (certificates, and
-through them membership) carries both signatures. Round statements are signed by a short-lived session key
-(`SessionSigner`), Ed25519 or ML-DSA-65, that both identity keys have certified for one run.
+The Ed25519 key gives the libp2p peer id. The ML-DSA-65 key protects it against future forgers of classical
+signatures. So everything that must last (certificates, and through them membership) carries both signatures. Round
+statements are signed by a short-lived session key (`SessionSigner`), Ed25519 or ML-DSA-65, which both identity keys
+certify for one run.
 
-Promises: no signature made here can pass for another kind of statement; every certificate has exactly one
-encoding; strangers' bytes give False or None, never an exception; without ML-DSA and ML-KEM nothing starts.
-Never does: read a file, look at a clock, or wipe a secret from memory (Python cannot promise that).
+Invariants:
+- No signature made here can pass for another kind of statement.
+- Every certificate has exactly one encoding.
+- Untrusted bytes give False or None, never an exception.
+- Without ML-DSA and ML-KEM no identity is created.
+Not responsible for: files, clocks, wiping secrets from memory (Python cannot guarantee it).
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ ED25519_KEY_BYTES: Final = 32
 ED25519_SIGNATURE_BYTES: Final = 64
 MLDSA65_KEY_BYTES: Final = 1952
 MLDSA65_SIGNATURE_BYTES: Final = 3309
-SEED_BYTES: Final = 32  # of either key; seeds are what we store, expanded keys are not
-CERTIFICATE_BYTES_MAX: Final = 12288  # of a session 5.5 kB, with an ML-DSA-65 vote key 10.7; more is refused unread
+SEED_BYTES: Final = 32  # seed of either key; seeds are stored, expanded keys are not
+CERTIFICATE_BYTES_MAX: Final = 12288  # a session has 5.5 kB, with an ML-DSA-65 vote key 10.7; more is not decoded
 
 _SESSION_DOMAIN = b"atoll/session/1\0"
 _POSSESSION_DOMAIN = b"atoll/session-possession/1\0"
@@ -71,19 +74,19 @@ def libp2p_public_key(ed25519: bytes) -> bytes:
 
 
 def ed25519_of_libp2p(message: bytes) -> bytes:
-    """The Ed25519 key in a libp2p `PublicKey` message. ValueError for other kinds of key and for anything else."""
+    """Decode the Ed25519 key in a libp2p `PublicKey` message. Raises ValueError for other keys and other bytes."""
     if len(message) != len(_PUBLIC_KEY_HEAD) + ED25519_KEY_BYTES or not message.startswith(_PUBLIC_KEY_HEAD):
         raise ValueError("not an Ed25519 public key in libp2p's encoding")
     return message[len(_PUBLIC_KEY_HEAD) :]
 
 
 def peer_id_bytes(ed25519: bytes) -> bytes:
-    """The multihash that a peer id stands for: the whole key, so that ids need no look-up."""
+    """Multihash of a peer id. It contains the whole key, so ids need no look-up."""
     return _MULTIHASH_HEAD + libp2p_public_key(ed25519)
 
 
 def peer_id_of(ed25519: bytes) -> PeerId:
-    """'12D3KooW…': base58 of the multihash. Its first byte is zero, which base58 writes as a leading '1'."""
+    """Peer id '12D3KooW…': base58 of the multihash. Base58 writes its first byte, zero, as a leading '1'."""
     number, digits = int.from_bytes(peer_id_bytes(ed25519), "big"), ""
     while number:
         number, value = divmod(number, 58)
@@ -92,7 +95,7 @@ def peer_id_of(ed25519: bytes) -> PeerId:
 
 
 def ed25519_of(peer: str) -> bytes:
-    """The public key that a textual peer id stands for. ValueError unless it is the one way to write an id."""
+    """Public key of a textual peer id. Raises ValueError unless the id is in its canonical form."""
     if len(peer) != PEER_ID_CHARACTERS or not _BASE58_VALUE.keys() >= set(peer):
         raise ValueError(f"{peer[:60]!r} is not a peer id; they look like 12D3KooW… and have 52 characters")
     number = 0
@@ -110,14 +113,14 @@ def ed25519_of(peer: str) -> bytes:
 
 
 class DualSignature(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One statement signed twice. It holds only if both do."""
+    """Signatures by both identity keys, valid only together."""
 
     ed25519: EdSignature
     mldsa65: MlSignature
 
 
 class PublicIdentity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Both public keys of somebody. That they belong together is proven by a signature of both over both."""
+    """Both public keys of a peer. A signature by both over both proves that they belong together."""
 
     ed25519: EdKey
     mldsa65: MlKey
@@ -127,7 +130,7 @@ class PublicIdentity(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
         return peer_id_of(self.ed25519)
 
     def holds(self, data: bytes, signature: DualSignature) -> bool:
-        """True if both keys signed `data`, which begins with its domain. Never raises on strangers' bytes."""
+        """Whether both keys signed `data`, which begins with its domain. Never raises on untrusted bytes."""
         try:
             Ed25519PublicKey.from_public_bytes(self.ed25519).verify(signature.ed25519, data)
             MLDSA65PublicKey.from_public_bytes(self.mldsa65).verify(signature.mldsa65, data)
@@ -137,10 +140,10 @@ class PublicIdentity(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 
 class SessionGrant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a session certificate says: this vote key speaks for this identity, in one run, for a while.
+    """Content of a session certificate: this vote key signs for this identity, in one run, for a limited time.
 
-    The times are wall-clock seconds and are judged where somebody joins, never where votes are counted: peers
-    whose clocks differ must still count alike.
+    The times are wall-clock seconds. They are checked when a peer joins, never when votes are counted: peers with
+    different clocks must count alike.
     """
 
     identity: PublicIdentity
@@ -155,10 +158,10 @@ class SessionGrant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class SessionCertificate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """`session` is kept as its exact bytes, because those are what was signed.
+    """Signed session grant. `session` holds the exact signed bytes.
 
-    `possession` is the vote key's own signature: without it, somebody could have another peer's vote key
-    certified as theirs and pass that peer's votes off as their own.
+    `possession` is the vote key's own signature. Without it, a peer could certify another peer's vote key as its
+    own and claim that peer's votes.
     """
 
     session: Annotated[bytes, msgspec.Meta(max_length=CERTIFICATE_BYTES_MAX)]
@@ -174,7 +177,7 @@ _PUBLIC_IDENTITY = msgspec.msgpack.Decoder(PublicIdentity)
 
 
 def canonical(data: bytes, kind: msgspec.msgpack.Decoder[T], bytes_max: int) -> T | None:
-    """The value, if `data` is its one and only encoding; None for anything else that strangers may send."""
+    """Decode `data` if it is the only encoding of its value; None for all other bytes."""
     if len(data) > bytes_max:
         return None
     try:
@@ -185,7 +188,7 @@ def canonical(data: bytes, kind: msgspec.msgpack.Decoder[T], bytes_max: int) -> 
 
 
 def open_session_certificate(certificate: bytes) -> SessionGrant | None:
-    """What the certificate says, if both identity keys and the vote key have signed it; None otherwise."""
+    """Return the certificate's content if both identity keys and the vote key have signed it; None otherwise."""
     opened = canonical(certificate, _SESSION_CERTIFICATE, CERTIFICATE_BYTES_MAX)
     if opened is None:
         return None
@@ -204,7 +207,7 @@ _FILE_BYTES = len(_FILE_MAGIC) + 1 + 2 * SEED_BYTES + _CHECK_BYTES
 
 
 class Identity:
-    """Both private keys. Print it, log it, compare it: it shows its peer id and nothing else."""
+    """Both private keys of a peer. Its text form shows only the peer id."""
 
     def __init__(self, ed25519: Ed25519PrivateKey, mldsa65: MLDSA65PrivateKey) -> None:
         self._ed25519, self._mldsa65 = ed25519, mldsa65
@@ -215,7 +218,7 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
-        """A new identity from the operating system's randomness."""
+        """Create a new identity from the operating system's randomness."""
         require_post_quantum()
         return cls(Ed25519PrivateKey.generate(), MLDSA65PrivateKey.generate())
 
@@ -229,12 +232,12 @@ class Identity:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Identity:
-        """The identity that `to_bytes` wrote. UsageError with a code if these are not such bytes, or damaged."""
+        """Decode the bytes of `to_bytes`. Raises UsageError with a code if they are other bytes or damaged."""
         if not data.startswith(_FILE_MAGIC):
             raise UsageError(
                 "E-KEY-01",
                 "this is not an Atoll identity",
-                cause="the path leads to some other file",
+                cause="the path points to another file",
                 fix="point to the identity file of this peer, or move this one away to start as a new peer",
             )
         version = data[len(_FILE_MAGIC) : len(_FILE_MAGIC) + 1]
@@ -257,17 +260,17 @@ class Identity:
         return cls.from_seeds(seeds[:SEED_BYTES], seeds[SEED_BYTES:])
 
     def to_bytes(self) -> bytes:
-        """Seeds, version and checksum, 88 bytes. Whoever reads them is this peer."""
+        """Seeds, version and checksum, 88 bytes. A reader of them can act as this peer."""
         seeds = self._ed25519.private_bytes_raw() + self._mldsa65.private_bytes_raw()
         body = _FILE_MAGIC + bytes([_FILE_VERSION]) + seeds
         return body + blake3(body).digest(length=_CHECK_BYTES)
 
     def sign(self, data: bytes) -> DualSignature:
-        """Sign with both keys. `data` begins with a domain of its own: a word ending in a version and \\0."""
+        """Sign with both keys. `data` begins with its own domain: a text that ends with a version and \\0."""
         return DualSignature(self._ed25519.sign(data), self._mldsa65.sign(data))
 
     def sign_classical(self, data: bytes) -> bytes:
-        """Sign with the Ed25519 key alone: for tickets, which must fit a QR code, and for foreign libp2p peers."""
+        """Sign with the Ed25519 key alone, for tickets (which must fit a QR code) and foreign libp2p peers."""
         return self._ed25519.sign(data)
 
     def __repr__(self) -> str:
@@ -275,7 +278,7 @@ class Identity:
 
 
 def require_post_quantum() -> None:
-    """Raise AtollError unless ML-DSA-65 and ML-KEM-768 work here. There is no weaker mode to fall back to."""
+    """Raise AtollError if ML-DSA-65 or ML-KEM-768 is unavailable. No weaker mode exists."""
     try:
         MLDSA65PrivateKey.from_seed_bytes(bytes(32))
         MLKEM768PrivateKey.from_seed_bytes(bytes(64))
@@ -300,13 +303,13 @@ def kind_of_key(vote_key: bytes) -> VoteKind:
 
 
 class SessionSigner:
-    """The `Signer` of the real world: a short-lived vote key with a certificate from both identity keys.
+    """`Signer` with a short-lived vote key, certified by both identity keys.
 
-    The key is Ed25519, or ML-DSA-65 where votes shall withstand quantum forgers by themselves: its signatures are
-    52 times as long. Which of the two it is shows in the length of the public key.
+    The key is Ed25519, or ML-DSA-65 if votes must resist quantum forgers by themselves, with signatures 52 times as
+    long. The length of the public key tells the kind.
 
-    Keep `to_bytes()` durably. A peer that restarts must go on with the vote key that the membership holds, or
-    stay silent until it has joined again.
+    The caller must store `to_bytes()` durably. A restarted peer must continue with the vote key in the membership,
+    or not sign until it has joined again.
     """
 
     def __init__(self, peer: PeerId, key: VotePrivateKey, certificate: bytes) -> None:
@@ -324,7 +327,7 @@ class SessionSigner:
         not_after_s: int,
         generate: Callable[[], VotePrivateKey] = Ed25519PrivateKey.generate,
     ) -> SessionSigner:
-        """A new session key for this run, valid between two wall-clock times."""
+        """Create a session key for this run, valid between two wall-clock times in seconds."""
         assert not_before_s <= not_after_s
         key = generate()
         vote_key = key.public_key().public_bytes_raw()
@@ -336,7 +339,7 @@ class SessionSigner:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SessionSigner:
-        """The session that `to_bytes` wrote. UsageError if these bytes are something else."""
+        """Decode the bytes of `to_bytes`. Raises UsageError if they are invalid."""
         session = open_session_certificate(data[SEED_BYTES:])
         if session is not None:
             classical = kind_of_key(session.vote_key) == "ed25519"
@@ -360,7 +363,7 @@ class SessionSigner:
 
     @property
     def private_key(self) -> VotePrivateKey:
-        """For another certificate of the same key."""
+        """The private vote key, for another certificate of the same key."""
         return self._key
 
     @property
@@ -382,34 +385,34 @@ class SessionSigner:
 
 
 def nobody_known(peer: PeerId) -> PublicIdentity | None:
-    """For where no membership is agreed yet: every peer is met for the first time."""
+    """Membership look-up before any membership is agreed: all peers are unknown."""
     return None
 
 
 class SessionVerifier:
-    """The `SignatureVerifier` of the real world.
+    """`SignatureVerifier` for real keys.
 
-    Whoever can forge Ed25519 makes certificates of another peer's id that hold here, with an ML-DSA key of their
-    own: those that judge joins (policy/membership) compare `identity_of` with what the agreed membership holds.
+    A forger of Ed25519 can create valid certificates for another peer's id with its own ML-DSA key. So join checks
+    (policy/membership) compare `identity_of` with the agreed membership.
     """
 
-    REMEMBERED_MAX = PEERS_MAX  # certificates per run; each costs an ML-DSA check (0.2 ms) when forgotten
+    REMEMBERED_MAX = PEERS_MAX  # cached certificates; each evicted one costs another ML-DSA check (0.2 ms)
 
     def __init__(self) -> None:
-        self._opened: OrderedDict[bytes, SessionGrant] = OrderedDict()  # only certificates that hold
+        self._opened: OrderedDict[bytes, SessionGrant] = OrderedDict()  # digest of a valid certificate -> content
 
     def holds(self, vote_key: bytes, data: bytes, signature: bytes) -> bool:
         return _vote_holds(vote_key, _SIGNED_DOMAIN + data, signature)
 
     def certifies(self, certificate: bytes, peer: PeerId, vote_key: bytes, run: bytes) -> bool:
-        """See `SignatureVerifier`. Does not check the time: voters judge `validity_of` when they admit a member."""
+        """See `SignatureVerifier`. Does not check the time: voters check `validity_of` when they admit a member."""
         session = self.session_of(certificate)
         if session is None or session.identity.peer != peer:
             return False
         return session.vote_key == vote_key and session.run == run
 
     def session_of(self, certificate: bytes) -> SessionGrant | None:
-        """What a certificate says, if it holds by itself; None otherwise."""
+        """Content of a certificate; None if it is invalid."""
         if len(certificate) > CERTIFICATE_BYTES_MAX:
             return None
         name = blake3(certificate).digest()
@@ -440,17 +443,17 @@ class SessionVerifier:
 
 
 def public_bytes(identity: PublicIdentity) -> bytes:
-    """The public identity as `identity_holds` reads it."""
+    """Encode a public identity for `identity_holds`."""
     return _ENCODER.encode(identity)
 
 
 def public_from_bytes(data: bytes) -> PublicIdentity | None:
-    """What `public_bytes` wrote; None if these bytes are something else."""
+    """Decode the bytes of `public_bytes`; None if they are invalid."""
     return canonical(data, _PUBLIC_IDENTITY, CERTIFICATE_BYTES_MAX)
 
 
 def signature_bytes(signature: DualSignature) -> bytes:
-    """A dual signature as `identity_holds` reads it."""
+    """Encode a dual signature for `identity_holds`."""
     return _ENCODER.encode(signature)
 
 
@@ -462,7 +465,7 @@ def _vote_holds(vote_key: bytes, data: bytes, signature: bytes) -> bool:
     return True
 
 
-@lru_cache(maxsize=PEERS_MAX)  # reading a key takes a fifth of what checking a signature does
+@lru_cache(maxsize=PEERS_MAX)  # decoding a key takes a fifth of the time of a signature check
 def _public_key(vote_key: bytes) -> Ed25519PublicKey | MLDSA65PublicKey:
     kind = MLDSA65PublicKey if kind_of_key(vote_key) == "ml-dsa-65" else Ed25519PublicKey
     return kind.from_public_bytes(vote_key)

@@ -1,18 +1,19 @@
-"""Noise handshakes as machines on bytes: two strangers end up with keys and with proof of who the other is.
+"""Noise handshakes as sans-IO machines: key agreement with mutual authentication.
 
-`hybrid` is Noise XXhfs: X25519 and ML-KEM-768 together, so that recording today and computing tomorrow opens
-nothing while either holds. Its payload is Atoll's: both identity keys sign role, transcript and static key.
-`classical` is libp2p's plain Noise XX, for browsers and foreign peers where a run's policy allows them.
+`hybrid` is Noise XXhfs with X25519 and ML-KEM-768: recorded traffic stays secret while either one is unbroken. Its
+payload is Atoll's: both identity keys sign role, transcript and static key.
+`classical` is libp2p's plain Noise XX, for browsers and foreign peers if a run's policy allows them.
 
     -> e, e1                     initiator: ephemeral key, KEM key
     <- e, ee, ekem1, s, es       responder: ephemeral key, KEM ciphertext, static key, payload
     -> s, se                     initiator: static key, payload
 
-Promises: whatever bytes arrive, the answer is a message, an `NoiseConnection`, or a PeerFault after which the
-machine is dead; the fault names nobody, because until the end anybody may be on the line and show anybody's
-keys; lengths are judged before any work; no key leaves before the other side's identity holds.
-Never does: fall back to a weaker suite, trust a peer id that the agreed membership knows with other keys, or
-read beyond the message it was given.
+Invariants:
+- For any bytes, the outcome is a message, a `NoiseConnection`, or a PeerFault after which the handshake is dead.
+- The fault has no peer, since until the end any peer may be on the line and show any keys.
+- Lengths are checked before any work. No key is returned before the remote identity is verified.
+- A peer id with other keys than in the agreed membership is refused.
+- A handshake never falls back to a weaker suite and never reads beyond the given message.
 """
 
 from __future__ import annotations
@@ -49,26 +50,26 @@ _BULK_LABEL = b"atoll/bulk-keys/1 "
 
 @dataclass(frozen=True)
 class NoiseConnection:
-    """A connection both ends have proven themselves on.
+    """Keys and remote identity of a finished handshake.
 
-    `send` and `receive` are Noise's own keys, for libp2p's frames. The bulk pair has keys of its own, so that a
-    connection may turn into a bulk lane without one key ever serving two ciphers.
+    `send` and `receive` are Noise's own keys, for libp2p's frames. The bulk pair has separate keys, so a connection
+    may become a bulk lane without using one key with two ciphers.
     """
 
     peer: PeerId
-    identity: PublicIdentity | None  # None: a foreign peer, which has no vote and owns nothing
-    role: HandshakeRole  # ours
+    identity: PublicIdentity | None  # None: a foreign peer, without a vote or parts
+    role: HandshakeRole  # local role
     suite: NoiseSuite
-    handshake_hash: bytes  # the same at both ends and nowhere else: what further proofs may bind to
+    handshake_hash: bytes  # unique to this connection and equal at both ends, for further proofs to bind to
     send: SealingKey
     receive: OpeningKey
     bulk_send: SealingKey
     bulk_receive: OpeningKey
-    suites: tuple[str, ...]  # what the other side says it offered
-    muxers: tuple[str, ...]  # libp2p multiplexers the other side announced; none in the hybrid suite
+    suites: tuple[str, ...]  # suites that the remote offered, by its signed list
+    muxers: tuple[str, ...]  # libp2p multiplexers that the remote announced; none in the hybrid suite
 
 
-# ---- opening a handshake -----------------------------------------------------------------------------------
+# ---- creating a handshake ----------------------------------------------------------------------------------
 
 
 def hybrid(
@@ -82,15 +83,16 @@ def hybrid(
     aeads: tuple[AeadCipher, ...] = tuple(AeadCipher),
     draws: HandshakeRandomness = HandshakeRandomness(),
 ) -> NoiseHandshake:
-    """A post-quantum handshake inside one network.
+    """Create a post-quantum handshake inside one network.
 
-    `network` (a genesis digest, or another name everybody in it knows) is mixed in: other networks' handshakes
-    fail at the first tag. `expected` is whom we dialled. `known` is the agreed membership: a peer it names must
-    show exactly those keys. `suites` is what we offered in multistream-select, in clear: if the other side had
-    offered better and somebody stripped it, its signed list shows it. `aeads` are our fast ciphers.
+    `network`: name of the network, such as a genesis digest; handshakes of other networks fail at the first tag.
+    `expected`: the dialed peer. `known`: the agreed membership; a peer in it must show exactly its keys there.
+    `suites`: the suites offered in clear by multistream-select. If an attacker removed a better one, the remote's
+    signed list reveals it. `aeads`: local ciphers for the bulk lane.
     """
-    words = HybridAuthenticator(identity, known, suites, aeads)
-    return NoiseHandshake(role, words, NoiseState(HYBRID, _HYBRID_PROLOGUE + network, role, draws), expected)
+    authenticator = HybridAuthenticator(identity, known, suites, aeads)
+    state = NoiseState(HYBRID, _HYBRID_PROLOGUE + network, role, draws)
+    return NoiseHandshake(role, authenticator, state, expected)
 
 
 def classical(
@@ -102,50 +104,50 @@ def classical(
     muxers: tuple[str, ...] = (),
     draws: HandshakeRandomness = HandshakeRandomness(),
 ) -> NoiseHandshake:
-    """libp2p's own handshake with a foreign peer. A peer that `known` names is refused: it can do better."""
-    words = ClassicalAuthenticator(identity, known, muxers)
-    return NoiseHandshake(role, words, NoiseState(CLASSICAL, b"", role, draws), expected)
+    """Create libp2p's own handshake with a foreign peer. A known member is refused: it must use `hybrid`."""
+    authenticator = ClassicalAuthenticator(identity, known, muxers)
+    return NoiseHandshake(role, authenticator, NoiseState(CLASSICAL, b"", role, draws), expected)
 
 
 # ---- the handshake -----------------------------------------------------------------------------------------
 
 
 class NoiseHandshake:
-    """One side of one handshake. The initiator calls `start` first; both feed `receive` until `result` is there."""
+    """One end of a handshake. The initiator calls `start` first; both ends call `receive` until `result` is set."""
 
     def __init__(
         self,
         role: HandshakeRole,
-        words: HybridAuthenticator | ClassicalAuthenticator,
+        authenticator: HybridAuthenticator | ClassicalAuthenticator,
         noise: NoiseState,
         expected: PeerId | None,
     ) -> None:
         self.role = role
         self.result: NoiseConnection | None = None
-        self._words, self._noise, self._expected = words, noise, expected
+        self._authenticator, self._noise, self._expected = authenticator, noise, expected
         self._dead = False
 
     def start(self) -> bytes:
-        """The first message. Ours to send only as initiator, and only once."""
+        """Return the first message. Called once, by the initiator only."""
         assert self.role is HandshakeRole.INITIATOR and self._noise.turn == 0
         return self._write()
 
     @property
     def next_bytes_max(self) -> int:
-        """The longest message that can be right now; a longer frame need not be read to the end."""
+        """Longest valid next message, in bytes; a longer frame can be refused unread."""
         return 0 if self._dead or self.result is not None else self._noise.next_bytes()[1]
 
     def receive(self, message: bytes) -> bytes | None:
-        """Take the other side's next message; the reply to send, if there is one. Raises PeerFault and dies."""
+        """Process the remote's next message and return the reply, if any. A PeerFault ends the handshake."""
         if self._dead or self.result is not None:
             self._die()
-            raise PeerFault("", "a handshake message after the handshake was over")
+            raise PeerFault("", "handshake message after the end of the handshake")
         assert (self._noise.turn % 2 == 0) == (self.role is HandshakeRole.RESPONDER), "start() comes first"
         try:
             return self._advance(message)
         except InvalidTag:
-            why = "other bytes than were sent, or another network"
-        except ValueError as error:  # a low-order point, a bad KEM key, a payload that is not what it should be
+            why = "bytes were changed, or the remote is in another network"
+        except ValueError as error:  # a low-order point, an invalid KEM key or payload
             why = str(error)
         self._die()
         raise PeerFault("", f"handshake failed: {why}")
@@ -155,9 +157,9 @@ class NoiseHandshake:
         payload = noise.read(message)
         if noise.turn == 1:
             return self._write()
-        claim = self._words.read(self.role.other, noise.signed_hash, noise.remote_static, payload)
-        if claim.peer == self._words.identity.peer:
-            raise ValueError("this is myself: my own connection came back to me")
+        claim = self._authenticator.read(self.role.other, noise.signed_hash, noise.remote_static, payload)
+        if claim.peer == self._authenticator.identity.peer:
+            raise ValueError("the remote is the local peer itself")
         if self._expected not in (None, claim.peer):
             raise ValueError(f"{claim.peer} answered where {self._expected} was expected")
         reply = self._write() if self.role is HandshakeRole.INITIATOR else None
@@ -165,7 +167,8 @@ class NoiseHandshake:
         return reply
 
     def _write(self) -> bytes:
-        return self._noise.write(lambda signed_hash, static: self._words.write(self.role, signed_hash, static))
+        sign = self._authenticator.write
+        return self._noise.write(lambda signed_hash, static: sign(self.role, signed_hash, static))
 
     def _establish(self, claim: RemoteIdentity) -> NoiseConnection:
         send, receive = self._noise.split()
@@ -190,12 +193,12 @@ class NoiseHandshake:
         self._dead, self.result = True, None
 
 
-# ---- what the payloads say ---------------------------------------------------------------------------------
+# ---- payloads ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RemoteIdentity:
-    """What the other side's payload says, after it was verified."""
+    """Verified content of the remote's payload."""
 
     peer: PeerId
     identity: PublicIdentity | None
@@ -208,7 +211,7 @@ Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgsp
 
 
 class HandshakeOffer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Who I am and what I offered, best first. Names that the other side does not know are skipped."""
+    """Identity and offered suites and ciphers, best first. A receiver skips unknown names."""
 
     identity: PublicIdentity
     suites: Names
@@ -216,7 +219,7 @@ class HandshakeOffer(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 
 class HybridPayload(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """`offer` is kept as its exact bytes, because those are what was signed."""
+    """Signed offer. `offer` holds the exact signed bytes."""
 
     offer: Annotated[bytes, msgspec.Meta(max_length=HYBRID.payload_max)]
     signature: DualSignature
@@ -227,10 +230,10 @@ _HYBRID_PAYLOAD = msgspec.msgpack.Decoder(HybridPayload)
 
 
 class HybridAuthenticator:
-    """Atoll's payload: both identity keys sign role, transcript, static key and offer.
+    """Writer and verifier of Atoll's payload: both identity keys sign role, transcript, static key and offer.
 
-    libp2p signs the static key alone. That signature is shown to everybody whom a peer ever talked to, so
-    whoever breaks X25519 could compute the static key from one recorded handshake and show the signature again.
+    libp2p signs the static key alone, and every remote receives that signature. An attacker that breaks X25519
+    could compute the static key from one recorded handshake and reuse the signature.
     """
 
     def __init__(
@@ -254,22 +257,22 @@ class HybridAuthenticator:
         payload = canonical(data, _HYBRID_PAYLOAD, HYBRID.payload_max)
         offer = canonical(payload.offer, _OFFER, HYBRID.payload_max) if payload else None
         if payload is None or offer is None:
-            raise ValueError("the payload is not an identity and an offer")
+            raise ValueError("payload is not an identity and an offer")
         identity, peer = offer.identity, offer.identity.peer
         if not identity.holds(_hybrid_signed(role, signed_hash, static, payload.offer), payload.signature):
             raise ValueError(f"{peer} did not sign this handshake with both identity keys")
         if self._known(peer) not in (None, identity):
-            raise ValueError(f"{peer} comes with another ML-DSA key than the agreed membership holds")
+            raise ValueError(f"{peer} has another ML-DSA key in the agreed membership")
         if next((suite for suite in self._suites if suite in offer.suites), None) != HYBRID.protocol:
-            raise ValueError(f"{peer} offered {offer.suites}; somebody stripped the best we both have")
+            raise ValueError(f"{peer} offered {offer.suites}; the best common suite was stripped on the way")
         aead = next((aead for aead in AeadCipher if aead in self._aeads and aead.value in offer.aeads), None)
         if aead is None:
-            raise ValueError(f"{peer} offers only ciphers that we do not have: {offer.aeads}")
+            raise ValueError(f"{peer} offers only unsupported ciphers: {offer.aeads}")
         return RemoteIdentity(peer, identity, aead, suites=offer.suites)
 
 
 class ClassicalAuthenticator:
-    """libp2p's payload: the Ed25519 identity key signs the static key, in protobuf.
+    """Writer and verifier of libp2p's payload: the Ed25519 identity key signs the static key, in protobuf.
 
     Fields (libp2p/specs noise): identity_key = 1, identity_sig = 2, extensions = 4 { stream_muxers = 2 }.
     """
@@ -291,7 +294,7 @@ class ClassicalAuthenticator:
         return payload
 
     def read(self, role: HandshakeRole, signed_hash: bytes, static: bytes, data: bytes) -> RemoteIdentity:
-        fields = dict(_bytes_fields(data))  # where a field comes twice, protobuf lets the last one count
+        fields = dict(_bytes_fields(data))  # the last value of a repeated field counts, as in protobuf
         key, signature = fields.get(1, b""), fields.get(2, b"")
         ed25519 = ed25519_of_libp2p(key)
         peer = peer_id_of(ed25519)
@@ -300,7 +303,7 @@ class ClassicalAuthenticator:
         except InvalidSignature:
             raise ValueError(f"{peer} did not sign its static key with its identity key") from None
         if self._known(peer) is not None:
-            raise ValueError(f"{peer} is a member with an ML-DSA key and must not come by the classical suite")
+            raise ValueError(f"{peer} is a member with an ML-DSA key and must not use the classical suite")
         muxers = tuple(name.decode() for number, name in _bytes_fields(fields.get(4, b"")) if number == 2)
         return RemoteIdentity(peer, None, AeadCipher.CHACHA20_POLY1305, muxers=muxers)
 
@@ -310,7 +313,7 @@ def _bytes_fields(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def _hybrid_signed(role: HandshakeRole, signed_hash: bytes, static: bytes, offer: bytes) -> bytes:
-    """Role, hash and key have fixed lengths, so that no two handshakes sign the same bytes."""
+    """Bytes to sign. Role, hash and key have fixed lengths, so no two handshakes sign the same bytes."""
     return _HYBRID_DOMAIN + role.value + signed_hash + static + offer
 
 

@@ -1,9 +1,11 @@
-"""Noise itself, without identities: the suites as tables, and the machine that walks through one of them.
+"""Noise protocol without identities: suites as tables, and the state machine of one handshake.
 
-`NoiseState` writes and reads the messages of a suite token by token, keeps the transcript and the chaining key, and
-splits into keys at the end. Payloads are bytes that it seals and never looks into: who somebody is, `noise` judges.
-Lengths are judged before any work. Raises ValueError or InvalidTag for what cannot be right, and is of no use
-afterwards. All randomness comes in as `Draws`.
+`NoiseState` writes and reads the messages of a suite token by token. It holds the transcript and the chaining key,
+and splits them into keys at the end. Payloads are opaque bytes; `noise` checks identities.
+Invariants:
+- Lengths are checked before any work.
+- An invalid message raises ValueError or InvalidTag, after which the state is unusable.
+- All randomness comes from `HandshakeRandomness`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ KEM_CIPHERTEXT_BYTES: Final = 1088
 
 
 class HandshakeRole(Enum):
-    """Who spoke first. The byte is signed, so that no payload can be sent back to its author."""
+    """Initiator or responder. The byte is signed, so no payload can be reflected to its author."""
 
     INITIATOR = b"I"
     RESPONDER = b"R"
@@ -39,33 +41,33 @@ class HandshakeRole(Enum):
 
 
 class NoiseSuite(msgspec.Struct, frozen=True):
-    """A Noise pattern as a table: what each message carries, and how long its payload may be."""
+    """Noise pattern as a table: the tokens of each message and the longest payload."""
 
-    protocol: str  # what multistream-select negotiates
-    name: bytes  # hashed into the transcript: one changed letter, and nobody understands us
+    protocol: str  # protocol id in multistream-select
+    name: bytes  # name hashed into the transcript: must be equal to the letter at both ends
     messages: tuple[tuple[str, ...], ...]
-    payload_max: int  # bytes, of the second and third message; the first has none
+    payload_max: int  # bytes of the second and third payload; the first message has none
 
 
-# libp2p/specs #727 still renames its drafts: our protocol id and prologue carry a version of our own.
+# libp2p/specs #727 still renames its drafts, so Atoll's protocol id and prologue have their own version.
 HYBRID: Final = NoiseSuite(
     protocol="/atoll/noise-xxhfs/1",
     name=b"Noise_XXhfs_25519+MLKEM768_ChaChaPoly_SHA256",
     messages=(("e", "e1"), ("e", "ee", "ekem1", "s", "es"), ("s", "se")),
-    payload_max=6144,  # 5.4 kB of keys and signatures, and room for more suites
+    payload_max=6144,  # 5.4 kB of keys and signatures, plus room for more suites
 )
 CLASSICAL: Final = NoiseSuite(
     protocol="/noise",
     name=b"Noise_XX_25519_ChaChaPoly_SHA256",
     messages=(("e",), ("e", "ee", "s", "es"), ("s", "se")),
-    payload_max=4096,  # 100 bytes of identity; the rest is extensions that we skip
+    payload_max=4096,  # 100 bytes of identity; the rest is for extensions, which are skipped
 )
 PREFERENCE: Final = (HYBRID.protocol, CLASSICAL.protocol)  # best first
 
 
 @dataclass(frozen=True)
 class HandshakeRandomness:
-    """All randomness of one handshake. Only known-answer tests give other draws than these."""
+    """Sources of randomness of one handshake. Only known-answer tests replace them."""
 
     static: Callable[[], X25519PrivateKey] = X25519PrivateKey.generate
     ephemeral: Callable[[], X25519PrivateKey] = X25519PrivateKey.generate
@@ -77,14 +79,14 @@ class HandshakeRandomness:
 
 _TOKEN_BYTES = {
     "e": DH_BYTES,
-    "e1": KEM_KEY_BYTES,  # in the first message, before there is a key: in clear, without a tag
+    "e1": KEM_KEY_BYTES,  # in the first message, without a key yet: in clear, without a tag
     "ekem1": KEM_CIPHERTEXT_BYTES + TAG_BYTES,
     "s": DH_BYTES + TAG_BYTES,
 }
 
 
 class NoiseState:
-    """The Noise state machine for one suite, without identities: tokens, transcript, chaining key."""
+    """State machine of one handshake: tokens, transcript, chaining key."""
 
     def __init__(self, suite: NoiseSuite, prologue: bytes, role: HandshakeRole, draws: HandshakeRandomness) -> None:
         self.suite, self.turn = suite, 0
@@ -94,7 +96,7 @@ class NoiseState:
         self._public: dict[str, X25519PublicKey] = {}
         self._kem: MLKEM768PrivateKey | None = None
         self._kem_public = b""
-        self.signed_hash = b""  # transcript just before the last payload: what that payload signs
+        self.signed_hash = b""  # transcript before the last payload, which that payload signs
         self.remote_static = b""
 
     @property
@@ -102,28 +104,31 @@ class NoiseState:
         return self._symmetric.transcript
 
     def next_bytes(self) -> tuple[int, int]:
-        """Shortest and longest next message."""
+        """Shortest and longest size of the next message, in bytes."""
         shortest = sum(_TOKEN_BYTES.get(token, 0) for token in self.suite.messages[self.turn])
         if self.turn == 0:
             return shortest, shortest
         return shortest + TAG_BYTES, shortest + TAG_BYTES + self.suite.payload_max
 
     def write(self, payload: Callable[[bytes, bytes], bytes]) -> bytes:
-        """The next message. `payload` is given the transcript hash and our static key, to sign them."""
+        """Write the next message. `payload(transcript hash, static key)` returns the payload that signs both."""
         message = b"".join(self._write_token(token) for token in self.suite.messages[self.turn])
         if self.turn:
             static = self._private["s"].public_key().public_bytes_raw()
             message += self._symmetric.encrypt(payload(self._symmetric.transcript, static))
         else:
-            message += self._symmetric.encrypt(b"")  # nothing yet to encrypt with, nothing to say
+            message += self._symmetric.encrypt(b"")  # no key and no payload yet
         self.turn += 1
         return message
 
     def read(self, message: bytes) -> bytes:
-        """The payload of the next message. Raises ValueError or InvalidTag, and is of no use afterwards."""
+        """Read the next message and return its payload.
+
+        Raises ValueError or InvalidTag if it is invalid, after which the state is unusable.
+        """
         shortest, longest = self.next_bytes()
         if not shortest <= len(message) <= longest:
-            raise ValueError(f"message {self.turn + 1} has {len(message)} bytes; {shortest} to {longest} can be")
+            raise ValueError(f"message {self.turn + 1} has {len(message)} bytes, allowed: {shortest} to {longest}")
         at = 0
         for token in self.suite.messages[self.turn]:
             end = at + _TOKEN_BYTES.get(token, 0)
@@ -134,7 +139,7 @@ class NoiseState:
         return self._symmetric.decrypt(message[at:])
 
     def split(self, label: bytes = b"") -> tuple[bytes, bytes]:
-        """Two keys, initiator's direction first. Noise's own have no label; other labels give unrelated keys."""
+        """Derive two keys, the initiator's direction first. Each label gives unrelated keys; Noise uses none."""
         assert self.turn == len(self.suite.messages)
         return self._symmetric.split(label)
 
@@ -179,13 +184,13 @@ class NoiseState:
                 self._mix_dh(token)
 
     def _mix_dh(self, token: str) -> None:
-        """`es` is the initiator's e with the responder's s: each side reads the letters from its own end."""
-        mine, theirs = token if self._initiator else reversed(token)
-        self._symmetric.mix_key(self._private[mine].exchange(self._public[theirs]))
+        """Mix a Diffie-Hellman result. `es` is the initiator's e with the responder's s."""
+        local, remote = token if self._initiator else reversed(token)
+        self._symmetric.mix_key(self._private[local].exchange(self._public[remote]))
 
 
 class _SymmetricState:
-    """Noise's SymmetricState for SHA-256 and ChaCha20-Poly1305."""
+    """Noise SymmetricState for SHA-256 and ChaCha20-Poly1305."""
 
     def __init__(self, name: bytes, prologue: bytes) -> None:
         self.transcript = name.ljust(32, b"\0") if len(name) <= 32 else hashlib.sha256(name).digest()
@@ -224,7 +229,7 @@ class _SymmetricState:
 
 
 def _hkdf(chain: bytes, secret: bytes) -> tuple[bytes, bytes]:
-    """HKDF as Noise writes it, two outputs."""
+    """HKDF as defined by Noise, with two outputs."""
     root = hmac.digest(chain, secret, "sha256")
     first = hmac.digest(root, b"\x01", "sha256")
     return first, hmac.digest(root, first + b"\x02", "sha256")

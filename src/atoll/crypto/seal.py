@@ -1,15 +1,14 @@
-"""Boxes that only the other end of one connection can open: authenticated encryption, one key per direction.
+"""Authenticated encryption of a connection, one key per direction (Noise CipherState).
 
-A `SealingKey` makes boxes, an `Opener` opens them; each is Noise's CipherState for its direction: a key, and a
-counter
-that is the nonce. Control connections use them as libp2p does. Bulk lanes give `rekey_bytes`: boxes of up to
-1 MiB, written straight into the caller's buffers, and a new key now and then, in lock-step because both ends
-count the same boxes.
+A `SealingKey` seals boxes and an `OpeningKey` opens them. Each has a key and a counter that is the nonce. Control
+connections use them as libp2p does. Bulk lanes set `rekey_bytes`: boxes of up to 1 MiB are written into the
+caller's buffers, and both ends change keys in lock-step, since they count the same boxes.
 
-Promises: a box that was changed, replayed, dropped or reordered is a PeerFault and ends the connection; no
-nonce is used twice under one key; when a counter is used up the link is spent, it never wraps; bytes that
-failed their check are wiped before anybody can read them.
-Never does: frame, buffer or copy. What is long enough to matter is encrypted where it lies.
+Invariants:
+- A changed, replayed, dropped or reordered box is a PeerFault and ends the connection.
+- No nonce is used twice under one key. A counter never wraps: it ends the connection.
+- Bytes that failed their check are wiped before they can be read.
+Not responsible for: framing, buffering, copying. Large data is encrypted in place.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from atoll.base.errors import PeerFault
 
 KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
-NONCE_END: Final = 2**64 - 1  # Noise keeps the last nonce for rekeying
-BOXES_PER_KEY: Final = 2**32 - 1  # the bound of the AES-GCM standard for one key, kept for both ciphers
+NONCE_END: Final = 2**64 - 1  # the last nonce, which Noise reserves for rekeying
+BOXES_PER_KEY: Final = 2**32 - 1  # limit of the AES-GCM standard for one key, used for both ciphers
 BULK_REKEY_BYTES: Final = 2**36  # 64 GiB: below 2^-64 of telling AES-GCM boxes from noise, and costs nothing
 
 Buffer = bytes | bytearray | memoryview
@@ -34,22 +33,22 @@ Writable = bytearray | memoryview
 
 
 class AeadCipher(Enum):
-    """Authenticated ciphers, best first. The names travel in the handshake."""
+    """Authenticated ciphers, best first. Their names are sent in the handshake."""
 
-    AES_256_GCM = "AES-256-GCM"  # 2.7x as fast where processors have AES instructions
-    CHACHA20_POLY1305 = "ChaCha20-Poly1305"  # fast everywhere; every peer has it
+    AES_256_GCM = "AES-256-GCM"  # 2.7x as fast on processors with AES instructions
+    CHACHA20_POLY1305 = "ChaCha20-Poly1305"  # fast on all processors; every peer has it
 
 
-# Noise's nonces: four zero bytes and the counter, whose byte order depends on the cipher
+# Noise nonces: four zero bytes and the counter, in a byte order that depends on the cipher
 NONCES: Final = {AeadCipher.AES_256_GCM: Struct(">4xQ"), AeadCipher.CHACHA20_POLY1305: Struct("<4xQ")}
 
 
 class KeysExhausted(Exception):
-    """This connection's keys are used up. Nobody is at fault: close it and open another."""
+    """The keys of a connection are used up, which is no peer's fault: close it and open another."""
 
 
 class SealingKey:
-    """The sending end of one direction."""
+    """Key of the sending end of one direction."""
 
     def __init__(
         self,
@@ -67,14 +66,17 @@ class SealingKey:
         return self._key.aead
 
     def seal(self, plain: Buffer, header: bytes = b"") -> bytes:
-        """The box for `plain`, TAG_BYTES longer. `header` is not inside, but must be the same at the opener."""
+        """Return the box for `plain`, TAG_BYTES longer. `header` is authenticated but not part of the box."""
         key, nonce = self._key, self._key.next_nonce()
         box = key.cipher.encrypt(nonce, plain, header)
         key.used(len(plain))
         return box
 
     def seal_into(self, plain: Buffer, out: Writable, header: bytes = b"") -> int:
-        """Write the box to `out`, exactly TAG_BYTES longer than `plain`; both may begin at the same address."""
+        """Write the box to `out`, exactly TAG_BYTES longer than `plain`, and return its size in bytes.
+
+        Both buffers may begin at the same address.
+        """
         assert len(out) == len(plain) + TAG_BYTES
         key, nonce = self._key, self._key.next_nonce()
         box_bytes = key.cipher.encrypt_into(nonce, plain, header, out)
@@ -86,7 +88,7 @@ class SealingKey:
 
 
 class OpeningKey:
-    """The receiving end of one direction. After one bad box it opens nothing any more."""
+    """Key of the receiving end of one direction. After one invalid box it opens no more boxes."""
 
     def __init__(
         self,
@@ -114,13 +116,16 @@ class OpeningKey:
         return plain
 
     def open_into(self, box: Buffer, out: Writable, header: bytes = b"") -> int:
-        """Write what is inside to `out`, exactly TAG_BYTES shorter than `box`; both may begin together."""
+        """Write the content to `out`, exactly TAG_BYTES shorter than `box`, and return its size in bytes.
+
+        Both buffers may begin at the same address. Raises PeerFault for an invalid box.
+        """
         nonce = self._next_nonce(box)
         assert len(out) == len(box) - TAG_BYTES
         try:
             plain_bytes = self._key.cipher.decrypt_into(nonce, box, header, out)
         except InvalidTag:
-            out[:] = bytes(len(out))  # OpenSSL decrypts before it checks: forged bytes lie there by now
+            out[:] = bytes(len(out))  # OpenSSL decrypts before it checks: `out` now holds forged bytes
             raise self._fault() from None
         self._key.used(plain_bytes)
         return plain_bytes
@@ -134,12 +139,13 @@ class OpeningKey:
         return self._key.next_nonce()
 
     def _fault(self) -> PeerFault:
-        self._broken = True  # named after nobody: whoever sits on the path can do this to an honest peer
+        self._broken = True
+        # without a peer: an attacker on the path can do this to an honest peer
         return PeerFault("", "a box that this connection's key does not open")
 
 
 class _DirectionKey:
-    """The key of one direction, how often it was used, and how it turns into the next one."""
+    """Key of one direction with its nonce counter, use limits and rekeying."""
 
     def __init__(
         self, key: bytes, aead: AeadCipher, rekey_bytes: int | None, boxes_per_key: int, first_nonce: int
@@ -151,21 +157,21 @@ class _DirectionKey:
         self._nonce, self._boxes, self._plain_bytes = first_nonce, 0, 0
 
     def next_nonce(self) -> bytes:
-        """A nonce never given before. It counts as used even if the call that wanted it fails."""
+        """Return an unused nonce. It counts as used even if the caller fails."""
         if self._boxes >= self._boxes_per_key or self._nonce >= NONCE_END:
-            raise KeysExhausted(f"after {self._nonce} boxes this connection's key is used up; open a new one")
+            raise KeysExhausted(f"after {self._nonce} boxes this connection's key is used up: reconnect")
         nonce, self._nonce, self._boxes = self._nonce, self._nonce + 1, self._boxes + 1
         return self._nonce_of(nonce)
 
     def used(self, plain_bytes: int) -> None:
         if self._rekey_bytes is None:
-            return  # libp2p's Noise never changes keys: such a link is spent after BOXES_PER_KEY
+            return  # libp2p's Noise never changes keys: such a connection ends after BOXES_PER_KEY
         self._plain_bytes += plain_bytes
         if self._plain_bytes >= self._rekey_bytes or self._boxes >= self._boxes_per_key:
             self.rekey()
 
     def rekey(self) -> None:
-        """Noise's REKEY: the next key is zeros encrypted under the last nonce. The counter goes on."""
+        """Noise REKEY: the next key is zeros encrypted under the last nonce. The counter continues."""
         box = self.cipher.encrypt(self._nonce_of(NONCE_END), bytes(KEY_BYTES), b"")
         self.cipher = _cipher(box[:KEY_BYTES], self.aead)
         self._boxes, self._plain_bytes = 0, 0

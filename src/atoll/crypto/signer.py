@@ -1,7 +1,7 @@
-"""The door through which everybody signs and checks statements.
+"""Interfaces for signing and verification; protocols depend only on these.
 
-The real world puts Ed25519 or ML-DSA-65 session keys certified by Ed25519 + ML-DSA-65 identities behind it
-(`crypto/identity.py`); the virtual world a keyed hash with charged CPU time. Protocols know only this door.
+Implementations: Ed25519 or ML-DSA-65 session keys, certified by Ed25519 + ML-DSA-65 identities
+(`crypto/identity.py`), and in simulations a keyed hash with charged CPU time.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Literal, NamedTuple, Protocol
 
 from atoll.base.ids import PeerId, Seconds
 
-VoteKind = Literal["ed25519", "ml-dsa-65"]  # of session keys; genesis says which (specs/identity.md)
+VoteKind = Literal["ed25519", "ml-dsa-65"]  # kind of session keys, fixed in genesis (specs/identity.md)
 
 
 class Validity(NamedTuple):
-    """When a session certificate holds: from which epoch of the run on, and between two wall-clock times."""
+    """Validity of a session certificate: from an epoch of the run on, between two wall-clock times in seconds."""
 
     epoch: int
     not_before_s: Seconds
@@ -24,54 +24,55 @@ class Validity(NamedTuple):
 
 
 class Signer(Protocol):
-    """One peer's session: signs round statements, lives as long as its certificate."""
+    """Session of one peer, which signs round statements while its certificate is valid."""
 
     @property
     def peer(self) -> PeerId: ...
 
     @property
     def vote_key(self) -> bytes:
-        """The public session key that the membership record holds."""
+        """Public session key, as in the membership record."""
         ...
 
     @property
     def certificate(self) -> bytes:
-        """The identity's signed word that `vote_key` speaks for `peer` in this run."""
+        """Certificate by the identity that `vote_key` signs for `peer` in this run."""
         ...
 
     def sign(self, data: bytes) -> bytes: ...
 
     def secret(self, purpose: bytes) -> bytes:
-        """32 bytes that nobody without this session's key can tell; the same whenever it is asked, also after a
-        restart."""
+        """Secret for this purpose, 32 bytes: derived from the session key and equal after a restart."""
         ...
 
 
 @dataclass(frozen=True)
 class IdentitySigner:
-    """One peer's long-lived identity: its public half, and the word of all its keys. It takes a millisecond."""
+    """Long-lived identity of one peer; a signature by all its keys takes about 1 ms."""
 
-    identity: bytes  # as `SignatureVerifier.identity_holds` reads it
-    sign: Callable[[bytes], bytes]  # of data that begins with a domain of its own
+    identity: bytes  # public identity, as read by `SignatureVerifier.identity_holds`
+    sign: Callable[[bytes], bytes]  # signs data that begins with its own domain
 
 
 class SignatureVerifier(Protocol):
+    """Verifier of signatures and session certificates. No method raises on untrusted bytes."""
+
     def holds(self, vote_key: bytes, data: bytes, signature: bytes) -> bool:
-        """True if `signature` is over `data` by the owner of `vote_key`. Never raises on strangers' bytes."""
+        """Whether `signature` is a signature over `data` by `vote_key`."""
         ...
 
     def certifies(self, certificate: bytes, peer: PeerId, vote_key: bytes, run: bytes) -> bool:
-        """True if the certificate binds `vote_key` to `peer` for this run. Never raises on strangers' bytes."""
+        """Whether the certificate binds `vote_key` to `peer` for this run."""
         ...
 
     def identity_of(self, certificate: bytes) -> bytes | None:
-        """The long-lived public identity that signed this certificate; None if it does not hold."""
+        """Long-lived public identity that signed this certificate; None if it is invalid."""
         ...
 
     def validity_of(self, certificate: bytes) -> Validity | None:
-        """When this certificate holds; None if it does not hold at all."""
+        """Validity of this certificate; None if it is invalid."""
         ...
 
     def identity_holds(self, identity: bytes, data: bytes, signature: bytes) -> bool:
-        """True if this long-lived public identity signed `data`, with every key it has. Never raises."""
+        """Whether this long-lived public identity signed `data` with all of its keys."""
         ...

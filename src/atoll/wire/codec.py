@@ -1,8 +1,9 @@
-"""Bytes <-> messages, statements and bodies: one msgspec codec, validated on decode.
+"""Codec of messages, statements, vertex bodies and vertices: msgspec MessagePack, validated on decode.
 
-Promises: whatever bytes arrive, `decode_*` returns a valid value or raises PeerFault; nothing is evaluated and
-nothing is allocated beyond the size of the input. Unknown extra fields are accepted, so that a newer peer can
-say more; unknown message types are a fault.
+Invariants:
+- For any bytes, `decode_*` returns a valid value or raises PeerFault.
+- Nothing is evaluated, and nothing is allocated beyond the size of the input.
+- Unknown fields are accepted, so newer peers can add some; unknown message types are a fault.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def encode(value: Message | Statement | VertexBody | Vertex | AgreedWeights) -> 
 
 def decode_message(data: bytes | memoryview, who: PeerId) -> Message:
     if len(data) > CONTROL_FRAME_MAX:
-        raise PeerFault(who, f"a message of {len(data)} bytes, {CONTROL_FRAME_MAX} are allowed")
+        raise PeerFault(who, f"message of {len(data)} bytes, limit {CONTROL_FRAME_MAX}")
     return _decode(_MESSAGE, data, who, "message")
 
 
@@ -114,9 +115,9 @@ def decode_statement(data: bytes, who: PeerId) -> Statement:
 
 
 def statement_in(signed: SignedStatement) -> Statement | None:
-    """What this says, whether or not its signature holds; None for what cannot be read.
+    """Decode the statement without checking its signature; None if it is unreadable.
 
-    Only a damaged history holds such bytes: whoever walks over one goes on, and `atoll verify` names the vertex.
+    Only a damaged history holds unreadable statements. Readers skip them, and `atoll verify` reports the vertex.
     """
     try:
         return decode_statement(signed.body, signed.signer)
@@ -127,11 +128,11 @@ def statement_in(signed: SignedStatement) -> Statement | None:
 def decode_body(data: bytes, who: PeerId = PeerId("")) -> VertexBody:
     try:
         return _body_in(data)
-    except PeerFault as fault:  # by whoever brought it
+    except PeerFault as fault:  # the sender is at fault
         raise PeerFault(who, fault.what) from None
 
 
-@lru_cache(maxsize=16)  # whoever brought it: the last few bodies are opened again and again
+@lru_cache(maxsize=16)  # independent of the sender: the newest bodies are decoded often
 def _body_in(data: bytes) -> VertexBody:
     return _decode(_BODY, data, PeerId(""), "vertex body")
 

@@ -1,8 +1,7 @@
-"""Signing statements and opening signed ones.
+"""Signed envelopes: signing of statements, and verification of signed ones.
 
-The signature covers a domain, the run and the exact bytes, so a statement means one thing in one run. Opening
-checks the signature against the vote key that the agreed membership holds for the signer; a statement by a
-stranger is nobody's word.
+The signature covers a domain, the run and the exact bytes, so a statement is valid in one run only. It is verified
+with the signer's vote key in the agreed membership; statements of other signers are refused.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from atoll.crypto.signer import SignatureVerifier, Signer
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.messages.statements import QuorumCertificate, SignedStatement, Statement, Vote
 
-OPENED_MAX = 2048  # a round's answers, commitments and votes, heard on their own and again inside the body
+OPENED_MAX = 2048  # results, commitments and votes of a round, received alone and again inside the body
 DOMAIN = b"atoll/statement/1\0"
 DOMAIN_SECRET = b"atoll/twins/secret/1\0"
 
@@ -25,13 +24,13 @@ S = TypeVar("S", bound=Statement)
 
 
 class VerifiedCache:
-    """The last words whose signatures were found good: the same word comes often.
+    """Cache of recently verified statements, since the same statement often arrives several times.
 
-    What one reader found holds for every other of the same run, so all peers of a simulation may share one.
+    A result holds for every reader of the same run, so all peers of a simulation may share one cache.
     """
 
     def __init__(self, most: int = OPENED_MAX, bytes_max: int = OPENED_BYTES_MAX) -> None:
-        """`bytes_max` is of one statement: longer ones are opened anew each time."""
+        """`most`: statements held. `bytes_max`: longest cached statement; longer ones are verified each time."""
         self.most, self.bytes_max = most, bytes_max
         self._words: OrderedDict[tuple[SignedStatement, bytes], Statement] = OrderedDict()
 
@@ -49,7 +48,7 @@ class VerifiedCache:
 
 
 class StatementSigner:
-    """Signs for one peer and checks everybody else's signatures in one run."""
+    """Signer of the local peer and verifier of all others in one run."""
 
     def __init__(self, run: Digest, signer: Signer, verifier: SignatureVerifier) -> None:
         self.run, self.signer, self.verifier = run, signer, verifier
@@ -61,34 +60,33 @@ class StatementSigner:
         return SignedStatement(self.me, body, self.signer.sign(signed_bytes(self.run, body)))
 
     def secret(self, round: int) -> bytes:
-        """32 bytes for this round that nobody else can tell: the same whenever they are asked for."""
+        """Secret of this round, 32 bytes, equal at every call and unknown to other peers."""
         return self.signer.secret(DOMAIN_SECRET + self.run + round.to_bytes(8, "big"))
 
     def open(self, signed: SignedStatement, kind: type[S], vote_key: bytes | None) -> S:
-        """The statement inside, once its signature holds.
+        """Return the statement inside after verifying its signature.
 
-        Raises PeerFault otherwise, and names nobody: anyone can write a signer's name under anything, so this is
-        the fault of who sent it here.
+        Raises PeerFault without a peer: the signer field is unproven, so only the sender can be at fault.
         """
-        nobody = PeerId("")
+        unnamed = PeerId("")
         if vote_key is not None and isinstance(known := self.opened.get(signed, vote_key), kind):
             return known
-        statement = decode_statement(signed.body, nobody)
+        statement = decode_statement(signed.body, unnamed)
         if not isinstance(statement, kind):
-            raise PeerFault(nobody, f"a {type(statement).__name__} where a {kind.__name__} belongs")
+            raise PeerFault(unnamed, f"{type(statement).__name__} in place of {kind.__name__}")
         if vote_key is None:
-            raise PeerFault(nobody, f"a {kind.__name__} by {signed.signer}, who has no vote key here")
+            raise PeerFault(unnamed, f"{kind.__name__} by {signed.signer}, which has no vote key here")
         if not self._holds(signed, vote_key):
-            raise PeerFault(nobody, f"a {kind.__name__} that {signed.signer} did not sign", signed.body)
+            raise PeerFault(unnamed, f"{kind.__name__} that {signed.signer} did not sign", signed.body)
         self.opened.note(signed, vote_key, statement)
         return statement
 
     def certificate_holds(
         self, certificate: QuorumCertificate, vote_keys: dict[PeerId, bytes], quorum: int
     ) -> bool:
-        """True if a quorum of distinct voters signed exactly this vote. Never raises.
+        """Whether a quorum of distinct voters signed exactly this vote. Never raises.
 
-        Most of them said so to me: what I opened is not looked at again.
+        Votes in the cache of verified statements are not verified again.
         """
         voters = {peer for peer, _ in certificate.votes}
         if len(voters) != len(certificate.votes) or len(voters) < quorum or not voters <= vote_keys.keys():
@@ -103,5 +101,5 @@ class StatementSigner:
 
 
 def signed_bytes(run: Digest, body: bytes) -> bytes:
-    """What a signature covers: a statement means one thing in one run."""
+    """Bytes that a signature covers: domain, run and body."""
     return DOMAIN + run + body

@@ -1,11 +1,13 @@
-"""Evidence: two different statements of one signer for one slot, checked by anybody from these bytes alone.
+"""Equivocation evidence: two different statements of one signer for one slot, checkable from their bytes alone.
 
-A slot is one thing that a peer may say once: its commitment, one answer or comparison in an attempt, its proposal,
-one vote or its timeout in a view. Both statements must be signed with one session key in one run, and the
-certificate says whose key that is. Promises: an honest peer is never framed, also after a restart, because what it
-said for a slot is durable before it is said and its session key lives in the same folder; words under another
-session key are other slots. Reports about members have no slot: they may change, and are never evidence. Never
-trusts who shows it.
+A slot admits one statement: a commitment, result or comparison, a proposal, a vote or a timeout.
+Both statements must be signed with one session key in one run, and the certificate names the key's owner.
+
+Invariants:
+- An honest peer is never framed, also after a restart: its statement for a slot is durable before it is sent, and
+  its session key is stored in the same folder. Statements under another session key have other slots.
+- Member reports have no slot: they may change and are never evidence.
+Not responsible for: trust in the peer that shows the evidence; it needs none.
 """
 
 from __future__ import annotations
@@ -28,17 +30,17 @@ from atoll.wire.messages.statements import (
     Vote,
 )
 
-Slot = tuple[str, int, int, str]  # kind, round, attempt or view, what distinguishes statements within
+Slot = tuple[str, int, int, str]  # kind, round, attempt or view, sub-slot
 
 
 class Evidence(msgspec.Struct, frozen=True, array_like=True):
-    """`first` and `second` contradict each other; in the order of their bytes, so that it has one name."""
+    """Two contradicting statements, in the order of their bytes so that the evidence has one digest."""
 
     run: Digest
     vote_key: bytes  # the session key that signed both
     first: SignedStatement
     second: SignedStatement
-    certificate: bytes = b""  # the identity's word for the key; empty where the agreed membership tells whose it is
+    certificate: bytes = b""  # session certificate of the key; empty if the agreed membership holds the key
 
     @property
     def signer(self) -> PeerId:
@@ -46,7 +48,7 @@ class Evidence(msgspec.Struct, frozen=True, array_like=True):
 
 
 def slot_of(statement: Statement) -> Slot | None:
-    """What may be said once; None for what may be said again and differently."""
+    """The slot of a statement; None for statements that may change."""
     match statement:
         case Commitment(round, attempt):
             return "commit", round, attempt, ""
@@ -65,9 +67,9 @@ def slot_of(statement: Statement) -> Slot | None:
 
 
 def two_updates(one: Statement, other: Statement) -> bool:
-    """Commitments of one round, the later attempt's to another update than the earlier one's word stands for.
+    """Whether these are commitments of one round to different updates, in two attempts.
 
-    Attempts share the same updates again, and rows were shown in between. Giving nothing is possible at any time.
+    Attempts share the same updates, and rows were revealed in between. A skipped round is allowed in any attempt.
     """
     if not isinstance(one, Commitment) or not isinstance(other, Commitment):
         return False
@@ -79,36 +81,36 @@ def two_updates(one: Statement, other: Statement) -> bool:
 def contradiction(
     run: Digest, vote_key: bytes, one: SignedStatement, other: SignedStatement, certificate: bytes = b""
 ) -> Evidence:
-    """Evidence out of two statements whose signatures were checked and that contradict each other."""
+    """Evidence from two contradicting statements with checked signatures."""
     first, second = sorted((one, other), key=lambda signed: signed.body)
     return Evidence(run, vote_key, first, second, certificate)
 
 
 def why_not(evidence: Evidence, verifier: SignatureVerifier, agreed_key: bytes | None = None) -> str | None:
-    """None if this proves that its signer said two things; else what is wrong with it, in plain words.
+    """Describe what is wrong with this evidence; None if it proves an equivocation.
 
-    `agreed_key` is the signer's key in the agreed membership of that round, where the reader holds it; without
-    one the certificate must say whose the key is.
+    `agreed_key`: the signer's key in the agreed membership of that round, if known. Otherwise the certificate must
+    bind the key to the signer.
     """
     first, second = evidence.first, evidence.second
     if first.signer != second.signer:
-        return "its statements are by two signers"
+        return "its statements have two signers"
     if first.body >= second.body:
-        return "it shows one statement twice, or in the wrong order"
+        return "its statements are equal or in the wrong order"
     if agreed_key is not None and agreed_key != evidence.vote_key:
-        return f"that is not the agreed key of {evidence.signer}"
+        return f"its key is not the agreed key of {evidence.signer}"
     if agreed_key is None and not verifier.certifies(
         evidence.certificate, evidence.signer, evidence.vote_key, evidence.run
     ):
-        return f"nothing says that this key is {evidence.signer}'s"
+        return f"no certificate binds its key to {evidence.signer}"
     try:
         slots = {slot_of(decode_statement(s.body, PeerId(""))) for s in (first, second)}
     except PeerFault as fault:
-        return f"a statement cannot be read: {fault.what}"
+        return f"one of its statements cannot be decoded: {fault.what}"
     if len(slots) != 1:
         return "its statements are for two slots"
     if None in slots:
-        return "such statements may change"
+        return "its statements may change, so two of them prove nothing"
     for signed in (first, second):
         if not verifier.holds(evidence.vote_key, signed_bytes(evidence.run, signed.body), signed.signature):
             return f"{evidence.signer} did not sign one of its statements"

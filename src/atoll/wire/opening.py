@@ -1,10 +1,9 @@
-"""What an owner shows of a part when the vertex has drawn blocks of it: these blocks of every row, and of its sum.
+"""Sum opening: the blocks of a part that a vertex draws, from every row and from the result.
 
-A blob, fetched like any other, the same for everybody who asks. Each block comes with the Merkle path that leads
-from it to what was signed: a row's block to the root of its author's commitment, the answer's to the digest in the
-answer. So with the vertex at hand anybody can judge it, at any time, and nobody who showed it.
-Reading believes nothing: forms and numbers are bounded here, all else is judged in
-`verification/sum_check/tensors.py`.
+An owner serves it as a blob that is equal for all verifiers. Each block comes with the Merkle path to a signed
+digest: a row's block to the root of its author's commitment, the result's block to the digest in the OwnerResult.
+So with the vertex every peer can verify it at any time, without trust in its sender.
+Not responsible for: judging the content (`verification/sum_check/tensors.py`); decoding only bounds sizes.
 """
 
 from __future__ import annotations
@@ -24,21 +23,23 @@ Path = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=PATH_MAX)]
 
 
 class OpenedBlock(msgspec.Struct, frozen=True, array_like=True):
-    """The same few thousand values in the answer and in each row, as they stand in the wires."""
+    """One block of up to 4096 values, encoded, in the result and in each row."""
 
     index: int
     answer: bytes
-    answer_path: Path  # to the digest that the owner signed
-    rows: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=PEERS_MAX)]  # in the order of its contributors
-    row_paths: Annotated[tuple[Path, ...], msgspec.Meta(max_length=PEERS_MAX)]  # to the digest of the row's wire
+    answer_path: Path  # path to the digest that the owner signed
+    rows: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=PEERS_MAX)]  # blocks in the order of contributors
+    row_paths: Annotated[tuple[Path, ...], msgspec.Meta(max_length=PEERS_MAX)]  # paths to the rows' wire digests
 
 
 class SumOpening(msgspec.Struct, frozen=True, array_like=True):
+    """All drawn blocks of one part."""
+
     blocks: Annotated[tuple[OpenedBlock, ...], msgspec.Meta(max_length=OPENED_BLOCKS_MAX)]
     part_paths: Annotated[tuple[Path, ...], msgspec.Meta(max_length=PEERS_MAX)]
-    """Of each contributor, from the digest of its row to the root that it committed to."""
+    """Path per contributor, from the digest of its row to its committed root."""
     others: Annotated[tuple[SignedStatement, ...], msgspec.Meta(max_length=PEERS_MAX)] = ()
-    """Commitments that rows came with, where the vertex holds another one by the same peer: it promised twice."""
+    """Commitments received with rows of peers that committed twice: the vertex holds their other commitment."""
 
 
 def opening_bytes(opening: SumOpening) -> bytes:
@@ -49,18 +50,18 @@ _OPENING = msgspec.msgpack.Decoder(SumOpening)
 
 
 def opening_from_bytes(data: Buffer) -> SumOpening:
-    """PeerFault if these bytes are none."""
+    """Decode a sum opening. Raises PeerFault if the bytes are invalid."""
     try:
         return _OPENING.decode(data)
     except UNREADABLE as why:
-        raise PeerFault("", f"what was shown cannot be read: {why}") from None
+        raise PeerFault("", f"sum opening cannot be decoded: {why}") from None
 
 
 def rows_of(commits: Iterable[Commitment]) -> Digest:
-    """One name for exactly these rows with these weights: whoever commits twice has two."""
+    """Digest of exactly these commitments' rows and weights, different for each of a peer's two commitments."""
     return digest(b"".join(c.root + c.weight.to_bytes(8, "big") for c in commits))
 
 
 def made_of_fits(made_of: Digest | msgspec.UnsetType, opened: bool) -> bool:
-    """An answer says which commitments it is made of where its blocks are opened, and nowhere else."""
+    """Whether an OwnerResult names its commitments exactly if its blocks are opened."""
     return made_of is msgspec.UNSET if not opened else made_of is not msgspec.UNSET and len(made_of) == DIGEST_BYTES

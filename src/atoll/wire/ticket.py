@@ -1,15 +1,18 @@
-"""Tickets: one line of text that lets somebody join a run.
+"""Tickets: one line of text that admits a peer to a run.
 
     ATOLL1:AD4Q…                                        base32, so that a QR code stays small and case is free
     length 2 | body | issuer's Ed25519 signature 64 | checksum 4
 
-A ticket carries a one-time secret: the private half of a key whose public half stands in the agreed membership
-from the moment the ticket was issued (`TicketInvite`). Redeeming is a signature by that key over run, ticket and
-joiner, so every member can check it, nobody learns the secret from it, and nobody else can use it.
+A ticket carries a one-time secret: a private key. Its public key is in the agreed membership from the time of issue
+(`TicketInvite`). A redemption is a signature by that key over run, ticket and joiner. Every member can verify it,
+it does not reveal the secret, and only the joiner can use it.
 
-Promises: a wrong ticket is refused with a code that says in which way it is wrong; a ticket has one text; what
-goes over the wire to redeem it is worth nothing to whoever overhears it.
-Never does: print the secret into an error or a log; judge use counts or revocation, which members agree on.
+Invariants:
+- A wrong ticket is refused with a code for its kind of error.
+- A ticket has one text.
+- An eavesdropper cannot use a redemption.
+- The secret never appears in an error or a log.
+Not responsible for: use counts and revocation, which members agree on.
 """
 
 from __future__ import annotations
@@ -52,6 +55,8 @@ Role = Literal["trainer", "observer", "validator"]  # only validators may come t
 
 
 class TicketBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Signed content of a ticket."""
+
     genesis: Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
     issuer: EdKey
     role: Role
@@ -65,7 +70,7 @@ class TicketBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class Ticket:
-    """A ticket that was issued here or parsed. `verify` says whether it is good."""
+    """An issued or parsed ticket. `verify` checks its signature and expiry."""
 
     def __init__(self, body: TicketBody, signature: bytes) -> None:
         self._body, self._signature = body, signature
@@ -76,12 +81,12 @@ class Ticket:
         self.uses = body.uses
         self.expires_wall_s = body.expires_wall_s
         self.addresses = body.addresses
-        self.key = self._secret.public_key().public_bytes_raw()  # what the agreed membership holds
+        self.key = self._secret.public_key().public_bytes_raw()  # the public key in the agreed membership
         self.id = ticket_id(self.key)
 
     @property
     def text(self) -> str:
-        """The line that people copy. Whoever has it can use it."""
+        """The text that people copy; a bearer secret."""
         body = _ENCODER.encode(self._body)
         length = (len(body) + _OUTSIDE_BODY).to_bytes(_LENGTH_BYTES, "big")
         data = length + body + self._signature
@@ -89,7 +94,7 @@ class Ticket:
         return f"{PREFIX}{VERSION}:{base64.b32encode(data).decode().rstrip('=')}"
 
     def verify(self, now_wall_s: Seconds) -> None:
-        """Raise RefusedError unless the issuer signed this ticket and it has not expired."""
+        """Raise RefusedError if the issuer did not sign this ticket, or it has expired."""
         signed = _SIGNED_DOMAIN + _ENCODER.encode(self._body)
         if not _holds(self._body.issuer, signed, self._signature):
             raise _altered()
@@ -97,12 +102,12 @@ class Ticket:
             raise RefusedError(
                 "E-TKT-05",
                 f"this ticket expired {seconds_text(now_wall_s - self.expires_wall_s)} ago",
-                cause="it was kept for too long, or the clock of this computer is wrong",
+                cause="it was used too late, or the clock of this computer is wrong",
                 fix="ask for a new one: atoll invite",
             )
 
     def redeem(self, joiner: PeerId) -> bytes:
-        """Proof that `joiner` holds this ticket, good for nobody else."""
+        """Redemption: proof that `joiner` holds this ticket, valid for this joiner only."""
         return self.id + self._secret.sign(_redeem_signed(self.genesis, self.id, joiner))
 
     def __eq__(self, other: object) -> bool:
@@ -125,7 +130,7 @@ def issue(
     uses: int = 1,
     generate: Callable[[], Ed25519PrivateKey] = Ed25519PrivateKey.generate,
 ) -> Ticket:
-    """A new ticket. UsageError if it would not fit a QR code that a phone can read."""
+    """Issue a new ticket. Raises UsageError if it would not fit a QR code that a phone can read."""
     body = TicketBody(
         genesis, issuer.public.ed25519, role, uses, expires_wall_s, generate().private_bytes_raw(), addresses
     )
@@ -137,13 +142,13 @@ def issue(
             f"a ticket with these settings does not fit {TICKET_CHARACTERS_MAX} characters ({uses} uses, "
             f"{len(addresses)} addresses)",
             cause="too many or too long addresses, or a number of uses outside 1…" + str(PEERS_MAX),
-            fix="name the one or two addresses that others can reach: atoll invite --address …",
+            fix="name the one or two addresses that other peers can reach: atoll invite --address …",
         )
     return ticket
 
 
 def parse(text: str) -> Ticket:
-    """The ticket in `text`; white space and case do not matter. UsageError or RefusedError with its own code."""
+    """Parse a ticket, ignoring white space and case. Raises UsageError or RefusedError with its own code."""
     if len(text) > 4 * TICKET_CHARACTERS_MAX:
         raise _too_long(len(text))
     compact = "".join(text.split()).upper()
@@ -163,12 +168,12 @@ def parse(text: str) -> Ticket:
         raise _too_long(len(compact))
     ticket = _open(_letters_to_bytes(letters))
     if ticket.text != compact:  # base32 leaves a few bits of the last letter unused
-        raise _mistyped("its last letter is not the right one")
+        raise _mistyped("its last letter is wrong")
     return ticket
 
 
 def redemption_holds(redemption: bytes, key: bytes, genesis: Digest, joiner: PeerId) -> bool:
-    """True if `joiner` may use the ticket whose public key is `key`. Never raises on strangers' bytes."""
+    """Whether `joiner` may use the ticket with the public key `key`. Never raises on untrusted bytes."""
     ticket, signature = redemption[:TICKET_ID_BYTES], redemption[TICKET_ID_BYTES:]
     if len(redemption) != REDEMPTION_BYTES or len(key) != ED25519_KEY_BYTES or ticket != ticket_id(key):
         return False
@@ -176,12 +181,12 @@ def redemption_holds(redemption: bytes, key: bytes, genesis: Digest, joiner: Pee
 
 
 def redeemed_ticket(redemption: bytes) -> bytes:
-    """Which ticket a redemption is about, to find its key in the agreed membership."""
+    """The ticket id in a redemption, to find its key in the agreed membership."""
     return redemption[:TICKET_ID_BYTES]
 
 
 def ticket_id(key: bytes) -> bytes:
-    """A ticket is named by its public key, so a name cannot be given to two tickets."""
+    """Ticket id, derived from its public key so that two tickets cannot share an id."""
     return blake3(_SIGNED_DOMAIN + key).digest(length=TICKET_ID_BYTES)
 
 
@@ -192,22 +197,22 @@ _BODY = msgspec.msgpack.Decoder(TicketBody)
 def _letters_to_bytes(letters: str) -> bytes:
     wrong = sorted(set(letters) - set("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"))
     if wrong:
-        raise _mistyped(f"{wrong[0]!r} never stands in a ticket")
+        raise _mistyped(f"{wrong[0]!r} is not a letter of tickets")
     if len(letters) % 8 in (1, 3, 6):
-        raise _cut_short("the number of letters cannot be right")
+        raise _cut_short("its number of letters is impossible")
     return base64.b32decode(letters + "=" * (-len(letters) % 8))
 
 
 def _open(data: bytes) -> Ticket:
-    """Length first, then checksum, then meaning: so that a lost end, a slip and a forgery have three names."""
+    """Check length, then checksum, then content, so that a lost end, a typo and a forgery have different codes."""
     if len(data) < _LENGTH_BYTES:
-        raise _cut_short("nothing is left of it")
+        raise _cut_short("it has no content")
     expected = int.from_bytes(data[:_LENGTH_BYTES], "big")
     if len(data) <= _OUTSIDE_BODY or _checksum(data[:-_CHECK_BYTES]) != data[-_CHECK_BYTES:]:
         if len(data) < expected:
-            raise _cut_short(f"{len(data)} of {expected} bytes are there")
+            raise _cut_short(f"{len(data)} of {expected} bytes")
         if len(data) > expected:
-            raise _mistyped(f"{len(data)} bytes where it says {expected}: something was added to it")
+            raise _mistyped(f"{len(data)} bytes in place of {expected}: text was added to it")
         raise _mistyped("its checksum is wrong")
     signed = data[_LENGTH_BYTES:-_CHECK_BYTES]
     body = canonical(signed[:-ED25519_SIGNATURE_BYTES], _BODY, TICKET_CHARACTERS_MAX)
@@ -236,7 +241,7 @@ def _not_a_ticket() -> UsageError:
     return UsageError(
         "E-TKT-01",
         f"this is not a ticket; tickets begin with {PREFIX}{VERSION}:",
-        cause="something else was pasted, or the beginning is missing",
+        cause="another text was pasted, or the beginning is missing",
         fix="copy it whole, as `atoll up`, `atoll invite` or your script printed it",
     )
 
@@ -253,7 +258,7 @@ def _cut_short(how: str) -> UsageError:
 def _mistyped(how: str) -> UsageError:
     return UsageError(
         "E-TKT-03",
-        f"this ticket has a slip in it: {how}",
+        f"this ticket is mistyped: {how}",
         cause="a letter was mistyped or changed on the way",
         fix="copy and paste it, as `atoll up`, `atoll invite` or your script printed it, or scan its QR code",
     )
@@ -263,7 +268,7 @@ def _altered() -> RefusedError:
     return RefusedError(
         "E-TKT-04",
         "this ticket is not what its issuer signed",
-        cause="somebody changed it on purpose: its checksum is right, its signature or its content is not",
+        cause="it was changed on purpose: its checksum is right, but its signature or content is wrong",
         fix="do not use it; ask the issuer for a new one over another channel: atoll invite",
     )
 
@@ -271,7 +276,7 @@ def _altered() -> RefusedError:
 def _too_long(characters: int) -> UsageError:
     return UsageError(
         "E-TKT-07",
-        f"{characters} characters are too many for a ticket; {TICKET_CHARACTERS_MAX} can be",
+        f"{characters} characters are too many for a ticket, limit {TICKET_CHARACTERS_MAX}",
         cause="more than the ticket was pasted",
         fix="copy the ticket alone, as `atoll up`, `atoll invite` or your script printed it",
     )

@@ -1,8 +1,8 @@
-"""What rows weigh in the answers of a round, where distances between whole updates say so.
+"""Row weights of a round from the distances between whole updates: shares of a sum, or mixtures.
 
-Either shares of a sum, one number for each row. Or mixtures, as bits: row i of them says of which rows mixture i is
-the mean, and a statistic by value then looks at the mixtures in the place of the rows. A row that weighs nothing
-has no mixture and is in none. n rows take n times ⌈n / 8⌉ bytes; the lowest bit of the first byte is the first row.
+Shares are one number per row. Mixtures are a bit matrix: line i names the rows with mixture i as their mean, and a
+coordinate-wise statistic then runs over the mixtures in place of the rows. A row without weight has no mixture and
+is in none. n rows take n * ⌈n / 8⌉ bytes; the lowest bit of the first byte is the first row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import fsum
 from typing import TypeAlias
 
 RowWeights: TypeAlias = tuple[float, ...] | bytes
-Mixtures: TypeAlias = tuple[tuple[int, ...], ...]  # of each row those of its mixture, in rising order
+Mixtures: TypeAlias = tuple[tuple[int, ...], ...]  # per row the rows of its mixture, in ascending order
 
 
 def packed_mixtures(mixtures: Sequence[Collection[int]]) -> bytes:
@@ -21,18 +21,18 @@ def packed_mixtures(mixtures: Sequence[Collection[int]]) -> bytes:
 
 
 def mixtures_in(bits: bytes, rows: int) -> Mixtures:
-    """ValueError unless these are mixtures of so many rows."""
+    """Unpack the mixtures of `rows` rows. Raises ValueError if the bits do not fit."""
     width = _width(rows)
     if len(bits) != rows * width:
         raise ValueError(f"mixtures of {rows} rows take {rows * width} bytes, not {len(bits)}")
     lines = [int.from_bytes(bits[at : at + width], "little") for at in range(0, len(bits), width)]
     if any(line >> rows for line in lines):
-        raise ValueError(f"mixtures hold rows beyond the {rows} that there are")
+        raise ValueError(f"mixtures name rows beyond the {rows} rows")
     return tuple(tuple(row for row in range(rows) if line >> row & 1) for line in lines)
 
 
 def shares_of(weights: RowWeights, rows: int) -> tuple[float, ...]:
-    """How much of the answer each row is; of mixtures, how much of all of them on average."""
+    """Share of each row in the result; with mixtures, its mean share over all mixtures."""
     if not isinstance(weights, bytes):
         return weights
     mixtures = [mixture for mixture in mixtures_in(weights, rows) if mixture]
@@ -44,7 +44,7 @@ def shares_of(weights: RowWeights, rows: int) -> tuple[float, ...]:
 
 
 def weights_left(weights: RowWeights, rows: int, kept: Sequence[int]) -> RowWeights:
-    """What these rows weigh where the others are lost: shares scaled up to the same sum, means of what is left."""
+    """Weights of the `kept` rows if the others are lost: shares scaled to the same sum, or reduced mixtures."""
     if isinstance(weights, bytes):
         place, mixtures = {row: at for at, row in enumerate(kept)}, mixtures_in(weights, rows)
         return packed_mixtures([[place[row] for row in mixtures[one] if row in place] for one in kept])

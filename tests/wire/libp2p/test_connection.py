@@ -110,7 +110,7 @@ def test_a_member_is_not_dialled_and_not_let_in_by_the_classical_suite():
     assert b"/noise\n" not in b"".join(dialer.take_outgoing())
     both = classical_pair()
     both.bob = Libp2pConnection(HandshakeRole.RESPONDER, terms(BOB, foreign=True, known=known))
-    with pytest.raises(PeerFault, match="must not come by the classical suite"):
+    with pytest.raises(PeerFault, match="must not use the classical suite"):
         both.run()
 
 

@@ -108,7 +108,7 @@ def test_pings_are_echoed_and_matched():
     alice.ping(77)
     assert bob.receive(all_of(alice)) == []
     assert alice.receive(all_of(bob)) == [PingAnswered(77)]
-    with pytest.raises(PeerFault, match="nobody sent"):
+    with pytest.raises(PeerFault, match="pong without"):
         alice.receive(pack(PING, ACK, 0, 77))
 
 
@@ -245,15 +245,15 @@ def test_whatever_the_pace_everything_arrives_in_order_and_no_window_is_overrun(
 @pytest.mark.parametrize(
     ("wire", "what"),
     [
-        (pack(WINDOW_UPDATE, SYN, 2, 0), "an id that is ours"),
+        (pack(WINDOW_UPDATE, SYN, 2, 0), "an id of the other end"),
         (pack(WINDOW_UPDATE, SYN, 1, 0) * 2, "twice"),
         (pack(DATA, SYN, 1, WINDOW + 1), "into a window"),
         (pack(DATA, 0, 7, WINDOW + 1), "into a window"),  # not even to a stream that is gone
-        (pack(DATA, 0, 2, 5), "not opened yet"),
+        (pack(DATA, 0, 2, 5), "not open yet"),
         (pack(DATA, SYN | FIN, 1, 1) + b"x" + pack(DATA, 0, 1, 1), "after closing"),
-        (pack(WINDOW_UPDATE, SYN, 1, WINDOW_MAX - WINDOW) + pack(WINDOW_UPDATE, 0, 1, 1), "granted a window"),
-        (pack(PING, ACK, 0, 1), "nobody sent"),
-        (pack(PING, 0, 0, 1), "nobody sent"),
+        (pack(WINDOW_UPDATE, SYN, 1, WINDOW_MAX - WINDOW) + pack(WINDOW_UPDATE, 0, 1, 1), "grants a window"),
+        (pack(PING, ACK, 0, 1), "pong without"),
+        (pack(PING, 0, 0, 1), "pong without"),
     ],
 )
 def test_a_broken_rule_is_a_fault(wire: bytes, what: str):

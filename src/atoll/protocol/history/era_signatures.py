@@ -129,7 +129,7 @@ def signature_flaw(
         signed = attestation_bytes(run, era.round, era.vertex)
         if recovery and verifier.identity_holds(recovery, signed, signature.signature):
             return None
-        return f"recovery signature under the era ending with round {era.round} is invalid"
+        return f"the recovery identity did not sign the era ending with round {era.round}"
     pinned = era.signers.get(signature.peer)
     if pinned is None:
         return f"{signature.peer} is not a signer of the era ending with round {era.round}"
@@ -137,7 +137,7 @@ def signature_flaw(
         return f"identity under the era ending with round {era.round} is not {signature.peer}'s"
     signed = era_bytes(run, era.round, era.vertex)
     if not verifier.identity_holds(signature.identity, signed, signature.signature):
-        return f"{signature.peer}'s signature under the era ending with round {era.round} is invalid"
+        return f"{signature.peer} did not sign the era ending with round {era.round}"
     return None
 
 

@@ -1,1 +1,1 @@
-"""libp2p as pure machines on bytes: negotiation, security, streams. Held to libp2p/specs and to js-libp2p."""
+"""libp2p as sans-IO machines on bytes: negotiation, security, streams. Follows libp2p/specs and js-libp2p."""

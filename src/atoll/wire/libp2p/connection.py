@@ -1,14 +1,15 @@
-"""One libp2p connection as a machine on bytes: negotiation, Noise, then streams or the bulk lane.
+"""libp2p connection as a sans-IO machine: negotiation, Noise handshake, then streams or the bulk lane.
 
-    raw       multistream-select: /atoll/noise-xxhfs/1, or /noise where the run's policy allows foreign peers
-    Noise     handshake messages, then sealed frames, both behind two-byte lengths
-    inside    multistream-select: /yamux/1.0.0 and streams, or /atoll/bulk/1 and the connection is handed over;
-              skipped where both ends announced yamux in the handshake (libp2p/specs inlined-muxer-negotiation)
+    raw       multistream-select: /atoll/noise-xxhfs/1, or /noise if the run's policy allows foreign peers
+    Noise     handshake messages, then sealed frames, both with two-byte lengths
+    inside    multistream-select: /yamux/1.0.0 and streams, or /atoll/bulk/1 and the caller takes over; skipped
+              if both ends announced yamux in the handshake (libp2p/specs inlined-muxer-negotiation)
 
-Promises: `Ready` comes before any stream; whatever bytes arrive, `receive` returns events or raises one PeerFault,
-after which this connection is dead and nothing else is; what one remote can make us hold is bounded: a handshake
-message or one sealed frame (64 KiB), and the bounds of `yamux`.
-Never reads a clock (deadlines for half-open handshakes are the host's), never serves a protocol itself.
+Invariants:
+- `ConnectionReady` precedes any stream.
+- For any bytes, `receive` returns events or raises one PeerFault, which ends only this connection.
+- One remote can occupy at most a handshake message or a sealed frame (64 KiB), plus the limits of `yamux`.
+Not responsible for: clocks (the driver times out half-open handshakes), serving protocols.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from atoll.wire.libp2p.streams import StreamNegotiation
 from atoll.wire.libp2p.varint import Bytes
 from atoll.wire.libp2p.yamux_frame import GO_AWAY, NORMAL, PROTOCOL_ERROR, SESSION, pack
 
-CONTROL_PROTOCOL = "/atoll/control/1"  # a stream of `framing.frame`d messages
-BULK_PROTOCOL = "/atoll/bulk/1"  # a whole connection: records sealed with the bulk keys, no muxer
-OUTGOING_BUDGET = 256 * 1024  # bytes framed per `take_outgoing`; what is framed can no longer be overtaken
+CONTROL_PROTOCOL = "/atoll/control/1"  # stream of messages with `framing.frame`
+BULK_PROTOCOL = "/atoll/bulk/1"  # whole connection of records sealed with the bulk keys, without a muxer
+OUTGOING_BUDGET = 256 * 1024  # bytes framed per `take_outgoing`; framed bytes cannot be overtaken any more
 
 
 def nothing_spoken(protocol: str) -> bool:
@@ -42,23 +43,23 @@ def nothing_spoken(protocol: str) -> bool:
 
 @dataclass(frozen=True)
 class Libp2pTerms:
-    """What holds for every connection of one peer."""
+    """Settings of all connections of one peer."""
 
     identity: Identity
-    network: bytes  # mixed into hybrid handshakes: other networks' peers fail at the first tag
+    network: bytes  # network name mixed into hybrid handshakes: peers of other networks fail at the first tag
     known: Callable[[PeerId], PublicIdentity | None] = nobody_known  # the agreed membership
-    foreign: bool = False  # may peers without a post-quantum identity come in, by libp2p's own Noise?
-    speaks: Callable[[str], bool] = nothing_spoken  # protocols whose streams we accept
-    aeads: tuple[AeadCipher, ...] = tuple(AeadCipher)  # for the bulk lane
+    foreign: bool = False  # whether peers without a post-quantum identity are accepted, by libp2p's own Noise
+    speaks: Callable[[str], bool] = nothing_spoken  # whether streams of a protocol are accepted
+    aeads: tuple[AeadCipher, ...] = tuple(AeadCipher)  # ciphers for the bulk lane
 
 
 class Libp2pConnection:
-    """One end. Ask `take_outgoing` after making it and after every other call."""
+    """One end of a connection. Call `take_outgoing` after creation and after every other call."""
 
     def __init__(
         self, role: HandshakeRole, terms: Libp2pTerms, *, lane: Lane = Lane.CONTROL, expected: PeerId | None = None
     ) -> None:
-        """`lane` and `expected` are the dialer's: what the connection is for, and whom it dials."""
+        """Create one end. `lane` and `expected` are set by the dialer: the purpose, and the peer that it dials."""
         self._role, self._terms, self._lane, self._expected = role, terms, lane, expected
         self._suites = self._allowed_suites()
         self._who: str = expected or ""
@@ -73,8 +74,8 @@ class Libp2pConnection:
             self._out.append(self._select.start())
 
     # ---- streams --------------------------------------------------------------------------------------------
-    # A dead connection opens no stream, takes no data and forgets the rest: its user hears of the end once, by
-    # PeerFault or from the socket.
+    # A dead connection opens no stream, accepts no data and ignores other calls. Its user learns of the end once,
+    # by PeerFault or from the socket.
 
     def open_stream(self, *protocols: str) -> int | None:
         """See `StreamNegotiation.open`."""
@@ -88,36 +89,36 @@ class Libp2pConnection:
         return self._streams is not None and self._streams.send(stream, data)
 
     def close(self, stream: int) -> None:
-        """Nothing more from us on this stream, once what is queued is out."""
+        """Close the local direction of this stream after the queued data."""
         if self._streams:
             self._streams.close(stream)
 
     def reset(self, stream: int) -> None:
-        """Give the stream up in both directions. Events already returned may still speak of it."""
+        """Reset the stream in both directions. Events already returned may still name it."""
         if self._streams:
             self._streams.reset(stream)
 
     def consumed(self, stream: int, count: int) -> None:
-        """That many bytes of `StreamData` are dealt with: the remote may send as many more."""
+        """Report `count` processed bytes of `StreamData`: the remote may send as many more."""
         if self._streams:
             self._streams.consumed(stream, count)
 
     def ping(self, value: int) -> None:
-        """Yamux's own ping: `PingAnswered(value)` follows. It passes everything that is queued."""
+        """Send a yamux ping, ahead of all queued data. `PingAnswered(value)` follows."""
         if self._streams:
             self._streams.ping(value)
 
     def go_away(self, reason: int = NORMAL) -> None:
-        """Tell the remote that we take no more streams, before closing the socket."""
+        """Announce that no more streams are accepted, before closing the socket."""
         if self._streams:
             self._streams.go_away(reason)
 
     # ---- bytes ----------------------------------------------------------------------------------------------
 
     def take_outgoing(self, budget: int = OUTGOING_BUDGET) -> list[Bytes]:
-        """What to write to the socket now, about `budget` bytes. Ask again once the socket has taken it.
+        """Return about `budget` bytes to write to the socket. Call it again after the socket has accepted them.
 
-        Like `receive` it raises LinkSpent when the keys are used up (after 2^32 frames): open another connection.
+        Like `receive` it raises KeysExhausted when the keys are used up (after 2^32 frames): open a new connection.
         """
         out, self._out = self._out, []
         if self._streams and self._established and (frames := self._streams.take_outgoing(budget)):
@@ -125,9 +126,9 @@ class Libp2pConnection:
         return out
 
     def receive(self, data: Bytes) -> list[ConnectionEvent]:
-        """Bytes from the socket, in any pieces; they are copied before this returns.
+        """Process bytes from the socket, in any pieces; they are copied before this returns.
 
-        A fault takes the events of the same bytes along: nothing more is believed, not even what came first.
+        A fault discards the events of the same bytes, also those before the fault.
         """
         events: list[ConnectionEvent] = []
         try:
@@ -141,7 +142,7 @@ class Libp2pConnection:
         step = self._select.receive(data)
         self._out.append(step.reply)
         if step.refused:
-            raise PeerFault(self._who, f"accepts none of {', '.join(self._suites)}")
+            raise PeerFault(self._who, f"remote accepts none of {', '.join(self._suites)}")
         if step.agreed is None:
             return
         self._handshake = self._begin_handshake(step.agreed)
@@ -167,7 +168,7 @@ class Libp2pConnection:
         if established.muxers:
             # spec: both lists are known to both ends, so the choice is made; without a common one it MUST fail
             if yamux.PROTOCOL not in established.muxers:
-                raise PeerFault(self._who, f"multiplexes only by {', '.join(established.muxers)[:200]}")
+                raise PeerFault(self._who, f"remote multiplexes only by {', '.join(established.muxers)[:200]}")
             self._begin_streams(b"", events)
         else:
             hybrid = established.suite is HYBRID
@@ -187,10 +188,10 @@ class Libp2pConnection:
             step = self._select.receive(established.receive.open(frame))
             self._seal(step.reply)
             if step.refused:
-                raise PeerFault(self._who, "takes neither streams nor bulk on this connection")
+                raise PeerFault(self._who, "remote accepts neither streams nor bulk on this connection")
             if step.agreed == BULK_PROTOCOL:
                 if step.rest:
-                    raise PeerFault(self._who, "put bulk data into a sealed frame of the negotiation")
+                    raise PeerFault(self._who, "bulk data in a sealed frame of the negotiation")
                 self._step = self._ignore
                 events.append(ConnectionReady(Lane.BULK, established, self._frames.rest()))
                 return
@@ -212,12 +213,12 @@ class Libp2pConnection:
             events.extend(self._streams.receive(self._established.receive.open(frame)))
 
     def _ignore(self, data: Bytes, events: list[ConnectionEvent]) -> None:
-        """After a fault, or after the connection was handed over."""
+        """Drop bytes after a fault, or after the caller took over the connection."""
 
-    # ---- beginnings and the end -----------------------------------------------------------------------------
+    # ---- setup and end --------------------------------------------------------------------------------------
 
     def _allowed_suites(self) -> tuple[str, ...]:
-        """Best first. Members and bulk lanes never come by the classical suite, so it is not offered to them."""
+        """Suites to offer, best first. Members and bulk lanes never use the classical suite."""
         member = self._expected is not None and self._terms.known(self._expected) is not None
         if self._terms.foreign and not member and self._lane is Lane.CONTROL:
             return PREFERENCE
@@ -251,7 +252,7 @@ class Libp2pConnection:
         self._out += _sealed(self._established.send, [plain])
 
     def _die(self) -> None:
-        """Spec yamux, "Session termination": say why, if there is a session to say it in."""
+        """End the connection, with a reason if there is a session (spec yamux, "Session termination")."""
         self._step = self._ignore
         if self._streams is not None:
             self._streams = None
@@ -260,7 +261,7 @@ class Libp2pConnection:
 
 
 def _sealed(seal: SealingKey, pieces: list[Bytes]) -> list[Bytes]:
-    """Pieces (each fits a frame) gathered into Noise frames; a byte is copied once and encrypted once."""
+    """Seal pieces, each at most a frame, into Noise frames; a byte is copied once and encrypted once."""
     out: list[Bytes] = []
     group: list[Bytes] = []
     size = 0

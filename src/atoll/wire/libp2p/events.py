@@ -1,4 +1,4 @@
-"""What a libp2p connection tells its user. Values only; who makes them is said beside each."""
+"""Events of a libp2p connection. Values only."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from atoll.crypto.noise import NoiseConnection
 
 
 class ConnectionReady(msgspec.Struct, frozen=True, gc=False):
-    """The remote has proven who it is (`established.peer`), and what the connection is for is agreed.
+    """The remote has proven its identity (`established.peer`), and the lane is agreed.
 
-    CONTROL: streams may be opened. BULK: from here on the bytes are the caller's, who writes what
-    `take_outgoing` still holds, then goes on with `rest` (bytes that arrived already) and with
-    `established.bulk_send` and `bulk_receive`, keys that this connection has not used.
+    CONTROL: streams may be opened. BULK: the caller takes over the bytes. It writes what `take_outgoing` still
+    holds, then continues with `rest` (bytes that arrived already) and the unused keys `established.bulk_send` and
+    `bulk_receive`.
     """
 
     lane: Lane
@@ -22,13 +22,13 @@ class ConnectionReady(msgspec.Struct, frozen=True, gc=False):
 
 
 class StreamStarted(msgspec.Struct, frozen=True, gc=False):
-    """The remote began a stream; its protocol is not agreed yet. Between yamux and streams only."""
+    """The remote opened a stream without an agreed protocol yet. Used between yamux and streams only."""
 
     stream: int
 
 
 class StreamOpened(msgspec.Struct, frozen=True, gc=False):
-    """A protocol is agreed: from now on `send` works and data flows."""
+    """A protocol is agreed: the stream can send and receive data."""
 
     stream: int
     protocol: str
@@ -36,20 +36,20 @@ class StreamOpened(msgspec.Struct, frozen=True, gc=False):
 
 
 class StreamData(msgspec.Struct, frozen=True, gc=False):
-    """Bytes in order. Say `consumed(stream, len(data))` when they are dealt with: only then may more come."""
+    """Bytes in order. After processing, call `consumed(stream, len(data))`, which lets the remote send more."""
 
     stream: int
     data: bytes
 
 
 class StreamClosed(msgspec.Struct, frozen=True, gc=False):
-    """The remote will send nothing more on this stream; our own direction stays open until `close`."""
+    """The remote sends nothing more on this stream; the local direction stays open until `close`."""
 
     stream: int
 
 
 class StreamReset(msgspec.Struct, frozen=True, gc=False):
-    """The stream is gone in both directions; drop what of it is still unread."""
+    """The stream is closed in both directions; drop its unread data."""
 
     stream: int
     why: str
@@ -62,7 +62,7 @@ class PingAnswered(msgspec.Struct, frozen=True, gc=False):
 
 
 class GoneAway(msgspec.Struct, frozen=True, gc=False):
-    """The remote opens and accepts no more streams; those that exist may still end in good order."""
+    """The remote opens and accepts no more streams; existing ones may still end in good order."""
 
     reason: int
 

@@ -1,8 +1,9 @@
-"""Messages on a stream: a length, then that many bytes. `/atoll/...` uses 4 bytes big endian, libp2p a varint.
+"""Length-prefixed framing of messages on a stream: 4 bytes big endian for `/atoll/...`, a varint for libp2p.
 
-Promises: a length above the bound is refused before one byte of the body is kept; however the stream was cut,
-the same messages come out; at most one incomplete message is held.
-Never allocates what a length merely announces: the buffer grows with the bytes that really arrived.
+Invariants:
+- A length above the limit is refused before any byte of the body is stored.
+- The messages do not depend on how the stream was cut; at most one incomplete message is held.
+- Nothing is allocated for an announced length: the buffer grows with the received bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.wire.libp2p import varint
 from atoll.wire.libp2p.varint import Bytes
 
-ReadLength = Callable[[bytearray, str], tuple[int, int] | None]  # (length, where the body begins), None: cut
+ReadLength = Callable[[bytearray, str], tuple[int, int] | None]  # (length, offset of the body); None: incomplete
 
 
 def u32_length(buffer: bytearray, who: str) -> tuple[int, int] | None:
@@ -26,18 +27,18 @@ def varint_length(buffer: bytearray, who: str) -> tuple[int, int] | None:
 
 
 def frame(message: Bytes, *, limit: int = CONTROL_FRAME_MAX) -> bytes:
-    """One `/atoll/...` message as it stands on the wire."""
+    """Encode one `/atoll/...` message with its length."""
     assert len(message) <= limit, f"{len(message)} bytes do not fit a frame of {limit}"
     return b"".join((len(message).to_bytes(4, "big"), message))
 
 
 def varint_frame(message: Bytes) -> bytes:
-    """One libp2p message as it stands on the wire."""
+    """Encode one libp2p message with its varint length."""
     return b"".join((varint.encode(len(message)), message))
 
 
 class LengthPrefixedFrames:
-    """Cuts a stream of bytes into messages."""
+    """Splitter of a byte stream into messages."""
 
     def __init__(
         self, who: str = "", *, limit: int = CONTROL_FRAME_MAX, read_length: ReadLength = u32_length
@@ -47,13 +48,13 @@ class LengthPrefixedFrames:
         self._missing = 0  # buffer length at which the next message may be complete
 
     def receive(self, data: Bytes) -> list[bytes]:
-        """The messages that these bytes complete."""
+        """Return the messages that these bytes complete. Raises PeerFault for a length above the limit."""
         self._buffer += data
         messages: list[bytes] = []
         while len(self._buffer) >= self._missing and (head := self._read_length(self._buffer, self._who)):
             length, begin = head
             if length > self._limit:
-                raise PeerFault(self._who, f"a message of {length} bytes is longer than {self._limit}")
+                raise PeerFault(self._who, f"message of {length} bytes is longer than {self._limit}")
             self._missing = begin + length
             if len(self._buffer) < self._missing:
                 break

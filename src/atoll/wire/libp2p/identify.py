@@ -1,9 +1,9 @@
-"""`/ipfs/id/1.0.0`: who I am, where I listen, what I speak (libp2p/specs identify/README.md).
+"""Identify `/ipfs/id/1.0.0`: identity, addresses and protocols of a peer (libp2p/specs identify/README.md).
 
-Whoever is asked sends one message and closes the stream. On the wire a varint length stands before it (every
-implementation does so; the page does not say it). Promises: unknown fields and addresses that Atoll cannot dial
-are passed over, not punished. Never believes the message: the key that counts is the one of the Noise handshake,
-and a caller compares; addresses are hints.
+The responder sends one message and closes the stream. A varint length precedes the message: every implementation
+sends it, although the page does not mention it.
+Invariants: unknown fields, and addresses that Atoll cannot dial, are skipped without a fault.
+Not responsible for: trust. The caller compares the key with that of the Noise handshake; addresses are hints.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from atoll.wire.libp2p.varint import Bytes
 
 PROTOCOL = "/ipfs/id/1.0.0"
 MESSAGE_MAX = 8192  # bytes; the bound of go-libp2p without signed records, and js-libp2p's default
-LISTED_MAX = 256  # addresses, and protocols: more than anybody has, few enough to keep
+LISTED_MAX = 256  # addresses, and protocols: more than any peer has, few enough to store
 
 
 class IdentifyMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """Decoded identify message."""
+
     public_key: bytes = b""  # protobuf PublicKey
     listen_addresses: tuple[bytes, ...] = ()
     protocols: tuple[str, ...] = ()
-    observed_address: bytes = b""  # how we look from there
+    observed_address: bytes = b""  # the local address as the remote sees it
     protocol_version: str = ""
     agent_version: str = ""
-    signed_peer_record: bytes = b""  # kept as it came: whoever passes it on needs the exact bytes
+    signed_peer_record: bytes = b""  # exact bytes, as needed for forwarding
 
     def dialable(self) -> tuple[str, ...]:
         """The listen addresses that Atoll can dial, as text."""
@@ -36,7 +38,7 @@ class IdentifyMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(message: IdentifyMessage) -> bytes:
-    """With its length in front: what goes on the stream."""
+    """Encode the message with its length, as sent on the stream."""
     fields = [
         (1, message.public_key),
         *((2, address) for address in message.listen_addresses),
@@ -50,15 +52,18 @@ def encode(message: IdentifyMessage) -> bytes:
 
 
 def frames(who: str = "") -> LengthPrefixedFrames:
-    """Cuts the stream of an identify answer into messages for `decode`.
+    """Splitter of an identify response into messages for `decode`.
 
-    go-libp2p may split a long answer into several: `decode` their concatenation, which protobuf defines as merging.
+    go-libp2p may split a long response: `decode` the concatenation, which protobuf defines as merging.
     """
     return LengthPrefixedFrames(who, limit=MESSAGE_MAX, read_length=varint_length)
 
 
 def decode(body: Bytes, who: str = "") -> IdentifyMessage:
-    """The message without its length. The last value of a field counts, as protobuf says."""
+    """Decode a message without its length. The last value of a field counts, as in protobuf.
+
+    Raises PeerFault if it is malformed or lists too many addresses or protocols.
+    """
     try:
         fields = protobuf_fields(bytes(body))
     except ValueError as why:
@@ -94,7 +99,7 @@ def decode(body: Bytes, who: str = "") -> IdentifyMessage:
 
 def _bytes(value: int | bytes, what: str, who: str) -> bytes:
     if isinstance(value, int):
-        raise PeerFault(who, f"{what} is a number where bytes were promised")
+        raise PeerFault(who, f"{what} is a number in place of bytes")
     return value
 
 

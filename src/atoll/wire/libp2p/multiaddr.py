@@ -1,8 +1,11 @@
-"""Multiaddrs: where a peer can be dialled, as text for people and as bytes for the wire (multiformats/multiaddr).
+"""Multiaddrs: addresses of peers, as text for people and as bytes for the wire (multiformats/multiaddr).
 
-Text is what the rest of Atoll holds; bytes appear only inside identify. Promises: text -> bytes -> text is the
-identity for canonical text; an address that somebody typed wrongly is answered with the one to write instead.
-Never resolves a name, never guesses a port. Knows the protocols that Atoll dials; of peer ids the Ed25519 ones.
+All other code holds text; bytes appear only in identify. Supports the protocols that Atoll dials, and Ed25519 peer
+ids.
+Invariants:
+- text -> bytes -> text is the identity for canonical text.
+- The error for a mistyped address names the correct form.
+Not responsible for: resolving names, guessing ports.
 """
 
 from __future__ import annotations
@@ -20,18 +23,18 @@ from atoll.crypto.identity import ED25519_KEY_BYTES, PEER_ID_BYTES, ed25519_of, 
 from atoll.wire.libp2p import varint
 from atoll.wire.libp2p.varint import Bytes
 
-_VARIABLE = -1  # the value is preceded by its length
+_VARIABLE = -1  # size of a value that its length precedes
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\Z")
 
 
 class DialEndpoint(NamedTuple):
-    """What a dialer needs."""
+    """Parsed address for a dialer."""
 
-    host: str  # an IP address or a name
+    host: str  # IP address or name
     port: int
     transport: str  # "tcp", "ws" or "wss"
-    peer: PeerId | None  # whom to expect there
+    peer: PeerId | None  # peer expected there
 
 
 # ---- the protocols -----------------------------------------------------------------------------------------
@@ -43,12 +46,12 @@ class _AddressProtocol:
     size: int  # bytes of the value, or _VARIABLE
     to_bytes: Callable[[str], bytes]
     to_text: Callable[[bytes], str]
-    like: str = ""  # a good value, to show to somebody whose value is not
+    like: str = ""  # example value for error messages
 
 
 def _ip6_to_bytes(text: str) -> bytes:
     if "%" in text:
-        raise ValueError("a zone means something on one machine only")
+        raise ValueError("a zone is valid on one machine only")
     return IPv6Address(text).packed
 
 
@@ -106,7 +109,7 @@ _TRANSPORTS = {(): "tcp", ("ws",): "ws", ("wss",): "wss", ("tls", "ws"): "wss"}
 
 
 def to_bytes(text: str) -> bytes:
-    """ValueError for what is not a multiaddr, saying what to write instead."""
+    """Encode a textual multiaddr. Raises ValueError with the correct form if it is invalid."""
     out = bytearray()
     for name, value in _parts(text):
         protocol = _PROTOCOLS[name]
@@ -122,15 +125,15 @@ def to_bytes(text: str) -> bytes:
 
 
 def from_bytes(data: Bytes, who: str = "") -> str:
-    """PeerFault for bytes that are no multiaddr, or one of protocols that Atoll does not dial."""
+    """Decode a multiaddr to text. Raises PeerFault if it is invalid or has a protocol that Atoll does not dial."""
     if not 0 < len(data) <= ADDRESS_BYTES_MAX:
-        raise PeerFault(who, f"an address of {len(data)} bytes, allowed are 1 to {ADDRESS_BYTES_MAX}")
+        raise PeerFault(who, f"address of {len(data)} bytes, allowed are 1 to {ADDRESS_BYTES_MAX}")
     text, at = "", 0
     while at < len(data):
         code, at = _varint(data, at, who)
         name = _BY_CODE.get(code)
         if name is None:
-            raise PeerFault(who, f"an address with a protocol we do not dial, code {code}", bytes(data))
+            raise PeerFault(who, f"address with an unsupported protocol, code {code}", bytes(data))
         protocol = _PROTOCOLS[name]
         size = protocol.size
         if size == _VARIABLE:
@@ -142,20 +145,20 @@ def from_bytes(data: Bytes, who: str = "") -> str:
                 raise ValueError("cut short")
             value = protocol.to_text(raw)
         except ValueError as why:
-            raise PeerFault(who, f"an address whose /{name} is broken: {why}", bytes(data)) from None
+            raise PeerFault(who, f"address with an invalid /{name}: {why}", bytes(data)) from None
         text += f"/{name}/{value}" if value else f"/{name}"
     return text
 
 
 def endpoint(text: str) -> DialEndpoint:
-    """Where to dial, and whom to expect. ValueError, saying what to write instead, unless it is dialable."""
-    to_bytes(text)  # every value is good
+    """Parse a dialable multiaddr. Raises ValueError with the correct form if it cannot be dialed."""
+    to_bytes(text)  # checks every value
     names, values = zip(*_parts(text), strict=True)
     peer = PeerId(values[-1]) if names[-1] == "p2p" else None
     layers = names[2:-1] if peer else names[2:]
     if names[0] not in _HOSTS or names[1:2] != ("tcp",) or layers not in _TRANSPORTS:
         raise ValueError(
-            f"{text[:99]!r} cannot be dialled; write a host, a port and perhaps the peer, "
+            f"{text[:99]!r} cannot be dialed; write a host, a port and perhaps the peer, "
             "like /ip4/192.0.2.7/tcp/7071/p2p/12D3KooW… or /dns/peer.example.org/tcp/443/wss"
         )
     return DialEndpoint(values[0].lower(), int(values[1]), _TRANSPORTS[layers], peer)
@@ -187,7 +190,7 @@ def _parts(text: str) -> list[tuple[str, str]]:
 
 
 def _advice(text: str) -> str:
-    """For people who know URLs and host:port better."""
+    """Suggest a multiaddr for a URL or host:port."""
     match = re.fullmatch(r"(?:(tcp|ws|wss)://)?\[?([0-9A-Za-z.:_-]+?)\]?:([0-9]{1,5})/?", text)
     if match is None:
         return "write for example /ip4/192.0.2.7/tcp/7071 or /dns/peer.example.org/tcp/7071"
@@ -200,5 +203,5 @@ def _advice(text: str) -> str:
 def _varint(data: Bytes, at: int, who: str) -> tuple[int, int]:
     found = varint.decode(data, at, who)
     if found is None:
-        raise PeerFault(who, "an address ends inside a number", bytes(data))
+        raise PeerFault(who, "address ends inside a number", bytes(data))
     return found

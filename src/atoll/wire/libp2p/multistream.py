@@ -1,9 +1,12 @@
-r"""multistream-select 1.0: two ends of a byte stream agree on the protocol spoken next.
+r"""multistream-select 1.0: negotiation of the next protocol on a byte stream.
 
-A message is `<uvarint length><text>\n`, the length counting the newline (libp2p/specs connections, "multistream-
-select"). Both ends first say `/multistream/1.0.0`; the dialer proposes, the listener echoes or answers `na`.
-Promises: bytes after the agreement come back untouched as `rest`; at most one incomplete message is held.
-Never speaks optimistically (no data before the agreement), never lists its protocols: `ls` is answered with `na`.
+A message is `<uvarint length><text>\n`, and the length counts the newline (libp2p/specs connections,
+"multistream-select"). Both ends first send `/multistream/1.0.0`. The dialer proposes; the listener echoes the
+proposal or answers `na`.
+Invariants:
+- Bytes after the agreement are returned unchanged as `rest`; at most one incomplete message is held.
+- No data is sent before the agreement.
+- Protocols are never listed: `ls` is answered with `na`.
 """
 
 from __future__ import annotations
@@ -18,15 +21,15 @@ from atoll.wire.libp2p.varint import Bytes
 HEADER = "/multistream/1.0.0"
 NOT_AVAILABLE = "na"
 MESSAGE_MAX = 1024  # bytes; the bound of go-multistream and js-libp2p, a protocol id is about 20
-PROPOSALS_MAX = 32  # a dialer that guesses longer than this is scanning
+PROPOSALS_MAX = 32  # refused proposals per dialer; more are a scan
 
 
 class NegotiationStep(NamedTuple):
-    """What came of some bytes: what to answer, and the end of the negotiation if it was reached."""
+    """Result of received bytes: the reply, and the outcome if the negotiation has ended."""
 
     reply: bytes
     agreed: str | None = None
-    rest: bytes = b""  # what came behind the agreement: the first bytes of the agreed protocol
+    rest: bytes = b""  # first bytes of the agreed protocol
     refused: bool = False  # the listener speaks none of the dialer's protocols
 
 
@@ -37,7 +40,7 @@ def message(text: str) -> bytes:
 
 
 class MultistreamDialer:
-    """Proposes protocols in the order of preference."""
+    """Dialing end: proposes protocols in the order of preference."""
 
     def __init__(self, protocols: Sequence[str], who: str = "") -> None:
         assert protocols
@@ -47,7 +50,7 @@ class MultistreamDialer:
         self.refusals = 0
 
     def start(self) -> bytes:
-        """The header and the first proposal in one flight: this saves a round trip."""
+        """Return the header and the first proposal together, which saves a round trip."""
         return message(HEADER) + message(self._protocols[0])
 
     def receive(self, data: Bytes) -> NegotiationStep:
@@ -58,7 +61,7 @@ class MultistreamDialer:
             if line == self._protocols[0]:
                 return NegotiationStep(reply, agreed=line, rest=self._lines.rest())
             if line != NOT_AVAILABLE:
-                raise PeerFault(self._who, "answered a proposal with another protocol", line.encode()[:64])
+                raise PeerFault(self._who, "answers a proposal with another protocol", line.encode()[:64])
             self._protocols.pop(0)
             self.refusals += 1
             if not self._protocols:
@@ -68,7 +71,7 @@ class MultistreamDialer:
 
 
 class MultistreamListener:
-    """Accepts the first proposal that `speaks` holds for."""
+    """Listening end: accepts the first proposal with `speaks(protocol)`."""
 
     def __init__(self, speaks: Callable[[str], bool], who: str = "") -> None:
         self._speaks = speaks
@@ -86,13 +89,13 @@ class MultistreamListener:
                 return NegotiationStep(reply + message(line), agreed=line, rest=self._lines.rest())
             self.refusals += 1
             if self.refusals > PROPOSALS_MAX:
-                raise PeerFault(self._who, f"proposed more than {PROPOSALS_MAX} protocols")
+                raise PeerFault(self._who, f"proposes more than {PROPOSALS_MAX} protocols")
             reply += message(NOT_AVAILABLE)
         return NegotiationStep(reply)
 
 
 class _LineReader:
-    """Cuts one direction into its lines, of which the first must be the header."""
+    """Splitter of one direction into lines; the first line must be the header."""
 
     def __init__(self, who: str) -> None:
         self._who = who
@@ -105,7 +108,7 @@ class _LineReader:
             yield line
 
     def is_header(self, line: str) -> bool:
-        """True for the first line. Spec: whoever begins with anything else is not spoken to."""
+        """Whether this is the first line. Raises PeerFault if it is not the header, as the spec requires."""
         if self._greeted:
             return False
         if line != HEADER:
@@ -124,14 +127,14 @@ class _LineReader:
             return None
         length, begin = head
         if not 0 < length <= MESSAGE_MAX:
-            raise PeerFault(self._who, f"a negotiation message of {length} bytes, allowed are 1 to {MESSAGE_MAX}")
+            raise PeerFault(self._who, f"negotiation message of {length} bytes, allowed are 1 to {MESSAGE_MAX}")
         if len(self._buffer) < begin + length:
             return None
         line = bytes(self._buffer[begin : begin + length])
         del self._buffer[: begin + length]
         if not line.endswith(b"\n"):
-            raise PeerFault(self._who, "a negotiation message without its newline", line[:64])
+            raise PeerFault(self._who, "negotiation message without its newline", line[:64])
         try:
             return line[:-1].decode()
         except UnicodeDecodeError:
-            raise PeerFault(self._who, "a negotiation message is not UTF-8", line[:64]) from None
+            raise PeerFault(self._who, "negotiation message is not UTF-8", line[:64]) from None

@@ -1,6 +1,7 @@
-"""`/ipfs/ping/1.0.0`: 32 bytes there, the same 32 bytes back (libp2p/specs ping/ping.md).
+"""Ping protocol `/ipfs/ping/1.0.0`: echo of 32-byte payloads (libp2p/specs ping/ping.md).
 
-We answer and ask nobody. Promises: what comes back is what came, whole payloads only, however they were cut.
+Invariants: only whole payloads are echoed, unchanged, however the stream was cut.
+Not responsible for: sending pings.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class PingResponder:
         self._part = bytearray()
 
     def receive(self, data: Bytes) -> bytes:
-        """What to send back: every whole payload, in order."""
+        """Return the reply: every whole payload, in order."""
         self._part += data
         whole = len(self._part) // PAYLOAD_BYTES * PAYLOAD_BYTES
         answer = bytes(self._part[:whole])

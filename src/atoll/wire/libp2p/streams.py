@@ -1,8 +1,10 @@
-"""Streams that know their protocol: yamux, with a multistream-select negotiation at the head of every stream.
+"""Stream protocol negotiation: yamux streams with multistream-select at the head of each stream.
 
-(libp2p/specs connections, "Opening New Streams Over a Connection".) Promises: no data before `StreamOpened`, and
-none that belongs to the negotiation; who proposes what we do not speak is told so and loses only that stream.
-Never speaks optimistically: our own data waits for the agreement, one round trip per stream.
+(libp2p/specs connections, "Opening New Streams Over a Connection".)
+Invariants:
+- No data event precedes `StreamOpened` or contains bytes of the negotiation.
+- A remote that proposes an unknown protocol is refused and loses only that stream.
+- Local data waits for the agreement, one round trip per stream.
 """
 
 from __future__ import annotations
@@ -17,18 +19,20 @@ from atoll.wire.libp2p.yamux import YamuxMuxer
 
 
 class StreamNegotiation:
+    """Yamux session with a protocol negotiation per stream."""
+
     def __init__(self, dialer: bool, speaks: Callable[[str], bool], who: str = "") -> None:
         self._mux, self._speaks, self._who = YamuxMuxer(dialer, who), speaks, who
         self._negotiating: dict[int, multistream.MultistreamDialer | multistream.MultistreamListener] = {}
 
-        # what needs no word of ours
+        # calls that need no negotiation
         self.close, self.consumed = self._mux.close, self._mux.consumed
         self.ping, self.go_away, self.take_outgoing = self._mux.ping, self._mux.go_away, self._mux.take_outgoing
 
     def open(self, *protocols: str) -> int | None:
-        """A stream for the first of these that the remote speaks; None: it takes no more streams.
+        """Open a stream for the first of these protocols that the remote speaks; None: no more streams allowed.
 
-        `StreamOpened` says that it may be used, `StreamReset` that the remote speaks none of them.
+        `StreamOpened` follows when it may be used, `StreamReset` if the remote speaks none of them.
         """
         stream = self._mux.open()
         if stream is not None:
@@ -38,11 +42,11 @@ class StreamNegotiation:
         return stream
 
     def room(self, stream: int) -> int:
-        """Bytes that `send` would take now."""
+        """Number of bytes that `send` accepts now."""
         return 0 if stream in self._negotiating else self._mux.room(stream)
 
     def send(self, stream: int, data: Bytes) -> bool:
-        """All of `data`, not copied, or nothing: False if the stream is not open, or its remote does not read."""
+        """Queue all of `data` without copying; False if the stream is not open or its remote does not read."""
         return stream not in self._negotiating and self._mux.send(stream, data)
 
     def reset(self, stream: int) -> None:
@@ -51,7 +55,7 @@ class StreamNegotiation:
 
     def receive(self, data: Bytes) -> list[StreamEvent]:
         events: list[StreamEvent] = []
-        gone: set[int] = set()  # streams given up below, of which this batch may still speak
+        gone: set[int] = set()  # streams dropped below, with possible later events in this batch
         for event in self._mux.receive(data):
             match event:
                 case StreamStarted(stream):
@@ -62,26 +66,26 @@ class StreamNegotiation:
                     if not self._negotiate(stream, piece, events):
                         gone.add(stream)
                 case StreamClosed(stream) | StreamReset(stream) if stream in self._negotiating:
-                    self._give_up(stream, "the remote ended it before a protocol was agreed", events)
+                    self._drop_stream(stream, "the remote ended it before a protocol was agreed", events)
                     gone.add(stream)
                 case _:
                     events.append(event)
         return events
 
     def _negotiate(self, stream: int, data: bytes, events: list[StreamEvent]) -> bool:
-        """False: the stream is given up."""
+        """Advance the negotiation of a stream. Returns False if the stream was dropped."""
         machine = self._negotiating[stream]
         try:
             step = machine.receive(data)
         except PeerFault:
-            # go-libp2p sends data right behind a proposal that it expects to be accepted. After our `na` that
-            # data is noise: the price is the stream. Noise from the start is a fault.
+            # go-libp2p sends data right after a proposal that it expects to be accepted. After a refusal that data
+            # is noise and costs only the stream. Noise from the start is a fault.
             if not machine.refusals:
                 raise
-            self._give_up(stream, "not a negotiation any more", events)
+            self._drop_stream(stream, "data followed a refused proposal", events)
             return False
         if step.refused or not self._mux.send(stream, step.reply):
-            self._give_up(stream, "the remote speaks none of the proposed protocols", events)
+            self._drop_stream(stream, "the remote speaks none of the proposed protocols", events)
             return False
         self._mux.consumed(stream, len(data) - len(step.rest))
         if step.agreed is not None:
@@ -93,8 +97,8 @@ class StreamNegotiation:
                 events.append(StreamData(stream, step.rest))
         return True
 
-    def _give_up(self, stream: int, why: str, events: list[StreamEvent]) -> None:
-        """Our user hears of it only if it knows the stream."""
+    def _drop_stream(self, stream: int, why: str, events: list[StreamEvent]) -> None:
+        """Drop a stream; only streams that the caller opened get an event."""
         if isinstance(self._negotiating[stream], multistream.MultistreamDialer):
             events.append(StreamReset(stream, why))
         self.reset(stream)

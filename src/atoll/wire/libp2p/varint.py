@@ -1,7 +1,8 @@
-"""Unsigned varints: lengths and codes of every multiformat (multiformats/unsigned-varint).
+"""Unsigned varints of multiformats (multiformats/unsigned-varint).
 
-Promises: one encoding per number, at most nine bytes (63 bits), read from any bytes-like object without copying.
-Never reads a longer one, never guesses where a cut one would end: it answers None and waits for more bytes.
+Invariants:
+- One encoding per number, at most nine bytes (63 bits), read from any bytes-like object without copying.
+- An incomplete number gives None; a longer one is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ VARINT_BYTES_MAX = 9  # unsigned-varint, "Practical maximum of 9 bytes": 63 bits
 
 
 def encode(value: int) -> bytes:
-    """The shortest form, seven bits at a time, low bits first."""
+    """Encode in the shortest form, seven bits per byte, low bits first."""
     assert 0 <= value < 1 << 63
     out = bytearray()
     while value > 0x7F:
@@ -25,15 +26,15 @@ def encode(value: int) -> bytes:
 
 
 def decode(data: Bytes, at: int = 0, who: str = "") -> tuple[int, int] | None:
-    """(value, offset after it), or None when the number is not complete yet."""
+    """Decode to (value, offset after it); None if the number is incomplete. Raises PeerFault if it is malformed."""
     value = 0
     for size, byte in enumerate(data[at : at + VARINT_BYTES_MAX], start=1):
         value |= (byte & 0x7F) << 7 * (size - 1)
         if byte < 0x80:
             if byte == 0 and size > 1:  # "MUST be minimally encoded": two spellings of a length hide in signatures
-                raise PeerFault(who, "a varint is not minimally encoded", bytes(data[at : at + size]))
+                raise PeerFault(who, "varint is not minimally encoded", bytes(data[at : at + size]))
             return value, at + size
     if len(data) - at >= VARINT_BYTES_MAX:
         cut = bytes(data[at : at + VARINT_BYTES_MAX])
-        raise PeerFault(who, f"a varint is longer than {VARINT_BYTES_MAX} bytes", cut)
+        raise PeerFault(who, f"varint is longer than {VARINT_BYTES_MAX} bytes", cut)
     return None

@@ -1,11 +1,14 @@
-"""Yamux: many streams over one ordered stream of bytes (libp2p/specs yamux/README.md, `/yamux/1.0.0`).
+"""Yamux stream multiplexer over one ordered byte stream (libp2p/specs yamux/README.md, `/yamux/1.0.0`).
 
-Frames are made when the driver asks for them, not when somebody sends: `take_outgoing` first lets out the small
-ones (pongs, resets, window updates), then one data frame per stream in turn, so that a long message delays a
-heartbeat by one frame.
-Promises: no window is overrun in either direction; whatever the remote does, at most `STREAMS_MAX` streams of its
-making exist, `UNREAD_MAX` bytes wait for their reader and `REPLIES_MAX` small frames wait for the wire.
-Never holds received data (it is handed out in the pieces in which it arrives), never times anything.
+Frames are created when the driver requests them, not on `send`. `take_outgoing` first returns small frames
+(pongs, resets, window updates), then one data frame per stream in turn. Thus a long message delays a heartbeat by
+one frame.
+
+Invariants:
+- No window is overrun in either direction.
+- The remote can cause at most `STREAMS_MAX` streams, `UNREAD_MAX` unread bytes and `REPLIES_MAX` queued replies.
+- Received data is not held: it is returned in the pieces in which it arrives.
+Not responsible for: timing.
 """
 
 from __future__ import annotations
@@ -42,57 +45,59 @@ from atoll.wire.libp2p.yamux_frame import (
 )
 
 PROTOCOL = "/yamux/1.0.0"
-WINDOW = 256 * 1024  # bytes; spec "Flow Control": both sides assume it. Ours is never enlarged: control is small
-WINDOW_MAX = 2**32 - 1  # what a remote may grant us: the sums of a 32-bit field stay inside it
+WINDOW = (
+    256 * 1024
+)  # bytes; spec "Flow Control": both sides assume it. Never enlarged here: control traffic is small
+WINDOW_MAX = 2**32 - 1  # bytes that a remote may grant: sums of a 32-bit field stay inside it
 FRAME_DATA_MAX = 65535 - 16 - HEADER_BYTES  # a full data frame with its header is exactly one Noise record
 STREAMS_MAX = 256  # in each direction; spec "ACK backlog": at least 256 inbound ones should be buffered
-UNREAD_MAX = 16 * MIB  # handed out, not consumed, over all streams; 256 full windows would be 64 MiB per peer
-REPLIES_MAX = 1024  # pongs and resets not yet on the wire, 12 bytes each; an honest peer is owed a handful
+UNREAD_MAX = (
+    16 * MIB
+)  # bytes returned but not consumed, over all streams; 256 full windows would be 64 MiB per peer
+REPLIES_MAX = 1024  # queued pongs and resets, 12 bytes each; an honest peer causes a handful
 REORDER_MAX = 64  # stream ids that may arrive after a higher one: go-yamux numbers and sends in two steps
-QUEUED_STREAM_MAX = 4 * MIB  # accepted by `send`, waiting for the remote's window: two of the largest messages
-QUEUED_MAX = 16 * MIB  # the same over all streams, so that a remote that never reads costs us no more
+QUEUED_STREAM_MAX = 4 * MIB  # bytes of one stream that wait for the remote's window: two of the largest messages
+QUEUED_MAX = 16 * MIB  # bytes of all streams that wait, a limit for remotes that never read
 
 
 @dataclass(slots=True)
 class _YamuxStream:
-    opening: int  # SYN or ACK, owed to the remote with the first frame; then 0
-    send_window: int = WINDOW  # what we may still send
-    receive_window: int = WINDOW  # what the remote may still send; this + unread + credit is always WINDOW
-    unread: int = 0  # handed out, not consumed
-    credit: int = 0  # consumed, not granted to the remote again yet
+    opening: int  # SYN or ACK flag for the first frame; then 0
+    send_window: int = WINDOW  # bytes that may still be sent
+    receive_window: int = WINDOW  # bytes that the remote may still send; plus unread and credit always WINDOW
+    unread: int = 0  # bytes returned, not consumed
+    credit: int = 0  # bytes consumed, not yet granted to the remote again
     queue: deque[memoryview] = field(default_factory=deque[memoryview])
     queued: int = 0  # bytes in `queue`
-    closing: bool = False  # `close` was called: FIN follows the queue
-    closed_here: bool = False  # FIN sent
-    closed_there: bool = False  # FIN received
+    closing: bool = False  # whether `close` was called: FIN follows the queue
+    closed_here: bool = False  # whether FIN was sent
+    closed_there: bool = False  # whether FIN was received
 
 
 class YamuxMuxer:
-    """One end. The dialer of the connection opens odd streams, the listener even ones."""
+    """One end of a session. The dialer opens odd stream ids, the listener even ones."""
 
     def __init__(self, dialer: bool, who: str = "") -> None:
         self._who = who
         self._own_parity = 1 if dialer else 0
         self._next_id = 1 if dialer else 2
         self._newest = 0 if dialer else -1  # highest stream id that the remote has opened
-        self._skipped: set[int] = set()  # ids a little below it that it has not used yet
+        self._skipped: set[int] = set()  # unused ids at most REORDER_MAX below it
         self._streams: dict[int, _YamuxStream] = {}
         self._own_count = self._unread = self._queued = 0
-        self._replies: deque[bytes] = deque()  # small frames about the session or about streams that are gone
-        self._grants: dict[int, None] = {}  # streams whose window should be opened again, oldest first
-        self._ready: dict[int, None] = {}  # streams with something to send and room for it, in turn
-        self._head = bytearray()  # of a header that arrived in pieces
-        self._body, self._body_of = (
-            0,
-            YamuxHeader(DATA, 0, SESSION, 0),
-        )  # the data frame being received, bytes to come
+        self._replies: deque[bytes] = deque()  # small frames about the session or closed streams
+        self._grants: dict[int, None] = {}  # streams with a due window update, oldest first
+        self._ready: dict[int, None] = {}  # streams that can send now, in turn
+        self._head = bytearray()  # incomplete header
+        self._body = 0  # missing bytes of the data frame being received
+        self._body_of = YamuxHeader(DATA, 0, SESSION, 0)  # header of that frame
         self._pings: set[int] = set()
         self._gone_away = False
 
-    # ---- what its user wants --------------------------------------------------------------------------------
+    # ---- calls of the user ----------------------------------------------------------------------------------
 
     def open(self) -> int | None:
-        """A new stream, or None: the remote went away, or too many of ours are open."""
+        """Open a stream; None if the remote went away or too many local streams are open."""
         if self._gone_away or self._own_count >= STREAMS_MAX or self._next_id > WINDOW_MAX:
             return None
         name, self._next_id = self._next_id, self._next_id + 2
@@ -102,14 +107,14 @@ class YamuxMuxer:
         return name
 
     def room(self, name: int) -> int:
-        """Bytes that `send` would take now."""
+        """Number of bytes that `send` accepts now."""
         stream = self._streams.get(name)
         if stream is None or stream.closing:
             return 0
         return max(0, min(QUEUED_STREAM_MAX - stream.queued, QUEUED_MAX - self._queued))
 
     def send(self, name: int, data: Bytes) -> bool:
-        """Queue all of `data` without copying (leave it unchanged), or nothing: the remote does not read."""
+        """Queue all of `data` without copying it (leave it unchanged); False if the remote does not read."""
         if not len(data):
             return name in self._streams
         if len(data) > self.room(name):
@@ -122,20 +127,20 @@ class YamuxMuxer:
         return True
 
     def close(self, name: int) -> None:
-        """We send nothing more on this stream; what is queued still goes out."""
+        """Close the local direction of this stream after the queued data."""
         if (stream := self._streams.get(name)) is not None and not stream.closing:
             stream.closing = True
             self._wake(name, stream)
 
     def reset(self, name: int) -> None:
-        """Give the stream up at once, in both directions."""
+        """Reset the stream at once, in both directions."""
         if (stream := self._streams.get(name)) is not None:
             self._forget(name, stream)
-            if stream.opening != SYN:  # otherwise the remote never heard of it
+            if stream.opening != SYN:  # otherwise the remote does not know the stream
                 self._replies.append(pack(WINDOW_UPDATE, RST, name, 0))
 
     def consumed(self, name: int, count: int) -> None:
-        """The reader dealt with that many bytes: the remote may send as many again."""
+        """Report `count` consumed bytes: the remote may send as many again."""
         stream = self._streams.get(name)
         if stream is None:
             return  # reset meanwhile
@@ -152,13 +157,13 @@ class YamuxMuxer:
         self._replies.append(pack(PING, SYN, SESSION, value))
 
     def go_away(self, reason: int) -> None:
-        """Tell the remote to expect nothing more from us; streams that exist may still end in good order."""
+        """Announce that no more streams follow; existing ones may still end in good order."""
         self._replies.append(pack(GO_AWAY, 0, SESSION, reason))
 
     # ---- bytes out ------------------------------------------------------------------------------------------
 
     def take_outgoing(self, budget: int) -> list[Bytes]:
-        """About `budget` bytes of frames, most urgent first; an empty list when there is nothing to say."""
+        """Return about `budget` bytes of frames, most urgent first; an empty list if nothing is queued."""
         frames: list[Bytes] = []
         while self._replies and budget > 0:
             frames.append(self._replies.popleft())
@@ -178,7 +183,7 @@ class YamuxMuxer:
         return frames
 
     def _speak(self, name: int, stream: _YamuxStream, frames: list[Bytes]) -> int:
-        """One turn of one stream: a data frame, or the frame that opens or closes it."""
+        """Append one frame of one stream: data, or the frame that opens or closes it. Returns its size in bytes."""
         size = min(FRAME_DATA_MAX, stream.send_window, stream.queued)
         if size:
             frames.append(pack(DATA, self._flags(stream), name, size))
@@ -232,7 +237,7 @@ class YamuxMuxer:
     def _handle(self, header: YamuxHeader, events: list[MuxerEvent]) -> None:
         kind, flags, name, length = header
         if len(self._replies) > REPLIES_MAX:
-            raise PeerFault(self._who, f"asks for replies faster than it reads them: {REPLIES_MAX} wait")
+            raise PeerFault(self._who, f"causes replies faster than it reads them: {REPLIES_MAX} are queued")
         if kind == PING:
             self._on_ping(flags, length, events)
         elif kind == GO_AWAY:
@@ -242,7 +247,7 @@ class YamuxMuxer:
             if flags & SYN:
                 self._accept(name, events)
             elif name % 2 == self._own_parity and name >= self._next_id:
-                raise PeerFault(self._who, f"speaks on stream {name}, which we have not opened yet")
+                raise PeerFault(self._who, f"frame on stream {name}, which is not open yet")
             stream = self._streams.get(name)
             if stream is not None and flags & RST:
                 self._forget(name, stream)
@@ -262,11 +267,11 @@ class YamuxMuxer:
             self._pings.remove(value)
             events.append(PingAnswered(value))
         else:
-            raise PeerFault(self._who, "answered a ping that nobody sent")
+            raise PeerFault(self._who, "pong without a ping")
 
     def _accept(self, name: int, events: list[MuxerEvent]) -> None:
         if name % 2 == self._own_parity:  # "The client side should use odd ID's, and the server even"
-            raise PeerFault(self._who, f"opened stream {name}, an id that is ours to give")
+            raise PeerFault(self._who, f"opens stream {name}, an id of the other end")
         if name > self._newest:
             oldest = name - 2 * REORDER_MAX
             self._skipped = {late for late in self._skipped if late >= oldest}
@@ -274,21 +279,21 @@ class YamuxMuxer:
             self._newest = name
         elif name in self._skipped:
             self._skipped.remove(name)
-        else:  # an id used again would let our reader's word for the old stream count for the new one
-            raise PeerFault(self._who, f"opened stream {name} twice")
+        else:  # with a reused id, `consumed` of the old stream would count for the new one
+            raise PeerFault(self._who, f"opens stream {name} twice")
         if len(self._streams) - self._own_count >= STREAMS_MAX:
             self._replies.append(pack(WINDOW_UPDATE, RST, name, 0))
-            return  # the frame's body, and what may follow, is for a stream we do not know: skipped
+            return  # the frame's body and later frames belong to an unknown stream and are skipped
         self._streams[name] = _YamuxStream(ACK)
         events.append(StreamStarted(name))
 
     def _begin_body(self, header: YamuxHeader, stream: _YamuxStream | None, events: list[MuxerEvent]) -> None:
-        window = WINDOW if stream is None else stream.receive_window  # late data for a stream we reset is skipped
+        window = WINDOW if stream is None else stream.receive_window  # late data for a reset stream is skipped
         if header.length > window:
-            raise PeerFault(self._who, f"sent {header.length} bytes into a window of {window}")
+            raise PeerFault(self._who, f"sends {header.length} bytes into a window of {window}")
         if stream is not None:
             if stream.closed_there and header.length:
-                raise PeerFault(self._who, f"sent data on stream {header.stream} after closing it")
+                raise PeerFault(self._who, f"sends data on stream {header.stream} after closing it")
             stream.receive_window -= header.length
         self._body, self._body_of = header.length, header
         if not header.length:
@@ -313,15 +318,15 @@ class YamuxMuxer:
             self._close_there(header.stream, stream, events)
 
     def _relieve(self, events: list[MuxerEvent]) -> None:
-        """Give up the stream with the most unread bytes: an honest peer loses one slow stream, not the link."""
+        """Reset the stream with the most unread bytes: an honest peer loses one slow stream, not the link."""
         name = max(self._streams, key=lambda each: self._streams[each].unread)
         self.reset(name)
-        events.append(StreamReset(name, f"more than {UNREAD_MAX} bytes of this connection wait for their readers"))
+        events.append(StreamReset(name, f"more than {UNREAD_MAX} bytes of this connection are unread"))
 
     def _widen(self, name: int, stream: _YamuxStream, growth: int) -> None:
         stream.send_window += growth
         if stream.send_window > WINDOW_MAX:
-            raise PeerFault(self._who, f"granted a window of {stream.send_window} bytes")
+            raise PeerFault(self._who, f"grants a window of {stream.send_window} bytes")
         self._wake(name, stream)
 
     def _close_there(self, name: int, stream: _YamuxStream, events: list[MuxerEvent]) -> None:
@@ -345,7 +350,7 @@ class YamuxMuxer:
             self._ready.setdefault(name)
 
     def _forget_if_done(self, name: int, stream: _YamuxStream) -> None:
-        # a stream with unread bytes is kept: they count against its window and our bound until they are consumed
+        # a stream with unread bytes is kept: they count against its window and UNREAD_MAX until they are consumed
         if stream.closed_here and stream.closed_there and not stream.unread:
             self._forget(name, stream)
 

@@ -320,8 +320,10 @@ class RedundancyReport(Statement, frozen=True, tag="Twinned"):
     round: int  # round of the updates
     peer: PeerId  # member that trained on the other member's samples
     apart: tuple[int, int]
-    """Relative distance of its update and of the other's from the reference, in millionths of the reference's length.
-    The maximum for an update that was not served; 0 for one that was served alone."""
+    """Distance of its update and of the other's from the reference, in millionths of the reference's length.
+
+    The maximum for an update that was not served; 0 for one that was served alone.
+    """
 
 
 class PiecesStored(Statement, frozen=True, tag="Placed"):
