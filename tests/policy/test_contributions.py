@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from atoll.base.ids import ZERO_DIGEST, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.policy.contributions import Contribution, contributions_of, parts_counted, results_of
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Commitment, LateShare, OwnerResult, SignedStatement, Statement
@@ -18,7 +18,7 @@ def signed(by: PeerId, statement: Statement) -> SignedStatement:
 
 
 def commit(steps: int, samples: int, late: LateShare | None = None) -> Commitment:
-    plain = Commitment(3, 0, bytes([steps]) * 32, 2, steps, samples, 2.0, 0.1, samples)
+    plain = Commitment(3, 0, Digest(bytes([steps]) * 32), 2, steps, samples, 2.0, 0.1, samples)
     return plain if late is None else replace(plain, claim=late)
 
 

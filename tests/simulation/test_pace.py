@@ -203,7 +203,7 @@ def test_whoever_is_not_in_a_round_owes_it_nothing_and_holds_it_up_for_a_third_o
 
     def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, PartsReduced) and fact.round > 5 and node.name != silent:
-            times = node.machine.round.timing.times(0)
+            times = node.machine.round.sharing.timing.times(0)
             late[fact.round] = (now - times.train_until) / (times.answer_until[0] - times.train_until)
 
     monkeypatch.setattr(Peer, "handle", says_nothing)

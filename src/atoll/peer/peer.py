@@ -76,6 +76,7 @@ from atoll.peer.membership.roster import change_of
 from atoll.peer.round.candidate import LocalMeasurements
 from atoll.peer.round.machine import RoundMachine
 from atoll.peer.round.topology_choice import part_bytes_most
+from atoll.peer.round.update_sharing import RoundEnvironment
 from atoll.peer.run_view import HistoryExtended, RunView
 from atoll.peer.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
 from atoll.peer.sync.downloads import BlobDownloads
@@ -449,19 +450,18 @@ class Peer:
         self.unknown_key = mine is not None and mine.vote_key != self.notary.signer.vote_key
         ground = self.known.ground_after(head, parent, self._run_time(now))
         plan = ground.plan
-        self.round = RoundMachine(
-            ground,
-            self.notary,
-            self.known.open_door(ground, self.said.get(f"said/{plan.round}/agreement")),
-            self.known.mute,
-            self.heartbeat.unheard,
-            lambda: pool.chosen(self.heartbeat.gone),
-            self.old_parts.begin(plan.round),
-            self.said,
-            self._measured,
-            self.strikes,
-            self.kept_rows.rounds > 0,
+        env = RoundEnvironment(
+            gone=self.known.mute,
+            unheard=self.heartbeat.unheard,
+            reports=lambda: pool.chosen(self.heartbeat.gone),
+            held=self.old_parts.begin(plan.round),
+            said=self.said,
+            measured=self._measured,
+            strikes=self.strikes,
+            keeps_rows=self.kept_rows.rounds > 0,
         )
+        agreement = self.known.open_door(ground, self.said.get(f"said/{plan.round}/agreement"))
+        self.round = RoundMachine(ground, self.notary, agreement, env)
         if self.round.trains and self.resting.covers(plan.round):
             self.round.update.passes = WHY
         elif self.round.trains and ground.trust.audited and self.wish.unaudited and self.me not in ground.unaudited:

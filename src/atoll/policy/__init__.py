@@ -1,1 +1,1 @@
-"""Judgement: who computes what and until when, as pure functions of what was agreed. Never measures anything."""
+"""Policies: pure functions of agreed facts that decide roles, deadlines and rules. They measure nothing."""

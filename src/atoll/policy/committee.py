@@ -1,17 +1,17 @@
-"""Whose turn it is to propose, and who votes where there are too many voters.
+"""Proposer turns, and the voting committee where a run has too many voters.
 
-Turns go round a circle of all voters, whose order follows from the run's id and their names: each proposer is
-followed by the next one. So the same voter comes after it whatever it writes, and liars propose their share of
-rounds.
+Turns go round a circle of all voters, ordered by the run's id and their names. The next proposer is the same
+whatever the last one wrote, so liars propose their share of rounds.
 
-Who votes is drawn from the head's id, by records where the run keeps them. Without records every voter is as
-likely as any other. With them a voter's chance is its share of all scores, cut so that nobody's is more than
-half as much again as an equal one: whoever has no record yet votes less often, and no record, however long,
-buys more than that.
+The committee is drawn from the head's id, by reputation where the run keeps it. Without reputation every voter is
+equally likely. With it a voter's chance is its share of all scores, capped at 1.5 times an equal share. So
+newcomers vote less often, and no reputation buys more than that.
 
-Promises: everybody here has one turn in each time round; the same committee at every peer (integers only); of n
-voters and m places exactly min(1, 3m / 2n) at most of all draws hold any one of them; a newcomer's chance is
-nobody's best. Never looks at anything but its arguments.
+Invariants:
+- Every present voter has one turn per circle.
+- The committee is equal at every peer (integers only).
+- Of n voters and m places, at most min(1, 3m / 2n) of all draws include one given voter.
+- No newcomer has the best chance.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from atoll.base.ids import Digest, PeerId
 from atoll.policy.reputation import FLOOR, cut_to_share
 
 CIRCLE_ROUNDS = 256
-"""For which the circle stays as it is. Names can be chosen so that friends sit side by side in some circles, not in
-all of a long run; and in so many rounds even a hundred voters come to their turns more than twice."""
+"""Rounds until the order of the circle changes. Names can be chosen so that friends are neighbors in some circles,
+but not in all of a long run; in 256 rounds even a hundred voters get their turns more than twice."""
 
 
 def whose_turn(run: Digest, round: int, since: Mapping[PeerId, int], wrote: PeerId) -> PeerId:
-    """The next voter on the circle after `wrote`, who wrote the last vertex. `since`: when each voter came in.
+    """The next voter on the circle after `wrote`, the proposer of the last vertex. `since`: round of each
+    voter's entry.
 
-    Who has not been here for as many rounds as there are voters has no turn yet: else new names, chosen to lie just
-    behind whoever writes the vertex that lets them in, would have all of them. While that is everybody, all have.
+    A voter has no turn until it has been present for as many rounds as there are voters. Otherwise new names,
+    chosen to follow the proposer that admits them, would get all turns. If that excludes all voters, none is
+    excluded.
     """
     settled = {peer for peer, came in since.items() if round - came > len(since)} or set(since)
     circle = on_circle(run, round, settled | {wrote})
@@ -41,7 +43,7 @@ def whose_turn(run: Digest, round: int, since: Mapping[PeerId, int], wrote: Peer
 
 
 def on_circle(run: Digest, round: int, voters: Iterable[PeerId]) -> list[PeerId]:
-    """In the order of this round's circle, from an end that means nothing."""
+    """Voters in the order of this round's circle, from an arbitrary start."""
     return sorted(voters, key=lambda peer: _place(run, round // CIRCLE_ROUNDS, peer))
 
 
@@ -53,7 +55,7 @@ def _place(run: Digest, circle: int, peer: PeerId) -> bytes:
 def draw_committee(
     head: Digest, voters: Sequence[PeerId], most: int, scores: Mapping[PeerId, int]
 ) -> tuple[PeerId, ...]:
-    """All voters, or `most` of them, in the order of their names. `scores`: none where nobody keeps records."""
+    """All voters, or `most` of them, sorted by name. `scores` is empty where the run keeps no reputation."""
     chosen = list(voters)
     if len(voters) > most:
         order = shuffled(head, "committee", voters)
@@ -62,7 +64,7 @@ def draw_committee(
 
 
 def chances(voters: Sequence[PeerId], places: int, scores: Mapping[PeerId, int]) -> dict[PeerId, int]:
-    """What each voter weighs in the draw: nobody more than 1 / `places` of all, nor than 3 / (2n)."""
+    """Weight of each voter in the draw: at most 1 / `places` of the sum, and at most 3 / (2n)."""
     known = {peer: scores.get(peer, FLOOR) for peer in voters}
     if 2 * len(voters) < 3 * places:
         return cut_to_share(known, 1, places)
@@ -70,11 +72,12 @@ def chances(voters: Sequence[PeerId], places: int, scores: Mapping[PeerId, int])
 
 
 def _spread(head: Digest, weights: Mapping[PeerId, int], order: Sequence[PeerId], places: int) -> list[PeerId]:
-    """Systematic sampling (Madow 1949): voters in a drawn order on a line, each as long as `places` times its
-    weight, and the points on it that are the sum of weights apart, from a drawn one on.
+    """Systematic sampling (Madow 1949).
 
-    Nobody is longer than the distance of two points, so nobody is hit twice, and everybody is hit with a chance of
-    exactly `places` · weight / sum; draws one after the other without replacement have no such simple chances.
+    Voters in a drawn order cover a line, each with the length `places` · weight. Points on it, from a drawn one on,
+    are the sum of weights apart. No voter is longer than that distance, so none is hit twice, and each is hit with
+    a probability of exactly `places` · weight / sum. Draws one by one without replacement have no such simple
+    probability.
     """
     total = sum(weights.values())
     point, end = draw_below(head, "committee/start", total), 0

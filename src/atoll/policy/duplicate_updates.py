@@ -1,8 +1,11 @@
-"""Updates of one round that are bit for bit the same, by the roots that their authors signed.
+"""Duplicate updates: bit-for-bit equal updates of one round, found by the roots that their authors signed.
 
-Nobody has seen a row when commitments are made, so equal roots come of one hand, of two that agreed, or of loops
-that learn from the same data. Promises: out of a vertex alone, the same for everybody. Never says who copied whom,
-and never what follows: all of them count (specs/trust.md says why).
+No row is known when commitments are made, so equal roots come from one operator, from two that agreed, or from
+loops that learn from the same data.
+
+Invariants:
+- Derived from a vertex alone, equal at every peer.
+Not responsible for: finding out which one is the copy, consequences; all of them count (specs/trust.md).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from atoll.wire.messages.vertex import VertexBody
 
 
 def alike_in(body: VertexBody) -> tuple[tuple[PeerId, ...], ...]:
-    """Those who committed to the same update, and took a step for it, in the order of the vertex."""
+    """Groups of authors that committed to the same update with at least one step, in the order of the vertex."""
     authors = defaultdict[Digest, list[PeerId]](list)
     for signed in body.commits:
         commit = statement_in(signed)

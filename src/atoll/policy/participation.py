@@ -1,12 +1,14 @@
-"""Who trains in a round where genesis says that not everybody does: drawn by the last vertex, from its own body.
+"""Participation: sampling of trainers per round, drawn by the last vertex from its own body.
 
-    credits in the last vertex ─► the draw, from its id ─► who trains, is waited for, is counted, may be audited
-    who counted, who was drawn in vain ─► credits in the next one
+    credits in the last vertex ─► the draw, from its id ─► members that train, are awaited, counted, audited
+    counted members, members drawn in vain ─► credits in the next vertex
 
-Everybody else votes, owns parts and watches as ever, and misses nothing. Specification: specs/clients.md.
-Promises: pure functions of agreed things, in integers. A *group* (of data, of a site) stands behind an @ in a
-member's name and is its own word: so groups count only where members trust each other. Where they do not, credit
-cannot be saved up either, by declining or by being away: whoever does would come to be drawn together with others.
+All other members vote, own parts and watch as usual. Specification: specs/clients.md. A *group* (of data, of a
+site) follows an @ in a member's name and is its own claim, so groups count only where members trust each other.
+
+Invariants:
+- Pure functions of agreed facts, in integers.
+- Where members may lie, credit cannot be saved by declining or being away: such members would be drawn together.
 """
 
 from __future__ import annotations
@@ -28,16 +30,16 @@ from atoll.wire.messages.vertex import Member, VertexBody
 GROUP_MARK = "@"
 GROUP = re.compile(r"[A-Za-z0-9._-]{0,32}")
 NAME_MAX = 64  # characters of a member's name
-LEVEL: Credit = (0, 0)  # with whoever had the most turns
+LEVEL: Credit = (0, 0)  # equal to the member with the most turns
 THOUSAND = 1000
 
 
 class ParticipationPolicy(msgspec.Struct, frozen=True):
     """How many of the settled trainers train in a round; fixed in genesis."""
 
-    thousandths: Annotated[int, msgspec.Meta(ge=0, le=THOUSAND)] = 0  # of them, rounded up; or
-    peers: Annotated[int, msgspec.Meta(ge=0, le=PEERS_MAX)] = 0  # so many
-    least: Annotated[int, msgspec.Meta(ge=1, le=PEERS_MAX)] = 1  # at any rate, as far as there are so many
+    thousandths: Annotated[int, msgspec.Meta(ge=0, le=THOUSAND)] = 0  # share of them, rounded up; or
+    peers: Annotated[int, msgspec.Meta(ge=0, le=PEERS_MAX)] = 0  # a number of them
+    least: Annotated[int, msgspec.Meta(ge=1, le=PEERS_MAX)] = 1  # lower bound, as far as there are that many
 
     def of(self, trainers: int) -> int:
         wanted = self.peers or -(-self.thousandths * trainers // THOUSAND)
@@ -45,25 +47,25 @@ class ParticipationPolicy(msgspec.Struct, frozen=True):
 
 
 def named(name: str, group: str) -> str:
-    """What others call a peer of this group."""
+    """A peer's name as shown to others, with its group."""
     behind = GROUP_MARK + group if group else ""
     return name[: NAME_MAX - len(behind)] + behind
 
 
 def group_problem(group: str) -> str:
-    """Why no group can be called that; empty if one can."""
+    """Why this is no valid group name; empty if it is."""
     return "" if GROUP.fullmatch(group) else "up to 32 letters, digits, dots, dashes and underscores"
 
 
 def group_of(name: str) -> str:
-    """What stands behind the last @ of a member's name; empty: it is in no group."""
+    """The text after the last @ of a member's name; empty without a group."""
     return name.rpartition(GROUP_MARK)[2] if GROUP_MARK in name else ""
 
 
 def drawn_after(head: Digest, body: VertexBody, sample: ParticipationPolicy, trusted: bool) -> frozenset[PeerId]:
-    """Who trains in the round after this body, whose id is `head`. `trusted`: members believe each other.
+    """Trainers of the round after this body, with id `head`. `trusted`: members do not lie.
 
-    Newcomers are not drawn yet, nor who said that it rests; if nobody else is there, they are.
+    Newcomers and resting members are not drawn, unless there are no others.
     """
     settled = [m for m in body.members if m.trains and m.standing == "member"]
     resting = resting_in(body, body.round + 1)
@@ -80,10 +82,10 @@ def next_credits(
     contributors: Collection[PeerId],
     trusted: bool,
 ) -> tuple[Credit, ...]:
-    """One per line of `members`, the membership after a round in which these were drawn and those counted.
+    """Credits per line of `members`, the membership after a round with these drawn and counted members.
 
-    Who was drawn and does not count pays a quarter where members trust each other, else a whole turn. Where they do
-    not, who is not there to be drawn, or rests, is level, when it comes back, with whoever had the most turns.
+    A member drawn in vain pays a quarter of a turn where members trust each other, else a whole turn. Where they do
+    not, a member that is away or rests returns level with the member with the most turns.
     """
     known, groups = _credits_in(parent), _groups(members, trusted)
     resting = set[PeerId]() if trusted else resting_in(parent, parent.round + 1)
@@ -100,7 +102,7 @@ def next_credits(
 
 
 def resting_in(body: VertexBody, round: int) -> set[PeerId]:
-    """Who says in this body that it does not train in that round."""
+    """Members that report in this body that they skip that round."""
     said = ((signed.signer, statement_in(signed)) for signed in body.reports)
     return {peer for peer, word in said if isinstance(word, SkipRound) and word.round == round}
 
@@ -112,5 +114,5 @@ def _credits_in(body: VertexBody) -> Mapping[PeerId, Credit]:
 
 
 def _groups(members: Sequence[Member], trusted: bool) -> list[str]:
-    """Who is in none is one by itself; no name of a group holds a mark, so nobody's is taken for another's."""
+    """Group per member; a member without one is a group by itself. A mark keeps both kinds of names apart."""
     return [(trusted and group_of(m.name)) or GROUP_MARK + m.peer for m in members]

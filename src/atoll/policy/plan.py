@@ -1,10 +1,10 @@
-"""The plan of a round: a pure function of the last agreed vertex, the same at every peer without a message.
+"""Round plan: a pure function of the last agreed vertex, equal at every peer without a message.
 
-Says who takes part, who votes, who proposes, which slice of the data is whose, and until when each phase may
-last. Every deadline is an absolute run time: peers that count from their own start drift apart even on a
-perfect network. Attempts follow each other by the clock alone, so peers that lost each other for an hour meet
-again in the same attempt. Never looks at a local measurement: what is measured becomes a signed report in a
-vertex first.
+Gives trainers, voters, proposers, data slices and the deadline of each phase. Deadlines are absolute run times:
+peers that count from their own start drift apart even on a perfect network. Attempts follow the clock alone, so
+peers that lost each other for an hour meet again in the same attempt.
+
+Not responsible for: local measurements, which must first be signed reports in a vertex.
 """
 
 from __future__ import annotations
@@ -40,47 +40,45 @@ from atoll.wire.messages.vertex import Member, VertexBody
 QuorumRule = Literal["majority", "two-thirds"]
 CommitteeSize = Annotated[int, msgspec.Meta(ge=1, le=COMMITTEE_MOST)]
 
-GROWN_ATTEMPTS = 6  # then windows stay: 11 times as long is patience enough
-HAND_OVER_S = 1.0  # before training is over for all a trainer is told to end, to encode and commit
-START_S = 2.0  # of a round, in which members adopt the last one and wake their trainers
-SPREAD_S = 0.02  # per member: an owner sends its combined part to everybody over one uplink
-GRACE_SHARE = 1 / 12  # of an owner's window: about a trip through the network, for words that are on their way
-STRAGGLER_LIMIT = 3.0  # a member's word about its speed stretches the plan to at most this times the median
+GROWN_ATTEMPTS = 6  # attempts after which windows stay at 11 times their length
+HAND_OVER_S = 1.0  # seconds before the end of training at which a trainer is told to stop, encode and commit
+START_S = 2.0  # seconds at the start of a round in which members adopt the last state and wake their trainers
+SPREAD_S = 0.02  # seconds per member: an owner sends its combined part to all over one uplink
+GRACE_SHARE = 1 / 12  # share of an owner's window: about one trip through the network, for messages under way
+STRAGGLER_LIMIT = 3.0  # a member's claimed speed stretches the plan to at most this times the median
 
 
 class StragglerPolicy(msgspec.Struct, frozen=True):
-    """Whom a round waits for where it does not wait for all (Decoupled DiLoCo 2604.21428): specs/round.md."""
+    """When a round stops waiting for stragglers (Decoupled DiLoCo 2604.21428): specs/round.md."""
 
     quorum: Annotated[int, msgspec.Meta(ge=1, le=PEERS_MAX)]  # updates of settled trainers
-    grace: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]  # median steps that the others may be later
+    grace: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]  # median steps that the others may be late
 
 
 class RoundSettings(msgspec.Struct, frozen=True):
-    """The part of the run's settings that plans depend on: genesis', with the numbers that vertices changed."""
+    """Settings that plans depend on: those of genesis, with the numbers that vertices changed."""
 
     inner_steps: Steps = 32
-    first_train_s: Window = 180.0  # nobody's speed is known yet, and imports may still be running
-    train_max_s: Window = 3600.0  # "H in minutes": a round's training ends here even if steps are left
-    owner_s: Window = 6.0  # what one owner has to gather and answer; keep at or above suspect_s
-    agree_s: Window = 10.0  # proposal and two votes; keep above 10 x the median round trip
+    first_train_s: Window = 180.0  # seconds; no speed is known yet, and imports may still be running
+    train_max_s: Window = 3600.0  # longest training of a round, even if steps are left
+    owner_s: Window = 6.0  # time of one owner to gather and answer; keep at or above suspect_s
+    agree_s: Window = 10.0  # time for a proposal and two votes; keep above 10 x the median round trip
     quorum: QuorumRule = "majority"
     suspect_s: Window = 6.0  # silence after which a member is no longer waited for
     beat_s: Window = 2.0  # heartbeat period; keep at or below a third of suspect_s
-    committee: CommitteeSize | UnsetType = UNSET  # who vote, at most; left out: COMMITTEE_MAX
+    committee: CommitteeSize | UnsetType = UNSET  # most voters; unset: COMMITTEE_MAX
     window_min_s: Window | UnsetType = UNSET
-    """What owner_s shrinks to, at the least, where rounds show that they are fast; left out: it never does. Keep
-    above a second: lost words are said again after one, and training may stumble over a busy moment."""
-    acceptance: StragglerPolicy | UnsetType = (
-        UNSET  # left out: everybody is waited for, as long as training may last
-    )
-    votes: Literal["ml-dsa-65"] | UnsetType = UNSET  # by which keys sessions sign; left out: Ed25519
-    sample: ParticipationPolicy | UnsetType = UNSET  # how many train in a round; left out: everybody does
-    effort: WorkloadPolicy | UnsetType = UNSET  # left out: every round asks for inner_steps of the recipe's batch
+    """Shortest owner_s where rounds prove to be fast; unset: it never shrinks. Keep above 1 s: lost messages are
+    repeated after that, and training may pause for a busy moment."""
+    acceptance: StragglerPolicy | UnsetType = UNSET  # unset: all are awaited, as long as training may last
+    votes: Literal["ml-dsa-65"] | UnsetType = UNSET  # kind of session keys; unset: Ed25519
+    sample: ParticipationPolicy | UnsetType = UNSET  # sampling of trainers; unset: all train
+    effort: WorkloadPolicy | UnsetType = UNSET  # unset: every round has inner_steps of the recipe's batch
     rhythm: tuple[tuple[Annotated[int, msgspec.Meta(ge=1, le=STEPS_MOST)], Steps], ...] | UnsetType = UNSET
-    """(rounds that train, steps of each), one stretch after the other; behind them, or left out: inner_steps."""
+    """(training rounds, steps of each), one stretch after the other; after them, or unset: inner_steps."""
 
     def steps_after(self, trained: int) -> int:
-        """Of the round after so many that trained, where nothing else decides."""
+        """Steps of the round after `trained` training rounds, where nothing else decides."""
         for rounds, steps in () if self.rhythm is UNSET else self.rhythm:
             if trained < rounds:
                 return steps
@@ -98,79 +96,81 @@ class RoundSettings(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class AttemptDeadlines:
-    """When the phases of one attempt end at the latest, in run time."""
+    """Latest ends of the phases of one attempt, in run time."""
 
     begin: Seconds
-    train_until: Seconds  # commitments are in
-    answer_until: tuple[Seconds, ...]  # owner 0, 1, … of every part has answered
-    reserves_until: Seconds  # whoever stands in where no owner did
+    train_until: Seconds  # for commitments
+    answer_until: tuple[Seconds, ...]  # for the results of owner 0, 1, … of every part
+    reserves_until: Seconds  # for the results of reserves
     agree_until: Seconds
 
 
 @dataclass(frozen=True)
 class FirstAttemptPace:
-    """The windows of a first attempt, where they follow the pace of the rounds before."""
+    """Windows of a first attempt, where they follow the pace of earlier rounds."""
 
-    train_s: Seconds  # of training
-    owner_s: Seconds  # of one owner: policy/timeouts.py
-    training_s: Seconds  # that the slowest takes for its steps; 0 while nobody's speed is known
+    train_s: Seconds  # training window
+    owner_s: Seconds  # window of one owner: policy/timeouts.py
+    training_s: Seconds  # training time of the slowest member; 0 while no speed is known
 
 
-NO_CLOCK_S = 1e7  # a training window of so many seconds is none
+NO_CLOCK_S = 1e7  # a training window of this many seconds means no clock
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Everything peers need to know about one round before it starts."""
+    """Facts of one round that all peers know before it starts."""
 
     round: int
-    head: Digest  # id of the vertex that this plan follows from
+    head: Digest  # id of the parent vertex
     run: Digest
-    wrote: PeerId  # that vertex
+    wrote: PeerId  # proposer of the parent vertex
     begin: Seconds
     members: tuple[Member, ...]
     settings: RoundSettings
     train_s: Seconds  # training window of attempt 0
     owners_per_part: int
-    pace: FirstAttemptPace | None = None  # None: as settings have it
-    scores: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # of members' records, if any are kept
-    drawn: frozenset[PeerId] | None = None  # who trains; None: everybody
-    quota: RoundWorkload | None = None  # None: as settings have it
-    by_speed: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])  # steps of those who take fewer
+    pace: FirstAttemptPace | None = None  # None: the windows of the settings
+    # reputations, empty if the run keeps none
+    scores: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])
+    drawn: frozenset[PeerId] | None = None  # sampled trainers; None: all
+    quota: RoundWorkload | None = None  # None: the workload of the settings
+    # steps of trainers with fewer than the others
+    by_speed: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])
 
     @property
     def steps(self) -> int:
-        """Inner steps of each trainer, at most."""
+        """Most inner steps of a trainer."""
         return self.settings.inner_steps if self.quota is None else self.quota.steps
 
     def steps_of(self, peer: PeerId) -> int:
-        """Inner steps that this trainer is asked for."""
+        """Inner steps assigned to this trainer."""
         return self.by_speed.get(peer, self.steps)
 
     @property
     def batch(self) -> int:
-        """Samples of each; 0: as the recipe has it."""
+        """Samples per step; 0: the recipe's."""
         return 0 if self.quota is None else self.quota.batch
 
     @property
     def samples_most(self) -> int | None:
-        """For how many one trainer's count where rates follow what was learned; None: for all that it names."""
+        """Most samples counted for one trainer where rates follow samples; None: all that it claims."""
         effort = self.settings.effort
         return self.steps * self.batch if effort is not UNSET and effort.bounded is True else None
 
     @property
     def limit_s(self) -> Seconds | None:
-        """Of training, from when a trainer runs; None: its steps and the window end it."""
+        """Training time limit from when a trainer runs; None: steps and the window end it."""
         return _limit_s(self.settings)
 
     @property
     def may_lie(self) -> bool:
-        """Members may."""
+        """True where members may lie."""
         return self.settings.quorum == "two-thirds"
 
     @property
     def has_clock(self) -> bool:
-        """Training ends in time. Else rounds begin when their work is there, and their times mean nothing."""
+        """True if training ends by time. Otherwise rounds begin when their work exists, and times mean nothing."""
         return self.train_s < NO_CLOCK_S
 
     @cached_property
@@ -183,26 +183,26 @@ class RoundPlan:
 
     @cached_property
     def trainers(self) -> tuple[Member, ...]:
-        """Members that may contribute: of those that train, who was drawn for this round."""
+        """Members that may contribute: those that train, sampled if the run samples."""
         drawn = self.drawn
         return tuple(m for m in self.members if m.trains and (drawn is None or m.peer in drawn))
 
     @cached_property
     def givers(self) -> frozenset[PeerId]:
-        """Their names."""
+        """Names of the trainers."""
         return frozenset(m.peer for m in self.trainers)
 
     @cached_property
     def voters(self) -> tuple[PeerId, ...]:
-        """Members that can be dialled by all: they own parts and vote."""
+        """Members that all others can dial: they own parts and vote."""
         return tuple(m.peer for m in self.members if m.votes)
 
     @cached_property
     def owners(self) -> tuple[PeerId, ...]:
-        """Voters that may own parts: settled ones whose clocks are near run time, as far as there are such.
+        """Voters that may own parts: settled ones with clocks near run time, if there are any.
 
-        A newcomer is not waited for in its first round, so nobody may have to wait for its answer either. Where
-        records are kept, who is on probation steps back (policy/reputation).
+        A newcomer is not awaited in its first round, so no member may depend on its result. Where the run keeps
+        reputation, members on probation own nothing (policy/reputation.py).
         """
         voting = [m for m in self.members if m.votes]
         settled = [m for m in voting if m.standing == "member"] or voting
@@ -211,15 +211,16 @@ class RoundPlan:
 
     @cached_property
     def first(self) -> PeerId:
-        """Whose turn it is to propose, and who therefore votes."""
+        """First proposer of the round, which therefore votes."""
         since = {m.peer: m.since for m in self.members if m.votes}
         return whose_turn(self.run, self.round, since, self.wrote)
 
     @cached_property
     def committee(self) -> tuple[PeerId, ...]:
-        """Who votes: everybody, or as many as genesis allows, whose turn it is and others drawn from the head's id.
+        """Voters of the round: all, or as many as genesis allows: the first proposer and others drawn by the
+        head's id.
 
-        What is drawn may hold more liars than agreement survives (`policy/fault_tolerance.captured_share`).
+        A draw may hold more liars than agreement survives (`policy/fault_tolerance.captured_share`).
         """
         most = self.settings.committee_most
         if len(self.voters) <= most:
@@ -237,25 +238,27 @@ class RoundPlan:
 
     @cached_property
     def tolerated(self) -> int:
-        """How many voters may lie (two-thirds) or lie dead (majority) without stopping the run."""
+        """Voters that may lie (two-thirds) or be dead (majority) without stopping the run."""
         return len(self.committee) - self.quorum
 
     def turns(self, leader: PeerId | None = None) -> tuple[PeerId, ...]:
-        """In which order the committee proposes: round the circle, from whose turn it is or a leader that stays."""
+        """Order in which the committee proposes: round the circle, from the first proposer or a stable leader
+        on.
+        """
         circle = on_circle(self.run, self.round, self.committee)
         first = circle.index(self.first if leader is None or leader not in circle else leader)
         return (*circle[first:], *circle[:first])
 
     def shard(self, peer: PeerId) -> tuple[int, int]:
-        """(index, count) of the slice of the training data that is this peer's in this round."""
+        """(index, count) of this peer's slice of the training data in this round."""
         peers = [m.peer for m in self.trainers]
         return peers.index(peer), len(peers)
 
     def times(self, attempt: int) -> AttemptDeadlines:
-        """The windows of one attempt. Later attempts do not train again: they share the same updates.
+        """Deadlines of one attempt. Later attempts do not train again: they share the same updates.
 
-        Where windows follow the pace, only those inside the first attempt do: it is as long as ever, so that there
-        is time for as many proposers, and the second one has all the patience that genesis gives.
+        Adaptive windows apply inside the first attempt only. Its length stays, so there is time for as many
+        proposers, and the second attempt has the full windows of genesis.
         """
         begin = self.begin
         for earlier in range(min(attempt, GROWN_ATTEMPTS)):
@@ -270,47 +273,48 @@ class RoundPlan:
         agree_until = answers[-1] + self.settings.agree_s * stretch
         if attempt == 0 and self.pace is not None:
             agree_until = begin + self._length(0)
-        # one more window, as far as shorter ones left time for it: proposers have theirs all the same
+        # one more window, if shorter ones left time for it: proposers keep theirs
         spare_until = agree_until - self.settings.agree_s * stretch
         reserves_until = max(answers[-1], min(answers[-1] + owner_s, spare_until))
         return AttemptDeadlines(begin, train_until, answers, reserves_until, agree_until)
 
     def begun(self, now: Seconds) -> RoundPlan:
-        """With fixed windows for whoever begins so late that its training would not fit.
+        """The plan with fixed windows for a peer that begins too late to finish training.
 
-        The votes on the last vertex may take longer than the pace shows, for everybody: then all pass, in haste.
+        The votes on the last vertex may take longer than the pace shows, for all members; then all would skip the
+        round.
         """
         if self.pace is None or now + self.pace.training_s + HAND_OVER_S <= self.begin + self.pace.train_s:
             return self
         return replace(self, pace=None)
 
     def set_right(self, now: Seconds) -> RoundPlan:
-        """Counted from now, if clocks that were far ahead made the vertex before: nobody waits until its time."""
+        """The plan counted from now, if clocks far ahead made the last vertex: no member waits for its time."""
         return self if self.begin <= now + CLOCK_WRONG_S else replace(self, begin=now)
 
     def window_s(self, attempt: int) -> Seconds:
-        """What one owner has to gather and answer."""
+        """Time of one owner to gather and answer."""
         if attempt == 0 and self.pace is not None:
             return self.pace.owner_s
         return self.settings.owner_s * GROWTH ** min(attempt, GROWN_ATTEMPTS)
 
     @cached_property
     def quorum_of_updates(self) -> int | None:
-        """So many of settled trainers' end the wait for the others, after a grace; None: all are waited for.
+        """Updates of settled trainers that start the grace period; None: all are awaited.
 
-        While nobody's speed is known nobody can be called slow.
+        While no speed is known no member counts as slow.
         """
         accepted = self.settings.acceptance
         return None if accepted is UNSET or _typical_s(self.members) is None else accepted.quorum
 
     def grace_s(self, attempt: int) -> Seconds:
-        """How long the others are waited for when enough updates are there."""
+        """Length of the grace period once enough updates are committed."""
         accepted, step_s = self.settings.acceptance, _typical_s(self.members)
         assert accepted is not UNSET and step_s is not None
         return accepted.grace * step_s + GRACE_SHARE * self.window_s(attempt)
 
     def attempt_at(self, run_time: Seconds) -> int:
-        """Which attempt the clock says it is; attempt 0 before the round begins."""
+        """Attempt that is due by the clock; attempt 0 before the round begins."""
         attempt = 0
         while attempt < GROWN_ATTEMPTS and run_time >= self.times(attempt).agree_until:
             attempt += 1
@@ -330,11 +334,11 @@ class RoundPlan:
 
 
 class VoterTurnout(NamedTuple):
-    """Who decides on the next vertex, and how many of them it takes."""
+    """Voters of the next vertex, and how many of them it needs."""
 
     voters: tuple[PeerId, ...]
     absent: tuple[PeerId, ...]  # are not here
-    anew: tuple[PeerId, ...]  # are here with a key that no vertex holds yet
+    anew: tuple[PeerId, ...]  # present with a key that no vertex holds yet
     needed: int
 
     @property
@@ -355,7 +359,7 @@ def quorum(voters: int, rule: QuorumRule) -> int:
 
 
 def plan_round(head: Digest, body: VertexBody, settings: RoundSettings) -> RoundPlan:
-    """The plan of the round after `body`, whose id is `head`. Needs at least one voting member."""
+    """The plan of the round after `body`, with id `head`. Needs at least one voting member."""
     voting = [m for m in body.members if m.votes]
     assert voting, "a vertex without voting members was agreed on"
     owners = min(OWNERS_PER_PART, len(voting))
@@ -386,9 +390,9 @@ def plan_round(head: Digest, body: VertexBody, settings: RoundSettings) -> Round
 def _by_speed(
     members: Sequence[Member], drawn: frozenset[PeerId] | None, settings: RoundSettings, quota: RoundWorkload
 ) -> dict[PeerId, int]:
-    """Steps of those trainers of a round that are asked for fewer than it has, where genesis says so.
+    """Steps of trainers with fewer than the round has, where genesis assigns them by speed.
 
-    A newcomer's word about its speed moves nobody's steps but its own.
+    A newcomer's claimed speed changes only its own steps.
     """
     effort = settings.effort
     if effort is UNSET or effort.by_speed is not True:
@@ -406,29 +410,29 @@ def _by_speed(
 def _train_s(
     body: VertexBody, settings: RoundSettings, quota: RoundWorkload, by_speed: Mapping[PeerId, int], haste: float
 ) -> Seconds:
-    """Until when training lasts, counted from the last proposal. What is no training is taken `haste` times."""
+    """Latest end of training, counted from the last proposal. All but training itself is scaled by `haste`."""
     slowest = _slowest_s(body, quota, by_speed)
     if slowest is None:
         return min(settings.first_train_s, settings.train_max_s)
-    # half as much again: a busy box is not a dead one; and the last combined part reaches the last member late
+    # half as much again: a busy machine is not dead, and the last combined part reaches the last member late
     steps_s, limit_s = 1.5 * slowest * quota.steps, _limit_s(settings)
     if quota.stretch > 1.0:
         steps_s *= quota.stretch
     if limit_s is not None:
         steps_s = min(steps_s, limit_s + HAND_OVER_S)
     train_s = START_S * haste + SPREAD_S * len(body.members) + steps_s
-    train_s += settings.agree_s * haste  # the plan counts from the proposal; members hear of it after the votes
+    train_s += settings.agree_s * haste  # the plan counts from the proposal, which members learn of after the votes
     return min(train_s, settings.train_max_s)
 
 
 def _limit_s(settings: RoundSettings) -> Seconds | None:
-    """Where genesis counts rounds in minutes."""
+    """Training time limit, where genesis sets round time."""
     effort = settings.effort
     return None if effort is UNSET or effort.train_s is UNSET else effort.train_s
 
 
 def _slowest_s(body: VertexBody, quota: RoundWorkload, by_speed: Mapping[PeerId, int]) -> Seconds | None:
-    """Whose steps take longest: per step of the round, within reason; None while the speed of most is not known."""
+    """Largest step time of a voter, per step of the round and bounded; None while most speeds are unknown."""
     typical_s = _typical_s(body.members)
     if typical_s is None:
         return None
@@ -438,7 +442,7 @@ def _slowest_s(body: VertexBody, quota: RoundWorkload, by_speed: Mapping[PeerId,
 
 
 def _typical_s(members: Sequence[Member]) -> Seconds | None:
-    """The median voter's step; None while the speed of most is not known."""
+    """Step time of the median voter; None while most speeds are unknown."""
     voting = [m for m in members if m.votes]
     known = [m.step_s for m in voting if m.step_s > 0]
     return median(known) if len(known) * 2 > len(voting) else None

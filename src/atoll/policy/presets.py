@@ -1,10 +1,10 @@
-"""What `run.trust` stands for: one table, from which whatever a founder leaves open is taken, with its reasons.
+"""Trust presets: what `run.trust` stands for, as one table of defaults with reasons.
 
-Everything in it can be written differently in run.toml. A default is never more than the run can keep: audits of
-what cannot be audited are left out and said to be, whereas the same words written by a person are refused with an
-error. Among strangers ("open") both are refused: what is left of such a run somebody has to write. Where members
-may lie, fewer than withstand one liar are refused. Never looks at a run that was founded: its genesis
-says what it has.
+run.toml can override every entry. A default is never more than the run can keep: impossible audits are left out
+with a notice, while an explicit setting for them is refused. With "open" both are refused, so the founder has to
+choose. Where members may lie, fewer members than withstand one liar are refused.
+
+Not responsible for: a founded run, which follows its genesis.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from atoll.policy.plan import QuorumRule
 from atoll.verification.state_validation.policy import VALIDATE_EVERY_MAX
 from atoll.verification.sum_check.policy import SHARE
 
-LOOKED_STEPS = 100  # a look costs as much as training on 45 samples: 3 % beside 100 steps of 16, for two in three
+# steps per evaluation, which costs as much as training on 45 samples: 3 % beside 100 steps of 16, at 2 of 3
+LOOKED_STEPS = 100
 
 Trust = Literal["private", "community", "open"]
 
@@ -29,20 +30,20 @@ class TrustPreset:
     quorum: QuorumRule
     tolerance: float  # share of members that may lie
     witnessed: bool  # owners of parts check each other
-    statistics: tuple[StatisticName, ...]  # the first of these that enough members wait for; else a mean
-    audit_rate: float  # of rounds of trainers
+    statistics: tuple[StatisticName, ...]  # the first one with enough members; else a mean
+    audit_rate: float  # share of trainers' rounds
     reputation: bool
-    vote_after_rounds: int  # that counted, before a member votes that came after training began
-    sponsor_rounds: int  # that counted, before all of one invitation may vote
-    openings: float  # of every answer, that its owner opens to others afterwards
-    captured: float  # of all parts, that liars may own by themselves: openings find what they say there
-    looked_steps: int  # optimizer steps between two looks at the agreed model; 0: no look
+    vote_after_rounds: int  # counted rounds before a member that came after training began votes
+    sponsor_rounds: int  # counted rounds before all members of one invitation may vote
+    openings: float  # share of every result that its owner opens afterwards
+    captured: float  # share of parts that liars may own alone: openings check them
+    looked_steps: int  # optimizer steps between two evaluations of the agreed model; 0: none
     withstands: str
     does_not: str
 
 
 PRESETS: dict[Trust, TrustPreset] = {
-    # one person's or one company's machines: whatever costs bytes or steps to find liars would find none
+    # machines of one person or company: anything that finds liars would cost bytes or steps and find none
     "private": TrustPreset(
         quorum="majority",
         tolerance=0.0,
@@ -58,9 +59,9 @@ PRESETS: dict[Trust, TrustPreset] = {
         withstands="members that crash, freeze or lose their links, as long as more than half are there",
         does_not="a single liar",
     ),
-    # people who invited each other, so names are dear: half of those who cheat are drawn within 34 rounds, or 9 if
-    # they are new; owners' comparisons are believed, so whole updates can be weighed, which finds liars in the
-    # spread of values; of their sums a few blocks are made again afterwards, which costs hardly any bytes
+    # people who invited each other, so names are dear. Half of the cheaters are drawn within 34 rounds, or 9 if
+    # new. Owners' comparisons are trusted, so whole updates are weighted, which finds liars in the spread of
+    # values; a few blocks of their sums are recomputed later, which costs few bytes
     "community": TrustPreset(
         quorum="two-thirds",
         tolerance=0.33,
@@ -78,9 +79,9 @@ PRESETS: dict[Trust, TrustPreset] = {
         does_not="what a false sum did until then; owners that lie about distances, or leave rows out; strangers "
         "with many names",
     ),
-    # strangers: half of those who cheat are drawn within 14 rounds even if they are trusted, within 4 if they are
-    # new; owners are not believed, so rows are sorted value by value, which every other owner can do again. As many
-    # of them do as leave liars alone with hardly any part: with every witness more, all rows travel once more
+    # strangers: half of the cheaters are drawn within 14 rounds even if trusted, within 4 if new. Owners are not
+    # trusted, so rows are sorted value by value, which every other owner can repeat. Enough owners do so that liars
+    # own hardly any part alone; with every further one all rows travel once more
     "open": TrustPreset(
         quorum="two-thirds",
         tolerance=0.33,
@@ -90,7 +91,7 @@ PRESETS: dict[Trust, TrustPreset] = {
         reputation=True,
         vote_after_rounds=10,
         sponsor_rounds=50,
-        openings=SHARE,  # of the few parts that only liars made again
+        openings=SHARE,  # for the few parts that only liars computed
         captured=CAPTURED,
         looked_steps=LOOKED_STEPS,
         withstands="all of that, and owners that lie: sums are made again, and whoever is proven a liar is out",
@@ -99,13 +100,13 @@ PRESETS: dict[Trust, TrustPreset] = {
     ),
 }
 
-# what no statistic of a preset fits, said where members bring data of their own; the fix is the caller's
+# warning where members bring their own data, which no preset's statistic fits; the caller adds the fix
 UNLIKE = (
     "if members' data have little in common, whoever alone knows something is taken for a liar, and what it knows "
     "is not learned"
 )
 
-# why trust = "open" has no statistic that weighs rows by distances
+# why trust = "open" has no statistic that weights rows by distances
 UNCHECKED = (
     "it weighs whole updates by the distances that owners report, which no other member checks, and "
     'trust = "open" believes no owner alone'
@@ -113,12 +114,12 @@ UNCHECKED = (
 
 
 def looked_every(preset: TrustPreset, turn_steps: int) -> int:
-    """Training rounds of so many steps after which members look at the agreed model; 0: never."""
+    """Training rounds of this many steps between evaluations of the agreed model; 0: never."""
     return min(VALIDATE_EVERY_MAX, ceil(preset.looked_steps / max(turn_steps, 1)))
 
 
 def statistic_of(preset: TrustPreset, tolerance: float, least: int, most: int) -> StatisticName:
-    """The rule that a run takes which trains with `least` members and waits for `most`, if nobody says another."""
+    """The default rule of a run that trains with `least` members and waits for `most`."""
     for name in preset.statistics:
         if name in DISTANCES and most > WEIGHED_ROWS_MAX:
             continue

@@ -1,14 +1,16 @@
-"""What a member's record is worth: whole numbers that follow from one vertex to the next, the same at every voter.
+"""Reputation: integer scores of members, updated by every vertex and equal at every voter.
 
-    what a vertex shows of a member ─► score of the moment ─► memory: up by a sixteenth, down by a quarter
-    score ─► tier: who owns parts, who is asked as auditor, how often somebody's steps are taken again
-    scores ─► who votes, where not everybody can (`policy/committee.py`)
-    scores ─► influence: what rows weigh once the liars among them were looked for
+    conduct in a vertex ─► score of the moment ─► memory: up by a sixteenth, down by a quarter
+    score ─► tier: part ownership, auditor duty, audit rate
+    scores ─► committee, where not all members can vote (`policy/committee.py`)
+    scores ─► influence: row weights, after liars among the rows were filtered
 
-Promises: integers only, so no machine rounds otherwise; scores stay within FLOOR … SCORE_ONE; nobody is ever below
-a newcomer, so a new identity gains nothing; nobody's influence is more than half as much again as an equal share,
-whatever the scores. Losses are their senders' own words: who says a better one than the others gains nothing by it.
-Never sees a tensor, never decides who is a member. Why each number is what it is: specs/reputation.md.
+Invariants:
+- Integers only, so all machines agree; scores stay within FLOOR … SCORE_ONE.
+- No member is below a newcomer, so a new identity gains nothing.
+- No influence exceeds 1.5 times an equal share.
+- A reported loss better than the others' gains nothing.
+Not responsible for: tensors, membership. specs/reputation.md explains every number.
 """
 
 from __future__ import annotations
@@ -23,52 +25,52 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import SCORE_ONE
 from atoll.wire.messages.vertex import VertexBody
 
-FLOOR = SCORE_ONE // 10  # of a newcomer, and of whoever was convicted
-RISE = 16  # a good round brings so great a part of what is missing: trust takes 28 of them
-FALL = 4  # a bad one costs so great a part of what is there above its worth
-VOUCHED = 4  # an accepted audit brings so great a part of what is missing: there are few, and they are facts
-CLAIMED = 6 * SCORE_ONE // 10  # where there are audits, a member's own words lift nobody higher
-CLAIMED_UNTAUGHT = 5 * SCORE_ONE // 10  # where updates are scored: nobody leaves probation by its own words
-HOLLOW = 2  # a hollow update costs so great a part of what is there above the floor
+FLOOR = SCORE_ONE // 10  # score of a newcomer, and of a convicted member
+RISE = 16  # a good round adds 1/16 of what is missing: "trusted" takes 28 of them
+FALL = 4  # a bad round removes 1/4 of what the score exceeds the moment by
+VOUCHED = 4  # an accepted audit adds 1/4 of what is missing: audits are few and factual
+CLAIMED = 6 * SCORE_ONE // 10  # highest score by own claims alone, where rounds are audited
+CLAIMED_UNTAUGHT = 5 * SCORE_ONE // 10  # the same where updates are scored: own claims never end probation
+HOLLOW = 2  # a hollow update removes 1/2 of what is above the floor
 PROGRESS, UPTIME, PARTICIPATION = 5, 3, 2  # tenths of the score of the moment
 
-BELIEVED = 4  # spreads from the median within which a loss is believed in full
-DISBELIEVED = 12  # from which on it is not believed at all
-SPREAD_LEAST = 32  # a spread is at least the median's share of so many: honest losses may happen to agree
-LOSSES_LEAST = 3  # fewer have no median that one of them could be held against
-LOSS_UNITS = 2**20  # of a loss in one nat: a power of two, so that floats become integers exactly
+BELIEVED = 4  # spreads from the median within which a loss is fully believed
+DISBELIEVED = 12  # spreads from which on it is not believed at all
+SPREAD_LEAST = 32  # a spread is at least 1/32 of the median: honest losses may agree by chance
+LOSSES_LEAST = 3  # fewer losses have no meaningful median
+LOSS_UNITS = 2**20  # units per nat: a power of two, so that floats convert exactly
 
 Tier = Literal["probation", "regular", "trusted"]
-TIERS: tuple[tuple[Tier, int], ...] = (  # from which score on; boasters end at 5 000, silent owners at 8 000
+TIERS: tuple[tuple[Tier, int], ...] = (  # (tier, least score); boasters end at 5 000, silent owners at 8 000
     ("trusted", 85 * SCORE_ONE // 100),
     ("regular", CLAIMED),
 )
-AUDITED: dict[Tier, int] = {"probation": 4, "regular": 2, "trusted": 1}  # times the run's rate
+AUDITED: dict[Tier, int] = {"probation": 4, "regular": 2, "trusted": 1}  # factor on the run's audit rate
 
 
 @dataclass(frozen=True)
 class MemberConduct:
-    """What a vertex shows of a settled trainer, in a round in which something was answered."""
+    """What a vertex shows about a settled trainer, in a round with at least one result."""
 
-    counted: int  # answered parts that hold its row
-    answered: int  # parts that somebody answered
-    steps: int  # that its update stands for, by its own word
+    counted: int  # parts with a result that includes its row
+    answered: int  # parts with a result
+    steps: int  # claimed steps of its update
     assigned: int  # steps of the round
     belief: int = SCORE_ONE  # in the loss that it reports: 0 … SCORE_ONE
-    duties: int = 0  # answered parts whose first owner it was
-    done: int = 0  # of those, the ones that it answered
+    duties: int = 0  # parts with a result of which it was the first owner
+    done: int = 0  # those with its own result
 
 
 def units_of(loss: float) -> int:
-    """A loss in nats as a whole number; a finite float times a power of two is exact."""
+    """A loss in nats as an integer; a finite float times a power of two is exact."""
     return int(loss * LOSS_UNITS)
 
 
 def beliefs(losses: Mapping[PeerId, int]) -> dict[PeerId, int]:
-    """How far each loss is believed, 0 … SCORE_ONE: by its distance from the middle of all, on either side.
+    """Belief in each loss, 0 … SCORE_ONE, by its distance from the median on either side.
 
-    Median and spread are honest ones' as long as liars are fewer than half (lower medians, so that nothing is
-    divided). A liar can say what it expects the others to say: a belief is no proof of work.
+    Median and spread are honest while liars are fewer than half (lower medians, so nothing is divided). A liar can
+    report the loss that it expects from the others: belief is no proof of work.
     """
     if len(losses) < LOSSES_LEAST:
         return dict.fromkeys(losses, SCORE_ONE)
@@ -103,9 +105,12 @@ def moved(
     hollow: bool = False,
     hid: bool = False,
 ) -> int:
-    """The score after this vertex. `audits`, `scored`: the run has audits, loss scores; `vouched`: an audit of this
-    member was accepted, or an update of its taught the model something; `hollow`: one did not, or is not what its
-    samples make; `hid`: one was not shown to its referees, which costs what a round of silence does."""
+    """The score after this vertex.
+
+    `audits`, `scored`: the run has audits, loss scores. `vouched`: an audit of this member was accepted, or its
+    update taught the model something. `hollow`: its update did not, or is not what its samples make. `hid`: its
+    update was not shown to its referees, which costs as much as a silent round.
+    """
     if convicted:
         return FLOOR
     if conduct is not None:
@@ -130,45 +135,45 @@ def tier_of(score: int) -> Tier:
 
 
 def scores_of(body: VertexBody) -> dict[PeerId, int]:
-    """Of all members, as this vertex has them; nothing where the run has no reputation, or has only begun."""
+    """Scores of all members in this vertex; empty without reputation, or before its first values."""
     if body.reputation is UNSET:
         return {}
     return {m.peer: max(score, FLOOR) for m, score in zip(body.members, body.reputation, strict=False)}
 
 
 def audit_factor(scores: Mapping[PeerId, int], peer: PeerId) -> int:
-    """How many times as often as genesis says this member's rounds are audited."""
+    """Factor on the audit rate of genesis for this member."""
     return AUDITED[tier_of(scores.get(peer, FLOOR))] if scores else 1
 
 
 def on_duty(peers: Sequence[PeerId], scores: Mapping[PeerId, int]) -> tuple[PeerId, ...]:
-    """Those of `peers` that may own parts, in their order.
+    """The peers that may own parts, in their order.
 
-    Whoever is on probation may not, as long as they are no more than may lie: a run of newcomers works with
-    newcomers, and never do a few settled ones own everything.
+    Members on probation may not, unless they are more than may lie: a run of newcomers works with newcomers, and a
+    few settled members never own everything.
     """
     low = {p for p in peers if tier_of(scores.get(p, FLOOR)) == "probation"} if scores else set[PeerId]()
     return tuple(peers) if len(low) > (len(peers) - 1) // 3 else tuple(p for p in peers if p not in low)
 
 
 def by_tier(peers: Sequence[PeerId], scores: Mapping[PeerId, int]) -> list[PeerId]:
-    """In their order, but those on probation last."""
+    """Peers in their order, with those on probation last."""
     return sorted(peers, key=lambda p: bool(scores) and tier_of(scores.get(p, FLOOR)) == "probation")
 
 
 def influence_of(scores: Mapping[PeerId, int]) -> dict[PeerId, int]:
-    """What each weighs against the others: its score, cut so that nobody has more than 3 / (2n) of all.
+    """Relative influence: the score, capped at 3 / (2n) of the sum.
 
-    So f < n / 3 liars weigh less than half together, even if theirs are the best scores and all others the worst.
+    So f < n / 3 liars weigh less than half together, even with the best scores against the worst.
     """
     return cut_to_share(scores, 3, 2 * len(scores))
 
 
 def cut_to_share(scores: Mapping[PeerId, int], part: int, of: int) -> dict[PeerId, int]:
-    """Scores cut so that nobody has more than part / of of their sum; that share is an equal one at least.
+    """Scores capped at part / of of their capped sum, which must be at least an equal share.
 
-    Cutting one lowers the sum that the share is of, so the level is found from above: with the k highest at level
-    c, c ≤ part / of · (k · c + rest) holds up to c = part · rest / (of − part · k).
+    A cap lowers the sum that the share is of, so the level is found from above: with the k highest at level c, c ≤
+    part / of · (k · c + rest) holds up to c = part · rest / (of − part · k).
     """
     rest = sum(scores.values())
     for cut, score in enumerate(sorted(scores.values(), reverse=True)):
@@ -184,5 +189,5 @@ def _lower_median(values: Sequence[int]) -> int:
 
 
 def _up(amount: int, parts: int) -> int:
-    """The part of an amount, rounded up: so that a score arrives."""
+    """An amount divided and rounded up, so that a score reaches its limit."""
     return -(-amount // parts)

@@ -1,9 +1,12 @@
-"""How the members of a run sign, and what that takes: keys in lines, signatures in bodies, votes in proposals.
+"""Signing policy of a run: sizes of keys in member lines, signatures in bodies and votes in proposals.
 
-Genesis says by which keys sessions sign. Ed25519 is short. ML-DSA-65 (FIPS 204) withstands whoever can forge
-Ed25519 some day, with keys of 1,952 and signatures of 3,309 bytes: bodies, certificates and proposals get longer,
-their frame does not, so fewer members find room (`policy/vertex_capacity.py`).
-Promises: a run of ML-DSA-65 takes such keys only. Never looks at a key beyond its length: `crypto/` does.
+Genesis fixes the kind of session keys. Ed25519 is short. ML-DSA-65 (FIPS 204) resists future forgers of Ed25519,
+with keys of 1,952 bytes and signatures of 3,309. Bodies, certificates and proposals get longer but their frame does
+not, so fewer members fit (`policy/vertex_capacity.py`).
+
+Invariants:
+- A run of ML-DSA-65 accepts only such keys.
+Not responsible for: the content of a key (`crypto/`).
 """
 
 from __future__ import annotations
@@ -24,17 +27,17 @@ from atoll.crypto.signer import VoteKind
 @dataclass(frozen=True)
 class SigningPolicy:
     kind: VoteKind = "ed25519"
-    voters_most: int = COMMITTEE_MOST  # of one round
+    voters_most: int = COMMITTEE_MOST  # voters of one round, at most
 
     def takes(self, vote_key: bytes) -> bool:
-        """Could this be a session's key here? Where Ed25519 signs only length counts: simulated keys are names."""
+        """True if this may be a session key. With Ed25519 only its length is checked: simulated keys are names."""
         if self.kind == "ml-dsa-65":
             return len(vote_key) == MLDSA65_KEY_BYTES
         return len(vote_key) <= VOTE_KEY_BYTES_MAX
 
     @property
     def key_bytes_max(self) -> int:
-        """Of a key in a member's line, with what its head is longer than that of a short one."""
+        """Largest key in a member line, with the extra byte of a longer header."""
         return MLDSA65_KEY_BYTES + 1 if self.kind == "ml-dsa-65" else VOTE_KEY_BYTES_MAX
 
     @property
@@ -43,22 +46,22 @@ class SigningPolicy:
 
     @property
     def longer_bytes(self) -> int:
-        """Than one of Ed25519, for which the bounds in `base/limits.py` stand."""
+        """Bytes of a signature beyond one of Ed25519, which `base/limits.py` assumes."""
         return self.signature_bytes - ED25519_SIGNATURE_BYTES
 
     @property
     def commit_bytes_max(self) -> int:
-        """Of a commitment and its signature."""
+        """Largest commitment with its signature, in bytes."""
         return COMMIT_BYTES_MAX + self.longer_bytes
 
     @property
     def body_bytes_max(self) -> int:
-        """A proposal carries a timeout and a vote of every voter beside it."""
+        """Largest body: a proposal also carries a timeout and a vote of every voter."""
         return BODY_BYTES_MAX - 2 * self.voters_most * self.longer_bytes
 
     @property
     def room_bytes(self) -> int:
-        """Of a body, for all but its reports."""
+        """Bytes of a body without its reports."""
         return self.body_bytes_max - REPORTS_BYTES_MAX
 
 

@@ -1,8 +1,9 @@
-"""Which reduce topology to use: what each would cost on the links that were agreed about, and the cheapest one.
+"""Topology cost: predicts the cost of each reduce topology on the agreed links and picks the cheapest.
 
-Promises the same choice at every peer that is given the same agreed links, on every platform: plain sums,
-products and comparisons in a fixed order, no logarithm, no measurement of its own. Never builds a topology: it is
-offered candidates, among them none that hand on sums of others where peers do not trust each other.
+Invariants:
+- Equal links give an equal choice at every peer and platform: only sums, products and comparisons in a fixed order.
+Not responsible for: measuring links, building topologies. Where peers may lie the caller offers none with partial
+sums.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.units import bytes_text
 
-Group: TypeAlias = "tuple[PeerId | Group, ...]"  # peers and smaller groups that are near each other
+Group: TypeAlias = "tuple[PeerId | Group, ...]"  # peers and smaller groups near each other
 
-MARGIN = 0.9  # a less simple topology must promise at least a tenth less time: links are never known that well
-GAP = 4.0  # latency to the next group over latency inside it, from which on it is a group of its own
-NEAR_S = 0.002  # latencies below this one are alike: what differs there is the scheduler, not the distance
+MARGIN = 0.9  # a less simple topology must save at least 10 % of the time, as links are never known that well
+GAP = 4.0  # ratio of the latency to the next group to that inside, from which on a group stands alone
+NEAR_S = 0.002  # seconds; smaller latencies are equal, as they show the scheduler and not the distance
 
 
 class PartLike(Protocol):
-    """What has to be known about a part: protocol/allreduce/topology.Part. Rooms of one floor are strangers."""
+    """What a part has to provide, as protocol/allreduce/topology.ReducePart does.
+
+    Packages of one layer do not import each other.
+    """
 
     @property
     def owners(self) -> tuple[PeerId, ...]: ...
@@ -36,7 +40,7 @@ class PartLike(Protocol):
 
 
 class TopologyLike(Protocol):
-    """A named way to reduce: protocol/allreduce/topology.Topology."""
+    """A named way to reduce, such as protocol/allreduce/topology.ReduceTopology."""
 
     @property
     def name(self) -> str: ...
@@ -49,17 +53,17 @@ T = TypeVar("T", bound=TopologyLike)
 
 @dataclass(frozen=True)
 class AgreedLinks:
-    """What was agreed about the network. Rates in bytes per second, all positive; inf where nothing limits."""
+    """The agreed network. Rates in bytes per second, all positive; inf where nothing limits."""
 
     peers: tuple[PeerId, ...]
     latency_s: Sequence[Sequence[Seconds]]  # [i][j]: one way from peer i to peer j
-    up_bytes_s: Sequence[float]  # of each peer's own link to the world
+    up_bytes_s: Sequence[float]  # of each peer's own link
     down_bytes_s: Sequence[float]
-    pair_bytes_s: Sequence[Sequence[float]] = ()  # [i][j]: of one connection, for all that goes from i to j
+    pair_bytes_s: Sequence[Sequence[float]] = ()  # [i][j]: of one connection, for all traffic from i to j
     regions: Sequence[int] = ()  # of each peer; bytes between regions are wan bytes
     wan_bytes_s: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
-    # ^ of the link that all traffic from one region to another shares; unlimited where not named
-    message_s: Seconds = 0.0005  # per message at either end: frame, seal, wake up. An assumption, not measured
+    # ^ of the link that all traffic between two regions shares; unlimited where not listed
+    message_s: Seconds = 0.0005  # per message at either end: framing, sealing, wake-up; assumed, not measured
 
     def __post_init__(self) -> None:
         n = len(self.peers)
@@ -76,19 +80,19 @@ class AgreedLinks:
 
 @dataclass(frozen=True)
 class ReduceCost:
-    """What one reduce costs."""
+    """Cost of one reduce."""
 
-    seconds: Seconds  # until the last peer has the last answer
+    seconds: Seconds  # until the last peer has the last result
     sent_max_bytes: float  # by the busiest peer
     total_bytes: float
-    wan_bytes: float  # of those, between regions
+    wan_bytes: float  # part of `total_bytes` between regions
     messages_max: int  # sent by the busiest peer
-    hops: int  # from the farthest row to its owner; the answer takes as many
+    hops: int  # from the farthest row to its owner; the result takes as many
 
 
 @dataclass(frozen=True)
 class CostedTopology(Generic[T]):
-    """The topology to use, what it should cost, and why, in one sentence."""
+    """The chosen topology, its predicted cost, and the reason in one sentence."""
 
     topology: T
     prediction: ReduceCost
@@ -99,7 +103,7 @@ class CostedTopology(Generic[T]):
 
 
 def choose(candidates: Sequence[T], update_bytes: int, links: AgreedLinks) -> CostedTopology[T]:
-    """The first of `candidates` (simplest first) that no later one beats by a tenth, see MARGIN."""
+    """The first of `candidates` (simplest first) that no later one beats by 10 %, see MARGIN."""
     predicted = [(c, predict(c, update_bytes, links)) for c in candidates]
     seconds = [prediction.seconds for _, prediction in predicted]
     best = next(c for k, c in enumerate(predicted) if seconds[k] * MARGIN <= min(seconds[k:]))
@@ -124,21 +128,23 @@ def _reason(best: tuple[T, ReduceCost], predicted: Sequence[tuple[T, ReduceCost]
 def predict(
     topology: TopologyLike, update_bytes: int, links: AgreedLinks, up_ratio: float = 1.0, down_ratio: float = 1.0
 ) -> ReduceCost:
-    """Cost of one reduce of a dense update of `update_bytes`; rows are `up_ratio`, answers `down_ratio` as large.
+    """Cost of one reduce of a dense update of `update_bytes`.
+
+    Rows are `up_ratio`, results `down_ratio` as large.
 
     A schedule of all transfers in the α-β model (Hockney 1994; for collectives Thakur, Rabenseifner & Gropp 2005
     and Chan, Heimlich, Purkayastha & van de Geijn 2007), with per-message overhead o as in LogP (Culler et al.
-    1993). A row may leave when all rows below it have arrived, answers when the owner has all rows.
-    A transfer crosses up to four links: sender's uplink, connection, link between regions, receiver's downlink;
-    each works off its bytes first come, first served, and begins with the first byte (cut-through); latency delays
-    but occupies nothing. What becomes ready together goes to the peers behind the sender in their order, so that
-    not all besiege one owner at a time: what fair sharing between connections comes to.
+    1993). A row may leave when all rows below it have arrived, results when the owner has all rows. A transfer
+    crosses up to four links: the sender's uplink, the connection, the link between regions, the receiver's
+    downlink. Each link serves bytes first come, first served, and begins with the first byte (cut-through); latency
+    delays but occupies nothing. Transfers that become ready together go to the peers after the sender in their
+    order, so that not all load one owner at a time, which approximates fair sharing between connections.
 
-    Limits: combining and codecs take no time, and a combined row is as large as a single one; nothing is lost;
-    congestion control is in `pair_bytes_s` or nowhere, and costs most where many connections crowd a thin link; a
-    link that waits for a slower one before it counts as free for others. So times are a little low, and meant for
-    comparing. Everybody is alive and honest. The topology's peers must be those of `links`.
-    Takes O(peers x parts x log) time.
+    Limits: combining and codecs take no time, and a combined row is as large as a single one. Nothing is lost.
+    Congestion control is in `pair_bytes_s` or nowhere, and costs most where many connections crowd a thin link. A
+    link that waits for a slower one counts as free for others. So times are slightly low and meant for comparison.
+    All members are present and honest. The topology's peers must be those of `links`. Takes O(peers x parts x log)
+    time.
     """
     schedule = _TransferSchedule(topology.parts, links, update_bytes * up_ratio, update_bytes * down_ratio)
     seconds = schedule.run()
@@ -147,15 +153,15 @@ def predict(
     return ReduceCost(seconds, busiest_bytes, fsum(schedule.sent), schedule.wan, busiest, hops)
 
 
-# A transfer on its way: when its first byte comes to the next link, which link that is, what goes first among
-# equals (pieces, then the receiver's distance from the sender in the list), part, sender, receiver, and when its
-# last byte has left the link before.
+# A transfer on its way: arrival of its first byte at the next link, that link, priority among equals (piece, then
+# the receiver's distance from the sender in the list), part, sender, receiver, and when its last byte left the link
+# before.
 _Transfer: TypeAlias = tuple[Seconds, int, int, int, int, int, int, Seconds]
 _UPLINK, _BETWEEN, _DOWNLINK = range(3)
 
 
 class _TransferSchedule:
-    """All transfers of one reduce, each link with its queue. Peers are numbers here, in the order of the links."""
+    """All transfers of one reduce, each link with its queue. Peers are numbers, in the order of the links."""
 
     def __init__(
         self, parts: Sequence[PartLike], links: AgreedLinks, row_bytes: float, answer_bytes: float
@@ -168,19 +174,19 @@ class _TransferSchedule:
         self.ups = [_parents(part, links.peers, index) for part in parts]  # [part][peer]: parent; owner: -1
         self.downs = [_children(up) for up in self.ups]
         self.missing = [[len(below) for below in down] for down in self.downs]  # rows still awaited
-        self.complete = [[0.0] * n for _ in parts]  # when the last of them was there
-        self.piece: list[int] = []  # how many parts of the same owner go first
+        self.complete = [[0.0] * n for _ in parts]  # arrival of the last awaited row
+        self.piece: list[int] = []  # number of parts of the same owner that go first
         owned: Counter[PeerId] = Counter()
         for part in parts:
             self.piece.append(owned[part.owners[0]])
             owned[part.owners[0]] += 1
         self.queue: list[_Transfer] = []
-        self.up_free, self.down_free = [0.0] * n, [0.0] * n  # when a link has worked off what it was given
+        self.up_free, self.down_free = [0.0] * n, [0.0] * n  # when a link has sent all bytes given to it
         self.between_free: dict[tuple[str, int, int], Seconds] = {}
         self.sent, self.messages, self.wan = [0.0] * n, [0] * n, 0.0
 
     def run(self) -> Seconds:
-        """When the last answer is where it belongs."""
+        """Time at which the last result arrives."""
         for j, up in enumerate(self.ups):
             for peer, parent in enumerate(up):
                 if parent >= 0 and not self.missing[j][peer]:
@@ -280,15 +286,15 @@ def _hops(parents: Sequence[int]) -> int:
     return max(hops.values())
 
 
-# ---- who is near whom ----------------------------------------------------------------------------------------
+# ---- proximity -----------------------------------------------------------------------------------------------
 
 
 def clusters_by_latency(links: AgreedLinks) -> Group:
-    """Groups whose members are near each other, groups of groups and so on; flat if nobody stands apart.
+    """Nested groups of members that are near each other; flat if there are no groups.
 
     Complete linkage (the distance of two groups is the largest latency between them, either way), by chains of
-    nearest neighbours in O(n²) (Murtagh 1983; Müllner 2011). Merged groups melt into one, but for one
-    whose inside is GAP times as near as the merge: that one stays a group. Ties go to the peer listed first.
+    nearest neighbors in O(n²) (Murtagh 1983; Müllner 2011). Merged groups become one, except that a group with an
+    inside GAP times as near as the merge stays a group. Ties go to the peer listed first.
     """
     n = len(links.peers)
     if max(map(max, links.latency_s), default=0.0) <= NEAR_S:

@@ -1,11 +1,11 @@
-"""How many members a run has room for: the next body must fit one control frame, whatever its members say.
+"""Vertex capacity: how many members a run can hold, as the next body must fit one control frame in any case.
 
-A body lists every member, and for every part who is in it; it travels whole in proposals and in news. So whoever
-may train takes room for its line, for its commitment and for its name in every part, an observer for its line.
-Counts what these can have at most, not what they had last time (scores and credits, of three bytes each, find
-theirs in numbers that are counted as nine, and in links and commitments that nobody fills), and who is away as if
-it were here: it may come back at any time, and shall find its place. So a member's room depends on its words
-alone, never on its standing, except that an expelled one keeps its line only. Never looks at who asks.
+A body lists every member, and for every part its contributors; it travels whole in proposals and in vertex sync. So
+a member that may train takes room for its line, its commitment and its name in every part, an observer for its
+line. These are counted at their largest size. Scores and credits of three bytes each fit into numbers counted as
+nine bytes and into links and commitments that are never full. A member that is away is counted as present, since it
+may return at any time. So room depends only on a member's own data, never on its standing, except that an expelled
+member keeps just its line.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from atoll.wire.messages.statements import AgreedWeights, ChangedNumbers, RunNum
 from atoll.wire.messages.vertex import InvitationRecord, Member, RoundMetrics, TicketUse, VertexBody
 
 NOBODY, HUGE = PeerId(""), 2**63 - 1
-LIST_BYTES = 4  # by which the head of a long list is longer than that of an empty one
+LIST_BYTES = 4  # bytes by which the header of a long list exceeds that of an empty one
 
 
 def _bytes(value: object) -> int:
     return len(msgspec.msgpack.encode(value))
 
 
-# what the words themselves take, without keys, names, addresses and lists
+# sizes of the structures themselves, without keys, names, addresses and lists
 _LINE = Member(
     NOBODY,
     b"",
@@ -70,11 +70,11 @@ _BODY = VertexBody(
     invited=InvitationRecord((), (), ()),
     tuned=ChangedNumbers(RunNumbers(*((HUGE,) * len(RunNumbers.__struct_fields__))), HUGE, HUGE),
 )
-ROOT_BYTES = COUNTED_BYTES = 3  # of a member's invitation, and of how often it counted
+ROOT_BYTES = COUNTED_BYTES = 3  # of a member's invitation root, and of its counted rounds
 LINE_BYTES = _bytes(_LINE) + ROOT_BYTES + COUNTED_BYTES
-# parts, commits, members, tickets, reports, weights and whose, and of the last three of members and tickets
+# parts, commits, members, tickets, reports, weights with names, and the last three of members and tickets
 FRAME_BYTES = _bytes(_BODY) + 10 * LIST_BYTES
-WEIGHT_BYTES = 9  # of a row, where distances weigh it
+WEIGHT_BYTES = 9  # of a row's weight, where distances weight rows
 SIGNED_BYTES = (
     _bytes(SignedStatement(NOBODY, bytes(2**16), b"")) - 2**16 + 1
 )  # around a body, a signer and a signature
@@ -85,7 +85,7 @@ _USUAL = ("/ip4/192.168.100.100/tcp/40001", "/ip4/203.0.113.200/tcp/40001")
 def room_taken(
     members: Sequence[Member], tickets: Sequence[TicketUse], parts: int, signing: SigningPolicy = ED25519
 ) -> int:
-    """The most that a body with these members and tickets can have, but for its reports; in bytes."""
+    """Largest body with these members and tickets, without its reports, in bytes."""
     longest = max((name_bytes(m.peer) for m in members if may_train(m)), default=0)
     answers = parts * (ANSWER_BYTES_MAX + signing.signature_bytes + SIGNED_BYTES + longest)
     lines = sum(member_bytes(m, parts, signing) for m in members)
@@ -93,12 +93,14 @@ def room_taken(
 
 
 def may_train(member: Member) -> bool:
-    """Now or later."""
+    """True if the member may train now or later."""
     return member.standing != "expelled" and member.role != "observer"
 
 
 def member_bytes(member: Member, parts: int, signing: SigningPolicy = ED25519) -> int:
-    """What one member adds: its line, and if it may train its commitment, its name in every part, and a weight."""
+    """Bytes that one member adds: its line, and if it may train a commitment, its name in every part and a
+    weight.
+    """
     name = name_bytes(member.peer)
     line = (
         LINE_BYTES + signing.key_bytes_max + name + name_bytes(member.name) + sum(map(name_bytes, member.addresses))
@@ -118,7 +120,7 @@ def name_bytes(name: str) -> int:
 
 
 def members_most(parts: int, signing: SigningPolicy = ED25519) -> int:
-    """How many members of the usual kind, who train and have two addresses, there is room for."""
+    """Number of usual members, which train and have two addresses, that fit."""
     usual = Member(PeerId("n" * 52), b"", _USUAL, "trainer", "member", 0, 0.0, "n" * 16)
     free = signing.room_bytes - room_taken((), (), parts, signing) - parts * name_bytes(usual.peer)
     return max(0, free // member_bytes(usual, parts, signing))

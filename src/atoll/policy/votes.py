@@ -1,8 +1,8 @@
-"""Earned votes: which trainers vote next, where genesis says that a vote takes rounds that counted.
+"""Earned votes: which trainers vote next, where genesis requires counted rounds for a vote.
 
 Invariants:
 - The same result at every peer that holds the same vertices: integers and names only.
-- A founder, and who came by a founder's ticket before the first training round, votes at once.
+- A founder, and a member with a founder's ticket from before the first training round, votes at once.
 - Members of one root that are young hold at most a third of the votes; one vote where a third is less.
 Not responsible for: who is a member (policy/membership.py), how many votes agree (policy/plan.py).
 """
@@ -22,13 +22,13 @@ from atoll.wire.messages.statements import JoinRequest, TicketInvite
 from atoll.wire.messages.vertex import InvitationRecord, Member, TicketUse, VertexBody
 from atoll.wire.ticket import redeemed_ticket
 
-FOUNDER = 0  # the root of founders; of a ticket: a founder made it
+FOUNDER = 0  # invitation root of founders; for a ticket: made by a founder
 
 
 @dataclass(frozen=True)
 class VoteTerms:
-    after_rounds: int  # that counted, before a trainer votes
-    sponsor_rounds: int  # that counted, before a vote no longer falls under the bound of its root
+    after_rounds: int  # counted rounds before a trainer votes
+    sponsor_rounds: int  # counted rounds before a vote no longer falls under the bound of its root
 
 
 def next_votes(
@@ -39,10 +39,10 @@ def next_votes(
     reports: Sequence[VerifiedReport],
     terms: VoteTerms,
 ) -> tuple[tuple[Member, ...], InvitationRecord]:
-    """Who votes of the `members` that follow the parent, and what the next vertex says of their invitations.
+    """Votes among the `members` after the parent, and the next vertex's record of their invitations.
 
-    Every invitation by a founder is a root, which all have who come by it or through its holder. One person may be
-    behind all of them, so the young among them hold a share of the votes at most that agreement withstands.
+    Every founder's invitation is a root, shared by all that come by it or through its holder. One person may
+    control all of them, so the young members of a root hold at most the share of votes that agreement withstands.
     """
     before, reports = {m.peer: m for m in parent.members}, sorted_reports(reports)
     roots, counted, made = _invited(parent)
@@ -63,7 +63,7 @@ def next_votes(
         lines[m.peer] = m
 
     voters, voting = {m.peer for m in parent.members if m.votes}, {m.peer for m in lines.values() if m.votes}
-    for m in [m for m in lines.values() if m.peer in before and m.peer in voting - voters]:  # who comes back
+    for m in [m for m in lines.values() if m.peer in before and m.peer in voting - voters]:  # members that return
         of_root = [p for p in voting if counted[p] < terms.sponsor_rounds and roots[p] == roots[m.peer]]
         bound = m.peer in of_root and roots[m.peer] != FOUNDER
         if bound and len(of_root) > changes_max(len(voting)):
@@ -82,7 +82,7 @@ def next_votes(
     inviting: dict[bytes, PeerId] = {}
     for r in reports:
         if isinstance(r.statement, TicketInvite):
-            inviting.setdefault(r.statement.ticket, r.by)  # the same that next_members took
+            inviting.setdefault(r.statement.ticket, r.by)  # as in next_members
     by_ticket = tuple(
         made[t.ticket] if t.ticket in made else roots[inviting[t.ticket]] for t in tickets
     )  # a revocation leaves the root as it was

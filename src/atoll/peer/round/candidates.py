@@ -11,7 +11,7 @@ Not responsible for: voting and adopting, which the round does once nothing is m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from atoll.base.draw import shuffled
 from atoll.base.errors import PeerFault
@@ -22,10 +22,10 @@ from atoll.peer.round.candidate import Candidate, trial_of
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round.part_exchange import PartExchange
 from atoll.peer.round.state_transition import StateTransition
+from atoll.peer.round.update_sharing import UpdateSharing
 from atoll.peer.round.vertex_body import check_body
 from atoll.protocol.agreement.events import ProposalReceived
 from atoll.protocol.agreement.interface import ConsensusEngine
-from atoll.protocol.allreduce.engine import AllReduce
 from atoll.wire.codec import decode_body, vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.round import PartRequest
@@ -42,21 +42,19 @@ class Candidates:
         agreement: ConsensusEngine,
         parts: PartExchange,
         next_state: StateTransition,
-        gone: Callable[[PeerId], bool],
+        sharing: UpdateSharing,
     ) -> None:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
-        self.agreement, self.parts, self.next_state, self.gone = agreement, parts, next_state, gone
+        self.agreement, self.parts, self.next_state = agreement, parts, next_state
+        self.sharing, self.gone = sharing, sharing.env.gone
         self.attempt = 0
-        self.reduce: AllReduce | None = None  # all-reduce of this attempt, once its topology is known
         self.under_way: dict[Digest, Candidate] = {}
         self.asked = 0  # requests so far for bodies that certificates name and that are missing
 
     def attempt_begins(self, attempt: int) -> None:
-        self.attempt, self.reduce = attempt, None
+        self.attempt = attempt
 
     def close(self) -> None:
-        """Release the round's combined parts, which take the memory of several updates."""
-        self.reduce = None
         self.under_way.clear()
 
     # ---- bodies --------------------------------------------------------------------------------------------
@@ -114,7 +112,7 @@ class Candidates:
 
     def believes(self, trial: Candidate) -> bool:
         """True if every result in it is accepted. All are in a final body; the all-reduce decides on the others."""
-        reduce = self.reduce
+        reduce = self.sharing.reduce
         if trial.final or not self.plan.may_lie or reduce is None:
             return True
         return all(reduce.believes(answered) is True for answered in trial.answers if answered is not None)
@@ -142,7 +140,8 @@ class Candidates:
         """Request parts from the proposer and other voters, later those with a present owner that may still
         send them.
         """
-        here = self.reduce.answers.keys() if self.reduce is not None else range(len(self.ground.owners))
+        reduce = self.sharing.reduce
+        here = reduce.answers.keys() if reduce is not None else range(len(self.ground.owners))
         on_its_way = [
             trial.body.attempt == self.attempt
             and a.part not in here  # the owner's result that was accepted here blocks this one

@@ -17,12 +17,10 @@ Not responsible for: choosing the plan (policy/plan.py), what happens between ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 
 from msgspec import UNSET
-from msgspec.structs import replace
 
-from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import (
     Effect,
@@ -44,62 +42,38 @@ from atoll.features.partition_training.machine import PartitionTraining, left_op
 from atoll.peer.events import (
     AttemptFailed,
     ProposalRejected,
-    ProtocolFault,
     RoundBegan,
-    RoundSkipped,
-    ShareBegan,
     StateMissing,
     StateUnavailable,
-    TrainEnded,
 )
 from atoll.peer.round.adaptive_timeout import AdaptiveTimeout
-from atoll.peer.round.candidate import Candidate, CommitmentCache, LocalMeasurements, opened
+from atoll.peer.round.candidate import Candidate, CommitmentCache, opened
 from atoll.peer.round.candidates import Candidates
-from atoll.peer.round.commit_reveal import UNDER_WAY, CommitRevealGate
-from atoll.peer.round.commitments import CommitmentTable, DoubleCommit
-from atoll.peer.round.context import RoundContext, size_flaw
-from atoll.peer.round.local_update import LocalUpdate
-from atoll.peer.round.misbehavior import MisbehaviorReporter
+from atoll.peer.round.context import RoundContext
 from atoll.peer.round.outcome import adopted, closed_by, told_by
 from atoll.peer.round.owned_results import OwnedResults
 from atoll.peer.round.part_exchange import PartExchange
 from atoll.peer.round.proposal import ProposalBuilder
-from atoll.peer.round.retransmission import Retransmission
 from atoll.peer.round.state_transition import StateTransition
-from atoll.peer.round.straggler_grace import StragglerGrace, word_until
+from atoll.peer.round.update_sharing import RoundEnvironment, UpdateSharing
 from atoll.peer.round.view_timer import ViewTimer
 from atoll.peer.tasks import RoundSettlement, StateAdvanced, TrainingResult, UpdateEncoded
-from atoll.policy.fault_tolerance import OwnerStrikes
 from atoll.protocol.agreement.events import BodyDecided, BodyMissing, Equivocation, MayPropose, ProposalReceived
 from atoll.protocol.agreement.interface import ConsensusEngine
-from atoll.protocol.allreduce.buffers import LocalRow
 from atoll.protocol.allreduce.cross_check import CommitmentsDiffer, OwnerContradicted, OwnerLied
 from atoll.protocol.allreduce.engine import AllReduce
-from atoll.protocol.allreduce.environment import ReduceEnvironment
 from atoll.protocol.allreduce.events import PartAnswered, PartsReduced, RowUndecodable
-from atoll.protocol.allreduce.factory import reduce_for
 from atoll.protocol.allreduce.validation import check_answer
 from atoll.wire.codec import decode_body, decode_statement, encode
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.history import VerticesResponse
 from atoll.wire.messages.round import (
-    CommitAnnouncement,
-    CommitRequest,
-    PartDeclined,
-    PartialSum,
     PartRequest,
     PartResponse,
-    PartResult,
-    PartStatementsRequest,
     PreVote,
     ProposalMessage,
-    ReachabilityHint,
     ResendRequest,
     RoundMessage,
-    RowComparison,
-    RowContribution,
-    RowRequest,
-    RowResponse,
     TimeoutMessage,
     VoteMessage,
 )
@@ -107,7 +81,6 @@ from atoll.wire.messages.statements import (
     Accusation,
     Commitment,
     OwnerResult,
-    SignedStatement,
 )
 from atoll.wire.messages.vertex import Vertex, VertexBody
 
@@ -119,45 +92,34 @@ class RoundMachine:
     """State machine of one round. `now` is run time throughout."""
 
     def __init__(
-        self,
-        ground: RoundContext,
-        notary: StatementSigner,
-        agreement: ConsensusEngine,
-        gone: Callable[[PeerId], bool],
-        unheard: Callable[[PeerId], bool],
-        reports: Callable[[], Sequence[SignedStatement]],
-        held: dict[Digest, Payload],
-        said: dict[str, bytes],
-        measured: Callable[[], LocalMeasurements],
-        strikes: OwnerStrikes | None = None,
-        keeps_rows: bool = False,
+        self, ground: RoundContext, notary: StatementSigner, agreement: ConsensusEngine, env: RoundEnvironment
     ) -> None:
-        self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me
-        self.timing = ground.plan  # the plan with the windows that the local peer applies
-        self.agreement, self.gone, self.unheard = agreement, gone, unheard
-        self.patience, self.grace = AdaptiveTimeout(), StragglerGrace()
-        self.views = ViewTimer(self.plan, agreement, self.patience, self.me, gone)
-        self.parts = PartExchange(self.plan, self.patience, held)
-        self.said = said  # statements made durable before a restart: repeated or withheld, never contradicted
-        self.misdeeds = MisbehaviorReporter(ground, self.me, agreement.votes, strikes or OwnerStrikes())
-        self.assembling = ground.topology is None
-        self.trains = not self.assembling and any(m.peer == self.me for m in self.plan.trainers)
-        self.committed = CommitmentTable(ground, notary, gone)
-        self.reveal = CommitRevealGate(self.plan, self.me, said)
-        self.attempt = 0
-        self.repeats = Retransmission(self.plan, ground.vote_key_of)
-        self.update = LocalUpdate(ground, self.me, measured, notary.secret)
-        self.apart = PartitionTraining(ground, self.me, gone)
-        # context with the topology that callers asked for; known from the first update's commitment on
-        self.way = ground
-        self.reduce: AllReduce | None = None  # all-reduce of this attempt, once its topology is known
-        self.answers = OwnedResults(self.me, keeps_rows)
+        self.ground, self.plan, self.me = ground, ground.plan, notary.me
+        self.agreement, self.patience, self.attempt = agreement, AdaptiveTimeout(), 0
+        self.sharing = UpdateSharing(ground, notary, agreement.votes, env, self.patience)
+        self.update, self.committed = self.sharing.update, self.sharing.committed
+        self.reveal, self.repeats, self.misdeeds = self.sharing.reveal, self.sharing.repeats, self.sharing.misdeeds
+        self.assembling, self.trains = self.sharing.assembling, self.sharing.trains
+        self.views = ViewTimer(self.plan, agreement, self.patience, self.me, env.gone)
+        self.parts = PartExchange(self.plan, self.patience, env.held)
+        self.apart = PartitionTraining(ground, self.me, env.gone)
+        self.answers = OwnedResults(self.me, env.keeps_rows)
         self.free: int | None = None  # view in which the local peer may propose a new body
         self.next_state = StateTransition(ground, self.parts.held)
-        self.trials = Candidates(ground, notary, agreement, self.parts, self.next_state, gone)
-        self.my_body = ProposalBuilder(ground, notary, self.committed, self.next_state, reports)
+        self.trials = Candidates(ground, notary, agreement, self.parts, self.next_state, self.sharing)
+        self.my_body = ProposalBuilder(ground, notary, self.committed, self.next_state, env.reports)
         self.final: Vertex | None = None  # decided vertex, until its state is adopted
         self.adopting = self.closed = False
+
+    @property
+    def reduce(self) -> AllReduce | None:
+        """All-reduce of this attempt, once its topology is known."""
+        return self.sharing.reduce
+
+    @property
+    def way(self) -> RoundContext:
+        """Context with the topology that callers asked for."""
+        return self.sharing.way
 
     # ---- the table of contents -----------------------------------------------------------------------------
 
@@ -174,9 +136,9 @@ class RoundMachine:
             case Received(sender, RoundMessage() as message):
                 return self._hear(sender, message, event, now)
             case TaskDone(job, TrainingResult() as result) if job == f"{name}/train":
-                return self._trained(result, now)
+                return self.sharing.on_trained(result, now)
             case TaskDone(job, UpdateEncoded() as result) if job == f"{name}/encode":
-                return self._encoded(result, now)
+                return self.sharing.on_encoded(result, now)
             case TaskDone(job, StateAdvanced() as result) if self.next_state.done(job, result.state):
                 return self._try_all(now) + self._propose_if_ready(now)
             case TaskFailed(job) if (state := self.next_state.failed(job)) is not None:
@@ -189,18 +151,17 @@ class RoundMachine:
                 return self._close()
             case TaskFailed(job, why) if job in (f"{name}/train", f"{name}/encode"):
                 self.update.training = False
-                return self._pass(why, now)
+                return self.sharing.skip_round(why, now)
             case TaskFailed(job, why) if job.startswith((f"{name}/advance/", f"{name}/adopt")):
                 return self._cannot(why)
             case TaskDone() | TaskFailed():
                 return self.reduce.handle(event, now) if self.reduce else []
             case TimerFired(timer) if timer == f"{name}/grace/{self.attempt}":
-                self.grace.ends(now)
-                return self._share_if_due(now)
+                return self.sharing.end_grace(now)
             case TimerFired(timer) if timer == f"{name}/train/{self.attempt}":
-                return self._training_is_over(timer, now)
+                return self.sharing.on_training_end(timer, now)
             case TimerFired(timer) if timer == f"{name}/word/{self.attempt}":
-                return self._pass(UNDER_WAY, now) if self._unmade and self.final is None else []
+                return self.sharing.skip_if_unmade(now)
             case TimerFired(timer) if timer == f"{name}/agree/{self.attempt}":
                 return self._next_attempt(now)
             case TimerFired(timer) if timer == f"{name}/parts":
@@ -214,38 +175,6 @@ class RoundMachine:
 
     def _hear(self, sender: PeerId, message: RoundMessage, event: Received, now: Seconds) -> list[Effect]:
         match message:
-            case CommitAnnouncement():
-                heard = self._hear_commit(message.statement, now)
-                return heard + self.committed.repeat_to(sender) if message.asks else heard
-            case (
-                RowContribution() | RowResponse() | PartialSum() | PartDeclined() | PartResult() | RowComparison()
-            ) if message.attempt > self.attempt:
-                self.repeats.too_early.add(sender)
-                return []
-            case RowContribution() | RowResponse():
-                if message.attempt != self.attempt:
-                    return []
-                return self._hear_commit(message.statement, now) + self._collect(sender, event, now)
-            case (
-                PartResult()
-                | PartialSum()
-                | ReachabilityHint()
-                | PartDeclined()
-                | RowRequest()
-                | RowComparison()
-                | PartStatementsRequest()
-            ):
-                if message.attempt != self.attempt:
-                    return []
-                if self.reduce is None:
-                    if not self.assembling:
-                        self.repeats.too_early.add(sender)
-                    return []
-                if (flaw := size_flaw(self.ground, message)) is not None:
-                    raise PeerFault(sender, flaw)
-                return self.reduce.handle(event, now)
-            case CommitRequest(peer=peer):
-                return self.committed.show_one(sender, peer) if message.attempt == self.attempt else []
             case PartRequest():
                 return self.trials.give(sender, message, now)
             case PartResponse(digest=digest):
@@ -256,7 +185,7 @@ class RoundMachine:
             case ResendRequest():
                 return self.greet(sender) if self.repeats.tells(sender) else []
             case _:
-                return []
+                return self.sharing.receive(sender, message, event, now)
 
     def _spread(self, effects: list[Effect], now: Seconds) -> list[Effect]:
         """Act on the facts that lower components emit, then pass every effect on."""
@@ -271,7 +200,7 @@ class RoundMachine:
                 case RowUndecodable():
                     more = self.misdeeds.garbage(effect.fact, self.reduce) if self.reduce is not None else []
                 case OwnerLied() | OwnerContradicted() | Equivocation():
-                    more = self._tell(self.misdeeds.proven(effect.fact))
+                    more = self.sharing.report_all(self.misdeeds.proven(effect.fact))
                 case CommitmentsDiffer(owner=owner, contributors=names):
                     more = self.committed.show(owner, names)  # the author sent that owner a different commitment
                 case PartsReduced():
@@ -293,244 +222,38 @@ class RoundMachine:
     # ---- train ---------------------------------------------------------------------------------------------
 
     def _begin(self, now: Seconds) -> list[Effect]:
-        self.attempt, self.timing = self.plan.attempt_at(now), self.plan.begun(now)
-        present = tuple(m.peer for m in self.plan.members if m.present)
-        topology, why = self.ground.topology, self.ground.why
-        name, work = topology.name if topology is not None else "", self.ground.work_of(self.me)
+        self.attempt = self.plan.attempt_at(now)
+        topology, work = self.ground.topology, self.ground.work_of(self.me)
         began = RoundBegan(
-            members=present,
+            members=tuple(m.peer for m in self.plan.members if m.present),
             assembling=self.assembling,
             paused=self.ground.parent.paused is not UNSET,
-            topology=name,
-            why=why,
+            topology=topology.name if topology is not None else "",
+            why=self.ground.why,
             steps=work.steps,
             batch=work.batch,
         )
         effects: list[Effect] = [self._report(began)]
         if self.attempt > 0:
             effects += self.agreement.close_view(self.views.last_of(self.attempt - 1))
-        if self.trains and not self.update.ready:
-            effects += self.update.train(self.timing.times(self.attempt).train_until - now)
+        effects += self.sharing.begin(self.attempt, now)
         return [*effects, *self._begin_attempt(now), *self.agreement.begin()]
 
     def _begin_attempt(self, now: Seconds) -> list[Effect]:
-        times = self.timing.times(self.attempt)
+        times = self.sharing.timing.times(self.attempt)
         self.my_body.attempt_begins(self.attempt)
-        self.repeats.attempt_begins(self.attempt)
-        self.patience.attempt_begins()
-        self.grace.attempt_begins()
         self.parts.attempt_begins(now)
-        self._forget_old_parts()
-        self.committed.attempt_begins(self.attempt, self.trains)
-        self.reveal.attempt_begins(self.attempt)
+        self.trials.attempt_begins(self.attempt)
+        self.trials.forget_old()
+        self.answers.attempt_over(self.reduce, self.trials.needed)
         effects: list[Effect] = [
             SetTimer(f"round/{self.plan.round}/train/{self.attempt}", times.train_until),
             SetTimer(f"round/{self.plan.round}/agree/{self.attempt}", times.agree_until),
             SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S),
         ]
-        self.way, self.reduce = self.ground, None
-        self.trials.attempt_begins(self.attempt)
-        if self.assembling:
-            return effects + self.repeats.ask_the_early()
-        effects += self._find_way()
-        # encoded too late for the last attempt
-        effects += self._encode() if self.update.trained is not None else []
-        return effects + self._commit_if_ready(now) + self._share_if_due(now)
+        return effects + self.sharing.begin_attempt(self.attempt, now)
 
-    def _find_way(self, begins: bool = False) -> list[Effect]:
-        """Start this attempt's all-reduce once its topology is known.
-
-        The topology is the one in genesis. Where callers may choose, it is the one named in the first commitment
-        received with an update. A caller that asked for another one is reported; nothing is combined with its row.
-
-        `begins`: the share phase starts now even if no update is known.
-        """
-        if self.reduce is not None:
-            return []
-        asked = next((commit.asked for commit, _ in self.committed.now.of.values() if commit.parts), None)
-        if asked is None and not begins and self.ground.ways is not None:
-            return []
-        self.way = self.ground.by(asked or "")
-        self.committed.goes_by(asked or "")
-        around = ReduceEnvironment(
-            self.ground.vote_key_of.get,
-            self.committed.reduced_of,
-            self.committed.awaits,
-            self.gone,
-            self.said,
-            self.committed.filled,
-            self.unheard,
-            judges=self.agreement.votes,
-            two_faced=self.committed.two_faced,
-            may_see=self.reveal.may_see,
-            refused=self.committed.refused,
-            keeps_rows=self.answers.keeps_rows,
-        )
-        self.reduce = reduce_for(self.notary, self.way.reduce_plan(self.attempt, self.timing), around)
-        self.trials.reduce = self.reduce
-        return self.repeats.ask_the_early()
-
-    def _trained(self, trained: TrainingResult, now: Seconds) -> list[Effect]:
-        if (why := self.update.takes(trained)) is not None:
-            return self._pass(why, now)
-        fact = TrainEnded(steps=trained.steps, samples=trained.samples, loss=trained.loss, step_s=trained.step_s)
-        return [self._report(fact), *self._encode()]
-
-    def _encode(self) -> list[Effect]:
-        """Encode the trained update, unless a quorum has begun to share without it: the next update then carries
-        it whole.
-        """
-        late = self.patience.sharing and self.plan.quorum_of_updates is not None
-        return [] if late else self.update.encode()
-
-    def _encoded(self, encoded: UpdateEncoded, now: Seconds) -> list[Effect]:
-        if (why := self.update.encodes(encoded)) is not None:
-            return self._pass(why, now)
-        return self._commit_if_ready(now)
-
-    def _pass(self, why: str, now: Seconds) -> list[Effect]:
-        if self.update.passes is not None:
-            return []  # skipped already, before training ended
-        self.update.passes = why
-        return [self._report(RoundSkipped(why=why)), *self._commit_if_ready(now)]
-
-    # ---- commit --------------------------------------------------------------------------------------------
-
-    def _commit_if_ready(self, now: Seconds) -> list[Effect]:
-        """Sign the local commitment, once per attempt.
-
-        After sharing has begun without it, only a pass may still be sent, and only if no update is known: when all
-        members have passed, no owner waits for rows until the last window ends. Where members may lie, no row has
-        been shown to the local peer before it commits, so owners may still take its row.
-        """
-        name = f"said/{self.plan.round}/{self.attempt}/commit"
-        if name in self.said and self.committed.commit_of(self.me) is None:
-            return self._repeat_commit(self.said[name], now)
-        in_time = self.plan.may_lie and self.final is None
-        if self.patience.sharing and not (in_time or self._passes_late()):
-            return []
-        if not self.update.ready or self.committed.commit_of(self.me) is not None:
-            return []
-        if (commit := self.reveal.bound(self.update.commit(self.attempt))) is None:
-            return []
-        signed = self.notary.sign(commit)
-        told = self.committed.say(commit, signed)
-        others = self._tell(self.committed.other_calls(self.committed.now.giving))
-        effects: list[Effect] = [Persist(name, encode(commit)), *others, *told, *self._find_way()]
-        mine = self.update.said() if commit.parts else None
-        if mine is not None and self.reduce is not None:
-            effects += self.reduce.contribute(LocalRow(signed, mine), now)
-        return effects + self._awaits_less(now)
-
-    def _passes_late(self) -> bool:
-        """True for a pass after a failed attempt with no update known: windows are long and perhaps no member
-        trained.
-        """
-        return self.attempt > 0 and self.update.passes is not None and not self.committed.now.giving
-
-    def _repeat_commit(self, said: bytes, now: Seconds) -> list[Effect]:
-        """Repeat the commitment made before a restart. Its rows are lost.
-
-        The others shall not wait for a statement.
-        """
-        commit = decode_statement(said, self.me)
-        assert isinstance(commit, Commitment)
-        return self.committed.say(commit, self.notary.sign(commit)) + self._share_if_due(now)
-
-    def _hear_commit(self, signed: SignedStatement, now: Seconds) -> list[Effect]:
-        match self.committed.hear(signed):
-            case Commitment() as commit:
-                effects = [*self._tell(self.committed.other_calls([signed.signer])), *self._find_way()]
-                effects += self._hold_to_first(commit, signed, now)
-                return effects + self._awaits_less(now) if commit.attempt == self.attempt else effects
-            case DoubleCommit(first, second):
-                return self._compare_commits(first, second, now)
-            case None:
-                return []
-
-    def _hold_to_first(self, commit: Commitment, signed: SignedStatement, now: Seconds) -> list[Effect]:
-        """Refuse the rows of a member that commits to another update in a later attempt: it has seen rows in
-        between.
-        """
-        if (first := self.reveal.contradicted(commit, signed)) is None:
-            return []
-        self.committed.refused.add(signed.signer)
-        return self._compare_commits(first, signed, now)
-
-    def _awaits_less(self, now: Seconds) -> list[Effect]:
-        """Re-evaluate the phase after one awaited peer less."""
-        if self.patience.sharing and self.reduce is not None:
-            return self.reduce.look_again(now)
-        return self._share_if_due(now)
-
-    def _compare_commits(self, first: SignedStatement, second: SignedStatement, now: Seconds) -> list[Effect]:
-        """Report two different commitments of one peer and stop waiting for it: its rows may fit neither of
-        them.
-        """
-        if first.body == second.body or first.signer in self.committed.two_faced:
-            return []
-        return self._tell(self.misdeeds.two_words(first, second)) + self._await_no_more(first.signer, now)
-
-    def _await_no_more(self, peer: PeerId, now: Seconds) -> list[Effect]:
-        return self._awaits_less(now) if self.committed.waits_no_more(peer) else []
-
-    def _collect(self, sender: PeerId, event: Received, now: Seconds) -> list[Effect]:
-        """Pass a row on to the all-reduce. Its commitment counts even if the bytes do not match it."""
-        try:
-            return self.reduce.handle(event, now) if self.reduce else []
-        except PeerFault as fault:
-            return [self._report(ProtocolFault(peer=PeerId(fault.who) or sender, what=fault.what))]
-
-    # ---- share ---------------------------------------------------------------------------------------------
-
-    def _share_if_due(self, now: Seconds) -> list[Effect]:
-        """Begin sharing once every reachable trainer has committed, or a quorum has and the grace period is
-        over.
-
-        At the latest sharing begins at the plan's `train_until`.
-        """
-        if self.patience.sharing or self.assembling or self.final is not None:
-            return []
-        late = self.grace.is_over(now) or now >= self.timing.times(self.attempt).train_until
-        if not late and any(p == self.me or not self.gone(p) for p in self.committed.awaited):
-            return self._hurry(now)
-        until, effects = word_until(self.timing, self.attempt, now), list[Effect]()
-        if self.plan.may_lie and self._unmade:
-            if until <= now:
-                return [*self._pass(UNDER_WAY, now), *self._share_if_due(now)]
-            effects.append(SetTimer(f"round/{self.plan.round}/word/{self.attempt}", until))
-        self.patience.sharing_begins(now)
-        known, absent = sorted(self.committed.now.of), sorted(self.committed.awaited)
-        fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
-        found = self._find_way(begins=True)
-        assert self.reduce is not None
-        return [*effects, self._report(fact), *found, *self.reduce.handle(Start({}), now)]
-
-    @property
-    def _unmade(self) -> bool:
-        return self.update.training and not self.update.ready and self.committed.commit_of(self.me) is None
-
-    def _training_is_over(self, timer: str, now: Seconds) -> list[Effect]:
-        """Handle the end of training time.
-
-        The timer may fire early, because the run-time offset changed after it was set. Without a second timer a
-        reachable liar that stays silent would be waited for until the attempt ends.
-        """
-        until, effects = self.timing.times(self.attempt).train_until, self._share_if_due(now)
-        early = now < until and not self.patience.sharing
-        return [*effects, SetTimer(timer, max(until, now + TICK_S))] if early else effects
-
-    def _hurry(self, now: Seconds) -> list[Effect]:
-        """Start the grace period once a quorum of updates is committed, and have the trainer hand over its
-        steps.
-        """
-        if self.plan.quorum_of_updates is None:
-            return []
-        committed = len(self.committed.now.giving & self.committed.settled)
-        if not self.grace.begins(self.timing, self.attempt, committed, now):
-            return []
-        ends = SetTimer(f"round/{self.plan.round}/grace/{self.attempt}", self.grace.until)
-        return [ends, *(self.update.hand_over() if self.trains else [])]
+    # ---- results -------------------------------------------------------------------------------------------
 
     def _answer_here(self, fact: PartAnswered, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
@@ -583,7 +306,9 @@ class RoundMachine:
         trial.view, body = proposal.view, trial.body
         effects = [] if self.ground.witnesses else self._compare_body(body, now)
         for commit, signed in ((decode_statement(s.body, s.signer), s) for s in body.commits):
-            effects += self._hold_to_first(commit, signed, now) if isinstance(commit, Commitment) else []
+            effects += (
+                self.sharing.check_first_commit(commit, signed, now) if isinstance(commit, Commitment) else []
+            )
         if self.reduce is not None and body.attempt == self.attempt:
             for signed in body.parts:
                 if signed is not None:
@@ -596,7 +321,7 @@ class RoundMachine:
         """
         known = self.committed.in_attempt(body.attempt).of
         pairs = [(known[s.signer][1], s) for s in body.commits if s.signer in known]
-        return [effect for mine, other in pairs for effect in self._compare_commits(mine, other, now)]
+        return [effect for mine, other in pairs for effect in self.sharing.compare_commits(mine, other, now)]
 
     def _try(self, trial: Candidate, now: Seconds) -> list[Effect]:
         """Advance one candidate body as far as possible: fetch parts, compute the state, then vote or adopt."""
@@ -679,10 +404,6 @@ class RoundMachine:
         body = decode_body(vertex.body) if vertex is not None else None
         return left_open(self.me, len(self.update.encoded or ()), body)
 
-    def _forget_old_parts(self) -> None:
-        self.trials.forget_old()
-        self.answers.attempt_over(self.reduce, self.trials.needed)
-
     def _pass_view(self, now: Seconds) -> list[Effect]:
         """Close the view if its proposer is gone or its time is over. Closing a view is always safe."""
         if not self.plan.has_clock and self.views.attempt_due(now) > self.attempt:
@@ -720,20 +441,14 @@ class RoundMachine:
         """Check whether a phase can end, after a peer left or returned or a new report arrived."""
         if self.closed or self.final is not None:
             return []
-        effects = self._share_if_due(now)
-        if self.patience.sharing and self.reduce is not None:
-            effects += self.reduce.look_again(now)
-        effects += self._try_all(now)
+        effects = self.sharing.poll(now) + self._try_all(now)
         return self._spread(effects + self._propose_if_ready(now) + self._pass_view(now), now)
 
     def greet(self, peer: PeerId) -> list[Effect]:
         """Resend this attempt's messages to a peer that was away."""
         if self.closed or self.final is not None:
             return []
-        effects = self.committed.repeat_to(peer)
-        if self.reduce is not None and self.patience.sharing:
-            effects += self.reduce.resend(peer)
-        return effects + self.agreement.remind(peer)
+        return self.sharing.resend_to(peer) + self.agreement.remind(peer)
 
     # ---- keep ----------------------------------------------------------------------------------------------
 
@@ -751,7 +466,7 @@ class RoundMachine:
             return self.trials.ask_for_bodies()
         vertex = Vertex(decided.body, decided.certificate)
         lapses = self.misdeeds.lapses(self.reduce, self.patience, now) if self.reduce is not None else []
-        return [*self._tell_listeners(vertex), *self._tell(lapses), *self._finish(vertex, now)]
+        return [*self._tell_listeners(vertex), *self.sharing.report_all(lapses), *self._finish(vertex, now)]
 
     def heed(self, caught: Accusation, now: Seconds) -> list[Effect]:
         """Check an accusation against local evidence: a peer to which the same owner sent another result can
@@ -759,7 +474,7 @@ class RoundMachine:
         """
         said = decode_statement(caught.answer.body, caught.answer.signer)
         if isinstance(said, Commitment) and said.round == self.plan.round and caught.other is not None:
-            return self._spread(self._await_no_more(caught.answer.signer, now), now)
+            return self._spread(self.sharing.stop_awaiting(caught.answer.signer, now), now)
         if not isinstance(said, OwnerResult):
             return []
         if self.reduce is None or self.closed or said.round != self.plan.round:
@@ -776,7 +491,7 @@ class RoundMachine:
         return [peer for peer in turns if peer != self.me]
 
     def _finish(self, vertex: Vertex, now: Seconds) -> list[Effect]:
-        self.final = vertex
+        self.final, self.sharing.is_decided = vertex, True
         self.patience.decided(now)
         trial = self.trials.finish(vertex.body)
         return [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S), *self._try(trial, now)]
@@ -803,10 +518,10 @@ class RoundMachine:
         body = decode_body(self.final.body)
         closed = closed_by(self.final, body, self.ground, self.assembling)
         self.answers.close(body, self.reduce, self.update.encoded)
-        self.reduce, self.update.encoded = None, None  # both hold memory for several updates
+        self.sharing.close()
         self.trials.close()
         timers = ["nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}"]
-        timers += [f"grace/{self.attempt}"] if self.grace.until is not None else []
+        timers += [f"grace/{self.attempt}"] if self.sharing.grace.until is not None else []
         cancelled: list[Effect] = [SetTimer(f"round/{self.plan.round}/{t}", None) for t in timers]
         return [*cancelled, self._report(closed)]
 
@@ -833,8 +548,5 @@ class RoundMachine:
         """Peers that still owe a commitment to this attempt."""
         return self.committed.awaited
 
-    def _tell(self, facts: Iterable[Fact]) -> list[Effect]:
-        return [self._report(fact) for fact in facts]
-
     def _report(self, fact: Fact) -> Emit:
-        return Emit(replace(fact, round=self.plan.round, trace=self.plan.trace))
+        return self.sharing.report(fact)

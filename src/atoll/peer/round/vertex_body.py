@@ -260,7 +260,7 @@ class BodyInputs:
     attempt: int
     time_s: Seconds
     results: tuple[OwnerResult | None, ...]
-    commits: Mapping[PeerId, Commitment]  # of its contributors, sorted by name
+    commits: dict[PeerId, Commitment]  # of its contributors, sorted by name
     kept: Sequence[SignedStatement]  # its reports
     opened: Sequence[VerifiedReport]  # the same, decoded
 
