@@ -224,7 +224,7 @@ def test_pictures_that_cannot_be_used_are_refused_in_words(tmp_path: Path, monke
     for name, words in (
         ("one", "has 1 classes"),
         ("two", r"2\.jpg cannot be read"),
-        ("tiny", "no picture is left"),
+        ("tiny", "no image is left"),
     ):
         with pytest.raises(ValueError, match=words):
             load_data(str(tmp_path / name))
@@ -256,7 +256,9 @@ def test_data_that_cannot_be_used_is_refused_in_words(tmp_path: Path):
     for name in ("a.npy", "a.npz", "a.bin", "a.safetensors"):
         for content in (b"", b"neither tokens nor tensors.."[:27]):
             (tmp_path / name).write_bytes(content)
-            with pytest.raises(ValueError, match=r"a\.\w+ (holds no token numbers|is no npz|cannot be read)"):
+            with pytest.raises(
+                ValueError, match=r"a\.\w+ (does not hold token numbers|is not an npz|cannot be read)"
+            ):
                 load_data(str(tmp_path / name))
     with pytest.raises(ValueError, match="too few for windows"):
         batch(TextDataset(np.zeros(10, np.uint8), np.zeros(10, np.uint8)), 0, 1, 0, 1, 64, seed=0)

@@ -116,7 +116,7 @@ def test_other_models_say_how_they_are_opened():
 def test_first_weights_have_no_contributors():
     story = STORY._replace(contributors=(), loss_first=None, loss_last=None, sent_bytes=None, trained=0)
     card = exported(LLAMA, story)[1]["README.md"].decode()
-    assert "Nobody yet" in card and "training loss" not in card and "bytes sent" not in card
+    assert "None yet" in card and "training loss" not in card and "bytes sent" not in card
 
 
 def test_a_card_holds_a_digest_of_the_runs_id_and_not_the_id():

@@ -190,15 +190,15 @@ def test_small_images_stand_in_the_middle_of_a_black_frame():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("bert", "no built-in model is called 'bert'; there are gpt-nano"),
+        ("bert", "no built-in model is called 'bert'; known are gpt-nano"),
         ("gpt", "lacks d, width; write gpt:d=<width>"),
         ("gpt:d=64,l=3,h=4", "lacks t, tokens read at once"),
-        ("gpt:d=64,l=3,h=4,t=64,x=1", "'x=1' says nothing about gpt"),
+        ("gpt:d=64,l=3,h=4,t=64,x=1", "'x=1' is no option of gpt"),
         ("gpt:d=64,d=64,l=3,h=4,t=64", "'d=64' says nothing"),
         ("gpt:d=64,l=0,h=4,t=64", "l=0, layers, must be 1 to 256"),
         ("gpt:d=99999,l=3,h=4,t=64", "d=99999, width, must be 1 to 16384"),
-        ("gpt:d=٦٤,l=3,h=4,t=64", "says nothing about gpt"),
-        ("resnet18:", "'' says nothing about resnet18"),
+        ("gpt:d=٦٤,l=3,h=4,t=64", "is no option of gpt"),
+        ("resnet18:", "'' is no option of resnet18"),
         ("cnn", "no built-in model is called 'cnn'"),
     ],
 )
@@ -212,7 +212,7 @@ def test_numbers_that_do_not_divide_are_refused_before_anything_is_built():
     for name, words in (
         ("gpt:d=64,l=1,h=3,t=8", "h=3 does not divide d=64"),
         ("llama:d=64,l=1,h=4,kv=3,t=8", "kv=3 does not divide h=4"),
-        ("llama:d=36,l=1,h=4,t=8", "cannot be turned in pairs"),
+        ("llama:d=36,l=1,h=4,t=8", "cannot be rotated in pairs"),
     ):
         with pytest.raises(ValueError, match=words):
             spec_of(name)

@@ -119,7 +119,7 @@ def test_pictures_with_a_list_beside_them_are_pictures(tmp_path: Path):
             Image.new("L", (8, 8), number).save(tmp_path / name / f"{number}.png")
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "cat/1.png"}')
     assert isinstance(load_data(str(tmp_path)), ImageDataset)
-    with pytest.raises(ValueError, match="is no text: a tokenizer"):
+    with pytest.raises(ValueError, match="is not text, so a tokenizer"):
         load_data(str(tmp_path), b"{}")
 
 
@@ -179,20 +179,20 @@ def test_what_is_no_tokenizer_or_no_text_is_refused(tokenizer: Path, tmp_path: P
         with pytest.raises(ValueError, match=r"is no tokenizer\.json"):
             read_tokenizer(tmp_path)
     bad.write_text(json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}}))
-    with pytest.raises(ValueError, match="knows no token"):
+    with pytest.raises(ValueError, match="has no tokens"):
         read_tokenizer(tmp_path)
     bad.unlink()
-    with pytest.raises(ValueError, match="there is no tokenizer at"):
+    with pytest.raises(ValueError, match="no tokenizer at"):
         read_tokenizer(tmp_path)
     np.save(tmp_path / "numbers.npy", np.arange(9, dtype=np.uint16))
-    with pytest.raises(ValueError, match="is no text: a tokenizer has nothing to read"):
+    with pytest.raises(ValueError, match="is not text, so a tokenizer cannot read it"):
         load_data(str(tmp_path / "numbers.npy"), read_tokenizer(tokenizer))
 
 
 def test_a_model_that_knows_too_few_tokens_is_told_its_right_name():
     assert tokens_misfit("gpt-nano", 256) is None
     what, fix = tokens_misfit("gpt-nano", 300) or ("", "")
-    assert what == "gpt-nano knows 256 tokens, the tokenizer has 300"
+    assert what == "gpt-nano has 256 tokens, the tokenizer has 300"
     assert fix == 'write model.name = "gpt:d=32,l=1,h=2,t=32,v=300"'
     assert tokens_misfit("gpt:d=32,l=1,h=2,t=32,v=300", 300) is None
     tied = tokens_misfit("llama-tiny", 300) or ("", "")

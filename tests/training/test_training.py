@@ -73,7 +73,7 @@ def test_a_model_has_the_size_its_name_promises(name, parameters):
 
 
 def test_an_unknown_model_names_those_that_exist():
-    with pytest.raises(ValueError, match=r"no built-in model is called 'bert'; there are gpt-nano"):
+    with pytest.raises(ValueError, match=r"no built-in model is called 'bert'; known are gpt-nano"):
         build_model("bert", 0)
 
 

@@ -73,8 +73,8 @@ def test_the_first_state_of_a_run_holds_them(tmp_path: Path):
         ({"attention_bias": True, "hidden_act": "gelu"}, "its layers have biases; it uses gelu"),
         ({"head_dim": 16}, "its heads are not"),
         ({"model_type": "mistral"}, "holds a mistral: only Llamas"),
-        ({"hidden_size": "32"}, "says too little of a Llama"),
-        ({"rope_parameters": {"rope_theta": float("inf")}}, "says too little of a Llama"),
+        ({"hidden_size": "32"}, "does not describe a Llama completely"),
+        ({"rope_parameters": {"rope_theta": float("inf")}}, "does not describe a Llama completely"),
     ],
 )
 def test_a_model_that_computes_otherwise_is_refused(tmp_path: Path, change: dict[str, Any], words: str):
@@ -99,10 +99,10 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path):
     with pytest.raises(ValueError, match=r"not finite: model\.norm\.weight"):
         load_weights(build_model(LLAMA, 0), LLAMA, tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"PK pickled")
-    with pytest.raises(ValueError, match="is no safetensors file"):
+    with pytest.raises(ValueError, match="is not a safetensors file"):
         load_weights(build_model(LLAMA, 0), LLAMA, tmp_path)
     (tmp_path / "adapters.safetensors").touch()
-    with pytest.raises(ValueError, match="holds adapters, no model"):
+    with pytest.raises(ValueError, match="holds adapters, not a model"):
         name_in(tmp_path)
 
 

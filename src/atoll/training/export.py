@@ -1,16 +1,18 @@
-"""An agreed model as a folder that other programs open: the layout of Hugging Face model repositories.
+"""Export of an agreed model in the layout of Hugging Face model repositories.
 
     model.safetensors   tensors by name
-    config.json         what the model is; `transformers` reads it as a Llama where it is one
-    README.md           the model card: who gave what, rounds, bytes, loss
-    tokenizer.json      the run's tokenizer, where it has one, and tokenizer_config.json for `transformers`
+    config.json         the architecture; `transformers` reads it if the model is a Llama
+    README.md           the model card: contributors, rounds, bytes, loss
+    tokenizer.json      the run's tokenizer, if it has one, and tokenizer_config.json for `transformers`
 
-Where a run exchanged a part of a built-in model (`model.only`, adapters), the rest is its base, a blob of the run:
-both are put together, adapters into the weights that they stand beside, so what comes out is the plain model.
-Where the base is not at hand (loops of members' own, observers) there are `adapters.safetensors`, and `base.json`,
-which names every tensor of the base that they belong to by its digest. Nothing then claims to be a model.
-
-Tied tensors stand there once. Says nothing that the history does not say; never needs `transformers`.
+If a run exchanged a part of a built-in model (`model.only`, adapters), the rest is its base, a blob of the run.
+Both are put together, and adapters are added to the weights beside them, so the export is the plain model. If the
+base is not available (custom loops, observers), the export has `adapters.safetensors` and `base.json`, which names
+every tensor of the matching base by its digest. Tied tensors are stored once.
+Invariants:
+- The card states only facts from the history.
+- Adapters alone are never exported as a model.
+- `transformers` is not needed.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class CardContributor(NamedTuple):
 
 
 class ModelCard(NamedTuple):
-    """What the card tells. None: the folder that was read does not say."""
+    """Facts of the model card. None: unknown to the folder it was read from."""
 
     run: str
     round: int
@@ -58,24 +60,24 @@ class ModelCard(NamedTuple):
     contributors: tuple[CardContributor, ...] = ()
     loss_first: float | None = None
     loss_last: float | None = None
-    sent_bytes: int | None = None  # by the peer in whose folder this was read
-    data_parallel_bytes: int | None = None  # what it would have sent
-    tokenizer: str = ""  # hex of the blob that genesis names; empty where tokens are bytes
-    beside: str = ""  # what was trained of it, where not all of it was
-    validated: tuple[tuple[str, float], ...] = ()  # what the run's validators found of this state, by what it is
+    sent_bytes: int | None = None  # bytes sent by the peer of the folder
+    data_parallel_bytes: int | None = None  # bytes that data parallelism would have sent
+    tokenizer: str = ""  # hex id of the blob in genesis; empty if tokens are bytes
+    beside: str = ""  # description of the trained part, if only a part was trained
+    validated: tuple[tuple[str, float], ...] = ()  # validators' results for this state: (name, value)
 
 
 def tensor_file(layout: ModelLayout) -> str:
-    """What the file with the agreed tensors is called: nobody shall take adapters for a model."""
+    """Name of the file with the agreed tensors: adapters must not be mistaken for a model."""
     return "adapters.safetensors" if layout.held else "model.safetensors"
 
 
 def hugging_face_files(
     state: SharedState, layout: ModelLayout, story: ModelCard, tokenizer: bytes = b"", base: bytes = b""
 ) -> dict[str, bytes]:
-    """File name -> bytes. `tokenizer` and `base` are the bytes that story and layout name, if they are at hand.
+    """File name -> bytes. `tokenizer` and `base` are the bytes named by story and layout, if available.
 
-    PeerFault if the base is another model's.
+    PeerFault if the base belongs to another model.
     """
     if base:
         return _whole_files(state, layout, story, tokenizer, base)
@@ -93,7 +95,7 @@ def hugging_face_files(
 def _whole_files(
     state: SharedState, layout: ModelLayout, story: ModelCard, tokenizer: bytes, base: bytes
 ) -> dict[str, bytes]:
-    """The same of what was exchanged and its base together, as if all of it had been exchanged."""
+    """The files of the exchanged tensors and their base together, as if all tensors had been exchanged."""
     trained, theirs = built(story.model, 0, base)
     if difference(layout, theirs):
         raise PeerFault("", "the base of this run is another model's")
@@ -202,7 +204,7 @@ def _card(spec: NamedModel | None, layout: ModelLayout, story: ModelCard, tokeni
         lines += ["| peer | rounds | steps | samples |", "|---|---|---|---|"]
         lines += [f"| {_one_line(c.name)} | {c.rounds} | {c.steps:,} | {c.samples:,} |" for c in story.contributors]
     else:
-        lines.append("Nobody yet: these are the first weights.")
+        lines.append("None yet: these are the first weights.")
     lines += [
         "",
         "Losses, steps and samples are as contributors signed them.",
@@ -222,7 +224,7 @@ def _card(spec: NamedModel | None, layout: ModelLayout, story: ModelCard, tokeni
 
 
 def _named(run_id: str) -> str:
-    """A digest for the card: the id itself is what a connection to the run begins with."""
+    """A digest of the run id for the card: connections to the run begin with the id itself."""
     return digest(CARD_DOMAIN + run_id.encode()).hex()
 
 
@@ -277,7 +279,7 @@ def _use_adapters(layout: ModelLayout) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """Members choose their own names: none may break out of its place in the card."""
+    """Members choose their own names, so a name must not break out of its place in the card."""
     return "".join(" " if c in "|`<>[]" else c for c in one_line(text)).strip() or "unnamed"
 
 

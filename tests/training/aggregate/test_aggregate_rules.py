@@ -203,9 +203,9 @@ def test_buckets_too_few_for_the_liars_are_refused():
 
 
 def test_unknown_names_are_answered_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"'nmn' .did you mean 'nnm'..; there are nnm, arc"):
+    with pytest.raises(ValueError, match=r"'nmn' .did you mean 'nnm'..; known are nnm, arc"):
         trimmed_mean(drawn(0, 9, 4), f=1, pre=["nmn"])
-    with pytest.raises(ValueError, match=r"'krumm' .did you mean 'krum'..; there are mean"):
+    with pytest.raises(ValueError, match=r"'krumm' .did you mean 'krum'..; known are mean"):
         aggregate("krumm", drawn(0, 9, 4))
     with pytest.raises(ValueError, match="did you mean 'coordinate_median' or 'geometric_median'"):
         aggregate("median", drawn(0, 9, 4))

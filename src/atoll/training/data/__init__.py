@@ -1,13 +1,15 @@
-"""Training data: what it is, one name for it by digest, and which samples a peer takes.
+"""Training data: data sets, their digest, and the assignment of samples to peers.
 
-`batch` is a pure function of (data, shard, shards, cursor, …): the position in the data is one integer.
-Samples are numbered by a seeded permutation per epoch; shard s of n takes the positions p = cursor * n + s.
-So peers see disjoint data, and within one epoch nobody sees a sample twice, as long as `shards` stays the same
-or a change of `shards` starts at `cursor_after(position, shards)` and the position then is what `position_after`
-says, which repeats nothing and skips fewer than `shards` samples. A round that counts nobody leaves the position
-where it is: its samples are dealt out again, and are in the model twice as far as error feedback or live parameters
-bring its steps along. Every epoch has its own permutation and, for text, its own window borders.
-Never uses torch's or Python's generators, whose streams differ between versions.
+`batch` is a pure function of (data, shard, shards, cursor, …): the position in the data is one integer. Samples are
+numbered by a seeded permutation per epoch; shard s of n takes the positions p = cursor * n + s. Every epoch has its
+own permutation and, for text, its own window borders.
+Invariants:
+- Peers see disjoint data, and within one epoch no sample is used twice, while `shards` stays the same. A change of
+  `shards` starts at `cursor_after(position, shards)`, and the position then follows `position_after`, which repeats
+  nothing and skips fewer than `shards` samples.
+- A round without counted updates leaves the position unchanged. Its samples are dealt out again, and count twice
+  only as far as error feedback or live parameters keep the round's steps.
+- torch's and Python's generators are never used, since their streams differ between versions.
 """
 
 from __future__ import annotations
@@ -50,10 +52,11 @@ STDLIB = "stdlib"
 
 
 def load_data(source: str, tokenizer: bytes = b"", column: str = COLUMN) -> Data:
-    """`stdlib`, a blob written by `data_blob`, a text file or folder, records with a text `column` (JSON lines,
-    Parquet, saved data sets), `.npy`/`.bin` tokens, images as npz or idx, or pictures in a folder per class.
+    """Load a data set. ValueError if it cannot be read.
 
-    With the bytes of a `tokenizer.json` text becomes its tokens, else bytes. ValueError if it cannot be read.
+    `source`: `stdlib`, a blob of `data_blob`, a text file or folder, records with a text `column` (JSON lines,
+    Parquet, saved data sets), `.npy`/`.bin` tokens, images as npz or idx, or images in a folder per class.
+    `tokenizer`: bytes of a `tokenizer.json`; empty: text becomes bytes.
     """
     try:
         return _loaded(source, tokenizer, column)
@@ -83,11 +86,11 @@ def _loaded(source: str, tokenizer: bytes, column: str) -> Data:
 
 
 def _documents(source: str, path: Path, column: str) -> tuple[Iterable[str], Iterable[str] | None]:
-    """The texts of both sides; None where one side is to be cut out of the other."""
+    """The texts of both sides; None if the validation side must be split off the training side."""
     if source != STDLIB:
         arrays = path.suffix in (*NUMBERED, ".safetensors", ".npz") or "idx3" in path.name
         if arrays or (path.is_dir() and (any(path.glob("*idx3*")) or holds_pictures(path))):
-            raise ValueError(f"{path} is no text: a tokenizer has nothing to read there; leave out data.tokenizer")
+            raise ValueError(f"{path} is not text, so a tokenizer cannot read it; leave out data.tokenizer")
         if holds_records(path):
             return load_records(path, column)
         if not path.is_dir():
@@ -103,7 +106,7 @@ def _documents(source: str, path: Path, column: str) -> tuple[Iterable[str], Ite
 
 
 def data_blob(data: Data) -> bytes:
-    """The whole data set as one blob that a joiner can fetch by its id."""
+    """The whole data set as one blob that a joiner can download by its id."""
     match data:
         case TextDataset():
             train, validation = _as_tensor(data.train), _as_tensor(data.validation)
@@ -114,7 +117,7 @@ def data_blob(data: Data) -> bytes:
 
 
 def data_from_blob(blob: bytes) -> Data:
-    """PeerFault if the bytes are no data set. The arrays are views of the blob."""
+    """The data set in a blob; its arrays are views. PeerFault if the bytes are no data set."""
     tensors, metadata = load(blob)
     arrays = {name: value.numpy() for name, value in tensors.items()}
     kind = {"atoll/text/1": TextDataset, "atoll/images/1": ImageDataset}.get(metadata.get("format", ""))
@@ -128,22 +131,24 @@ def data_from_blob(blob: bytes) -> Data:
 
 
 def data_digest(data: Data) -> Digest:
-    """What genesis names: the id of the blob."""
+    """Blob id of the data set; genesis names it."""
     return blob_id(manifest_of(data_blob(data)))
 
 
 def batch(
     data: Data, shard: int, shards: int, cursor: int, size: int, seq_len: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Samples cursor … cursor + size of one shard: (inputs, targets), text (B, T) and (B, T), images (B, H, W)
-    or (B, H, W, 3) and (B,). The next cursor is cursor + size."""
+    """Samples cursor … cursor + size of one shard: (inputs, targets).
+
+    Text: (B, T) and (B, T); images: (B, H, W) or (B, H, W, 3) and (B,). The next cursor is cursor + size.
+    """
     assert 0 <= shard < shards and cursor >= 0
     positions_B = (cursor + np.arange(size, dtype=np.int64)) * shards + shard
     return samples_at(data, positions_B, seq_len, seed)
 
 
 def samples_at(data: Data, positions_B: np.ndarray, seq_len: int, seed: int) -> tuple[Tensor, Tensor]:
-    """The samples that the order of the run deals out at these positions, in the same shapes."""
+    """The samples at these positions of the run's order, in the shapes of `batch`."""
     match data:
         case TextDataset():
             return text_samples(data.train, positions_B, seq_len, seed)
@@ -154,18 +159,20 @@ def samples_at(data: Data, positions_B: np.ndarray, seq_len: int, seed: int) -> 
 
 
 def cursor_after(position: int, shards: int) -> int:
-    """The cursor at which `shards` peers go on after `position` samples of the run were handed out."""
+    """Cursor from which `shards` peers continue after `position` samples of the run were handed out."""
     return -(-position // shards)
 
 
 def position_after(position: int, shards: int, taken: int) -> int:
-    """How many samples of the run were handed out once `shards` peers took `taken` each from there on: counted from
-    where they began, which may be up to `shards` further, so that a change of `shards` repeats none of them."""
+    """Samples of the run handed out after `shards` peers took `taken` each from `position` on.
+
+    Counted from their cursor, which may be up to `shards` further, so that a change of `shards` repeats no sample.
+    """
     return (cursor_after(position, shards) + taken) * shards if taken else position
 
 
 def epoch_samples(data: Data, seq_len: int) -> int:
-    """After how many the data begin anew, in another order."""
+    """Number of samples per epoch."""
     return text_windows(data.train, seq_len) if isinstance(data, TextDataset) else len(data.train_labels)
 
 
@@ -184,7 +191,7 @@ def validation(data: Data, samples: int, size: int, seq_len: int) -> Iterator[tu
 
 
 def all_held_out(data: Data) -> Data:
-    """The same, all of it for validation: canaries are not learned from."""
+    """The same data, all of it for validation: canaries are not trained on."""
     match data:
         case TextDataset():
             return TextDataset(data.train[:0], np.concatenate([data.train, data.validation]))
@@ -202,6 +209,6 @@ def _spread(available: int, samples: int, size: int) -> Iterator[np.ndarray]:
 
 
 def _as_tensor(array: np.ndarray) -> Tensor:
-    if array.dtype == np.uint16:  # the tensor file has no such type; nobody's vocabulary is lost in 32 bits
+    if array.dtype == np.uint16:  # the tensor file has no uint16; 32 bits hold every vocabulary
         array = array.astype(np.int32)
     return torch.from_numpy(np.ascontiguousarray(array))

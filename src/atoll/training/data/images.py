@@ -1,6 +1,6 @@
-"""Labelled images, grey or in colour: as one npz file (MNIST, CIFAR) or a folder of idx files.
+"""Labeled images, gray or color, from an npz file (MNIST, CIFAR) or a folder of idx files.
 
-Pictures in folders are read by `pictures`.
+Not responsible for: images in folders (`pictures`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SIDE_MIN, SIDE_MAX = 8, 512  # pixels; a blob of larger ones is a mistake or an attack on memory
+SIDE_MIN, SIDE_MAX = 8, 512  # pixels; larger images in a blob are a mistake or an attack on memory
 CLASSES_MAX = 256  # labels are bytes
 IDX_NAMES = {
     "train_images": "train-images*idx3*",
@@ -31,7 +31,7 @@ NPZ_NAMES = {
 
 
 class ImageDataset(NamedTuple):
-    train_images: np.ndarray  # uint8 (N, H, W), or (N, H, W, 3) in colour
+    train_images: np.ndarray  # uint8 (N, H, W), or (N, H, W, 3) in color
     train_labels: np.ndarray  # uint8 (N,)
     validation_images: np.ndarray
     validation_labels: np.ndarray
@@ -41,7 +41,7 @@ def load_images(path: Path) -> ImageDataset:
     """An npz file with x_train, y_train, x_test, y_test, or a folder with the four idx files (.gz too)."""
     if path.suffix == ".npz":
         if not is_zipfile(path):
-            raise ValueError(f"{path} is no npz file")
+            raise ValueError(f"{path} is not an npz file")
         with np.load(path, allow_pickle=False) as arrays:
             missing = set(NPZ_NAMES.values()) - set(arrays.files)
             if missing:
@@ -59,10 +59,10 @@ def load_images(path: Path) -> ImageDataset:
 
 
 def images_problem(data: ImageDataset) -> str:
-    """What keeps these arrays from being labelled images; an empty string if nothing does."""
+    """Why these arrays are not labeled images; empty if they are."""
     for images, labels in (data[:2], data[2:]):
-        sides, colours = images.shape[1:3], images.shape[3:]
-        drawn = len(sides) == 2 and all(SIDE_MIN <= side <= SIDE_MAX for side in sides) and colours in ((), (3,))
+        sides, colors = images.shape[1:3], images.shape[3:]
+        drawn = len(sides) == 2 and all(SIDE_MIN <= side <= SIDE_MAX for side in sides) and colors in ((), (3,))
         if not drawn or labels.shape != images.shape[:1] or len(labels) == 0:
             return f"images of shape {images.shape} with labels of shape {labels.shape}"
         if images.dtype != np.uint8 or labels.dtype != np.uint8:
@@ -85,6 +85,6 @@ def _idx(folder: Path, pattern: str) -> np.ndarray:
         raise ValueError(f"{folder} has no file like {pattern}")
     data = gzip.decompress(paths[0].read_bytes()) if paths[0].suffix == ".gz" else paths[0].read_bytes()
     if data[:3] != b"\0\0\x08" or len(data) < 4 + 4 * data[3]:
-        raise ValueError(f"{paths[0]} is no idx file of bytes")
+        raise ValueError(f"{paths[0]} is not an idx file of bytes")
     shape = np.frombuffer(data, ">u4", data[3], 4).tolist()
     return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape)

@@ -1,8 +1,9 @@
-"""The order of samples: a seeded permutation of 0 … n−1 that needs no table and can be entered anywhere.
+"""Seeded permutation of 0 … n−1 without a table, for the order of samples; computable from any position.
 
-A four-round Feistel network over the smallest even number of bits that holds n, walked until it lands below n
-(cycle walking; Black & Rogaway 2002, section 3). All arithmetic is on 64-bit integers that wrap, so it is the
-same on every machine and library version. Not a cipher: it shuffles, it hides nothing.
+A four-round Feistel network over the smallest even number of bits that holds n, repeated until the value is below n
+(cycle walking; Black & Rogaway 2002, section 3). All arithmetic is on 64-bit integers that wrap, so it is the same
+on every machine and library version.
+Not responsible for: secrecy; it is not a cipher.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def places(positions: np.ndarray, n: int, seed: int) -> tuple[np.ndarray, np.nda
 
 
 def permuted(values: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
-    """Where the permutation of 0 … n−1 under `keys` (one per value) sends each value."""
+    """Image of each value under the permutation of 0 … n−1 with `keys` (one per value)."""
     half = np.uint64(max(1, (int(n - 1).bit_length() + 1) // 2))
     out = _feistel(values.astype(np.uint64), half, keys)
     while (outside := out >= n).any():
@@ -29,12 +30,12 @@ def permuted(values: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
 
 
 def mix(value: int) -> int:
-    """splitmix64's finaliser (Steele et al. 2014): one integer to one that looks random."""
+    """splitmix64's finalizer (Steele et al. 2014): a pseudo-random image of one integer."""
     return int(mixed(np.array([value % 2**64], dtype=np.uint64))[0])
 
 
 def mixed(values: np.ndarray) -> np.ndarray:
-    """The same for an array of uint64."""
+    """`mix` for an array of uint64."""
     z = values + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,11 +1,11 @@
-"""A folder of pictures, one subfolder per class, as arrays of one size.
+"""Image folders, one subfolder per class, as arrays of one size.
 
     pets/cat/1.png, pets/dog/7.jpg …        or        pets/train/cat/…, pets/val/cat/… (also validation, test)
 
-Classes are numbered in the order of their names. Without a validation folder about one picture in twenty is held
-out, by the hash of its name, so that everybody splits alike. Pictures of one size stay as they are; of several
-sizes, each is cut to its middle square and scaled to 32 x 32. All grey stays grey, else all become RGB.
-Needs Pillow. JPEG decoders and scaling differ between versions: the run's data is the blob, never the folder.
+Classes are numbered in the order of their names. Without a validation folder about one image in twenty is held out,
+by the hash of its name, so all machines split alike. Images of one size stay unchanged; of several sizes, each is
+cut to its middle square and scaled to 32 x 32. All gray images stay gray, otherwise all become RGB. Needs Pillow.
+JPEG decoders and scaling differ between versions: the run's data is the blob, never the folder.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ SCALED = 32  # pixels a side
 GREY = {"1", "L", "LA"}  # Pillow's modes
 HELD_OUT = ("val", "validation", "test")
 
-Files = Mapping[str, Sequence[Path]]  # class -> its pictures
+Files = Mapping[str, Sequence[Path]]  # class -> its images
 
 
 def holds_pictures(folder: Path) -> bool:
-    """There are more pictures than texts in its subfolders."""
+    """Whether the subfolders hold more images than texts."""
     suffixes = [path.suffix.lower() for pattern in ("*/*", "*/*/*") for path in folder.glob(pattern)]
     return sum(s in SUFFIXES for s in suffixes) > sum(s in TEXT_SUFFIXES for s in suffixes)
 
 
 def load_pictures(folder: Path) -> ImageDataset:
-    """ValueError if there are no two classes, or Pillow is missing or cannot read one of the files."""
+    """ValueError if there are fewer than two classes, or Pillow is missing or cannot read one of the files."""
     opened = _pillow()
     held_out = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)
     if held_out is not None and (folder / "train").is_dir():
@@ -47,7 +47,7 @@ def load_pictures(folder: Path) -> ImageDataset:
         train, validation = _split(_files(folder))
     classes = sorted(train)
     if not 2 <= len(classes) <= CLASSES_MAX:
-        raise ValueError(f"{folder} has {len(classes)} classes; put pictures into 2 to {CLASSES_MAX} subfolders")
+        raise ValueError(f"{folder} has {len(classes)} classes; put images into 2 to {CLASSES_MAX} subfolders")
     arrays, looked = (
         [],
         [_look(opened, path) for files in (train, validation) for p in files.values() for path in p],
@@ -57,7 +57,7 @@ def load_pictures(folder: Path) -> ImageDataset:
     for files, purpose in ((train, "training"), (validation, "validation")):
         labelled = [(path, number) for number, name in enumerate(classes) for path in files.get(name, ())]
         if not labelled:
-            raise ValueError(f"{folder}: no picture is left for {purpose}; add some")
+            raise ValueError(f"{folder}: no image is left for {purpose}; add images")
         arrays.append(np.stack([_array(opened, path, grey, scaled) for path, _ in labelled]))
         arrays.append(np.array([number for _, number in labelled], np.uint8))
     data = ImageDataset(*arrays)
@@ -76,7 +76,7 @@ def _files(folder: Path) -> Files:
 
 
 def _split(files: Files) -> tuple[Files, Files]:
-    """By the hash of class and name, at least one of every class on either side, as far as there are two."""
+    """Split by the hash of class and name, with at least one image per class on either side if there are two."""
     train, validation = {}, {}
     for name, paths in files.items():
         drawn = sorted((hashlib.sha256(f"{name}/{path.name}".encode()).digest(), path) for path in paths)
@@ -90,22 +90,22 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise ValueError("pictures need Pillow, which is not installed: pip install 'atoll[images]'") from None
+        raise ValueError("images need Pillow, which is not installed: pip install 'atoll[images]'") from None
     return Image
 
 
 @contextmanager
 def _open(opened: Any, path: Path) -> Iterator[Any]:
-    """One picture, decoded when it is asked for pixels. ValueError if that fails."""
+    """One image, decoded when its pixels are used. ValueError if that fails."""
     try:
         with opened.open(path, formats=("PNG", "JPEG")) as picture:
             yield picture
     except (OSError, SyntaxError, ValueError, opened.DecompressionBombError) as why:
-        raise ValueError(f"{path} cannot be read as a picture: {why}") from None
+        raise ValueError(f"{path} cannot be read as an image: {why}") from None
 
 
 def _look(opened: Any, path: Path) -> tuple[str, tuple[int, int]]:
-    """(mode, size), from the head of the file: photographs are large, and only one at a time is unpacked."""
+    """(mode, size), from the header of the file: photographs are large, and only one at a time is decoded."""
     with _open(opened, path) as picture:
         return picture.mode, picture.size
 

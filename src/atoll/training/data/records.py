@@ -1,12 +1,14 @@
-"""Texts out of files of records: JSON lines, Parquet, and data sets as Hugging Face's `datasets` saves them.
+"""Text records: JSON lines, Parquet, and data sets saved by Hugging Face's `datasets`.
 
     corpus.jsonl        corpus/train.jsonl, corpus/validation.jsonl        data/train-00000-of-00002.parquet …
     saved/data-00000-of-00001.arrow        saved/train/…arrow, saved/test/…arrow
 
-One column of every record is a text, all others are left alone. A file or folder whose name begins with `train`,
-`val`, `validation` or `test` says which side it is for; without such names about one text in twenty is held out, by
-the hash of its words, so that everybody splits alike and the same text is never on both sides.
-JSON lines need nothing; Parquet and Arrow need pyarrow. Nothing here downloads.
+One column of every record is a text; other columns are ignored. A file or folder with a name that begins with
+`train`, `val`, `validation` or `test` belongs to that side. Without such names about one text in twenty is held
+out, by the hash of its text, so all machines split alike and a text is never on both sides. JSON lines need no
+library; Parquet and Arrow need pyarrow.
+Invariants:
+- Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -23,20 +25,20 @@ from atoll.training.data.text import TEXT_SUFFIXES, VALIDATION_SHARE
 
 COLUMN = "text"
 BINARY = (".parquet", ".arrow")
-BESIDE = {".md", ".json"}  # what a folder of JSON lines may hold beside them: a card, a description
+BESIDE = {".md", ".json"}  # files that a folder of JSON lines may also hold: a card, a description
 SIDE = re.compile(r"(train|val|validation|test)(?![a-z0-9])")
-HELD_OUT = ("val", "validation", "test")  # the first that is there
+HELD_OUT = ("val", "validation", "test")  # the first of these is used
 
 
 class DocumentDataset(NamedTuple):
-    """Whole documents, in an order that everybody has who has the same files."""
+    """Whole documents, in the same order on every machine with the same files."""
 
     train: list[str]
     validation: list[str]
 
 
 def holds_records(path: Path) -> bool:
-    """A file of records, or a folder of nothing else to learn from."""
+    """Whether `path` is a file of records, or a folder with no other training data."""
     if not path.is_dir():
         return path.suffix in (".jsonl", *BINARY)
     suffixes = {found.suffix for found in path.rglob("*")}
@@ -46,7 +48,7 @@ def holds_records(path: Path) -> bool:
 
 
 def load_records(path: Path, column: str = COLUMN) -> DocumentDataset:
-    """ValueError if a record has no such column, nothing is left for one side, or pyarrow is missing."""
+    """ValueError if a record lacks the column, nothing is left for one side, or pyarrow is missing."""
     files = sorted(f for f in path.rglob("*") if f.suffix in (".jsonl", *BINARY)) if path.is_dir() else [path]
     sides = {file: _side(file.relative_to(path) if path.is_dir() else file) for file in files}
     held_out = next((side for side in HELD_OUT if side in sides.values()), "")
@@ -57,7 +59,7 @@ def load_records(path: Path, column: str = COLUMN) -> DocumentDataset:
         texts = split(_all(files, column))
     for side, found in texts._asdict().items():
         if not found:
-            raise ValueError(f"{path} leaves no text for {side}; give more records, or files for both sides")
+            raise ValueError(f"{path} has no text left for {side}; give more records, or files for both sides")
     return texts
 
 
@@ -70,7 +72,7 @@ def split(texts: Iterable[str]) -> DocumentDataset:
 
 
 def _side(file: Path) -> str:
-    """What its own name or one of its folders begins with."""
+    """The side named by the beginning of its own name or of one of its folders; empty if there is none."""
     return next((found[1] for found in map(SIDE.match, file.parts) if found), "")
 
 
@@ -107,7 +109,7 @@ def _lines(file: Path, column: str) -> Iterator[str]:
 
 
 def _batches(file: Path, column: str) -> Iterator[tuple[list[str], list[Any] | None]]:
-    """(names of columns, values of the one, or None if it is not there) a few thousand records at a time."""
+    """(column names, values of `column`, or None if it is missing), a few thousand records at a time."""
     arrow = _pyarrow(file)
     try:
         if file.suffix == ".parquet":
@@ -116,7 +118,7 @@ def _batches(file: Path, column: str) -> Iterator[tuple[list[str], list[Any] | N
             parts = source.iter_batches(columns=[column]) if column in names else []
         else:
             mapped = arrow.memory_map(str(file))
-            whole = mapped.read(6) == b"ARROW1"  # a file; what `datasets` saves is a stream
+            whole = mapped.read(6) == b"ARROW1"  # ARROW1: a file; `datasets` saves streams
             mapped.seek(0)
             source = arrow.ipc.open_file(mapped) if whole else arrow.ipc.open_stream(mapped)
             names = source.schema.names
@@ -132,7 +134,7 @@ def _batches(file: Path, column: str) -> Iterator[tuple[list[str], list[Any] | N
 
 def _pyarrow(file: Path) -> Any:
     try:
-        import pyarrow.ipc  # pyright: ignore[reportMissingImports]  # as is this one, only where somebody asked for it
+        import pyarrow.ipc  # pyright: ignore[reportMissingImports]  # optional, like the next one
         import pyarrow.parquet  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ValueError(

@@ -1,8 +1,8 @@
 """Text as tokens: Python's own standard library, plain files as bytes, or files of token numbers.
 
-Files are split into training and validation by the hash of their name, so that a file is never in both and
-everybody splits alike; one single file is split by blocks.
-The standard library's text differs between Python versions: its blob, not its version, is the run's data.
+Files are split into training and validation by the hash of their name, so a file is never in both and all machines
+split alike; a single file is split by blocks. The standard library's text differs between Python versions: its
+blob, not its version, is the run's data.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import Tensor
 from atoll.training.data.order import mix, places
 
 NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-VALIDATION_SHARE = 13 / 256  # of files, by the first byte of the hash of their name
+VALIDATION_SHARE = 13 / 256  # share of files, by the first byte of the hash of their name
 BLOCK = 4096  # bytes; a single file is split by blocks of this size
-NUMBERED = (".npy", ".bin")  # token numbers already
+NUMBERED = (".npy", ".bin")  # files of token numbers
 TEXT_SUFFIXES = {".txt", ".md", ".py", ".rst", ".json", ".jsonl", ".csv", ".html", ".xml", ".tex", ".c", ".h"}
 
 
@@ -34,15 +34,15 @@ class TextDataset(NamedTuple):
 
 
 def standard_library() -> TextDataset:
-    """The sources of Python's standard library without its tests, ~12 MB: a corpus every machine has."""
+    """The sources of Python's standard library without its tests, ~12 MB: a corpus on every machine."""
     return _split_by_name(library_files())
 
 
 def library_files() -> dict[str, Path]:
-    """Name below the library's folder -> file, in the order of names."""
+    """Name relative to the library's folder -> file, in the order of names."""
     root, found = Path(sysconfig.get_paths()["stdlib"]), dict[str, Path]()
     for folder, below, files in os.walk(root):
-        below[:] = [name for name in below if name not in NOT_LIBRARY]  # packages are often more than the library
+        below[:] = [name for name in below if name not in NOT_LIBRARY]  # packages are often larger than the library
         paths = [Path(folder, file) for file in files if file.endswith(".py")]
         found |= {path.relative_to(root).as_posix(): path for path in paths}
     return dict(sorted(found.items()))
@@ -61,7 +61,7 @@ def load_text(path: Path) -> TextDataset:
 
 
 def text_files(folder: Path) -> dict[str, Path]:
-    """Name below the folder -> file, in the order of names. ValueError if there is none."""
+    """Name relative to the folder -> file, in the order of names. ValueError if there is none."""
     files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.suffix in TEXT_SUFFIXES}
     if not files:
         raise ValueError(f"no text files in {folder}; looked for {' '.join(sorted(TEXT_SUFFIXES))}")
@@ -69,7 +69,7 @@ def text_files(folder: Path) -> dict[str, Path]:
 
 
 def enough_to_split(files: Mapping[str, Path]) -> bool:
-    """By whole files; fewer are cut by blocks."""
+    """Whether there are enough files to split by file; fewer are split by blocks."""
     return len(files) >= 2 * round(1 / VALIDATION_SHARE)
 
 
@@ -78,15 +78,15 @@ def held_out(name: str) -> bool:
 
 
 def joined(documents: Iterable[str]) -> np.ndarray:
-    """Their bytes, with a zero byte between two."""
+    """The documents' bytes, separated by zero bytes."""
     return _bytes_array(b"\0".join(text.encode() for text in documents))
 
 
 def text_samples(tokens: np.ndarray, positions_B: np.ndarray, seq_len: int, seed: int) -> tuple[Tensor, Tensor]:
     """(inputs (B, T), targets (B, T)) of the windows at these positions of the shuffled stream.
 
-    Windows of one epoch do not overlap (but for the one token that is target here and input there); every
-    epoch cuts them at another offset.
+    Windows of one epoch do not overlap, except for one token that is the last target of one window and the first
+    input of the next. Every epoch cuts them at another offset.
     """
     windows = text_windows(tokens, seq_len)
     epoch_B, index_B = places(positions_B, windows, seed)
@@ -96,7 +96,7 @@ def text_samples(tokens: np.ndarray, positions_B: np.ndarray, seq_len: int, seed
 
 
 def text_windows(tokens: np.ndarray, seq_len: int) -> int:
-    """Of one epoch. ValueError if there is none."""
+    """Number of windows per epoch. ValueError if there is none."""
     windows = (len(tokens) - 1) // seq_len - 1  # one window is left over for the offset
     if windows < 1:
         raise ValueError(f"the training text has {len(tokens)} tokens, too few for windows of {seq_len}")
@@ -118,7 +118,7 @@ def _split_by_name(files: dict[str, Path]) -> TextDataset:
 
 
 def split_by_block(tokens: np.ndarray) -> TextDataset:
-    """One row, of which every 20th block is for validation. ValueError if there are no two blocks."""
+    """Hold out every 20th block of one row of tokens. ValueError if there are fewer than two blocks."""
     blocks = -(-len(tokens) // BLOCK)
     if blocks < 2:
         raise ValueError(f"{len(tokens)} bytes or tokens of text are too few; give at least {2 * BLOCK}")
@@ -128,11 +128,11 @@ def split_by_block(tokens: np.ndarray) -> TextDataset:
 
 
 def _mapped(path: Path) -> TextDataset:
-    """Token numbers stay in the file; the last part, at least one in a hundred, is for validation."""
+    """Map the token numbers from the file; the last part, at least one in a hundred, is for validation."""
     try:
         tokens = open_memmap(path, mode="r") if path.suffix == ".npy" else np.memmap(path, np.uint16, "r")
     except ValueError as why:
-        raise ValueError(f"{path} holds no token numbers: {why}") from why
+        raise ValueError(f"{path} does not hold token numbers: {why}") from why
     if problem := text_problem(TextDataset(tokens, tokens)):
         raise ValueError(f"{path}: {problem}")
     cut = len(tokens) - max(len(tokens) // 100, min(len(tokens) // 10, 65536))
@@ -140,10 +140,10 @@ def _mapped(path: Path) -> TextDataset:
 
 
 def text_problem(data: TextDataset) -> str:
-    """What keeps these arrays from being token numbers; an empty string if nothing does."""
+    """Why these arrays are not token numbers; empty if they are."""
     for tokens in data:
         if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
-            return f"{tokens.dtype} of shape {tokens.shape} where one row of integers is expected"
+            return f"{tokens.dtype} of shape {tokens.shape} instead of one row of integers"
     return ""
 
 

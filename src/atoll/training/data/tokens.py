@@ -1,9 +1,11 @@
-"""Text as a tokenizer's tokens: a `tokenizer.json` of Hugging Face's library `tokenizers`.
+"""Tokenization with a `tokenizer.json` of Hugging Face's library `tokenizers`.
 
-Only the founder of a run tokenises: what travels is token numbers, so members agree whatever they have installed.
-The tokenizer's own bytes are named in genesis and travel as well, for whoever exports the model.
-Where it has a token that ends a text, that follows every document. Padding, truncation and tokens that frame a
-sentence are left out: windows of the stream are cut anywhere. Never downloads, never runs code.
+Only the founder of a run tokenizes: token numbers travel, so members agree independently of installed versions. The
+tokenizer's own bytes are named in genesis and travel as well, for exports. If the tokenizer has an end-of-text
+token, it follows every document. Padding, truncation and sentence-framing tokens are left out: windows of the
+stream are cut anywhere.
+Invariants:
+- Nothing is downloaded, and no code is run.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ import numpy as np
 from atoll.training.data.text import TextDataset, split_by_block
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "[SEP]")
-TOKENIZER_BYTES_MAX = 64 * 2**20  # the largest that are published have 30 MB
-DOCUMENTS = 256  # tokenised at a time
-PIECE = 2**16  # characters; one long text is cut at line ends, so that it need not be tokenised in one piece
+TOKENIZER_BYTES_MAX = 64 * 2**20  # the largest published ones have 30 MB
+DOCUMENTS = 256  # tokenized at a time
+PIECE = 2**16  # characters; a long text is cut at line ends, so that it need not be tokenized in one piece
 
 
 class EndToken(NamedTuple):
@@ -35,7 +37,7 @@ def read_tokenizer(path: Path) -> bytes:
     """The bytes of a `tokenizer.json`, or of the one in a folder. ValueError if they are none."""
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.exists():
-        raise ValueError(f"there is no tokenizer at {path}")
+        raise ValueError(f"no tokenizer at {path}")
     data = path.read_bytes()
     if len(data) > TOKENIZER_BYTES_MAX:
         raise ValueError(f"{path} has {len(data)} bytes; a tokenizer has at most {TOKENIZER_BYTES_MAX}")
@@ -44,10 +46,10 @@ def read_tokenizer(path: Path) -> bytes:
         known = library.Tokenizer.from_buffer(data).get_vocab_size()
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as why:  # the library raises these bare, and what Rust calls a panic is no Exception
-        raise ValueError(f"{path} is no tokenizer.json: {why}") from None
+    except BaseException as why:  # the library raises these bare, and a Rust panic is no Exception
+        raise ValueError(f"{path} is not a tokenizer.json: {why}") from None
     if not known:
-        raise ValueError(f"{path} knows no token")
+        raise ValueError(f"{path} has no tokens")
     return data
 
 
@@ -57,7 +59,7 @@ def vocabulary_of(tokenizer: bytes) -> int:
 
 
 def end_of(tokenizer: bytes) -> EndToken | None:
-    """Read without the library, so that whoever only exports needs none. Bytes that say nothing give None."""
+    """The end-of-text token, read without the library, which exports do not need. None if the bytes name none."""
     try:
         added = msgspec.json.decode(tokenizer)["added_tokens"]
         found = {str(one["content"]): int(one["id"]) for one in added if one["special"]}
@@ -67,7 +69,9 @@ def end_of(tokenizer: bytes) -> EndToken | None:
 
 
 def tokenised(train: Iterable[str], validation: Iterable[str] | None, tokenizer: bytes) -> TextDataset:
-    """Both sides as one row of numbers each; without a validation side it is cut out of the other, by blocks."""
+    """Both sides as one row of numbers each; without a validation side it is split off the training side, by
+    blocks.
+    """
     opened, end = _opened(tokenizer), end_of(tokenizer)
     opened.no_truncation()
     opened.no_padding()
@@ -83,7 +87,7 @@ def tokenised(train: Iterable[str], validation: Iterable[str] | None, tokenizer:
 
 
 def pieces(text: str) -> list[str]:
-    """A long text in pieces of PIECE characters at most that end with a line, where lines are shorter."""
+    """A long text in pieces of at most PIECE characters, cut at line ends if lines are shorter."""
     at, found = 0, list[str]()
     while at < len(text):
         line = text.rfind("\n", at, at + PIECE) + 1
@@ -94,7 +98,7 @@ def pieces(text: str) -> list[str]:
 
 
 def _numbers(texts: Iterable[str], opened: Any, end: EndToken | None, dtype: Any) -> Iterator[np.ndarray]:
-    """One array per piece; the token that ends a text follows its last one."""
+    """One array per piece; the end-of-text token follows a text's last piece."""
     last = [] if end is None else [end.number]
     cut = ((piece, n + 1 == len(all_of)) for all_of in map(pieces, texts) for n, piece in enumerate(all_of))
     while batch := list(islice(cut, DOCUMENTS)):

@@ -1,7 +1,7 @@
-"""The built-in models, by name: what a run among strangers may ask for, since code never travels.
+"""Built-in models, by name: a run between untrusted peers can request them, since code never travels.
 
-`build_model` gives the same weights for the same seed on one machine and torch version only; a run's first
-weights are therefore a blob in genesis, and the seed matters to its creator alone.
+`build_model` gives equal weights for equal seeds only on one machine and torch version. A run's first weights are
+therefore a blob in genesis, and only the founder uses the seed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from atoll.training.models.gpt import GPT
 from atoll.training.models.llama import Llama
 from atoll.training.models.names import BYTES, FAMILIES, MODELS, Task, spec_of, with_adapters
 
-LOOKED_AT = 2**20  # tokens of a file that may be larger than memory
+LOOKED_AT = 2**20  # tokens checked in a file that may be larger than memory
 
 
 def build_model(name: str, seed: int) -> nn.Module:
-    """A freshly initialised model; torch's global generator is left as it was found."""
+    """A freshly initialized model; torch's global generator keeps its state."""
     spec = spec_of(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -33,12 +33,12 @@ ADAPTER_NAMES = ("*.lora_*",)
 
 
 def travelling(name: str, only: Sequence[str] = ()) -> Sequence[str]:
-    """Patterns of what a run of this model exchanges: those given, else its adapters if it has some; empty: all."""
+    """Patterns of the tensors that a run of this model exchanges: `only`, else its adapters; empty: all tensors."""
     return only or (ADAPTER_NAMES if spec_of(name).numbers.get("lora") else ())
 
 
 def shape_of(name: str, only: Sequence[str] = ()) -> ModelLayout:
-    """The layout of a model, or of what these patterns name, without its numbers: no memory, whatever its size."""
+    """The layout of a model, or of the tensors in `only`, without values: no memory, whatever its size."""
     with torch.device("meta"):
         return layout_of(spec_of(name).build(), only, bound=False)
 
@@ -48,7 +48,7 @@ def task_of(name: str) -> Task:
 
 
 def misfit(name: str, data: Data) -> str:
-    """Why this model cannot learn from this data, and what can; empty if it can."""
+    """Why this model cannot learn from this data, and the remedy; empty if it can."""
     spec = spec_of(name)
     if isinstance(data, TextDataset) != (spec.task == "text"):
         theirs = "text" if isinstance(data, TextDataset) else "images"
@@ -56,29 +56,29 @@ def misfit(name: str, data: Data) -> str:
     if isinstance(data, TextDataset):
         largest = max(int(tokens[:LOOKED_AT].max(initial=0)) for tokens in data)
         fits = largest < spec.numbers["v"]
-        return "" if fits else f"{name} knows {spec.numbers['v']} tokens, the data has token {largest}; set v="
+        return "" if fits else f"{name} has {spec.numbers['v']} tokens, the data has token {largest}; set v="
     pixels, channels = data.train_images.shape[1:3], (*data.train_images.shape, 1)[3]
     classes = 1 + int(max(data.train_labels.max(), data.validation_labels.max()))
     if spec.family == "cnn" and (pixels != (28, 28) or channels != 1):
-        return f"{name} reads grey images of 28 x 28; these are {pixels[0]} x {pixels[1]} with {channels} channels"
+        return f"{name} reads gray images of 28 x 28; these are {pixels[0]} x {pixels[1]} with {channels} channels"
     if channels != spec.numbers.get("i", 1):
         return f"{name} reads images of {spec.numbers['i']} channels, the data has {channels}; set i={channels}"
     knows = spec.numbers.get("c", 10)
-    return "" if classes <= knows else f"{name} knows {knows} classes, the data has {classes}; set c={classes}"
+    return "" if classes <= knows else f"{name} has {knows} classes, the data has {classes}; set c={classes}"
 
 
 def tokens_misfit(name: str, tokens: int) -> tuple[str, str] | None:
-    """Why this model cannot learn from so many different tokens, and what helps; None if it can."""
+    """(problem, remedy) if this model cannot learn from a vocabulary of `tokens`; None if it can."""
     spec = spec_of(name)
     if spec.task != "text":
-        return f"{name} learns from images, and a tokenizer makes tokens of text", "leave out data.tokenizer"
+        return f"{name} learns from images, but a tokenizer needs text", "leave out data.tokenizer"
     if tokens <= spec.numbers["v"]:
         return None
     if tokens > FAMILIES[spec.family].keys["v"].most:
-        return f"the tokenizer has {tokens} tokens, more than any model here", "choose another data.tokenizer"
+        return f"the tokenizer has {tokens} tokens, more than any built-in model", "choose another data.tokenizer"
     numbers = {key: value for key, value in spec.numbers.items() if value or key == "tie"} | {"v": tokens}
     size = f"{spec.family}:" + ",".join(f"{key}={value}" for key, value in numbers.items())
-    return f"{name} knows {spec.numbers['v']} tokens, the tokenizer has {tokens}", f'write model.name = "{size}"'
+    return f"{name} has {spec.numbers['v']} tokens, the tokenizer has {tokens}", f'write model.name = "{size}"'
 
 
 def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -92,10 +92,10 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def generate_text(model: nn.Module, prompt: str, n: int, seed: int) -> str:
     """`prompt` continued by `n` bytes, drawn with a generator of its own."""
     if not isinstance(model, GPT | Llama):
-        raise ValueError("only models of text write text")
+        raise ValueError("only text models generate text")
     vocabulary = model.vocabulary if isinstance(model, GPT) else model.size.vocabulary
     if vocabulary != BYTES:
-        raise ValueError(f"this model writes one of {vocabulary} tokens, not bytes: there is no text to show")
+        raise ValueError(f"this model generates one of {vocabulary} tokens, not bytes: there is no text to show")
     return generate(model, model.size.seq_len, prompt.encode(), n, seed).decode(errors="replace")
 
 

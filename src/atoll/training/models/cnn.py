@@ -1,6 +1,6 @@
-"""A small convolutional network for 28×28 grey images in ten classes: 99 % on MNIST in a minute of one core.
+"""A small convolutional network for 28×28 gray images in ten classes: 99 % on MNIST in a minute of one core.
 
-No batch norm, so it may learn from peers whose data differ much.
+It has no batch norm, so it can train on peers with very different data.
 """
 
 from __future__ import annotations
@@ -27,5 +27,5 @@ class SmallCNN(nn.Module):
     def forward(self, images_BHW: Tensor) -> Tensor:
         """Scores per class, (B, 10), for images in 0…1 of shape (B, 28, 28)."""
         if images_BHW.shape[1:] != (28, 28):
-            raise ValueError(f"cnn-mnist reads grey images of 28 x 28; these are {list(images_BHW.shape[1:])}")
+            raise ValueError(f"cnn-mnist reads gray images of 28 x 28; these are {list(images_BHW.shape[1:])}")
         return self.layers(images_BHW.unsqueeze(1))

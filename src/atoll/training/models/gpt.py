@@ -1,7 +1,7 @@
-"""A byte-level GPT: pre-norm, RMSNorm without gain, ReLU², tied embedding, learned positions, no biases.
+"""Byte-level GPT: pre-norm, RMSNorm without gain, ReLU², tied embedding, learned positions, no biases.
 
-ReLU² and gainless RMSNorm follow modded-nanogpt; the shape is that of the optimizer study whose figures the
-recipes quote. Output projections start at zero, so the first loss is ln 256 = 5.55 and no warm-up is wasted.
+ReLU² and gainless RMSNorm follow modded-nanogpt; the shape is that of the optimizer study quoted by the recipes.
+Output projections start at zero, so the first loss is ln 256 = 5.55 and no warm-up is wasted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A Llama-style stack: RMSNorm with gain, rotary positions, SwiGLU, grouped-query attention, no biases.
+"""Llama-style model: RMSNorm with gain, rotary positions, SwiGLU, grouped-query attention, no biases.
 
-Tensors have the names and shapes that `transformers` gives a LlamaForCausalLM, so an export is a plain copy
-(`training/export`). Rotary positions turn halves of a head against each other, as there, not neighbours, as
-in the
-first Llama code. Reads at most `seq_len` tokens.
+Tensors have the names and shapes of a LlamaForCausalLM in `transformers`, so an export is a plain copy
+(`training/export`). As there, rotary positions rotate the two halves of a head against each other, not adjacent
+values as in the first Llama code. Reads at most `seq_len` tokens.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ class LlamaSize(NamedTuple):
     layers: int
     heads: int
     groups: int  # key-value heads: each serves heads / groups query heads
-    hidden: int  # of the gated layer
+    hidden: int  # width of the gated layer
     seq_len: int
     vocabulary: int
     theta: int = 10_000  # base of the rotary wavelengths
-    tied: bool = True  # reading and writing use one table
+    tied: bool = True  # one table for embedding and output
 
 
 class LlamaAttention(nn.Module):
@@ -102,7 +101,8 @@ class Llama(nn.Module):
         self.lm_head = nn.Linear(size.width, size.vocabulary, bias=False)
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
-                last = name.endswith(("o_proj.weight", "down_proj.weight"))  # what adds to the stream starts small
+                # layers that add to the residual stream start small
+                last = name.endswith(("o_proj.weight", "down_proj.weight"))
                 nn.init.normal_(weight, std=0.02 / (2 * size.layers) ** 0.5 if last else 0.02)
         if size.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
@@ -113,7 +113,7 @@ class Llama(nn.Module):
 
 
 def rotations(theta: int, head: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """(cos, sin), each (T, K), of the angles of every position; the wavelengths stand twice, once per half."""
+    """(cos, sin), each (T, K), of the angles of every position; the wavelengths are repeated, once per half."""
     exponents = torch.arange(0, head, 2, dtype=torch.float32, device=like.device) / head
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device=like.device), theta**-exponents)
     angles_TK = torch.cat([angles, angles], 1)
@@ -121,6 +121,6 @@ def rotations(theta: int, head: int, length: int, like: Tensor) -> tuple[Tensor,
 
 
 def turned(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    """Every pair (k, k + K/2) turned by the angle of its position (Su et al. 2021, equation 34)."""
+    """Every pair (k, k + K/2) rotated by the angle of its position (Su et al. 2021, equation 34)."""
     first, second = x_BHTK.chunk(2, -1)
     return x_BHTK * cos_TK + torch.cat([-second, first], -1) * sin_TK

@@ -1,9 +1,10 @@
-"""Low-rank adapters beside the linear layers of a built-in model: few values that train while the rest stays.
+"""Low-rank adapters (LoRA) beside the linear layers of a built-in model.
 
-y = W x + B (A x) (Hu et al. 2021, equation 3, with alpha = rank). B begins at zero, so nothing changes at first.
-Tensors keep their names, so that weights of the plain model load as ever: beside `X.weight` stand `X.lora_a` and
-`X.lora_b`. `merged` puts what they learned into the weights: the plain model again, for programs that know it.
-Never adapts what reads or writes tokens. What is frozen is not decided here (`training/models/frozen_base.py`).
+y = W x + B (A x) (Hu et al. 2021, equation 3, with alpha = rank). B begins at zero, so the output does not change
+at first. Tensors keep their names, so weights of the plain model load unchanged: beside `X.weight` are `X.lora_a`
+and `X.lora_b`. `merged` adds the adapters to the weights and returns the plain model, for other programs. The
+embedding and the output layer are never adapted.
+Not responsible for: freezing (`models/frozen_base.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-HEAD = "lm_head"  # often the table that reads tokens, under another name
-A, B = ADAPTER = ".lora_a", ".lora_b"  # how names of its tensors end
+HEAD = "lm_head"  # often the embedding table, under another name
+A, B = ADAPTER = ".lora_a", ".lora_b"  # name endings of its tensors
 
 
 class LoraLinear(nn.Module):
@@ -33,7 +34,7 @@ class LoraLinear(nn.Module):
 
 
 def adapted(model: nn.Module, rank: int) -> nn.Module:
-    """The same model, in place, with adapters of this rank."""
+    """Add adapters of this rank to the model, in place."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear) and name != HEAD:
@@ -42,7 +43,7 @@ def adapted(model: nn.Module, rank: int) -> nn.Module:
 
 
 def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of an adapted model by name -> those of the plain one."""
+    """Tensors of an adapted model by name -> those of the plain model."""
     plain = {name: value for name, value in tensors.items() if not name.endswith(ADAPTER)}
     for name in (name.removesuffix(A) for name in tensors if name.endswith(A)):
         plain[f"{name}.weight"] = plain[f"{name}.weight"] + tensors[name + B] @ tensors[name + A]

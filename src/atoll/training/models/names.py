@@ -1,9 +1,9 @@
-"""Models by name: short names of a few, and `family:key=value,…` for any size.
+"""Model names: short names, and `family:key=value,…` for any size.
 
     gpt:d=64,l=3,h=4,t=64      llama:d=256,l=6,h=8,kv=2,t=256,v=32000      resnet18:c=100,i=3
 
-A name may come from a stranger's genesis, so its form is strict and every number has a bound; how much memory the
-model takes shows in the layout of the run before anybody builds it.
+A name may come from an untrusted genesis, so its form is strict and every number has a bound. The layout of the run
+shows the model's memory before any peer builds it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Task = Literal["text", "images"]
 class ModelOption(NamedTuple):
     about: str
     most: int
-    default: int | None = None  # None: must be said; 0: follows from the others
+    default: int | None = None  # None: required; 0: follows from the others
 
 
 class ModelFamily(NamedTuple):
@@ -36,11 +36,11 @@ class ModelFamily(NamedTuple):
     keys: Mapping[str, ModelOption]
     plan: Callable[
         [Mapping[str, int]], Callable[[], nn.Module]
-    ]  # numbers -> what builds it; ValueError if they do not fit
+    ]  # numbers -> constructor; ValueError if they do not fit
 
 
 class NamedModel(NamedTuple):
-    """What a name stands for."""
+    """Family, numbers and constructor of a named model."""
 
     family: str
     numbers: Mapping[str, int]
@@ -52,7 +52,7 @@ class NamedModel(NamedTuple):
 
     @property
     def seq_len(self) -> int | None:
-        """The most tokens it reads at once; None for images."""
+        """Maximum tokens per input; None for images."""
         return self.numbers.get("t")
 
 
@@ -66,12 +66,12 @@ def _llama(n: Mapping[str, int]) -> Callable[[], nn.Module]:
 
 
 def llama_size(n: Mapping[str, int]) -> LlamaSize:
-    """The size that the numbers of a name stand for. ValueError if they do not fit each other."""
+    """The size for the numbers of a name. ValueError if they do not fit each other."""
     n = {**n, "kv": n["kv"] or n["h"]}
     _divides(n, "h", "d")
     _divides(n, "kv", "h")
     if n["d"] // n["h"] % 2:
-        raise ValueError(f"a head of {n['d'] // n['h']} cannot be turned in pairs; d / h must be even")
+        raise ValueError(f"a head of {n['d'] // n['h']} values cannot be rotated in pairs; d / h must be even")
     hidden = n["f"] or -(-8 * n["d"] // 3 // 32) * 32  # as many values as a plain layer of 4 d, in multiples of 32
     return LlamaSize(n["d"], n["l"], n["h"], n["kv"], hidden, n["t"], n["v"], n["theta"], bool(n["tie"]))
 
@@ -140,16 +140,16 @@ NUMBER = re.compile(r"([a-z]+)=(0|[1-9]\d{0,8})", re.ASCII)
 
 
 def spec_of(name: str) -> NamedModel:
-    """What a name stands for. ValueError if it stands for nothing."""
+    """The model of that name. ValueError if there is none."""
     family, colon, rest = MODELS.get(name, name).partition(":")
     if family not in FAMILIES or (name == family and not FAMILIES[family].keys):
         known = ", ".join(MODELS)
-        raise ValueError(f"no built-in model is called {name[:80]!r}; there are {known}, and sizes like {EXAMPLE}")
+        raise ValueError(f"no built-in model is called {name[:80]!r}; known are {known}, and sizes like {EXAMPLE}")
     keys, given = FAMILIES[family].keys, dict[str, int]()
     for word in rest.split(",") if colon else []:
         match = NUMBER.fullmatch(word)
         if match is None or match[1] not in keys or match[1] in given:
-            raise ValueError(f"{name[:80]!r}: {word[:20]!r} says nothing about {family}; write {_form(family)}")
+            raise ValueError(f"{name[:80]!r}: {word[:20]!r} is no option of {family}; write {_form(family)}")
         given[match[1]] = int(match[2])
     for key, about in keys.items():
         value = given.setdefault(key, -1 if about.default is None else about.default)
@@ -164,7 +164,7 @@ def spec_of(name: str) -> NamedModel:
 
 
 def with_adapters(name: str, rank: int) -> str:
-    """The name of the same model with adapters of this rank; 0: without any. ValueError if it takes none."""
+    """The name of the same model with adapters of this rank; 0: without. ValueError if it has no adapters."""
     spec = spec_of(name)
     if rank and "lora" not in FAMILIES[spec.family].keys:
         having = " and ".join(family for family, known in FAMILIES.items() if "lora" in known.keys)

@@ -1,9 +1,9 @@
-"""ResNet-18 and VGG-11 for small images (28 … 64 pixels a side), grey or in colour, with batch norm.
+"""ResNet-18 and VGG-11 for small images (28 … 64 pixels a side), gray or color, with batch norm.
 
-ResNet-18 (He et al. 2016) with the first layer they use for CIFAR: 3 x 3, no pooling. VGG-11 (Simonyan & Zisserman
-2015, A) with batch norm and one linear layer behind the pooling instead of three.
-Running statistics are float buffers: peers average them, so they describe everybody's data; counters take the
-maximum. What a coarse codec makes of a variance may fall below zero, which counts as zero: better int8 or finer.
+ResNet-18 (He et al. 2016) with its first layer for CIFAR: 3 x 3, no pooling. VGG-11 (Simonyan & Zisserman 2015, A)
+with batch norm and one linear layer after the pooling instead of three.
+Running statistics are float buffers: peers average them, so they describe the data of all peers; counters take the
+maximum. A coarse codec may decode a variance below zero, which counts as zero: prefer int8 or finer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 # B batch, C channels, H and W pixels
 
-VGG_SIDE = 32  # five halvings need so many pixels; smaller images get a black border
+VGG_SIDE = 32  # pixels needed for five halvings; smaller images get a black border
 
 
 class VisionSize(NamedTuple):
@@ -100,7 +100,7 @@ class VGG11(nn.Module):
 
 
 def planes(images: Tensor, channels: int) -> Tensor:
-    """(B, C, H, W) of images (B, H, W) or (B, H, W, C). ValueError if they have other colours."""
+    """(B, C, H, W) of images (B, H, W) or (B, H, W, C). ValueError for another number of channels."""
     x = images.unsqueeze(1) if images.dim() == 3 else images.movedim(3, 1)
     if x.shape[1] != channels:
         raise ValueError(f"this model reads images of {channels} channels; these have {x.shape[1]}")
@@ -108,7 +108,7 @@ def planes(images: Tensor, channels: int) -> Tensor:
 
 
 def normed(norm: nn.Module, x_BCHW: Tensor) -> Tensor:
-    """Batch norm that survives a variance below zero in the running statistics."""
+    """Batch norm that tolerates a negative variance in the running statistics."""
     assert isinstance(norm, nn.BatchNorm2d)
     if norm.training:
         return norm(x_BCHW)

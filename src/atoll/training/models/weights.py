@@ -1,10 +1,12 @@
-"""First weights out of a model folder: one that `export --hf` wrote, or a Llama as `transformers` saves it.
+"""Initial weights from a model folder: an `export --hf`, or a Llama saved by `transformers`.
 
-    config.json        what the model is
+    config.json        the architecture
     *.safetensors      its tensors by name, in one file or several
 
-Only the founder of a run reads it: the first state travels as a blob, as ever. Every tensor of the model must be
-there and no other. Never unpickles, never downloads, never runs code that lies beside the weights.
+Only the founder of a run reads it: the first state travels as a blob. Every tensor of the model must be there and
+no other.
+Invariants:
+- Nothing is unpickled or downloaded, and no code beside the weights is run.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from atoll.training.models.llama import NORM_EPS
 from atoll.training.models.lora import ADAPTER
 from atoll.training.models.names import WINDOW, spec_of
 
-SHOWN = 4  # names in a message
-COMPUTED = ("rotary_emb.inv_freq",)  # older files hold what models compute for themselves
+SHOWN = 4  # names in an error message
+COMPUTED = ("rotary_emb.inv_freq",)  # computed values that older files contain
 
 
 def name_in(folder: Path) -> str:
-    """What the model in this folder is called here. ValueError if it is none that is built in."""
+    """The built-in name of the model in this folder. ValueError if it is not a built-in model."""
     told = _config(folder)
     if isinstance(told.get("atoll_model"), str):
         spec_of(told["atoll_model"])
@@ -33,16 +35,16 @@ def name_in(folder: Path) -> str:
     if told.get("model_type") != "llama":
         raise ValueError(
             f"{folder} holds a {told.get('model_type', 'model without a type')}: only Llamas, and models that "
-            "atoll exported, can be begun from; others train in a loop of your own: run.attach(model, optimizer)"
+            "atoll exported, can be the first weights; train others in a custom loop: run.attach(model, optimizer)"
         )
     try:
         return _llama(told)
     except (KeyError, TypeError, ZeroDivisionError, OverflowError) as why:
-        raise ValueError(f"{folder / 'config.json'} says too little of a Llama: {why!r}") from None
+        raise ValueError(f"{folder / 'config.json'} does not describe a Llama completely: {why!r}") from None
 
 
 def load_weights(model: nn.Module, name: str, folder: Path) -> None:
-    """Copy them into this model, which `name` stands for, in fp32. ValueError if they are another model's."""
+    """Copy the weights into this model, named `name`, in fp32. ValueError if they belong to another model."""
     theirs, ours = spec_of(name_in(folder)), spec_of(name)
     free = {"lora"} | ({"t"} if ours.family == "llama" else set[str]())  # rotary positions have no table
     if theirs.family != ours.family or any(theirs.numbers[k] != v for k, v in _full(ours.numbers) if k not in free):
@@ -61,7 +63,7 @@ def load_weights(model: nn.Module, name: str, folder: Path) -> None:
 
 
 def _full(numbers: Any) -> list[tuple[str, int]]:
-    """Without those that follow from others: the shapes of tensors tell them."""
+    """Numbers without those that follow from others: shapes of tensors check these."""
     return [(key, value) for key, value in numbers.items() if key not in ("kv", "f")]
 
 
@@ -73,7 +75,7 @@ def _llama(told: dict[str, Any]) -> str:
     head = told.get("head_dim") or width // heads
     unlike = {
         "its positions are scaled (rope_scaling)": bool(scaled),
-        f"its wavelengths have the base {theta}, which is no whole number": theta != int(theta),
+        f"its wavelengths have the base {theta}, which is not an integer": theta != int(theta),
         "its layers have biases": bool(told.get("attention_bias") or told.get("mlp_bias")),
         f"it uses {told.get('hidden_act')}": told.get("hidden_act", "silu") != "silu",
         f"rms_norm_eps is {told.get('rms_norm_eps')}, here it is {NORM_EPS}": not isclose(
@@ -82,7 +84,7 @@ def _llama(told: dict[str, Any]) -> str:
         "its heads are not hidden_size / num_attention_heads wide": head != width // heads,
     }
     if problems := [problem for problem, is_so in unlike.items() if is_so]:
-        raise ValueError(f"this Llama computes otherwise than those built in: {'; '.join(problems)}")
+        raise ValueError(f"this Llama differs from the built-in ones: {'; '.join(problems)}")
     numbers = {
         **{"d": width, "l": told["num_hidden_layers"], "h": heads, "kv": told.get("num_key_value_heads") or heads},
         **{"f": told["intermediate_size"], "t": min(told["max_position_embeddings"], WINDOW.most)},
@@ -95,7 +97,7 @@ def _llama(told: dict[str, Any]) -> str:
 
 def _config(folder: Path) -> dict[str, Any]:
     if (folder / "adapters.safetensors").exists():
-        raise ValueError(f"{folder} holds adapters, no model: load them in a loop of your own, as its README says")
+        raise ValueError(f"{folder} holds adapters, not a model: load them in a custom loop, as in its README")
     try:
         told = json.loads((folder / "config.json").read_bytes())
     except OSError:
@@ -103,7 +105,7 @@ def _config(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as why:
         raise ValueError(f"{folder / 'config.json'} is not JSON: {why}") from None
     if not isinstance(told, dict):
-        raise ValueError(f"{folder / 'config.json'} describes no model")
+        raise ValueError(f"{folder / 'config.json'} does not describe a model")
     return told
 
 
@@ -113,13 +115,13 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ValueError(f"there are no .safetensors in {folder}; other formats may hold code and are not read")
+        raise ValueError(f"no .safetensors in {folder}; other formats may hold code and are not read")
     found: dict[str, Tensor] = {}
     for file in files:
         try:
             found |= load_file(file)
         except SafetensorError as why:
-            raise ValueError(f"{file} is no safetensors file: {why}") from None
+            raise ValueError(f"{file} is not a safetensors file: {why}") from None
     return found
 
 

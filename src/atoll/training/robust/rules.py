@@ -246,7 +246,7 @@ def monna(rows: Rows, f: int, own: int, pre: Before = ()) -> Vector:
     check("monna", len(rows), f, majority(f))
     given = ready(rows, f)
     if own not in given.places:
-        raise ValueError(f"row own={own} must be one of the {len(rows)} rows and finite")
+        raise ValueError(f"own row {own} must be one of the {len(rows)} rows and finite")
 
     def nearest_to_own(gram: GramMatrix, f: int) -> Weights:
         if gram.origin != len(given.rows):
