@@ -19,7 +19,7 @@ from atoll.training.recipe.recipes import Recipe, closing, coding_at, lasting, o
 from atoll.training.recipe.schedule import turn_of
 from atoll.wire.messages.statements import ChangedNumbers
 
-ATTACHED = "attached"  # `recipe.model` and `data` of a run whose members train in loops of their own
+ATTACHED = "attached"  # `recipe.model` and `data` of a run in which members train in loops of their own
 
 
 class TrainingSpec(msgspec.Struct, frozen=True):
