@@ -77,7 +77,7 @@ async def play(island: TrainingWorker, clock: Clock, state: Digest, members: int
         state = (await clock.over("advance", island.do(advance))).state
         vertex = Digest(number.to_bytes(32, "big"))
         await clock.over("adopt", island.do(AdoptState(number, vertex, state, (True,) * members)))
-        await clock.over("take in", island.live.taken_in())
+        await clock.over("take in", island.live.wait_merged())
 
 
 def measure(model: str, members: int, rounds: int) -> dict[str, dict[str, float]]:

@@ -60,7 +60,7 @@ class Inside:
 
     def ask(self, command):
         answer = self.child.outcome(lambda: self.child.carry_out(command))
-        self.child.go_on()
+        self.child.step_ahead()
         if isinstance(answer, CommandFailed):
             raise TrainerFailed(answer.why, answer.what, alive=True)
         return answer

@@ -182,12 +182,12 @@ def test_who_was_late_fills_its_queue_anew_and_who_is_dealt_other_samples_too(tm
     async def tell(members: Members) -> None:
         await members.play()
         await members.play(encoding=(0,), counted=(0,))
-        await members.islands[1].live.taken_in()
+        await members.islands[1].live.wait_merged()
         island, child = members.islands[1], members.trainers[1].child
         assert torch.equal(child.x_F, island.head.anchor_F) and not child.waiting
         await members.play()
         assert torch.equal(island.head.anchor_F, members.islands[0].head.anchor_F)
-        await island.live.taken_in()
+        await island.live.wait_merged()
         assert len(child.waiting) == 3
         await island.do(TrainAsked(members.round, 1, 600.0, 1, PEERS + 1))
         await island.do(EncodeUpdate(members.round, SHARES))

@@ -55,7 +55,7 @@ def test_members_swap_what_the_experiment_swaps_and_end_on_the_mean_of_all(tmp_p
             while run.now < min(turn * schedule.turn_steps + overlap, schedule.steps):
                 run.step()
             for index, island in enumerate(members.islands):
-                await island.live.taken_in()
+                await island.live.wait_merged()
                 assert torch.equal(island.head.anchor_F, run.agreed()), turn
                 if turn < schedule.turns and not overlap:
                     assert torch.equal(x_of(members, index), run.workers[index].x_F), turn
@@ -74,7 +74,7 @@ def test_who_restarts_goes_on_from_its_own_parameters(tmp_path, book):
     async def tell(members: Members) -> None:
         for _ in range(3):
             await members.play()
-        await members.islands[1].live.taken_in()
+        await members.islands[1].live.wait_merged()
         x_F = x_of(members, 1).clone()
         island = await restarted(members, 1)
         await island._ready()
@@ -91,7 +91,7 @@ def test_who_missed_rounds_takes_what_moved_since_and_keeps_its_own_of_the_rest(
 
     async def tell(members: Members) -> None:
         await members.play()
-        await members.islands[1].live.taken_in()
+        await members.islands[1].live.wait_merged()
         x_F, then_F = x_of(members, 1).clone(), members.islands[1].head.anchor_F
         for _ in range(2):
             await members.play(here=(0,))
@@ -119,7 +119,7 @@ def test_who_comes_late_gives_way_where_the_others_agreed_and_keeps_its_steps_el
         for how in ({"encoding": (0,)}, {"counted": (0,)}):
             before_F = island.head.anchor_F
             await members.play(**how)
-            await island.live.taken_in()
+            await island.live.wait_merged()
             moved = island.head.anchor_F != before_F
             assert torch.equal(x_of(members, 1)[moved], island.head.anchor_F[moved])
             assert not torch.equal(x_of(members, 1), island.head.anchor_F)
@@ -137,7 +137,9 @@ def test_whoever_went_back_begins_from_the_agreed_state(tmp_path, book):
         island = members.islands[1]
         assert island.mine.kept is not None
         assert await island.do(RestoreState(-1, begun, first))
-        assert island.mine.kept is None and torch.equal(island.mine.begins(island.head), build_flat("gpt-nano", 0))
+        assert island.mine.kept is None and torch.equal(
+            island.mine.start_point(island.head), build_flat("gpt-nano", 0)
+        )
 
     story(tell, Members(tmp_path, RECIPE, book))
 
@@ -149,9 +151,9 @@ def test_what_is_looked_at_is_the_agreed_model_where_members_hold_others(tmp_pat
     async def tell(members: Members) -> None:
         await members.play()
         island = members.islands[0]
-        await island.live.taken_in()
+        await island.live.wait_merged()
         assert not torch.equal(x_of(members, 0), island.head.anchor_F)
-        assert torch.equal(island.live.shown(recipe), island.head.anchor_F)
+        assert torch.equal(island.live.head_if_different(recipe), island.head.anchor_F)
         await island.end_on_head()
         assert torch.equal(x_of(members, 0), island.head.anchor_F)
 

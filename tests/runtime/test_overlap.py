@@ -324,7 +324,7 @@ def test_eager_members_rest_in_a_round_that_counts_nobody(tmp_path, book):
         for _ in range(2):
             await members.play()
         island = members.islands[1]
-        await island.live.taken_in()
+        await island.live.wait_merged()
         head, own = island.head, island.mine.own
         before = own.anchor_F, own.momentum_P
         assert float(head.momentum_P.abs().max()) > 0
@@ -335,7 +335,7 @@ def test_eager_members_rest_in_a_round_that_counts_nobody(tmp_path, book):
         counted = (False,) * PEERS
         members.round += 1
         await island.do(AdoptState(2, members.vertex(), state, counted, mine=members.counts(1, sent, counted)))
-        await island.live.taken_in()
+        await island.live.wait_merged()
         assert torch.equal(island.head.anchor_F, head.anchor_F)
         assert torch.equal(island.head.momentum_P, head.momentum_P)
         assert torch.equal(own.anchor_F, before[0]) and torch.equal(own.momentum_P, before[1])
@@ -500,7 +500,7 @@ def test_trouble_in_steps_that_nobody_asked_for_is_told_when_the_next_are(tmp_pa
         assert (await inside.train(2, **job)).steps == 2
         inside.child.x_F.mul_(float("nan"))
         inside.quiet = True
-        inside.child.go_on()
+        inside.child.step_ahead()
         assert inside.child.span.steps == 0
         await inside.merge(0, torch.zeros(len(inside.read_x())), "delta")
         with pytest.raises(TrainerFailed, match="the loss is nan"):
@@ -531,7 +531,7 @@ def test_a_trainer_stands_after_its_overlap_and_may_take_a_whole_round_once_merg
         await inside.merge(0, anchor, "delta")
         assert torch.equal(inside.child.x_F, anchor + (x_F - sent))
         inside.quiet = True
-        inside.child.go_on()
+        inside.child.step_ahead()
         assert inside.child.span.steps == 6
         second = await inside.train(6, cursor=12, global_step=6, **job)
         assert (second.steps, second.samples, second.cursor) == (6, 12, 24)
@@ -549,7 +549,7 @@ def test_a_trainer_that_is_to_stand_takes_no_step_ahead_until_it_is_asked(book):
         assert (await inside.train(6, cursor=0, global_step=0, **job)).steps == 6
         inside.stand()
         await inside.merge(0, inside.child.sent_F * 0.5, "delta")
-        inside.child.go_on()
+        inside.child.step_ahead()
         assert inside.child.span.steps == 2
         assert (await inside.train(6, cursor=12, global_step=6, **job)).steps == 6
         assert inside.child.span.steps == 2

@@ -133,7 +133,7 @@ def test_loss_and_accuracy_are_those_that_evaluation_shows(tmp_path: Path, book:
         await members.play()
         trainer = members.trainers[1]
         trainer.child.mailbox.show(members.islands[1].head.anchor_F)
-        with trainer.child._looking_at(True):
+        with trainer.child._model_at(True):
             shown = trainer.child.evaluate(SAMPLES)
         assert await looked(members, 1, members.state) == pytest.approx(shown.loss, rel=1e-6)
         assert await right(members, 1, members.state) == pytest.approx(shown.accuracy) and shown.accuracy > 0

@@ -1,8 +1,8 @@
-"""The trainer and the tensors of a virtual peer: updates are multisets of names, so counting is checked exactly.
+"""Virtual worker: executes tasks of a simulated peer. Updates are multisets of names, so counts are exact.
 
-A shared state is a few bytes: a hash chain over the combined parts and the number of times each peer has been
-counted. Two peers hold the same state exactly if they applied the same parts in the same order, like the real
-one. Work takes virtual time; what is durable when the answer arrives survives a crash, all else does not.
+A shared state is a few bytes: a hash chain over the combined parts, and how often each peer was counted. As with
+real states, two peers hold the same state exactly if they applied the same parts in the same order. Work takes
+virtual time. What is durable when the answer arrives survives a crash; everything else is lost.
 """
 
 from __future__ import annotations
@@ -84,18 +84,18 @@ class VirtualState(msgspec.Struct, frozen=True, array_like=True):
 
 _SHARED = msgspec.msgpack.Decoder(VirtualState)
 
-BATCH = 16  # samples of a step
-VALIDATION_STEPS = 4  # whose time it takes to look at a state
+BATCH = 16  # samples per step
+VALIDATION_STEPS = 4  # a validation takes as long as this number of steps
 GENESIS_STATE = msgspec.msgpack.encode(VirtualState(-1, digest(b"genesis"), 0, {}))
 
 
 def whole_of(rows: Sequence[Digest], round: int, part: int) -> Digest:
-    """What these rows make, in this order."""
+    """Digest of the result of these rows, in this order."""
     return digest(b"".join(rows) + str((round, part)).encode())
 
 
 def _most_s(work: TrainRound) -> Seconds:
-    """A virtual trainer always runs."""
+    """Most seconds of training; a virtual trainer is always ready."""
     return work.seconds_max if work.limit_s is None else min(work.seconds_max, work.limit_s)
 
 
@@ -104,7 +104,7 @@ class _VirtualTraining:
     work: TrainRound
     began: Seconds
     step_s: Seconds
-    ahead: int  # steps taken before it was asked
+    ahead: int  # steps taken before the task arrived
 
 
 @dataclass
@@ -112,40 +112,40 @@ class WorkerKnobs:
     step_s: Seconds = 0.05
     step_jitter: float = 0.1
     update_bytes: int = 1_000_000
-    state_bytes: int = 0  # that it says a state has; what travels is names
+    state_bytes: int = 0  # reported size of a state; only names travel
     train_failure_rate: float = 0.0
-    overlap: int = 0  # steps that it goes on while a round is agreed; they are part of the next one
-    carries: bool = False  # steps that no update holds are part of the next one, as outside
-    states_kept: int = 16  # on disk, the newest; beside those that somebody looked for
+    overlap: int = 0  # steps taken while a round is agreed; they count in the next round
+    carries: bool = False  # steps that no update holds count in the next one, as in real runs
+    states_kept: int = 16  # newest states on disk, besides those that were looked for
 
 
 @dataclass
 class VirtualWorker:
-    """Durable part: `blobs` and `private`. Everything else dies with the process."""
+    """`kept`, `blobs` and `partial` are durable. Everything else dies with the process."""
 
     me: PeerId
     knobs: WorkerKnobs
     draw: random.Random
-    kept: dict[str, bytes] = field(default_factory=dict)  # the peer's own named values, on the same disk
+    kept: dict[str, bytes] = field(default_factory=dict)  # named values of the peer, on the same disk
     blobs: dict[Digest, bytes] = field(default_factory=lambda: {blob_id(manifest_of(GENESIS_STATE)): GENESIS_STATE})
     partial: dict[Digest, tuple[BlobManifest, dict[int, bytes]]] = field(default_factory=dict)
     steps_done: int = 0  # since the last counted update
-    now: Callable[[], Seconds] = lambda: 0.0  # the world's clock, for what goes on unasked
-    training: _VirtualTraining | None = None  # under way
-    hurried: bool = False  # it is to hand over what it has
-    handed_over: Seconds | None = None  # when it went on by itself
-    merged: Seconds | None = None  # when nothing was under way any more
+    now: Callable[[], Seconds] = lambda: 0.0  # the world's clock, for steps taken ahead
+    training: _VirtualTraining | None = None  # current training
+    hurried: bool = False  # whether the training has to hand over early
+    handed_over: Seconds | None = None  # time from which it steps ahead
+    merged: Seconds | None = None  # time of the last merge
     head: Digest | None = None
-    looked_for: set[Digest] = field(default_factory=set)  # earlier states that the run may go back to
+    looked_for: set[Digest] = field(default_factory=set)  # earlier states to which the run may roll back
     encoded: dict[int, tuple[Digest, ...]] = field(default_factory=dict)  # round -> parts; read by the checkers
     miscounted: list[str] = field(default_factory=list)  # read by the checkers
-    chain: VirtualChain | None = None  # where rounds are audited
-    needed: dict[str, tuple[Digest, ...]] = field(default_factory=dict)  # blobs that stay, by what for
-    pieces: tuple[Digest, ...] = ()  # of older states, where these lie in pieces
-    whole: tuple[Digest, ...] = ()  # then: the older states that have to stay
-    rows: dict[Digest, Payload] = field(default_factory=dict)  # of rounds that are over, by blob
-    given_bytes: int = 0  # of blobs, to others
-    alone: OfflineSteps = field(default_factory=OfflineSteps)  # steps that it took while it heard no quorum
+    chain: VirtualChain | None = None  # of runs with replay audits
+    needed: dict[str, tuple[Digest, ...]] = field(default_factory=dict)  # purpose -> blobs that stay
+    pieces: tuple[Digest, ...] = ()  # pieces of older states, in runs with an archive
+    whole: tuple[Digest, ...] = ()  # older states that have to stay, in runs with an archive
+    rows: dict[Digest, Payload] = field(default_factory=dict)  # archived rows by blob
+    given_bytes: int = 0  # bytes of blobs served to others
+    alone: OfflineSteps = field(default_factory=OfflineSteps)  # steps taken without a quorum
 
     def crash(self) -> None:
         self.steps_done, self.training = 0, None
@@ -158,9 +158,11 @@ class VirtualWorker:
         match work:
             case TrainRound():
                 step_s = self._step_s()
-                if self.training is not None and self.knobs.carries:  # its round is over: part of the next
+                if (
+                    self.training is not None and self.knobs.carries
+                ):  # its round is over: the steps count in the next one
                     self.steps_done += self._taken(self.training)
-                    self.handed_over = None  # those that it took ahead are among them
+                    self.handed_over = None  # includes the steps taken ahead
                 ahead = self._taken_ahead(step_s) if self.knobs.overlap else 0
                 left = work.steps - ahead
                 self.training, self.hurried = _VirtualTraining(work, self.now(), step_s, ahead), False
@@ -331,7 +333,7 @@ class VirtualWorker:
     # ---- small helpers -------------------------------------------------------------------------------------
 
     def losses(self, state: bytes) -> tuple[float, ...]:
-        """What a validator measures: names have no loss, all states are alike."""
+        """Losses that a validator measures: all states of names are equal."""
         return (1.0,)
 
     def _claim(self, round: int) -> Digest | None:
@@ -359,7 +361,7 @@ class VirtualWorker:
         return self.knobs.step_s * (1 + self.draw.uniform(-1, 1) * self.knobs.step_jitter)
 
     def _taken_ahead(self, step_s: Seconds) -> int:
-        """Steps of the next round that nobody asked for: at most `overlap` before the last one was merged."""
+        """Steps of the next round taken ahead: at most `overlap` of them before the last merge."""
         if self.handed_over is None:
             return 0
         merged = self.now() if self.merged is None else self.merged
@@ -367,13 +369,13 @@ class VirtualWorker:
         return under_way + int((self.now() - merged) / step_s)
 
     def step_ends_s(self) -> Seconds:
-        """From now until the step under way is over."""
+        """Seconds until the current step ends."""
         if self.training is None:
             return 0.0
         return self.training.step_s - (self.now() - self.training.began) % self.training.step_s
 
     def _taken(self, training: _VirtualTraining) -> int:
-        """Steps by now."""
+        """Steps taken by now."""
         return min(training.work.steps, training.ahead + round((self.now() - training.began) / training.step_s))
 
     def _train(self, work: TrainRound) -> TrainingResult:
@@ -382,7 +384,7 @@ class VirtualWorker:
         steps = min(work.steps, max(0, int(_most_s(work) / self.knobs.step_s)))
         if self.knobs.carries:
             if self.training is None or self.training.work.round != work.round:
-                return TrainingResult(0, 0, 0.0, 0.0)  # the round is over, and nobody listens
+                return TrainingResult(0, 0, 0.0, 0.0)  # the round is over: the result is ignored
             steps = self._taken(self.training) if self.hurried else steps
         self.training = None
         self.handed_over, self.merged = self.now(), None
@@ -425,7 +427,7 @@ class VirtualWorker:
         return StateAdvanced(self._put(msgspec.msgpack.encode(after)))
 
     def _go_back(self, work: RollbackState) -> StateAdvanced:
-        """The counts are the earlier state's; the chain goes on from both, like the place in the data outside."""
+        """Counts of the earlier state; the chain continues from both, like the data position in real runs."""
         before = _SHARED.decode(self.blobs[work.before])
         old = _SHARED.decode(self.blobs[work.back_to])
         place = f"back/{work.round}/{work.steps * work.shards}".encode()
@@ -459,7 +461,7 @@ class VirtualWorker:
         return True
 
     def _prune(self, head: Digest) -> None:
-        """Like the real store: the last few states stay, so that laggards and restarts find theirs."""
+        """Like the real store: the last states stay, so that slow peers and restarts find theirs."""
         needed = {head, *self.looked_for, *self.pieces, *self.whole}.union(*self.needed.values())
         for old in list(self.blobs)[: -self.knobs.states_kept]:
             if old not in needed:
@@ -467,7 +469,7 @@ class VirtualWorker:
 
 
 def _weights_of_alike(work: WeighRows) -> RowWeights:
-    """Nobody is nearer to anybody than others: a row is mixed with those that follow it."""
+    """Weights of rows at equal distances: each row is mixed with those that follow it."""
     rows = len(work.rows)
     if work.statistic not in MIXED:
         return (1 / rows,) * rows

@@ -19,7 +19,7 @@ from atoll.training.recipe.state import SharedState
 from atoll.training.recipe.update import RoundInputs
 from atoll.wire.messages.statements import ChangedNumbers
 
-ATTACHED = "attached"  # `recipe.model` and `data` of a run whose members train in loops of their own
+ATTACHED = "attached"  # `recipe.model` and `data` of a run in which members train in loops of their own
 
 
 class TrainingSpec(msgspec.Struct, frozen=True):

@@ -1,12 +1,14 @@
-"""Exhibits judged again, offline, out of what lies in folders: does what auditors signed hold?
+"""Offline judge: judges audit exhibits again from blobs in folders, and compares with the auditors' reports.
 
-    agrees    what they were shown is refuted here, too, and what the peer signed fixes every byte of it: proven
-    word      what they were shown is not what it signed, as they say: that it showed this is their word
-    differs   it says something else than they signed
-    unknown   it cannot be judged here, and why
+    agrees    the exhibit is refuted here too, and the audited peer's signature fixes every byte of it: proven
+    word      the exhibit is not what the peer signed; that the peer showed it rests on the auditor's report alone
+    differs   the judgment here is another one than the auditor signed
+    unknown   no judgment is possible here; the text names the reason
 
-Promises: by the auditors' own code, from numbers that follow from vertices and from the agreed state; changes no
-file, asks nobody. Loads a data set and a model only if there is something to judge.
+Invariants:
+- The auditors' own code, with numbers that follow from vertices and from agreed state.
+- No file is changed and no peer is contacted.
+- Data set and model are loaded only if there is an exhibit to judge.
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ Result = Literal["agrees", "word", "differs", "unknown"]
 
 
 class CannotJudge(Exception):
-    """In words for people."""
+    """No judgment is possible here; the text is for people."""
 
 
 class RejudgedReport(msgspec.Struct, frozen=True):
-    """One auditor's word against somebody, held against what it judged."""
+    """One auditor's report, compared with a judgment of its exhibit here."""
 
     said: AuditorReport
     result: Result
@@ -60,9 +62,11 @@ class RejudgedReport(msgspec.Struct, frozen=True):
 def fallen(
     doubts: Iterable[DisputedCase], looked: Callable[[DisputedCase], Sequence[RejudgedReport]]
 ) -> list[tuple[int, PeerId]]:
-    """Rounds and peers that were refuted, and would not be by those words alone that do not differ from what was
-    judged. As members count: voices against several answers of one round together, and those of one vertex about
-    rows of several rounds, for which the first of these rounds stands."""
+    """Refuted rounds and peers with a verdict that falls without the reports that differ from the judgment here.
+
+    Reports are counted as members count them: those against several results of one round together, and those of one
+    vertex about rows of several rounds together, under the first of these rounds.
+    """
     together: defaultdict[tuple[bool, int, PeerId], list[DisputedCase]] = defaultdict(list)
     for doubt in doubts:
         at = doubt.round if doubt.vertex is None else doubt.vertex
@@ -90,11 +94,11 @@ class OfflineJudge:
         self.folders, self.settings, self.notary = folders, settings, notary
         self._parse_spec = parse_spec
         self._again: dict[tuple[int, PeerId, str, Digest], SecondJudgment] = {}
-        self._taking: ReplayReplica | None = None  # steps, by the numbers of the round that was judged last
-        torch.set_num_threads(1)  # as trainers do who want to be held to bits
+        self._taking: ReplayReplica | None = None  # replica of the last judged recipe
+        torch.set_num_threads(1)  # as in trainers that are compared bit by bit
 
     def lacking(self, doubts: Iterable[DisputedCase]) -> list[Digest]:
-        """What it would take to judge all of this and is not here, the newest first."""
+        """Blobs that these judgments need and that are not here, newest first."""
         needed: dict[Digest, None] = {}
         for doubt in sorted(doubts, key=lambda doubt: -doubt.round):
             needed |= dict.fromkeys(one.exhibit for one in doubt.against if one.exhibit is not None)
@@ -103,10 +107,10 @@ class OfflineJudge:
         return [name for name in needed if self._blob(name) is None]
 
     def look(self, doubt: DisputedCase) -> list[RejudgedReport]:
-        """At everything that was said against somebody."""
-        return [RejudgedReport(said, *self._look(doubt, said)) for said in doubt.against]
+        """Judge every report of this case again."""
+        return [RejudgedReport(said, *self._compare(doubt, said)) for said in doubt.against]
 
-    def _look(self, doubt: DisputedCase, said: AuditorReport) -> tuple[Result, str]:
+    def _compare(self, doubt: DisputedCase, said: AuditorReport) -> tuple[Result, str]:
         if said.exhibit is None:
             none = "nothing was shown" if said.finding == "withheld" else "it names no exhibit"
             return "word", f"{none}: its word"
@@ -119,7 +123,7 @@ class OfflineJudge:
             return "unknown", why
         if not again.proven:
             result: Result = "differs" if said.finding == "mismatch" else "word"
-            return result, f"the exhibit is not what the peer committed to ({why}): anybody could have made it"
+            return result, f"the exhibit is not what the peer committed to ({why}): any peer could have made it"
         if found in REFUTING:
             return "agrees", f"judged again here: {found}, {why}; what the peer signed fixes its bytes"
         return "differs", f"judged again here nothing is wrong ({why or found})"
@@ -132,11 +136,11 @@ class OfflineJudge:
 
     def _judge(self, doubt: DisputedCase, exhibit: Digest) -> SecondJudgment:
         if doubt.work is None:
-            raise CannotJudge("vertices that say what it was to do are lost here")
+            raise CannotJudge("the vertices with its assignment are lost here")
         data = self._blob(exhibit)
         if data is None:
             raise CannotJudge(
-                f"exhibit {short(exhibit)} is not here; auditors who refuted somebody keep theirs: while a peer "
+                f"exhibit {short(exhibit)} is not here; auditors keep those of refuted peers: while a peer "
                 "runs here atoll verify --verdicts --fetch, else --also FOLDER of one of them"
             )
         learning = learning_after(self._learning, doubt.tuned)
@@ -146,11 +150,11 @@ class OfflineJudge:
                 return self._judge_row(doubt, doubt.work, data, learning)
             if not isinstance(doubt.work, JudgeReplay):
                 said = judge_opening(doubt.work, data, learning, self._names)
-                return SecondJudgment(said, self._led_there(doubt, said))
+                return SecondJudgment(said, self._is_bound(doubt, said))
             assert before is not None
             trial = ReplayJudge(self.notary.run, learning, doubt.work, shown_from_bytes(data), before, self._name)
             return judge_again(trial, self._replica)
-        except (PeerFault, TypeError, ValueError) as why:  # strangers' bytes
+        except (PeerFault, TypeError, ValueError) as why:  # bytes of a remote peer
             return SecondJudgment(
                 JudgmentResult("withheld", why.what if isinstance(why, PeerFault) else str(why)), proven=False
             )
@@ -162,7 +166,7 @@ class OfflineJudge:
     ) -> SecondJudgment:
         statement = unreadable_from_bytes(data).statement
         if statement.signer != doubt.peer:
-            raise PeerFault("", "it is of somebody else's row")
+            raise PeerFault("", "it is about another peer's row")
         self.notary.open(statement, Commitment, doubt.keys.get(doubt.peer))
         up = None if self.settings.opened is None else self._names.up
         why = judge_row(replace(work, shown=data), learning, up)
@@ -170,16 +174,16 @@ class OfflineJudge:
             JudgmentResult("mismatch" if why else "accepted", why or "the row can be read"), proven=True
         )
 
-    def _led_there(self, doubt: DisputedCase, said: JudgmentResult) -> bool:
-        """Of an opening: it leads to what was signed, and so do the commitments that it brings along."""
+    def _is_bound(self, doubt: DisputedCase, said: JudgmentResult) -> bool:
+        """Whether an opening and the commitments in it are bound to what was signed."""
         for signed in said.others:
             self.notary.open(signed, Commitment, doubt.keys.get(signed.signer))
         return said.finding != "withheld"
 
-    # ---- what is needed for it -----------------------------------------------------------------------------
+    # ---- inputs --------------------------------------------------------------------------------------------
 
     def _blob(self, name: Digest) -> bytes | None:
-        """Byte for byte, or not at all."""
+        """The blob if it is here, byte for byte; else None."""
         for folder in self.folders:
             path = folder / "blobs" / name.hex()
             if path.exists() and blob_id(manifest_of(data := path.read_bytes())) == name:
@@ -205,7 +209,7 @@ class OfflineJudge:
         data = self._blob(work.before)
         if data is None:
             raise CannotJudge(
-                f"the state that the round began with ({short(work.before)}) is not here any more; it lies beside "
+                f"the state that the round began with ({short(work.before)}) is no longer here; it lies beside "
                 "the exhibit, where that is kept: --fetch while a peer runs here, else --also FOLDER"
             )
         try:

@@ -16,7 +16,7 @@ from atoll.worker.context import Handlers, StateStore
 @dataclass
 class SentUpdateCache:
     states: StateStore
-    rounds: int  # number of rounds whose updates are kept: those that can still be requested and the current one
+    rounds: int  # number of kept rounds: those that can still be requested and the current one
     wires: dict[int, tuple[Buffer, ...]] = field(default_factory=dict[int, tuple[Buffer, ...]])
 
     def handlers(self) -> Handlers:

@@ -139,6 +139,6 @@ def state_lacking(round: int) -> RunFailedError:
         "E-BLM-05",
         f"the state that round {round} began with is not on this disk",
         cause="a peer keeps the states of its newest rounds (keep.newest, keep.updates, keep.bytes_max), and has "
-        "none of rounds that went on without it",
+        "none of rounds that ended without it",
         fix="ask another member, or about a later round: atoll checkpoint list",
     )

@@ -2,7 +2,7 @@
 
 The arithmetic is the round's own (`worker/arithmetic.py`), on the tensor thread. The trainer measures the losses of
 the results, batch by batch, while no round needs it. At most two additional states are in memory.
-Not responsible for: whose fault a loss is.
+Not responsible for: which member is at fault.
 """
 
 from __future__ import annotations

@@ -29,16 +29,16 @@ from atoll.worker.trainer_commands import TrainerFailed
 class OfflineProgress:
     def __init__(self, tended: TrainerAccess) -> None:
         self._tended = tended
-        self.base_F: Tensor | None = None  # x where it went apart; None: it is not
-        self.since = 0  # the round in which it did
-        self.steps = 0  # taken since
-        self.batch = 1  # samples of each
-        self.merge = False  # they become late work; else they are dropped
+        self.base_F: Tensor | None = None  # x at the begin of the partition; None: not partitioned
+        self.since = 0  # round in which the partition began
+        self.steps = 0  # steps taken since
+        self.batch = 1  # samples per step
+        self.merge = False  # whether the steps become late work; else they are dropped
         self.held: DeferredUpdate | None = None
-        self.riding_F: Tensor | None = None  # what of it is in the update under way
+        self.riding_F: Tensor | None = None  # late work in the in-flight update, (F,)
 
     async def train(self, work: TrainApart, state: SharedState, recipe: Recipe) -> TrainingResult:
-        """Some more steps from x. The caller has the turn of a trainer that is ready. Raises TrainerFailed."""
+        """More steps from x. The caller holds the turn of a ready trainer. Raises TrainerFailed."""
         begin, trainer = time.monotonic(), self._tended.trainer
         if self.base_F is None:
             self.base_F, self.since, self.steps = trainer.read_x().clone(), work.round, 0
@@ -63,19 +63,19 @@ class OfflineProgress:
         return TrainingResult(done.steps, done.samples, done.loss, done.seconds / done.steps)
 
     def _position(self, state: SharedState, recipe: Recipe, shards: int) -> int:
-        """In the rates: after the round that it left, and what it took since."""
+        """Position in the learning rate schedule: after the abandoned round and the steps since."""
         steps, together = recipe.schedule.turn_steps + self.steps, recipe.batch * recipe.seq_len * shards
         return later(horizon_of(recipe), position_of(recipe, state), steps, together)
 
-    async def come_back(self) -> bool:
-        """True if there were steps apart: they wait as late work now, or are dropped, and x is where it was."""
+    async def rejoin(self) -> bool:
+        """Turn offline steps into late work, or drop them, and put x back. True if there were any."""
         if self.base_F is None:
             return False
         if self._tended.ready:
             self._tended.trainer.cancel()
         async with self._tended.turn:
             taken = self.steps > 0
-            base_F = self.fold()
+            base_F = self.stash()
             if base_F is None or not self._tended.ready:
                 return taken
             try:
@@ -84,15 +84,15 @@ class OfflineProgress:
                 await self._tended.failed()
             return taken
 
-    def fold(self) -> Tensor | None:
-        """Whatever was handed over becomes late work. Returns the x (F,) that it went on from."""
+    def stash(self) -> Tensor | None:
+        """Turn offline steps into late work; returns the x (F,) from which they began, None without any."""
         base_F, self.base_F = self.base_F, None
         self.held = self._with_out(base_F)
         self.steps = 0
         return base_F
 
     def kept(self) -> DeferredUpdate | None:
-        """What a crash now shall not cost."""
+        """Late work to be kept on disk in case of a crash, including current offline steps."""
         return self._with_out(self.base_F)
 
     def _with_out(self, base_F: Tensor | None) -> DeferredUpdate | None:
@@ -101,22 +101,24 @@ class OfflineProgress:
         x_F = self._tended.trainer.read_x()
         return self._plus(DeferredUpdate(base_F - x_F, self.since, self.steps, self.steps * self.batch))
 
-    def owe(self, left_F: Tensor, steps: int) -> None:
-        """So many steps of the round in which it went apart counted for nobody; `left_F` holds them."""
+    def add_uncounted(self, left_F: Tensor, steps: int) -> None:
+        """Add uncounted steps of the round in which the partition began; `left_F` (F,) holds their values."""
         self.held = self._plus(DeferredUpdate(left_F, self.since, steps, steps * self.batch))
 
     def _plus(self, more: DeferredUpdate) -> DeferredUpdate:
         return more if self.held is None else self.held.plus(more)
 
-    def ride(self, fresh_F: Tensor, round: int) -> LateShare | None:
-        """Late work goes with an update of this pseudo-gradient, `riding_F` (F,) of it, if there is any of a round
-        before: after a crash the round that it left is taken up again."""
+    def attach(self, fresh_F: Tensor, round: int) -> LateShare | None:
+        """Attach late work of an earlier round to the update of this pseudo-gradient; `riding_F` (F,) is its part.
+
+        Late work of the same round stays: after a crash the abandoned round is resumed.
+        """
         held = self.held if self.held is not None and self.held.since < round else None
         self.riding_F = carried(held, fresh_F) if held is not None else None
         return LateShare(held.since, held.steps, held.samples) if held is not None else None
 
     def settled(self, left_F: Tensor, given: bool) -> Tensor:
-        """Error feedback (F,) after a round: what rode in vain is held, and is no part of it."""
+        """Error feedback (F,) after a round, without late work that no vertex took (`given` is false)."""
         riding_F, self.riding_F = self.riding_F, None
         return left_F if given or riding_F is None else left_F - riding_F
 

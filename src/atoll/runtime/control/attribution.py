@@ -1,6 +1,6 @@
-"""Who damaged this round, as a peer's owner asks: rows from whoever kept them, the round made again, losses.
+"""`atoll blame --round`: fetches the archived rows of a round and measures the loss without each contributor.
 
-Answers with what was measured and with what could not be. Never accuses anybody: that is for people.
+Not responsible for: accusing a member (people do).
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from atoll.features.attribution.leave_one_out import notable, state_lacking
 from atoll.peer.operator_commands import question_of
 from atoll.peer.tasks import FindState, LeaveOneOutResult
 
-if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs
+if TYPE_CHECKING:  # the driver imports torch, and light commands import this file
     from atoll.runtime.training_peer import TrainingPeer
 
 
 async def blame_round(host: TrainingPeer, round: int) -> dict[str, Any]:
-    """What the absence of each contributor would have changed in this round."""
+    """The change of the loss without each contributor of this round."""
     if not host.island.trains or host.island.tended.attached:
         raise RefusedError(
             "E-BLM-07",
-            "this peer cannot look at what the run holds out",
+            "this peer cannot measure held-out losses",
             cause="it observes, or its loop has a model and data of its own",
-            fix="ask the peer of a member that trains a built-in model",
+            fix="run the command at a member that trains a built-in model",
         )
     try:
         asked = question_of(host.machine, round)
-        if not await host.island.do(FindState(asked.ground.parent.state)):  # it stays from now on, as rows do
+        if not await host.island.do(FindState(asked.ground.parent.state)):  # pins the state, as rows are pinned
             raise state_lacking(round)
         gathered = await host.gather_rows(round)
     except ValueError as why:
         raise RefusedError(
             "E-BLM-02",
-            f"round {round} cannot be made again: {why}",
-            fix="atoll blame lists those whose updates are kept",
+            f"round {round} cannot be replayed: {why}",
+            fix="atoll blame lists the rounds with archived updates",
         ) from None
     work = asked.work(host.machine.kept_rows.here.get(round, {}))
     if not any(work.parts):
@@ -46,19 +46,19 @@ async def blame_round(host: TrainingPeer, round: int) -> dict[str, Any]:
         later = f"atoll blame --round {here[-1]}, or " if here else ""
         raise UsageError(
             "E-BLM-03",
-            f"nobody who answers kept the updates of round {round}",
-            cause=f"peers keep those of as many rounds as their run.toml says (keep.updates), {kept}",
+            f"no reachable member kept the updates of round {round}",
+            cause=f"peers keep updates for keep.updates rounds of their run.toml, {kept}",
             fix=f"{later}set keep.updates higher at all members and start them again, "
             "which keeps updates from then on",
         )
     found = await host.island.do(work)
     assert isinstance(found, LeaveOneOutResult)
     left_out = [n for n, part in enumerate(work.parts) if part is None]
-    told = _told(host, round, found, gathered.gone)
+    told = _summary(host, round, found, gathered.gone)
     return told | {"parts_left_out": left_out, "summed_on_the_way": asked.summed_on_the_way}
 
 
-def _told(
+def _summary(
     host: TrainingPeer, round: int, found: LeaveOneOutResult, gone: tuple[tuple[int, PeerId], ...]
 ) -> dict[str, Any]:
     assert host.machine.history is not None
@@ -87,5 +87,5 @@ def _told(
 
 
 def _finite(loss: float | None) -> float | None:
-    """JSON has no other numbers."""
+    """The loss if JSON can express it; else None."""
     return loss if loss is not None and isfinite(loss) else None

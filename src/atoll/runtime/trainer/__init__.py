@@ -1,21 +1,20 @@
-"""The trainer: its own process that owns a device, and the asyncio object through which a peer drives it.
+"""Trainer process: owns a device; a peer drives it through an asyncio object.
 
-Networking never waits for a step and a step never waits for Python's lock. Tensors cross by shared memory
-(`shared.py`), commands and answers as length-prefixed msgpack over the child's stdin and stdout; what a model
-prints goes to stderr. One command is under way at a time; only `cancel` overtakes.
+Networking never waits for a step, and a step never waits for Python's lock. Tensors cross by shared memory
+(`shared_memory.py`). Commands and answers are length-prefixed msgpack over the child's stdin and stdout; output of
+the model goes to stderr. One command runs at a time; only `cancel` overtakes.
 
-A trainer may go on by itself from what it handed over (`Train.ahead`): it takes steps whenever nobody says
-anything, and they count when the next ones are asked for. What peers agree on meanwhile comes as a `MergeAnchor`.
+After a hand-over a trainer may continue by itself (`TrainSteps.ahead`): it steps while no command arrives, and
+these steps count in the next `train`. Agreed values arrive meanwhile as `MergeAnchor`.
+Invariants:
+- A trainer that crashes, hangs, runs out of memory or diverges surfaces at once as a `TrainerFailed`.
+- If the parent dies in any way, the pipe ends and the trainer exits.
+- The child is never forked: it is a fresh interpreter, `python -m atoll.runtime.trainer`; this works in notebooks.
 
-A trainer that crashes, hangs, runs out of memory or diverges surfaces at once as a `TrainerFailed` in plain
-words. If the parent dies, however it dies, the pipe ends and the trainer exits.
-Never forks: the child is a fresh interpreter, `python -m atoll.runtime.trainer`, which works from notebooks too.
-
-    words     what the two say to each other
-    parent    the peer's side: starts the process, asks it, watches it, ends it
-    child     the process's side: model, data and inner state, and what is done on each command
-    auditing  there too: the chain of a round, and segments shown or taken again, step by step
-    failures  what went wrong, in words for people
+    protocol  commands, answers and frames (commands of capabilities lie beside these)
+    client    the peer's side: starts, drives, watches and ends the process
+    process   the process's side: model, data, inner state, and a handler per command
+    failures  failures as texts for people
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A trainer process begins here, with the descriptor of its mailbox: `python -m atoll.runtime.trainer FD`."""
+"""Entry point of a trainer process: `python -m atoll.runtime.trainer FD`, with the descriptor of its mailbox."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from contextlib import suppress
 from atoll.runtime.trainer.process import CommandReader, TrainerProcess
 from atoll.runtime.trainer.protocol import read_frame
 
-NICE = 5  # below the peer beside it: a heartbeat is worth more than a step
+NICE = 5  # lower priority than the peer: a heartbeat is worth more than a step
 
 
 def _main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a model or a library prints must not be taken for an answer
-    _be_humble()
+    os.dup2(2, 1)  # output of a model or a library must not be read as an answer
+    _lower_priority()
     frame = read_frame(sys.stdin.buffer)
     if frame is None:
         return
@@ -32,9 +32,9 @@ def _main() -> None:
     os._exit(1)  # an orderly end would wait for the listener, which waits for the parent
 
 
-def _be_humble() -> None:
-    """The peer beside this process comes first, for the processor and when memory runs out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the parent's to answer; its end ends us
+def _lower_priority() -> None:
+    """The peer comes first, for the processor and when memory runs out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl+C; its end ends this process
     with suppress(OSError):
         os.nice(NICE)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:

@@ -1,7 +1,10 @@
-"""The peer's side of a trainer: starts the process, asks it, watches over it, ends it.
+"""Trainer client: starts the trainer process, sends commands, watches progress, ends the process.
 
-Promises: every question has one answer or a `TrainerFailed`; a process that shows no progress is ended.
-Never asks a second thing before the first is answered, never touches the model itself: x lies in the mailbox.
+Invariants:
+- Every command has one answer or a `TrainerFailed`.
+- A process without progress is ended.
+- One command at a time.
+Not responsible for: the model (x lies in the mailbox).
 """
 
 from __future__ import annotations
@@ -54,26 +57,28 @@ from atoll.verification.replay_audit.replay import TrainingAssignment
 from atoll.verification.replay_audit.trainer_commands import AuditProgress, JudgeSegment, NextAuditStep, ShowSegment
 from atoll.worker.trainer_commands import Look, LossesMeasured, NextBatch, TrainerFailed, TrainerSpec
 
-STEPS_OF_SILENCE = 20  # a step that takes so many times longer than the last ones counts as hung
-# What Python runs, with the descriptor of the mailbox behind it. -P: no module comes from the working directory,
-# which `-m` would search first.
+STEPS_OF_SILENCE = 20  # a step that takes 20 times longer than the last ones counts as hung
+# Arguments of Python, before the descriptor of the mailbox. -P: no module comes from the working directory, which
+# `-m` would search first.
 PROGRAM = ("-P", "-m", "atoll.runtime.trainer")
-LOOK_EVERY_S = 1.0  # how often patience is checked, and its margin: the parent's own loop may have been busy
-STDERR_KEPT = 4096  # bytes of the child's last words that go into a failure
+LOOK_EVERY_S = (
+    1.0  # seconds between checks of the patience, and its margin: the parent's own loop may have been busy
+)
+STDERR_KEPT = 4096  # last bytes of the child's stderr that go into a failure
 
-ALONE = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # else a compiler starts as many processes as there are cores
+ALONE = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # else a compiler starts one process per core
 
 T = TypeVar("T")
 
 
 def threads_per_trainer(trainers: int) -> int:
-    """torch threads for each of so many trainers on this computer."""
+    """torch threads for each of `trainers` trainers on this computer."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // max(1, trainers))
 
 
 def check_device(name: str) -> None:
-    """UsageError unless this computer has it."""
+    """UsageError unless this computer has the device."""
     device = torch.device(name)
     count = torch.cuda.device_count()
     if device.type == "cpu" or (device.index or 0) < count:
@@ -83,8 +88,8 @@ def check_device(name: str) -> None:
         "E-TRN-14",
         f'node.device = "{name}", and PyTorch finds {count} GPUs here{built}',
         cause="no driver, another build of PyTorch than this computer needs, or CUDA_VISIBLE_DEVICES hides them",
-        fix="ask python -c 'import torch; print(torch.cuda.device_count())'; "
-        'then mend that, or write node.device = "cpu"',
+        fix="run python -c 'import torch; print(torch.cuda.device_count())'; "
+        'then repair the driver or the build, or write node.device = "cpu"',
     )
 
 
@@ -149,12 +154,11 @@ class TrainerClient:
     ) -> StepsTrained:
         """At most `steps` inner steps from x, at most until `until` (time.monotonic()); x is then in `read_x()`.
 
-        With `ahead`, also of 0, it goes on from there by itself, so many steps, and after a `merge` as many as
+        With `ahead`, also 0, the trainer then takes up to `ahead` steps by itself, and after a `merge` up to
         `steps`; the next `train` counts them. `cancel`, or cancelling the awaiting task, ends it at the next step
-        boundary; the steps taken count. With an `assignment` it keeps a chain, whose links come with the answer;
-        chains of rounds that are `held` it keeps, too. `apart`: on data from half an epoch ahead.
-        `batch`: samples of a step, if they are not the spec's. `inner` and `horizon`: numbers of its optimizer from
-        now on, of the spec's kind.
+        boundary; the steps taken count. With an `assignment` it keeps a chain and returns the links; it also keeps
+        the chains of the rounds in `held`. `apart`: data from half an epoch ahead. `batch`: samples per step, 0:
+        the spec's. `inner` and `horizon`: optimizer numbers from now on, of the spec's kind.
         """
         assert steps >= 0
         self._job += 1
@@ -163,30 +167,30 @@ class TrainerClient:
         return await self._ask(job, StepsTrained)
 
     def cancel(self) -> None:
-        """End the training under way at its next step boundary. Harmless if there is none."""
+        """End the current training at its next step boundary. Does nothing if there is none."""
         if self._process is not None and not self._failure.done():
             self._say(CancelTraining(self._job))
 
     def hand_over(self) -> None:
-        """The same, and it goes on ahead from there as after all its steps."""
+        """Like `cancel`; the trainer then continues by itself as after all steps."""
         if self._process is not None and not self._failure.done():
             self._say(CancelTraining(self._job, ahead=True))
 
     def stand(self) -> None:
-        """The same as `cancel`, and it takes no step ahead either until the next `train`."""
+        """Like `cancel`; the trainer takes no step by itself until the next `train`."""
         if self._process is not None and not self._failure.done():
             self._say(CancelTraining(self._job, stands=True))
 
     def read_x(self) -> Tensor:
-        """(F,): x as of the end of the last `train` or `write_x`. A view: it changes with the next of them."""
+        """x (F,) at the end of the last `train` or `write_x`. A view: the next of them changes it."""
         return self._mailbox.x_F
 
     async def write_x(self, x_F: Tensor, counters: tuple[int, ...] = ()) -> None:
-        """Go on from these parameters and buffers (F,)."""
+        """Set x to these parameters and buffers (F,)."""
         await self._ask(WriteParameters(counters), CommandDone, before=lambda: self._mailbox.x_F.copy_(x_F))
 
     async def merge(self, lo: int, value_N: Tensor, how: Taken) -> None:
-        """x[lo : lo + N] takes in a new anchor (N,), between two steps; `shift` adds what is given."""
+        """Merge a new anchor (N,) into x[lo : lo + N], between two steps; `shift` adds the values."""
         into_N = self._mailbox.x_F[lo : lo + len(value_N)]
         await self._ask(MergeAnchor(lo, lo + len(value_N), how), CommandDone, before=lambda: into_N.copy_(value_N))
 
@@ -196,39 +200,39 @@ class TrainerClient:
         return await self._ask(command, ModelEvaluated, before=lambda: self._mailbox.show(of_F))
 
     async def sample(self, prompt: str, n: int, seed: int = 0, of_F: Tensor | None = None) -> str:
-        """What the model would write after `prompt`, `n` bytes, with x or with these parameters (F,)."""
+        """`n` bytes that the model writes after `prompt`, with x or with these parameters (F,)."""
         command = SampleText(prompt, n, seed, given=of_F is not None)
         return (await self._ask(command, TextSampled, before=lambda: self._mailbox.show(of_F))).text
 
     async def audit(self, work: ShowSegment | JudgeSegment | NextAuditStep) -> AuditProgress:
-        """Begin to show or to judge, or go on with it, for one step: no round waits for the rest."""
+        """One step of showing or judging a segment: no round waits for the rest."""
         return await self._ask(work, AuditProgress)
 
     async def validate(self, work: Look | NextBatch, of_F: Tensor | None = None) -> LossesMeasured:
-        """Begin to look at these parameters (F,), or go on with it, for one batch: no round waits for the rest."""
+        """One batch of a measurement at these parameters (F,): no round waits for the rest."""
         return await self._ask(work, LossesMeasured, before=lambda: self._mailbox.show(of_F))
 
     def made(self) -> Tensor:
-        """A copy (F,) of what steps made that were taken again, right after the last of them."""
+        """A copy (F,) of the update of a replay, valid right after its last step."""
         return self._mailbox.shown()
 
     async def inner_state(self, room: Room = new_wire) -> Buffer:
-        """A copy of it, in `room`."""
+        """A copy of the inner state, in `room`."""
         return await self._ask(
             SaveInner(), InnerSaved, after=lambda saved: self._mailbox.take(saved.size_bytes, room)
         )
 
     async def set_inner_state(self, data: Buffer) -> None:
-        """Empty bytes begin afresh, as after a divergence."""
+        """Empty bytes: fresh inner state, as after a divergence."""
         await self._ask(LoadInner(len(data)), CommandDone, before=lambda: self._mailbox.put(data))
 
     async def stop(self) -> None:
-        """End the process, whatever it is doing. Harmless if there is none."""
+        """End the process in any state. Does nothing if there is none."""
         process, self._process = self._process, None
         if process is None:
             return
         with suppress(ProcessLookupError):
-            process.kill()  # it holds nothing that could be lost: what counts lies in the mailbox
+            process.kill()  # nothing is lost: the mailbox holds all state that counts
         await process.wait()
         for task in self._tasks:
             task.cancel()
@@ -242,8 +246,10 @@ class TrainerClient:
         before: Callable[[], object] | None = None,
         after: Callable[[T], object] | None = None,
     ) -> Any:
-        """Send one command and wait for its answer, or what `after` makes of it; the lock is held until it came,
-        even if the caller leaves."""
+        """Send one command and return its answer, or `after(answer)`.
+
+        The lock is held until the answer arrives, even if the caller is cancelled.
+        """
         turn = asyncio.ensure_future(self._turn(command, expected, before, after))
         try:
             return await asyncio.shield(turn)
@@ -278,13 +284,13 @@ class TrainerClient:
             return after(answer) if after is not None else answer
 
     async def _watch(self, answer: asyncio.Future[Answer]) -> Answer:
-        """Wait for the answer as long as there are signs of progress."""
+        """Wait for the answer while there are signs of progress."""
         failure = self._failure  # of this process: a restart makes a new one
         while True:
             patience_s = self._spec.first_patience_s
             if self._step_s is not None:
                 patience_s = max(self._spec.patience_s, STEPS_OF_SILENCE * self._step_s)
-            await asyncio.wait(  # a heartbeat changes the patience: look again every second
+            await asyncio.wait(  # a heartbeat changes the patience: check every second
                 {answer, failure}, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
             )
             if answer.done():
@@ -308,11 +314,11 @@ class TrainerClient:
         assert self._process is not None and self._process.stdin is not None
         body = msgspec.msgpack.encode(command)
         assert len(body) <= FRAME_MAX
-        with suppress(ConnectionError):  # the listener notices the end and says why
+        with suppress(ConnectionError):  # the listener notices the end and reports the cause
             self._process.stdin.write(LENGTH.pack(len(body)) + body)
 
     async def _listen(self) -> None:
-        """Read answers until the child's stdout ends, then say what became of it."""
+        """Read answers until the child's stdout ends, then report how the child ended."""
         assert self._process is not None and self._process.stdout is not None
         process, stdout = self._process, self._process.stdout
         with suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -323,20 +329,22 @@ class TrainerClient:
                 if isinstance(answer, TrainerHeartbeat):
                     self._step_s = answer.step_s
                     if self._on_beat is not None and self._training:
-                        asyncio.get_running_loop().call_soon(self._on_beat, answer)  # its errors are its own
+                        asyncio.get_running_loop().call_soon(
+                            self._on_beat, answer
+                        )  # errors of the callback do not end the listener
                 elif self._answer is not None and not self._answer.done():
                     self._answer.set_result(answer)
         code = await process.wait()
-        await asyncio.wait(self._tasks[1:], timeout=LOOK_EVERY_S)  # the last words
+        await asyncio.wait(self._tasks[1:], timeout=LOOK_EVERY_S)  # for the rest of stderr
         self._fail(death(code, self._last_words.decode(errors="replace")))
 
     async def _overhear(self) -> None:
-        """Keep the end of what the child prints."""
+        """Keep the last bytes of the child's stderr."""
         assert self._process is not None and self._process.stderr is not None
         while text := await self._process.stderr.read(STDERR_KEPT):
             self._last_words = (self._last_words + text)[-STDERR_KEPT:]
 
 
 def _python_path() -> str:
-    """The child finds the very packages the parent runs with, also when they are not installed."""
+    """The parent's import path, so that the child finds the same packages, installed or not."""
     return os.pathsep.join(path for path in sys.path if path)

@@ -1,4 +1,4 @@
-"""What can go wrong with a trainer, in words for people: what happened, the likely cause, what to do."""
+"""Trainer failures as texts for people: what happened, the likely cause, the next step."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ HINTS = {  # likely cause, what to do
 
 
 def broken(said: CommandFailed) -> TrainerFailed:
-    """It could not do what it was asked, and says so itself."""
+    """The failure that the trainer itself reports."""
     cause, fix = HINTS.get(said.why, ("", ""))
     return TrainerFailed(said.why, said.what, cause=cause, fix=fix, alive=True)
 
 
 def hung(patience_s: float) -> TrainerFailed:
-    """It made no progress for so long."""
+    """The failure of a trainer without progress for `patience_s` seconds."""
     return TrainerFailed(
         "hung",
         f"the trainer made no progress for {patience_s:.0f} s and was ended",
         cause="a device driver that stopped answering, or a machine that swaps",
-        fix="look at its load, lower the batch, then start it again",
+        fix="check the load of this computer, lower the batch, then start it again",
     )
 
 
 def death(code: int, last_words: str) -> TrainerFailed:
-    """Its process is gone, with this exit status and after this on stderr."""
+    """The failure of a process that ended with this exit status; `last_words`: the end of its stderr."""
     if code == -signal.SIGKILL:
         return TrainerFailed(
             "memory",
             "the trainer was killed by the system (SIGKILL)",
-            cause="out of memory, or somebody killed it",
+            cause="out of memory, or another process killed it",
             fix="lower the batch or choose a smaller model",
         )
     lines = [line for line in last_words.strip().splitlines() if line.strip()]

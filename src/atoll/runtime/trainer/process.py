@@ -1,9 +1,11 @@
-"""The process's side of a trainer: model, data and inner state, and what is done on each command.
+"""Trainer process: model, data and inner state, and the loop over commands.
 
-Takes steps between commands where it may (`Train.ahead`); hears of a cancel between any two steps. Where gradients
-are pipelined these are steps of later rounds: the sums wait in a queue, and each round is handed the oldest.
-Promises: what the user or the data did wrong is an answer (`CommandFailed`), and the next command is served.
-Never decides when to train or what counts, never speaks unasked but for heartbeats while it works.
+Takes steps between commands where it may (`TrainSteps.ahead`), and notices a cancel between any two steps. With
+pipelined gradients these are steps of later rounds: the sums wait in a queue, and each round gets the oldest.
+Invariants:
+- A mistake of the user or of the data is an answer (`CommandFailed`), and the next command is served.
+- Heartbeats are the only unrequested output.
+Not responsible for: when to train and what counts.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ from atoll.worker.trainer_commands import (
     NextBatch,
 )
 
-BEAT_EVERY_S = 0.5  # a heartbeat at the first step boundary after this long; more would only wake the peer
+BEAT_EVERY_S = 0.5  # seconds between heartbeats, sent at step boundaries; more would only wake the peer
 
 T = TypeVar("T")
 
@@ -90,34 +92,32 @@ class TrainerProcess:
         self.fd, self.commands, self.answers = fd, commands, answers
         self.spec = SPEC.decode(frame)
         self.beaten = time.monotonic()
-        self.span = _TrainingSpan()  # the steps since x was handed over
-        self.onward: TrainSteps | None = None  # the steps that may be taken unasked
-        self.full = 0  # how many it may be once nothing is under way
-        self.waiting = deque[
-            tuple[Tensor, _TrainingSpan]
-        ]()  # sums of gradients that later rounds are handed, oldest first
+        self.span = _TrainingSpan()  # steps since the last hand-over
+        self.onward: TrainSteps | None = None  # job that may continue without a command
+        self.full = 0  # steps that it may take once no update is in flight
+        self.waiting = deque[tuple[Tensor, _TrainingSpan]]()  # gradient sums for later rounds, oldest first
         self.depth = (
             self.spec.inner.depth if isinstance(self.spec.inner, PipelinedGradients) else 0
-        )  # the most that wait
-        self.trouble: CommandFailed | None = None  # what happened in them, told when the next ones are asked for
-        self.sent_F: Tensor | None = None  # x as it was handed over; stale unless something is under way
+        )  # most sums that wait
+        self.failure: CommandFailed | None = None  # failure in steps ahead, answered to the next `TrainSteps`
+        self.sent_F: Tensor | None = None  # x at the hand-over; stale unless an update is in flight
         self.under_way = False
 
     def serve(self) -> None:
         """Build what the spec names, then carry out commands until the process is ended."""
         self.say(self.outcome(self.set_up))
         while True:
-            self.go_on()
+            self.step_ahead()
             command = self.commands.next()
             self.say(self.outcome(partial(self.carry_out, command)))
 
-    def go_on(self) -> None:
-        """The steps that may be taken unasked, while nobody says anything."""
-        while self.commands.quiet and self._goes_ahead():
+    def step_ahead(self) -> None:
+        """Take steps ahead while no command arrives."""
+        while self.commands.quiet and self._take_step_ahead():
             pass
 
-    def _goes_ahead(self) -> bool:
-        """One of them is taken, if one may be."""
+    def _take_step_ahead(self) -> bool:
+        """Take one step ahead, if one may be taken; whether it was."""
         job = self.onward
         if job is None or job.job <= self.commands.stands:
             return False
@@ -125,7 +125,7 @@ class TrainerProcess:
             return False
         outcome = self.outcome(partial(self._take_step, job))
         if isinstance(outcome, CommandFailed):
-            self.trouble, self.onward = outcome, None
+            self.failure, self.onward = outcome, None
             return False
         if self.depth and self.span.steps == job.steps:
             sum_F = torch.empty_like(self.x_F)
@@ -135,7 +135,7 @@ class TrainerProcess:
         return True
 
     def outcome(self, work: Callable[[], T]) -> T | CommandFailed:
-        """What the user or the data did wrong is an answer too; our own bugs end us."""
+        """The result, or the failure as an answer if the user or the data caused it; a bug ends the process."""
         try:
             return work()
         except _LossDiverged as why:
@@ -163,20 +163,20 @@ class TrainerProcess:
         self.x_P = self.x_F[: self.layout.parameters]
         self.matrices = matrices_of(self.layout)
         self.inner = fresh_inner(self.layout.parameters, spec.device)
-        room_bytes = sum(map(len, inner_pieces(self.inner))) + 64  # the count of steps may gain digits
-        room_bytes = max(room_bytes, 4 * self.layout.floats)  # or a model to look at
+        room_bytes = sum(map(len, inner_pieces(self.inner))) + 64  # the step count may gain digits
+        room_bytes = max(room_bytes, 4 * self.layout.floats)  # or a second model
         self.mailbox = SharedMailbox(self.fd, self.layout.floats, room_bytes)
         self.mailbox.x_F.copy_(self.x_F)
         return TrainerReady(self.layout, room_bytes)
 
-    def _looked(self, looked: LossesMeasured) -> LossesMeasured:
-        """What steps that were taken again make lies in the mailbox."""
+    def _publish_update(self, looked: LossesMeasured) -> LossesMeasured:
+        """After a replay the mailbox holds its update."""
         if looked.done:
             self.mailbox.show(self.validating.made_F)
         return looked
 
     def _compile(self) -> None:
-        """Before anybody waits for a step, and without leaving a trace in the model."""
+        """Compile before a round waits for a step; the model stays unchanged."""
         kept = flatten(self.model, self.layout)
         self.gradient.of(self._batch(TrainSteps(0, 1, None, 0, 0, 1, 0), 0))
         unflatten(*kept, self.model, self.layout)
@@ -188,14 +188,14 @@ class TrainerProcess:
             case WriteParameters(counters):
                 return self.write_x(counters)
             case MergeAnchor():
-                while self.depth and self._goes_ahead():  # each gradient is of the parameters that its turn has
+                while self.depth and self._take_step_ahead():  # each gradient belongs to the parameters of its turn
                     self._beat(len(self.waiting), self.span.last_loss, self.span.seconds)
                 return self.merge(command)
             case EvaluateModel(samples, given):
-                with self._looking_at(given):
+                with self._model_at(given):
                     return self.evaluate(samples)
             case SampleText(prompt, n, seed, given):
-                with self._looking_at(given):
+                with self._model_at(given):
                     return TextSampled(generate_text(self.model, prompt, n, seed))
             case SaveInner():
                 return InnerSaved(self.mailbox.put(*inner_pieces(self.inner)))
@@ -206,27 +206,27 @@ class TrainerProcess:
             case NextAuditStep():
                 return self.auditing.go_on()
             case BeginValidation() | BeginScoring() | BeginReplay():
-                return self._looked(self.validating.start(command, self.mailbox.shown()))
+                return self._publish_update(self.validating.start(command, self.mailbox.shown()))
             case NextBatch():
-                return self._looked(self.validating.go_on())
+                return self._publish_update(self.validating.go_on())
             case CancelTraining():
-                raise AssertionError("the listener keeps these to itself")
+                raise AssertionError("CommandReader handles these")
 
     def train(self, job: TrainSteps) -> StepsTrained | CommandFailed:
-        trouble, self.trouble, onward, self.onward = self.trouble, None, self.onward, None
-        if trouble is not None:
-            return trouble
+        failure, self.failure, onward, self.onward = self.failure, None, self.onward, None
+        if failure is not None:
+            return failure
         if job.inner is not None:
             self.spec = msgspec.structs.replace(self.spec, inner=job.inner, horizon=job.horizon)
         if onward is not None and _dealt(onward) != _dealt(job):
-            self.waiting.clear()  # what waits was learned from samples that are others' now
+            self.waiting.clear()  # the waiting sums come from samples that now belong to others
         step_s = 0.0
         if job.assignment is not None:
             assert self.span.steps == 0, "a chain begins with a round"
             self.auditing.begin(job.assignment, self._live(), job.held)
         while self.span.steps < job.steps and job.job not in (self.commands.cancelled, self.commands.hurried):
             if self.waiting:
-                break  # those of this round are taken
+                break  # the sum of this round is ready
             stepped = time.monotonic()
             if job.until is not None and stepped + step_s > job.until:
                 break
@@ -235,12 +235,14 @@ class TrainerProcess:
                 self.auditing.record.note(self._live(), self.span.steps)
             step_s = time.monotonic() - stepped
             self._beat(self.span.steps, self.span.last_loss, step_s)
-        if not all(bool(end.isfinite()) for end in self.x_F.aminmax()):  # isfinite of all makes four vectors more
+        if not all(
+            bool(end.isfinite()) for end in self.x_F.aminmax()
+        ):  # isfinite over all values would allocate four vectors
             raise _LossDiverged(f"parameters are not finite after {self.span.steps} steps")
         return self._hand_over(job)
 
     def _take_step(self, job: TrainSteps) -> None:
-        """The next one of the job."""
+        """The next step of the job."""
         began, span = time.monotonic(), self.span
         inputs, targets = self._batch(job, job.cursor + span.samples)
         span.last_loss = self._step(inputs, targets, step_at(self.spec.horizon, self._position(job, span.steps)))
@@ -258,7 +260,7 @@ class TrainerProcess:
             span = self._end_span(self.mailbox.x_F)
         record = self.auditing.end(self._live, span.steps)
         if job.ahead is not None and span.steps:
-            if not self.depth:  # else x rests
+            if not self.depth:  # else x stands still
                 self.sent_F = self.x_F.clone() if self.sent_F is None else self.sent_F.copy_(self.x_F)
                 self.under_way = True
             left = 0 if self.commands.cancelled == job.job else job.steps if self.depth else job.ahead
@@ -279,24 +281,24 @@ class TrainerProcess:
         )
 
     def _end_span(self, into_F: Tensor) -> _TrainingSpan:
-        """What its steps came to goes into the given vector, and the next one begins."""
+        """Write the result of the span into this vector (F,) and begin the next span."""
         into_F.copy_(self.x_F)
         if isinstance(
             self.spec.inner, GradientAccumulation
-        ):  # x rests: what is handed over is the sum of gradients
+        ):  # x stands still: the hand-over is the sum of gradients
             into_F[: self.layout.parameters].copy_(self.inner.first_P)
             self.inner.first_P.zero_()
         span, self.span = self.span, _TrainingSpan()
         return span
 
     def _after(self, job: TrainSteps, spans: Sequence[_TrainingSpan]) -> TrainSteps:
-        """The same job once these were taken."""
+        """The same job after these spans."""
         cursor = job.cursor + sum(span.samples for span in spans)
         position = self._position(job, sum(span.steps for span in spans))
         return msgspec.structs.replace(job, cursor=cursor, global_step=position)
 
     def _position(self, job: TrainSteps, steps: int) -> int:
-        """Where the run stands in its rates after so many steps of the job, as far as this worker knows."""
+        """The position in the learning rate schedule after this number of steps of the job."""
         spec = self.spec
         together = (job.batch or spec.batch) * spec.seq_len * job.shards
         return later(spec.horizon, job.global_step, steps, together)
@@ -305,7 +307,7 @@ class TrainerProcess:
         return msgspec.structs.replace(profile_here(self.spec.computing), device=self.x_F.device.type)
 
     def _live(self) -> TrainerSnapshot:
-        """A copy, on the host, of everything that the next step depends on."""
+        """A copy on the host of all state that the next step depends on."""
         x_F, counters_K = flatten(self.model, self.layout)
         first_P, second_P = (
             moment_P.to("cpu", copy=True) for moment_P in (self.inner.first_P, self.inner.second_P)
@@ -342,7 +344,7 @@ class TrainerProcess:
 
     @torch.no_grad()
     def merge(self, job: MergeAnchor) -> CommandDone:
-        """What was agreed goes into x; the steps since x was handed over stay, as far as the recipe lets them."""
+        """Merge agreed values into x; the steps since the hand-over stay as far as the recipe allows."""
         if job.how == "afresh":
             return self.write_x(())
         here = slice(job.lo, job.hi)
@@ -353,13 +355,13 @@ class TrainerProcess:
             sent_N = self.sent_F[here] if self.under_way and self.sent_F is not None else x_N
             merge(job.how, x_N, sent_N, new_N)
         self.under_way = False
-        if self.onward is not None:  # nothing is under way any more: it may take all the steps of the next round
+        if self.onward is not None:  # no update is in flight: all steps of the next round may be taken
             self.onward = msgspec.structs.replace(self.onward, steps=self.full)
         return CommandDone()
 
     @contextmanager
-    def _looking_at(self, given: bool) -> Iterator[None]:
-        """The model holds the parameters behind x in the mailbox for a while, if they are given."""
+    def _model_at(self, given: bool) -> Iterator[None]:
+        """Within the context the model holds the parameters behind x in the mailbox, if `given`."""
         if not given:
             yield
             return
@@ -372,7 +374,7 @@ class TrainerProcess:
 
     @torch.no_grad()
     def write_x(self, counters: tuple[int, ...]) -> CommandDone:
-        self.span, self.onward, self.trouble, self.under_way = _TrainingSpan(), None, None, False
+        self.span, self.onward, self.failure, self.under_way = _TrainingSpan(), None, None, False
         self.waiting.clear()
         self.x_F.copy_(self.mailbox.x_F)
         if isinstance(self.spec.inner, GradientAccumulation):
@@ -422,7 +424,7 @@ class TrainerProcess:
 
 @dataclass
 class _TrainingSpan:
-    """Steps since x was handed over."""
+    """Steps since the last hand-over."""
 
     steps: int = 0
     samples: int = 0
@@ -433,7 +435,7 @@ class _TrainingSpan:
 
 
 def _dealt(job: TrainSteps) -> tuple[int, int, int]:
-    """How samples were dealt out when it was asked for."""
+    """How the samples of the job were dealt out."""
     return job.shard, job.shards, job.batch
 
 
@@ -442,12 +444,12 @@ class _LossDiverged(Exception):
 
 
 class CommandReader:
-    """Commands as they come in on a thread of their own, so that a cancel is seen between steps."""
+    """Reader of commands in a separate thread, so that a cancel is noticed between steps."""
 
     def __init__(self, source: BinaryIO) -> None:
-        self.cancelled = -1  # number of the job that was cancelled last
-        self.hurried = -1  # of the one that was to hand over what it had, and to go on
-        self.stands = -1  # of the one after which no step is taken unasked
+        self.cancelled = -1  # last job that was cancelled
+        self.hurried = -1  # last job that had to hand over early and continue
+        self.stands = -1  # last job after which no step ahead is taken
         self._source, self._waiting = source, queue.SimpleQueue[Command]()
 
     def listen(self) -> None:
@@ -460,11 +462,11 @@ class CommandReader:
                 self.stands = command.job if command.stands else self.stands
             else:
                 self._waiting.put(command)
-        os._exit(0)  # the parent is gone: nobody is left to answer to
+        os._exit(0)  # the parent is gone
 
     @property
     def quiet(self) -> bool:
-        """Nothing was said that is not carried out yet."""
+        """Whether no command waits."""
         return self._waiting.empty()
 
     def next(self) -> Command:

@@ -1,9 +1,8 @@
-"""What a peer and its trainer say to each other, frame by frame over a pipe.
+"""Trainer protocol: commands and answers between a peer and its trainer, as frames over a pipe.
 
-The parent asks with a `Command` and gets one `Answer` to each, and a `Beat` now and then while it waits;
-`CancelTraining`
-alone has no answer. An attached loop (`runtime/embed/peer_process.py`) uses some of the same words.
-Never leave the computer, and both ends are of one version: these words may change with every release.
+The parent sends a `Command` and gets one `Answer` to each, with `TrainerHeartbeat`s while it waits;
+`CancelTraining` has no answer. An attached loop (`runtime/embed/peer_process.py`) uses some of the same types.
+Frames never leave the computer and both ends run one version, so these types may change with every release.
 """
 
 from __future__ import annotations
@@ -36,32 +35,34 @@ LENGTH = struct.Struct("<I")
 Taken = How | Literal["shift", "afresh"]
 
 
-# ---- What the parent says ----------------------------------------------------------------------------------
+# ---- Commands ----------------------------------------------------------------------------------------------
 
 
 class TrainSteps(msgspec.Struct, frozen=True, tag="Train"):
     job: int
     steps: int
-    until: float | None  # time.monotonic() of this machine: no step begins that would end later
+    until: float | None  # time.monotonic() of this computer; a step that would end later does not begin
     cursor: int
     shard: int
     shards: int
-    global_step: int  # or tokens, where there is a horizon: a position of training/recipe/lr_position.py
+    global_step: int  # or tokens, if there is a horizon: a position of training/recipe/lr_position.py
     ahead: int | None = None
-    """Steps that it goes on afterwards, until something is merged, which then frees all of the next round's; these
-    count. 0: it stands until then. None: whatever is merged, it waits to be asked."""
-    assignment: TrainingAssignment | None = None  # keep a chain of these steps: the round may be audited
-    held: tuple[int, ...] = ()  # rounds whose chain is still to be shown
-    apart: bool = False  # from half an epoch ahead: the run goes on without these steps
-    batch: int = 0  # samples of a step; 0: as the spec has it
-    inner: Inner | None = None  # with these numbers from now on; None: as before, and so is the horizon
+    """Steps that the trainer takes by itself after the hand-over; a merge frees all steps of the next round.
+
+    0: it waits for the merge. None: it waits for the next `TrainSteps`, also after a merge.
+    """
+    assignment: TrainingAssignment | None = None  # with it the trainer keeps a chain of these steps for audits
+    held: tuple[int, ...] = ()  # rounds with a chain that is still to be shown
+    apart: bool = False  # samples from half an epoch ahead: the run continues without these steps
+    batch: int = 0  # samples per step; 0: those of the spec
+    inner: Inner | None = None  # optimizer numbers from now on; None: inner and horizon stay as they are
     horizon: ScheduleHorizon | None = None
 
 
 class CancelTraining(msgspec.Struct, frozen=True, tag="Cancel"):
-    job: int  # a cancel that comes too late must not stop the next job
-    ahead: bool = False  # only these steps are over: it may go on from there, as after all of them
-    stands: bool = False  # nor does it go on from there, whatever is merged, until it is asked
+    job: int  # job to cancel: a late cancel must not stop the next job
+    ahead: bool = False  # the trainer may continue by itself, as after all steps
+    stands: bool = False  # the trainer waits for the next `TrainSteps`, also after a merge
 
 
 class WriteParameters(msgspec.Struct, frozen=True, tag="WriteX"):
@@ -69,8 +70,8 @@ class WriteParameters(msgspec.Struct, frozen=True, tag="WriteX"):
 
 
 class MergeAnchor(msgspec.Struct, frozen=True, tag="Merge"):
-    """x[lo:hi] takes in the new anchor that lies in the mailbox there; `shift`: what lies there is added; `afresh`:
-    x becomes it, and nothing is left of any steps."""
+    """x[lo:hi] merges the new anchor in the mailbox. `shift`: the mailbox is added. `afresh`: x becomes the mailbox
+    and all steps are dropped."""
 
     lo: int
     hi: int
@@ -79,7 +80,7 @@ class MergeAnchor(msgspec.Struct, frozen=True, tag="Merge"):
 
 class EvaluateModel(msgspec.Struct, frozen=True, tag="Evaluate"):
     samples: int
-    given: bool = False  # not x, but the parameters behind it in the mailbox
+    given: bool = False  # evaluate the parameters behind x in the mailbox instead of x
 
 
 class SampleText(msgspec.Struct, frozen=True, tag="Sample"):
@@ -94,7 +95,7 @@ class SaveInner(msgspec.Struct, frozen=True, tag="SaveInner"):
 
 
 class LoadInner(msgspec.Struct, frozen=True, tag="LoadInner"):
-    size_bytes: int  # 0: begin afresh
+    size_bytes: int  # 0: fresh inner state
 
 
 Command = (
@@ -116,7 +117,7 @@ Command = (
 )
 
 
-# ---- What the trainer says ---------------------------------------------------------------------------------
+# ---- Answers -----------------------------------------------------------------------------------------------
 
 
 class TrainerReady(msgspec.Struct, frozen=True, tag="Ready"):
@@ -125,7 +126,7 @@ class TrainerReady(msgspec.Struct, frozen=True, tag="Ready"):
 
 
 class TrainerHeartbeat(msgspec.Struct, frozen=True, tag="Beat"):
-    """A sign of progress, made between steps and never by a thread of its own."""
+    """A sign of progress, sent between steps and never by a separate thread."""
 
     steps: int  # of this job so far
     loss: float  # of the last step
@@ -133,16 +134,16 @@ class TrainerHeartbeat(msgspec.Struct, frozen=True, tag="Beat"):
 
 
 class StepsTrained(msgspec.Struct, frozen=True, tag="Trained"):
-    steps: int  # since x was handed over last
+    steps: int  # since the last hand-over of x
     samples: int
     tokens: int
-    loss: float | None  # mean over the steps; None if the deadline left no time for one
-    seconds: float  # that they took
+    loss: float | None  # mean over the steps; None if the deadline allowed no step
+    seconds: float  # duration of the steps
     cursor: int
     counters: tuple[int, ...]
-    links: tuple[ChainLink, ...] = ()  # of the chain that was asked for
+    links: tuple[ChainLink, ...] = ()  # of the requested chain
     profile: TrainingProfile | None = None
-    notice: str = ""  # what it does otherwise than it was asked to, and why; said once
+    notice: str = ""  # deviation from the command and its reason; sent once
 
 
 class ModelEvaluated(msgspec.Struct, frozen=True, tag="Evaluated"):
@@ -159,7 +160,7 @@ class InnerSaved(msgspec.Struct, frozen=True, tag="Saved"):
 
 
 class CommandDone(msgspec.Struct, frozen=True, tag="Carried"):
-    """The command was carried out and has no answer of its own."""
+    """The command was carried out; it has no other answer."""
 
 
 class CommandFailed(msgspec.Struct, frozen=True, tag="Broken"):
@@ -181,7 +182,7 @@ Answer = (
 )
 
 
-# Made while one thread runs: msgspec lets other threads see the tables of a type before they are filled, and a
+# Built while one thread runs: msgspec shows other threads the tables of a type before they are filled, and a
 # trainer reads its spec in one thread and its commands in another.
 SPEC = msgspec.msgpack.Decoder(TrainerSpec)
 COMMAND: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

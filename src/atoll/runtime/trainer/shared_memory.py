@@ -1,7 +1,7 @@
-"""Memory that two processes share without a name, so that nothing is left behind however either of them dies.
+"""Shared memory without a name between a peer and its trainer: nothing is left behind when either process dies.
 
-The parent makes an anonymous file, the child inherits its descriptor and decides the size; both map it.
-Pages are only taken when they are touched. Never leaves a file: the kernel frees it with its last user.
+The parent makes an anonymous file, the child inherits its descriptor and sets the size; both map it. Pages are
+taken when they are touched. The kernel frees the file with its last user.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from atoll.training.codec.blocks import Room, new_wire, tensor_over
 
 
 def anonymous() -> int:
-    """The descriptor of a new file of size 0 that has no name. The caller closes it."""
+    """The descriptor of a new unnamed file of size 0. The caller closes it."""
     if sys.platform == "win32":
         raise ValueError("trainers share memory by inherited descriptors, which Windows lacks; use WSL")
     if hasattr(os, "memfd_create"):  # memory, but not /dev/shm, which containers keep at 64 MB
@@ -29,7 +29,7 @@ def anonymous() -> int:
 
 
 class SharedMailbox:
-    """The memory behind a descriptor: F floats for x, then room for inner bytes or a model to look at."""
+    """The memory behind a descriptor: F floats for x, then room for inner state or for a second model."""
 
     def __init__(self, fd: int, floats: int, room_bytes: int) -> None:
         self.floats, self.room_bytes = floats, room_bytes
@@ -40,7 +40,7 @@ class SharedMailbox:
         self.x_F: Tensor = torch.frombuffer(self._map, dtype=torch.float32, count=floats)
 
     def put(self, *pieces: Buffer) -> int:
-        """Lay bytes, one piece after the other, into the room behind x; their number."""
+        """Write pieces of bytes one after the other behind x; returns their total size in bytes."""
         size_bytes, at = sum(map(len, pieces)), 4 * self.floats
         if size_bytes > self.room_bytes:
             raise ValueError(f"{size_bytes} bytes do not fit the {self.room_bytes} kept for the inner state")
@@ -50,12 +50,12 @@ class SharedMailbox:
         return size_bytes
 
     def show(self, of_F: Tensor | None) -> None:
-        """Lay a model into the room behind x, to be looked at; x itself may still be read."""
+        """Write a second model (F,) behind x; x itself may still be read."""
         if of_F is not None:
             self._room_F().copy_(of_F)
 
     def shown(self) -> Tensor:
-        """(F,): what was laid there last."""
+        """The second model (F,) that was written last."""
         return self._room_F().clone()
 
     def _room_F(self) -> Tensor:
@@ -64,7 +64,7 @@ class SharedMailbox:
         return torch.frombuffer(self._map, dtype=torch.float32, count=self.floats, offset=4 * self.floats)
 
     def take(self, size_bytes: int, room: Room = new_wire) -> Buffer:
-        """A copy of so many bytes that were laid there, in `room`."""
+        """A copy of the first `size_bytes` bytes behind x, in `room`."""
         assert size_bytes <= self.room_bytes
         if size_bytes == 0:
             return b""

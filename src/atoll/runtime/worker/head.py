@@ -1,4 +1,4 @@
-"""The agreed state that an island goes on from."""
+"""Agreed head: the state that training continues from, with its vertex and round."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from atoll.training.recipe.state import SharedState
 
 @dataclass
 class AgreedHead:
-    """Its island writes it; whoever works for the island reads it, and may see it change between two `await`s."""
+    """Written by the training worker only. Readers may see it change between two `await`s."""
 
     head: SharedState | None = None
     name: Digest | None = None
-    vertex: Digest | None = None  # that says so
-    round: int = -1  # whose state is the head, or is just becoming it
+    vertex: Digest | None = None  # vertex that agrees on the head
+    round: int = -1  # round of the head, or of the state that is being adopted

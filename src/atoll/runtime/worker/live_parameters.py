@@ -1,11 +1,13 @@
-"""The live parameters x and the steps in them: where a trainer begins, what it is asked for, what x takes in.
+"""Live parameters x and the steps in them: where a trainer begins, which steps it takes, what x takes in.
 
-    train      steps from x; what no vertex has counted yet is added up
-    merge      a round is agreed and x stands still: it becomes the anchor
-    take_in    the same while x runs on: between two steps, for which nobody waits
+    train      steps from x; those that no vertex has counted yet are added up
+    merge      a round is agreed while x stands still: x becomes the anchor
+    take_in    the same while x keeps moving: between two steps, and no round waits for it
 
-Promises: a trainer that starts, however long that takes, begins from the head of the moment at which it is ready;
-a step is counted once. Never decides what the head is, nor what of a round was mine.
+Invariants:
+- A trainer that starts, however long that takes, begins from the head at the moment when it is ready.
+- A step is counted once.
+Not responsible for: which state is the head, and which part of a round is the local update.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class LiveParameters:
-    """Reads of `mine` only whether there is an anchor of my own, and where that stands."""
+    """Of the local update state only the local anchor is read."""
 
     def __init__(
         self,
@@ -55,39 +57,39 @@ class LiveParameters:
         agreed: AgreedHead,
         room: Room,
     ) -> None:
-        self.inner: Buffer = b""  # moments, as they go into the private file
-        self._moments: Buffer = b""  # as they were handed over, where they are averaged
-        self._left: Buffer | None = None  # as this round's steps left them, once they were read
-        self.members = 1  # whose updates make the mean of this round
+        self.inner: Buffer = b""  # moments, as stored in the private file
+        self._moments: Buffer = b""  # moments as handed over, if the recipe averages them
+        self._left: Buffer | None = None  # moments after this round's steps, once they are read
+        self.members = 1  # number of updates in the mean of this round
         self.steps_since = 0  # inner steps in the live parameters that no vertex has counted
-        self._samples_since = 0  # that they learned from
+        self._samples_since = 0  # samples of these steps
         self._loss_since = 0.0
-        self._step_s = 0.0  # of the last steps taken
-        self._life = 0  # of the trainer that took the last of them
-        self._hurried = -1  # the round in which I was last told to hand over what I have
-        self._merging: asyncio.Task[None] | None = None  # what the trainer is to take in, where it runs on
+        self._step_s = 0.0  # seconds per step of the last training
+        self._life = 0  # life of the trainer that took the last step
+        self._hurried = -1  # last round in which the peer ordered a hand-over
+        self._merging: asyncio.Task[None] | None = None  # merge into a trainer that keeps stepping
         self._tended, self._away, self._mine, self._agreed = tended, away, mine, agreed
         self._trainer, self._room = tended.trainer, room
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
     async def ready(self, learning: TrainingSpec) -> None:
-        """The trainer runs and holds the live parameters. The caller has its turn. Raises TrainerFailed."""
+        """Make the trainer ready. The caller holds its turn. Raises TrainerFailed."""
         if self._tended.ready:
             return
         agreed = self._agreed
         assert agreed.head is not None
-        self._away.fold()  # before another trainer begins from the head
+        self._away.stash()  # before another trainer begins from the head
         await self._tended.start(learning)
         written: SharedState | None = None
         inner: Buffer = b""
-        while written is not agreed.head or inner is not self.inner:  # vertices are adopted while it starts
+        while written is not agreed.head or inner is not self.inner:  # vertices may be adopted while it starts
             if inner is not self.inner:
-                inner = self.inner  # before it is written: the run may go back meanwhile
+                inner = self.inner  # read before it is written: the run may roll back meanwhile
                 await self._trainer.set_inner_state(inner)
             written = agreed.head
-            await self._trainer.write_x(self._mine.begins(written))
-        self._count_anew()
+            await self._trainer.write_x(self._mine.start_point(written))
+        self._reset_counts()
         self._left = None
         self._tended.ready = True
 
@@ -113,13 +115,13 @@ class LiveParameters:
                     held = tuple(sorted(auditing.showing))
                     more |= {"assignment": auditing.assignment(work, agreed.head), "held": held}
                 done = await self._trainer.train(
-                    work.steps if work.round > self._hurried else 0,  # then those that were taken ahead
+                    work.steps if work.round > self._hurried else 0,  # 0: only the steps taken ahead
                     cursor=cursor_after(agreed.head.samples, work.shards),
                     shard=work.shard,
                     shards=work.shards,
                     global_step=position_of(learning.recipe, agreed.head),
                     until=until,
-                    # with an anchor of my own it goes on as soon as that has what it sent: `follow`
+                    # with a local anchor the trainer continues as soon as the anchor has the sent update: `follow`
                     ahead=(recipe.hidden_steps or None) if self._mine.own is None else 0,
                     **more,
                 )
@@ -134,7 +136,7 @@ class LiveParameters:
                 await self._tended.failed()
                 raise failed
         self._tended.failures = 0
-        carried = self.steps_since and learning.recipe.reducer.quorum  # the last round went on without them
+        carried = self.steps_since and learning.recipe.reducer.quorum  # the last round continued without them
         if (done.steps == 0 or done.loss is None) and not carried:
             return TrainingResult(0, 0, 0.0, 0.0)
         if done.steps and done.loss is not None:
@@ -146,27 +148,28 @@ class LiveParameters:
             self.steps_since, self._samples_since, self._loss_since / self.steps_since, self._step_s
         )
 
-    def handed(self, learning: TrainingSpec, head: SharedState) -> Tensor:
-        """What my steps of the round after this head came to, (N,): x, and behind it moments that are due.
+    def handed_over(self, learning: TrainingSpec, head: SharedState) -> Tensor:
+        """The result of the steps of the round after this head, (N,): x, followed by the moments that are due.
 
-        RunFailedError if another trainer was started since, as an audit or a look at the head may do: it begins
-        from the head, so its x would make an update of nothing, beside a claim that says how it was trained.
+        RunFailedError if the trainer was restarted since, for example by an audit or a loss measurement: it begins
+        from the head, so its x would make an empty update beside a claim about its training.
         """
         x_F, (_, hi) = self._trainer.read_x(), learning.turn(head)
-        if self._tended.lives != self._life:  # looked at after x was read: lives are counted before x is another's
+        if self._tended.lives != self._life:  # compared after x was read: a new life is counted before x changes
             raise RunFailedError(
                 "E-TRN-14",
-                "its trainer was started anew before what it had learnt was an update",
-                cause="it failed at something else, as an audit, right after its last step",
-                fix="none is needed: the next round trains again; atoll status names failures that repeat",
+                "the trainer was restarted before its steps were encoded",
+                cause="it failed at another command, such as an audit, right after its last step",
+                fix="none is needed: the next round trains again; atoll status shows failures that repeat",
             )
         if hi <= len(x_F):
             return x_F
         return behind(x_F, inner_from_bytes(self._moments, learning.layout.parameters), hi)
 
-    async def left(self, recipe: Recipe, undone: bool) -> Buffer:
-        """Moments as they will be once the update that was just encoded is counted. Of a trainer that runs on: as
-        of the merge before. `undone`: they are as before if it is not counted.
+    async def read_moments(self, recipe: Recipe, undone: bool) -> Buffer:
+        """Moments if the new update is counted; if the trainer keeps stepping, those of the last merge.
+
+        `undone`: if the update is not counted, the earlier moments hold again.
         """
         if self.runs_on(recipe) or gathers(recipe) or not self._tended.ready:
             return self.inner
@@ -182,12 +185,12 @@ class LiveParameters:
             self.inner = self._left
         return self._left
 
-    async def recall(self, inner: Buffer, recipe: Recipe) -> None:
-        """The update of a life before is counted, which left these moments."""
+    async def restore_moments(self, inner: Buffer, recipe: Recipe) -> None:
+        """Restore these moments: a vertex counts the update of an earlier process."""
         if not self._tended.ready:
             self.inner = inner
         if not self._tended.ready or self.runs_on(recipe):
-            return  # whatever runs on has its own
+            return  # a trainer that keeps stepping has its own
         async with self._tended.turn:
             self.inner = self._left = inner
             try:
@@ -199,7 +202,7 @@ class LiveParameters:
     async def train_apart(
         self, work: TrainApart, learning: TrainingSpec, keep: Callable[[Digest], Awaitable[None]]
     ) -> TrainingResult:
-        """`keep` makes durable, for this vertex, what is this peer's own."""
+        """Steps without a quorum. `keep` makes the private state for this vertex durable."""
         agreed = self._agreed
         await self._tended.wanted(work.seconds_max)
         async with self._tended.turn:
@@ -207,60 +210,60 @@ class LiveParameters:
                 self._left = None
                 if work.round > agreed.round and agreed.head is not None:
                     await self.ready(learning)
-                if work.round <= agreed.round or agreed.head is None:  # perhaps since a trainer has begun to start
+                if work.round <= agreed.round or agreed.head is None:  # possibly while a trainer started
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
                 done = await self._away.train(work, agreed.head, learning.recipe)
             except TrainerFailed as failed:
                 await self._tended.failed()
                 raise failed
             self._tended.failures = 0
-            if work.merge and done.steps and agreed.vertex is not None:  # a crash shall not cost all of it
+            if work.merge and done.steps and agreed.vertex is not None:  # so that a crash does not cost all of it
                 await keep(agreed.vertex)
             return done
 
     def hand_over(self, round: int) -> None:
-        self._hurried = max(self._hurried, round)  # its training may be waiting for its turn
+        self._hurried = max(self._hurried, round)  # the training may still wait for its turn
         if self._tended.ready:
             self._trainer.hand_over()
 
-    def _count_anew(self) -> None:
+    def _reset_counts(self) -> None:
         self.steps_since = self._samples_since = 0
         self._loss_since = 0.0
 
     # ---- what was agreed -----------------------------------------------------------------------------------
 
     def runs_on(self, recipe: Recipe) -> bool:
-        """x does not begin every round from the head, so that the trainer takes in only what moved, by itself."""
-        return recipe.merge != "replace" or self._wanders(recipe)
+        """Whether x keeps moving between rounds, so that the trainer merges only the difference."""
+        return recipe.merge != "replace" or self._differs_from_head(recipe)
 
-    def _wanders(self, recipe: Recipe) -> bool:
-        """Live parameters do not begin every round from the head's."""
-        if recipe.merge not in ("replace", "delta"):  # members keep a share of their own
+    def _differs_from_head(self, recipe: Recipe) -> bool:
+        """Whether x may differ from the head at the begin of a round."""
+        if recipe.merge not in ("replace", "delta"):  # members keep a share of their own parameters
             return True
         return recipe.hidden_steps > 0 or recipe.schedule.fragments > 1 or self._mine.own is not None
 
-    def shown(self, recipe: Recipe) -> Tensor | None:
-        """The head's parameters (F,), where live ones may be others."""
-        others, head = self._wanders(recipe) or self._away.base_F is not None, self._agreed.head
+    def head_if_different(self, recipe: Recipe) -> Tensor | None:
+        """The head's parameters (F,), if x may differ from them; else None."""
+        others, head = self._differs_from_head(recipe) or self._away.base_F is not None, self._agreed.head
         return head.anchor_F if others and head is not None else None
 
     async def merge(
         self, learning: TrainingSpec, before: SharedState | None, after: SharedState, sent: bool
     ) -> None:
-        """x becomes the new anchor; `sent` says whether an update of mine was encoded. The caller has the turn."""
+        """x becomes the new anchor. `sent`: a local update was encoded. The caller holds the turn."""
         recipe = learning.recipe
-        if sent or gathers(recipe):  # a gradient that comes too late is one of another anchor
-            self._count_anew()
+        if sent or gathers(recipe):  # a late gradient belongs to another anchor
+            self._reset_counts()
         if not self._tended.ready or (before is not None and before.anchor_F is after.anchor_F):
             return
         try:
             if not sent and before is not None and self.steps_since:
-                # nothing of mine was encoded: keep my own steps on top of the new anchor
+                # no local update was encoded: keep the local steps on top of the new anchor
                 await self._trainer.write_x(after.anchor_F + (self._trainer.read_x() - before.anchor_F))
             else:
                 await self._trainer.write_x(after.anchor_F)
-            if not gathers(recipe):  # else it remembers nothing
-                left, self._left = self._left, None  # of this round, once
+            if not gathers(recipe):  # else there are no moments
+                left, self._left = self._left, None  # of this round, used once
                 self.inner = left or await self._trainer.inner_state(self._room)
             if before is not None and (due := moments_due(recipe.schedule, before.round)):
                 self.inner = taken_in(self.inner, after, due)
@@ -268,15 +271,15 @@ class LiveParameters:
         except TrainerFailed:
             await self._tended.failed()
 
-    async def begin_again(self, anchor_F: Tensor, counts: bool, goes_on: bool) -> None:
-        """x becomes this anchor (F,), and no step is in it that its round does not count.
+    async def reset(self, anchor_F: Tensor, counts: bool, goes_on: bool) -> None:
+        """x becomes this anchor (F,), without steps that its round does not count.
 
-        Where the round counts, moments are as its steps left them if that trainer goes on, else fresh. Where it
-        does not, they are `inner`, which is what they were before.
+        If the round counts, moments are those after its steps if that trainer still runs (`goes_on`), else fresh.
+        If it does not count, they are `inner`, the moments before the round.
         """
-        self._count_anew()
+        self._reset_counts()
         if counts and not goes_on:
-            self.inner = b""  # another trainer than the one that took the steps: it never had their moments
+            self.inner = b""  # another trainer took the steps: this one never had their moments
         try:
             if self._tended.ready:
                 await self._trainer.write_x(anchor_F)
@@ -296,22 +299,22 @@ class LiveParameters:
         sent: bool,
         by_F: Tensor | None,
     ) -> None:
-        """The same as `merge` while x goes its own way: between two steps, for which the next round does not wait.
+        """The same as `merge` while x keeps moving: between two steps, and the next round does not wait.
 
-        Where nothing of mine was encoded, all my own steps stay on top of the new anchor: what moved is added. Of
-        gradients none stays: that of this round comes too late, and those of later ones begin anew.
-        `by_F` is what my own anchor moved by, where I have one.
+        If no local update was encoded, all local steps stay on top of the new anchor: the difference is added.
+        Gradient sums are dropped: those of this round are late, and those of later rounds begin again. `by_F`:
+        move of the local anchor, if there is one.
         """
         sums = gathers(learning.recipe)
         if sent or sums:
-            self._count_anew()
+            self._reset_counts()
         if before is None or before.anchor_F is after.anchor_F:
             return
         lo, hi = learning.turn(before)
         how: Taken = "shift"
         if self._mine.own is not None:
             value_N = by_F
-        elif learning.recipe.merge == "swap":  # also if I sent nothing: what all have agreed on is not mine to keep
+        elif learning.recipe.merge == "swap":  # also without a local update: agreed values are never private
             value_N, how = where_moved(before.anchor_F[lo:hi], after.anchor_F[lo:hi]), "swap"
         elif sums and not sent:
             value_N, how = after.anchor_F, "afresh"
@@ -326,22 +329,22 @@ class LiveParameters:
     ) -> None:
         async with self._tended.turn:
             if not self._tended.ready or life != self._tended.lives:
-                return  # another trainer began from a head that has it
+                return  # a restarted trainer began from a head that includes it
             try:
                 if value_N is not None:
                     await self._trainer.merge(lo, value_N, how)
-                if not sums:  # else it remembers nothing
+                if not sums:  # else there are no moments
                     self.inner = await self._trainer.inner_state(self._room)
             except TrainerFailed:
                 await self._tended.failed()
 
-    async def taken_in(self) -> None:
-        """One at a time: a loop that pauses must not pile up states."""
+    async def wait_merged(self) -> None:
+        """Wait for the merge in progress: a paused loop must not pile up states."""
         if self._merging is not None:
             await self._merging
 
     async def follow(self, own: LocalAnchor) -> None:
-        """My own anchor moved with what I sent: x goes on from it, with the steps taken since."""
+        """The local anchor moved by the sent update: x continues from it, with the steps taken since."""
         async with self._tended.turn:
             try:
                 if self._tended.ready:

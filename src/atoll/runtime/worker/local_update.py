@@ -1,11 +1,12 @@
-"""What this peer sends of its own, and what it keeps until a vertex says what became of it.
+"""Local update state: error feedback and the in-flight update, settled when the round's vertex is final.
 
-    encode     the pseudo-gradient and the error feedback become the wires of an update
-    settle     the round is agreed: of what it did not count the feedback makes good
-    hear       what is agreed moves what is mine: my own anchor, or of parameters that I keep those that it replaces
+    encode           the pseudo-gradient plus error feedback becomes the wires of an update
+    settle           after agreement: error feedback takes what the round did not count
+    on_round_agreed  agreed values move the local anchor, or replace some private parameters
 
-Promises: a value is in the feedback, in an update under way, in late work (`apart.py`) or in a vertex, never in two
-of them. Never asks a trainer for anything, and never decides what counted: vertices do.
+Invariants:
+- A value is in one place only: the feedback, the in-flight update, late work (`OfflineProgress`) or a vertex.
+Not responsible for: commands to the trainer; which updates count (vertices decide).
 """
 
 from __future__ import annotations
@@ -49,27 +50,29 @@ from atoll.wire.messages.statements import LateShare
 
 
 def gathers(recipe: Recipe) -> bool:
-    """Trainers hand over sums of gradients in the place of parameters."""
+    """Whether trainers hand over sums of gradients instead of parameters."""
     return isinstance(recipe.inner, GradientAccumulation)
 
 
 class LocalUpdateState:
     def __init__(self, away: OfflineProgress, arithmetic: Executor, room: Room) -> None:
         self.memory_F: Tensor | None = None  # error feedback
-        self.update: EncodedUpdate | None = None  # under way
-        self.up: tuple[Codec, ...] = ()  # what it was encoded with
-        self.own: LocalAnchor | None = None  # my own anchor, where the recipe gives every member one
+        self.update: EncodedUpdate | None = None  # in flight
+        self.up: tuple[Codec, ...] = ()  # codecs of the in-flight update
+        self.own: LocalAnchor | None = None  # local anchor, if the recipe gives every member one
         self.kept: PrivateParameters | None = (
-            None  # my own parameters, where it leaves them to me, as of the last update
+            None  # private parameters as of the last update, if the recipe has them
         )
-        self._steps = 0  # that the update stands for, late work apart
-        self._means: OrderedDict[Digest, Tensor | None] = OrderedDict()  # then: state -> the mean that led to it
-        self.uplink_bytes_s: Callable[[], float | None] = lambda: None  # what it carries, as far as is known
+        self._steps = 0  # in the in-flight update, without late work
+        self._means: OrderedDict[Digest, Tensor | None] = (
+            OrderedDict()
+        )  # with a local anchor: state -> the mean that led to it
+        self.uplink_bytes_s: Callable[[], float | None] = lambda: None  # measured rate; None: unknown
         self._away = away
         self._arithmetic, self._room = arithmetic, room
 
-    def begins(self, head: SharedState) -> Tensor:
-        """The x (F,) that a trainer begins with at this head."""
+    def start_point(self, head: SharedState) -> Tensor:
+        """The x (F,) with which a trainer begins at this head."""
         return self._anchor(head) if self.kept is None else self.kept.x_F
 
     def _anchor(self, head: SharedState) -> Tensor:
@@ -78,9 +81,9 @@ class LocalUpdateState:
     def encode(
         self, work: EncodeUpdate, learning: TrainingSpec, common: RoundInputs, x_F: Tensor, steps: int, members: int
     ) -> tuple[EncodedUpdate, LateShare | None]:
-        """The update of so many steps, from the anchor to this x (F,), and the late work that rides on it.
+        """The update of `steps` steps, from the anchor to this x (F,), and the late work attached to it.
 
-        Behind x lie moments that are due. `members` send one each; their mean is what my own anchor hears of.
+        The moments that are due lie behind x. `members` updates make the mean that moves the local anchor.
         """
         head, (lo, hi) = common.state, learning.turn(common.state)
         coding = learning.recipe_after(head).coding
@@ -96,7 +99,7 @@ class LocalUpdateState:
         self.up = part_codecs(coding.up, common, moved(bounds, lo), self.uplink_bytes_s())
         x_N = x_F[lo:hi]
         self._away.riding_F = None
-        late = self._away.ride(anchor_F[lo:hi] - x_N, work.round) if work.late else None
+        late = self._away.attach(anchor_F[lo:hi] - x_N, work.round) if work.late else None
         if self._away.riding_F is not None:
             x_N = x_N - self._away.riding_F
         spans = anchor_F[lo:hi], x_N, memory_N
@@ -108,16 +111,16 @@ class LocalUpdateState:
             self.own.sent(_outer(learning), mine_F, members, step_of_run(learning.recipe, head))
         return update, late
 
-    def in_vain(self, counted: Sequence[bool] | None) -> int:
-        """Steps of the update under way, if this is what a vertex says of it and nothing of it counts."""
+    def uncounted_steps(self, counted: Sequence[bool] | None) -> int:
+        """Steps of the in-flight update, if a vertex counts none of its parts; else 0."""
         return self._steps if self.update is not None and counted is not None and not any(counted) else 0
 
     async def settle(self, work: AdoptState, learning: TrainingSpec, before: SharedState | None) -> bool:
-        """Error feedback after a round that built on this state; True if something of mine was encoded for it."""
+        """Update error feedback after a round on this state; True if a local update was encoded for it."""
         update, self.update = self.update, None
         counted = work.counted
         if counted is None and self.own is not None and update is not None:
-            counted = (False,) * len(update.wires)  # my own anchor has it already: the feedback makes it good
+            counted = (False,) * len(update.wires)  # the local anchor has it already: the feedback corrects this
         if counted is None or update is None:
             return False
         left_N = self._away.settled(await self._left(update, counted), work.late)
@@ -125,53 +128,54 @@ class LocalUpdateState:
         self.memory_F = placed(self.memory_F, left_N, learning.turn(before)[0], len(before.anchor_F))
         return True
 
-    def take_up(self, update: EncodedUpdate, up: tuple[Codec, ...]) -> None:
-        """What a life before sent, and the vertex that comes next counts."""
+    def restore_sent(self, update: EncodedUpdate, up: tuple[Codec, ...]) -> None:
+        """Restore an update that an earlier process sent and that the next vertex counts."""
         self.update, self.up, self._steps = update, up, 0
 
-    async def leave_open(self, left: RoundSettlement) -> None:
-        """The round that was under way is settled elsewhere, and a later state takes its place."""
+    async def abandon_round(self, left: RoundSettlement) -> None:
+        """Abandon the open round: a later state replaces its result."""
         if left.late:
             self._away.forget()
-        was_apart, update = await self._away.come_back(), self.update
+        was_apart, update = await self._away.rejoin(), self.update
         if was_apart and update is not None and left.counted is not None:
             self.memory_F = self._away.settled(await self._left(update, left.counted), given=left.late)
-            self.owe(0 if any(left.counted) else self._steps)
+            self.defer_feedback(0 if any(left.counted) else self._steps)
         if left.afresh:
             self._away.forget()
         self.update, self._away.riding_F = None, None
 
     async def _left(self, update: EncodedUpdate, counted: Sequence[bool]) -> Tensor:
-        """What these parts of it leave to the feedback, (N,)."""
+        """What the uncounted parts of the update leave to the feedback, (N,)."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._arithmetic, settle, update, counted, self.up)
 
-    def owe(self, steps: int) -> None:
-        """My round was left without me: what error feedback would make good goes with the rest, as late work. The
-        update of a newcomer, which I shall be for a round, carries feedback and weighs nothing.
+    def defer_feedback(self, steps: int) -> None:
+        """Move error feedback into late work after a round that ended without this peer.
+
+        For one round this peer is a newcomer, and a newcomer's update has no weight.
         """
         if self._away.merge and self.memory_F is not None:
-            self._away.owe(self.memory_F, steps)
+            self._away.add_uncounted(self.memory_F, steps)
             self.memory_F = None
 
-    def led(self, state: Digest, mean_F: Tensor | None) -> None:
-        """This mean (F,), or none, leads to this state, if that is agreed."""
+    def record_mean(self, state: Digest, mean_F: Tensor | None) -> None:
+        """Remember that this mean (F,), or none, leads to this state, in case it is agreed."""
         if self.own is not None:
             self._means[state] = mean_F
             while len(self._means) > STATES_HELD:
                 self._means.popitem(last=False)
 
-    def hear(
+    def on_round_agreed(
         self, state: Digest, learning: TrainingSpec, before: SharedState | None, after: SharedState
     ) -> Tensor | None:
-        """What is mine hears of an agreed round; by what (F,) my own anchor moved at once, None if it did not."""
+        """Apply an agreed round; returns the move (F,) of the local anchor, None if it did not move at once."""
         own = self.own
         if self.kept is not None and before is not None:
             self.kept = self.kept.with_moved(before.anchor_F, after.anchor_F, state)
         if own is None or before is None or after.round == before.round:
             return None
         before_F = own.anchor_F
-        if state not in self._means:  # agreed without me: the agreed anchor has all that mine would miss
+        if state not in self._means:  # agreed without this peer: the agreed anchor has all updates
             self.own = own = LocalAnchor(after.anchor_F, after.momentum_P)
             return own.anchor_F - before_F
         mean_F = self._means[state]
@@ -184,7 +188,7 @@ class LocalUpdateState:
     def begin_afresh(
         self, learning: TrainingSpec, state: SharedState, kept: PrivateParameters | None = None
     ) -> None:
-        """From this state with nothing of my own but `kept`: my feedback and anchor led elsewhere."""
+        """Start from this state; only the private parameters `kept` survive."""
         if learning.recipe.reducer.own == "fresh":
             self.own = LocalAnchor(state.anchor_F, state.momentum_P)
         self.memory_F, self.update, self.kept = None, None, kept

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -49,14 +50,7 @@ from atoll.peer.tasks import (
     UpdateEncoded,
     UpdateSettlement,
 )
-from atoll.protocol.allreduce.tasks import (
-    CombineRows,
-    CompareRows,
-    ComputedWeights,
-    RowsCombined,
-    RowsCompared,
-    WeighRows,
-)
+from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, RowsCombined, RowsCompared, WeighRows
 from atoll.runtime.embed.peer_process import AttachedTrainer
 from atoll.runtime.network.buffer_pool import BufferPool
 from atoll.runtime.storage.private_state import (
@@ -129,10 +123,10 @@ class TrainingWorker:
         self.mine = LocalUpdateState(self.away, self._arithmetic, room)
         self.agreed = AgreedHead()
         self.live = LiveParameters(self.tended, self.away, self.mine, self.agreed, room)
-        self.owing = DownlinkErrorFeedback()  # of runs whose owners keep error feedback
+        self.owing = DownlinkErrorFeedback()  # for owners that keep error feedback
         self.auditing: ReplayAuditWorker | None = None  # of runs with replay audits
         self.digests: WireDigestCache | None = None  # of runs with sum checks
-        self.outbox: SentUpdateCache | None = None  # of runs whose members inspect each other's updates
+        self.outbox: SentUpdateCache | None = None  # of runs in which members inspect each other's updates
         self.needed: dict[str, frozenset[Digest]] = {}  # purpose -> blobs that stay on disk
         self._ahead: PrivateState | None = None  # private state on disk, if the current round counts the update
         self._writing: asyncio.Task[None] | None = None  # the write of `_ahead`
@@ -154,10 +148,10 @@ class TrainingWorker:
             EncodeUpdate: self._encode_update,
             CombineRows: self._combine_rows,
             CompareRows: self._compare_rows,
-            WeighRows: self._weigh_rows,
+            WeighRows: partial(self.context.run_tensor_job, compute_weights),
             AdvanceState: self._advance_state,
             AdoptState: self._adopt,
-            RollbackState: self._roll_back,
+            RollbackState: partial(self.context.run_tensor_job, self._roll_back),
             RestoreState: self._restore_state,
             PinBlobs: self._pin_blobs,
         }
@@ -245,20 +239,14 @@ class TrainingWorker:
         spec, common = self._learning_in(work.round), self._common(work.round)
         return await self.context.run_tensor_job(compare_rows, work, spec, common)
 
-    async def _weigh_rows(self, work: WeighRows) -> ComputedWeights:
-        return await self.context.run_tensor_job(compute_weights, work)
-
     async def _advance_state(self, work: AdvanceState) -> StateAdvanced:
         await self._written()  # before this peer can vote: no vertex is kept before it
         return await self.context.run_tensor_job(self._advance, work)
 
-    async def _roll_back(self, work: RollbackState) -> StateAdvanced:
-        return await self.context.run_tensor_job(self._go_back, work)
-
     async def _restore_state(self, work: RestoreState) -> StateRestored | None:
         await self._written()
         if work.left is not None:
-            await self.mine.leave_open(work.left)
+            await self.mine.abandon_round(work.left)
         return await self.context.run_tensor_job(self._restore, work)
 
     async def _pin_blobs(self, work: PinBlobs) -> None:
@@ -282,15 +270,15 @@ class TrainingWorker:
                 await self.tended.failed()
 
     async def _ready(self) -> None:
-        """The trainer runs and holds the live parameters."""
+        """Make the trainer ready: it runs and holds the live parameters."""
         await self.live.ready(self._learning)
 
     async def evaluate(self, samples: int = 512) -> ModelEvaluated:
-        """Validation loss of the head."""
+        """Validation loss and accuracy of the head."""
         await self.tended.equipped()
         async with self.tended.turn:
             await self._ready()
-            return await self.trainer.evaluate(samples, self.live.shown(self._learning.recipe))
+            return await self.trainer.evaluate(samples, self.live.head_if_different(self._learning.recipe))
 
     async def sample(self, prompt: str, count: int, seed: int) -> str:
         if self._learning.tokenizer is not UNSET:
@@ -303,11 +291,13 @@ class TrainingWorker:
         await self.tended.equipped()
         async with self.tended.turn:
             await self._ready()
-            return await self.trainer.sample(prompt, count, seed, self.live.shown(self._learning.recipe))
+            return await self.trainer.sample(
+                prompt, count, seed, self.live.head_if_different(self._learning.recipe)
+            )
 
     async def end_on_head(self) -> None:
-        """The run is over: the live parameters become the agreed ones."""
-        head_F = self.live.shown(self._learning.recipe)
+        """At the end of the run, set the live parameters to the agreed ones."""
+        head_F = self.live.head_if_different(self._learning.recipe)
         if head_F is None or not self.tended.ready:
             return
         async with self.tended.turn:
@@ -323,7 +313,7 @@ class TrainingWorker:
 
     def _encode(self, work: EncodeUpdate) -> UpdateEncoded:
         mine, common, learning = self.mine, self._common(work.round), self._learning_in(work.round)
-        x_F = self.live.handed(learning, common.state)
+        x_F = self.live.handed_over(learning, common.state)
         update, late = mine.encode(work, learning, common, x_F, self.live.steps_since, self.live.members)
         claim = None
         if self.auditing is not None:
@@ -347,10 +337,10 @@ class TrainingWorker:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
         after, combined_N = advance_state(work, self._learning_in(work.round), before, self._memory)
         name = self.shelf.put(after, self._learning.layout)
-        self.mine.led(name, combined_N)
+        self.mine.record_mean(name, combined_N)
         return StateAdvanced(name)
 
-    def _go_back(self, work: RollbackState) -> StateAdvanced:
+    def _roll_back(self, work: RollbackState) -> StateAdvanced:
         before, earlier = self._find(work.before), self._find(work.back_to)
         if before is None or earlier is None:
             raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
@@ -358,17 +348,17 @@ class TrainingWorker:
         samples = position_after(before.samples, work.shards, taken) - before.samples
         return StateAdvanced(self.shelf.put(gone_back(earlier, before, samples), self._learning.layout))
 
-    # ---- what was agreed -----------------------------------------------------------------------------------
+    # ---- agreed states -------------------------------------------------------------------------------------
 
     async def _adopt(self, work: AdoptState) -> None:
-        await self.live.taken_in()
+        await self.live.wait_merged()
         await self._written()
         self.agreed.round = work.round
         if work.late:
             self.away.forget()
-        was_apart = await self.away.come_back()
+        was_apart = await self.away.rejoin()
         work, before = await self._recalled(work)
-        in_vain = self.mine.in_vain(work.counted)
+        uncounted = self.mine.uncounted_steps(work.counted)
         loop = asyncio.get_running_loop()
         after = await loop.run_in_executor(self._arithmetic, self._find, work.state)
         if after is None:
@@ -376,12 +366,12 @@ class TrainingWorker:
         if remembers(self._learning.recipe):
             await loop.run_in_executor(self._arithmetic, self.owing.settle, work.led, len(after.anchor_F))
         if self.tended.ready:
-            self.trainer.cancel()  # the round is over for everybody: what is left of its steps is not taken
+            self.trainer.cancel()  # the round is over at all members: its remaining steps are not taken
         if self.auditing is not None:
             counts = before is None and self.auditing.counts(work) and not work.afresh
             async with self.tended.turn if self.tended.ready else nullcontext():
                 await self._begin_anew(work, after, counts, before)
-        elif work.afresh and not self.tended.ready:  # a trainer that is starting has the turn, for long perhaps
+        elif work.afresh and not self.tended.ready:  # a starting trainer holds the turn, possibly for minutes
             self._begin_afresh(after)
         elif work.afresh:
             async with self.tended.turn:
@@ -393,34 +383,38 @@ class TrainingWorker:
             async with self.tended.turn:
                 was, after, sent, _ = await self._follow(work, after)
                 await self.live.merge(self._learning_in(work.round), was, after, sent)
-        else:  # it is starting, or gone: it will begin from the head, whichever that is by then
+        else:  # a starting or failed trainer will begin from the head of that time
             await self._follow(work, after)
         self.agreed.name, self.agreed.vertex = work.state, work.vertex
         if work.afresh:
             self.away.forget()
-        elif was_apart and in_vain:
-            self.mine.owe(in_vain)
+        elif was_apart and uncounted:
+            self.mine.defer_feedback(uncounted)
         if work.afresh:
-            await loop.run_in_executor(self._disk, self.shelf.found_way)  # its lock may be held for long
+            await loop.run_in_executor(self._disk, self.shelf.found_way)  # its lock may be held for seconds
         await self._keep(work.vertex, self._foreseen(work))
 
     async def _follow(
         self, work: AdoptState, after: SharedState
     ) -> tuple[SharedState | None, SharedState, bool, Tensor | None]:
-        """The state is the head, and what is mine of its round is settled. Returns the head before, this one,
-        whether something of mine was encoded, and what my own anchor (F,) moved by."""
+        """Make the state the head and settle the local update of its round.
+
+        Returns the old head, the new one, whether a local update was encoded, and the local anchor's move (F,).
+        """
         learning = self._learning_in(work.round)
         before, sent = self.head, await self.mine.settle(work, learning, self.head)
-        by_F = self.mine.hear(work.state, learning, before, after)
+        by_F = self.mine.on_round_agreed(work.state, learning, before, after)
         self.agreed.head = after
         return before, after, sent, by_F
 
     async def _begin_anew(
         self, work: AdoptState, after: SharedState, counts: bool, before: PrivateState | None
     ) -> None:
-        """Where rounds are audited each one begins from the anchor, with moments and error feedback as vertices
-        hold them against me: as before if my round does not count, as it left them if it does, else fresh. Fresh,
-        too, where the run went back: an auditor takes that for a crash."""
+        """Begin an audited round: from the anchor, with the moments and error feedback that vertices prescribe.
+
+        They are those before the own round if it does not count, those after it if it does, else fresh. After a
+        rollback they are fresh too: an auditor treats it as a crash.
+        """
         if counts or before is not None:
             await self.mine.settle(work, self._learning_in(work.round), self.head)
         elif work.claim is not None or work.afresh:
@@ -429,14 +423,14 @@ class TrainingWorker:
             self.owing.forget()
         self.mine.update, self.agreed.head = None, after
         goes_on = counts and self.auditing is not None and self.auditing.lives_on(work.round)
-        await self.live.begin_again(after.anchor_F, counts, goes_on)
+        await self.live.reset(after.anchor_F, counts, goes_on)
 
     def _restore(self, work: RestoreState) -> StateRestored | None:
         state, kept = self._find(work.state), None
         if state is None:
             return None
         files = read_private(self.store, self._learning.layout.floats)
-        anew = work.left is None and self.away.held is None  # else what a round left open is in both
+        anew = work.left is None and self.away.held is None  # else an abandoned round would be in both
         private = self._private(files, work, work.mine if anew else (), state)
         if work.left is None or not work.left.afresh:
             on_disk = private.kept or next((one.kept for one in reversed(files)), None)
@@ -453,7 +447,7 @@ class TrainingWorker:
     def _private(
         self, files: list[PrivateState], work: RestoreState, mine: tuple[UpdateSettlement, ...], state: SharedState
     ) -> PrivateState:
-        """What of these goes with this vertex and its state, as it is since."""
+        """The private state that belongs to this vertex and its state, brought up to date."""
         private, counted = going_with(files, work.vertex, mine)
         sent = private.sent
         if sent is None:
@@ -465,14 +459,16 @@ class TrainingWorker:
             return NOTHING
         left_N = settle(sent.update, counted.parts, up)
         memory_F = placed(private.memory_F, left_N, sent.begins, self._learning.layout.floats)
-        late = next((one.late for one in files if one.goes_with(private.vertex, None)), None)  # done since
+        late = next(
+            (one.late for one in files if one.goes_with(private.vertex, None)), None
+        )  # late work done since
         inner, schedule = private.inner, self._learning_in(work.round).recipe.schedule
         if newest and (due := moments_due(schedule, state.round - 1)):
             inner = taken_in(inner, state, due)
         return replace(private, memory_F=memory_F, inner=inner, late=late, sent=None)
 
     def _encoded_with(self, sent: InFlightUpdate, round: int) -> tuple[Codec, ...] | None:
-        """The codecs of what was sent in this round; None if its state is gone."""
+        """The codecs of the update sent in this round; None if its state is gone."""
         before = self._find(sent.state)
         if before is None:
             return None
@@ -483,8 +479,10 @@ class TrainingWorker:
     def _still_kept(
         self, on_disk: PrivateParameters | None, name: Digest, state: SharedState
     ) -> PrivateParameters | None:
-        """My own parameters in a state that I come to by leaving out rounds; None where the one is gone that they
-        belong to, or this one is from before it."""
+        """Private parameters after skipped rounds.
+
+        None if their state is gone, or if the new state is older than theirs.
+        """
         kept = self.mine.kept or on_disk
         before = None if kept is None else self._find(kept.state)
         if kept is None or before is None or before.round > state.round:
@@ -492,30 +490,29 @@ class TrainingWorker:
         return kept.with_moved(before.anchor_F, state.anchor_F, name)
 
     def _begin_afresh(self, state: SharedState, kept: PrivateParameters | None = None) -> None:
-        """From this state with nothing of my own but `kept`, like a newcomer: my steps, feedback and moments led
-        elsewhere."""
+        """Start from this state like a newcomer: of the local state only `kept` survives."""
         self.mine.begin_afresh(self._learning, state, kept)
         self.live.inner = self._inherited(state)
         self.owing.forget()
         self.tended.ready = False
-        self.agreed.head = state  # last: a trainer that is starting looks at it, and then writes all of the above
+        self.agreed.head = state  # last: a starting trainer reads the head, then writes all of the above
 
     def _inherited(self, state: SharedState) -> bytes:
-        """The moments that whoever has none begins with."""
+        """The first moments of a member that has none."""
         return as_bytes(inherited(state)) if isinstance(self._learning.recipe.outer, MomentAverage) else b""
 
     def _find(self, name: Digest) -> SharedState | None:
         return self.shelf.find(name, self._learning.layout)
 
-    # ---- what is this peer's own, on its disk -----------------------------------------------------------------
+    # ---- private state on disk ---------------------------------------------------------------------------------
 
     def _write_ahead(self, work: EncodeUpdate, encoded: UpdateEncoded) -> None:
-        """While what I made is on its way: what will be mine if it is counted. Late work goes another way."""
+        """While the update is in flight, write the private state in case it is counted. Not for late work."""
         away, mine, agreed, self._ahead = self.away, self.mine, self.agreed, None
         if mine.own is not None or away.held is not None or away.base_F is not None:
             return
         if work.round <= agreed.round or mine.update is None or agreed.head is None or agreed.name is None:
-            return  # it was agreed without this update, while that was encoded
+            return  # the round was agreed while the update was encoded
         root = merkle_root(tuple(part.digest for part in encoded.parts))
         learning, claim = self._learning_in(work.round), b""
         if self.auditing is not None and encoded.claim is not None:
@@ -526,25 +523,25 @@ class TrainingWorker:
         self._writing = asyncio.create_task(self._keep_ahead(private, learning, work.round))
 
     async def _keep_ahead(self, private: PrivateState, learning: TrainingSpec, round: int) -> None:
-        inner = await self.live.left(learning.recipe, undone=self.auditing is not None)
+        inner = await self.live.read_moments(learning.recipe, undone=self.auditing is not None)
         if self.auditing is not None and not self.auditing.lives_on(round):
-            inner = b""  # the moments that the claim ends with are gone
+            inner = b""  # the moments at the end of the claim are gone
         private = replace(private, inner=inner)
         try:
             await asyncio.get_running_loop().run_in_executor(self._disk, write_private, self.store, private)
-        except (OSError, MemoryError) as why:  # what must be kept meets the same disk
-            log.warning("what is this peer's own could not be written ahead: %r", why)
+        except (OSError, MemoryError) as why:  # required writes meet the same disk error
+            log.warning("private state could not be written ahead: %r", why)
         else:
             self._ahead = private
 
     async def _written(self) -> None:
-        """Whatever is written ahead is on disk."""
+        """Wait until the private state that is written ahead is on disk."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
             self._writing.result()
 
     async def _recalled(self, work: AdoptState) -> tuple[AdoptState, PrivateState | None]:
-        """The vertex may count what a life before sent, and this one knows from its disk alone."""
+        """Load an update from disk that an earlier process sent, if the vertex counts it."""
         if work.mine is None or work.mine.root is None or self.mine.update is not None or self.mine.own is not None:
             return work, None
         loop = asyncio.get_running_loop()
@@ -555,25 +552,25 @@ class TrainingWorker:
         up = await loop.run_in_executor(self._arithmetic, self._encoded_with, private.sent, work.round)
         if up is None:
             return work, None
-        self.mine.take_up(private.sent.update, up)
+        self.mine.restore_sent(private.sent.update, up)
         if self.tended.ready:
             self.trainer.cancel()
-        await self.live.recall(private.inner, self._learning_in(work.round).recipe)
+        await self.live.restore_moments(private.inner, self._learning_in(work.round).recipe)
         if self.auditing is not None:
             self.auditing.remember(private.claim)
         self._ahead = private
         return msgspec.structs.replace(work, counted=work.mine.parts), private
 
     def _foreseen(self, work: AdoptState) -> bool:
-        """What was written ahead is what is mine now."""
+        """Whether the private state written ahead is the current one."""
         ahead, mine, self._ahead = self._ahead, work.mine, None
         if ahead is None or mine is None or work.afresh or not all(mine.parts) or self.away.kept() is not None:
             return False
-        runs_on = self.live.runs_on(self._learning_in(work.round).recipe)  # moments are of the merge before
+        runs_on = self.live.runs_on(self._learning_in(work.round).recipe)  # moments are those of the last merge
         return ahead.goes_with(work.vertex, mine) and (runs_on or ahead.inner is self.live.inner)
 
     async def _keep(self, vertex: Digest, foreseen: bool = False) -> None:
-        """What is this peer's own, and good for this vertex, is durable."""
+        """Make the private state for this vertex durable."""
         await asyncio.get_running_loop().run_in_executor(self._disk, self._keep_private, vertex, foreseen)
 
     def _keep_private(self, vertex: Digest, foreseen: bool) -> None:
@@ -591,7 +588,7 @@ class TrainingWorker:
         self._memory.sweep()
 
     def _learning_in(self, round: int) -> TrainingSpec:
-        """What this round is learned by."""
+        """The spec of this round."""
         return learning_after(self._learning, self.tuned_before(round))
 
     @property

@@ -44,7 +44,7 @@ from atoll.verification.replay_audit.trainer_commands import (
 from atoll.worker.context import Handlers, WorkerContext
 from atoll.worker.trainer_commands import TrainerFailed
 
-MADE_HELD = 2  # rounds whose update can still be shown; each holds one more vector
+MADE_HELD = 2  # rounds that can still be shown; each holds one more vector
 SHOWING_MAX = 2  # rounds that wait to be shown: the trainer keeps the states of each
 
 _CLAIM = msgspec.msgpack.Decoder(ChainClaim)

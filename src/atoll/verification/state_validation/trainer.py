@@ -1,8 +1,9 @@
-"""The trainer process's side of validation: the loss of given parameters on held-out data, or on drawn samples,
-batch by batch; or the steps of somebody's round, taken again one by one.
+"""Loss measurement in the trainer process: held-out data, drawn samples, or the replayed steps of a member's round.
 
-Pauses after every batch, so that the peer may put the next round before the rest. Looks in a second model, steps in
-a third: x and moments of this trainer are never touched. Never decides what a loss means.
+Invariants:
+- Pauses after every batch or step, so that the peer can run the next round first.
+- Measures in a second model and steps in a third: x and the moments of this trainer are never touched.
+Not responsible for: what a loss means.
 """
 
 from __future__ import annotations
@@ -29,38 +30,38 @@ from atoll.worker.trainer_commands import (
     TrainerSpec,
 )
 
-VALIDATION_BATCH = 64  # samples; small enough for any device that can train
+VALIDATION_BATCH = 64  # samples; fits any device that can train
 
 
 def model_of(spec: TrainerSpec) -> tuple[nn.Module, ModelLayout]:
-    """The model that this trainer is about, with its base, and the layout of what is exchanged."""
+    """The trainer's model with its frozen base, and the layout of the exchanged vector."""
     return built(spec.model, spec.seed, Path(spec.base).read_bytes() if spec.base else b"")
 
 
 class ModelEvaluator:
     def __init__(self, spec: TrainerSpec, data: Data) -> None:
         self.spec, self.data = spec, data
-        self._canary: tuple[str, Data] | None = None  # read once
-        self._model: tuple[nn.Module, ModelLayout] | None = None  # made when it is first needed
+        self._canary: tuple[str, Data] | None = None  # path and data of the canary blob, read once
+        self._model: tuple[nn.Module, ModelLayout] | None = None  # second model, built when it is first needed
         self.chore: Generator[None, None, LossesMeasured] | None = None
-        self.made_F: Tensor | None = None  # by steps that were taken again
+        self.made_F: Tensor | None = None  # update of the last replay
 
     def start(self, wish: Look, x_F: Tensor) -> LossesMeasured:
-        """The first batch, with these parameters and buffers (F,)."""
+        """The first batch or step at these parameters and buffers (F,)."""
         self.made_F = None
         match wish:
             case BeginValidation():
-                self.chore = self._look(wish, x_F)
+                self.chore = self._evaluate_sets(wish, x_F)
             case BeginScoring():
-                self.chore = self._look_along(wish, x_F)
+                self.chore = self._evaluate_samples(wish, x_F)
             case BeginReplay():
-                self.chore = self._step_again(wish, x_F)
+                self.chore = self._replay(wish, x_F)
         return self.go_on()
 
     def go_on(self) -> LossesMeasured:
-        """One batch more."""
+        """The next batch or step."""
         if self.chore is None:
-            raise ValueError("there is nothing to look on at")
+            raise ValueError("no measurement is in progress")
         try:
             next(self.chore)
         except StopIteration as done:
@@ -71,13 +72,13 @@ class ModelEvaluator:
             raise
         return LossesMeasured(False)
 
-    def _look(self, wish: BeginValidation, x_F: Tensor) -> Generator[None, None, LossesMeasured]:
+    def _evaluate_sets(self, wish: BeginValidation, x_F: Tensor) -> Generator[None, None, LossesMeasured]:
         model = self._model_with(x_F)
         losses, right = list[float](), list[float]()
         for data in self._sets(wish.canary):
             loss_sum, hits, targets_seen = 0.0, 0, 0
             for inputs, targets in self._batches(data, wish.samples):
-                with torch.no_grad():  # not around the yield: training goes on meanwhile
+                with torch.no_grad():  # not around the yield: training continues meanwhile
                     scores = model(inputs)
                     flat, wanted = scores.reshape(-1, scores.shape[-1]), targets.reshape(-1)
                     loss = torch.nn.functional.cross_entropy(flat, wanted, reduction="sum")
@@ -88,8 +89,8 @@ class ModelEvaluator:
             right.append(hits / targets_seen)
         return LossesMeasured(True, tuple(losses), tuple(right))
 
-    def _look_along(self, wish: BeginScoring, x_F: Tensor) -> Generator[None, None, LossesMeasured]:
-        """A loss per sample."""
+    def _evaluate_samples(self, wish: BeginScoring, x_F: Tensor) -> Generator[None, None, LossesMeasured]:
+        """One loss per sample."""
         model, spec = self._model_with(x_F), self.spec
         own = dealt(wish.drawn, wish.shard, wish.shards, wish.cursor, wish.samples)
         others = undealt(wish.drawn, wish.dealt, epoch_samples(self.data, spec.seq_len), len(own))
@@ -101,8 +102,8 @@ class ModelEvaluator:
             yield
         return LossesMeasured(True, tuple(losses))
 
-    def _step_again(self, wish: BeginReplay, x_F: Tensor) -> Generator[None, None, LossesMeasured]:
-        """As the run computes; not compiled, since nobody waits for it."""
+    def _replay(self, wish: BeginReplay, x_F: Tensor) -> Generator[None, None, LossesMeasured]:
+        """Replay with the run's compute options, but not compiled, since no round waits for it."""
         spec, where = self.spec, (wish.shard, wish.shards, wish.cursor, wish.steps, wish.batch, wish.position)
         model, layout = model_of(spec)
         computing = msgspec.structs.replace(spec.computing, compiled=False)

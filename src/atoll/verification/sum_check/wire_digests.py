@@ -1,7 +1,9 @@
-"""What wires are called where answers are opened, and the trees behind those names.
+"""Cache of wire digests and their Merkle trees, for runs with sum checks.
 
-Promises: whoever lays an answer open hashes nothing a second time, as long as the trees of its rows are here. Any
-thread may ask. Never keeps the tree of another member's answer, nor more than `LEAVES_MAX` leaves of all.
+Invariants:
+- An owner that opens a result hashes no row again while the cache holds the row's tree.
+- At most `LEAVES_MAX` leaves are held, and no tree of another member's result.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ from atoll.wire.messages.round import PartResponse, PartResult, RowContribution,
 from atoll.wire.opening import SumOpening
 
 Encode = Callable[[Codec], Buffer]
-"""Makes a wire by this codec, which shows it as it grows."""
+"""Encodes a wire with this codec, which exposes it as it grows."""
 
-LEAVES_MAX = 2**17  # of rows that may be shown: of 2 GiB in fp32, which makes 20 MB of digests
+LEAVES_MAX = 2**17  # leaves of rows that can be opened: 2 GiB in fp32, 20 MB of digests
 
 
 class WireDigestCache:
     def __init__(self, up: str, down: str) -> None:
         self.up, self.down = LeafLayout(codec_named(up)), LeafLayout(codec_named(down))
         self._trees: dict[Digest, MerkleTree] = {}  # oldest first
-        self._leaves = 0  # of all of them
+        self._leaves = 0  # number of leaves in all trees
         self._changing = Lock()
 
     def of_arrived(self, message: object, payload: Buffer) -> Digest:
@@ -36,7 +38,7 @@ class WireDigestCache:
                 return self.of_row(payload)
             case PartResult():
                 return self.down.name(payload)
-            case PartResponse(digest=wanted):  # a body is named by its bytes
+            case PartResponse(digest=wanted):  # a vertex body is named by its bytes
                 plain = digest(payload)
                 return plain if plain == wanted else self.down.name(payload)
             case _:
@@ -46,7 +48,7 @@ class WireDigestCache:
         return self._kept(self.up.tree(wire))
 
     def of_mine(self, codec: Codec, encode: Encode) -> tuple[Buffer, Digest]:
-        """A row or an answer that is encoded now, hashed as far as a core's cache still holds it."""
+        """Encode a row or a result and hash it leaf by leaf, while the processor's cache holds it."""
         leaves = WireLeaves(LeafLayout(codec))
         wire = encode(codec.showing(leaves.update))
         return wire, self._kept(leaves.tree())
