@@ -62,8 +62,9 @@ from atoll.runtime.event_log import EventLog, RunStatus, entry_of, paused_text, 
 from atoll.runtime.network.addresses import dialable
 from atoll.runtime.network.bandwidth import BandwidthEstimator
 from atoll.runtime.network.bulk_channel import PayloadHasher
-from atoll.runtime.network.connection_manager import ConnectionManager, LinkSettings
+from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.libp2p import Libp2pSecurity
+from atoll.runtime.network.link_settings import LinkCallbacks, LinkSettings
 from atoll.runtime.session_keys import LazySessionKey, session_of
 from atoll.runtime.storage.chunk_pipeline import ChunkPipeline
 from atoll.runtime.storage.store import PeerStore
@@ -140,6 +141,8 @@ class Driver:
         self.on_broken: Callable[[BaseException], None] = lambda broken: None  # a promise to ourselves was broken
         self.on_unkept: Callable[[RunFailedError], None] = lambda refused: None  # this disk takes no more
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._wake, self._react_to_fact, on_fact]
+        # `handlers` takes further libp2p protocols
+        self.security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
         self._carriage = BandwidthEstimator()
         self._upload_bytes_s = 0  # the most that is sent; 0: no cap
         self.stopped = asyncio.Event()
@@ -160,14 +163,11 @@ class Driver:
 
     async def listen(self, addresses: list[str], announce: tuple[str, ...] = (), upload_bytes_s: int = 0) -> None:
         """Open the door; must come before `start`. Others are told `announce`, or what was bound."""
-        security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
         settings, self._upload_bytes_s = LinkSettings(upload_bytes_s=upload_bytes_s), upload_bytes_s
         self.links = ConnectionManager(
             self.me,
-            security,
-            self._on_link,
-            self._on_message,
-            on_fault=self._on_fault,
+            self.security,
+            LinkCallbacks(self._on_link, self._on_message, self._on_fault),
             follow=self.follow,
             settings=settings,
         )
