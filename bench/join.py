@@ -73,6 +73,7 @@ from atoll.protocol.transfer.tasks import BlobOpened, ReadChunk, StoreChunk
 from atoll.runtime.network.bulk_channel import SLAB_BYTES
 from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.libp2p import Libp2pSecurity
+from atoll.runtime.network.link_settings import LinkCallbacks
 from atoll.runtime.storage.chunk_pipeline import ChunkPipeline
 from atoll.runtime.storage.store import PeerStore, stored
 from atoll.wire.codec import decode_message, encode
@@ -99,7 +100,7 @@ class Host:
         self.loop = asyncio.get_running_loop()
         identity = Identity.generate()
         self.links = ConnectionManager(
-            identity.peer, Libp2pSecurity(identity, NETWORK), lambda event: None, self.hear
+            identity.peer, Libp2pSecurity(identity, NETWORK), LinkCallbacks(lambda event: None, self.hear)
         )
         self.timers: dict[str, asyncio.TimerHandle] = {}
 

@@ -55,6 +55,7 @@ from atoll.protocol.allreduce.topology import (
 )
 from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.libp2p import Libp2pSecurity
+from atoll.runtime.network.link_settings import LinkCallbacks
 
 MEGABYTES, QUICK_MEGABYTES = 5.0, 0.5  # of one encoded update
 REPEATS, QUICK_REPEATS = 3, 1  # after one to warm up
@@ -171,7 +172,9 @@ class Worker:
         self.host, self.network = host, network
         identity = Identity.generate()
         self.me = identity.peer
-        self.links = ConnectionManager(self.me, Libp2pSecurity(identity, SEED), self._on_link, self._on_message)
+        self.links = ConnectionManager(
+            self.me, Libp2pSecurity(identity, SEED), LinkCallbacks(self._on_link, self._on_message)
+        )
         self.peers: tuple[PeerId, ...] = ()
         self.up: set[PeerId] = set()
         self.news = asyncio.Event()

@@ -31,6 +31,7 @@ from atoll.base.machine import Lane
 from atoll.crypto.identity import Identity
 from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.libp2p import Libp2pSecurity
+from atoll.runtime.network.link_settings import LinkCallbacks
 
 TOTAL_BYTES = 256 * MIB
 ROUNDS, QUICK_ROUNDS = 7, 3  # after one to warm up
@@ -58,7 +59,7 @@ class Ends:
     async def _open(self) -> ConnectionManager:
         identity = Identity.generate()
         return ConnectionManager(
-            identity.peer, Libp2pSecurity(identity, NETWORK), lambda event: None, self._on_message
+            identity.peer, Libp2pSecurity(identity, NETWORK), LinkCallbacks(lambda event: None, self._on_message)
         )
 
     def _on_message(self, sender: PeerId, message: bytes, payload: memoryview | None, _: bytes | None) -> None:

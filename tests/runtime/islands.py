@@ -12,6 +12,7 @@ from atoll.base.machine import LinkDown, LinkUp
 from atoll.crypto.identity import Identity
 from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.libp2p import Libp2pSecurity
+from atoll.runtime.network.link_settings import LinkCallbacks
 from atoll.runtime.network.secure_channel import PlainSessionFactory
 
 NETWORK = b"a test"
@@ -23,20 +24,30 @@ KERNEL_S = 0.002  # for loopback to carry what is under way, before the clock ma
 class Island:
     """A peer that writes down all it hears."""
 
-    def __init__(self, name: str, *, plain: bool = False, network: bytes = NETWORK, **options: object) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        plain: bool = False,
+        network: bytes = NETWORK,
+        allow: Callable[[PeerId], bool] = lambda peer: True,
+        **options: object,
+    ) -> None:
         if plain:
             self.name = PeerId(name)
-            security = PlainSessionFactory(self.name, insecure=True)
+            self.security = PlainSessionFactory(self.name, insecure=True)
         else:
             identity = Identity.from_seeds(name.encode().ljust(32), name.encode().ljust(32))
             self.name = identity.peer
-            security = Libp2pSecurity(identity, network, foreign=True)
+            self.security = Libp2pSecurity(identity, network, foreign=True)
         self.heard: list[tuple[str, bytes, int | None]] = []  # sender, message, payload bytes
         self.payloads: list[memoryview | None] = []
         self.followed: list[bytes | None] = []  # what the follower made of each
         self.events: list[LinkUp | LinkDown] = []
         self._news = asyncio.Event()
-        self.links = ConnectionManager(self.name, security, self._event, self._message, **options)
+        self.links = ConnectionManager(
+            self.name, self.security, LinkCallbacks(self._event, self._message, allow=allow), **options
+        )
         self.address = ""
 
     async def open(self) -> Island:

@@ -16,7 +16,7 @@ from atoll.base.limits import MIB
 from atoll.base.machine import BandwidthMeasured, Lane
 from atoll.peer.settings import RunSettings
 from atoll.runtime.bootstrap import ListenOptions, TicketTerms, found_run, training
-from atoll.runtime.network.connection_manager import LinkSettings
+from atoll.runtime.network.link_settings import LinkSettings
 from atoll.runtime.network.upload_limiter import BURST_S, DEBT_MAX_S, QUANTUM_MIN_BYTES, QUANTUM_S, UploadLimiter
 from atoll.runtime.training_spec import built_in, found
 from atoll.training.recipe.recipes import diloco
@@ -151,7 +151,7 @@ class Sender:
     sent_bytes: int = 0
 
     def pump(self) -> None:
-        while size := self.cap.ask(self.piece_bytes, self.pump):
+        while size := self.cap.acquire(self.piece_bytes, self.pump):
             self.cap.count(size)
             self.sent_bytes += size
 

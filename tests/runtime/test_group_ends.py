@@ -85,7 +85,7 @@ def test_a_member_that_cannot_come_in_leaves_nothing_behind(tmp_path: Path, monk
     with atoll.reduce.found() as over:
         pass
     monkeypatch.setattr("atoll.runtime.allreduce.api.MEET_S", 0.5)
-    with pytest.raises(NetworkError, match=r"E-RED-07 (.*\n)+.*nobody is reached: nobody listens at"):
+    with pytest.raises(NetworkError, match=r"E-RED-07 (.*\n)+.*nobody is reached: no peer listens at"):
         atoll.reduce.join(over.ticket)
     assert list(tmp_path.glob("atoll-group-*")) == [] and threading.active_count() <= threads
 

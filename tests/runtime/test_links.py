@@ -21,9 +21,10 @@ from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.base.machine import Lane, LinkDown, LinkUp
 from atoll.runtime.network import connection_manager as links_module
 from atoll.runtime.network.addresses import ambiguity_of
-from atoll.runtime.network.connection_manager import LinkSettings
 from atoll.runtime.network.dialer import DialResult
+from atoll.runtime.network.link_settings import LinkSettings
 from atoll.runtime.network.tcp import UNPACED
+from atoll.runtime.network.unlinked import HALF_OPEN_PER_SOURCE_MAX
 
 pytestmark = pytest.mark.net
 
@@ -276,7 +277,7 @@ async def test_a_dial_says_why_it_failed():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]  # ours, so that nobody else may listen there
-        with pytest.raises(NetworkError, match="E-NET-12 nobody listens at"):
+        with pytest.raises(NetworkError, match="E-NET-12 no peer listens at"):
             await ada.links.dial(f"/ip4/127.0.0.1/tcp/{port}")
     with pytest.raises(UsageError, match=r"write /ip4/.*/tcp/7070"):
         await ada.links.dial("127.0.0.1:7070")
@@ -297,11 +298,13 @@ VICTIM = """
 import asyncio, sys
 from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.libp2p import Libp2pSecurity
+from atoll.runtime.network.link_settings import LinkCallbacks
 from atoll.crypto.identity import Identity
 async def main():
     identity = Identity.generate()
     print(identity.peer, flush=True)
-    links = ConnectionManager(identity.peer, Libp2pSecurity(identity, b"a test"), lambda e: None, lambda *m: None)
+    callbacks = LinkCallbacks(lambda e: None, lambda *m: None)
+    links = ConnectionManager(identity.peer, Libp2pSecurity(identity, b"a test"), callbacks)
     print((await links.listen(["/ip4/127.0.0.1/tcp/0"]))[0], flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())
@@ -331,7 +334,7 @@ async def known_as(process: subprocess.Popen[str], island: Island) -> PeerId:
 async def test_a_killed_process_is_reported_as_gone_at_once():
     """SIGKILL: the kernel resets the connection, the redial is refused; that is the answer, no clock's."""
     ada = await Island("ada").open()
-    with victim() as process, patch.object(links_module, "TELL_S", 2 * PATIENCE_S):
+    with victim() as process, patch.object(links_module, "LINK_DOWN_DELAY_S", 2 * PATIENCE_S):
         name = await known_as(process, ada)
         ada.links.send(name, b"part", Lane.BULK, bytes(MIB))
         process.send_signal(signal.SIGKILL)
@@ -468,7 +471,7 @@ async def test_garbage_instead_of_a_handshake_is_hung_up_on():
 async def test_silent_strangers_are_few_and_hung_up_on():
     """More half-open connections than one source may have: the surplus is closed at once, the rest in time."""
     ada = await Island("ada").open()
-    strangers = [await stranger(ada) for _ in range(links_module.HALF_OPEN_PER_SOURCE_MAX + 8)]
+    strangers = [await stranger(ada) for _ in range(HALF_OPEN_PER_SOURCE_MAX + 8)]
     async with asyncio.timeout(PATIENCE_S):
         for reader, writer in strangers:
             with contextlib.suppress(ConnectionError):

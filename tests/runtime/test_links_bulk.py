@@ -18,19 +18,12 @@ from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.base.machine import Lane, LinkUp
 from atoll.crypto.seal import TAG_BYTES
 from atoll.runtime.network.buffer_pool import BufferPool
-from atoll.runtime.network.bulk_channel import (
-    BESIDE_SLAB_MAX,
-    BOXES_KEPT,
-    HEAD,
-    MESSAGE,
-    SLAB,
-    SLAB_BYTES,
-    STALLED_SWEEPS,
-    RecordBuffers,
-)
-from atoll.runtime.network.connection_manager import SWEEP_S, LinkSettings
+from atoll.runtime.network.bulk_channel import BOXES_KEPT, STALLED_SWEEPS, RecordBuffers
+from atoll.runtime.network.bulk_record import BESIDE_SLAB_MAX, HEAD, MESSAGE, SLAB, SLAB_BYTES
+from atoll.runtime.network.connection_manager import SWEEP_S
 from atoll.runtime.network.control_channel import ControlFrame
 from atoll.runtime.network.file_slice import FileHandle, FileSlice
+from atoll.runtime.network.link_settings import LinkSettings
 from atoll.runtime.network.tcp import TcpConnection
 from atoll.wire.libp2p.framing import frame
 
@@ -186,7 +179,7 @@ async def test_a_broken_bulk_connection_is_replaced_and_what_arrives_is_intact()
     for payload in payloads:
         ada.links.send(bob.name, b"part", Lane.BULK, payload)
     await bob.until(lambda: bob.heard)
-    bob.links._links[ada.name].bulk.channels[0].wire.abort()
+    bob.links._links[ada.name].bulk.channels[0].connection.abort()
     payloads.append(os.urandom(MIB))
     while bob.heard[-1][1] != b"last":  # what was in the cut connection's buffers is lost, by contract
         ada.links.send(bob.name, b"last", Lane.BULK, payloads[-1])
@@ -341,10 +334,10 @@ async def test_a_message_leaves_together_with_the_first_slab_unless_both_do_not_
     written: list[int] = []
     write = TcpConnection.write
 
-    def counted(wire: TcpConnection, data: bytes | memoryview) -> None:
-        if wire in (channel.wire for channel in ada.links._links[bob.name].bulk.channels):
+    def counted(connection: TcpConnection, data: bytes | memoryview) -> None:
+        if connection in (channel.connection for channel in ada.links._links[bob.name].bulk.channels):
             written.append(len(data))
-        write(wire, data)
+        write(connection, data)
 
     payload, around = os.urandom(SLAB_BYTES + 1), HEAD.size + TAG_BYTES
     with pytest.MonkeyPatch.context() as patch:
@@ -362,13 +355,13 @@ async def test_a_message_leaves_together_with_the_first_slab_unless_both_do_not_
 def test_of_boxes_that_nobody_uses_few_outlive_a_sweep():
     """Twenty at once are used again, the last one first; what is in use is nobody's to take."""
     boxes = RecordBuffers()
-    lent = [boxes.take() for _ in range(20)]
+    lent = [boxes.acquire() for _ in range(20)]
     for box in lent:
-        boxes.give(box)
-    assert [id(boxes.take()) for _ in range(20)] == [id(box) for box in reversed(lent)]
+        boxes.release(box)
+    assert [id(boxes.acquire()) for _ in range(20)] == [id(box) for box in reversed(lent)]
     for box in lent:
-        boxes.give(box)
+        boxes.release(box)
     boxes.sweep()
-    kept = [id(boxes.take()) for _ in range(BOXES_KEPT + 1)]
+    kept = [id(boxes.acquire()) for _ in range(BOXES_KEPT + 1)]
     assert kept[:BOXES_KEPT] == [id(box) for box in reversed(lent[-BOXES_KEPT:])]
     assert kept[BOXES_KEPT] not in map(id, lent)

@@ -62,8 +62,10 @@ from atoll.runtime.event_log import EventLog, RunStatus, entry_of, paused_text, 
 from atoll.runtime.network.addresses import dialable
 from atoll.runtime.network.bandwidth import BandwidthEstimator
 from atoll.runtime.network.bulk_channel import PayloadHasher
-from atoll.runtime.network.connection_manager import ConnectionManager, LinkSettings
+from atoll.runtime.network.connection_manager import ConnectionManager
+from atoll.runtime.network.discovery import Discovery, FoundAddress, TicketAddresses
 from atoll.runtime.network.libp2p import Libp2pSecurity
+from atoll.runtime.network.link_settings import LinkCallbacks, LinkSettings
 from atoll.runtime.session_keys import LazySessionKey, session_of
 from atoll.runtime.storage.chunk_pipeline import ChunkPipeline
 from atoll.runtime.storage.store import PeerStore
@@ -140,6 +142,9 @@ class Driver:
         self.on_broken: Callable[[BaseException], None] = lambda broken: None  # a promise to ourselves was broken
         self.on_unkept: Callable[[RunFailedError], None] = lambda refused: None  # this disk takes no more
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._wake, self._react_to_fact, on_fact]
+        # `handlers` takes further libp2p protocols
+        self.security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
+        self.discovery: Discovery = TicketAddresses(lambda: self.bootstrap)
         self._carriage = BandwidthEstimator()
         self._upload_bytes_s = 0  # the most that is sent; 0: no cap
         self.stopped = asyncio.Event()
@@ -160,14 +165,11 @@ class Driver:
 
     async def listen(self, addresses: list[str], announce: tuple[str, ...] = (), upload_bytes_s: int = 0) -> None:
         """Open the door; must come before `start`. Others are told `announce`, or what was bound."""
-        security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
         settings, self._upload_bytes_s = LinkSettings(upload_bytes_s=upload_bytes_s), upload_bytes_s
         self.links = ConnectionManager(
             self.me,
-            security,
-            self._on_link,
-            self._on_message,
-            on_fault=self._on_fault,
+            self.security,
+            LinkCallbacks(self._on_link, self._on_message, self._on_fault),
             follow=self.follow,
             settings=settings,
         )
@@ -180,8 +182,7 @@ class Driver:
         """Wake the machine with what it kept; from now on events drive it."""
         self._pulse_at = self.clock.now()
         self.handle(Start(self.store.kept()))
-        for address, peer in self.bootstrap:
-            self._spawn(self._dial(address, peer))
+        self._spawn(self._find_peers())
         self._spawn(self._pulse())
 
     async def stop(self, why: str = "stopped by its owner", farewell: bool = True) -> None:
@@ -475,12 +476,31 @@ class Driver:
     def _on_fault(self, fault: PeerFault) -> None:
         log.warning("%s broke the protocol: %s", short(fault.who), fault.what)
 
+    async def _find_peers(self) -> None:
+        """Announce the local peer; dial what discovery finds, until a peer is linked."""
+        dialed = set[FoundAddress]()
+        try:
+            await self.discovery.announce(self.run_id, self.addresses)
+        except OSError as why:
+            log.warning("cannot announce the addresses of this peer: %s", why)
+        while not self._closing and not self.machine.linked:
+            try:
+                found = await self.discovery.find(self.run_id)
+            except OSError as why:
+                log.warning("cannot look up the addresses of this run: %s", why)
+            else:
+                for each in found:
+                    if each not in dialed:
+                        dialed.add(each)
+                        self._spawn(self._dial(each.address, each.peer))
+            await asyncio.sleep(DIAL_AGAIN_S)
+
     async def _dial(self, address: str, peer: PeerId | None) -> None:
-        """Reach a bootstrap address, for as long as nobody at all is linked."""
+        """Dial one address until any peer is linked."""
         while not self._closing and not self.machine.linked:
             try:
                 found = await self.links.dial(address, peer)
-                if found not in self.machine.bootstrap:  # the address alone did not say who is there
+                if found not in self.machine.bootstrap:  # discovery may not know the peer at an address
                     self.machine.bootstrap += (found,)
                 return
             except NetworkError as why:

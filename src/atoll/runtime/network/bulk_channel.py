@@ -1,21 +1,19 @@
-"""The bulk lane to one peer: messages with payloads of up to 64 MiB, over one or several sealed connections.
+"""Bulk lane to one peer: messages with payloads of up to 64 MiB, over one or several sealed connections.
 
-A frame travels as records: its message, then slabs of its payload, each with a clear, authenticated head
+A frame travels as records (bulk_record.py): its message, then slabs of its payload. The slabs of one frame may
+take different connections. Each is decrypted straight into its final place.
 
-    kind u8, 3 zero bytes, body bytes u32, payload bytes u32, slab index u32, frame number u64     (big endian)
-
-so that the slabs of one frame may take different connections and are decrypted where they finally belong.
-Promises: a length is judged before memory is taken; every byte of a delivered payload was written exactly once;
-a connection lost in the middle of a frame starts that frame anew, three times at most. A `PayloadHasher` sees every
-byte of a payload once, in order: as soon as it is opened, where slabs come in order.
-Never blocks: what does not fit is dropped and counted. Sends may be lost by contract. A frame that still waits
-gives its turn to a newer one of the same place, and is not sent at all once its round is long over.
+Invariants:
+- Every byte of a delivered payload was written exactly once.
+- A connection lost within a frame restarts that frame, at most three times.
+- A `PayloadHasher` sees every byte of a payload once and in order, as early as the order of slabs allows.
+- Nothing blocks: a frame that does not fit is dropped and counted, and sends may be lost by contract.
+- A newer frame of the same place replaces a waiting one. A waiting frame is dropped once its round is long over.
 """
 
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import NamedTuple, Protocol
@@ -24,29 +22,34 @@ from atoll.base.errors import PeerFault
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB
 from atoll.crypto.seal import TAG_BYTES
 from atoll.runtime.network.buffer_pool import mapped
+from atoll.runtime.network.bulk_record import (
+    BESIDE_SLAB_MAX,
+    BOX_BYTES,
+    HEAD,
+    MESSAGE,
+    NO_PAYLOAD,
+    PEEK_BYTES,
+    SLAB,
+    SLAB_BYTES,
+    RecordHeader,
+    checked_header,
+    next_read_bytes,
+)
 from atoll.runtime.network.file_slice import FileSlice
 from atoll.runtime.network.secure_channel import RecordOpener, RecordSealer
-from atoll.runtime.network.tcp import TcpConnection
+from atoll.runtime.network.transport import Connection, reprocess_received, run_guarded
 from atoll.runtime.network.upload_limiter import UploadLimiter
 
-HEAD = struct.Struct("!BxxxIIIQ")
-MESSAGE, SLAB = 0, 1
-NO_PAYLOAD = 2**32 - 1  # in the place of payload bytes: there is none, which is not the same as an empty one
-SLAB_BYTES = MIB // 2  # sealed and plain together stay in a core's cache; 0.59 CPU-s/GB, at 128 kB 0.99
-BODY_MAX = max(SLAB_BYTES, CONTROL_FRAME_MAX)  # bytes of one record
-BOX_BYTES = HEAD.size + BODY_MAX + TAG_BYTES + HEAD.size  # a record, and the head of the next one behind it
-BESIDE_SLAB_MAX = BODY_MAX - SLAB_BYTES - TAG_BYTES  # bytes of a message for which a box has room beside a slab
-BOXES_KEPT = 4  # that nobody uses, when it is swept
-PINNED_SLABS = 2  # shorter frames stay on one connection: spreading them would only make more of them wait
-TURN_BYTES = MIB  # written before others on the loop get their turn: about a millisecond
-PEEK_BYTES = 4096  # read when no head is known yet: a small message whole, never much of a slab to move
-RESTARTS_MAX = 3  # of one frame whose connection broke
-ABANDONED_MAX = 256  # frame numbers whose late slabs are thrown away; forgotten ones only cost memory until swept
-STALLED_SWEEPS = 3  # a frame without a byte for so long gives its memory back; clocks run on while we stand still
+BOXES_KEPT = 4  # unused buffers that survive a sweep
+PINNED_SLABS = 2  # shorter frames stay on one connection: spreading them makes more of them wait
+TURN_BYTES = MIB  # written before other work on the loop runs: about a millisecond
+RESTARTS_MAX = 3  # per frame, after broken connections
+ABANDONED_MAX = 256  # frame numbers whose late slabs are dropped; forgotten ones cost memory until a sweep
+STALLED_SWEEPS = 3  # sweeps without a byte after which a frame is dropped; clocks run on in a stopped process
 
 
 class PayloadHasher(Protocol):
-    """Hashes one payload on its way in: out of memory that was written long ago it costs five times as much."""
+    """Hashes one payload as it arrives: hashing memory that left the cache costs five times as much."""
 
     def update(self, data: memoryview, /) -> None: ...
 
@@ -54,29 +57,13 @@ class PayloadHasher(Protocol):
 
 
 Deliver = Callable[[bytes, memoryview | None, bytes | None], None]
-"""(message, payload, digest by the follower if there was one)"""
+"""Called with message, payload and the payload's hash, if a hasher followed."""
 
-Body = memoryview | FileSlice  # bytes to be sent: in memory, or in a file until they are sealed
-
-
-class RecordHeader(NamedTuple):
-    """The head of a record, judged."""
-
-    head: bytes
-    kind: int
-    body_bytes: int
-    payload_bytes: int
-    slab: int  # its index; 0 for a message
-    number: int
-
-    @property
-    def sealed_bytes(self) -> int:
-        """Behind its head."""
-        return self.body_bytes + TAG_BYTES
+Body = memoryview | FileSlice  # bytes to send: in memory, or in a file until they are sealed
 
 
 class _OutgoingFrame:
-    """A frame on its way out: which records are still to be made."""
+    """A frame being sent, and its next record."""
 
     def __init__(
         self,
@@ -90,19 +77,19 @@ class _OutgoingFrame:
         self.of_round = of_round
         self.size_bytes = len(message) + (len(payload) if payload is not None else 0)
         self.slabs = _slabs(len(payload)) if payload is not None else 0
-        self.next = -1  # the message's record stands before slab 0
+        self.next = -1  # index of the next slab; -1: the message, which precedes slab 0
         self.carriers: set[BulkChannel] = set()
         self.restarts = 0
 
     @property
-    def started(self) -> bool:
+    def is_started(self) -> bool:
         return self.next >= 0
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self.next == self.slabs
 
-    def record(self) -> tuple[bytes, Body]:
+    def next_record(self) -> tuple[bytes, Body]:
         index, self.next = self.next, self.next + 1
         payload_bytes = len(self.payload) if self.payload is not None else NO_PAYLOAD
         if index < 0:
@@ -113,7 +100,7 @@ class _OutgoingFrame:
 
 
 class _IncomingFrame:
-    """A frame on its way in: its memory, and which records are still missing."""
+    """A frame being received: its memory and its missing records."""
 
     def __init__(
         self,
@@ -123,27 +110,27 @@ class _IncomingFrame:
     ) -> None:
         self.payload_bytes, self.follower = payload_bytes, follower
         size_bytes = 0 if payload_bytes == NO_PAYLOAD else payload_bytes
-        self.payload = allocate(size_bytes)  # uninitialised: delivered only after every byte was written
+        self.payload = allocate(size_bytes)  # uninitialized: delivered only after every byte was written
         self.message: bytes | None = None
         self.missing = set(range(_slabs(size_bytes)))
-        self.followed = 0  # slabs that the follower has seen
+        self.followed = 0  # slabs that the hasher has seen
         self.carriers: set[BulkChannel] = set()
-        self.quiet_sweeps = 0  # in a row, without a byte of it
+        self.quiet_sweeps = 0  # consecutive sweeps without a byte
 
     @property
     def held_bytes(self) -> int:
-        """What it may take at most; counting a message as long as can be also bounds how many frames there are."""
+        """Upper bound of its memory. The longest message is counted, which also bounds the number of frames."""
         return _held_bytes(self.payload_bytes)
 
     def place_of(self, record: RecordHeader) -> memoryview:
-        """Where this slab belongs. PeerFault if it does not."""
+        """Memory of this slab. Raises PeerFault for a slab that is not missing or has another length."""
         at = record.slab * SLAB_BYTES
         if record.slab not in self.missing or record.body_bytes != min(SLAB_BYTES, record.payload_bytes - at):
             raise PeerFault("", f"slab {record.slab} of {record.body_bytes} bytes was not expected")
         return self.payload[at : at + record.body_bytes]
 
-    def placed(self, index: int, slab: memoryview) -> None:
-        """It stands there. Slabs that came before their turn are followed when it is theirs."""
+    def mark_placed(self, index: int, slab: memoryview) -> None:
+        """Record that a slab is in place. The hasher sees slabs in order, early ones later."""
         self.missing.discard(index)
         if self.follower is None or index != self.followed:
             return
@@ -155,7 +142,7 @@ class _IncomingFrame:
 
 
 class ReceiveBudget:
-    """Memory that all peers together may take for frames not yet complete."""
+    """Memory that the incomplete frames of all peers together may hold."""
 
     def __init__(self, limit_bytes: int) -> None:
         assert limit_bytes >= CONTROL_FRAME_MAX + BULK_FRAME_MAX
@@ -163,44 +150,44 @@ class ReceiveBudget:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Callable[[], None]] = deque()
 
-    def take(self, size_bytes: int, later: Callable[[], None]) -> bool:
-        """False: `later` is called when it is worth asking again."""
+    def reserve(self, size_bytes: int, retry: Callable[[], None]) -> bool:
+        """False: not enough is free; `retry` is called once that may have changed."""
         if size_bytes > self._free_bytes:
-            self._waiting.append(later)
+            self._waiting.append(retry)
             return False
         self._free_bytes -= size_bytes
         return True
 
-    def give(self, size_bytes: int) -> None:
+    def release(self, size_bytes: int) -> None:
         self._free_bytes += size_bytes
         while self._waiting:
             self._loop.call_soon(self._waiting.popleft())
 
 
 class RecordBuffers:
-    """Memory in which records are sealed and opened, shared by all connections: few have part of one in it at once.
+    """Buffers for sealing and opening records, shared by all connections: few hold part of a record at once.
 
-    The one that was given back last is taken first: it may still be in a core's cache. Of those that nobody uses a
-    few outlive a sweep; among many members that is no moment to give fresh pages back, box by box.
+    The buffer released last is reused first: it may still be in a core's cache. Some unused buffers survive a
+    sweep, since giving pages back one buffer at a time is expensive with many members.
     """
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
 
-    def take(self) -> memoryview:
+    def acquire(self) -> memoryview:
         return self._free.pop() if self._free else memoryview(mapped(BOX_BYTES))
 
-    def give(self, box: memoryview) -> None:
+    def release(self, box: memoryview) -> None:
         self._free.append(box)
 
     def sweep(self) -> None:
-        """Let go of most of what nobody uses at the moment."""
+        """Free most unused buffers."""
         del self._free[:-BOXES_KEPT]
 
 
 class BulkLimits(NamedTuple):
     queue_bytes: int
-    receive_bytes: int  # of one peer's incomplete frames
+    receive_bytes: int  # incomplete frames of one peer
 
 
 class BulkLane:
@@ -209,25 +196,27 @@ class BulkLane:
     def __init__(
         self,
         limits: BulkLimits,
-        intake: ReceiveBudget,
+        budget: ReceiveBudget,
         allocate: Callable[[int], memoryview],
         deliver: Deliver,
-        detached: Callable[[], None] = lambda: None,
+        on_detached: Callable[[], None] = lambda: None,
         follow: Callable[[], PayloadHasher | None] = lambda: None,
         boxes: RecordBuffers | None = None,
     ) -> None:
         self.boxes = boxes or RecordBuffers()
         self.channels: list[BulkChannel] = []
-        self.dropped = 0  # frames we wanted to send
-        self.lost = 0  # frames that came in part
+        self.dropped = 0  # outgoing frames
+        self.lost = 0  # frames received in part
         self.queued_bytes = 0
-        self._closed_sent_bytes = self._closed_received_bytes = 0  # of connections that are gone
-        self._limits, self._intake, self._allocate = limits, intake, allocate
-        self._deliver, self._detached, self._follow = deliver, detached, follow
+        self._closed_sent_bytes = self._closed_received_bytes = 0  # of connections that ended
+        self._limits, self._budget, self._allocate = limits, budget, allocate
+        self._deliver, self._on_detached, self._follow = deliver, on_detached, follow
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_OutgoingFrame] = deque()
-        self._places: dict[Hashable, _OutgoingFrame] = {}  # frames that wait, by what a newer one would replace
-        self._shared: _OutgoingFrame | None = None  # long frame that every connection takes slabs from
+        self._places: dict[
+            Hashable, _OutgoingFrame
+        ] = {}  # waiting frames, by the place in which a newer one replaces them
+        self._shared: _OutgoingFrame | None = None  # long frame whose slabs every connection sends
         self._numbers = 0
         self._incoming: dict[int, _IncomingFrame] = {}
         self._receiving_bytes = 0
@@ -239,7 +228,7 @@ class BulkLane:
     def send(
         self, message: bytes, payload: Body | None, place: Hashable = None, of_round: int | None = None
     ) -> None:
-        frame = _OutgoingFrame(self._number(), message, payload, place, of_round)
+        frame = _OutgoingFrame(self._next_number(), message, payload, place, of_round)
         self.queued_bytes += frame.size_bytes
         older = self._places.pop(place, None)
         if older is not None:
@@ -249,15 +238,15 @@ class BulkLane:
             self._queue.append(frame)
         if place is not None:
             self._places[place] = frame
-        # the oldest goes first: what is queued longest is the least useful by the time it would leave
+        # the oldest is dropped first: it would be the least useful by the time it leaves
         while self.queued_bytes > self._limits.queue_bytes and self._queue:
-            self._drop(self._taken())
+            self._drop(self._pop_frame())
         if not self._kick_scheduled:
             self._kick_scheduled = True
             self._loop.call_soon(self._kick)
 
-    def rounds_over(self, before: int) -> None:
-        """Frames that wait, and were said in a round before this one, are not sent any more."""
+    def drop_rounds(self, before: int) -> None:
+        """Drop waiting frames of rounds before this one."""
         over = [frame for frame in self._queue if frame.of_round is not None and frame.of_round < before]
         for frame in over:
             self._queue.remove(frame)
@@ -266,23 +255,23 @@ class BulkLane:
                 del self._places[frame.place]
 
     def records_for(self, channel: BulkChannel) -> list[tuple[bytes, Body]]:
-        """What this connection should carry next: a record, or a message and the first slab of its payload.
+        """Next records of this connection: one, or a message with the first slab of its payload.
 
-        By itself a message would cost a system call here and wake the other end for nothing.
+        A message alone would cost a system call here and a useless wake-up at the remote.
         """
         frame = channel.frame or self._shared
         if frame is None:
             if not self._queue:
                 return []
-            frame = self._taken()
+            frame = self._pop_frame()
             if frame.slabs > PINNED_SLABS:
                 self._shared = frame
             else:
                 channel.frame = frame
         frame.carriers.add(channel)
-        alone = frame.started or not frame.slabs or len(frame.message) > BESIDE_SLAB_MAX
-        records = [frame.record()] if alone else [frame.record(), frame.record()]
-        if frame.finished:
+        is_alone = frame.is_started or not frame.slabs or len(frame.message) > BESIDE_SLAB_MAX
+        records = [frame.next_record()] if is_alone else [frame.next_record(), frame.next_record()]
+        if frame.is_finished:
             self.queued_bytes -= frame.size_bytes
             if channel.frame is frame:
                 channel.frame = None
@@ -291,20 +280,20 @@ class BulkLane:
         return records
 
     @property
-    def waits(self) -> bool:
-        """Whether some of what it carries has not left for the network."""
-        return self.queued_bytes > 0 or any(channel.waits for channel in self.channels)
+    def has_unsent(self) -> bool:
+        """True if queued bytes have not left for the network."""
+        return self.queued_bytes > 0 or any(channel.has_unsent for channel in self.channels)
 
     def attach(self, channel: BulkChannel) -> None:
         self.channels.append(channel)
         channel.pump()
 
     def detach(self, channel: BulkChannel) -> None:
-        """The connection is gone: frames it carried in part start anew elsewhere, or are given up."""
+        """The connection ended: restart frames it sent in part, abandon frames it received in part."""
         if channel in self.channels:
             self.channels.remove(channel)
-            self._closed_sent_bytes += channel.wire.sent_bytes
-            self._closed_received_bytes += channel.wire.received_bytes
+            self._closed_sent_bytes += channel.connection.sent_bytes
+            self._closed_received_bytes += channel.connection.received_bytes
         for frame in (channel.frame, self._shared):
             if frame is not None and channel in frame.carriers:
                 self._restart(frame)
@@ -314,10 +303,10 @@ class BulkLane:
         for number in [n for n, frame in self._incoming.items() if channel in frame.carriers]:
             self._abandon(number)
         self._kick()
-        self._detached()
+        self._on_detached()
 
     def hang_up(self) -> None:
-        """Nobody is wanted there any more: what waits in either direction is dropped."""
+        """Abort all connections and drop what waits in either direction."""
         for frame in {*self._queue, self._shared, *(channel.frame for channel in self.channels)} - {None}:
             self._drop(frame)
         self._queue.clear()
@@ -325,26 +314,26 @@ class BulkLane:
         self._shared = None
         for channel in self.channels:
             channel.frame = None
-            channel.wire.abort()  # `close` would wait for a remote that may never read again
+            channel.connection.abort()  # `close` would wait for a remote that may never read again
         for number in list(self._incoming):
             self._abandon(number)
 
     @property
     def sent_bytes(self) -> int:
-        return self._closed_sent_bytes + sum(channel.wire.sent_bytes for channel in self.channels)
+        return self._closed_sent_bytes + sum(channel.connection.sent_bytes for channel in self.channels)
 
     @property
     def received_bytes(self) -> int:
-        return self._closed_received_bytes + sum(channel.wire.received_bytes for channel in self.channels)
+        return self._closed_received_bytes + sum(channel.connection.received_bytes for channel in self.channels)
 
-    def _taken(self) -> _OutgoingFrame:
-        """The frame whose turn it is; nothing replaces it any more."""
+    def _pop_frame(self) -> _OutgoingFrame:
+        """The oldest waiting frame. No newer frame replaces it from here on."""
         frame = self._queue.popleft()
         if self._places.get(frame.place) is frame:
             del self._places[frame.place]
         return frame
 
-    def _number(self) -> int:
+    def _next_number(self) -> int:
         self._numbers += 1
         return self._numbers
 
@@ -357,7 +346,7 @@ class BulkLane:
         if frame.restarts == RESTARTS_MAX:
             self._drop(frame)
             return
-        anew = _OutgoingFrame(self._number(), frame.message, frame.payload)
+        anew = _OutgoingFrame(self._next_number(), frame.message, frame.payload)
         anew.restarts = frame.restarts + 1
         self._queue.appendleft(anew)
 
@@ -369,14 +358,14 @@ class BulkLane:
     # ---- in ----
 
     def accept(self, channel: BulkChannel, record: RecordHeader, sealed: memoryview, opener: RecordOpener) -> bool:
-        """Open one record where it belongs. False: no memory now, `channel.resume` will be called."""
+        """Decrypt one record into its place. False: no memory now; `channel.resume` is called later."""
         number, payload_bytes = record.number, record.payload_bytes
         frame = self._incoming.get(number)
         if frame is None:
             if number in self._abandoned:
                 opener.open_into(sealed, memoryview(bytearray(record.body_bytes)), record.head)
                 return True
-            if not self._intake.take(_held_bytes(payload_bytes), channel.resume):
+            if not self._budget.reserve(_held_bytes(payload_bytes), channel.resume):
                 return False
             follower = self._follow() if payload_bytes != NO_PAYLOAD else None
             frame = _IncomingFrame(payload_bytes, self._allocate, follower)
@@ -388,7 +377,7 @@ class BulkLane:
         if record.kind == SLAB:
             place = frame.place_of(record)
             opener.open_into(sealed, place, record.head)
-            frame.placed(record.slab, place)
+            frame.mark_placed(record.slab, place)
         else:
             if frame.message is not None:
                 raise PeerFault("", "a frame with two messages")
@@ -396,22 +385,21 @@ class BulkLane:
             opener.open_into(sealed, memoryview(message), record.head)
             frame.message = bytes(message)
         if frame.message is not None and not frame.missing:
-            self._release(number)
+            self._remove(number)
             payload = None if payload_bytes == NO_PAYLOAD else frame.payload
             digest = frame.follower.digest() if frame.follower is not None else None
             self._deliver(frame.message, payload, digest)
         return True
 
     def touch(self, number: int) -> None:
-        """A part of this record is here: through a thin uplink one record alone may take longer than all sweeps."""
+        """Part of a record arrived: through a slow uplink, one record may take longer than all sweeps."""
         if frame := self._incoming.get(number):
             frame.quiet_sweeps = 0
 
     def sweep(self) -> None:
-        """Give back the memory of frames that stopped arriving.
+        """Free the memory of frames that stopped arriving. Called every `SWEEP_S`.
 
-        Called again and again, and once after a time in which this process, or its computer, stood still: bytes
-        that nobody could send or read meanwhile are not late.
+        After a suspension of this process it is called once: bytes that could not move meanwhile are not late.
         """
         for number, frame in list(self._incoming.items()):
             if frame.quiet_sweeps == STALLED_SWEEPS:
@@ -422,73 +410,80 @@ class BulkLane:
         self._incoming[number] = frame
         self._receiving_bytes += frame.held_bytes
         while self._receiving_bytes > self._limits.receive_bytes:
-            self._abandon(next(iter(self._incoming)))  # the oldest; never the new one, a frame is below the limit
+            self._abandon(
+                next(iter(self._incoming))
+            )  # the oldest; a frame is below the limit, so never the new one
 
-    def _release(self, number: int) -> _IncomingFrame:
+    def _remove(self, number: int) -> _IncomingFrame:
         frame = self._incoming.pop(number)
         self._receiving_bytes -= frame.held_bytes
-        self._intake.give(frame.held_bytes)
+        self._budget.release(frame.held_bytes)
         return frame
 
     def _abandon(self, number: int) -> None:
-        self._release(number)
+        self._remove(number)
         self._abandoned.append(number)
         self.lost += 1
 
 
 class BulkChannel:
-    """One connection of the lane: seals records into a socket, opens records out of it."""
+    """One connection of the lane: seals outgoing records and opens arriving ones."""
 
     def __init__(
-        self, wire: TcpConnection, lane: BulkLane, cap: UploadLimiter, sealer: RecordSealer, opener: RecordOpener
+        self,
+        connection: Connection,
+        lane: BulkLane,
+        limiter: UploadLimiter,
+        sealer: RecordSealer,
+        opener: RecordOpener,
     ) -> None:
-        self.wire = wire
-        self.frame: _OutgoingFrame | None = None  # short frame that only this connection carries
-        self._lane, self._cap, self._sealer, self._opener = lane, cap, sealer, opener
+        self.connection = connection
+        self.frame: _OutgoingFrame | None = None  # short frame that only this connection sends
+        self._lane, self._limiter, self._sealer, self._opener = lane, limiter, sealer, opener
         self._loop = asyncio.get_running_loop()
         self._boxes = lane.boxes
-        self._outbox: memoryview | None = None  # while something in it has not left for the kernel
-        self._sealed = memoryview(b"")  # of it, what the cap has not let out yet
-        self._inbox: memoryview | None = None  # while something in it waits for the rest
-        self._begin = self._got = 0  # in it: where what waits begins, and where what came ends
-        self._want = PEEK_BYTES  # where the next read ends at most
-        self._coming: RecordHeader | None = None  # whose body stands at the beginning of the inbox, or will
+        self._outbox: memoryview | None = None  # buffer with bytes that have not left; None otherwise
+        self._sealed = memoryview(b"")  # bytes of the outbox that wait for the upload limiter
+        self._inbox: memoryview | None = None  # buffer with an incomplete record; None otherwise
+        self._begin = self._got = 0  # start and end of the unprocessed bytes in the inbox
+        self._want = PEEK_BYTES  # end of the next read, at most
+        self._coming: RecordHeader | None = None  # record whose body is next in the inbox
         self._pump_scheduled = False
-        self._waiting = False  # for memory
+        self._waits_for_memory = False
 
     @property
-    def waits(self) -> bool:
-        """Whether the cap, or the network, holds back something that it was given."""
-        return bool(self._sealed) or self.wire.waits
+    def has_unsent(self) -> bool:
+        """True if the upload limiter or the network holds bytes back."""
+        return bool(self._sealed) or self.connection.has_unsent
 
     def pump(self) -> None:
-        self.wire.guarded(self._pump)
+        run_guarded(self.connection, self._pump)
 
     def _pump(self) -> None:
-        """Seal and write until the kernel or the cap is full, nothing is left, or it is the others' turn."""
+        """Seal and write until the connection or the limiter is full, nothing is left, or the turn ends."""
         self._pump_scheduled = False
-        left, wire = TURN_BYTES, self.wire
-        while left > 0 and wire.clear and (self._sealed or self._seal()):
+        left, connection = TURN_BYTES, self.connection
+        while left > 0 and connection.clear and (self._sealed or self._seal()):
             sealed = self._sealed
-            size = self._cap.ask(len(sealed), self.pump)
+            size = self._limiter.acquire(len(sealed), self.pump)
             if size == 0:
                 return
-            wire.write(sealed[:size])
+            connection.write(sealed[:size])
             self._sealed = sealed[size:]
             left -= size
-        if self._outbox is not None and wire.clear and not self._sealed:  # nothing written is unsent
-            self._boxes.give(self._outbox)
+        if self._outbox is not None and connection.clear and not self._sealed:  # nothing written is unsent
+            self._boxes.release(self._outbox)
             self._outbox = None
         if left <= 0 and not self._pump_scheduled:
             self._pump_scheduled = True
             self._loop.call_soon(self.pump)
 
     def _seal(self) -> bool:
-        """The next records stand in the outbox. False: there are none."""
+        """Seal the next records into the outbox. False: there are none."""
         records = self._lane.records_for(self)
         if not records:
             return False
-        box = self._outbox = self._outbox or self._boxes.take()
+        box = self._outbox = self._outbox or self._boxes.acquire()
         end = 0
         for head, body in records:
             begin, end = end, end + HEAD.size + len(body) + TAG_BYTES
@@ -500,89 +495,66 @@ class BulkChannel:
         return True
 
     def feed(self, data: bytes) -> None:
-        """Bytes that came right behind the handshake."""
+        """Process bytes that arrived right behind the handshake."""
         assert self._inbox is None and len(data) <= BOX_BYTES
-        self._inbox = self._boxes.take()
+        self._inbox = self._boxes.acquire()
         self._inbox[: len(data)] = data
-        self.received(len(data))
+        self.on_received(len(data))
 
     def resume(self) -> None:
-        """There may be memory again."""
-        if self._waiting:
-            self._waiting = False
-            self.wire.resume_reading()
-            self.wire.again()
+        """Retry after a wait for memory."""
+        if self._waits_for_memory:
+            self._waits_for_memory = False
+            self.connection.resume_reading()
+            reprocess_received(self.connection)
 
-    # ---- what the wire calls ----
+    # ---- what the connection calls ----
 
-    def began(self, wire: TcpConnection) -> None:
+    def on_started(self, connection: Connection) -> None:
         raise AssertionError("a bulk channel takes over from a handshake")
 
-    def room(self) -> memoryview:
+    def read_buffer(self) -> memoryview:
         if self._inbox is None:
-            self._inbox = self._boxes.take()
+            self._inbox = self._boxes.acquire()
         return self._inbox[self._got : self._want]
 
-    def received(self, count: int) -> None:
+    def on_received(self, count: int) -> None:
         inbox = self._inbox
         if inbox is None:
             return
         self._got += count
         at = self._begin
-        while not self._waiting:
+        while not self._waits_for_memory:
             record = self._coming
             if record is None:
                 if self._got - at < HEAD.size:
                     break
-                record = self._coming = _judged(bytes(inbox[at : at + HEAD.size]))
+                record = self._coming = checked_header(bytes(inbox[at : at + HEAD.size]))
                 at += HEAD.size
             end = at + record.sealed_bytes
             if end > self._got:
                 break
             if not self._lane.accept(self, record, inbox[at:end], self._opener):
-                self._waiting = True
-                self.wire.pause_reading()
+                self._waits_for_memory = True
+                self.connection.pause_reading()
                 break
             at, self._coming = end, None
         if self._coming is not None:
             self._lane.touch(self._coming.number)
         if at == self._got:
-            self._boxes.give(inbox)
+            self._boxes.release(inbox)
             self._inbox, at, self._got = None, 0, 0
-        wanted_bytes = _worth_reading(self._coming)
+        wanted_bytes = next_read_bytes(self._coming)
         if at + wanted_bytes > BOX_BYTES:
             inbox[: self._got - at] = inbox[at : self._got]
             at, self._got = 0, self._got - at
         self._begin, self._want = at, at + wanted_bytes
 
-    def writable(self) -> None:
+    def on_writable(self) -> None:
         self._pump()
 
-    def ended(self, why: Exception | None) -> None:
+    def on_ended(self, why: Exception | None) -> None:
         self._lane.detach(self)
-
-
-def _worth_reading(coming: RecordHeader | None) -> int:
-    """Bytes behind its head: exactly to the end of this record and the next one's head, so nothing large is ever
-    moved. Behind a message stands the first slab of its payload, and both are one read, as they were one write."""
-    if coming is None:
-        return PEEK_BYTES
-    wanted_bytes = coming.sealed_bytes + HEAD.size
-    if coming.kind == MESSAGE and coming.payload_bytes != NO_PAYLOAD and coming.body_bytes <= BESIDE_SLAB_MAX:
-        wanted_bytes += min(SLAB_BYTES, coming.payload_bytes) + TAG_BYTES + HEAD.size
-    return wanted_bytes
-
-
-def _judged(head: bytes) -> RecordHeader:
-    """What the head of a record says, if it keeps the limits; raises PeerFault for any other."""
-    kind, body_bytes, payload_bytes, index, number = HEAD.unpack(head)
-    if kind not in (MESSAGE, SLAB) or (kind == SLAB and payload_bytes == NO_PAYLOAD):
-        raise PeerFault("", f"a bulk record of kind {kind}")
-    if body_bytes > (SLAB_BYTES if kind == SLAB else CONTROL_FRAME_MAX):
-        raise PeerFault("", f"a bulk record of {body_bytes} bytes")
-    if payload_bytes != NO_PAYLOAD and payload_bytes > BULK_FRAME_MAX:
-        raise PeerFault("", f"a payload of {payload_bytes} bytes")
-    return RecordHeader(head, kind, body_bytes, payload_bytes, index, number)
 
 
 def _held_bytes(payload_bytes: int) -> int:

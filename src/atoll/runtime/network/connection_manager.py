@@ -1,10 +1,13 @@
-"""Links to other peers: dialled, redialled, accepted, authenticated, and one per peer whoever dialled first.
+"""Connection manager: dials, redials, accepts and authenticates; keeps one link per peer.
 
-Each link has a control connection, which is the link, and bulk connections beside it (`bulk.py`).
-Promises: `LinkUp` and `LinkDown` alternate; a peer whose process died on a reachable host is reported with
-`refused=True` after one redial; whatever a stranger sends costs its own connection and nothing else; after
-`close` no task, socket or callback of ours is left.
-Never blocks, never raises for what the network does: sends may be lost by contract, and are counted then.
+A link is a control connection with bulk connections beside it (bulk_channel.py).
+
+Invariants:
+- `LinkUp` and `LinkDown` alternate.
+- A peer whose process died on a reachable host is reported with `refused=True` after one redial.
+- A stranger's bytes cost its own connection and nothing else.
+- After `close`, no task, connection or callback of the manager is left.
+- Network failures raise nothing: a send may be lost, and is counted then.
 """
 
 from __future__ import annotations
@@ -14,13 +17,10 @@ import logging
 import random
 from collections.abc import Callable, Coroutine, Hashable
 from ipaddress import ip_address
-from socket import socket
-
-import msgspec
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import PeerId, Seconds, one_line, short
-from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, MIB, PEERS_MAX
+from atoll.base.ids import PeerId, one_line, short
+from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, PEERS_MAX
 from atoll.base.machine import Lane, LinkDown, LinkUp
 from atoll.runtime.network.addresses import Ambiguity, ambiguity_of
 from atoll.runtime.network.buffer_pool import BufferPool
@@ -43,9 +43,12 @@ from atoll.runtime.network.dialer import (
     endpoints_of,
 )
 from atoll.runtime.network.file_slice import FileSlice
+from atoll.runtime.network.link_settings import LinkCallbacks, LinkSettings
 from atoll.runtime.network.peer_link import LinkStats, PeerLink
 from atoll.runtime.network.secure_channel import SessionFactory
-from atoll.runtime.network.tcp import BACKLOG, TcpConnection, connect, listening
+from atoll.runtime.network.transport import Connection, Listener, TransportOptions, Transports
+from atoll.runtime.network.transports import TRANSPORTS
+from atoll.runtime.network.unlinked import UnlinkedConnections
 from atoll.runtime.network.upload_limiter import UploadLimiter
 from atoll.wire.libp2p.multiaddr import DialEndpoint, text_of
 
@@ -53,32 +56,14 @@ log = logging.getLogger(__name__)
 
 Buffer = bytes | bytearray | memoryview
 
-HALF_OPEN_MAX = 512  # strangers in a handshake; each holds 64 kB and may cost us one signature (1 ms)
-HALF_OPEN_PER_SOURCE_MAX = 64  # of them from one host: a full mesh that starts on one machine
-GUESTS_MAX = 64  # foreign peers that only ask who we are; the oldest makes room
-RESETS_MAX = 3  # a process that dies closes its listener last: a reset handshake is worth another try at once
+RESETS_MAX = 3  # a process that dies closes its listener last: a reset handshake is retried at once
 REDIAL_FIRST_S, REDIAL_LAST_S = 0.1, 15.0
-TELL_S = 1.0  # a redial that takes longer than this is not waited for to say that the link is down
-RETIRING_MAX = 4  # connections of one peer on their way out
-RETIRE_S = 10.0  # both ends agree which connection stays within a round trip; later one of them is mute
+LINK_DOWN_DELAY_S = 1.0  # a redial that takes longer no longer delays the LinkDown
+RETIRING_MAX = 4  # retiring connections of one peer
+RETIRE_S = 10.0  # both ends agree within a round trip which connection stays; later, one of them is silent
 SWEEP_S = 10.0
-CLOSE_S = 1.0  # for last words to leave
-REASON_MAX = 200  # characters of a stranger's reason that we show
-
-
-class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How links behave. The defaults suit a home connection and a data centre alike."""
-
-    congestion: str = "bbr"  # at 100 ms and 1 % loss bbr moves 150 of 200 Mbit/s, cubic 1
-    bulk_connections: int = 1  # where the kernel grants that congestion control
-    bulk_connections_lossy: int = 8  # where it does not: 8 cubic connections carry ten times one at 1 % loss
-    lossy_rtt_s: Seconds = 0.005  # nearer peers lose nothing worth several connections
-    control_queue_bytes: int = 16 * MIB  # seconds of votes and heartbeats; older ones are stale anyway
-    bulk_queue_bytes: int = 1024 * MIB  # keep above one whole update; counts payloads that the caller still holds
-    receive_bytes: int = 4 * (BULK_FRAME_MAX + CONTROL_FRAME_MAX)  # one peer's incomplete frames
-    receive_total_bytes: int = 4096 * MIB  # all peers' incomplete frames; beyond it reading waits
-    upload_bytes_s: int = 0  # on all links together, 0: no cap; bulk waits for it, control messages only count
-    handshake_s: Seconds = 10.0  # three round trips and two signatures, on a bad day
+CLOSE_S = 1.0  # for the last frames to leave
+REASON_MAX = 200  # characters shown of a stranger's reason
 
 
 class ConnectionManager:
@@ -88,107 +73,106 @@ class ConnectionManager:
         self,
         me: PeerId,
         security: SessionFactory,
-        on_event: Callable[[LinkUp | LinkDown], None],
-        on_message: Callable[[PeerId, bytes, memoryview | None, bytes | None], None],
+        callbacks: LinkCallbacks,
         *,
-        on_fault: Callable[[PeerFault], None] = lambda fault: None,
-        allow: Callable[[PeerId], bool] = lambda peer: True,
         allocate: Callable[[int], memoryview] | None = None,
         follow: Callable[[], PayloadHasher | None] = lambda: None,
         settings: LinkSettings | None = None,
+        transports: Transports = TRANSPORTS,
     ) -> None:
-        self._me, self._security = me, security
-        self._on_event, self._on_message, self._on_fault, self._allow = on_event, on_message, on_fault, allow
+        """`allocate` provides memory for payloads, and `follow` a hasher that sees each payload as it arrives."""
+        self._me, self._security, self._callbacks = me, security, callbacks
         self._settings = settings or LinkSettings()
         self._loop = asyncio.get_running_loop()
         self._links: dict[PeerId, PeerLink] = {}
-        self._half_open: dict[ControlChannel, None] = {}  # oldest first
-        self._guests: dict[ControlChannel, None] = {}  # oldest first
+        self._unlinked = UnlinkedConnections()
         self.memory = BufferPool()
-        self._allocate = allocate or self.memory  # payloads are decrypted right into what this returns
-        self._follow = follow  # and hashed by what this returns, on their way
-        self._cap = UploadLimiter(self._settings.upload_bytes_s)
+        self._allocate, self._follow = allocate or self.memory, follow
+        self._limiter = UploadLimiter(self._settings.upload_bytes_s)
+        options = TransportOptions(self._settings.congestion, self._limiter.count)
+        self._transports = {name: make(options) for name, make in transports.items()}
         self._boxes = RecordBuffers()
-        self._intake = ReceiveBudget(self._settings.receive_total_bytes)
-        self._servers: list[asyncio.Server] = []
-        self._meant = set[Ambiguity]({""})  # kinds of addresses that others may tell us to dial
-        self._wires: set[TcpConnection] = set()
+        self._receive_budget = ReceiveBudget(self._settings.receive_total_bytes)
+        self._listeners: list[Listener] = []
+        self._dialable_kinds = set[Ambiguity]({""})  # kinds of addresses that other peers may make this one dial
+        self._connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._traffic_before = (0, 0)  # of links that were let go
+        self._past_traffic = (0, 0)  # of links that were removed
         self._closing = False
         self._spawn(self._sweep())
 
     # ---- what the driver uses ----
 
     async def listen(self, addresses: list[str]) -> list[str]:
-        """Accept connections there; answers with what was bound. Raises UsageError or NetworkError."""
+        """Accept connections at these addresses; returns them as bound. Raises UsageError or NetworkError."""
         bound: list[str] = []
         for address in addresses:
-            where = endpoint_of(address)
+            where = endpoint_of(address, self._transports)
             try:
-                sock = await listening(where, self._settings.congestion)
+                listener = await self._transports[where.transport].listen(where, self._accept)
             except OSError as why:
                 raise cannot_listen(address, why) from why
-            if not ip_address(own := sock.getsockname()[0]).is_unspecified:
-                self._meant.add(ambiguity_of(own))
-            self._servers.append(await self._loop.create_server(self._accept, sock=sock, backlog=BACKLOG))
-            bound.append(text_of(where._replace(port=sock.getsockname()[1])))
+            if not ip_address(own := listener.endpoint.host).is_unspecified:
+                self._dialable_kinds.add(ambiguity_of(own))
+            self._listeners.append(listener)
+            bound.append(text_of(where._replace(port=listener.endpoint.port)))
         self._security.listening(bound)
         return bound
 
     def contact(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
-        """Keep a connection to this peer from now on. Addresses that Atoll does not understand are skipped.
+        """Keep a connection to this peer from now on. Addresses of unknown transports are skipped.
 
-        So are loopback and link-local ones, which are another machine at every member: with them a member makes
-        others connect to their own services. They are dialed if this peer listens on such an address too, or if
-        `dial` reached one. A listener on every interface is none on loopback: there, and at a client, a connection
-        with a peer on this computer shows that members are here, if `contact` named that peer, too.
+        Loopback and link-local addresses mean another machine at every member: a member could use them to make
+        others connect to their own services. They are dialed only in these cases:
+        - This peer listens on such an address, too. A listener on every interface does not count.
+        - `dial` reached one.
+        - Loopback only: a peer on this computer is connected and was named by `contact`.
         """
         if peer == self._me or self._closing:
             return
         link = self._link(peer)
         known = link.endpoints
-        link.endpoints = endpoints_of(peer, addresses)
+        link.endpoints = endpoints_of(peer, addresses, frozenset(self._transports))
         if link.endpoints != known:
-            link.nudge.set()
+            link.wake_redialer.set()
         self._redial(link)
 
     async def dial(self, address: str, expected_peer: PeerId | None = None) -> PeerId:
-        """Connect to whoever is there, and keep the connection. Raises UsageError, NetworkError or RefusedError."""
-        where = endpoint_of(address)
+        """Connect to the peer at this address and keep the link. Raises AtollError."""
+        where = endpoint_of(address, self._transports)
         expected = expected_peer or where.peer
         try:
-            sock = await connect(where, self._settings.congestion)
-            told = ambiguity_of(sock.getpeername()[0])
-            peer = await self._introduce(sock, where, Lane.CONTROL, expected)
+            connection = await self._transports[where.transport].dial(where)
+            kind = ambiguity_of(connection.source)
+            peer = await self._introduce(connection, where, Lane.CONTROL, expected)
         except (OSError, PeerFault) as why:
             raise cannot_dial(address, why) from why
-        self._meant.add(told)
+        self._dialable_kinds.add(kind)
         link = self._link(peer)
         link.endpoints = link.endpoints or (where,)
         return peer
 
     def forget(self, peer: PeerId) -> None:
-        """No connection to this peer is wanted any more. It may still dial us, if it is allowed to."""
+        """Close the link to this peer and stop redialing. The peer may still dial, if it is allowed to."""
         link = self._links.get(peer)
         if link is None:
             return
         link.endpoints = ()
-        if link.redialler:
-            link.redialler.cancel()
+        if link.redialer:
+            link.redialer.cancel()
         if link.control:
             link.control.finish()
             link.retiring[link.control], link.control = None, None
-        self._down(link, refused=False)
+        self._report_down(link, refused=False)
         self._settle(link, refused=False)
 
     def suspect(self, peer: PeerId) -> None:
-        """Its heartbeat is overdue: give up this connection, and see whether a new one can be made."""
+        """Abort this peer's connections, since its heartbeat is overdue, and redial."""
         link = self._links.get(peer)
         if link and link.control:
             for channel in link.bulk.channels:
-                channel.wire.abort()
-            link.control.wire.abort(TimeoutError("no heartbeat"))
+                channel.connection.abort()
+            link.control.connection.abort(TimeoutError("no heartbeat"))
 
     def send(
         self,
@@ -201,8 +185,8 @@ class ConnectionManager:
     ) -> bool:
         """Queue a message; a payload always takes the bulk lane. False: no link, or too large for any frame.
 
-        A message that still waits there gives its turn to a newer one of the same `place`, and is dropped once its
-        round is long over (`base.machine.Message`, `rounds_over`).
+        A newer message of the same `place` replaces one that still waits there. A waiting message is dropped once
+        its round is long over (`base.machine.Message`, `rounds_over`).
         """
         link = self._links.get(peer)
         if link is None or link.control is None or self._closing:
@@ -216,43 +200,43 @@ class ConnectionManager:
         else:
             link.bulk.send(message, view, place, of_round)
             if not link.bulk_wanted:
-                link.bulk_wanted = self._bulk_connections(link.control)
+                link.bulk_wanted = self._choose_bulk_connections(link.control.connection)
                 self._open_bulk(link)
         return True
 
     def rounds_over(self, before: int) -> None:
-        """What waits to leave, and was said in a round before this one, has nobody left whom it would help."""
+        """Drop waiting messages of earlier rounds: they help no peer any more."""
         for link in self._links.values():
-            link.bulk.rounds_over(before)
+            link.bulk.drop_rounds(before)
 
     def stats(self) -> dict[PeerId, LinkStats]:
         return {peer: link.stats() for peer, link in self._links.items()}
 
     def traffic(self) -> tuple[int, int]:
-        """(sent, received) bytes on the sockets of all links there have been."""
-        return _sum(self._traffic_before, *(link.traffic() for link in self._links.values()))
+        """(sent, received) bytes on the connections of all links so far."""
+        return _add_traffic(self._past_traffic, *(link.traffic() for link in self._links.values()))
 
     def uploading(self) -> dict[PeerId, tuple[int, bool]]:
-        """Per peer: bulk bytes acknowledged on the connections there are, and whether some still waits to leave.
+        """Per peer: bulk bytes acknowledged on current connections, and whether some still wait to leave.
 
-        Of peers on this computer only where a cap sets the pace: else it is the load of processors that would be
-        measured, and parts would be cut by it.
+        Without an upload cap, peers on this computer are left out: the load of processors would be measured, and
+        parts would be sized by it.
         """
         found: dict[PeerId, tuple[int, bool]] = {}
         for peer, link in self._links.items():
-            wires = [channel.wire for channel in link.bulk.channels]
-            if self._settings.upload_bytes_s or not any(wire.local for wire in wires):
-                found[peer] = sum(wire.acked_bytes for wire in wires), link.bulk.waits
+            connections = [channel.connection for channel in link.bulk.channels]
+            if self._settings.upload_bytes_s or not any(each.is_loopback for each in connections):
+                found[peer] = sum(each.acked_bytes for each in connections), link.bulk.has_unsent
         return found
 
     async def close(self) -> None:
-        """Last words leave, then everything ends. Tells no events any more."""
+        """Send the last frames, then end everything. No event is reported any more."""
         self._closing = True
         for link in self._links.values():
-            if link.down_owed:
-                link.down_owed.cancel()
-        for server in self._servers:
-            server.close()
+            if link.down_timer:
+                link.down_timer.cancel()
+        for listener in self._listeners:
+            listener.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -261,36 +245,35 @@ class ConnectionManager:
             if link.control:
                 link.control.finish()
             link.bulk.hang_up()
-        for control in [*self._half_open, *self._guests]:
-            control.wire.abort()
-        if self._wires:
-            await asyncio.wait([wire.closed for wire in self._wires], timeout=CLOSE_S)
-        for wire in list(self._wires):
-            wire.abort()
-        if self._wires:
-            await asyncio.wait([wire.closed for wire in self._wires])
-        self._cap.close()
-        for server in self._servers:
-            await server.wait_closed()
+        self._unlinked.abort_all()
+        if self._connections:
+            await asyncio.wait([each.closed for each in self._connections], timeout=CLOSE_S)
+        for connection in list(self._connections):
+            connection.abort()
+        if self._connections:
+            await asyncio.wait([each.closed for each in self._connections])
+        self._limiter.close()
+        for listener in self._listeners:
+            await listener.wait_closed()
         self._links.clear()
 
-    # ---- dialling ----
+    # ---- dialing ----
 
     def _redial(self, link: PeerLink) -> None:
-        if link.endpoints and link.control is None and link.redialler is None and not self._closing:
-            link.redialler = self._spawn(self._redial_until_up(link))
+        if link.endpoints and link.control is None and link.redialer is None and not self._closing:
+            link.redialer = self._spawn(self._redial_until_up(link))
 
     async def _redial_until_up(self, link: PeerLink) -> None:
-        async def introduce(sock: socket, where: DialEndpoint) -> None:
-            await self._introduce(sock, where, Lane.CONTROL, link.peer)
+        async def introduce(connection: Connection, where: DialEndpoint) -> None:
+            await self._introduce(connection, where, Lane.CONTROL, link.peer)
 
         pause_s, resets = REDIAL_FIRST_S, 0
         try:
             while link.endpoints and link.control is None:
-                link.nudge.clear()
-                outcome = await dial_any(link.endpoints, self._settings.congestion, introduce, self._may_dial)
+                link.wake_redialer.clear()
+                outcome = await dial_any(link.endpoints, self._transports, introduce, self._may_dial)
                 if link.control is not None:
-                    return  # by this attempt, or because they dialled us meanwhile
+                    return  # by this attempt, or because the remote dialed meanwhile
                 resets += 1
                 if outcome is DialResult.RESET and resets < RESETS_MAX:
                     await asyncio.sleep(0.01 * resets)
@@ -298,21 +281,24 @@ class ConnectionManager:
                 self._settle(link, refused=outcome is DialResult.REFUSED)
                 try:
                     async with asyncio.timeout(pause_s * random.uniform(0.5, 1.5)):  # noqa: S311  # spreads retries
-                        await link.nudge.wait()
-                    pause_s = REDIAL_FIRST_S  # new addresses, new hope
+                        await link.wake_redialer.wait()
+                    pause_s = REDIAL_FIRST_S  # the addresses are new
                 except TimeoutError:
                     pause_s = min(2 * pause_s, REDIAL_LAST_S)
         finally:
-            link.redialler = None
+            link.redialer = None
 
     def _may_dial(self, host: str) -> bool:
         kind = ambiguity_of(host)
-        if kind == "loopback" and any(map(_is_member_here, self._links.values())):
-            self._meant.add(kind)
-        return kind in self._meant
+        if kind == "loopback" and any(link.is_member_on_this_computer() for link in self._links.values()):
+            self._dialable_kinds.add(kind)
+        return kind in self._dialable_kinds
 
-    async def _introduce(self, sock: socket, where: DialEndpoint, lane: Lane, expected: PeerId | None) -> PeerId:
-        """Handshake on a fresh connection. Raises OSError or PeerFault."""
+    async def _introduce(
+        self, connection: Connection, where: DialEndpoint, lane: Lane, expected: PeerId | None
+    ) -> PeerId:
+        """Handshake on a dialed connection. Raises OSError or PeerFault."""
+        self._track(connection)
         control = ControlChannel(
             self,
             lambda: self._security.dialing(lane, expected),
@@ -321,86 +307,77 @@ class ConnectionManager:
             endpoint=where,
             expected=expected,
         )
-        wire = self._wire(control)
         try:
-            await self._loop.create_connection(lambda: wire, sock=sock)
+            await connection.start(control)
             return await control.ready
         except BaseException:
             control.ready.cancel()
-            wire.abort()
+            connection.abort()
             raise
 
     # ---- accepting ----
 
-    def _accept(self) -> TcpConnection:
-        return self._wire(
-            ControlChannel(
-                self,
-                self._security.accepting,
-                deadline_s=self._settings.handshake_s,
-                queue_bytes=self._settings.control_queue_bytes,
-            )
+    def _accept(self, connection: Connection) -> ControlChannel:
+        self._track(connection)
+        return ControlChannel(
+            self,
+            self._security.accepting,
+            deadline_s=self._settings.handshake_s,
+            queue_bytes=self._settings.control_queue_bytes,
         )
 
-    def _wire(self, control: ControlChannel) -> TcpConnection:
-        wire = TcpConnection(control, self._cap.count)
-        self._wires.add(wire)
-        wire.closed.add_done_callback(lambda _: self._wires.discard(wire))
-        return wire
+    def _track(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        connection.closed.add_done_callback(lambda _: self._connections.discard(connection))
 
-    def admit(self, control: ControlChannel) -> None:
-        source = control.wire.source
-        if self._closing or sum(c.wire.source == source for c in self._half_open) >= HALF_OPEN_PER_SOURCE_MAX:
-            raise ConnectionAbortedError("too many strangers from one source")
-        if len(self._half_open) >= HALF_OPEN_MAX:
-            next(iter(self._half_open)).wire.abort()  # the slowest; strangers cannot lock others out by waiting
-        self._half_open[control] = None
+    def admit_connection(self, control: ControlChannel) -> None:
+        if self._closing:
+            raise ConnectionAbortedError("this peer is closing")
+        self._unlinked.add_stranger(control)
 
-    # ---- what connections tell us ----
+    # ---- what control channels report ----
 
-    def visited(self, control: ControlChannel) -> None:
-        self._half_open.pop(control, None)
-        if not self._allow(control.peer):
+    def admit_guest(self, control: ControlChannel) -> None:
+        self._unlinked.end_handshake(control)
+        if not self._callbacks.allow(control.peer):
             raise ConnectionAbortedError("this guest is not admitted")
-        if len(self._guests) >= GUESTS_MAX:
-            next(iter(self._guests)).wire.abort()
-        self._guests[control] = None
-        control.settled()
+        self._unlinked.add_guest(control)
+        control.set_deadline(None)
 
-    def opened(self, control: ControlChannel) -> None:
-        """The handshake is over: we know who it is."""
-        self._half_open.pop(control, None)
+    def on_opened(self, control: ControlChannel) -> None:
+        """The handshake is over and `control.peer` is known."""
+        self._unlinked.end_handshake(control)
         peer = control.peer
         if peer == self._me:
-            raise PeerFault("", "this is myself")
+            raise PeerFault("", "the remote is this peer itself")
         if control.expected not in (None, peer):
             raise PeerFault("", f"{peer} answered where {control.expected} was expected")
         if control.lane is Lane.BULK:
             self._join_bulk(control)
-        elif not control.dialled:
-            self._judge(control)
-        # otherwise the listener has the next word
+        elif not control.is_dialed:
+            self._admit_or_refuse(control)
+        # else: the listener decides
 
-    def _judge(self, control: ControlChannel) -> None:
-        if not self._allow(control.peer):
-            control.say(ControlFrame.REFUSED, b"this peer does not admit you")
+    def _admit_or_refuse(self, control: ControlChannel) -> None:
+        if not self._callbacks.allow(control.peer):
+            control.send_frame(ControlFrame.REFUSED, b"this peer does not admit you")
             control.finish()
         elif control.peer not in self._links and len(self._links) >= PEERS_MAX:
-            control.say(ControlFrame.REFUSED, b"this peer has too many links")
+            control.send_frame(ControlFrame.REFUSED, b"this peer has too many links")
             control.finish()
         else:
             link = self._link(control.peer)
             if link.control is None or self._prefers(control, link.control):
-                control.say(ControlFrame.WELCOME)
+                control.send_frame(ControlFrame.WELCOME)
                 self._adopt(link, control)
             else:
                 self._retire(link, control)
 
-    def heard(self, control: ControlChannel, word: ControlFrame, body: bytes) -> None:
+    def on_frame(self, control: ControlChannel, kind: ControlFrame, body: bytes) -> None:
         link = self._links.get(control.peer)
-        adopted = link is not None and link.holds(control)
-        match word:
-            case ControlFrame.WELCOME if control.dialled and not adopted:
+        adopted = link is not None and link.owns(control)
+        match kind:
+            case ControlFrame.WELCOME if control.is_dialed and not adopted:
                 link = self._link(control.peer)
                 if link.control is None or self._prefers(control, link.control):
                     self._adopt(link, control)
@@ -408,116 +385,116 @@ class ConnectionManager:
                     self._retire(link, control)
                 if not control.ready.done():
                     control.ready.set_result(control.peer)
-            case ControlFrame.REFUSED if control.dialled and not adopted:
+            case ControlFrame.REFUSED if control.is_dialed and not adopted:
                 raise DialRefused(one_line(body.decode(errors="replace"), REASON_MAX))
-            case ControlFrame.RETIRE if control.dialled and not adopted:
+            case ControlFrame.RETIRE if control.is_dialed and not adopted:
                 if link is None or link.control is None:
-                    raise ConnectionResetError("it believes in another connection to us")
+                    raise ConnectionResetError("the remote prefers a connection that does not exist here")
                 self._retire(link, control)
-                self._left(control)
+                self._receive_retire(control)
                 if not control.ready.done():
                     control.ready.set_result(control.peer)
             case ControlFrame.RETIRE if adopted:
-                self._left(control)
+                self._receive_retire(control)
             case ControlFrame.MESSAGE if adopted:
-                self._tell(self._on_message, control.peer, body, None, None)
-            case ControlFrame.MORE_BULK if adopted and control.dialled and len(body) == 1 and body[0] > 0:
+                self._notify(self._callbacks.on_message, control.peer, body, None, None)
+            case ControlFrame.MORE_BULK if adopted and control.is_dialed and len(body) == 1 and body[0] > 0:
                 assert link is not None
                 link.bulk_wanted = min(body[0], self._bulk_connections_max())
                 self._open_bulk(link)
             case _:
-                raise PeerFault(control.peer, f"said {word.name} out of turn")
+                raise PeerFault(control.peer, f"sent {kind.name} out of turn")
 
-    def over(self, control: ControlChannel, why: Exception | None) -> None:
-        self._half_open.pop(control, None)
-        self._guests.pop(control, None)
+    def on_control_ended(self, control: ControlChannel, why: Exception | None) -> None:
+        self._unlinked.discard(control)
         if not control.ready.done():
-            if control.dialled:
+            if control.is_dialed:
                 control.ready.set_exception(why or ConnectionResetError("hung up during the handshake"))
             else:
                 control.ready.cancel()
         if isinstance(why, PeerFault) and why.who:
-            self._tell(self._on_fault, why)  # said inside sealed frames: it was this peer, nobody on the path
+            # the fault was inside sealed frames: it is this peer's, not that of anything on the path
+            self._notify(self._callbacks.on_fault, why)
         link = self._links.get(control.peer) if hasattr(control, "peer") else None
-        if link is None or not link.holds(control):
+        if link is None or not link.owns(control):
             return
         in_use = link.control is control
-        link.let_go(control)
+        link.remove_control(control)
         if in_use:
             log.debug("lost %s: %r", short(link.peer), why)
             if link.up:
-                link.down_owed = self._loop.call_later(TELL_S, self._settle, link, False)
+                link.down_timer = self._loop.call_later(LINK_DOWN_DELAY_S, self._settle, link, False)
             self._redial(link)
-        if link.control is None and link.redialler is None:
+        if link.control is None and link.redialer is None:
             self._settle(link, refused=False)
 
     # ---- one connection per pair ----
 
     def _prefers(self, new: ControlChannel, old: ControlChannel) -> bool:
-        """Both ends must come to the same answer without asking each other."""
-        if new.dialled == old.dialled:
-            return True  # who dials again knows that the first connection is dead
-        if self._loop.time() - old.since > self._settings.handshake_s:
-            return True  # no simultaneous dial lasts so long: the other end has lost the old one
-        return new.dialled == (self._me < new.peer)  # the connection that the smaller id dialled stays
+        """True if `new` replaces `old`. Both ends reach the same decision without a message."""
+        if new.is_dialed == old.is_dialed:
+            return True  # a dialer that dials again knows that the first connection is dead
+        if self._loop.time() - old.linked_at > self._settings.handshake_s:
+            return True  # no simultaneous dial lasts that long: the remote has lost the old connection
+        return new.is_dialed == (self._me < new.peer)  # the connection that the smaller id dialed stays
 
     def _adopt(self, link: PeerLink, new: ControlChannel) -> None:
         old, link.control = link.control, new
-        new.since = self._loop.time()
-        new.settled()
+        new.linked_at = self._loop.time()
+        new.set_deadline(None)
         if old is not None:
             old.move_messages(new)
             self._retire(link, old)
         self._settle(link, refused=False)
         if not link.up:
             link.up = True
-            self._tell(self._on_event, LinkUp(link.peer))
-        link.nudge.set()
+            self._notify(self._callbacks.on_event, LinkUp(link.peer))
+        link.wake_redialer.set()
         if link.bulk_wanted:
             self._open_bulk(link)
 
     def _retire(self, link: PeerLink, control: ControlChannel) -> None:
         if len(link.retiring) >= RETIRING_MAX:
-            next(iter(link.retiring)).wire.abort()
+            next(iter(link.retiring)).connection.abort()
         link.retiring[control] = None
-        control.retired = True
-        control.say(ControlFrame.RETIRE)
-        control.settled(RETIRE_S)
-        if control.left:
+        control.sent_retire = True
+        control.send_frame(ControlFrame.RETIRE)
+        control.set_deadline(RETIRE_S)
+        if control.received_retire:
             control.finish()
 
-    def _left(self, control: ControlChannel) -> None:
-        control.left = True
-        if control.retired:
-            control.finish()  # both have said their last word: nothing is under way any more
+    def _receive_retire(self, control: ControlChannel) -> None:
+        control.received_retire = True
+        if control.sent_retire:
+            control.finish()  # both ends sent their last frame: nothing is in flight any more
 
     def _settle(self, link: PeerLink, refused: bool) -> None:
-        """Tell a LinkDown that is owed; let go of what only a live link needs."""
-        if link.down_owed:
-            self._down(link, refused)
+        """Report a due LinkDown, and release what only a live link needs."""
+        if link.down_timer:
+            self._report_down(link, refused)
         if link.control is None:
             link.bulk_wanted = 0
             link.bulk.hang_up()
             if not link.endpoints and not link.retiring:
-                self._traffic_before = _sum(self._traffic_before, link.traffic())
+                self._past_traffic = _add_traffic(self._past_traffic, link.traffic())
                 self._links.pop(link.peer, None)
 
-    def _down(self, link: PeerLink, refused: bool) -> None:
-        if link.down_owed:
-            link.down_owed.cancel()
-            link.down_owed = None
+    def _report_down(self, link: PeerLink, refused: bool) -> None:
+        if link.down_timer:
+            link.down_timer.cancel()
+            link.down_timer = None
         if link.up:
             link.up = False
-            self._tell(self._on_event, LinkDown(link.peer, refused))
+            self._notify(self._callbacks.on_event, LinkDown(link.peer, refused))
 
     # ---- bulk connections ----
 
     def _join_bulk(self, control: ControlChannel) -> None:
         link = self._links.get(control.peer)
         if link is None or link.control is None or len(link.bulk.channels) >= self._bulk_connections_max():
-            raise ConnectionAbortedError("a bulk connection without a link, perhaps no longer")
+            raise ConnectionAbortedError("a bulk connection without a link")
         sealer, opener, rest = control.session.boxes()
-        channel = BulkChannel(control.wire, link.bulk, self._cap, sealer, opener)
+        channel = BulkChannel(control.connection, link.bulk, self._limiter, sealer, opener)
         control.hand_over(channel)
         link.bulk.attach(channel)
         channel.feed(rest)
@@ -525,26 +502,26 @@ class ConnectionManager:
             control.ready.set_result(control.peer)
 
     def _open_bulk(self, link: PeerLink) -> None:
-        """The side that dialled the control connection dials these too: it knows that it can."""
+        """Open missing bulk connections. The dialer of the control connection dials them: it knows that it can."""
         if link.control is None:
             return
-        if not link.control.dialled:
+        if not link.control.is_dialed:
             if len(link.bulk.channels) < link.bulk_wanted:
-                link.control.say(ControlFrame.MORE_BULK, bytes((link.bulk_wanted,)))
+                link.control.send_frame(ControlFrame.MORE_BULK, bytes((link.bulk_wanted,)))
         elif link.bulk_opener is None and not self._closing:
-            link.bulk_opener = self._spawn(self._open_bulk_until_enough(link))
+            link.bulk_opener = self._spawn(self._dial_bulk(link))
 
-    async def _open_bulk_until_enough(self, link: PeerLink) -> None:
+    async def _dial_bulk(self, link: PeerLink) -> None:
         pause_s = REDIAL_FIRST_S
         try:
             while (
                 (control := link.control)
-                and control.endpoint
+                and (where := control.endpoint)
                 and len(link.bulk.channels) < min(link.bulk_wanted, self._bulk_connections_max())
             ):
                 try:
-                    sock = await connect(control.endpoint, self._settings.congestion, self._may_dial)
-                    await self._introduce(sock, control.endpoint, Lane.BULK, link.peer)
+                    connection = await self._transports[where.transport].dial(where, self._may_dial)
+                    await self._introduce(connection, where, Lane.BULK, link.peer)
                     pause_s = REDIAL_FIRST_S
                 except (OSError, PeerFault) as why:
                     log.debug("bulk connection to %s: %r", short(link.peer), why)
@@ -553,47 +530,46 @@ class ConnectionManager:
         finally:
             link.bulk_opener = None
 
-    def _bulk_detached(self, peer: PeerId) -> None:
+    def _on_bulk_detached(self, peer: PeerId) -> None:
         link = self._links.get(peer)
-        if link and link.control and link.control.dialled and link.bulk_wanted:
-            self._open_bulk(link)  # kept warm: a cold connection spends a short round on slow start
+        if link and link.control and link.control.is_dialed and link.bulk_wanted:
+            self._open_bulk(link)  # kept open: a new connection spends a short round on slow start
 
-    def _bulk_connections(self, control: ControlChannel) -> int:
-        wire = control.wire
-        if wire.congestion in ("", self._settings.congestion) or wire.local:
+    def _choose_bulk_connections(self, control: Connection) -> int:
+        if control.congestion in ("", self._settings.congestion) or control.is_loopback:
             return self._settings.bulk_connections
-        far = (wire.rtt_s or 0.0) > self._settings.lossy_rtt_s
-        return self._settings.bulk_connections_lossy if far else self._settings.bulk_connections
+        is_far = (control.rtt_s or 0.0) > self._settings.lossy_rtt_s
+        return self._settings.bulk_connections_lossy if is_far else self._settings.bulk_connections
 
     def _bulk_connections_max(self) -> int:
         return max(self._settings.bulk_connections, self._settings.bulk_connections_lossy)
 
-    # ---- inside ----
+    # ---- helpers ----
 
     def _link(self, peer: PeerId) -> PeerLink:
         if peer not in self._links:
             bulk = BulkLane(
                 BulkLimits(self._settings.bulk_queue_bytes, self._settings.receive_bytes),
-                self._intake,
+                self._receive_budget,
                 self._allocate,
-                deliver=lambda message, payload, followed: self._tell(
-                    self._on_message, peer, message, payload, followed
+                deliver=lambda message, payload, digest: self._notify(
+                    self._callbacks.on_message, peer, message, payload, digest
                 ),
-                detached=lambda: self._bulk_detached(peer),
+                on_detached=lambda: self._on_bulk_detached(peer),
                 follow=self._follow,
                 boxes=self._boxes,
             )
             self._links[peer] = PeerLink(peer, bulk)
         return self._links[peer]
 
-    def _tell(self, listener: Callable[..., None], *what: object) -> None:
-        """Our own driver's mistakes must not be taken for the remote's."""
+    def _notify(self, callback: Callable[..., None], *what: object) -> None:
+        """Call back; an exception there is the owner's, never the remote's."""
         if self._closing:
             return
         try:
-            listener(*what)
+            callback(*what)
         except Exception as mistake:
-            self._loop.call_exception_handler({"message": "a listener of links failed", "exception": mistake})
+            self._loop.call_exception_handler({"message": "a callback of links failed", "exception": mistake})
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -610,15 +586,10 @@ class ConnectionManager:
                 link.bulk.sweep()
 
 
-def _sum(*traffics: tuple[int, int]) -> tuple[int, int]:
+def _add_traffic(*traffics: tuple[int, int]) -> tuple[int, int]:
     return sum(sent for sent, _ in traffics), sum(received for _, received in traffics)
 
 
 def _bytes_view(data: Buffer) -> memoryview:
     view = memoryview(data)
     return view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses empty shapes
-
-
-def _is_member_here(link: PeerLink) -> bool:
-    """Connected from this computer, and a peer that was to be contacted: strangers may come from here, too."""
-    return bool(link.endpoints) and link.control is not None and link.control.wire.inside

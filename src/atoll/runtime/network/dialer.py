@@ -1,6 +1,6 @@
-"""From addresses to a connection: which can be dialled, who answers first, and what to tell people if nobody does.
+"""Dialing: which addresses can be dialed, which connection comes up first, and the error texts for people.
 
-Never holds state, never decides whether to try again: `links.py` does.
+Not responsible for: retries, state of a link (connection_manager.py).
 """
 
 from __future__ import annotations
@@ -8,46 +8,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
 from functools import lru_cache
-from socket import socket
 
 from atoll.base.errors import NetworkError, PeerFault, RefusedError, UsageError
 from atoll.base.ids import PeerId
 from atoll.base.limits import ADDRESSES_MAX, PEERS_MAX
-from atoll.runtime.network.tcp import connect
+from atoll.runtime.network.transport import Connection, Transport
+from atoll.runtime.network.transports import TRANSPORTS
 from atoll.wire.libp2p.multiaddr import DialEndpoint, endpoint
 
 log = logging.getLogger(__name__)
 
 
 class DialResult(Enum):
-    """What came of dialling all addresses of a peer."""
+    """Outcome of dialing all addresses of a peer."""
 
     UP = auto()
-    REFUSED = auto()  # at every address nobody listens: the process is gone
-    RESET = auto()  # somebody listened and hung up: perhaps a process that is just dying
+    REFUSED = auto()  # no process listens at any address: the peer's process is gone
+    RESET = auto()  # a listener hung up: perhaps a process that is about to end
     FAILED = auto()
 
 
 class DialRefused(OSError):
-    """The listener said no, in words."""
+    """Refusal by the listener, with its reason."""
 
 
 async def dial_any(
     endpoints: Sequence[DialEndpoint],
-    congestion: str,
-    introduce: Callable[[socket, DialEndpoint], Awaitable[object]],
+    transports: Mapping[str, Transport],
+    introduce: Callable[[Connection, DialEndpoint], Awaitable[object]],
     may_dial: Callable[[str], bool],
 ) -> DialResult:
-    """Connect to all at once, introduce ourselves on one connection after the other until one succeeds.
+    """Dial all endpoints at once, then introduce this peer on one connection after the other until one succeeds.
 
-    Endpoints whose numbers `may_dial` refuses are left out, and say nothing about the others.
+    Endpoints that `may_dial` refuses are left out and do not count in the outcome.
     """
     outcomes: set[DialResult] = set()
     dialed = [where for where in endpoints if may_dial(where.host)]
-    dials = {asyncio.create_task(connect(where, congestion, may_dial)): where for where in dialed}
+    dials = {asyncio.create_task(transports[where.transport].dial(where, may_dial)): where for where in dialed}
     pending = set(dials)
     try:
         while pending:
@@ -61,14 +61,14 @@ async def dial_any(
                 except ConnectionError:
                     outcomes.add(DialResult.RESET)
                 except (OSError, PeerFault) as why:
-                    log.debug("dialling: %r", why)
+                    log.debug("dialing: %r", why)
                     outcomes.add(DialResult.FAILED)
     finally:
         for dial in dials:
             dial.cancel()
         for unused in await asyncio.gather(*dials, return_exceptions=True):
-            if isinstance(unused, socket):
-                unused.close()
+            if not isinstance(unused, BaseException):
+                unused.abort()
     if outcomes == {DialResult.REFUSED}:
         return DialResult.REFUSED
     return DialResult.RESET if DialResult.RESET in outcomes else DialResult.FAILED
@@ -77,34 +77,37 @@ async def dial_any(
 # ---- addresses ---------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=PEERS_MAX)  # a round asks for those of every member, and they hardly ever change
-def endpoints_of(peer: PeerId, addresses: tuple[str, ...]) -> tuple[DialEndpoint, ...]:
-    """Those of a peer's addresses that we can dial and that are not somebody else's."""
+@lru_cache(maxsize=PEERS_MAX)  # called for every member in every round with arguments that rarely change
+def endpoints_of(peer: PeerId, addresses: tuple[str, ...], transports: frozenset[str]) -> tuple[DialEndpoint, ...]:
+    """A peer's addresses that these transports can dial and that name no other peer."""
     found: list[DialEndpoint] = []
     for address in addresses[:ADDRESSES_MAX]:
         try:
             where = endpoint(address)
         except ValueError:
             continue
-        if where.transport == "tcp" and where.peer in (None, peer):
+        if where.transport in transports and where.peer in (None, peer):
             found.append(where)
     return tuple(found)
 
 
-def endpoint_of(address: str) -> DialEndpoint:
-    """An address that a person gave us. Raises UsageError."""
+def endpoint_of(address: str, transports: Collection[str] = TRANSPORTS) -> DialEndpoint:
+    """The endpoint of an address that a person wrote. Raises UsageError."""
     try:
         where = endpoint(address)
     except ValueError as why:
         fix = "an address is written /ip4/192.0.2.7/tcp/7071 or /dns/peer.example.org/tcp/7071"
         raise UsageError("E-NET-10", str(why), fix=fix) from why
-    if where.transport != "tcp":
-        raise UsageError("E-NET-10", f"{address} is for browsers", fix="write the peer's tcp address")
+    if where.transport not in transports:
+        known = ", ".join(transports)
+        raise UsageError(
+            "E-NET-10", f"{address} needs transport {where.transport}", fix=f"write an address of: {known}"
+        )
     return where
 
 
 def named_by_environment() -> tuple[str, ...]:
-    """Where peers listen whose call does not say it: ATOLL_LISTEN, addresses with spaces between."""
+    """Listening addresses from ATOLL_LISTEN, separated by spaces; they hold where the call names none."""
     return tuple(os.environ.get("ATOLL_LISTEN", "").split())
 
 
@@ -114,8 +117,8 @@ def named_by_environment() -> tuple[str, ...]:
 def cannot_listen(address: str, why: OSError) -> NetworkError:
     cause, fix = "another program holds this port", "another port, or tcp/0 to let the system choose one"
     if address in named_by_environment():
-        cause += ", perhaps one that was told the same: the address is from ATOLL_LISTEN"
-        fix = f"unset ATOLL_LISTEN, or say in it {fix}"
+        cause += ", perhaps with the same ATOLL_LISTEN: the address is from there"
+        fix = f"unset ATOLL_LISTEN, or set it to {fix}"
     return NetworkError(
         "E-NET-11",
         f"cannot listen on {address}: {why.strerror or why}",
@@ -129,9 +132,9 @@ def cannot_dial(address: str, why: OSError | PeerFault) -> NetworkError | Refuse
         case ConnectionRefusedError():
             return NetworkError(
                 "E-NET-12",
-                f"nobody listens at {address}",
+                f"no peer listens at {address}",
                 cause="the peer is not running, or its port changed",
-                fix="ask for a fresh ticket",
+                fix="ask a member for a new ticket: atoll invite",
             )
         case DialRefused():
             return RefusedError("E-NET-14", f"the peer at {address} refused: {why}")
@@ -139,13 +142,13 @@ def cannot_dial(address: str, why: OSError | PeerFault) -> NetworkError | Refuse
             return RefusedError(
                 "E-NET-15",
                 f"no link with {address}: {why.what}",
-                cause="another peer or program answers there now, or it belongs to another network or version",
-                fix="ask for a fresh ticket",
+                cause="another peer or program uses this address now, or it belongs to another network or version",
+                fix="ask a member for a new ticket: atoll invite",
             )
         case _:
             return NetworkError(
                 "E-NET-13",
-                f"no answer from {address}: {why or type(why).__name__}",
+                f"no reply from {address}: {why or type(why).__name__}",
                 cause="a firewall drops the packets, or the computer is off",
-                fix="atoll doctor",
+                fix="let the member announce an address that this computer can reach: atoll up --announce",
             )

@@ -1,10 +1,13 @@
-"""The security of the real world: every connection is libp2p, post-quantum between members.
+"""libp2p security: every connection is authenticated and encrypted, post-quantum between members.
 
-A control connection carries one `/atoll/control/1` stream, opened by the dialer, whose bytes are frames behind
-four-byte lengths. Beside it we answer `identify` and `ping`, as any libp2p peer may ask. A bulk connection is
-handed over after its handshake, with keys of its own.
-Promises: a peer without a post-quantum identity is a `ForeignPeer` and never more.
-Never does I/O; never opens other streams, never believes what identify says.
+A control connection carries one `/atoll/control/1` stream, opened by the dialer. Its bytes are frames behind
+four-byte lengths. Beside it, registered protocols are served (stream_handlers.py). A bulk connection is handed over
+after its handshake, with keys of its own.
+
+Invariants:
+- A peer without a post-quantum identity is a `ForeignPeer` and never more.
+- Nothing that identify reports is believed.
+Not responsible for: I/O, other outgoing streams.
 """
 
 from __future__ import annotations
@@ -17,7 +20,14 @@ from atoll.base.machine import Lane
 from atoll.crypto.identity import Identity, PublicIdentity, libp2p_public_key, nobody_known
 from atoll.crypto.noise_pattern import HandshakeRole
 from atoll.runtime.network.secure_channel import FRAME_MAX, ChannelOpened, ForeignPeer, RecordOpener, RecordSealer
-from atoll.wire.libp2p import identify, multiaddr, ping
+from atoll.runtime.network.stream_handlers import (
+    ServedStream,
+    ServedStreams,
+    StreamHandler,
+    StreamHandlers,
+    StreamRequest,
+)
+from atoll.wire.libp2p import identify, multiaddr
 from atoll.wire.libp2p.connection import CONTROL_PROTOCOL, Libp2pConnection, Libp2pTerms
 from atoll.wire.libp2p.events import (
     ConnectionEvent,
@@ -32,7 +42,7 @@ from atoll.wire.libp2p.events import (
 from atoll.wire.libp2p.framing import LengthPrefixedFrames, frame
 from atoll.wire.libp2p.yamux import QUEUED_STREAM_MAX
 
-SPOKEN = (CONTROL_PROTOCOL, identify.PROTOCOL, ping.PROTOCOL)
+IDENTIFY_STREAMS_MAX = 2  # per connection; each is closed after its reply
 AGENT = "atoll"
 
 
@@ -47,7 +57,9 @@ class Libp2pSecurity:
         known: Callable[[PeerId], PublicIdentity | None] = nobody_known,
         foreign: bool = False,
     ) -> None:
-        self._terms = Libp2pTerms(identity, network, known=known, foreign=foreign, speaks=SPOKEN.__contains__)
+        self.handlers = StreamHandlers()
+        self.handlers.register(identify.PROTOCOL, StreamHandler(self._serve_identify, IDENTIFY_STREAMS_MAX))
+        self._terms = Libp2pTerms(identity, network, known=known, foreign=foreign, speaks=self._is_served)
         self._addresses: tuple[bytes, ...] = ()
 
     def listening(self, addresses: list[str]) -> None:
@@ -55,50 +67,52 @@ class Libp2pSecurity:
 
     def dialing(self, lane: Lane, expected: PeerId | None) -> _Libp2pSession:
         return _Libp2pSession(
-            Libp2pConnection(HandshakeRole.INITIATOR, self._terms, lane=lane, expected=expected), self._introduction
+            Libp2pConnection(HandshakeRole.INITIATOR, self._terms, lane=lane, expected=expected), self.handlers
         )
 
     def accepting(self) -> _Libp2pSession:
-        return _Libp2pSession(Libp2pConnection(HandshakeRole.RESPONDER, self._terms), self._introduction)
+        return _Libp2pSession(Libp2pConnection(HandshakeRole.RESPONDER, self._terms), self.handlers)
 
-    def _introduction(self, seen_at: str) -> bytes:
-        return identify.encode(
-            identify.IdentifyMessage(
-                public_key=libp2p_public_key(self._terms.identity.public.ed25519),
-                listen_addresses=self._addresses,
-                protocols=SPOKEN,
-                observed_address=multiaddr.to_bytes(seen_at) if seen_at else b"",
-                protocol_version="atoll/1",
-                agent_version=AGENT,
-            )
+    def _is_served(self, protocol: str) -> bool:
+        return protocol == CONTROL_PROTOCOL or protocol in self.handlers
+
+    def _serve_identify(self, request: StreamRequest) -> ServedStream:
+        message = identify.IdentifyMessage(
+            public_key=libp2p_public_key(self._terms.identity.public.ed25519),
+            listen_addresses=self._addresses,
+            protocols=(CONTROL_PROTOCOL, *self.handlers.protocols),
+            observed_address=multiaddr.to_bytes(request.remote_address) if request.remote_address else b"",
+            protocol_version="atoll/1",
+            agent_version=AGENT,
         )
+        return ServedStream(identify.encode(message), None)
 
 
 class _Libp2pSession:
-    def __init__(self, connection: Libp2pConnection, introduction: Callable[[str], bytes]) -> None:
-        self._connection, self._introduction = connection, introduction
-        self._seen_at = ""
+    def __init__(self, connection: Libp2pConnection, handlers: StreamHandlers) -> None:
+        self._connection = connection
+        self._served = ServedStreams(handlers)
+        self._remote_address = ""
         self._ready: ConnectionReady | None = None
-        self._dialled_stream: int | None = None  # on its way to be the control stream
+        self._dialed_stream: int | None = None  # the control stream while it is negotiated
         self._control: int | None = None
         self._frames = LengthPrefixedFrames(limit=FRAME_MAX)
-        self._echoes: dict[int, ping.PingResponder] = {}
 
-    # ---- what links use ----
+    # ---- what the control channel uses ----
 
-    def start(self, seen_at: str) -> None:
-        self._seen_at = seen_at  # the connection has its first words ready from the beginning
+    def start(self, remote_address: str) -> None:
+        self._remote_address = remote_address  # the connection has its first bytes ready from the beginning
 
     def receive(self, data: memoryview) -> list[ChannelOpened | ForeignPeer | bytes]:
-        came: list[ChannelOpened | ForeignPeer | bytes] = []
+        items: list[ChannelOpened | ForeignPeer | bytes] = []
         for event in self._connection.receive(data):
-            self._on(event, came)
-        return came
+            self._on_event(event, items)
+        return items
 
     def send(self, message: bytes) -> None:
         assert self._control is not None
         sent = self._connection.send(self._control, frame(message, limit=FRAME_MAX))
-        assert sent, "who sends asks for `waiting_bytes` first"
+        assert sent, "callers check `waiting_bytes` first"
 
     def outgoing(self) -> bytes:
         return b"".join(self._connection.take_outgoing())
@@ -112,55 +126,60 @@ class _Libp2pSession:
         established = self._ready.established
         return established.bulk_send, established.bulk_receive, self._ready.rest
 
-    # ---- what the connection tells ----
+    # ---- events of the connection ----
 
-    def _on(self, event: ConnectionEvent, came: list[ChannelOpened | ForeignPeer | bytes]) -> None:
+    def _on_event(self, event: ConnectionEvent, items: list[ChannelOpened | ForeignPeer | bytes]) -> None:
         match event:
             case ConnectionReady(lane, established):
                 self._ready = event
                 if lane is Lane.BULK:
-                    came.append(ChannelOpened(established.peer, Lane.BULK))
+                    items.append(ChannelOpened(established.peer, Lane.BULK))
                 elif established.identity is None:
-                    came.append(ForeignPeer(established.peer))
+                    items.append(ForeignPeer(established.peer))
                 elif established.role is HandshakeRole.INITIATOR:
-                    self._dialled_stream = self._connection.open_stream(CONTROL_PROTOCOL)
+                    self._dialed_stream = self._connection.open_stream(CONTROL_PROTOCOL)
             case StreamOpened(stream, protocol):
-                self._on_opened(stream, protocol, came)
+                if protocol == CONTROL_PROTOCOL:
+                    self._on_control_stream(stream, items)
+                else:
+                    self._serve(stream, protocol)
             case StreamData(stream, data):
                 self._connection.consumed(stream, len(data))
                 if stream == self._control:
-                    came.extend(self._frames.receive(data))
-                elif (echo := self._echoes.get(stream)) and not self._connection.send(stream, echo.receive(data)):
-                    self._echoes.pop(stream)  # no room: it asks faster than it reads the answers
-                    self._connection.reset(stream)
+                    items.extend(self._frames.receive(data))
+                elif (reply := self._served.receive(stream, data)) and not self._connection.send(stream, reply):
+                    self._reset(stream)  # no room: the remote sends faster than it reads the replies
             case StreamClosed(stream) | StreamReset(stream):
-                if stream in (self._control, self._dialled_stream):
+                if stream in (self._control, self._dialed_stream):
                     raise ConnectionResetError("the control stream ended")
-                self._echoes.pop(stream, None)
+                self._served.discard(stream)
                 self._connection.close(stream)
             case GoneAway() | PingAnswered():
-                pass  # streams that exist go on; we ask no pings
+                pass  # existing streams go on; this peer sends no pings
 
-    def _on_opened(self, stream: int, protocol: str, came: list[ChannelOpened | ForeignPeer | bytes]) -> None:
+    def _on_control_stream(self, stream: int, items: list[ChannelOpened | ForeignPeer | bytes]) -> None:
+        """The dialer opens it, once; a foreign peer never does."""
         assert self._ready is not None
         established = self._ready.established
-        match protocol:
-            case _ if stream == self._dialled_stream:
-                self._dialled_stream, self._control = None, stream
-                came.append(ChannelOpened(established.peer, Lane.CONTROL))
-            case identify.PROTOCOL:
-                self._connection.send(stream, self._introduction(self._seen_at))
-                self._connection.close(stream)
-            case ping.PROTOCOL if len(self._echoes) < ping.STREAMS_MAX:
-                self._echoes[stream] = ping.PingResponder()
-            case ping.PROTOCOL:
-                self._connection.reset(stream)
-            case _:  # the control stream, which the dialer opens, once, and no guest
-                if (
-                    self._control is not None
-                    or established.identity is None
-                    or established.role is HandshakeRole.INITIATOR
-                ):
-                    raise PeerFault(established.peer, "opened a control stream that is not theirs to open")
-                self._control = stream
-                came.append(ChannelOpened(established.peer, Lane.CONTROL))
+        if stream == self._dialed_stream:
+            self._dialed_stream = None
+        elif (
+            self._control is not None or established.identity is None or established.role is HandshakeRole.INITIATOR
+        ):
+            raise PeerFault(established.peer, "opened a control stream without the right to")
+        self._control = stream
+        items.append(ChannelOpened(established.peer, Lane.CONTROL))
+
+    def _serve(self, stream: int, protocol: str) -> None:
+        assert self._ready is not None
+        established = self._ready.established
+        request = StreamRequest(established.peer, established.identity is not None, self._remote_address)
+        served = self._served.open(stream, protocol, request)
+        if served is None or (served.first and not self._connection.send(stream, served.first)):
+            self._reset(stream)
+        elif served.receive is None:
+            self._connection.close(stream)
+
+    def _reset(self, stream: int) -> None:
+        self._served.discard(stream)
+        self._connection.reset(stream)

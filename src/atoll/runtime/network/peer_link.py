@@ -1,6 +1,6 @@
-"""One link: what we know about one peer, what connects us, and what that has carried so far.
+"""Link to one peer: its endpoints, its connections, and traffic counters that outlive them.
 
-A link outlives its connections: their figures are added up when they go. Decides nothing; `links` does.
+Not responsible for: decisions (connection_manager.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atoll.wire.libp2p.multiaddr import DialEndpoint
 
 
 class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What one link has done since it exists. Bytes are those on the socket, handshakes included."""
+    """Counters of one link since it exists. Bytes are those on the connections, handshakes included."""
 
     up: bool
     control_sent_bytes: int
@@ -26,38 +26,38 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     bulk_queued_bytes: int
     bulk_connections: int
     control_dropped: int  # messages dropped from a full queue or a broken connection
-    bulk_dropped: int  # the same, frames
-    bulk_lost: int  # frames that came in part
-    refused_sends: int  # larger than a frame may be
-    rtt_s: float | None  # the kernel's estimate, where it tells
+    bulk_dropped: int  # frames dropped from a full queue or a broken connection
+    bulk_lost: int  # frames received in part
+    refused_sends: int  # messages larger than a frame may be
+    rtt_s: float | None  # the kernel's estimate; None if unknown
     congestion: str  # in use, read back
 
 
 class PeerLink:
-    """One peer: what we know about it and what connects us."""
+    """State of the link to one peer."""
 
     def __init__(self, peer: PeerId, bulk: BulkLane) -> None:
         self.peer, self.bulk = peer, bulk
-        self.endpoints: tuple[DialEndpoint, ...] = ()  # empty: we cannot dial, only be dialled
+        self.endpoints: tuple[DialEndpoint, ...] = ()  # empty: only the remote can dial
         self.control: ControlChannel | None = None
         self.retiring: dict[ControlChannel, None] = {}  # oldest first
-        self.up = False  # LinkUp was told
-        self.down_owed: asyncio.TimerHandle | None = None  # the connection broke; LinkDown is not told yet
-        self.redialler: asyncio.Task[None] | None = None
-        self.nudge = asyncio.Event()  # wakes the redialler
+        self.up = False  # LinkUp was reported
+        self.down_timer: asyncio.TimerHandle | None = None  # set while a LinkDown is due but not reported
+        self.redialer: asyncio.Task[None] | None = None
+        self.wake_redialer = asyncio.Event()
         self.bulk_wanted = 0  # connections
         self.bulk_opener: asyncio.Task[None] | None = None
         self.refused_sends = 0
-        self._sent_bytes = self._received_bytes = self._dropped = 0  # of controls that are gone
+        self._sent_bytes = self._received_bytes = self._dropped = 0  # of control connections that ended
 
-    def holds(self, control: ControlChannel) -> bool:
-        """It is one of ours, in use or on its way out."""
+    def owns(self, control: ControlChannel) -> bool:
+        """True if this connection is the link's, in use or retiring."""
         return self.control is control or control in self.retiring
 
-    def let_go(self, control: ControlChannel) -> None:
-        """This connection is over; what it carried stays counted."""
-        self._sent_bytes += control.wire.sent_bytes
-        self._received_bytes += control.wire.received_bytes
+    def remove_control(self, control: ControlChannel) -> None:
+        """Remove an ended connection; its traffic stays counted."""
+        self._sent_bytes += control.connection.sent_bytes
+        self._received_bytes += control.connection.received_bytes
         self._dropped += control.dropped
         self.retiring.pop(control, None)
         if self.control is control:
@@ -67,8 +67,9 @@ class PeerLink:
         live = [*self.retiring, self.control] if self.control else [*self.retiring]
         return LinkStats(
             up=self.control is not None,
-            control_sent_bytes=self._sent_bytes + sum(control.wire.sent_bytes for control in live),
-            control_received_bytes=self._received_bytes + sum(control.wire.received_bytes for control in live),
+            control_sent_bytes=self._sent_bytes + sum(control.connection.sent_bytes for control in live),
+            control_received_bytes=self._received_bytes
+            + sum(control.connection.received_bytes for control in live),
             bulk_sent_bytes=self.bulk.sent_bytes,
             bulk_received_bytes=self.bulk.received_bytes,
             bulk_queued_bytes=self.bulk.queued_bytes,
@@ -77,12 +78,16 @@ class PeerLink:
             bulk_dropped=self.bulk.dropped,
             bulk_lost=self.bulk.lost,
             refused_sends=self.refused_sends,
-            rtt_s=self.control.wire.rtt_s if self.control else None,
-            congestion=self.control.wire.congestion if self.control else "",
+            rtt_s=self.control.connection.rtt_s if self.control else None,
+            congestion=self.control.connection.congestion if self.control else "",
         )
 
     def traffic(self) -> tuple[int, int]:
-        """(sent, received) bytes on the sockets of this link."""
+        """(sent, received) bytes on the connections of this link."""
         now = self.stats()
         sent = now.control_sent_bytes + now.bulk_sent_bytes
         return sent, now.control_received_bytes + now.bulk_received_bytes
+
+    def is_member_on_this_computer(self) -> bool:
+        """True if a peer that `contact` named is connected from this computer; strangers may be here, too."""
+        return bool(self.endpoints) and self.control is not None and self.control.connection.is_same_computer

@@ -1,9 +1,11 @@
-"""What makes a TCP connection trustworthy: a handshake, then frames (control lane) or sealed records (bulk lane).
+"""Secure channel over a connection: a handshake, then frames (control lane) or sealed records (bulk lane).
 
-`SessionFactory` is the door; behind it stand pure machines on bytes, so that links know nothing of cryptography.
-Promises: no frame comes out before the remote's identity is known.
-Never does I/O; never used unencrypted unless a test says so in as many words
-(`PlainSessionFactory(insecure=True)`).
+`SessionFactory` makes sessions: pure machines on bytes, so that links contain no cryptography.
+
+Invariants:
+- A session returns no frame before the remote's identity is known.
+- Only tests run unencrypted, by `PlainSessionFactory(insecure=True)`.
+Not responsible for: I/O.
 """
 
 from __future__ import annotations
@@ -16,75 +18,75 @@ from atoll.base.limits import CONTROL_FRAME_MAX
 from atoll.base.machine import Lane
 from atoll.wire.libp2p.framing import LengthPrefixedFrames, frame
 
-FRAME_MAX = CONTROL_FRAME_MAX + 1  # bytes; a message and the word that says what it is
+FRAME_MAX = CONTROL_FRAME_MAX + 1  # bytes; a message and the byte with its kind
 PLAIN_HELLO = b"atoll/plain/1"
 
 
 class ForeignPeer(NamedTuple):
-    """A foreign libp2p peer: we know who it is, it may ask what the session itself answers, it is no link."""
+    """The remote is an authenticated foreign peer. It may use served protocols and is no link."""
 
     peer: PeerId
 
 
 class ChannelOpened(NamedTuple):
-    """The handshake is over: this is who is at the other end, and what the connection is for."""
+    """The handshake is over; `peer` is authenticated."""
 
     peer: PeerId
     lane: Lane
 
 
 class RecordSealer(Protocol):
-    """Encrypts the records of one direction, in order: `keys.seal.SealingKey`, or nothing for tests."""
+    """Encrypts the records of one direction, in order."""
 
     def seal_into(self, plain: memoryview, out: memoryview, header: bytes) -> int:
-        """Fill `out`, TAG_BYTES longer than `plain`. `header` travels in clear and is authenticated."""
+        """Encrypt into `out`, TAG_BYTES longer than `plain`. `header` is sent in clear and authenticated."""
         ...
 
 
 class RecordOpener(Protocol):
     def open_into(self, box: memoryview, out: memoryview, header: bytes) -> int:
-        """The reverse; raises PeerFault when header or box are not what was sealed, in order."""
+        """Decrypt. Raises PeerFault unless header and box are those that were sealed next."""
         ...
 
 
 class SecureSession(Protocol):
-    """One connection. Bytes in by `receive`, bytes out by `outgoing`, which is asked after every call."""
+    """Session of one connection. The caller writes `outgoing` to the connection after every call."""
 
-    def start(self, seen_at: str) -> None:
-        """The connection stands, and this is the remote's address as we see it; the dialer begins."""
+    def start(self, remote_address: str) -> None:
+        """The connection is up. The dialer sends first."""
         ...
 
     def receive(self, data: memoryview) -> list[ChannelOpened | ForeignPeer | bytes]:
-        """Decode received bytes: `ForeignPeer` or `Opened`, then control frames. A PeerFault ends the session."""
+        """Decode bytes to `ForeignPeer` or `ChannelOpened`, then control frames. A PeerFault ends the session."""
         ...
 
     def send(self, message: bytes) -> None:
-        """Control lane only, after `Opened`."""
+        """Send a frame. Control lane only, after `ChannelOpened`."""
         ...
 
     def outgoing(self) -> bytes:
-        """A fair piece of what is to be written; ask again until nothing is left."""
+        """The next piece to write; empty once nothing is left."""
         ...
 
     @property
     def waiting_bytes(self) -> int:
-        """Of frames sent and not yet handed out by `outgoing`, because the remote has no room for them."""
+        """Bytes of frames that `outgoing` holds back while the remote has no room for them."""
         ...
 
     def boxes(self) -> tuple[RecordSealer, RecordOpener, bytes]:
-        """Bulk lane only, once, after `Opened`: both directions, and the bytes that came behind the handshake."""
+        """Sealer, opener, and the bytes behind the handshake. Bulk lane only, once, after `ChannelOpened`."""
         ...
 
 
 class SessionFactory(Protocol):
-    """Who I am, and how I prove it on each connection."""
+    """Makes sessions that prove the local peer's identity."""
 
     def dialing(self, lane: Lane, expected: PeerId | None) -> SecureSession: ...
 
     def accepting(self) -> SecureSession: ...
 
     def listening(self, addresses: list[str]) -> None:
-        """Where we can be reached, for whoever asks."""
+        """Set the addresses that foreign peers may learn."""
         ...
 
 
@@ -92,11 +94,11 @@ class SessionFactory(Protocol):
 
 
 class PlainSessionFactory:
-    """Peer ids in clear, believed as they come. For tests of what is above and below the cryptography."""
+    """Unauthenticated peer ids in clear, for tests of the layers above and below the cryptography."""
 
     def __init__(self, me: PeerId, *, insecure: bool = False) -> None:
         if not insecure:
-            raise ValueError("PlainSecurity neither hides nor proves anything; pass insecure=True in a test")
+            raise ValueError("PlainSessionFactory neither encrypts nor authenticates; pass insecure=True in a test")
         self._me = me
 
     def dialing(self, lane: Lane, expected: PeerId | None) -> SecureSession:
@@ -110,20 +112,20 @@ class PlainSessionFactory:
 
 
 class _PlainSession:
-    """hello = magic, lane, length of the id, id; the dialer's first. Then frames, or records as they are."""
+    """hello = magic, lane, length of the id, id; the dialer's first. Then plain frames or records."""
 
-    waiting_bytes = 0  # there is no window to wait for
+    waiting_bytes = 0  # there is no window
 
     def __init__(self, me: PeerId, lane: Lane | None) -> None:
         self._me, self._lane = me.encode(), lane
         self._opened = False
-        self._part = bytearray()  # of the hello
+        self._part = bytearray()  # incomplete hello
         self._out = bytearray()
         self._frames = LengthPrefixedFrames(limit=FRAME_MAX)
 
-    def start(self, seen_at: str) -> None:
+    def start(self, remote_address: str) -> None:
         if self._lane is not None:
-            self._hello(self._lane)
+            self._send_hello(self._lane)
 
     def receive(self, data: memoryview) -> list[ChannelOpened | ForeignPeer | bytes]:
         if self._opened:
@@ -142,12 +144,12 @@ class _PlainSession:
         self._opened = True
         if self._lane is None:
             self._lane = lane
-            self._hello(lane)
+            self._send_hello(lane)
         self._part = bytearray(rest)
         frames = self._frames.receive(rest) if lane is Lane.CONTROL else []
         return [ChannelOpened(peer, lane), *frames]
 
-    def _hello(self, lane: Lane) -> None:
+    def _send_hello(self, lane: Lane) -> None:
         self._out += PLAIN_HELLO + bytes((lane, len(self._me))) + self._me
 
     def send(self, message: bytes) -> None:

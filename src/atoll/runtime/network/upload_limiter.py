@@ -1,11 +1,13 @@
-"""A cap on what this peer uploads: one token bucket, shared by all its connections.
+"""Token bucket for uploads, shared by all connections of this peer.
 
-Every byte written to a socket takes a token, on whatever lane; only bulk bytes have to wait for theirs.
-Promises: over any t seconds no more than rate x (t + BURST_S) bytes leave, or at very low rates two packets more
-than rate x t, handshakes and control messages included, as long as these alone stay below the rate; connections
-that wait are served in turn, about rate x QUANTUM_S bytes each and never less than a packet. TCP's and IP's own
-headers are not counted.
-Never delays a control message, never polls: there is one timer, and only while somebody waits.
+Every written byte takes a token, on either lane; only bulk bytes wait for theirs.
+
+Invariants, as long as handshakes and control messages alone stay below the rate:
+- In any t seconds at most rate x (t + BURST_S) bytes leave; at very low rates, rate x t and two packets.
+- Waiting connections are served in turn: about rate x QUANTUM_S bytes each, at least one packet.
+- A control message is never delayed.
+- One timer runs, and only while a connection waits.
+Not counted: headers of TCP and IP.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from collections.abc import Callable
 
 from atoll.base.ids import Seconds
 
-QUANTUM_S: Seconds = 0.02  # what one connection is given in its turn: 50 wake-ups a second, whatever the rate
+QUANTUM_S: Seconds = 0.02  # length of one turn: 50 wake-ups per second at any rate
 QUANTUM_MIN_BYTES = 1400  # a packet: smaller writes would send more headers than data
-BURST_S: Seconds = 0.1  # what is saved up while nobody sends: a loop that is busy for so long loses no rate
-DEBT_MAX_S: Seconds = 5.0  # a flood of control messages, say answers to strangers, holds bulk up no longer
-NAP_MIN_S: Seconds = 0.001  # a timer that is a rounding error early must not fire in a circle
+BURST_S: Seconds = 0.1  # credit saved while idle: a loop that is busy this long loses no rate
+DEBT_MAX_S: Seconds = 5.0  # longest delay of bulk by a flood of control messages, such as replies to strangers
+NAP_MIN_S: Seconds = 0.001  # a timer that fires a rounding error early must not fire in a loop
 
 
 class UploadLimiter:
@@ -32,30 +34,30 @@ class UploadLimiter:
         self._loop = asyncio.get_running_loop()
         self._tokens_bytes = self._burst_bytes
         self._filled_at = self._loop.time()
-        self._waiting: dict[Callable[[], None], None] = {}  # in the order of their turns
+        self._waiting: dict[Callable[[], None], None] = {}  # callbacks in the order of their turns
         self._turn: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def count(self, written_bytes: int) -> None:
-        """These bytes went to a socket."""
+        """Charge bytes that went to a connection."""
         if self._bytes_s:
             self._fill()
             self._tokens_bytes = max(self._tokens_bytes - written_bytes, -DEBT_MAX_S * self._bytes_s)
 
-    def ask(self, size_bytes: int, again: Callable[[], None]) -> int:
-        """How many of these bytes may leave now. 0: not your turn, `again` is called when it is."""
+    def acquire(self, size_bytes: int, retry: Callable[[], None]) -> int:
+        """Number of these bytes that may leave now. 0: another connection's turn; `retry` is called later."""
         if not self._bytes_s:
             return size_bytes
         self._fill()
-        mine, self._turn = self._turn == again, None
-        if (self._waiting and not mine) or self._tokens_bytes < min(size_bytes, self._quantum_bytes):
-            self._waiting.setdefault(again)
+        has_turn, self._turn = self._turn == retry, None
+        if (self._waiting and not has_turn) or self._tokens_bytes < min(size_bytes, self._quantum_bytes):
+            self._waiting.setdefault(retry)
             self._set_timer()
             return 0
         return min(size_bytes, int(self._tokens_bytes))
 
     def close(self) -> None:
-        """Nobody is called any more."""
+        """Drop all callbacks."""
         self._waiting.clear()
         if self._timer:
             self._timer.cancel()
@@ -73,7 +75,7 @@ class UploadLimiter:
             self._timer = self._loop.call_later(max(missing_s, NAP_MIN_S), self._serve)
 
     def _serve(self) -> None:
-        """Call those who wait, in turn; who is gone or has nothing left to send takes nothing."""
+        """Call waiting connections in turn. One that ended or has nothing to send takes no tokens."""
         self._timer = None
         self._fill()
         while self._waiting and self._tokens_bytes >= self._quantum_bytes:
